@@ -10,9 +10,9 @@ import re
 import textwrap
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple, get_type_hints
 
-from ipu_packed_bert import config
-from ipu_packed_bert.settings import shown
-from ipu_packed_bert.tasks import settings as fine_tuning
+from ipu_packed_bert.settings import finetuning as fine_tuning
+from ipu_packed_bert.settings import pretraining as config
+from ipu_packed_bert.settings.reader import shown
 
 # The public surface: the names in __all__ of these.
 PACKAGES = (

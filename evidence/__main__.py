@@ -9,13 +9,12 @@ Options every experiment has: data_dir, out, size, seeds, plot, progress.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
 from evidence.runner import Runner
-from ipu_packed_bert.processes import refuse_several
+from ipu_packed_bert.processes.ranks import refuse_several
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
 
 # Names and one line each; a module is imported when it is asked for.
@@ -60,35 +59,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         metavar="DIR",
         help="default %(default)s; a run that was stopped goes on there, and processes may share it",
     )
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--size",
-        choices=experiment.SIZES,
-        default=getattr(experiment, "DEFAULT", "default"),
-        help="default %(default)s",
-    )
-    size.add_argument("--full", action="store_const", const="full", dest="size", help="--size full, for a GPU")
-    size.add_argument(
-        "--quick", action="store_const", const="quick", dest="size", help="--size quick: shows that it runs, no more"
+    size = getattr(experiment, "DEFAULT", "default")
+    parser.add_argument(
+        "--size", choices=experiment.SIZES, default=size, help="default %(default)s; quick shows that it runs, no more"
     )
     parser.add_argument(
         "--seeds", type=positive_int, default=3, metavar="N", help="runs of each variant, default %(default)s"
     )
-    plot = parser.add_mutually_exclusive_group()
-    plot.add_argument(
-        "--plot", action="store_true", default=True, help="draw the figure (the default; needs matplotlib)"
-    )
-    plot.add_argument("--no-plot", action="store_false", dest="plot")
+    parser.add_argument("--no-plot", action="store_false", dest="plot", help="no picture, which needs matplotlib")
     parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
-    experiment.add_arguments(parser)
+    if hasattr(experiment, "add_arguments"):
+        experiment.add_arguments(parser)
     options = parser.parse_args(arguments[1:])
-    if not hasattr(experiment, "follow"):
-        refuse_several("an experiment")
-    elif int(os.environ.get("RANK", "0")):
-        experiment.follow(options)  # under torchrun only one process writes
-        return 0
-    if hasattr(experiment, "choose"):
-        experiment.choose(options)
+    refuse_several("an experiment")
     runner = Runner(options.out, experiment.settings(options), progress=options.progress)
     return experiment.run(options, runner) or 0
 

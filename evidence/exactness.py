@@ -8,8 +8,6 @@ depends on its neighbours.
 
 from __future__ import annotations
 
-import argparse
-import json
 from dataclasses import replace
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -18,14 +16,13 @@ import torch
 
 from evidence import packed_runs
 from evidence.packed_runs import PretrainingSetup
-from evidence.runner import FACTS, Cell, Row, Runner
+from evidence.runner import Cell, Row, Runner
 from evidence.statistics import Verdict
 from evidence.writer import Shown, Table, curve, curves, small
-from ipu_packed_bert.benchmarks.machine import machine
-from ipu_packed_bert.config import Config
+from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.loader import Batch
-from ipu_packed_bert.optim import build_optimizer, learning_rate
+from ipu_packed_bert.model.optimizer import build_optimizer, learning_rate
+from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.cli.command import counted
 from pack_data.display.picture import Picture
@@ -70,18 +67,12 @@ def settings(options: Any) -> Dict[str, Any]:
     }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pass
-
-
 def run(options: Any, runner: Runner) -> int:
     setup = packed_runs.setup(options)
     updates = UPDATES[options.size]
-    facts = {"packing_factor": setup.packing_factor("packed"), "machine": machine()}
-    runner.write(FACTS, json.dumps(facts) + "\n")
+    runner.keep_facts({"packing_factor": setup.packing_factor("packed")})
     cells = [Cell(name, seed) for seed in range(1, options.seeds + 1) for name in VARIANTS]
-    rows = runner.run(cells, lambda cell: part(setup, VARIANTS[cell.variant], seed=cell.seed, updates=updates))
-    runner.write_csv("distances.csv", rows)
+    runner.run(cells, lambda cell: part(setup, VARIANTS[cell.variant], seed=cell.seed, updates=updates))
     return runner.show(shown(runner.folder), plot=options.plot)
 
 

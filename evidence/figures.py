@@ -44,10 +44,7 @@ def shown_by(folder: Path) -> Callable[[Path], Shown]:
         raise ValueError(
             f"{folder}: no results of an experiment; call it NAME or NAME_SIZE with one of {', '.join(EXPERIMENTS)}"
         )
-    experiment = importlib.import_module(f"evidence.{max(fitting, key=len)}")
-    if not hasattr(experiment, "shown"):
-        raise ValueError(f"{folder}: {experiment.__name__} has no `shown`, so that its results cannot be shown")
-    return experiment.shown
+    return importlib.import_module(f"evidence.{max(fitting, key=len)}").shown
 
 
 def results(root: Path) -> Dict[str, Shown]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections import Counter
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -29,22 +29,18 @@ from evidence.ways import (
     Ways,
     slots_per_token,
 )
-from ipu_packed_bert.checkpoint import Checkpoint, load_newest, save_checkpoint
-from ipu_packed_bert.checkpoint import checkpoints as saved
-from ipu_packed_bert.loader import Batch
+from ipu_packed_bert.data.global_batches import Batch
+from ipu_packed_bert.model.optimizer import clip, gradient_norm, learning_rate
 from ipu_packed_bert.model.packed import PaddingMask, hidden_score
-from ipu_packed_bert.optim import clip, gradient_norm, learning_rate
-from ipu_packed_bert.runs import Prepared
 from ipu_packed_bert.tasks import squad
 from ipu_packed_bert.tasks.examples import Inputs, pack_inputs, rows_of
 from ipu_packed_bert.tasks.questions import QuestionsTask
 from ipu_packed_bert.tasks.scores import score_answer
+from ipu_packed_bert.training.finetuning_run import Prepared
 from pack_data.cli.command import NotFinite
 from pack_data.packing import Packing
 
 TIMED = (MAXIMUM, LONGEST, SORTED, PACKED, AGAIN)
-POINTS = 16  # measurements of the training loss along a run
-_CHECKPOINT_EVERY = 60  # updates
 _SAMPLE_SEED = 9
 
 
@@ -139,65 +135,33 @@ class Learner:
 # ---- scores ----------------------------------------------------------------------------------------------------------
 
 
-def train(learner: Learner, way: str, *, steps: int, unfinished: Path) -> List[Row]:
-    """The training loss along a run and, in the last row, what each example scores, each alone in its row.
+def train(learner: Learner, way: str, *, steps: int) -> List[Row]:
+    """What a run processed, what it scores, and what each example scores, each alone in its row.
 
     The packed run also has what changes where the same model answers in packs, and in packs without the mask.
-    unfinished: where a run that was killed goes on from.
     """
-    ways, state = learner.ways(TRAINING), _Progress(learner, unfinished)
-    marks = set(np.linspace(steps / POINTS, steps, POINTS).round().astype(int).tolist())
+    ways, seconds = learner.ways(TRAINING), 0.0
+    counts: Counter[str] = Counter()
     updates: List[Passes] = []
-    for step in range(state.step + 1, steps + 1):
-        epoch, number = divmod(step - 1, ways.updates_per_epoch)
-        if not updates or number == 0:
+    for step in range(steps):
+        epoch, number = divmod(step, ways.updates_per_epoch)
+        if number == 0:
             updates = ways.updates(PACKED if way == NO_MASK else way, epoch)
         start = learner.clock()
-        loss = learner.update(updates[number], learning_rate(step - 1, learner.config), way)
-        state.count(updates[number], loss, learner.clock() - start, marked=step in marks)
-        if step % _CHECKPOINT_EVERY == 0 and step < steps:
-            state.save(step)
+        learner.update(updates[number], learning_rate(step, learner.config), way)
+        seconds += learner.clock() - start
+        counts.update(_counts(updates[number], learner.task.training))
     passes = learner.ways(INFERENCE)
     outputs = learner.predict(passes.all_passes(SORTED), SORTED)
     found = learner.task.score(outputs)
     metrics = {name: value for name, value in found.metrics.items() if isinstance(value, float)}
-    last: Row = {"metrics": metrics, "points": points(learner.task, outputs), "updates": steps}
+    row: Row = {**counts, "seconds": round(seconds, 2), "updates": steps, "metrics": metrics}
+    row["points"] = points(learner.task, outputs)
     if way == PACKED:
         for name in (PACKED, NO_MASK):
             others = learner.predict(passes.all_passes(PACKED), name)
-            last[f"answered_{name}"] = apart(learner.task, outputs, others)
-    return [*state.rows[:-1], {**state.rows[-1], **last}]
-
-
-class _Progress:
-    """How far a run is, kept in checkpoints."""
-
-    def __init__(self, learner: Learner, folder: Path) -> None:
-        self._learner, self._folder = learner, folder
-        self.rows: List[Row] = []
-        self.step = 0
-        self._totals: Dict[str, Any] = {"sequences": 0, "tokens": 0, "slots": 0, "seconds": 0.0}
-        self._losses: List[float] = []
-        if folder.is_dir() and saved(folder):
-            found = load_newest(folder)
-            learner.engine.load_state(found.engine)
-            self.step, self.rows = found.step, found.batches["rows"]
-            self._totals, self._losses = found.batches["totals"], found.batches["losses"]
-
-    def count(self, passes: Passes, loss: float, seconds: float, *, marked: bool) -> None:
-        self._losses.append(loss)
-        for name, value in _counts(passes, self._learner.task.training).items():
-            self._totals[name] += value
-        self._totals["seconds"] += seconds
-        if marked:
-            totals = {**self._totals, "seconds": round(self._totals["seconds"], 2)}
-            self.rows.append({**totals, "loss": round(float(np.mean(self._losses)), 5)})
-            self._losses = []
-
-    def save(self, step: int) -> None:
-        kept = {"rows": self.rows, "totals": self._totals, "losses": self._losses}
-        config = self._learner.config.to_yaml()
-        save_checkpoint(self._folder, Checkpoint(step, self._learner.engine.state(), kept, config), keep=1)
+            row[f"answered_{name}"] = apart(learner.task, outputs, others)
+    return [row]
 
 
 def _counts(passes: Passes, inputs: Any) -> Dict[str, int]:
@@ -235,17 +199,13 @@ def apart(task: Any, outputs: Sequence[np.ndarray], others: Sequence[np.ndarray]
     """How many answers differ, and the largest difference of a logit."""
     mine, theirs = (_answers(task.score(each).files["predictions.json"]) for each in (outputs, others))
     logits = max(float(np.abs(first - second).max()) for first, second in zip(outputs, others))
-    return {"different": sum(map(_differs, zip(mine, theirs))), "answers": len(mine), "logits": logits}
+    return {"different": sum(a != b for a, b in zip(mine, theirs)), "answers": len(mine), "logits": logits}
 
 
 def _answers(predictions: Any) -> List[Any]:
     if isinstance(predictions, dict):
         return list(predictions.values())
     return [each["prediction"] for each in predictions]
-
-
-def _differs(pair: Tuple[Any, Any]) -> bool:
-    return pair[0] != pair[1]
 
 
 # ---- the same updates ------------------------------------------------------------------------------------------------

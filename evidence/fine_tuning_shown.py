@@ -14,9 +14,7 @@ from evidence.statistics import (
     Interval,
     Scores,
     Verdict,
-    difference,
     median_interval,
-    verdict,
 )
 from evidence.ways import AGAIN, INFERENCE, LONGEST, MAXIMUM, NO_MASK, PACKED, SORTED, TRAINING, WAYS
 from evidence.ways import WORDS as WAY_WORDS
@@ -50,32 +48,19 @@ class FineTuningShown(Shown):
         variant = f"{task}_{way}"
         return [self.cells[Cell(variant, seed)][-1] for seed in self.seeds(variant)]
 
-    def scores(self, task: str, way: str) -> List[float]:
-        """Percent, by seed."""
+    def percent(self, task: str, way: str) -> List[float]:
+        """Scores, by seed."""
         return [float(np.mean(row["points"])) for row in self.lasts(task, way)]
 
-    def lost(self, task: str, first: str, second: str, seeds: Sequence[int]) -> Optional[Interval]:
-        """Points that the first way scores less than the second one; None without a seed."""
-
-        def scores(way: str, seed: int) -> Scores:
-            points = np.array(self.cells[Cell(f"{task}_{way}", seed)][-1]["points"], dtype=np.float64)
-            return Scores(np.ones(len(points)), 100.0 - points, np.zeros(len(points)))
-
-        return difference(*([scores(way, seed) for seed in seeds] for way in (first, second))) if seeds else None
-
-    def cost(self, task: str) -> Optional[Interval]:
-        """What the missing mask costs on the seed that does not count."""
-        there = all(Cell(f"{task}_{way}", CALIBRATION_SEED) in self.cells for way in (PACKED, NO_MASK))
-        return self.lost(task, NO_MASK, PACKED, [CALIBRATION_SEED]) if there else None
+    def scores(self, row: Row) -> Scores:
+        """Points lost."""
+        points = np.array(row["points"], dtype=np.float64)
+        return Scores(np.ones(len(points)), 100.0 - points, np.zeros(len(points)))
 
     def verdict(self, task: str) -> Verdict:
         """Whether packed scores as sorted padding, in an experiment that notices a missing mask."""
-        claim, control = (
-            self.lost(task, way, SORTED, self.common(f"{task}_{way}", f"{task}_{SORTED}")) for way in (PACKED, NO_MASK)
-        )
-        if claim is None or control is None:
-            return Verdict(False, False, "shows nothing yet: packed, sorted and the control have no common seed")
-        return verdict(self.cost(task), claim, control, unit="points lost", digits=2)
+        variants = (f"{task}_{way}" for way in (PACKED, NO_MASK, SORTED))
+        return self.equivalence(*variants, names="packed, sorted and the control", unit="points lost", digits=2)
 
     # ---- the same updates
 
@@ -186,7 +171,7 @@ class FineTuningShown(Shown):
             return f"{SCORE[task]} {self.facts[task]['no_model']:.2f}"
         if way in (MAXIMUM, LONGEST):
             return "as packed" if self.same_shown(task) and self.lasts(task, PACKED) else ""
-        scores = self.scores(task, way)
+        scores = self.percent(task, way)
         return f"{SCORE[task]} {spread(scores, 2)}" if scores else ""
 
     def _differ(self, line: _Line) -> str:
@@ -217,7 +202,7 @@ class FineTuningShown(Shown):
         )
 
     def _score_words(self, task: str) -> str:
-        cost = self.cost(task)
+        cost = self.cost(f"{task}_{PACKED}", f"{task}_{NO_MASK}")
         found = (
             f"Claim: packed fine-tuning scores as sorted padding. Control: packed without the mask. "
             f"**{self.verdict(task).why}.** "
@@ -284,7 +269,7 @@ class FineTuningShown(Shown):
                     for what in (TRAINING, INFERENCE)
                 }
                 drawn.append(bars(f"{WORDS[task]}: time", "ms a sequence, one thread", times))
-            found = {WAY_WORDS[way]: self.scores(task, way) for way in (PACKED, SORTED, NO_MASK)}
+            found = {WAY_WORDS[way]: self.percent(task, way) for way in (PACKED, SORTED, NO_MASK)}
             if self.lasts(task, PACKED):
                 scores = {
                     name: Interval(float(np.mean(each)), min(each), max(each), len(each))

@@ -20,22 +20,22 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 import numpy as np
 import torch
 
-from evidence.runner import Row, alone
+from evidence.runner import SETTINGS, Row, alone, settle
 from evidence.topics import topic_documents
-from ipu_packed_bert.checkpoint import checkpoints as saved
-from ipu_packed_bert.checkpoint import load_newest
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig, RunConfig
+from ipu_packed_bert.data.constant_baseline import unigram_baseline
+from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, StoredPacks
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.hugging_face import Weights, load_into, read_folder, write_folder
-from ipu_packed_bert.identity import Identity
-from ipu_packed_bert.loader import Batch, GlobalBatches, StoredPacks
+from ipu_packed_bert.model.hugging_face import Weights, load_into, read_folder, write_folder
 from ipu_packed_bert.model.loss import correct, cross_entropy, membership
-from ipu_packed_bert.schema import EngineConfig, ModelConfig, PlacementConfig
+from ipu_packed_bert.run_files.checkpoints import checkpoints as saved
+from ipu_packed_bert.run_files.checkpoints import load_newest
+from ipu_packed_bert.run_files.vocabulary_identity import Identity
+from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig, RunConfig
+from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.tasks.task import Counts, Evaluation
-from ipu_packed_bert.train import Log, train
-from ipu_packed_bert.unigram import unigram_baseline
+from ipu_packed_bert.training.loop import Log, train
 from pack_data.build import BuildOptions, build
 from pack_data.building.sides import held_out_folder
 from pack_data.pack_lengths import pack
@@ -52,6 +52,8 @@ _SCORED_ROWS = 32  # at once
 _SLOTS = ("input_ids", "input_mask", "segment_ids", "positions")
 _MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 _OF_DATA = ("amount", "held_out", "max_sequence_length", "short_sequence_probability", "depth", "vocabulary_size")
+
+Change = Callable[[Batch], Batch]  # what a variant does to a batch before the engine sees it
 
 
 class Size(NamedTuple):
@@ -84,20 +86,38 @@ SIZES = {
 }
 
 
-def describe(size: Size) -> str:
-    """One line for tables and help."""
-    text = "made-up topics" if size.corpus == "topics" else "Wikipedia (--data-dir; else Python's documentation)"
-    return (
-        f"{text}, {size.max_sequence_length} slots, depth {size.depth}, hidden {size.hidden_size}, {size.num_layers} "
-        f"layer{'' if size.num_layers == 1 else 's'}, {size.sequences:,} sequences a run, updates of about "
-        f"{size.micro_batch * size.accumulation} unpacked"
-    )
-
-
-class PretrainingSetup:
-    """The data sets of one size, in a folder that all experiments of that size use.
+class BuiltData:
+    """Documents, and data sets built from them, each once, in a folder that processes may share.
 
     corpus: the folder of JSONL files `wikipedia` in --data-dir, "embedded", or "topics".
+    """
+
+    def __init__(self, folder: Path, size: Any, data_dir: Optional[Path], progress: Optional[bool] = None) -> None:
+        self.folder, self.size = Path(folder), size
+        self.corpus = corpus_of(size, data_dir)
+        self._data_dir, self._progress = data_dir, progress
+
+    def documents(self) -> Path:
+        path = self.folder / "documents.jsonl"
+        if not path.exists():
+            of_files = self._data_dir is not None and self.corpus == "wikipedia"
+            source = str(self._data_dir / self.corpus) if of_files else self.corpus  # type: ignore[operator]
+            write_documents(source, path, amount=self.size.amount)
+        return path
+
+    def built(self, name: str, **options: Any) -> Path:
+        """The folder of a data set; the caller has the folder alone."""
+        out = self.folder / name
+        if not (out / MANIFEST).exists():
+            print(f"building the {name.replace('_', ' ')} sequences in {out}", flush=True)
+            fixed = {"duplication_factor": 1, "seed": _BUILD_SEED, "vocabulary_size": self.size.vocabulary_size}
+            build(BuildOptions(out=out, **{**fixed, **options}), self._progress).close()
+        return out
+
+
+class PretrainingSetup(BuiltData):
+    """The data sets of one size, in a folder that all experiments of that size use.
+
     checkpoint: a folder of trained weights, whose vocabulary the data has and whose sizes the network has.
     """
 
@@ -110,17 +130,18 @@ class PretrainingSetup:
         progress: Optional[bool] = None,
         checkpoint: Optional[Path] = None,
     ) -> None:
-        self.folder, self.size, self._progress = Path(folder), size, progress
+        super().__init__(folder, size, data_dir, progress)
         self._checkpoint = checkpoint
         self.pretrained = None if checkpoint is None else read_folder(checkpoint)
-        self.corpus = corpus_of(size, data_dir)
-        source = str(data_dir / "wikipedia") if self.corpus == "wikipedia" and data_dir else self.corpus
         with alone(self.folder, "data"):
-            text = self.folder / "documents.jsonl"
-            self._settle()
-            if not text.exists():
-                write_documents(source, text, amount=size.amount)
-            self._build("unpacked", corpus=text, held_out=size.held_out)
+            made_from = {"corpus": self.corpus, **{name: getattr(size, name) for name in _OF_DATA}}
+            if self.pretrained is not None:
+                made_from.update(Identity.of(self.pretrained.vocabulary).recorded)
+            settle(self.folder / SETTINGS, made_from, "data made")
+            own = {} if checkpoint is None else _given(vocabulary_in(checkpoint))
+            if self.pretrained is not None and "vocabulary" in own:  # a tokenizer.json says so itself
+                own["lower_case"] = bool(self.pretrained.vocabulary.lower_case)
+            self._build("unpacked", packer="none", depth=1, corpus=self.documents(), held_out=size.held_out, **own)
         # As many micro-batches as make the packed update, a whole number of them too, hold nearly as many sequences.
         factor = self.packing_factor("packed")
         around = range(max(2, size.accumulation - 4), size.accumulation + 5)
@@ -130,21 +151,6 @@ class PretrainingSetup:
 
     # ---- data --------------------------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Notes what the data is made from. ValueError where the folder holds data made otherwise."""
-        path = self.folder / "settings.json"
-        wanted = {"corpus": self.corpus, **{name: getattr(self.size, name) for name in _OF_DATA}}
-        if self.pretrained is not None:
-            wanted.update(Identity.of(self.pretrained.vocabulary).recorded)
-        if path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found != wanted:
-                raise ValueError(
-                    f"{self.folder}: holds data made with {found}, now {wanted}; remove it or give another --out"
-                )
-        else:
-            write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
-
     def store(self, name: str) -> PackStore:
         """`unpacked`; `packed` (optimal, the size's depth) and `depth_D` of the same sequences; `held_out`."""
         unpacked = self.folder / "unpacked"
@@ -153,7 +159,7 @@ class PretrainingSetup:
         if name != "unpacked":
             depth = self.size.depth if name == "packed" else int(name.split("_")[1])
             with alone(self.folder, "data"):
-                self._build(name, source=unpacked, packer="optimal", max_sequences_per_pack=depth)
+                self._build(name, packer="optimal", depth=depth, source=unpacked, **_given(self.vocabulary))
         store = PackStore.open(self.folder / name)
         if name != "unpacked":
             with PackStore.open(unpacked) as plain:
@@ -172,28 +178,9 @@ class PretrainingSetup:
         with self.store(name) as store:
             return store.manifest.packing_factor
 
-    def _build(self, name: str, **options: Any) -> None:
-        if (self.folder / name / MANIFEST).exists():
-            return
-        print(f"building the {name.replace('_', ' ')} sequences in {self.folder / name}", flush=True)
-        chosen = {
-            "packer": "none",
-            "max_sequences_per_pack": 1,
-            "duplication_factor": 1,
-            "vocabulary_size": self.size.vocabulary_size,
-            "short_sequence_probability": self.size.short_sequence_probability,
-            "max_sequence_length": self.size.max_sequence_length,
-            "seed": _BUILD_SEED,
-            "workers": 1,
-            **options,
-        }
-        if "source" in chosen:
-            chosen.update(_given(self.vocabulary))
-        elif self.pretrained is not None and self._checkpoint is not None:
-            chosen.update(_given(vocabulary_in(self._checkpoint)))
-            if "vocabulary" in chosen:  # a tokenizer.json says so itself
-                chosen["lower_case"] = bool(self.pretrained.vocabulary.lower_case)
-        build(BuildOptions(out=self.folder / name, **chosen), self._progress).close()
+    def _build(self, name: str, *, packer: str, depth: int, **options: Any) -> None:
+        lengths = {each: getattr(self.size, each) for each in ("max_sequence_length", "short_sequence_probability")}
+        self.built(name, packer=packer, max_sequences_per_pack=depth, workers=1, **lengths, **options)
 
     def facts(self) -> Dict[str, Any]:
         """Of the data: masked tokens of each scored sequence; what constant predictions score on all held out."""
@@ -278,7 +265,7 @@ class PretrainingSetup:
     def run(
         self,
         config: Config,
-        change: Callable[[Batch], Batch] = lambda batch: batch,
+        change: Change = lambda batch: batch,
         unfinished: Optional[Path] = None,
         *,
         times: int = 1,
@@ -300,23 +287,23 @@ class PretrainingSetup:
             # An update has `times` times the sequences that packing alone gives it; betas follow both.
             engine = HostEngine(config, task, packing_factor=times * factor)
             folder = unfinished if self.size.resumable else None
-            with closing(all_batches(store, config, factor)) as batches:
-                log = HeldOutLosses(folder)
-                step = _go_on(engine, batches, log, folder)
+            packs, log = StoredPacks(store, seed=config.run.seed), HeldOutLosses()
+            scored = list(trimmed(held_out, along))
+            with closing(ChangedBatches(packs, task.layout(config, factor), scored, change, log)) as batches:
+                step = _go_on(engine, batches, folder)
                 if not step and weights is not None:
                     load_into(engine.model, weights)
-                changed = Changed(batches, list(trimmed(held_out, along)), change, log)
                 engine.compile(change(batches.first()))
                 every = config.run.evaluate_every if folder is not None else 0
                 config = replace(config, run=replace(config.run, checkpoint_every=every))
                 # Interrupted, it ends the experiment, whose unfinished cell goes on from its last checkpoint.
-                if train(config, engine, changed, log, folder, steps=config.run.steps, first_step=step).stopped_by:  # type: ignore[arg-type]
+                if train(config, engine, batches, log, folder, steps=config.run.steps, first_step=step).stopped_by:
                     raise KeyboardInterrupt
                 rows = log.rows
                 if along is not None:
                     rows[-1].update(prefixed("all_", task.scored(engine, trimmed(held_out))))
                 elif not task.by_sequence:  # killed between the last checkpoint and the end
-                    task.evaluate(engine, changed.held_out())
+                    task.evaluate(engine, scored)
                 if keep is not None:
                     self._keep(engine, task, keep)
             rows[-1].update(
@@ -336,7 +323,7 @@ class PretrainingSetup:
         write_folder(partial, task.model, engine.weights(), vocabulary, architecture=task.architecture)
         partial.rename(folder)
 
-    def in_packs(self, change: Callable[[Batch], Batch], weights: Weights) -> Row:
+    def in_packs(self, change: Change, weights: Weights) -> Row:
         """What a network with these weights scores on the scored sequences in packs, each batch changed.
 
         Packs are those of the optimal packer at the depth of the size; nothing is trained.
@@ -351,12 +338,12 @@ class PretrainingSetup:
             return {**metrics, "held_out_data": f"{held_out.manifest.digest:016x}", **task.by_sequence}
 
 
-def _given(vocabulary: Path) -> Dict[str, Path]:
+def _given(vocabulary: Path) -> Dict[str, Any]:
     """As an option of a build."""
     return {"tokenizer" if vocabulary.suffix == ".json" else "vocabulary": vocabulary}
 
 
-def corpus_of(size: Size, data_dir: Optional[Path]) -> str:
+def corpus_of(size: Any, data_dir: Optional[Path]) -> str:
     """Its name."""
     if size.corpus == "topics":
         return "topics"
@@ -370,9 +357,9 @@ def setup(options: Any) -> PretrainingSetup:
     return PretrainingSetup(folder, size, options.data_dir, progress=options.progress)
 
 
-def settings(options: Any) -> Dict[str, Any]:
-    """What decides the cells of an experiment with this setup."""
-    size = SIZES[options.size]
+def settings(options: Any, sizes: Mapping[str, Any] = SIZES) -> Dict[str, Any]:
+    """What decides the cells of an experiment of one of these sizes."""
+    size = sizes[options.size]
     return {"size": options.size, **size._asdict(), "corpus": corpus_of(size, options.data_dir)}
 
 
@@ -395,33 +382,6 @@ def write_documents(source: str, path: Path, *, amount: int) -> None:
         total += sum(map(len, document.lines))
         lines.append(json.dumps({"text": "\n".join(document.lines)}) + "\n")
     write_atomically(path, "".join(lines).encode())
-
-
-def slots_per_second(size: Size, seconds: float = 2.0) -> float:
-    """How fast this machine trains a model of this size on one thread, in slots of rows."""
-    from ipu_packed_bert.model.packed import PackedBertForPreTraining
-    from pack_data.store.packs import default_predictions
-
-    torch.set_num_threads(1)
-    rows, slots = size.micro_batch, size.max_sequence_length
-    model = ModelConfig(
-        vocabulary_size=size.vocabulary_size,
-        hidden_size=size.hidden_size,
-        num_layers=size.num_layers,
-        num_heads=size.num_heads,
-        intermediate_size=4 * size.hidden_size,
-        max_position_embeddings=slots,
-        hidden_dropout=0.0,
-    )
-    network = PackedBertForPreTraining(model, LossConfig(), attention="sdpa")
-    row, few = torch.ones(rows, slots, dtype=torch.int32), torch.ones(rows, 1, dtype=torch.int32)
-    masked = torch.ones(rows, default_predictions(slots), dtype=torch.int32)
-    fields = (row, row, row, row * 0, masked, masked, masked, few, few, few, few[:, 0], few[:, 0])
-    start, done = time.perf_counter(), 0
-    while not done or time.perf_counter() - start < seconds:
-        network(*fields).loss.backward()
-        done += 1
-    return done * rows * slots / (time.perf_counter() - start)
 
 
 # ---- scoring ---------------------------------------------------------------------------------------------------------
@@ -541,85 +501,65 @@ def _sequence_scores(model: Any, fields: Dict[str, torch.Tensor]) -> List[np.nda
 
 
 class HeldOutLosses(Log):
-    """The held-out losses of a run over what it has processed.
+    """The held-out losses of a run over what it has processed; checkpoints keep them with the state of the batches."""
 
-    folder: where they are kept beside the checkpoints, so that the run can go on; None: nowhere.
-    """
-
-    def __init__(self, folder: Optional[Path] = None) -> None:
+    def __init__(self) -> None:
         self.rows: List[Row] = []
-        self._folder = folder
-        self._totals = {"sequences": 0, "tokens": 0, "seconds": 0.0, "processor_seconds": 0.0}
+        self.totals = {"sequences": 0, "tokens": 0, "seconds": 0.0, "processor_seconds": 0.0}
         self._begun = 0.0
-        self._step = 0
 
     def begin(self) -> None:
         """An update begins."""
         self._begun = time.process_time()
 
     def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
-        self._step = step
-        self._totals["sequences"] += counts["sequences"]
-        self._totals["tokens"] += counts["tokens"]
-        self._totals["seconds"] += result.seconds
-        self._totals["processor_seconds"] += time.process_time() - self._begun
+        self.totals["sequences"] += counts["sequences"]
+        self.totals["tokens"] += counts["tokens"]
+        self.totals["seconds"] += result.seconds
+        self.totals["processor_seconds"] += time.process_time() - self._begun
 
     def evaluation(self, step: int, found: Evaluation) -> None:
-        totals = {name: round(value, 3) for name, value in self._totals.items()}
+        totals = {name: round(value, 3) for name, value in self.totals.items()}
         self.rows.append({"step": step, **totals, **rounded(found.metrics)})
 
     def lacks_evaluation(self, step: int) -> bool:
         return not any(row["step"] == step for row in self.rows)
 
     def sync(self) -> None:
-        if self._folder is not None:
-            kept = {"step": self._step, "totals": self._totals, "rows": self.rows}
-            write_atomically(self._folder / f"curve-{self._step}.json", json.dumps(kept).encode())
-
-    def go_on(self, step: int) -> None:
-        """From what was kept with the checkpoint of this step."""
-        assert self._folder is not None
-        kept = json.loads((self._folder / f"curve-{step}.json").read_text(encoding="utf-8"))
-        self.rows, self._totals, self._step = kept["rows"], kept["totals"], step
+        """Nothing is written but checkpoints."""
 
 
-class Changed:
-    """Batches for `train`: those of training, changed on their way, and held-out ones of another data set."""
+class ChangedBatches(GlobalBatches):
+    """All packs of a data set, each batch changed on its way; the held-out ones are of another data set."""
 
     def __init__(
-        self, training: GlobalBatches, held_out: Sequence[Batch], change: Callable[[Batch], Batch], log: HeldOutLosses
+        self, packs: StoredPacks, layout: Layout, held_out: Sequence[Batch], change: Change, log: HeldOutLosses
     ) -> None:
-        self._training, self._held_out, self._change, self._log = training, held_out, change, log
+        self._scored, self._change, self._log = held_out, change, log
+        super().__init__(packs, layout)
 
     def __next__(self) -> Batch:
         self._log.begin()
-        return self._change(next(self._training))
+        return self._change(super().__next__())
 
     def held_out(self) -> Iterator[Batch]:
-        return iter(self._held_out)
+        return iter(self._scored)
 
     def state(self) -> Dict[str, Any]:
-        return self._training.state()
+        return {**super().state(), "rows": self._log.rows, "totals": self._log.totals}
+
+    def load_state(self, state: Mapping[str, Any], *, same_batch: bool = True) -> None:
+        super().load_state(state, same_batch=same_batch)
+        self._log.rows, self._log.totals = state["rows"], state["totals"]
 
 
-def all_batches(store: PackStore, config: Config, packing_factor: float) -> GlobalBatches:
-    """Batches of all packs of a data set; the held-out sequences are another data set."""
-    return GlobalBatches(
-        StoredPacks(store, seed=config.run.seed), Pretraining(config, store.schema).layout(config, packing_factor)
-    )
-
-
-def _go_on(engine: HostEngine, batches: GlobalBatches, log: HeldOutLosses, folder: Optional[Path]) -> int:
+def _go_on(engine: HostEngine, batches: GlobalBatches, folder: Optional[Path]) -> int:
     """The update after which the run goes on; 0 for one that begins."""
-    if folder is None:
-        return 0
-    folder.mkdir(parents=True, exist_ok=True)
-    if not saved(folder):
+    if folder is None or not folder.is_dir() or not saved(folder):
         return 0
     found = load_newest(folder)
     engine.load_state(found.engine)
     batches.load_state(found.batches)
-    log.go_on(found.step)
     return found.step
 
 

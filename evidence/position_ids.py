@@ -3,40 +3,34 @@
 These are Tables 2 to 6 of "Enhancing Training Efficiency Using Packing with Flash Attention".  Each way trains the same
 model for one epoch from the same weights.  A way that fills its rows trains twice: with the batch size of the
 others, which makes fewer and larger updates, and with the mean number of tokens of a padded update, which makes as
-many updates.  The loss of an update is the mean over its predicted tokens on all ranks.
+many updates.  The loss of an update is the mean over its predicted tokens.
 
 Padding-free rows take our attention, within each sequence only, unless --attention names another; padded ones take the
 library's. A fully filled batch is bs rows of msl tokens, joined to one for the model; a packing of whole rows can also
 take one row of bs x msl tokens.
-
-    torchrun --nproc-per-node 8 -m evidence position_ids --data-dir DIR --full --model FOLDER --fsdp
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import time
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from evidence.runner import FACTS, Cell, Row, Runner
+from evidence.runner import Cell, Row, Runner
 from evidence.statistics import SHARE, Interval, Verdict, students
 from evidence.writer import Shown, Table, bars, spread
-from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.benchmarks.texts import TextSet, TokenSet, encode, text_sets
+from ipu_packed_bert.engine.host.devices import find_device
+from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
 from pack_data.cli.command import counted, positive_int
 from pack_data.cli.memory import PeakMemory, keep_buffers
 from pack_data.display.picture import Picture
-
-T = TypeVar("T")
 
 PADDED = "RandomSampling+Padding"  # the baseline
 # Ways that fill their batches, so that they make fewer updates of bs x msl tokens.
@@ -97,8 +91,7 @@ SUMMARY = (
     "control, they must not: exit status 1 otherwise. The first seed sets the limit. Without these four ways (--ways)\n"
     "there is no verdict.\n\n"
     + "\n".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
-    + "\nUnder torchrun each process trains a share of every update; --model FOLDER takes a Hugging Face model and\n"
-    "its tokenizer."
+    + "\n--model FOLDER takes a Hugging Face model and its tokenizer."
 )
 
 
@@ -115,10 +108,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="attn_implementation of padding-free batches; padded ones take sdpa (default %(default)s, which is ours)",
     )
     number = partial(parser.add_argument, type=positive_int)
-    number("--accumulate", default=1, metavar="N", help="batches of a rank in an update (default 1)")
     number("--max-sequence-length", metavar="MSL", help="tokens of a row, in place of the size's")
     number("--examples", metavar="N", help="training examples of each data set, in place of the size's")
-    parser.add_argument("--fsdp", action="store_true", help="under torchrun: weights sharded by fully_shard")
     parser.add_argument("--ways", nargs="+", choices=VARIANTS, default=VARIANTS, metavar="WAY", help="only these")
 
 
@@ -134,11 +125,8 @@ def settings(options: Any) -> Dict[str, Any]:
     return {
         "size": list(size_of(options)),
         "attention": options.attention,
-        "accumulate": options.accumulate,
-        "fsdp": options.fsdp,
         "data": "embedded" if options.data_dir is None else "GSM8K, GPTeacher",
         "model": None if options.model is None else Path(options.model).name,
-        "ranks": _ranks(),
     }
 
 
@@ -150,42 +138,14 @@ def way_of(variant: str) -> str:
     return variant.replace(SAME_UPDATES, "").replace(ONE_ROW, "")
 
 
-def options_of(variant: str, tokens: TokenSet, size: CausalSize, ranks: int, seed: int) -> BatchOptions:
+def options_of(variant: str, tokens: TokenSet, size: CausalSize, seed: int) -> BatchOptions:
     """bs rows of msl tokens, or one of bs x msl; for as many updates, one row of as many tokens as bs examples have."""
     if variant.endswith(ONE_ROW):
-        return BatchOptions(1, size.batch_size * size.max_sequence_length, ranks, seed)
+        return BatchOptions(1, size.batch_size * size.max_sequence_length, seed=seed)
     if not variant.endswith(SAME_UPDATES):
-        return BatchOptions(size.batch_size, size.max_sequence_length, ranks, seed)
+        return BatchOptions(size.batch_size, size.max_sequence_length, seed=seed)
     mean = int(round(size.batch_size * tokens.lengths.mean()))
-    return BatchOptions(1, max(mean, int(tokens.lengths.max())), ranks, seed)
-
-
-class Place(NamedTuple):
-    """Where this process computes."""
-
-    device: Any
-    rank: int
-    ranks: int
-
-
-def _ranks() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def place() -> Place:
-    """This process's device.  Under torchrun it joins the other processes."""
-    import torch
-
-    rank, ranks = int(os.environ.get("RANK", "0")), _ranks()
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    else:
-        keep_buffers()
-    if ranks > 1 and not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("nccl" if cuda else "gloo")
-    return Place(device, rank, ranks)
+    return BatchOptions(1, max(mean, int(tokens.lengths.max())), seed=seed)
 
 
 def new_model(tokens: TokenSet, size: CausalSize, folder: Optional[str], device: Any, seed: int) -> Any:
@@ -209,35 +169,34 @@ def new_model(tokens: TokenSet, size: CausalSize, folder: Optional[str], device:
     return model.to(device)
 
 
-def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, where: Place, seed: int) -> Row:
-    """One epoch.  The row is the same on every rank, except for seconds and memory."""
+def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, device: Any, seed: int) -> Row:
+    """One epoch."""
     import torch
 
-    from ipu_packed_bert.optim import warmup_linear
+    from ipu_packed_bert.model.optimizer import warmup_linear
     from ipu_packed_bert.padding_free.choice import use_padding_free
     from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator
     from ipu_packed_bert.padding_free.update import mean_loss, take_step, to_device
 
     way = WAYS[way_of(variant)]
-    model = new_model(tokens, size, options.model, where.device, seed)
-    sizes = options_of(variant, tokens, size, where.ranks, seed)
+    model = new_model(tokens, size, options.model, device, seed)
+    sizes = options_of(variant, tokens, size, seed)
     if way.padding_free:
         use_padding_free(model, longest=int(tokens.lengths.max()), attention=options.attention)
-    batches = Batches(way.name, tokens.training, sizes, model, rank=where.rank)
-    cuda = torch.cuda if where.device.type == "cuda" else None
-    network = distributed(model, options.fsdp, where)
+    batches = Batches(way.name, tokens.training, sizes, model)
+    cuda = torch.cuda if device.type == "cuda" else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
     memory = PeakMemory()
     if cuda:
-        cuda.reset_peak_memory_stats(where.device)
-    steps = -(-len(batches) // options.accumulate)
+        cuda.reset_peak_memory_stats(device)
+    steps = len(batches)
     results = []
     seconds = 0.0
-    for step, inputs in enumerate(groups(batches, options.accumulate)):
+    for step, inputs in enumerate(batches):
         start = time.perf_counter()
         rate = size.learning_rate * warmup_linear(step, steps=steps, warmup_steps=max(1, steps // 10))
-        results.append(take_step(network, optimizer, [to_device(each, where.device) for each in inputs], rate))
+        results.append(take_step(model, optimizer, [to_device(inputs, device)], rate))
         if cuda:
             cuda.synchronize()
         seconds += time.perf_counter() - start
@@ -253,7 +212,7 @@ def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, where:
         "tokens_per_second": real / seconds,
         "peak_memory_mib": None if peak is None else peak / 2**20,
         "training_loss": sum(result.loss * result.supervised_tokens for result in results) / predicted,
-        "held_out_loss": mean_loss(model, padded, where.device),
+        "held_out_loss": mean_loss(model, padded, device),
     }
 
 
@@ -266,28 +225,6 @@ def unigram_loss(tokens: TokenSet) -> float:
     return float(-np.log(counts / counts.sum())[held_out].mean())
 
 
-def groups(batches: Iterable[T], size: int) -> Iterator[List[T]]:
-    """`size` batches at a time, fewer at the end."""
-    source = iter(batches)
-    return iter(lambda: list(islice(source, size)), [])
-
-
-def distributed(model: Any, sharded: bool, where: Place) -> Any:
-    """The model in DistributedDataParallel, or with its layers sharded; alone in a process as it is."""
-    import torch
-
-    if where.ranks == 1:
-        return model
-    if not sharded:
-        devices = [where.device] if where.device.type == "cuda" else None
-        return torch.nn.parallel.DistributedDataParallel(model, device_ids=devices)
-    from torch.distributed.fsdp import fully_shard
-
-    for layer in model.get_decoder().layers:
-        fully_shard(layer)
-    return fully_shard(model)
-
-
 # ---- the experiment
 
 
@@ -296,19 +233,16 @@ def cells_of(data: Sequence[TextSet], seeds: int, names: Sequence[str] = VARIANT
 
 
 class NineWays:
-    """Cell -> its row.  Called on every rank."""
+    """Cell -> its row."""
 
     def __init__(self, options: Any) -> None:
         if options.model is not None and not Path(options.model, "config.json").is_file():  # else asked of the hub
             raise ValueError(f"--model {options.model}: no config.json there; give the folder of a Hugging Face model")
-        if options.fsdp and _ranks() < 2:
-            raise ValueError(
-                "--fsdp shards the weights over several processes; start them with torchrun --nproc-per-node N -m "
-                "evidence position_ids, or leave --fsdp out"
-            )
         self.size, self._options = size_of(options), options
         self.data = text_sets(options.data_dir, self.size.training_examples, self.size.held_out_examples)
-        self.where = place()
+        self._device = find_device(EngineConfig(kind="host"))
+        if self._device.type == "cpu":
+            keep_buffers()
         self._tokens: Dict[str, TokenSet] = {}
 
     def tokens(self, name: str) -> TokenSet:
@@ -323,27 +257,8 @@ class NineWays:
 
     def __call__(self, cell: Cell) -> List[Row]:
         name, variant = cell.variant.split(": ", 1)
-        row = train(variant, self.tokens(name), self.size, self._options, self.where, cell.seed)
+        row = train(variant, self.tokens(name), self.size, self._options, self._device, cell.seed)
         return [{"data": name, "way": variant, **row}]
-
-
-def follow(options: Any) -> None:
-    """What ranks other than 0 do: the cells that rank 0 sends, until it sends None."""
-    measure = NineWays(options)
-    while True:
-        cell = _broadcast(None)
-        if cell is None:
-            return
-        measure(cell)
-
-
-def _broadcast(cell: Optional[Cell]) -> Optional[Cell]:
-    """Rank 0's cell, on all ranks."""
-    import torch
-
-    box: List[Any] = [None if cell is None else tuple(cell)]
-    torch.distributed.broadcast_object_list(box, src=0)
-    return None if box[0] is None else Cell(*box[0])
 
 
 def facts_of(measure: NineWays) -> Dict[str, Any]:
@@ -353,7 +268,7 @@ def facts_of(measure: NineWays) -> Dict[str, Any]:
         tokens = measure.tokens(each.name)
         properties = {}
         for variant in VARIANTS:
-            options = options_of(variant, tokens, measure.size, measure.where.ranks, seed=1)
+            options = options_of(variant, tokens, measure.size, seed=1)
             found = report(WAYS[way_of(variant)], tokens.lengths, options).properties
             properties[variant] = [bool(value) for value in found]
         lengths = tokens.lengths
@@ -364,25 +279,13 @@ def facts_of(measure: NineWays) -> Dict[str, Any]:
             "unigram_loss": unigram_loss(tokens),
             "properties": properties,
         }
-    return {"data": data, "machine": machine()}
+    return {"data": data}
 
 
 def run(options: Any, runner: Runner) -> int:
     measure = NineWays(options)
-    ranks = measure.where.ranks
-
-    def on_all_ranks(cell: Cell) -> List[Row]:
-        if ranks > 1:
-            _broadcast(cell)
-        return measure(cell)
-
-    try:
-        runner.write(FACTS, json.dumps(facts_of(measure)) + "\n")
-        rows = runner.run(cells_of(measure.data, options.seeds, options.ways), on_all_ranks)
-    finally:
-        if ranks > 1:
-            _broadcast(None)
-    runner.write_csv("runs.csv", rows)
+    runner.keep_facts(facts_of(measure))
+    runner.run(cells_of(measure.data, options.seeds, options.ways), measure)
     status = runner.show(shown(runner.folder), plot=options.plot)
     return status if {*CLAIM, *CONTROL} <= set(options.ways) else 0  # a part has no verdict
 
@@ -436,7 +339,7 @@ class PositionIdsShown(Shown):
         return self.verdict()[:2] == (True, True)
 
     def parts(self) -> List[Union[str, Table]]:
-        settings, ranks = self.settings, self.settings["ranks"]
+        settings = self.settings
         seeds = max((len(self.seeds(cell.variant)) for cell in self.cells), default=0)
         tables: List[Union[str, Table]] = []
         for name in self._data:
@@ -456,7 +359,7 @@ class PositionIdsShown(Shown):
             f"{'; '.join(map(self._cost, self._data))}.",
             f"±: one standard deviation of the seeds. {describe(CausalSize(*settings['size']))}; padding-free rows by "
             f"{settings['attention']}; {counted(seeds, 'seed')}, "
-            f"{ranks} process{'' if ranks == 1 else 'es'}; {self.facts['machine']}.",
+            f"1 process; {self.facts['machine']}.",
         ]
 
     def _cost(self, name: str) -> str:

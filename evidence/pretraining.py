@@ -10,31 +10,28 @@ the test is a quarter of what the missing mask costs, measured on seeds that do 
 from __future__ import annotations
 
 import argparse
-import json
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
 from evidence import packed_runs
-from evidence.packed_runs import SIZES, PretrainingSetup, Size, describe
+from evidence.packed_runs import PretrainingSetup, Size
 from evidence.pretraining_shown import PretrainingShown
 from evidence.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, OF_SIZE, VARIANTS, Variant
-from evidence.runner import FACTS, Cell, Row, Runner
-from ipu_packed_bert.benchmarks.machine import machine
-from ipu_packed_bert.loader import Batch
+from evidence.runner import Cell, Row, Runner
+from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.report.network import operations
-from ipu_packed_bert.schema import ModelConfig
-from pack_data.cli.command import positive_seconds
+from ipu_packed_bert.settings.schema import ModelConfig
 
-DEFAULT = "minutes"
+SIZES, DEFAULT = packed_runs.SIZES, "minutes"
 GPU_TERAFLOPS = 33.5  # half of what NVIDIA's data sheet gives for an H100 in float32, which these runs compute in
 SUMMARY = (
     "Packed against unpacked pre-training, and each adjustment of packedBERT left out (packedBERT, 4.2, Figures 3 and\n"
     "4): held-out loss of unpacked sequences of other documents, with intervals over sequences and seeds.\n"
     "Exit status 1 where training without the mask passes the test of equivalence as well: it then shows nothing.\n\n"
-    + "\n".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
-    + "\nfull has never been run; docs/evidence.md has an estimate of its hours and its cost."
-    + "\nSeveral processes with the same --out share the work; a run that was killed goes on with the same command."
+    "minutes: made-up topics, rows of 64. hours: Wikipedia (--data-dir; else Python's documentation), rows of 192.\n"
+    "full: BERT base at 512, never run; docs/evidence.md has an estimate of its hours and its cost.\n"
+    "Several processes with the same --out share the work; a run that was killed goes on with the same command."
 )
 
 settings = packed_runs.settings
@@ -42,12 +39,6 @@ shown = PretrainingShown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--budget",
-        type=positive_seconds,
-        metavar="HOURS",
-        help="in place of --size and --seeds: what one thread of this machine finishes in so many hours",
-    )
     parser.add_argument(
         "--variants", nargs="+", choices=VARIANTS, metavar="NAME", help="only these, beside those of the test"
     )
@@ -99,8 +90,8 @@ def run(options: Any, runner: Runner) -> int:
     def measure(cell: Cell) -> List[Row]:
         return part(setup, VARIANTS[cell.variant], runner, cell)
 
-    facts = {**setup.facts(), "machine": machine()}
-    runner.write(FACTS, json.dumps(facts) + "\n")
+    facts = setup.facts()
+    runner.keep_facts(facts)
     if facts["sequences"]["held_out"] < packed_runs.LEAST_HELD_OUT:
         print(f"note: {facts['sequences']['held_out']} held-out sequences, fewer than {packed_runs.LEAST_HELD_OUT:,}")
     for part_of_cells in cells(setup.size, chosen, options.seeds):  # the margin is fixed before the seeds that count
@@ -124,7 +115,7 @@ def part(setup: PretrainingSetup, variant: Variant, runner: Runner, cell: Cell) 
     )
 
 
-# ---- what fits into so many hours ------------------------------------------------------------------------------------
+# ---- how long all runs of a size take --------------------------------------------------------------------------------
 
 
 def gpu_slots_per_second(size: Size, teraflops: float = GPU_TERAFLOPS) -> float:
@@ -136,8 +127,8 @@ def gpu_slots_per_second(size: Size, teraflops: float = GPU_TERAFLOPS) -> float:
     return 1e12 * teraflops * slots / operations(model, slots, packs=1)
 
 
-def hours(size: Size, name: str, seeds: int, slots_per_second: Optional[float] = None) -> float:
-    """About how long all cells of a size take, at this rate; without one, on one thread of this machine.
+def hours(size: Size, name: str, seeds: int, slots_per_second: float) -> float:
+    """About how long all cells of a size take, at this rate.
 
     name: the size whose variants are run, which may be those of another size.
     """
@@ -146,32 +137,4 @@ def hours(size: Size, name: str, seeds: int, slots_per_second: Optional[float] =
         size.sequences * size.max_sequence_length / (1.0 if cell.variant == "unpacked" else size.packing_factor)
         for cell in (*margin, *compared)
     )
-    rate = slots_per_second or packed_runs.slots_per_second(size)
-    return 1.15 * slots / rate / 3600  # scoring takes about a seventh
-
-
-def within(budget: float, measured: Callable[[Size, str, int], float] = hours) -> Tuple[str, int]:
-    """The largest size of which three seeds, or two, take no more than so many hours, and how many seeds.
-
-    ValueError where nothing fits.
-    """
-    tried = []
-    for name in ("hours", "minutes", "quick"):
-        for seeds in (3, 2):
-            needed = measured(SIZES[name], name, seeds)
-            if needed <= budget:
-                return name, seeds
-            tried.append(f"{name} with {seeds} seeds about {needed:.2g}")
-    raise ValueError(f"--budget {budget:g} hours is too little: {', '.join(tried)} hours; give more")
-
-
-def choose(options: Any) -> None:
-    """Settles the size and the seeds of --budget, and says which."""
-    if options.budget is None:
-        return
-    options.size, options.seeds = within(options.budget)
-    print(
-        f"--budget {options.budget:g}: size {options.size}, {options.seeds} seeds, about "
-        f"{hours(SIZES[options.size], options.size, options.seeds):.2g} hours on one thread of this machine",
-        flush=True,
-    )
+    return 1.15 * slots / slots_per_second / 3600  # scoring takes about a seventh

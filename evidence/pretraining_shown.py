@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
 from evidence.pretraining_variants import (
     ACCUMULATED,
-    CALIBRATION,
     CALIBRATION_SEEDS,
     CLAIM,
     CONTROL,
@@ -19,7 +18,7 @@ from evidence.pretraining_variants import (
     VARIANTS,
 )
 from evidence.runner import Cell, Row
-from evidence.statistics import CONFIDENCE, SHARE, Interval, Scores, Verdict, difference, verdict
+from evidence.statistics import CONFIDENCE, SHARE, Interval, Scores, Verdict
 from evidence.writer import Shown, Table, bars, curve, curves, limited, spread
 from pack_data.cli.command import counted
 from pack_data.display.picture import Line, Lines, Picture
@@ -38,7 +37,6 @@ class PretrainingShown(Shown):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._intervals: Dict[Tuple[str, str, bool], Optional[Interval]] = {}
         lasts = [rows[-1] for rows in self.cells.values()]
         scored = {(row["held_out_data"], len(row["mlm_centinats"])) for row in lasts}
         if len(scored) > 1 or any(number != len(self.facts["masked"]) for _, number in scored):
@@ -63,33 +61,17 @@ class PretrainingShown(Shown):
             None if nsp is None else np.array(nsp) / 1000,
         )
 
-    def against(self, name: str, other: str = REFERENCE, *, masked_only: bool = False) -> Optional[Interval]:
-        """The difference of two variants over the seeds that both have; None where there is none."""
-        key = name, other, masked_only or NO_NSP in (name, other)
-        if key not in self._intervals:
-            seeds = self.common(name, other)
-            self._intervals[key] = self._difference(*key, seeds) if seeds else None
-        return self._intervals[key]
-
-    def _difference(self, name: str, other: str, masked_only: bool, seeds: Sequence[int]) -> Interval:
-        runs = ([self.scores(self.cells[Cell(each, seed)][-1]) for seed in seeds] for each in (name, other))
-        return difference(*runs, masked_only=masked_only)
-
-    def cost(self) -> Optional[Interval]:
-        """What the missing mask costs on the seeds that do not count."""
-        seeds = [seed for seed in CALIBRATION_SEEDS if all(Cell(name, seed) in self.cells for name in CALIBRATION)]
-        return self._difference(CONTROL, CLAIM, False, seeds) if seeds else None
+    def against(self, name: str, *, masked_only: bool = False) -> Optional[Interval]:
+        """The difference to unpacked over the seeds that both have; None where there is none."""
+        return self.difference(name, REFERENCE, masked_only=masked_only or name == NO_NSP)
 
     @property
     def margin(self) -> Optional[float]:
-        cost = self.cost()
+        cost = self.cost(CLAIM, CONTROL)
         return None if cost is None or cost.low <= 0 else SHARE * cost.mean
 
     def verdict(self) -> Verdict:
-        claim, control = self.against(CLAIM), self.against(CONTROL)
-        if claim is None or control is None:
-            return Verdict(False, False, "shows nothing yet: packed, unpacked and the control have no common seed")
-        return verdict(self.cost(), claim, control)
+        return self.equivalence(CLAIM, CONTROL, REFERENCE, names="packed, unpacked and the control")
 
     @property
     def passes(self) -> bool:
@@ -173,7 +155,7 @@ class PretrainingShown(Shown):
 
     def notes(self) -> List[str]:
         """What the table does not say."""
-        cost, facts = self.cost(), self.facts
+        cost, facts = self.cost(CLAIM, CONTROL), self.facts
         margin = "The margin is not measured yet."
         if cost is not None:
             seeds = f"{counted(cost.seeds, 'seed')} that {'does' if cost.seeds == 1 else 'do'} not count"

@@ -2,7 +2,6 @@
 
     runner = Runner(folder, settings)                                 # settings: all that decides what a cell measures
     rows = runner.run(cells, measure)                                 # measure(cell) -> rows, plain values by name
-    runner.write_csv("curves.csv", rows)
 
 Each finished cell is a file in `cells/`, written whole or not at all. Several processes may run one experiment in one
 folder: each takes the next cell that nobody has, and the lock of a cell ends with its process, however that ends. So a
@@ -11,8 +10,6 @@ run that was killed goes on with the same command.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 import sys
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 from urllib.parse import quote
 
+from ipu_packed_bert.benchmarks.machine import machine
 from pack_data.cli.command import counted, progress_bar
 from pack_data.reading.files import locked, write_atomically
 
@@ -57,22 +55,13 @@ class Runner:
         for name in (CELLS, _LOCKS):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         with alone(self.folder, "settings"):
-            self._settle(settings)
+            settle(self.folder / SETTINGS, settings, "cells measured" if finished_cells(self.folder) else "")
 
-    def _settle(self, settings: Mapping[str, Any]) -> None:
-        path = self.folder / SETTINGS
-        wanted = json.loads(json.dumps(settings))
-        if path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            different = sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
-            if different and finished_cells(self.folder):
-                changes = ", ".join(f"{name} {found.get(name)} (now {wanted.get(name)})" for name in different)
-                raise ValueError(
-                    f"{self.folder}: holds cells measured with {changes}; give another --out or remove the folder"
-                )
-            if not different:
-                return
-        write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
+    def keep_facts(self, facts: Mapping[str, Any]) -> None:
+        """What the cells do not say, beside what is kept already; the machine is added."""
+        path = self.folder / FACTS
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self.write(FACTS, json.dumps({**before, **facts, "machine": machine()}) + "\n")
 
     def run(self, cells: Sequence[Cell], measure: Callable[[Cell], Iterable[Row]]) -> List[Row]:
         """The rows of these cells, in their order; those that are not finished yet are measured, one after another.
@@ -130,20 +119,23 @@ class Runner:
             print(picture)
         return 0 if shown.passes else 1
 
-    def write_csv(self, name: str, rows: Sequence[Row]) -> Path:
-        """One line a row; the columns are those of all rows, in the order in which they first appear."""
-        columns = list({column: None for row in rows for column in row})
-        text = io.StringIO()
-        writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return self.write(name, text.getvalue())
-
     def write(self, name: str, text: str) -> Path:
         """A file in the experiment's folder, whole or not at all."""
         path = self.folder / name
         write_atomically(path, text.encode())
         return path
+
+
+def settle(path: Path, settings: Mapping[str, Any], holds: str) -> None:
+    """Notes what decides the contents of a folder. ValueError where it `holds` what was made with other settings."""
+    wanted = json.loads(json.dumps(settings))
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    different = sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
+    if found and different and holds:
+        changes = ", ".join(f"{name} {found.get(name)} (now {wanted.get(name)})" for name in different)
+        raise ValueError(f"{path.parent}: holds {holds} with {changes}; give another --out or remove the folder")
+    if found != wanted or not path.exists():
+        write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
 
 
 def finished_cells(folder: Path) -> Dict[Cell, List[Row]]:

@@ -9,7 +9,6 @@ layers do the same work. Packs of one sequence, for which packing can bring noth
 from __future__ import annotations
 
 import argparse
-import json
 import lzma
 import time
 from contextlib import closing
@@ -19,38 +18,35 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 import torch
 
-from evidence.packed_runs import corpus_of, write_documents
+from evidence import packed_runs
+from evidence.packed_runs import BuiltData, corpus_of
 from evidence.runner import FACTS, Cell, Row, Runner, alone
-from evidence.speed_shown import EMULATED, WHOLE, SpeedShown
-from ipu_packed_bert.benchmarks.machine import machine
+from evidence.speed_shown import EMULATED, LAYERS, PRECISIONS, WHOLE, SpeedShown
 from ipu_packed_bert.benchmarks.packed import bfloat16_slowdown
-from ipu_packed_bert.compare_unpacked import gradient_difference, seconds_of
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig, OptimizerConfig
+from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, SameSequences, StoredPacks
 from ipu_packed_bert.engine.base import Gradients, StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.engine.host.attention import dense_attention
 from ipu_packed_bert.engine.host.devices import computes_in, find_device
-from ipu_packed_bert.loader import Batch, GlobalBatches, Layout, SameSequences, StoredPacks
-from ipu_packed_bert.schema import EngineConfig, ModelConfig, PlacementConfig
+from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, OptimizerConfig
+from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.build import BuildOptions, build
+from ipu_packed_bert.training.compare_unpacked import gradient_difference, seconds_of
 from pack_data.cli.memory import keep_buffers
 from pack_data.reading.files import write_atomically
-from pack_data.store.data_set import MANIFEST, PackStore
+from pack_data.store.data_set import PackStore
 
 shown = SpeedShown
 VOCABULARY = Path("vocab", "bert-base-uncased-vocab.txt.xz")  # of --data-dir, where it is there
-TYPES = ("float32", "bfloat16")
-_SEED, _DRAWS = 5, 1000
+_DRAWS = 1000
 
 
 class Width(NamedTuple):
     hidden_size: int
     num_heads: int
-    layers: int  # of the whole model
 
 
-WIDTHS = {"base": Width(768, 12, 12), "large": Width(1024, 16, 24), "tiny": Width(32, 2, 4)}
+WIDTHS = {"base": Width(768, 12), "large": Width(1024, 16), "tiny": Width(32, 2)}
 
 
 class SpeedSize(NamedTuple):
@@ -94,17 +90,12 @@ SIZES = {
 }
 
 
-def describe(size: SpeedSize) -> str:
-    layers = "whole models" if size.layers is None else f"{size.layers} layer{'' if size.layers == 1 else 's'}"
-    return f"rows of {', '.join(f'{slots:,}' for slots, *_ in size.rows)}; {' and '.join(size.widths)} width, {layers}"
-
-
 SUMMARY = (
     "Realised speed-up beside the packing factor, for each row length, width and type: forward and backward pass,\n"
     "packed and unpacked, with a mask over the row and with attention within each sequence. Exit status 1 where a row\n"
     "shows nothing: the same packs timed twice differ, or packs of one sequence are as fast.\n\n"
-    + "\n".join(f"{name}: {describe(size)}" for name, size in SIZES.items())
-    + "\ndefault takes 20 minutes of an idle core with AVX-512; --slots, --widths and --types choose cells, each seed\n"
+    "default: rows of 128 to 2,048 slots, base and large, one layer of each; full: whole models, which was never run.\n"
+    "default takes 20 minutes of an idle core with AVX-512; --slots, --widths and --types choose cells, each seed\n"
     "draws other packs and adds its rounds."
 )
 
@@ -113,60 +104,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lengths = sorted({slots for size in SIZES.values() for slots, *_ in size.rows})
     parser.add_argument("--slots", nargs="+", type=int, choices=lengths, metavar="S", help="only these row lengths")
     parser.add_argument("--widths", nargs="+", choices=WIDTHS, metavar="NAME", help="only these: base, large")
-    parser.add_argument("--types", nargs="+", choices=TYPES, metavar="NAME", help=f"only these: {', '.join(TYPES)}")
+    parser.add_argument(
+        "--types", nargs="+", choices=PRECISIONS, metavar="NAME", help=f"only these: {', '.join(PRECISIONS)}"
+    )
     parser.set_defaults(seeds=1)
 
 
 def settings(options: Any) -> Dict[str, Any]:
-    size = SIZES[options.size]
-    return {"size": options.size, **size._asdict(), "corpus": corpus_of(size, options.data_dir)}  # type: ignore[arg-type]
+    return packed_runs.settings(options, SIZES)
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-class SpeedData:
+class SpeedData(BuiltData):
     """The same documents packed at each row length, beside the folder of the experiment."""
 
     def __init__(self, options: Any) -> None:
-        self.size, self._progress = SIZES[options.size], options.progress
-        self.corpus = corpus_of(self.size, options.data_dir)  # type: ignore[arg-type]
-        self.folder = Path(options.out).parent / f"data_speed_{options.size}_{self.corpus}"
-        self._data_dir: Optional[Path] = options.data_dir
+        size: SpeedSize = SIZES[options.size]
+        folder = Path(options.out).parent / f"data_speed_{options.size}_{corpus_of(size, options.data_dir)}"
+        super().__init__(folder, size, options.data_dir, options.progress)
 
     def store(self, slots: int) -> PackStore:
-        out = self.folder / f"slots_{slots}"
         with alone(self.folder, "data"):
-            if not (out / MANIFEST).exists():
-                print(f"building rows of {slots} slots in {out}", flush=True)
-                vocabulary, text = self._vocabulary(), self._text()
-                build(
-                    BuildOptions(
-                        out=out,
-                        corpus=text,
-                        vocabulary=vocabulary,
-                        vocabulary_size=self.size.vocabulary_size,
-                        max_sequence_length=slots,
-                        max_sequences_per_pack=self._depth(slots),
-                        duplication_factor=1,
-                        seed=_SEED,
-                    ),
-                    self._progress,
-                ).close()
-        return PackStore.open(out)
+            depth, vocabulary = self._depth(slots), self._vocabulary()
+            sizes = {"max_sequence_length": slots, "max_sequences_per_pack": depth}
+            return PackStore.open(self.built(f"slots_{slots}", corpus=self.documents(), vocabulary=vocabulary, **sizes))
 
     def _depth(self, slots: int) -> int:
         return next(depth for each, depth, _ in self.size.rows if each == slots)
 
     def rounds(self, slots: int) -> int:
         return next(rounds for each, _, rounds in self.size.rows if each == slots)
-
-    def _text(self) -> Path:
-        path = self.folder / "documents.jsonl"
-        if not path.exists():
-            source = self.corpus if self._data_dir is None or self.corpus == "topics" else self._data_dir / "wikipedia"
-            write_documents(str(source), path, amount=self.size.amount)
-        return path
 
     def _vocabulary(self) -> Optional[Path]:
         """BERT's own, where --data-dir has it; None: each row length trains one."""
@@ -190,7 +159,7 @@ class SpeedData:
                 }
         vocabulary = "BERT's vocabulary" if self._vocabulary() else "a vocabulary trained on it"
         clock = "processor seconds" if on_one_thread(find_device(EngineConfig(kind="host"))) else "seconds"
-        return {"rows": found, "corpus": self.corpus, "vocabulary": vocabulary, "clock": clock, "machine": machine()}
+        return {"rows": found, "corpus": self.corpus, "vocabulary": vocabulary, "clock": clock}
 
 
 class ChosenPacks(StoredPacks):
@@ -253,7 +222,7 @@ class Timed:
         self._width, self._precision = WIDTHS[width], precision
         self._rows = max(1, size.slots_at_once // slots)
         self._seed = seed
-        layers = self._width.layers if whole or size.layers is None else size.layers
+        layers = LAYERS[width] if whole or size.layers is None else size.layers
         device = find_device(EngineConfig(kind="host"))
         dense = dense_attention(precision, device)
         self._engines = {"dense": self._engine(layers, dense)}
@@ -307,7 +276,6 @@ class Timed:
     def _round(self, number: int, pair: SameSequences, layout: Layout) -> Row:
         lengths = [np.bincount(row)[1:] for row in pair.packed["input_mask"]]
         sequences, packs = sum(map(len, lengths)), len(lengths)
-        squares = sum(float((of_row.astype(np.float64) ** 2).sum()) for of_row in lengths)
         sides = {}
         for name, engine in self._engines.items():
             sides[f"packed_{name}"] = Side(engine, pair.packed, False)
@@ -321,7 +289,6 @@ class Timed:
             "sequences": sequences,
             "packs": packs,
             "tokens": int(sum(of_row.sum() for of_row in lengths)),
-            "share_within": round(squares / (packs * self._slots**2), 5),
         }
         made: Dict[str, Gradients] = {}
         for name in sorted(sides, reverse=bool(number % 2)):
@@ -359,13 +326,13 @@ def cells_of(options: Any) -> List[Cell]:
         (slots, width, precision)
         for slots, *_ in size.rows
         for width in size.widths
-        for precision in TYPES
+        for precision in PRECISIONS
         if slots in (options.slots or [slots])
         and width in (options.widths or [width])
         and precision in (options.types or [precision])
     ]
     if not every:
-        raise ValueError(f"--slots, --widths and --types leave no cell of the size {options.size}: {describe(size)}")
+        raise ValueError(f"--slots, --widths and --types leave no cell of the size {options.size}")
     names = [" ".join(map(str, each)) for each in every]
     names += [f"{' '.join(map(str, each))}{WHOLE}" for each in size.whole if each in every]
     return [Cell(name, seed) for seed in range(1, options.seeds + 1) for name in names]
@@ -393,6 +360,6 @@ def run(options: Any, runner: Runner) -> int:
         keep_buffers()
     data = SpeedData(options)
     if not (runner.folder / FACTS).exists():
-        runner.write(FACTS, json.dumps(data.facts()) + "\n")
+        runner.keep_facts(data.facts())
     runner.run(cells, lambda cell: measure(data, cell))
     return runner.show(shown(runner.folder), plot=options.plot)

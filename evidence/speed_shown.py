@@ -8,12 +8,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from evidence.runner import Row
 from evidence.statistics import CONFIDENCE, TWICE, Interval, ratio
 from evidence.writer import Shown, Table
-from ipu_packed_bert.compare_unpacked import EXPECTED
+from ipu_packed_bert.training.compare_unpacked import EXPECTED
 from pack_data.display.picture import Axis, Line, Lines, Picture
 
 WHOLE, EMULATED = " whole", "emulated"
 MARGIN = 0.1  # of the packing factor: a speed-up within it is the factor's
-LAYERS = {"base": 12, "large": 24, "tiny": 4}
+LAYERS = {"base": 12, "large": 24, "tiny": 4}  # of the whole model of each width
 ATTENTIONS = {"dense": "mask over the row", "within": "within each sequence"}
 PRECISIONS = ("float32", "bfloat16")
 

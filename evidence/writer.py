@@ -11,8 +11,8 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 
 import numpy as np
 
-from evidence.runner import Cell, read_run
-from evidence.statistics import Interval
+from evidence.runner import Cell, Row, read_run
+from evidence.statistics import Interval, Scores, Verdict, difference, verdict
 from pack_data.display.picture import Axis, Bars, Line, Lines, Picture, Series, write
 from pack_data.display.table import markdown
 
@@ -57,6 +57,7 @@ class Shown:
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.settings, self.facts, self.cells = read_run(self.folder)
+        self._differences: Dict[Tuple[Any, ...], Interval] = {}
 
     @property
     def passes(self) -> bool:
@@ -84,6 +85,35 @@ class Shown:
     def columns(self, variant: str, value: str) -> np.ndarray:
         """One value of a variant's rows: [seeds, points]."""
         return np.array([[row[value] for row in self.cells[Cell(variant, seed)]] for seed in self.seeds(variant)])
+
+    # ---- runs that are compared seed by seed
+
+    def scores(self, row: Row) -> Scores:
+        """What the last row of a run says of each held-out example."""
+        raise NotImplementedError
+
+    def difference(
+        self, name: str, other: str, seeds: Optional[Sequence[int]] = None, *, masked_only: bool = False
+    ) -> Optional[Interval]:
+        """Of two variants over the seeds that both have, or over these; None where there is none."""
+        chosen = tuple(self.common(name, other) if seeds is None else seeds)
+        key = name, other, chosen, masked_only
+        if chosen and key not in self._differences:
+            runs = ([self.scores(self.cells[Cell(each, seed)][-1]) for seed in chosen] for each in (name, other))
+            self._differences[key] = difference(*runs, masked_only=masked_only)
+        return self._differences.get(key)
+
+    def cost(self, claim: str, control: str) -> Optional[Interval]:
+        """What the control costs on the seeds that set the margin; None where it is not measured."""
+        seeds = [seed for seed in self.uncounted if all(Cell(each, seed) in self.cells for each in (claim, control))]
+        return self.difference(control, claim, seeds)
+
+    def equivalence(self, claim: str, control: str, reference: str, *, names: str, **words: Any) -> Verdict:
+        """Whether the claim scores as the reference, in an experiment that notices the control. names: of the three."""
+        found, broken = self.difference(claim, reference), self.difference(control, reference)
+        if found is None or broken is None:
+            return Verdict(False, False, f"shows nothing yet: {names} have no common seed")
+        return verdict(self.cost(claim, control), found, broken, **words)
 
     # ---- written
 

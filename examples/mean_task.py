@@ -10,12 +10,12 @@ from torch import nn
 from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import PackedBert
-from ipu_packed_bert.placement import Part
-from ipu_packed_bert.settings import setting
+from ipu_packed_bert.settings.finetuning import TaskConfig
+from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.reader import setting
 from ipu_packed_bert.tasks.classification import label_settings, refuse_too_long
 from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, Scored
 from ipu_packed_bert.tasks.files import Faults, Source, table_rows
-from ipu_packed_bert.tasks.settings import TaskConfig
 
 
 @dataclass(frozen=True)

@@ -15,36 +15,36 @@ from typing import TYPE_CHECKING, Any, List
 from pack_data import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint
-    from ipu_packed_bert.commands.export import export_run, import_folder
-    from ipu_packed_bert.config import Config, ConfigError, load_config
-    from ipu_packed_bert.configurations import config_file
+    from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
     from ipu_packed_bert.engine import build_engine, choose_engine
     from ipu_packed_bert.engine.base import Engine, StepResult
-    from ipu_packed_bert.loader import GlobalBatches, StoredPacks
-    from ipu_packed_bert.run_folder import read_log
+    from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_checkpoint, newest_checkpoint
+    from ipu_packed_bert.run_files.folder import read_log
+    from ipu_packed_bert.settings.pretraining import Config, ConfigError, load_config
+    from ipu_packed_bert.settings.shipped import config_file
     from ipu_packed_bert.tasks.pretraining import Pretraining
-    from ipu_packed_bert.train import Outcome
+    from ipu_packed_bert.training.export import export_run, import_folder
+    from ipu_packed_bert.training.loop import Outcome
 
 _PLACES = {
-    "Checkpoint": "checkpoint",
-    "Config": "config",
-    "ConfigError": "config",
+    "Checkpoint": "run_files.checkpoints",
+    "Config": "settings.pretraining",
+    "ConfigError": "settings.pretraining",
     "Engine": "engine.base",
-    "GlobalBatches": "loader",
-    "Outcome": "train",
+    "GlobalBatches": "data.global_batches",
+    "Outcome": "training.loop",
     "Pretraining": "tasks.pretraining",
     "StepResult": "engine.base",
-    "StoredPacks": "loader",
+    "StoredPacks": "data.global_batches",
     "build_engine": "engine",
     "choose_engine": "engine",
-    "config_file": "configurations",
-    "export_run": "commands.export",
-    "import_folder": "commands.export",
-    "load_checkpoint": "checkpoint",
-    "load_config": "config",
-    "newest_checkpoint": "checkpoint",
-    "read_log": "run_folder",
+    "config_file": "settings.shipped",
+    "export_run": "training.export",
+    "import_folder": "training.export",
+    "load_checkpoint": "run_files.checkpoints",
+    "load_config": "settings.pretraining",
+    "newest_checkpoint": "run_files.checkpoints",
+    "read_log": "run_files.folder",
 }
 
 __all__ = [

@@ -197,7 +197,7 @@ def write_csv(path: str, case: Case, rows: Sequence[Row]) -> None:
         writer.writerows([case.histogram.name, *asdict(row).values()] for row in rows)
 
 
-def heat_map(rows: Sequence[Row], title: str, value: Callable[[Row], Optional[float]], *notes: str) -> HeatMap:
+def _heat_map(rows: Sequence[Row], title: str, value: Callable[[Row], Optional[float]], *notes: str) -> HeatMap:
     """A value of every packer at every depth. rows: `compare`'s."""
     own = [row for row in rows if row.algorithm not in ("none", "sort")]
     depths = list(dict.fromkeys(row.max_sequences_per_pack for row in own))
@@ -217,11 +217,11 @@ def heat_map(rows: Sequence[Row], title: str, value: Callable[[Row], Optional[fl
 
 def padding_map(rows: Sequence[Row]) -> HeatMap:
     title = "Padding by packer and depth, in % of the slots"
-    return heat_map(rows, title, lambda row: 100.0 * (1.0 - row.efficiency))
+    return _heat_map(rows, title, lambda row: 100.0 * (1.0 - row.efficiency))
 
 
 def gap_map(rows: Sequence[Row]) -> HeatMap:
-    return heat_map(
+    return _heat_map(
         rows,
         "Packs above the proven least of the depth, in %",
         lambda row: 100.0 * row.gap / row.lower_bound if row.gap is not None and row.lower_bound else None,

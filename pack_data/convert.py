@@ -27,7 +27,7 @@ TARGETS = {
     "arrow": ("packs", "examples", "token_packs", "tokens"),
     "store": ("packs",),
 }
-WORDS = {
+_WORDS = {
     "examples": "examples",
     "packs": "packs",
     "tokens": "token sequences",
@@ -36,7 +36,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Conversion:
+class _Conversion:
     """What was done: the format and kind written, how many records, bad ones skipped, foreign columns left out."""
 
     format: str
@@ -46,7 +46,7 @@ class Conversion:
     foreign_lost: Sequence[str] = ()
 
 
-def target_format(destination: str, kind: str) -> str:
+def _target_format(destination: str, kind: str) -> str:
     """The format that a file name asks for.  Raises ValueError where its suffix is of none."""
     name = destination[:-3] if destination.endswith(".gz") else destination
     suffix = os.path.splitext(name)[1]
@@ -69,7 +69,7 @@ def convert(
     unpack: bool = False,
     widths: Optional[RowWidths] = None,
     shown: Optional[bool] = None,
-) -> Conversion:
+) -> _Conversion:
     """Write every good record of `source` to `destination`.
 
     unpack: take packs apart into sequences, also where the target could hold packs.  widths: row widths of an unpacked
@@ -78,7 +78,7 @@ def convert(
     widths = RowWidths() if widths is None else widths
     kind = source.unpacked_kind if unpack else source.kind
     if to_format == "auto":
-        to_format = target_format(destination, kind)
+        to_format = _target_format(destination, kind)
     if to_format not in TARGETS:
         raise ValueError(f"format {to_format!r} cannot be written; choose from {', '.join(TARGETS)}")
     if kind == "packs" and "packs" not in TARGETS[to_format]:
@@ -119,7 +119,7 @@ def convert(
             written = module.write(destination, records(), kind, to_format == "arrow")
         else:
             written = module.write(destination, records(), widths)
-    return Conversion(to_format, kind, written, source.bad.count, source.foreign_lost)
+    return _Conversion(to_format, kind, written, source.bad.count, source.foreign_lost)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -173,8 +173,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         widths=RowWidths(args.max_sequence_length, args.max_predictions_per_sequence),
     )
     print(
-        f"{args.source} ({source.format}, {WORDS[source.kind]}) -> {args.destination} ({done.format}): "
-        f"{done.written:,} {WORDS[done.kind]}"
+        f"{args.source} ({source.format}, {_WORDS[source.kind]}) -> {args.destination} ({done.format}): "
+        f"{done.written:,} {_WORDS[done.kind]}"
     )
     if done.bad:
         print(source.report(), file=sys.stderr)

@@ -24,11 +24,11 @@ from pack_data.packing import Packing
 from pack_data.reading.fields import packing_depth, whole_number
 from pack_data.solver.nonnegative import solve_fast, solve_reference
 
-DEEPEST = 3
-LONGEST = 8192  # S^2 / 12 strategies and S x S matrices: 5.6 million and half a gigabyte each here
-SHORT = 8  # lengths up to this one are acceptable as padding
+_DEEPEST = 3
+_LONGEST = 8192  # S^2 / 12 strategies and S x S matrices: 5.6 million and half a gigabyte each here
+_SHORT = 8  # lengths up to this one are acceptable as padding
 
-Solver = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+_Solver = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def pack(
@@ -46,22 +46,22 @@ def pack(
     """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     rounds = whole_number("rounds", rounds, least=1)
-    if max_sequences_per_pack is None or max_sequences_per_pack > DEEPEST:
+    if max_sequences_per_pack is None or max_sequences_per_pack > _DEEPEST:
         depth = "any number" if max_sequences_per_pack is None else max_sequences_per_pack
         raise ValueError(
-            f"nnlshp packs at most {DEEPEST} sequences together, not {depth}; for deeper packs use optimal or spfhp"
+            f"nnlshp packs at most {_DEEPEST} sequences together, not {depth}; for deeper packs use optimal or spfhp"
         )
-    if histogram.max_sequence_length > LONGEST:
+    if histogram.max_sequence_length > _LONGEST:
         raise ValueError(
             f"nnlshp lists S^2 / 12 strategies, too many for max_sequence_length {histogram.max_sequence_length} "
-            f"(at most {LONGEST}); use optimal or spfhp"
+            f"(at most {_LONGEST}); use optimal or spfhp"
         )
     if solver not in _SOLVERS:
         raise ValueError(f"no solver is called {solver!r}; there are {', '.join(_SOLVERS)}")
     S = histogram.max_sequence_length
     strategies = strategies_filling(S, max_sequences_per_pack)
     weights = np.ones(S + 1)
-    weights[: SHORT + 1] = 0.09 if rounds == 1 else (SHORT / (2 * S)) ** 0.5
+    weights[: _SHORT + 1] = 0.09 if rounds == 1 else (_SHORT / (2 * S)) ** 0.5
     weights[0] = 0.0  # index 0 is the absent second or third length of a strategy
 
     start = time.perf_counter()
@@ -101,7 +101,7 @@ def _mix(
     strategies: np.ndarray,
     weights: np.ndarray,
     rounds: int,
-    solve: Solver,
+    solve: _Solver,
 ) -> Tuple[np.ndarray, np.ndarray]:
     """int64 [strategies], how often to make each; int64 [S + 1], the sequences that are then still without a pack."""
     S = len(counts) - 1
@@ -155,7 +155,7 @@ def _without(repeats: Dict[Tuple[int, ...], int], padding: np.ndarray) -> List[T
     return list(remaining.items())
 
 
-_SOLVERS: Dict[str, Solver] = {"fast": solve_fast, "reference": solve_reference}
+_SOLVERS: Dict[str, _Solver] = {"fast": solve_fast, "reference": solve_reference}
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

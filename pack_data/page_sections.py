@@ -251,7 +251,7 @@ def filling_section(packing: Packing, made: str) -> Section:
 # ---- waste by depth and packer ---------------------------------------------------------------------------------------
 
 
-def waste_section(histogram: LengthHistogram, rows: Sequence[Row]) -> Section:
+def _waste_section(histogram: LengthHistogram, rows: Sequence[Row]) -> Section:
     """rows: `compare`'s."""
     packers = [row for row in rows if row.algorithm not in ("none", "sort")]
     depths = list(dict.fromkeys(row.max_sequences_per_pack for row in packers))
@@ -329,7 +329,7 @@ _ROW = (
 # ---- the proof -------------------------------------------------------------------------------------------------------
 
 
-def proof_section(packing: Packing, made: str) -> Section:
+def _proof_section(packing: Packing, made: str) -> Section:
     """The certificate in words, and what it says each length is worth."""
     title = "The proof"
     if packing.certificate is None:
@@ -385,7 +385,7 @@ def proof_section(packing: Packing, made: str) -> Section:
 # ---- one pack --------------------------------------------------------------------------------------------------------
 
 
-def drawn_strategy(packing: Packing) -> Optional[Drawn]:
+def _drawn_strategy(packing: Packing) -> Optional[Drawn]:
     """The strategy used most among those of two sequences at least, else the one used most; None for no packs."""
     if not packing.strategies:
         return None
@@ -515,7 +515,7 @@ def sections_of_histogram(
     """packer, depth: of the packing that is drawn. packers, depths: of those that are compared; None: `packers_for`."""
     packing = get_packer(packer)(histogram, max_sequences_per_pack=depth)
     made = f"{packer.upper()}, {'any depth' if depth is None else f'depth {depth}'}"
-    return _sections(histogram, packing, made, drawn_strategy(packing), depths, packers, progress)
+    return _sections(histogram, packing, made, _drawn_strategy(packing), depths, packers, progress)
 
 
 def sections_of_data_set(
@@ -546,7 +546,7 @@ def _sections(
     found = [
         lengths_section(histogram),
         filling_section(packing, made),
-        waste_section(histogram, rows),
-        proof_section(packing, made),
+        _waste_section(histogram, rows),
+        _proof_section(packing, made),
     ]
     return tuple(found) + ((pack_section(drawn),) if drawn is not None else ())

@@ -50,7 +50,7 @@ def ragged_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 _BLOCK = 1 << 16
 
 
-def blocks_of(lengths: np.ndarray) -> Iterator[Tuple[int, int, int, int]]:
+def _blocks_of(lengths: np.ndarray) -> Iterator[Tuple[int, int, int, int]]:
     """Runs of rows with about _BLOCK values: first row, row after the last, first value, value after the last."""
     ends = np.cumsum(lengths, dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
@@ -67,7 +67,7 @@ def _ragged_take(columns: Mapping[str, np.ndarray], starts: np.ndarray, lengths:
     total = int(lengths.sum())
     taken = {name: np.empty(total, values.dtype) for name, values in columns.items()}
     if taken:
-        for row, row_end, value, value_end in blocks_of(lengths):
+        for row, row_end, value, value_end in _blocks_of(lengths):
             index = ragged_index(starts[row:row_end], lengths[row:row_end])
             for name, values in columns.items():
                 np.take(values, index, out=taken[name][value:value_end], mode="clip")
@@ -205,7 +205,7 @@ def digest(sequences: Sequences) -> int:
         return 0
     predictions_before = np.concatenate([[0], np.cumsum(sequences.prediction_counts, dtype=np.int64)])
     total = 0
-    for row, row_end, token, token_end in blocks_of(sequences.lengths):
+    for row, row_end, token, token_end in _blocks_of(sequences.lengths):
         masked = slice(int(predictions_before[row]), int(predictions_before[row_end]))
         total += _digest(
             Sequences(

@@ -21,13 +21,13 @@ import torch
 import torch.distributed as dist
 
 from ipu_packed_bert import engine as engines
-from ipu_packed_bert import run_summary
 from ipu_packed_bert.commands import pretrain
-from ipu_packed_bert.config import config_from_tree
-from ipu_packed_bert.loader import GlobalBatches, StoredPacks
-from ipu_packed_bert.processes import joined
-from ipu_packed_bert.runs import prepare
+from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
+from ipu_packed_bert.processes.ranks import joined
+from ipu_packed_bert.settings.pretraining import config_from_tree
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.training import summary as run_summary
+from ipu_packed_bert.training.finetuning_run import prepare
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
 from tests.fakes.machine import machine

@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from ipu_packed_bert.checkpoint import load_newest  # noqa: E402
-from ipu_packed_bert.run_folder import CHECKPOINTS, LOG, read_log  # noqa: E402
+from ipu_packed_bert.run_files.checkpoints import load_newest  # noqa: E402
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, LOG, read_log  # noqa: E402
 from tests.tiny_runs import tiny_config, tiny_data  # noqa: E402
 
 

@@ -217,8 +217,8 @@ def _run_with_data(folder: Path, steps: int = 30) -> None:
 
 
 def _train(folder: Path) -> Optional[int]:
-    from ipu_packed_bert.checkpoint import checkpoints
     from ipu_packed_bert.commands import pretrain
+    from ipu_packed_bert.run_files.checkpoints import checkpoints
 
     run = folder / "run"
     if checkpoints(run / "checkpoints"):
@@ -229,7 +229,7 @@ def _train(folder: Path) -> Optional[int]:
 
 def _logged(folder: Path) -> Dict[str, Any]:
     """Both logs without the clock, and the last checkpoint's tensors and state."""
-    from ipu_packed_bert.run_folder import EVALUATIONS, LOG, read_log
+    from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
 
     clock = ("seconds",)
     found: Dict[str, Any] = {
@@ -245,7 +245,7 @@ def _logged(folder: Path) -> Dict[str, Any]:
 
 
 def _resumable(folder: Path) -> None:
-    from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
+    from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
 
     for path in checkpoints(folder / "run" / "checkpoints"):
         load_checkpoint(path)
@@ -263,7 +263,8 @@ def _convert(folder: Path) -> Optional[int]:
 
 
 def _converted(folder: Path) -> Dict[str, str]:
-    left = [path.name for path in folder.iterdir() if path.name not in ("corpus", "data", "out")]
+    # Killed when the target was whole, nothing runs again that could remove the lock.
+    left = [path.name for path in folder.iterdir() if path.name not in ("corpus", "data", "out", ".out.lock")]
     assert not left, f"left behind: {left}"
     return contents(folder / "out")
 

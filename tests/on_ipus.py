@@ -17,16 +17,16 @@ from typing import List, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = (
-    "test_fake_poptorch",
-    "test_ipu_signatures",
-    "test_ipu_lowering",
-    "test_ipu_engine",
-    "test_ipu_tier",
-    "test_poprun",
+    "engine/test_fake_poptorch",
+    "engine/test_ipu_signatures",
+    "engine/test_ipu_lowering",
+    "engine/test_ipu_engine",
+    "engine/test_ipu_tier",
+    "engine/test_poprun",
     "tasks/test_on_ipus",
     "tasks/test_ipu_graphs",
 )
-ON_THE_SDK = ("test_ipu_tier",)
+ON_THE_SDK = ("engine/test_ipu_tier",)
 
 
 def main(argv: Sequence[str]) -> int:

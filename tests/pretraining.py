@@ -6,11 +6,11 @@ from typing import Any, Optional
 
 import torch
 
-from ipu_packed_bert.config import Config
+from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
 from ipu_packed_bert.engine.base import build_network
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.loader import GlobalBatches, StoredPacks
-from ipu_packed_bert.placement import Placement, place
+from ipu_packed_bert.settings.placement import Placement, place
+from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.store.data_set import PackStore
 from pack_data.store.packs import PackSchema

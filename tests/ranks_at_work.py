@@ -19,12 +19,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 import torch
 import torch.distributed as dist
 
-from ipu_packed_bert.config import config_from_tree
+from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.loader import GlobalBatches, StoredPacks
-from ipu_packed_bert.processes import Processes, Ranks
-from ipu_packed_bert.runs import prepare
+from ipu_packed_bert.processes.ranks import Processes, Ranks
+from ipu_packed_bert.settings.pretraining import config_from_tree
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.training.finetuning_run import prepare
 from pack_data.store.data_set import PackStore
 from tests.tiny_runs import held_out_of, tiny_settings
 

@@ -13,7 +13,7 @@ import pytest
 
 from evidence import __main__ as evidence
 from ipu_packed_bert import __main__ as packed_bert
-from ipu_packed_bert.configurations import config_file, shipped_names
+from ipu_packed_bert.settings.shipped import config_file, shipped_names
 
 ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location("run_blocks", ROOT / "docs" / "run_blocks.py")

@@ -271,9 +271,8 @@ def scratch(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scratch")
     for each in COMMANDS.values():
         each.main()
-    import ipu_packed_bert.predictions
-    import ipu_packed_bert.runs
-    import ipu_packed_bert.train  # noqa: F401
+    import ipu_packed_bert.training.finetuning_run
+    import ipu_packed_bert.training.loop  # noqa: F401
 
     tiny_runs.tiny_config(folder / "ok.yml", tiny_runs.tiny_data(folder / "data"))
     bert = fine_tuning_files.tiny_checkpoint(folder / "bert")
@@ -355,7 +354,7 @@ def test_no_file_is_waited_for_or_fills_the_memory(scratch, endless, option):
 OWN = """
 from pathlib import Path
 Path(MARKER).write_text("a file was run")
-from ipu_packed_bert.tasks.settings import TokensConfig
+from ipu_packed_bert.settings.finetuning import TokensConfig
 from ipu_packed_bert.tasks.tokens import TokensTask
 
 class X(TokensTask):

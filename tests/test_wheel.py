@@ -225,7 +225,7 @@ def test_the_packages_are_the_installed_ones(installed):
         installed.command[0] if len(installed.command) == 2 else str(Path(installed.command[0]).with_name("python"))
     )
     program = (
-        "import ipu_packed_bert, pack_data; from ipu_packed_bert.configurations import FOLDER;"
+        "import ipu_packed_bert, pack_data; from ipu_packed_bert.settings.shipped import FOLDER;"
         "print(ipu_packed_bert.__file__, pack_data.__file__, FOLDER)"
     )
     for path in run(python, "-c", program, cwd=str(installed.folder), env=installed.environment).split():

@@ -12,7 +12,7 @@ from typing import Any, Dict, Optional
 import numpy as np
 import yaml
 
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.schema import ModelConfig
 from pack_data.building.sides import held_out_folder
 from pack_data.sequences import Example, Sequences
 from pack_data.store.data_set import PackStore, StoreWriter

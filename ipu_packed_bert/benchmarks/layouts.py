@@ -18,12 +18,12 @@ import torch
 from torch.nn import functional as F
 
 from ipu_packed_bert.benchmarks.work import Work
-from ipu_packed_bert.config import Config
+from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.engine.host.devices import autocast, clock_of, numerics_of
-from ipu_packed_bert.host_memory import host_memory
-from ipu_packed_bert.loader import Batch
 from ipu_packed_bert.model.packed import PaddingMask, hidden_score
+from ipu_packed_bert.planning.host_memory import host_memory
+from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.cli.timing import quartiles, seconds_in_turn
 from pack_data.display.table import Column, Table

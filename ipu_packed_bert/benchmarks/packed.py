@@ -10,17 +10,17 @@ import numpy as np
 import torch
 
 from ipu_packed_bert.benchmarks.work import Work
-from ipu_packed_bert.compare_unpacked import SideBySide, side_by_side
-from ipu_packed_bert.config import Config
+from ipu_packed_bert.data.global_batches import SameSequences
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine, pick_attention
 from ipu_packed_bert.engine.host.attention import dense_attention
 from ipu_packed_bert.engine.host.devices import find_device
 from ipu_packed_bert.engine.host.estimate import product_rate
-from ipu_packed_bert.loader import SameSequences
-from ipu_packed_bert.processes import ONE, Processes
-from ipu_packed_bert.schema import EngineConfig
+from ipu_packed_bert.processes.ranks import ONE, Processes
+from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.schema import EngineConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.training.compare_unpacked import SideBySide, side_by_side
 from pack_data.cli.timing import quartiles, rounds_in_turn
 from pack_data.display.table import Column, Table, spread, with_interval
 

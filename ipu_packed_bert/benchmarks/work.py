@@ -7,9 +7,9 @@ from typing import List, NamedTuple, Tuple
 
 import numpy as np
 
-from ipu_packed_bert.config import BatchConfig, Config, DataConfig
-from ipu_packed_bert.loader import Batch
-from ipu_packed_bert.schema import EngineConfig, ModelConfig
+from ipu_packed_bert.data.global_batches import Batch
+from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig
+from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
 from pack_data.cli.command import positive_int
 from pack_data.lengths.options import add_histogram_arguments
 from pack_data.packing import Packing

@@ -23,17 +23,17 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 
 import yaml
 
-from ipu_packed_bert.config import Config, ConfigError, check_accumulation, config_from_tree, load_config
-from ipu_packed_bert.configurations import config_file
-from ipu_packed_bert.data import check_data, facts
+from ipu_packed_bert.data.data_sets import check_data, facts
+from ipu_packed_bert.settings.pretraining import Config, ConfigError, check_accumulation, config_from_tree, load_config
+from ipu_packed_bert.settings.shipped import config_file
 from pack_data.cli.command import ArgumentParser, check_folder, typed
 from pack_data.reading.files import write_atomically
 from pack_data.store.data_set import Manifest, read_manifest
 
-ADJUSTMENTS = ("accumulation", "betas")
+_ADJUSTMENTS = ("accumulation", "betas")
 
 
-class Adjusted(NamedTuple):
+class _Adjusted(NamedTuple):
     """A packed configuration, and the name of its file."""
 
     name: str
@@ -49,7 +49,7 @@ class Adjusted(NamedTuple):
         return "\n".join(lines) + "\n\n" + self.config.to_yaml()
 
 
-def adjust(config: Config, manifest: Manifest, directory: str) -> Tuple[Adjusted, ...]:
+def adjust(config: Config, manifest: Manifest, directory: str) -> Tuple[_Adjusted, ...]:
     """The packed configurations of an unpacked one, for the data set of this manifest in `directory`.
 
     Raises ValueError where the configuration is packed already or does not fit the data set.
@@ -76,7 +76,7 @@ def adjust(config: Config, manifest: Manifest, directory: str) -> Tuple[Adjusted
     )
     stem = config.name.replace("unpacked", "packed") if "unpacked" in config.name else config.name + "_packed"
     adjusted = []
-    for adjustment in ADJUSTMENTS:
+    for adjustment in _ADJUSTMENTS:
         divisor = factor if adjustment == "betas" else 1.0
         packed = replace(
             config,
@@ -95,7 +95,7 @@ def adjust(config: Config, manifest: Manifest, directory: str) -> Tuple[Adjusted
         for each in (packed, packed.applied_without_ipus()[0]):
             check_data(each, manifest)
             check_accumulation(each, factor)
-        adjusted.append(Adjusted(name, packed))
+        adjusted.append(_Adjusted(name, packed))
     return tuple(adjusted)
 
 
@@ -141,7 +141,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     print(f"{args.data}: {manifest.packing_factor:.3f} sequences a pack")
     print(f"unpacked       {summary(config, 1.0)}")
-    for adjustment, each in zip(ADJUSTMENTS, adjusted):
+    for adjustment, each in zip(_ADJUSTMENTS, adjusted):
         write_atomically(args.out / each.name, each.text(config, manifest).encode())
         print(f"{adjustment:<14} {summary(each.config, manifest.packing_factor)}")
         file = shlex.quote(str(args.out / each.name))

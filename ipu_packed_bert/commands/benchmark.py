@@ -19,8 +19,8 @@ import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.benchmarks.work import SIZES, add_arguments, check_arguments, config_of, draw_work, stretched
-from ipu_packed_bert.processes import Processes, joined
-from ipu_packed_bert.schema import EngineConfig
+from ipu_packed_bert.processes.ranks import Processes, joined
+from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import (
     ArgumentParser,
     counted,

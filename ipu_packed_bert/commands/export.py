@@ -6,122 +6,13 @@ packed-bert export --import DIR RUN     # a folder -> a run to begin with
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence
+from typing import Optional, Sequence
 
-import yaml
-
-from ipu_packed_bert.config import Config, config_from_tree
-from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG, EXPORT
-from ipu_packed_bert.schema import PRETRAINING
-from ipu_packed_bert.settings import parse_yaml, peek
+from ipu_packed_bert.run_files.folder import CONFIG
+from ipu_packed_bert.training.export import export_run, import_folder
 from pack_data.cli.command import ArgumentParser, typed
-from pack_data.reading.fields import said_of
-from pack_data.reading.files import write_atomically
-from pack_data.text.tokenizer_file import AnyVocabulary, load_either, vocabulary_in
-
-if TYPE_CHECKING:
-    from ipu_packed_bert.checkpoint import Checkpoint
-    from ipu_packed_bert.hugging_face import Loaded
-
-# torch loads inside the functions, so that a machine without it gets one line.
-
-
-class Exported(NamedTuple):
-    """What was written."""
-
-    step: int  # updates made
-    note: Optional[str]  # what could not be compared, in one line
-
-
-def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) -> Exported:
-    """Write the newest checkpoint of ``run`` as a Hugging Face folder.
-
-    The vocabulary is the given file, else that of the run's configuration, else the one beside its data set.  Raises
-    ValueError where the weights were trained with another one.
-    """
-    from ipu_packed_bert.checkpoint import load_newest
-    from ipu_packed_bert.hugging_face import write_folder
-    from ipu_packed_bert.identity import Identity, agree
-
-    checkpoint = load_newest(run / CHECKPOINTS)
-    tree = parse_yaml(checkpoint.config, run)
-    if peek("task.name", tree, ()) not in (None, PRETRAINING):
-        return _export_fine_tuned(run, folder, checkpoint, vocabulary)
-    config = config_from_tree(tree, str(run))
-    architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
-    path = Path(vocabulary or config.data.vocabulary or vocabulary_in(config.data.directory))
-    of_weights = checkpoint.identity
-    written = _vocabulary_of(config, path, of_weights.lowers_case)
-    note = agree(of_weights, Identity.of(written), weights_of=run, data_of=path).note
-    write_folder(folder, config.model, checkpoint.engine["model"], written, architecture=architecture)
-    return Exported(checkpoint.step, note)
-
-
-def _export_fine_tuned(run: Path, folder: Path, checkpoint: Checkpoint, vocabulary: Optional[Path]) -> Exported:
-    """A fine-tuned model; its vocabulary, sizes and labels lie in the run's folder."""
-    from ipu_packed_bert.hugging_face import write_folder
-    from ipu_packed_bert.start import fine_tuned
-
-    found = fine_tuned(run, checkpoint, vocabulary=vocabulary)
-    with said_of(run / EXPORT):
-        write_folder(
-            folder,
-            found.model,
-            checkpoint.engine["model"],
-            found.vocabulary,
-            architecture=found.architecture,
-            **found.settings,
-        )
-    return Exported(checkpoint.step, found.note)
-
-
-def import_folder(folder: Path, run: Path) -> Loaded:
-    """Write a Hugging Face folder as a run before its first update; says which heads the folder did not have.
-
-    Those are initialised from `run.seed` of the default configuration.
-    """
-    import torch
-
-    from ipu_packed_bert.checkpoint import Checkpoint, save_checkpoint
-    from ipu_packed_bert.hugging_face import load_into, read_folder
-    from ipu_packed_bert.identity import Identity
-    from ipu_packed_bert.model.packed import PackedBertForPreTraining
-
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise ValueError(f"{run}: exists and is not an empty folder; give another one")
-    pretrained = read_folder(folder)
-    # What the weights decide and no more: the rest is left to the data set and to the defaults.
-    decided = {
-        "data": {"vocabulary": str(run / pretrained.vocabulary.file)},
-        "model": dataclasses.asdict(pretrained.model),
-    }
-    config = config_from_tree(decided, str(folder))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.run.seed)
-        network = PackedBertForPreTraining(config.model, config.loss)
-    loaded = load_into(network, pretrained.weights)
-    run.mkdir(parents=True, exist_ok=True)
-    write_atomically(run / pretrained.vocabulary.file, pretrained.vocabulary.text)
-    write_atomically(run / CONFIG, yaml.safe_dump(decided, sort_keys=False).encode())
-    weights, identity = {"model": network.state_dict()}, Identity.of(pretrained.vocabulary)
-    imported = Checkpoint(0, weights, {}, config.to_yaml(), *identity)
-    save_checkpoint(run / CHECKPOINTS, imported, keep=1)
-    return loaded
-
-
-def _vocabulary_of(config: Config, path: Path, lower_case: bool) -> AnyVocabulary:
-    if not path.exists():
-        raise ValueError(f"{path}: the run's vocabulary is not there; give it with --vocabulary FILE")
-    vocabulary = load_either(path, lower_case)
-    if len(vocabulary) > config.model.vocabulary_size:
-        raise ValueError(
-            f"{path}: {len(vocabulary):,} tokens, the run's model has rows for {config.model.vocabulary_size:,}; "
-            "give its own with --vocabulary FILE"
-        )
-    return vocabulary
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -17,21 +17,21 @@ from ipu_packed_bert.commands.run_options import (
     parse_run,
     resumes_there,
 )
-from ipu_packed_bert.configurations import config_file, refuse_no_run
 from ipu_packed_bert.engine import instances
-from ipu_packed_bert.processes import Processes, joined
-from ipu_packed_bert.resuming import check_allowed
-from ipu_packed_bert.run_folder import CONFIG
-from ipu_packed_bert.tasks.own import trust_what_was_named
-from ipu_packed_bert.tasks.settings import FinetuneConfig, load_config
+from ipu_packed_bert.processes.ranks import Processes, joined
+from ipu_packed_bert.run_files.folder import CONFIG
+from ipu_packed_bert.settings.allowed_changes import check_allowed
+from ipu_packed_bert.settings.finetuning import FinetuneConfig, load_config
+from ipu_packed_bert.settings.shipped import config_file, refuse_no_run
+from ipu_packed_bert.settings.user_task import trust_what_was_named
 from pack_data.cli.command import ArgumentParser, typed
 from pack_data.lengths.factors import parse_factor
 
 if TYPE_CHECKING:
-    from ipu_packed_bert.runs import Prepared
+    from ipu_packed_bert.training.finetuning_run import Prepared
 
 
-def describe(prepared: Prepared) -> None:
+def _describe(prepared: Prepared) -> None:
     """What would run, printed."""
     config, task, batches = prepared.config, prepared.task, prepared.batches
     print(f"start     {prepared.start.description}")
@@ -104,15 +104,15 @@ def begun(args: argparse.Namespace, processes: Processes) -> int:
         print(config.annotated(), end="")
         return 0
     if args.plan:
-        from ipu_packed_bert.finetune_plan import print_plan
+        from ipu_packed_bert.planning.finetuning_plan import print_plan
 
         options = options_without_plan(args)
         return print_plan(config, data_dir=args.data_dir, packing_factor=args.packing_factor, options=options)
 
     # torch loads from here on: a wrong configuration is refused without it.
-    from ipu_packed_bert.runlog import refuse_a_run_in, refuse_a_run_under_way
-    from ipu_packed_bert.runs import fine_tune, prepare, resumed
     from ipu_packed_bert.tasks.files import located
+    from ipu_packed_bert.training.finetuning_run import fine_tune, prepare, resumed
+    from ipu_packed_bert.training.log import refuse_a_run_in, refuse_a_run_under_way
 
     former_run = None
     if args.resume:
@@ -123,7 +123,7 @@ def begun(args: argparse.Namespace, processes: Processes) -> int:
         processes.of_first(refuse_a_run_in, args.out)
     # With the files' full names, so that the run can be resumed without --data-dir.
     prepared = prepare(located(config, args.data_dir), former=former, processes=processes)
-    describe(prepared)
+    _describe(prepared)
     with contextlib.closing(prepared.engine), contextlib.closing(prepared.batches):
         if prepared.steps:
             prepared.engine.compile(prepared.batches.first())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from ipu_packed_bert.benchmarks.work import DROPOUT, SIZES, add_arguments, check_arguments, config_of, draw_work
-from ipu_packed_bert.schema import EngineConfig
+from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import ArgumentParser, typed
 from pack_data.lengths.options import histogram_from
 from pack_data.reading.files import write_atomically
@@ -25,7 +25,7 @@ from pack_data.store.packs import default_predictions
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMAT = 1  # of the JSON file
-TESTS = "tests/ipu_packed_bert/test_cuda.py"
+TESTS = "tests/ipu_packed_bert/engine/test_cuda.py"
 TEST_SECONDS, SIDE_SECONDS = 270, 15.0  # for all tests; for each layout, which is measured twice at least
 DEPTH = 3
 

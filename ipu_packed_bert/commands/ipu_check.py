@@ -23,25 +23,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
-from ipu_packed_bert.config import Config, load_config
-from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.matmul import cache_folder
 from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.cycles.workload import Machine
-from ipu_packed_bert.data import described
-from ipu_packed_bert.plan import micro_batch_that_fits, plan
+from ipu_packed_bert.data.data_sets import described
+from ipu_packed_bert.planning.plan import micro_batch_that_fits, plan
 from ipu_packed_bert.report import ipu_bundle, popvision
 from ipu_packed_bert.report.measured import model_work
+from ipu_packed_bert.settings.pretraining import Config, load_config
+from ipu_packed_bert.settings.shipped import config_file
 from pack_data.cli.command import ArgumentParser, positive_int, typed
 from pack_data.histogram import LengthHistogram
 from pack_data.reading.files import write_atomically
 from pack_data.spfhp import pack
 
-UPDATES = 10
+_UPDATES = 10
 
 
-def parse(argv: Optional[Sequence[str]]) -> Any:
+def _parse(argv: Optional[Sequence[str]]) -> Any:
     parser = ArgumentParser(prog=typed("ipu-check"), description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="FILE|NAME", help="a configuration of pre-training")
@@ -55,7 +55,7 @@ def parse(argv: Optional[Sequence[str]]) -> Any:
         metavar="N",
         help="of a replica in an update; default, and at least: the pipeline's stages",
     )
-    parser.add_argument("--updates", type=positive_int, default=UPDATES, metavar="N", help="default %(default)s")
+    parser.add_argument("--updates", type=positive_int, default=_UPDATES, metavar="N", help="default %(default)s")
     parser.add_argument("--no-host", action="store_true", help="do not compute the first loss on the host")
     parser.add_argument(
         "--no-count", action="store_true", help="do not compile a second time, without the profile, to count cycles"
@@ -65,7 +65,7 @@ def parse(argv: Optional[Sequence[str]]) -> Any:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    args = parse(argv)
+    args = _parse(argv)
     if args.show is not None:
         bundle = ipu_bundle.read_bundle(args.show)
         print("\n".join(ipu_bundle.page(bundle)))
@@ -78,9 +78,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     from ipu_packed_bert.engine.ipu.inventory import inventory
 
     found = inventory(config)
-    refuse_too_few_micro_batches(args.micro_batches, config, simulated=found.model_asked_by is not None)
-    refuse_a_check_in(args.out)
-    check = Check(config, args, found)
+    _refuse_too_few_micro_batches(args.micro_batches, config, simulated=found.model_asked_by is not None)
+    _refuse_a_check_in(args.out)
+    check = _Check(config, args, found)
     try:
         check.run()
     except KeyboardInterrupt:
@@ -92,7 +92,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return int(check.bundle["verdict"]["status"])
 
 
-def refuse_too_few_micro_batches(number: Optional[int], config: Config, *, simulated: bool) -> None:
+def _refuse_too_few_micro_batches(number: Optional[int], config: Config, *, simulated: bool) -> None:
     """Raises ValueError where so many do not fill the pipeline of what is checked."""
     if simulated:
         config, _ = config.applied_without_ipus()
@@ -102,17 +102,17 @@ def refuse_too_few_micro_batches(number: Optional[int], config: Config, *, simul
         )
 
 
-def refuse_a_check_in(folder: Optional[Path]) -> None:
+def _refuse_a_check_in(folder: Optional[Path]) -> None:
     """Raises ValueError where the profile and the program of a former check would be taken for those of this one."""
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"--out {folder}: exists and is not an empty folder; give another one")
 
 
-class LeftOut(Exception):
+class _LeftOut(Exception):
     """A stage that has no business here; the text says why."""
 
 
-class Failed(Exception):
+class _Failed(Exception):
     """A stage that did not do what it should, in words."""
 
     def __init__(self, done: str, means: str, way_out: str):
@@ -136,35 +136,35 @@ _MEANINGS = (
 )
 
 
-def explained(error: BaseException, config: Config) -> Failed:
+def explained(error: BaseException, config: Config) -> _Failed:
     """What an error of the SDK means."""
     text = " ".join(str(error).split())[:400] or type(error).__name__
-    if isinstance(error, Failed):
+    if isinstance(error, _Failed):
         return error
     memory = _NO_MEMORY.search(text)
     if memory:
         ipu = int(memory[1]) // MK2.tiles if memory[1] else None
         on = "an IPU" if ipu is None else f"IPU {ipu}"
         ways = ipu_bundle.way_out(config, ipu=ipu, smaller=micro_batch_that_fits(config, packing_factor=1.0))
-        return Failed(text, f"the program does not fit on {on}", "; or ".join(ways))
+        return _Failed(text, f"the program does not fit on {on}", "; or ".join(ways))
     if isinstance(error, ValueError):  # of this program, whose messages say the way out
-        return Failed(text, "this stage cannot be done as things are", "as the line says")
+        return _Failed(text, "this stage cannot be done as things are", "as the line says")
     for words, means, way_out in _MEANINGS:
         if words.search(text):
-            return Failed(text, means, way_out)
-    return Failed(
+            return _Failed(text, means, way_out)
+    return _Failed(
         f"{type(error).__name__}: {text}", "the SDK or this program did not expect it", "attach the bundle to a report"
     )
 
 
-class Place(NamedTuple):
+class _Place(NamedTuple):
     """Where the updates run."""
 
     kind: str  # "ipu", "ipu_model" or "none"
     config: Config  # as it is checked
 
 
-class Check:
+class _Check:
     """The stages, and the bundle as far as it has got."""
 
     def __init__(self, config: Config, args: Any, inventory: Any):
@@ -220,7 +220,7 @@ class Check:
         try:
             entry["said"] = work()
             entry["status"] = ipu_bundle.DONE
-        except LeftOut as left_out:
+        except _LeftOut as left_out:
             entry.update(status=ipu_bundle.LEFT_OUT, said=str(left_out))
         except Exception as error:  # the SDK's errors are of many kinds; none may take the other stages with it
             found = explained(error, self.config)
@@ -280,7 +280,7 @@ class Check:
                 shared = placement.replicated_tensor_sharding and replicas > 1
                 fewer = replace(placement, replicas=replicas, replicated_tensor_sharding=shared)
                 self.set_place("ipu", replace(config, placement=fewer))
-            raise Failed(
+            raise _Failed(
                 f"too few IPUs are attached: {there.attached} of {wanted}",
                 f"what follows is checked with {replicas} of {placement.replicas} replicas"
                 if replicas
@@ -301,7 +301,7 @@ class Check:
                 config.engine, log_cycles=False, executable_cache=None, offline_export=None, executable=None
             ),
         ).with_schedule()
-        self.place, self._batch = Place(kind, config), None
+        self.place, self._batch = _Place(kind, config), None
         self.bundle["device"]["kind"] = kind
         self.describe()
 
@@ -321,7 +321,7 @@ class Check:
         import numpy
         import torch
 
-        from ipu_packed_bert.runlog import commit_here
+        from ipu_packed_bert.training.log import commit_here
 
         found = self.bundle["versions"]
         found.update(
@@ -352,7 +352,7 @@ class Check:
         found["fits"] = made.fits
         said.append(f"{fits}: {made.fullest:.0%} of the fullest IPU is counted")
         if not self.args.no_host:
-            found["loss"] = host_loss(config, self.batch())
+            found["loss"] = _host_loss(config, self.batch())
             said.append(f"first loss {found['loss']:.4f} on the host")
         if config.data.max_sequences_per_pack is None:
             config = replace(config, data=replace(config.data, max_sequences_per_pack=self.depth))
@@ -393,7 +393,7 @@ class Check:
 
     def compiled(self) -> str:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with profiling(self.args.updates), hardware_meant():
+        with profiling(self.args.updates), _hardware_meant():
             engine = self.engine_of(
                 ipu_model=False, offline_export=self.program, profile_directory=str(self.profile_folder / "compiled")
             )
@@ -408,12 +408,12 @@ class Check:
         full = [each for each in ipu_bundle.problems(self.bundle) if each.startswith("does not fit")]
         if full:
             self.fits = False
-            raise Failed(full[0], "Poplar would not load it", "; or ".join(self.ways_out()))
+            raise _Failed(full[0], "Poplar would not load it", "; or ".join(self.ways_out()))
         return f"{size / ipu_bundle.MIB:,.1f} MiB, for {self.config.ipus} IPUs, without a device"
 
     def refuse_what_does_not_fit(self) -> None:
         if not self.fits:
-            raise LeftOut("the program does not fit")
+            raise _LeftOut("the program does not fit")
 
     def ways_out(self) -> List[str]:
         limit = MK2.memory_per_tile
@@ -424,9 +424,9 @@ class Check:
     def loaded(self) -> str:
         self.refuse_what_does_not_fit()
         if self.place.kind != "ipu":
-            raise LeftOut("a compiled program runs on IPUs only")
+            raise _LeftOut("a compiled program runs on IPUs only")
         if not self.done("compiled"):
-            raise LeftOut("there is no compiled program; the next stage compiles one where it runs")
+            raise _LeftOut("there is no compiled program; the next stage compiles one where it runs")
         with profiling(self.args.updates):
             engine = self.engine_of(executable=self.program, profile_directory=str(self.profile_folder / "run"))
             engine.compile(self.batch())
@@ -435,7 +435,7 @@ class Check:
     def updates(self) -> str:
         self.refuse_what_does_not_fit()
         if self.place.kind == "none":
-            raise LeftOut("there are not enough IPUs for one replica")
+            raise _LeftOut("there are not enough IPUs for one replica")
         measured = self.bundle["measured"]
         with profiling(self.args.updates):
             if self.engine is None:
@@ -450,7 +450,7 @@ class Check:
 
     def make_updates(self, measured: Dict[str, Any], losses_as: str, seconds_as: str) -> Any:
         """As many updates as wanted on one batch; what came of each goes into the bundle at once."""
-        from ipu_packed_bert.optim import learning_rate
+        from ipu_packed_bert.model.optimizer import learning_rate
 
         losses: List[Optional[float]] = []
         seconds: List[float] = []
@@ -467,7 +467,7 @@ class Check:
     def profile(self) -> str:
         parts = [part for part in ("run", "compiled") if (self.profile_folder / part).is_dir()]
         if not parts:
-            raise LeftOut("nothing was profiled")
+            raise _LeftOut("nothing was profiled")
         problem = None
         for part in parts:
             try:
@@ -509,9 +509,9 @@ class Check:
     def counted(self) -> str:
         self.refuse_what_does_not_fit()
         if self.place.kind != "ipu":
-            raise LeftOut("only IPUs count cycles")
+            raise _LeftOut("only IPUs count cycles")
         if self.args.no_count:
-            raise LeftOut("--no-count")
+            raise _LeftOut("--no-count")
         self.engine_of(log_cycles=True, profile_directory=None)
         self.engine.compile(self.batch())
         measured = self.bundle["measured"]
@@ -553,7 +553,7 @@ class Check:
         ).packed
 
 
-def host_loss(config: Config, batch: Any) -> float:
+def _host_loss(config: Config, batch: Any) -> float:
     """The loss of a batch before the first update, in float32 and without dropout."""
     from ipu_packed_bert.engine.host import HostEngine
     from ipu_packed_bert.tasks.pretraining import Pretraining
@@ -563,7 +563,7 @@ def host_loss(config: Config, batch: Any) -> float:
 
 
 @contextlib.contextmanager
-def hardware_meant() -> Iterator[None]:
+def _hardware_meant() -> Iterator[None]:
     """While entered, nothing asks PopTorch for the IPU Model, which it would compile for."""
     names = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
     former = {name: os.environ.pop(name) for name in names if name in os.environ}

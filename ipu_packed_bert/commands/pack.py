@@ -8,13 +8,13 @@ from typing import Optional, Sequence
 from pack_data.cli.command import ArgumentParser
 from pack_data.packers import PACKERS
 
-DEFAULT = "optimal"
+_DEFAULT = "optimal"
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """The main of the packer's module."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--packer", default=DEFAULT)
+    parser.add_argument("--packer", default=_DEFAULT)
     args, others = parser.parse_known_args(argv)
     if args.packer not in PACKERS:
         raise ValueError(f"--packer {args.packer}: there is none of this name; the packers are {', '.join(PACKERS)}")

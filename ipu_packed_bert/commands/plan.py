@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.commands import finetune, plan_search, pretrain
-from ipu_packed_bert.configurations import config_file, shipped_names
-from ipu_packed_bert.run_folder import CONFIG
-from ipu_packed_bert.schema import PRETRAINING
-from ipu_packed_bert.settings import load_yaml, peek
+from ipu_packed_bert.run_files.folder import CONFIG
+from ipu_packed_bert.settings.reader import load_yaml, peek
+from ipu_packed_bert.settings.schema import PRETRAINING
+from ipu_packed_bert.settings.shipped import config_file, shipped_names
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -22,10 +22,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if "-h" in given or "--help" in given:
         print(f"{plan_search.options().format_usage()}\nand, without --search:\n")
     arguments = [*given, "--plan"]
-    return finetune.main(arguments) if of_fine_tuning(arguments) else pretrain.main(arguments)
+    return finetune.main(arguments) if _of_fine_tuning(arguments) else pretrain.main(arguments)
 
 
-def of_fine_tuning(arguments: Sequence[str]) -> bool:
+def _of_fine_tuning(arguments: Sequence[str]) -> bool:
     """Whether the options name a configuration of fine-tuning; other mistakes are left to the command's own parser."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", nargs="?")

@@ -17,16 +17,16 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import yaml
 
-from ipu_packed_bert.config import Config, load_config
-from ipu_packed_bert.configurations import FOLDER, config_file
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.matmul import cache_folder
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.workload import Machine
-from ipu_packed_bert.plan import CODE_WORDS, FULLEST_PUBLISHED, device_lines, memory_lines
+from ipu_packed_bert.planning.plan import CODE_WORDS, FULLEST_PUBLISHED, device_lines, memory_lines
 from ipu_packed_bert.report.packings import packed_factor
 from ipu_packed_bert.report.search import DEPTHS, Found, Outcome, Progress, Search, choice_of
-from ipu_packed_bert.settings import ConfigError, as_tree
+from ipu_packed_bert.settings.pretraining import Config, load_config
+from ipu_packed_bert.settings.reader import ConfigError, as_tree
+from ipu_packed_bert.settings.shipped import FOLDER, config_file
 from pack_data.cli.command import ArgumentParser, check_output, positive_int, typed
 from pack_data.display.table import WIDTH, text_table
 from pack_data.histogram import LengthHistogram
@@ -69,7 +69,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         check_output("--write", args.write, reads=[file])
     folder = None if args.no_cache else cache_folder()
     machine = Machine(TARGETS[base.placement.machine], folder)
-    factors = Factors(args, base, folder)
+    factors = _Factors(args, base, folder)
     found = Search(
         base,
         machine,
@@ -81,9 +81,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     ).run()
     machine.save()
     if args.json:
-        print(json.dumps(as_json(found, args.best), indent=1))
+        print(json.dumps(_as_json(found, args.best), indent=1))
     else:
-        print("\n".join(page(base, found, factors, ipus=args.ipus or base.ipus, best=args.best)))
+        print("\n".join(_page(base, found, factors, ipus=args.ipus or base.ipus, best=args.best)))
     if not found.best:
         return 1
     if args.write is not None:
@@ -93,7 +93,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-class Factors:
+class _Factors:
     """Packing factors by packer and depth: given, of the histogram, or the paper's."""
 
     def __init__(self, args: Any, base: Config, folder: Optional[Path]):
@@ -134,7 +134,7 @@ class Factors:
 # ------------------------------------------------------------------------------------------------------------ printing
 
 
-def page(base: Config, found: Outcome, factors: Factors, *, ipus: int, best: int) -> List[str]:
+def _page(base: Config, found: Outcome, factors: _Factors, *, ipus: int, best: int) -> List[str]:
     """At most `WIDTH` columns."""
     machine = TARGETS[base.placement.machine]
     failed = f"{found.tried:,} plans in {found.seconds:.1f} s, {found.tried - sum(found.failures.values()):,} fit"
@@ -164,17 +164,17 @@ def page(base: Config, found: Outcome, factors: Factors, *, ipus: int, best: int
         f"  {CODE_WORDS}.",
         "  Predicted by the cycle model, nothing is measured; plans that differ by less than its error are equal.",
         "",
-        *hand_tuned(found),
+        *_hand_tuned(found),
         f"Plan 1: an update of {top.made.update.packs:,} packs"  # type: ignore[union-attr]
         f" at {factor.value:.3f} sequences a pack ({factor.source})",
         *device_lines(top.made),
         "",
         *memory_lines(top.made, narrow=True),
     ]
-    return text + [part for line in lines for part in folded(line)]
+    return text + [part for line in lines for part in _folded(line)]
 
 
-def folded(line: str) -> List[str]:
+def _folded(line: str) -> List[str]:
     """A line of at most `WIDTH` columns as it is, a longer one of words on several."""
     if len(line) <= WIDTH:
         return [line]
@@ -205,7 +205,7 @@ def runs(numbers: Sequence[int]) -> str:
     return f"{numbers[0]},{least}" + ("" if least == most else f"-{most}") + f" x{len(numbers) - 1}"
 
 
-def hand_tuned(found: Outcome) -> List[str]:
+def _hand_tuned(found: Outcome) -> List[str]:
     """Why the configuration as written is as fast as it is."""
     if found.base is None:
         return [
@@ -222,7 +222,7 @@ def hand_tuned(found: Outcome) -> List[str]:
     return [text, ""]
 
 
-def as_json(found: Outcome, best: int) -> Dict[str, Any]:
+def _as_json(found: Outcome, best: int) -> Dict[str, Any]:
     def one(each: Found) -> Dict[str, Any]:
         placement = each.config.placement
         return {

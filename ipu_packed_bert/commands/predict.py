@@ -30,18 +30,18 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.commands.run_options import add_settings, add_trust
-from ipu_packed_bert.processes import refuse_several
-from ipu_packed_bert.settings import peek
+from ipu_packed_bert.processes.ranks import refuse_several
+from ipu_packed_bert.settings.finetuning import GLUE, SQUAD, TOKENS
+from ipu_packed_bert.settings.reader import peek
+from ipu_packed_bert.settings.user_task import trust_what_was_named
 from ipu_packed_bert.tasks.files import FORMATS, STANDARD_INPUT, Source
-from ipu_packed_bert.tasks.own import trust_what_was_named
-from ipu_packed_bert.tasks.settings import GLUE, SQUAD, TOKENS
 from pack_data.cli.command import ArgumentParser, counted, positive_int, progress_bar, typed
 from pack_data.reading.files import write_atomically
 
 _STANDARD_INPUT = {SQUAD: "json", TOKENS: "conll"}  # what is read there, unless --format says so; else jsonl
 
 
-def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = ArgumentParser(
         prog=typed("predict"),
         description=__doc__,
@@ -90,7 +90,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     return args
 
 
-def check_output(output: Optional[Path], file: str, *, overwrite: bool) -> None:
+def _check_output(output: Optional[Path], file: str, *, overwrite: bool) -> None:
     """ValueError where the answers could not be written in the end, or would replace what is there."""
     if output is None:
         return
@@ -106,15 +106,15 @@ def check_output(output: Optional[Path], file: str, *, overwrite: bool) -> None:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     refuse_several("the answers")
-    args = parse(argv)
-    check_output(args.output, args.file, overwrite=args.overwrite)
+    args = _parse(argv)
+    _check_output(args.output, args.file, overwrite=args.overwrite)
     if args.file != STANDARD_INPUT and not Path(args.file).is_file():
         problem = "a folder" if Path(args.file).is_dir() else "no such file"
         raise ValueError(f"{args.file}: {problem}; name the records to answer, or - for standard input")
 
     trust_what_was_named(args.trust_task, args.overrides)
-    from ipu_packed_bert import predictions
     from ipu_packed_bert.tasks.examples import Asked
+    from ipu_packed_bert.training import predictions
 
     say = partial(print, file=sys.stderr if args.output is None else sys.stdout, flush=True)
     trained = predictions.find_trained(args.run, peek("task.name", {}, args.overrides))

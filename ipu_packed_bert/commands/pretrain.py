@@ -19,9 +19,7 @@ from ipu_packed_bert.commands.run_options import (
     parse_run,
     resumes_there,
 )
-from ipu_packed_bert.config import Config, check_accumulation, load_config
-from ipu_packed_bert.configurations import config_file, for_one_gpu, refuse_no_run
-from ipu_packed_bert.data import (
+from ipu_packed_bert.data.data_sets import (
     built_otherwise,
     described,
     of_the_same_corpus,
@@ -30,22 +28,24 @@ from ipu_packed_bert.data import (
     packing_factor,
 )
 from ipu_packed_bert.engine import instances
-from ipu_packed_bert.processes import Processes, flat, joined
-from ipu_packed_bert.resuming import SIZES, Changes, check_allowed, compare, stored_config
-from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, CONFIG, allowed_before
-from ipu_packed_bert.schema import check_on_ipus
-from ipu_packed_bert.settings import DEFAULT, FILE, parse_yaml, peek, shown
+from ipu_packed_bert.processes.ranks import Processes, flat, joined
+from ipu_packed_bert.run_files.folder import ALLOWED, CHECKPOINTS, CONFIG, allowed_before
+from ipu_packed_bert.settings.allowed_changes import SIZES, Changes, check_allowed, compare, stored_config
+from ipu_packed_bert.settings.pretraining import Config, check_accumulation, load_config
+from ipu_packed_bert.settings.reader import DEFAULT, FILE, parse_yaml, peek, shown
+from ipu_packed_bert.settings.schema import check_on_ipus
+from ipu_packed_bert.settings.shipped import config_file, for_one_gpu, refuse_no_run
 from pack_data.cli.command import ArgumentParser, typed
 from pack_data.lengths.factors import PackingFactor
 from pack_data.reading.fields import said_of
 from pack_data.store.data_set import Manifest, PackStore
 
 if TYPE_CHECKING:
-    from ipu_packed_bert.checkpoint import Checkpoint
+    from ipu_packed_bert.data.global_batches import GlobalBatches
     from ipu_packed_bert.engine import EngineChoice
     from ipu_packed_bert.engine.base import Engine
-    from ipu_packed_bert.identity import Identity
-    from ipu_packed_bert.loader import GlobalBatches
+    from ipu_packed_bert.run_files.checkpoints import Checkpoint
+    from ipu_packed_bert.run_files.vocabulary_identity import Identity
 
 
 def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
@@ -97,7 +97,7 @@ def begun(args: argparse.Namespace, processes: Processes) -> int:
         args.overrides = [each for each in args.overrides if each.partition("=")[0].strip() not in settled]
         args.start_from = None
     if args.resume or args.start_from:
-        processes.of_first(refuse_no_runs, args)
+        processes.of_first(_refuse_no_runs, args)
     if args.resume:
         config = processes.of_first(resumed_config, args.resume, args.overrides)
     else:
@@ -106,13 +106,13 @@ def begun(args: argparse.Namespace, processes: Processes) -> int:
         print(described(config)[0].annotated(), end="")
         return 0
     if args.plan:
-        from ipu_packed_bert.plan import print_plan
+        from ipu_packed_bert.planning.plan import print_plan
 
         return print_plan(*described(config), packing_factor=args.packing_factor, options=options_without_plan(args))
     return run(config, args, processes)
 
 
-def refuse_no_runs(args: argparse.Namespace) -> None:
+def _refuse_no_runs(args: argparse.Namespace) -> None:
     for option, folder in (("--resume", args.resume), ("--start-from", args.start_from)):
         if folder:
             refuse_no_run(option, folder)
@@ -124,10 +124,10 @@ def resumed_config(folder: str, overrides: List[str]) -> Config:
 
 
 # Of the sizes, those of the network alone; the data set may decide the others.
-NETWORK = sorted(SIZES - {"model.vocabulary_size", "model.max_position_embeddings"})
+_NETWORK = sorted(SIZES - {"model.vocabulary_size", "model.max_position_embeddings"})
 
 
-class Beginning(NamedTuple):
+class _Beginning(NamedTuple):
     """What a run begins with: a checkpoint of its own, the weights of another run, or neither."""
 
     checkpoint: Optional[Checkpoint]
@@ -167,10 +167,10 @@ class Beginning(NamedTuple):
             raise ValueError(f"{run}: {', '.join(others)}; {way_out}")
 
 
-def beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
+def beginning(resume: Optional[str], start_from: Optional[str]) -> _Beginning:
     """Raises ValueError where there is no checkpoint, or one that cannot be resumed."""
-    from ipu_packed_bert.checkpoint import load_newest
-    from ipu_packed_bert.runlog import saved_in
+    from ipu_packed_bert.run_files.checkpoints import load_newest
+    from ipu_packed_bert.training.log import saved_in
 
     saved = saved_in(resume) if resume else ()
     found = load_newest(Path(resume, CHECKPOINTS)) if resume else None
@@ -180,12 +180,12 @@ def beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
             " from them"
         )
     weights = load_newest(Path(start_from, CHECKPOINTS)) if start_from else None
-    return Beginning(found, weights, saved, allowed_before(resume, found.step) if resume and found else {})
+    return _Beginning(found, weights, saved, allowed_before(resume, found.step) if resume and found else {})
 
 
-def first_look(args: argparse.Namespace) -> Beginning:
+def _first_look(args: argparse.Namespace) -> _Beginning:
     """What the run begins with. Raises ValueError where its folder holds another run, or another process writes it."""
-    from ipu_packed_bert.runlog import refuse_a_run_in, refuse_a_run_under_way
+    from ipu_packed_bert.training.log import refuse_a_run_in, refuse_a_run_under_way
 
     if args.resume:
         refuse_a_run_under_way(args.resume)
@@ -195,7 +195,7 @@ def first_look(args: argparse.Namespace) -> Beginning:
     return found
 
 
-class Ready(NamedTuple):
+class _Ready(NamedTuple):
     """All that is there before the first update."""
 
     config: Config
@@ -212,9 +212,9 @@ def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
     """Trains, and writes the run down; the exit status."""
     # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
     from ipu_packed_bert.engine import choose_engine
-    from ipu_packed_bert.train import SilentLog, train
+    from ipu_packed_bert.training.loop import SilentLog, train
 
-    begin = processes.of_first(first_look, args)
+    begin = processes.of_first(_first_look, args)
     if begin.checkpoint:  # what is left out without IPUs was decided when the run began
         config = replace(config, without_ipus=())
     choice = choose_engine(config)
@@ -222,17 +222,17 @@ def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
     weights_of = args.resume or args.start_from
     changes = begin.changes(config, check_allowed(args.allow_change, config.sections), weights_of)
     if begin.checkpoint and begin.step >= config.run.steps:
-        go_on = how_to_go_on(args.resume, config, begin.step)
+        go_on = _how_to_go_on(args.resume, config, begin.step)
         print(f"{args.resume} has made its {begin.step:,} updates already; to continue: {go_on}")
         return 0
     for line in changes.lines:
         print(line)
-    begin.refuse_other_sizes(config, NETWORK, weights_of)
+    begin.refuse_other_sizes(config, _NETWORK, weights_of)
     with contextlib.ExitStack() as opened:
-        ready = make_ready(config, args, processes, begin, choice, opened)
+        ready = _make_ready(config, args, processes, begin, choice, opened)
         config, engine, batches = ready.config, ready.engine, ready.batches
         print_data(config, ready.store.manifest, resumed=begin.checkpoint is not None)
-        print_batch(config, ready.factor, batches)
+        _print_batch(config, ready.factor, batches)
         print(f"engine    {engine.description}", flush=True)
 
         engine.compile(batches.first())
@@ -243,23 +243,23 @@ def run(config: Config, args: argparse.Namespace, processes: Processes) -> int:
         if engine.share[0]:  # the first process writes for all
             outcome = train(config, engine, batches, SilentLog(), None, steps=config.run.steps, first_step=begin.step)
             return outcome.status
-        return train_and_write(ready, args, begin, changes)
+        return _train_and_write(ready, args, begin, changes)
 
 
-def make_ready(
+def _make_ready(
     config: Config,
     args: argparse.Namespace,
     processes: Processes,
-    begin: Beginning,
+    begin: _Beginning,
     choice: EngineChoice,
     opened: contextlib.ExitStack,
-) -> Ready:
+) -> _Ready:
     """Data, engine and batches; they are closed with ``opened``. The configuration is completed by the data set."""
     import torch
 
+    from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
     from ipu_packed_bert.engine import build_engine
-    from ipu_packed_bert.identity import Identity, agree
-    from ipu_packed_bert.loader import GlobalBatches, StoredPacks
+    from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
     from ipu_packed_bert.tasks.pretraining import Pretraining
 
     with processes.first_alone():
@@ -301,12 +301,12 @@ def make_ready(
         held_out=StoredPacks(evaluation, vocabulary=rows) if evaluation else None,
     )
     batches = opened.enter_context(contextlib.closing(engine.feed(global_batches)))
-    return Ready(config, store, evaluation, vocabulary, factor, engine, global_batches, batches)
+    return _Ready(config, store, evaluation, vocabulary, factor, engine, global_batches, batches)
 
 
-def load(begin: Beginning, ready: Ready, args: argparse.Namespace, *, same_batch: bool) -> None:
+def load(begin: _Beginning, ready: _Ready, args: argparse.Namespace, *, same_batch: bool) -> None:
     """Weights, and for a run that is resumed all else, into engine and batches. ValueError where they do not fit."""
-    from ipu_packed_bert.runs import print_other_ranks, refuse_other_weights
+    from ipu_packed_bert.training.finetuning_run import print_other_ranks, refuse_other_weights
 
     engine = ready.engine
     if begin.weights:
@@ -317,12 +317,12 @@ def load(begin: Beginning, ready: Ready, args: argparse.Namespace, *, same_batch
             engine.load_state(begin.checkpoint.engine)
             ready.batches.load_state(begin.checkpoint.batches, same_batch=same_batch)
             _note_other_packs(begin.checkpoint.batches, ready)
-        print_schedule(begin.checkpoint, ready.config)
+        _print_schedule(begin.checkpoint, ready.config)
         print_other_ranks(begin.checkpoint, engine.processes)
     refuse_other_weights(engine)
 
 
-def _note_other_packs(saved: Mapping[str, Any], ready: Ready) -> None:
+def _note_other_packs(saved: Mapping[str, Any], ready: _Ready) -> None:
     """One line where the same sequences are in other packs than those that the checkpoint's epoch was begun with."""
     if saved.get("packs") and saved.get("arrangement") not in (None, ready.batches.state()["arrangement"]):
         print(
@@ -331,12 +331,12 @@ def _note_other_packs(saved: Mapping[str, Any], ready: Ready) -> None:
         )
 
 
-def train_and_write(ready: Ready, args: argparse.Namespace, begin: Beginning, changes: Changes) -> int:
+def _train_and_write(ready: _Ready, args: argparse.Namespace, begin: _Beginning, changes: Changes) -> int:
     """The updates, in a run's folder; the exit status."""
-    from ipu_packed_bert.run_summary import RunEnd
-    from ipu_packed_bert.runlog import RunLog, data_of, environment, open_run_folder
-    from ipu_packed_bert.train import train
-    from ipu_packed_bert.unigram import unigram_baseline
+    from ipu_packed_bert.data.constant_baseline import unigram_baseline
+    from ipu_packed_bert.training.log import RunLog, data_of, environment, open_run_folder
+    from ipu_packed_bert.training.loop import train
+    from ipu_packed_bert.training.summary import RunEnd
 
     config, engine = ready.config, ready.engine
     written = environment(
@@ -367,7 +367,7 @@ def train_and_write(ready: Ready, args: argparse.Namespace, begin: Beginning, ch
             log,
             config.run.steps,
             _command(),
-            go_on=how_to_go_on(folder, config),
+            go_on=_how_to_go_on(folder, config),
             begin=f" --start-from {shlex.quote(args.start_from)}" if args.start_from else "",
             baseline=partial(
                 unigram_baseline,
@@ -430,16 +430,16 @@ def _what_it_takes(config: Config, choice: EngineChoice, packing_factor: Optiona
         return ["  memory and time of a simulated device are not computed; without hardware a whole run takes months"]
     from ipu_packed_bert.engine.host.devices import find_device
     from ipu_packed_bert.engine.host.estimate import product_rate, whole_lines
-    from ipu_packed_bert.plan import plan
+    from ipu_packed_bert.planning.plan import plan
 
     made = plan(*described(config), packing_factor=packing_factor)
     device = find_device(config.engine)
     return whole_lines(made, device, rate=product_rate(device, config.engine))
 
 
-def print_schedule(checkpoint: Checkpoint, config: Config) -> None:
+def _print_schedule(checkpoint: Checkpoint, config: Config) -> None:
     """One line where the run goes on with other learning rates than it had."""
-    from ipu_packed_bert.optim import schedule_change
+    from ipu_packed_bert.model.optimizer import schedule_change
 
     before = stored_config("the checkpoint", checkpoint.config, config)
     change = schedule_change(
@@ -453,7 +453,7 @@ def print_schedule(checkpoint: Checkpoint, config: Config) -> None:
         print(f"schedule  {change}")
 
 
-def how_to_go_on(folder: Any, config: Config, made: int = 0) -> str:
+def _how_to_go_on(folder: Any, config: Config, made: int = 0) -> str:
     """The command that continues a run after its last step: to the end of its schedule, else with a longer one.
 
     made: updates made already, where they may be more than the configuration's.
@@ -489,7 +489,7 @@ def print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:
         print(f"note      it was built with {', '.join(others)}{end}")
 
 
-def print_batch(config: Config, factor: PackingFactor, batches: GlobalBatches) -> None:
+def _print_batch(config: Config, factor: PackingFactor, batches: GlobalBatches) -> None:
     accumulation, unpacked = config.accumulation(factor.value), config.batch.gradient_accumulation
     divided = "" if accumulation == unpacked else f" ({unpacked} / {factor.value:.3f}, rounded up)"
     sequences = config.expected_sequences_per_update(factor.value)

@@ -9,10 +9,10 @@ import argparse
 import json
 from typing import List, Mapping, Optional, Sequence
 
-from ipu_packed_bert.processes import Processes
+from ipu_packed_bert.processes.ranks import Processes
 
 # Options that are short for a --set of this setting.
-SHORT_FOR = {"engine": "engine.kind", "compare_unpacked": "run.compare_unpacked"}
+_SHORT_FOR = {"engine": "engine.kind", "compare_unpacked": "run.compare_unpacked"}
 
 
 def add_which_run(parser: argparse.ArgumentParser, *, named: str, finished: str = "") -> None:
@@ -88,7 +88,7 @@ def parse_run(
         parser.error("--resume-if-there needs --config, to begin with, and --out, the folder that may hold the run")
     if args.allow_change and not args.resume:
         parser.error("--allow-change goes with --resume; a new run changes nothing")
-    for option, key in {**SHORT_FOR, **(short_for or {})}.items():
+    for option, key in {**_SHORT_FOR, **(short_for or {})}.items():
         value = getattr(args, option)
         if value is not None:
             args.overrides.append(f"{key}={json.dumps(value)}")  # JSON is YAML, with texts in quotes
@@ -117,7 +117,7 @@ def resumes_there(args: argparse.Namespace, processes: Processes) -> bool:
 
 
 def _there(folder: str) -> bool:
-    from ipu_packed_bert.runlog import resumes
+    from ipu_packed_bert.training.log import resumes
 
     return resumes(folder)
 

@@ -17,7 +17,6 @@ from math import log, sqrt
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ipu_packed_bert import configurations
 from ipu_packed_bert.cycles import uncertainty
 from ipu_packed_bert.cycles.arrangement import UNPACKED
 from ipu_packed_bert.cycles.lowering import ATTENTION, FEED_FORWARD, half_of, short_name
@@ -28,11 +27,12 @@ from ipu_packed_bert.cycles.tracing import Graph, layer_of
 from ipu_packed_bert.cycles.uncertainty import Draws, Interval
 from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
 from ipu_packed_bert.cycles.workload import Machine, shape_of
+from ipu_packed_bert.settings import shipped as configurations
 
 STORED = Path(__file__).resolve().parent / "calibration.json"
 THROUGHPUT_SIGMA, OVERHEAD_SIGMA = 0.10, 0.25
 IPUS_ONLY = ("without_ipus=null",)  # the cycle model is of IPUs: what changes without them is left out
-PEAK_SHARE = 0.31  # the trivial model: 31 % of the AMP peak, whatever the workload
+_PEAK_SHARE = 0.31  # the trivial model: 31 % of the AMP peak, whatever the workload
 
 
 class Observation(NamedTuple):
@@ -60,7 +60,7 @@ class Observation(NamedTuple):
     def trivial(self) -> float:
         """Sequences per second at 31 % of peak."""
         point, placement = self.point, self.pipeline.placement
-        cycles = self.ideal_cycles / PEAK_SHARE * (point.accumulation + placement.stages - 1)
+        cycles = self.ideal_cycles / _PEAK_SHARE * (point.accumulation + placement.stages - 1)
         packs = point.accumulation * self.pipeline.micro_batch * placement.replicas
         return packs * point.sequences_per_pack / self.pipeline.target.seconds(cycles)
 

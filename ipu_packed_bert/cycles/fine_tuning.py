@@ -14,9 +14,9 @@ from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.pipeline import Pipeline, assemble
 from ipu_packed_bert.cycles.tracing import capture, capture_update, layers_alike
 from ipu_packed_bert.cycles.workload import TRACED_LAYERS, placement_of
-from ipu_packed_bert.schema import mask_columns
+from ipu_packed_bert.settings.finetuning import FinetuneConfig
+from ipu_packed_bert.settings.schema import mask_columns
 from ipu_packed_bert.tasks.examples import ExampleTask
-from ipu_packed_bert.tasks.settings import FinetuneConfig
 
 
 class TaskCycles(NamedTuple):
@@ -56,7 +56,7 @@ def task_pipeline(config: FinetuneConfig, task: ExampleTask, planner: Planner) -
         return built
 
     def optimizer(built: Any) -> Any:
-        from ipu_packed_bert.optim import build_optimizer
+        from ipu_packed_bert.model.optimizer import build_optimizer
 
         settings: Any = config.optimizer  # has what is read of pre-training's
         return build_optimizer(built, settings, betas=config.betas(1.0))

@@ -19,9 +19,9 @@ import numpy as np
 from ipu_packed_bert.cycles import exchange, vertices
 from ipu_packed_bert.cycles.target import Target
 
-ATOM = 8  # bytes of the largest atom that moves in one access
-GROUP_BYTES = 32  # a group of 16 halves, which products keep together: it arrives in one piece
-BLOCK = 64  # columns of a tile's block where no operation fixed it: four groups of 16
+_ATOM = 8  # bytes of the largest atom that moves in one access
+_GROUP_BYTES = 32  # a group of 16 halves, which products keep together: it arrives in one piece
+_BLOCK = 64  # columns of a tile's block where no operation fixed it: four groups of 16
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class TensorLayout:
     origin: int  # the value for which it was chosen; equal origins mean equal layouts
     grouped: bool  # in groups of 16 of the last dimension, as products write and read
     permuted: bool = False  # read through a permute since then
-    columns: int = BLOCK  # width of a tile's block of rows
+    columns: int = _BLOCK  # width of a tile's block of rows
 
 
 def block(rows: int, columns: int, layout: TensorLayout, target: Target) -> Tuple[int, int]:
@@ -114,7 +114,7 @@ def step(target: Target, *, vertices_cycles: float = 0.0, exchange_bytes: float 
     )
 
 
-def aligned_copy(num_bytes: float, target: Target) -> Cost:
+def _aligned_copy(num_bytes: float, target: Target) -> Cost:
     """To other tiles in atoms of 8 bytes or more: both sides are grouped alike."""
     return Cost(
         vertices=vertices.rearrange(num_bytes, vertices.REARRANGE_BYTE[8]),
@@ -128,10 +128,10 @@ def unknown_copy(num_bytes: float, target: Target, *, square: bool = False) -> C
 
     square: a tensor of slots by slots.
     """
-    if num_bytes <= ATOM:
+    if num_bytes <= _ATOM:
         return Cost(exchange=exchange.receive(num_bytes, target), sync=target.sync_cycles)
     return Cost(
-        exchange=exchange.scattered(num_bytes, GROUP_BYTES, target),
+        exchange=exchange.scattered(num_bytes, _GROUP_BYTES, target),
         sync=target.sync_cycles,
         layout_calls=1.0,
         layout_bytes=num_bytes,
@@ -153,5 +153,5 @@ def bring(
         return Cost()
     num_bytes = target.per_tile(elements) * element_bytes
     if have.grouped and want.grouped and have.permuted == want.permuted:
-        return aligned_copy(num_bytes, target)
+        return _aligned_copy(num_bytes, target)
     return unknown_copy(num_bytes, target, square=square)

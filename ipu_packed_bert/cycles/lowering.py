@@ -23,7 +23,7 @@ MASK_BUILD, MASK_APPLICATION, SCORES = "mask build", "mask application", "query/
 POSITIONS, CLS, MLM, LOSS, COPIES = "position gather", "CLS gather", "MLM slots", "loss unpacking", "copies"
 ENCODER = "encoder"
 ATTENTION, FEED_FORWARD = "attention", "feed forward"  # the halves of an encoder layer
-SCORES_SCOPE = "attention.self.scores"
+_SCORES_SCOPE = "attention.self.scores"
 CATEGORIES = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
 
 VIEWS = frozenset(
@@ -68,7 +68,7 @@ CONSTANTS = frozenset(
         "new_full",
     )
 )  # folded when the graph is compiled
-BINARY = {
+_BINARY = {
     "add": "add",
     "sub": "add",
     "rsub": "add",
@@ -94,7 +94,7 @@ BINARY = {
     "addcdiv": "div",
     "threshold_backward": "compare",
 }
-UNARY = {
+_UNARY = {
     "exp": "exp",
     "tanh": "tanh",
     "sigmoid": "sigmoid",
@@ -108,7 +108,7 @@ UNARY = {
     "logical_not": "not",
     "bitwise_not": "not",
 }
-REDUCTIONS = frozenset(("sum", "mean", "amax", "max", "amin", "norm", "linalg_vector_norm"))
+_REDUCTIONS = frozenset(("sum", "mean", "amax", "max", "amin", "norm", "linalg_vector_norm"))
 
 
 class Entry(NamedTuple):
@@ -194,7 +194,7 @@ def kind_of(dtype: str) -> str:
     return "bool" if dtype == "bool" else "int"
 
 
-def producers(graph: Graph) -> Dict[int, Operation]:
+def _producers(graph: Graph) -> Dict[int, Operation]:
     """Which operation made a value; in-place operations keep the first."""
     made: Dict[int, Operation] = {}
     for operation in graph.operations:
@@ -241,10 +241,10 @@ class Lowering:
         self._dropout: Set[int] = set()  # masks and scales that the fused dropout vertex makes itself
         self._parameters = set(graph.parameters)
         self._mask = derived_from(graph, "input_mask")
-        self._made = producers(graph)
+        self._made = _producers(graph)
         # Whether query and key are joined to columns of the mask.
         self._joins = any(
-            short_name(o.operator)[0] == "cat" and o.scope.endswith(SCORES_SCOPE) for o in graph.operations
+            short_name(o.operator)[0] == "cat" and o.scope.endswith(_SCORES_SCOPE) for o in graph.operations
         )
         self._vocabulary = max(
             (
@@ -291,7 +291,7 @@ class Lowering:
             if any(i in self._mask for i in inputs):
                 return MASK_APPLICATION
             # With the mask in the product it is wider; joining query and key with their codes is MASK_APPLICATION.
-            return SCORES if scope.endswith(SCORES_SCOPE) else ENCODER
+            return SCORES if scope.endswith(_SCORES_SCOPE) else ENCODER
         if scope.startswith("attention_mask"):
             return MASK_BUILD
         if scope.startswith("bert.embeddings.position"):
@@ -322,11 +322,11 @@ class Lowering:
         if name == "bernoulli" or any(i in self._dropout for i in operation.inputs()):
             return self._in_dropout(operation)
         handler: Optional[Callable[[Operation], Cost]] = getattr(self, "_op_" + name, None)
-        if handler is None and name in BINARY:
+        if handler is None and name in _BINARY:
             handler = self._binary
-        if handler is None and name in UNARY:
+        if handler is None and name in _UNARY:
             handler = self._unary
-        if handler is None and name in REDUCTIONS:
+        if handler is None and name in _REDUCTIONS:
             handler = self._reduction
         if handler is None:
             self.unknown[operation.operator] += 1
@@ -410,9 +410,9 @@ class Lowering:
             return Cost()
         tensors = [i for i in operation.inputs() if self.graph.values[i].elements > 1 or out.elements == 1]
         kind = kind_of(self.graph.values[tensors[0]].dtype if tensors else out.dtype)
-        if (BINARY[name], kind) not in vertices.BINARY:
+        if (_BINARY[name], kind) not in vertices.BINARY:
             kind = "int"
-        return self._combine(operation, BINARY[name], kind, tensors, out)
+        return self._combine(operation, _BINARY[name], kind, tensors, out)
 
     def _combine(self, operation: Operation, work: str, kind: str, tensors: Sequence[int], out: Value) -> Cost:
         """One elementwise operation on tensors that broadcast to `out`."""
@@ -460,7 +460,7 @@ class Lowering:
         name, _ = short_name(operation.operator)
         value = self._output(operation)
         return step(
-            self.target, vertices_cycles=vertices.unary(self._on_tile(value), UNARY[name], kind_of(value.dtype))
+            self.target, vertices_cycles=vertices.unary(self._on_tile(value), _UNARY[name], kind_of(value.dtype))
         )
 
     def _elementwise_unknown(self, operation: Operation) -> Cost:
@@ -878,7 +878,7 @@ class Lowering:
         """Attention: both operands come from other operations and must be rearranged."""
         a, b = self.graph.values[left], self.graph.values[right]
         cost, width = self._product(a.shape[0], a.shape[1], a.shape[2], b.shape[2], a.dtype, FORWARD)
-        wide = self._joins and operation.scope.endswith(SCORES_SCOPE)
+        wide = self._joins and operation.scope.endswith(_SCORES_SCOPE)
         cost = replace(cost, batched=cost.matmul, wide=cost.matmul if wide else 0.0)
         for index in (left, right):
             value = self.graph.values[index]
@@ -911,13 +911,13 @@ class Lowering:
                 vertices_cycles=vertices.reduce_rows(1, self.target.tiles, FLOAT),
                 exchange_bytes=self.target.tiles * FLOAT,
             )
-        if name in UNARY:
-            return step(self.target, vertices_cycles=vertices.unary(n, UNARY[name], "float"))
+        if name in _UNARY:
+            return step(self.target, vertices_cycles=vertices.unary(n, _UNARY[name], "float"))
         if name == "add" and lists == 2:
             return step(self.target, vertices_cycles=vertices.scaled_add(n, FLOAT))
-        if name in BINARY:
+        if name in _BINARY:
             form = vertices.scalar if lists < 2 else vertices.binary
-            return step(self.target, vertices_cycles=form(n, BINARY[name], "float"))
+            return step(self.target, vertices_cycles=form(n, _BINARY[name], "float"))
         self.unknown[operation.operator] += 1
         return step(self.target, vertices_cycles=vertices.binary(n, "div", "float"))
 

@@ -20,7 +20,7 @@ import numpy as np
 from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
 from pack_data.reading.files import write_atomically
 
-GROUP = 16  # inputs and outputs of one AMP block, half precision
+_GROUP = 16  # inputs and outputs of one AMP block, half precision
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ WEIGHT_UPDATE = Rearranged(input=True, weights=True, output=True)
 
 
 @dataclass(frozen=True)
-class MatmulPlan:
+class _MatmulPlan:
     """The cheapest split found, and its cycles by kind."""
 
     matrix_split: int
@@ -183,14 +183,14 @@ def _splits(parts: int, limit: int, *, even: bool = False, largest: bool = False
     return sorted(chosen)
 
 
-def plan(product: Product, target: Target) -> MatmulPlan:
+def plan(product: Product, target: Target) -> _MatmulPlan:
     """The plan with the fewest cycles among those whose temporaries fit; the smallest one where none fits.
 
     Without rearrangements: `rearrange` adds them, and the choice of the split does not depend on them.
     """
     size, partial = product.element_bytes, product.partial_bytes
-    inner_group = GROUP if size == HALF else GROUP // 2
-    inner_groups, column_groups = ceil(product.inner / inner_group), ceil(product.columns / GROUP)
+    inner_group = _GROUP if size == HALF else _GROUP // 2
+    inner_groups, column_groups = ceil(product.inner / inner_group), ceil(product.columns / _GROUP)
     limit = target.tiles
     axes = np.meshgrid(
         np.array(_splits(product.matrices, limit), dtype=np.int64),
@@ -206,13 +206,13 @@ def plan(product: Product, target: Target) -> MatmulPlan:
 
     matrices, rows = -(-product.matrices // g), -(-product.rows // m)
     inner = -(-inner_groups // k)
-    best: Optional[Tuple[float, float, MatmulPlan]] = None
+    best: Optional[Tuple[float, float, _MatmulPlan]] = None
     serial = 1
     while serial <= max(1, column_groups):
         columns = -(-column_groups // (n * serial))
         inputs = matrices * rows * inner * inner_group
-        weights = matrices * inner * inner_group * columns * GROUP
-        outputs = matrices * rows * columns * GROUP
+        weights = matrices * inner * inner_group * columns * _GROUP
+        outputs = matrices * rows * columns * _GROUP
         vertex = amp_vertex(rows, inner, columns, matrices, target=target, element_bytes=size, partial_bytes=partial)
         pair = np.where(n % 2 == 0, 2, 1)  # both tiles of a pair take the same rows
         rate = target.exchange_bytes_per_cycle
@@ -240,7 +240,7 @@ def plan(product: Product, target: Target) -> MatmulPlan:
         key = (float(order[at]), float(total[at]))
         if best is None or key < best[:2]:
             best = key + (
-                MatmulPlan(
+                _MatmulPlan(
                     matrix_split=int(g[at]),
                     row_split=int(m[at]),
                     inner_split=int(k[at]),
@@ -264,7 +264,7 @@ def plan(product: Product, target: Target) -> MatmulPlan:
     return best[2]
 
 
-def rearrange(base: MatmulPlan, product: Product, rearranged: Rearranged, target: Target) -> MatmulPlan:
+def rearrange(base: _MatmulPlan, product: Product, rearranged: Rearranged, target: Target) -> _MatmulPlan:
     """`base`, and the cycles of rearranging the operands that this pass must rearrange."""
     aligned = product.columns % 4 == 0  # rows and inputs are padded to the plan's groups in any case
     sizes = (
@@ -304,7 +304,7 @@ class Planner:
         self.searched = 0  # plans that had to be searched, for the report and the tests
         # Graphs lowered with these plans, by identity, with their results by settings; see `lowering.Lowering.run`.
         self.lowered: Dict[int, Tuple[Any, Dict[Tuple, Any]]] = {}
-        self._plans: Dict[str, MatmulPlan] = {}
+        self._plans: Dict[str, _MatmulPlan] = {}
         self._path = None
         if folder is not None:
             # A plan does not depend on the clock and the links: Mk2 and Bow share their plans.
@@ -321,14 +321,14 @@ class Planner:
             self._plans = self._load(self._path)
 
     @staticmethod
-    def _load(path: Path) -> Dict[str, MatmulPlan]:
+    def _load(path: Path) -> Dict[str, _MatmulPlan]:
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-            return {key: MatmulPlan(**fields) for key, fields in stored.items()}
+            return {key: _MatmulPlan(**fields) for key, fields in stored.items()}
         except (OSError, ValueError, TypeError):  # absent, or from a damaged disk: search again
             return {}
 
-    def plan(self, product: Product, rearranged: Rearranged = FORWARD) -> MatmulPlan:
+    def plan(self, product: Product, rearranged: Rearranged = FORWARD) -> _MatmulPlan:
         """The best plan of `product`, searched once for identical products."""
         key = " ".join(str(value) for value in astuple(product))
         if key not in self._plans:

@@ -38,9 +38,9 @@ from ipu_packed_bert.cycles.parameters import Parameters
 from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
 from ipu_packed_bert.cycles.tracing import Graph, layer_of
 from ipu_packed_bert.cycles.update import IpuUpdate, UpdateCost, host_seconds, ipu_cost
-from ipu_packed_bert.schema import training_stages
+from ipu_packed_bert.settings.schema import training_stages
 
-PIPELINE = "pipeline"  # the block of what the pipeline itself adds
+_PIPELINE = "pipeline"  # the block of what the pipeline itself adds
 
 
 class PipelinePlacement(NamedTuple):
@@ -85,7 +85,7 @@ class PipelinePlacement(NamedTuple):
         )
 
 
-class Held(NamedTuple):
+class _Held(NamedTuple):
     """An operator that an IPU runs in a micro-batch, and how many times: once for each layer, recomputed ones twice."""
 
     times: int
@@ -100,7 +100,7 @@ class Ipu(NamedTuple):
     costs: Dict[str, Cost]  # category -> cost
     total: Cost  # of all categories
     link_bytes: Dict[str, float]  # block -> bytes that leave for a neighbour in the copy phase
-    held: Tuple[Held, ...]  # their costs add up to `total`
+    held: Tuple[_Held, ...]  # their costs add up to `total`
 
 
 class Step(NamedTuple):
@@ -263,7 +263,7 @@ def assemble(
     first_layer = 0
     for number, layers in enumerate(placement.layers_per_ipu):
         here = lowered[placement.memory_proportion[number]]
-        held: List[Held] = []
+        held: List[_Held] = []
         feed_forward = placement.halves(number)[FEED_FORWARD]
         for entry in here.entries:
             of_layer = feed_forward if entry.half == FEED_FORWARD else layers
@@ -271,14 +271,14 @@ def assemble(
             if recomputes(entry, placement):
                 times *= 2
             if times:
-                held.append(Held(times, entry))
+                held.append(_Held(times, entry))
         stash = step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(hidden)))
-        held.append(Held(layers + (1 if number == 0 else 0), Entry("stash", PIPELINE, "forward", COPIES, stash)))
+        held.append(_Held(layers + (1 if number == 0 else 0), Entry("stash", _PIPELINE, "forward", COPIES, stash)))
         if carried:
             carry = step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(carried)))
-            held.append(Held(1, Entry("stash", PIPELINE, "forward", COPIES, carry)))
+            held.append(_Held(1, Entry("stash", _PIPELINE, "forward", COPIES, carry)))
         accumulate = step(target, vertices_cycles=vertices.scaled_add(target.per_tile(elements[number])))
-        held.append(Held(1, Entry("accumulate", PIPELINE, "backward", ENCODER, accumulate)))
+        held.append(_Held(1, Entry("accumulate", _PIPELINE, "backward", ENCODER, accumulate)))
         costs: Dict[str, Cost] = {category: Cost() for category in CATEGORIES}
         for times, entry in held:
             costs[entry.category] = costs[entry.category] + entry.cost * float(times)
@@ -306,7 +306,7 @@ def recomputes(entry: Entry, placement: PipelinePlacement) -> bool:
 
     The heads' backward pass follows their forward pass at once: nothing there is recomputed.
     """
-    return placement.recompute and entry.phase == "forward" and entry.block not in ("heads", PIPELINE)
+    return placement.recompute and entry.phase == "forward" and entry.block not in ("heads", _PIPELINE)
 
 
 def _times(block: str, ipu: int, first_layer: int, layers: int, heads_ipu: int) -> int:

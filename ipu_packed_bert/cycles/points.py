@@ -16,7 +16,7 @@ from ipu_packed_bert.cycles.arrangement import ADDITIVE, UNPACKED, Arrangement
 # The graph of the PopART and MLPerf code of the paper's time: every layer builds the mask from the sequence numbers,
 # and one-hot products select slots. The PyTorch code builds the mask once and passes it from layer to layer.
 POPART = Arrangement(mask="layer", mask_form="arithmetic", cls="one_hot", mlm="one_hot")
-PYTORCH = ADDITIVE
+_PYTORCH = ADDITIVE
 
 
 class Point(NamedTuple):
@@ -96,7 +96,7 @@ POINTS: Tuple[Point, ...] = (
         "large 512 packed, PyTorch",
         "packed_phase2_pod16.yml",
         (),
-        PYTORCH,
+        _PYTORCH,
         "bow",
         1024,
         2.0,
@@ -227,7 +227,7 @@ FITTED_DEPTH = 2
 PAPER_CONFIG = "packed_phase2_pod16.yml"  # BERT-large, 512, as in the paper's sections 4.1 and 4.2
 
 
-class Table2Row(NamedTuple):
+class _Table2Row(NamedTuple):
     """D10: Table 2 of the paper, two decimals each."""
 
     model: str
@@ -237,10 +237,10 @@ class Table2Row(NamedTuple):
     realised: float
 
 
-TABLE2: Tuple[Table2Row, ...] = (
-    Table2Row("base", 128, "packed_phase1_base_pod16.yml", 1.17, 1.15),
-    Table2Row("base", 384, "packed_phase2_384_base_pod16.yml", 1.70, 1.68),
-    Table2Row("large", 128, "packed_phase1_pod16.yml", 1.17, 1.15),
-    Table2Row("large", 384, "packed_phase2_384_pod16.yml", 1.70, 1.69),
+TABLE2: Tuple[_Table2Row, ...] = (
+    _Table2Row("base", 128, "packed_phase1_base_pod16.yml", 1.17, 1.15),
+    _Table2Row("base", 384, "packed_phase2_384_base_pod16.yml", 1.70, 1.68),
+    _Table2Row("large", 128, "packed_phase1_pod16.yml", 1.17, 1.15),
+    _Table2Row("large", 384, "packed_phase2_384_pod16.yml", 1.70, 1.69),
 )
 FRAMEWORK_SPREAD = 0.13  # D7: the same task in TF1 and TF2 against PopART

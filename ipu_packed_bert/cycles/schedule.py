@@ -27,7 +27,7 @@ _ROUNDING = 1e-3  # cycles: what floating-point numbers leave over
 KINDS = WORK + (WAITING, BUBBLE, HOST)
 
 
-class Stages(NamedTuple):
+class _Stages(NamedTuple):
     """The stages of a training pipeline by their numbers, each with its IPU."""
 
     forward: Dict[int, int]
@@ -35,7 +35,7 @@ class Stages(NamedTuple):
     backward: Dict[int, int]
 
 
-class Span(NamedTuple):
+class _Span(NamedTuple):
     """A time in which an IPU does one thing."""
 
     ipu: int
@@ -52,7 +52,7 @@ class Stretch(NamedTuple):
     repeats: int
     start: Any  # cycles since the update's beginning
     cycles: Any  # of one of them
-    spans: Tuple[Span, ...]  # of one of them; those of an IPU leave no gap
+    spans: Tuple[_Span, ...]  # of one of them; those of an IPU leave no gap
 
     @property
     def end(self) -> Any:
@@ -63,7 +63,7 @@ class Schedule(NamedTuple):
     """A weight update over time. All cycles are arrays where the parameters are."""
 
     stretches: Tuple[Stretch, ...]
-    stages: Stages
+    stages: _Stages
     ipus: int
 
     @property
@@ -80,7 +80,7 @@ class Schedule(NamedTuple):
         return found
 
 
-def stages_of(placement: PipelinePlacement) -> Stages:
+def stages_of(placement: PipelinePlacement) -> _Stages:
     """Forward stages along the IPUs, the turn on the IPU of the heads, and the way back."""
     along = [0] + [ipu for ipu, layers in enumerate(placement.layers_per_ipu) if ipu and layers]
     turn = 0 if placement.heads_return else along[-1]
@@ -88,7 +88,7 @@ def stages_of(placement: PipelinePlacement) -> Stages:
         along = along[:-1]
     forward = dict(enumerate(along))
     number = len(forward)
-    return Stages(forward, {number: turn}, {2 * number - stage: ipu for stage, ipu in reversed(forward.items())})
+    return _Stages(forward, {number: turn}, {2 * number - stage: ipu for stage, ipu in reversed(forward.items())})
 
 
 @lru_cache(4)
@@ -97,7 +97,7 @@ def _works(pipeline: Pipeline) -> List[Dict[int, Dict[str, Cost]]]:
     return [_work(pipeline, stages_of(pipeline.placement), ipu) for ipu in pipeline.ipus]
 
 
-def _work(pipeline: Pipeline, stages: Stages, ipu: Ipu) -> Dict[int, Dict[str, Cost]]:
+def _work(pipeline: Pipeline, stages: _Stages, ipu: Ipu) -> Dict[int, Dict[str, Cost]]:
     own = [{stage: at for stage, at in part.items() if at == ipu.number} for part in stages]
     turn = next(iter(own[1]), -1)  # an IPU without layers has no stage
     first, last = next(iter(own[0]), turn), next(iter(own[2]), turn)
@@ -150,7 +150,7 @@ def schedule(pipeline: Pipeline, accumulation: int, parameters: Parameters) -> S
     found: List[Stretch] = []
     at: Any = 0.0
     for number, alike, active in _patterns(pipeline.placement.stages, accumulation):
-        spans: List[Span] = []
+        spans: List[_Span] = []
         for ipu, (each, link) in enumerate(zip(cycles, links)):
             line = _Line(ipu)
             idle = not any(stage in active for stage, _, _ in each)
@@ -182,7 +182,7 @@ class _Line:
     def __init__(self, ipu: int):
         self.ipu = ipu
         self.at: Any = 0.0
-        self.spans: List[Span] = []
+        self.spans: List[_Span] = []
 
     def add(self, kind: str, cycles: Any, stage: int = -1) -> None:
         if not np.any(np.abs(cycles) > _ROUNDING):
@@ -191,5 +191,5 @@ class _Line:
             before = self.spans.pop()
             self.spans.append(before._replace(cycles=before.cycles + cycles, stage=-1))
         else:
-            self.spans.append(Span(self.ipu, kind, self.at, cycles, stage))
+            self.spans.append(_Span(self.ipu, kind, self.at, cycles, stage))
         self.at = self.at + cycles

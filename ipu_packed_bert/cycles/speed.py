@@ -6,30 +6,30 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from ipu_packed_bert.config import Config
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.calibration import Calibration
 from ipu_packed_bert.cycles.pipeline import Pipeline
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.uncertainty import Interval
 from ipu_packed_bert.cycles.workload import Machine, NotTraced, Traces
+from ipu_packed_bert.settings.pretraining import Config
 
-DAY = 86_400.0
+_DAY = 86_400.0
 
 
-class Speed(NamedTuple):
+class _Speed(NamedTuple):
     rate: Interval  # sequences a second, of all replicas
     days: float  # of the whole run
 
 
-def speed(pipeline: Pipeline, accumulation: int, packing_factor: float, updates: int, fitted: Calibration) -> Speed:
+def speed(pipeline: Pipeline, accumulation: int, packing_factor: float, updates: int, fitted: Calibration) -> _Speed:
     """packing_factor: sequences of a pack."""
     rate = fitted.throughput(lambda each: pipeline.sequences_per_second(accumulation, packing_factor, each))
     seconds = fitted.interval(lambda each: pipeline.step(accumulation, each).seconds)
-    return Speed(rate, updates * seconds.value / DAY)
+    return _Speed(rate, updates * seconds.value / _DAY)
 
 
-def known_speed(config: Config, packing_factor: float, folder: Path) -> Optional[Speed]:
+def known_speed(config: Config, packing_factor: float, folder: Path) -> Optional[_Speed]:
     """Without torch, and writing nothing: None where no report has traced this network yet.
 
     folder: the cache of plans and traces.

@@ -21,7 +21,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.cycles.matmul import write_cache
 
-LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)(\.|$)")
+_LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)(\.|$)")
 
 
 class Value(NamedTuple):
@@ -101,7 +101,7 @@ def _values_in(arguments):
 
 def layer_of(scope: str) -> Optional[int]:
     """Number of the encoder layer a scope lies in, or None."""
-    found = LAYER.match(scope)
+    found = _LAYER.match(scope)
     return int(found.group(1)) if found else None
 
 
@@ -339,7 +339,7 @@ def sources_digest() -> str:
     """
     here = Path(__file__).resolve()
     root = here.parents[1]
-    files = sorted((root / "model").glob("*.py")) + [root / "optim.py"]
+    files = sorted((root / "model").glob("*.py"))
     files += [here, here.parent / "arrangement.py", here.parent / "variants.py", here.parent / "workload.py"]
     digest = hashlib.sha256(f"{metadata.version('torch')} {sys.version_info[:2]}".encode())
     for path in files:

@@ -2,7 +2,7 @@
 
 A draw is a whole set of unknowns from its prior (`UNKNOWNS`). The fitted factor and the host's seconds are then drawn
 around their best values for this set, and the draw is weighted by its likelihood: the published throughputs, each with
-a standard error of `DISCREPANCY` in the logarithm, and the paper's overhead at the fitted depth (importance weights).
+a standard error of `_DISCREPANCY` in the logarithm, and the paper's overhead at the fitted depth (importance weights).
 Draws taken by their weights are stored; a number is the median of what the model says for them, its interval holds
 90 %. The value at the fitted parameters is another one: for overheads it lies at the low end of the draws.
 Throughputs get the discrepancy on top: what the model is off by for reasons that have no name here.
@@ -22,12 +22,12 @@ from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
 
 STORED = Path(__file__).resolve().parent / "draws.json"
 SEED, DRAWN, KEPT = 19, 20_000, 400
-DISCREPANCY = 0.04  # of the logarithm of a throughput: the points, left out of their fit, are off by 3.7 % rms
+_DISCREPANCY = 0.04  # of the logarithm of a throughput: the points, left out of their fit, are off by 3.7 % rms
 INSIDE = 0.90  # of an interval
 _ENDS = ((1 - INSIDE) / 2, (1 + INSIDE) / 2)
 
 
-class Unknown(NamedTuple):
+class _Unknown(NamedTuple):
     """A field of `Parameters`, its prior, and what would measure it."""
 
     field: str
@@ -49,24 +49,26 @@ def _coin(generator: np.random.Generator, count: int) -> np.ndarray:
 
 
 _ATOMS = _uniform(REARRANGE_BYTE[8], REARRANGE_BYTE[2])
-UNKNOWNS: Tuple[Unknown, ...] = (
-    Unknown("layout", "0.44 to 5.148 cycles a byte", _ATOMS, "rearrangements of hidden tensors in a layer's profile"),
-    Unknown("square", "0.44 to 5.148 cycles a byte", _ATOMS, "rearrangements of scores in a layer's profile"),
-    Unknown("joined", "0 or 1", _coin, "the copy that joins query and key to the mask's columns, in a layer's profile"),
-    Unknown("sliced", "0 or 1", _coin, "copies of query's and key's gradients in a layer's profile"),
-    Unknown("products", "10 %", _factor(0.10), "the plans of products with weights in a profile"),
-    Unknown("batched", "10 %", _factor(0.10), "the plans of attention's products in a profile"),
-    Unknown("wide", "3 %", _factor(0.03), "the query/key product of 80 columns beside that of 64 in two profiles"),
-    Unknown("exchange", "20 %", _factor(0.20), "exchange of a layer in a profile"),
-    Unknown("sync", "30 %", _factor(0.30), "syncs of a layer in a profile"),
-    Unknown("links", "30 %", _factor(0.30), "one all-reduce over the replicas of a pod"),
-    Unknown("gateways", "30 %", _factor(0.30), "one all-reduce over the replicas of two pods"),
-    Unknown(
+UNKNOWNS: Tuple[_Unknown, ...] = (
+    _Unknown("layout", "0.44 to 5.148 cycles a byte", _ATOMS, "rearrangements of hidden tensors in a layer's profile"),
+    _Unknown("square", "0.44 to 5.148 cycles a byte", _ATOMS, "rearrangements of scores in a layer's profile"),
+    _Unknown(
+        "joined", "0 or 1", _coin, "the copy that joins query and key to the mask's columns, in a layer's profile"
+    ),
+    _Unknown("sliced", "0 or 1", _coin, "copies of query's and key's gradients in a layer's profile"),
+    _Unknown("products", "10 %", _factor(0.10), "the plans of products with weights in a profile"),
+    _Unknown("batched", "10 %", _factor(0.10), "the plans of attention's products in a profile"),
+    _Unknown("wide", "3 %", _factor(0.03), "the query/key product of 80 columns beside that of 64 in two profiles"),
+    _Unknown("exchange", "20 %", _factor(0.20), "exchange of a layer in a profile"),
+    _Unknown("sync", "30 %", _factor(0.30), "syncs of a layer in a profile"),
+    _Unknown("links", "30 %", _factor(0.30), "one all-reduce over the replicas of a pod"),
+    _Unknown("gateways", "30 %", _factor(0.30), "one all-reduce over the replicas of two pods"),
+    _Unknown(
         "streaming", "a factor of 1.6", _factor(0.50), "an update with the optimiser state on chip beside off chip"
     ),
 )
-FITTED = ("factor", "replica_seconds")
-FIELDS = FITTED + tuple(unknown.field for unknown in UNKNOWNS)
+_FITTED = ("factor", "replica_seconds")
+FIELDS = _FITTED + tuple(unknown.field for unknown in UNKNOWNS)
 MEASURED_BY = {
     **{unknown.field: unknown.measured_by for unknown in UNKNOWNS},
     "factor": "the cycles of a whole micro-batch",
@@ -163,8 +165,8 @@ def _sample(
 
     for _ in range(10):
         current = now(best)
-        slopes = np.stack([on_chip / current, host / current], axis=2) / DISCREPANCY
-        left = (target - np.log(current)) / DISCREPANCY
+        slopes = np.stack([on_chip / current, host / current], axis=2) / _DISCREPANCY
+        left = (target - np.log(current)) / _DISCREPANCY
         precision = np.einsum("npi,npj->nij", slopes, slopes)
         step = np.linalg.solve(precision, np.einsum("npi,np->ni", slopes, left)[..., None])[..., 0]
         best = np.maximum(best + step, 1e-6)
@@ -174,7 +176,7 @@ def _sample(
     possible = (taken > 0).all(axis=1)
     taken = np.where(possible[:, None], taken, best)
     current = now(taken)
-    likelihood = -0.5 * ((target - np.log(current)) / DISCREPANCY) ** 2
+    likelihood = -0.5 * ((target - np.log(current)) / _DISCREPANCY) ** 2
     proposed = -0.5 * (noise**2).sum(axis=1) - 0.5 * np.log(np.linalg.det(covariance))
     weights = np.where(possible, likelihood.sum(axis=1) - proposed, -np.inf)
     parameters = replace(drawn, factor=taken[:, 0], replica_seconds=taken[:, 1])
@@ -216,7 +218,7 @@ def sample(
     log_weights = found.log_weights + of_overhead
     weights = _normalised(log_weights)
     generator = np.random.default_rng([seed, len(UNKNOWNS) + 1])
-    off = DISCREPANCY * generator.standard_normal(drawn)
+    off = _DISCREPANCY * generator.standard_normal(drawn)
     points = []
     for number, (name, value) in enumerate(zip(names, measured)):
         without = _normalised(log_weights - found.log_likelihood[:, number])
@@ -230,7 +232,7 @@ def sample(
     at = (generator.random() + np.arange(kept)) / kept
     chosen = np.minimum(np.searchsorted(np.cumsum(weights), at), drawn - 1)
     fields = {field: [float(f"{value:.5g}") for value in getattr(found.parameters, field)[chosen]] for field in FIELDS}
-    factors = [float(f"{value:.5g}") for value in np.exp(DISCREPANCY * generator.standard_normal(kept))]
+    factors = [float(f"{value:.5g}") for value in np.exp(_DISCREPANCY * generator.standard_normal(kept))]
     report = {
         "seed": seed,
         "drawn": drawn,

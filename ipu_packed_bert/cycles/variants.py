@@ -17,7 +17,7 @@ from ipu_packed_bert.model.bert import MaskedScores
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.model.products import OneHotSlots, mask_in_product
 
-HIDDEN = -1000.0  # exactly no attention, in every type (the model's own constant)
+_HIDDEN = -1000.0  # exactly no attention, in every type (the model's own constant)
 
 
 def build(model: Any, loss: Any, arrangement: Arrangement, *, slots: int, depth: int, columns: int) -> nn.Module:
@@ -30,25 +30,25 @@ def build(model: Any, loss: Any, arrangement: Arrangement, *, slots: int, depth:
     if arrangement.mask == "product":
         mask_in_product(built, sequences=depth, columns=columns)
     elif arrangement.mask == "row":
-        built.attention_mask = RowMask()
+        built.attention_mask = _RowMask()
     elif arrangement.mask == "none":
-        built.attention_mask = Numbers()
-        _replace_scores(attentions, UnmaskedScores)
+        built.attention_mask = _Numbers()
+        _replace_scores(attentions, _UnmaskedScores)
     elif arrangement.apply == "select":
-        built.attention_mask = SameSequence()
-        _replace_scores(attentions, SelectMaskedScores)
+        built.attention_mask = _SameSequence()
+        _replace_scores(attentions, _SelectMaskedScores)
     elif arrangement.mask == "layer":
-        built.attention_mask = Numbers()
-        _replace_scores(attentions, lambda: RebuildingScores(arrangement.mask_form))
+        built.attention_mask = _Numbers()
+        _replace_scores(attentions, lambda: _RebuildingScores(arrangement.mask_form))
     elif arrangement.mask_form == "arithmetic":
-        built.attention_mask = BlockMask("arithmetic")
+        built.attention_mask = _BlockMask("arithmetic")
     if arrangement.cls == "fixed":
-        built.next_sentence_slots = FirstSlots()
+        built.next_sentence_slots = _FirstSlots()
     elif arrangement.cls == "one_hot":
         built.next_sentence_slots = OneHotSlots(slots)
     if arrangement.mlm == "one_hot":
         built.masked_lm_slots = OneHotSlots(slots)
-    positions = {"fixed": FixedPositions, "one_hot": OneHotPositions}.get(arrangement.positions)
+    positions = {"fixed": _FixedPositions, "one_hot": _OneHotPositions}.get(arrangement.positions)
     if positions is not None:
         built.bert.embeddings.position_embeddings.__class__ = positions
     return built
@@ -62,15 +62,15 @@ def _replace_scores(attentions: Any, make: Any) -> None:
 # Masks ---------------------------------------------------------------------------------------------------------------
 
 
-class RowMask(nn.Module):
+class _RowMask(nn.Module):
     """Padding mask of unpacked sequences, [B, 1, 1, S]."""
 
     def forward(self, input_mask_BS, dtype):
         zero = torch.zeros((), dtype=dtype, device=input_mask_BS.device)
-        return torch.where(input_mask_BS > 0, zero, torch.full_like(zero, HIDDEN))[:, None, None, :]
+        return torch.where(input_mask_BS > 0, zero, torch.full_like(zero, _HIDDEN))[:, None, None, :]
 
 
-class BlockMask(nn.Module):
+class _BlockMask(nn.Module):
     """The model's own mask, by selection or by arithmetic."""
 
     def __init__(self, form: str):
@@ -80,17 +80,17 @@ class BlockMask(nn.Module):
     def forward(self, input_mask_BS, dtype):
         rows, columns = input_mask_BS.unsqueeze(2), input_mask_BS.unsqueeze(1)
         if self.form == "arithmetic":
-            return ((rows != columns).to(dtype) * HIDDEN).unsqueeze(1)
+            return ((rows != columns).to(dtype) * _HIDDEN).unsqueeze(1)
         zero = torch.zeros((), dtype=dtype, device=input_mask_BS.device)
-        return torch.where(rows == columns, zero, torch.full_like(zero, HIDDEN)).unsqueeze(1)
+        return torch.where(rows == columns, zero, torch.full_like(zero, _HIDDEN)).unsqueeze(1)
 
 
-class SameSequence(nn.Module):
+class _SameSequence(nn.Module):
     def forward(self, input_mask_BS, dtype):
         return (input_mask_BS.unsqueeze(2) == input_mask_BS.unsqueeze(1)).unsqueeze(1)
 
 
-class Numbers(nn.Module):
+class _Numbers(nn.Module):
     """Passes the sequence numbers on: [B, S] is copied from IPU to IPU instead of [B, 1, S, S]."""
 
     def forward(self, input_mask_BS, dtype):
@@ -100,24 +100,24 @@ class Numbers(nn.Module):
 # Scores --------------------------------------------------------------------------------------------------------------
 
 
-class UnmaskedScores(nn.Module):
+class _UnmaskedScores(nn.Module):
     def forward(self, query_BNSA, key_BNSA, input_mask_BS):
         return torch.matmul(query_BNSA, key_BNSA.transpose(2, 3))
 
 
-class SelectMaskedScores(nn.Module):
+class _SelectMaskedScores(nn.Module):
     def forward(self, query_BNSA, key_BNSA, same_B1SS):
         scores_BNSS = torch.matmul(query_BNSA, key_BNSA.transpose(2, 3))
-        hidden = torch.full((), HIDDEN, dtype=scores_BNSS.dtype, device=scores_BNSS.device)
+        hidden = torch.full((), _HIDDEN, dtype=scores_BNSS.dtype, device=scores_BNSS.device)
         return torch.where(same_B1SS, scores_BNSS, hidden)
 
 
-class RebuildingScores(MaskedScores):
+class _RebuildingScores(MaskedScores):
     """The mask is made from the sequence numbers in every layer."""
 
     def __init__(self, form: str):
         super().__init__()
-        self.block_mask = BlockMask(form)
+        self.block_mask = _BlockMask(form)
 
     def forward(self, query_BNSA, key_BNSA, input_mask_BS):
         return super().forward(query_BNSA, key_BNSA, self.block_mask(input_mask_BS, query_BNSA.dtype))
@@ -126,21 +126,21 @@ class RebuildingScores(MaskedScores):
 # Slots and positions --------------------------------------------------------------------------------------------------
 
 
-class FirstSlots(nn.Module):
+class _FirstSlots(nn.Module):
     """[CLS] at the first slots, as in unpacked rows; packs need data with all [CLS] tokens first for it."""
 
     def forward(self, hidden_BSH, slots_BK):
         return hidden_BSH.narrow(1, 0, slots_BK.shape[1])
 
 
-class FixedPositions(nn.Embedding):
+class _FixedPositions(nn.Embedding):
     """The same positions in every row: a slice of the table."""
 
     def forward(self, positions_BS):
         return self.weight[: positions_BS.shape[1]]
 
 
-class OneHotPositions(nn.Embedding):
+class _OneHotPositions(nn.Embedding):
     def forward(self, positions_BS):
         numbers_R = torch.arange(self.num_embeddings, dtype=positions_BS.dtype, device=positions_BS.device)
         return torch.matmul((positions_BS.unsqueeze(2) == numbers_R).to(self.weight.dtype), self.weight)

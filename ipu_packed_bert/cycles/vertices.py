@@ -14,12 +14,12 @@ from typing import Dict, NamedTuple, Tuple
 
 from ipu_packed_bert.cycles.target import FLOAT, HALF
 
-WORKERS = 6
+_WORKERS = 6
 
 
 def busiest(n: float) -> int:
     """Elements of the busiest of the six workers."""
-    return ceil(n / WORKERS)
+    return ceil(n / _WORKERS)
 
 
 def vectors(w: float, element_bytes: int) -> int:
@@ -27,7 +27,7 @@ def vectors(w: float, element_bytes: int) -> int:
     return ceil(w * element_bytes / 8)
 
 
-class Loop(NamedTuple):
+class _Loop(NamedTuple):
     """Worker cycles of an inner loop: `cycles` for every `elements`."""
 
     cycles: float
@@ -38,75 +38,75 @@ class Loop(NamedTuple):
 
 
 # (operation, type) -> loop. Types: half, float, int, bool. Both operands full.
-BINARY: Dict[Tuple[str, str], Loop] = {
-    ("add", "half"): Loop(3, 4),
-    ("add", "float"): Loop(3, 2),
-    ("add", "int"): Loop(7, 1),
-    ("mul", "half"): Loop(3, 4),
-    ("mul", "float"): Loop(3, 2),
-    ("mul", "int"): Loop(7, 1),
-    ("div", "half"): Loop(21, 4),
-    ("div", "float"): Loop(10, 2),
-    ("div", "int"): Loop(40, 1),
-    ("max", "half"): Loop(4, 4),
-    ("max", "float"): Loop(3, 2),
-    ("max", "int"): Loop(7, 1),
-    ("compare", "half"): Loop(9, 4),
-    ("compare", "float"): Loop(14, 4),
-    ("compare", "int"): Loop(22, 4),
-    ("compare", "bool"): Loop(6, 4),
-    ("logical", "bool"): Loop(5, 4),
+BINARY: Dict[Tuple[str, str], _Loop] = {
+    ("add", "half"): _Loop(3, 4),
+    ("add", "float"): _Loop(3, 2),
+    ("add", "int"): _Loop(7, 1),
+    ("mul", "half"): _Loop(3, 4),
+    ("mul", "float"): _Loop(3, 2),
+    ("mul", "int"): _Loop(7, 1),
+    ("div", "half"): _Loop(21, 4),
+    ("div", "float"): _Loop(10, 2),
+    ("div", "int"): _Loop(40, 1),
+    ("max", "half"): _Loop(4, 4),
+    ("max", "float"): _Loop(3, 2),
+    ("max", "int"): _Loop(7, 1),
+    ("compare", "half"): _Loop(9, 4),
+    ("compare", "float"): _Loop(14, 4),
+    ("compare", "int"): _Loop(22, 4),
+    ("compare", "bool"): _Loop(6, 4),
+    ("logical", "bool"): _Loop(5, 4),
 }
 # The same with one operand a scalar.
-SCALAR: Dict[Tuple[str, str], Loop] = {
-    ("add", "half"): Loop(2, 4),
-    ("add", "float"): Loop(2, 2),
-    ("add", "int"): Loop(6, 1),
-    ("mul", "half"): Loop(2, 4),
-    ("mul", "float"): Loop(2, 2),
-    ("mul", "int"): Loop(6, 1),
-    ("div", "half"): Loop(8, 2),
-    ("div", "float"): Loop(6, 2),
-    ("div", "int"): Loop(40, 1),
-    ("max", "half"): Loop(3, 4),
-    ("max", "float"): Loop(3, 2),
-    ("max", "int"): Loop(6, 1),
-    ("compare", "half"): Loop(8, 4),
-    ("compare", "float"): Loop(12, 4),
-    ("compare", "int"): Loop(16, 4),
-    ("compare", "bool"): Loop(5, 4),
-    ("logical", "bool"): Loop(4, 4),
+SCALAR: Dict[Tuple[str, str], _Loop] = {
+    ("add", "half"): _Loop(2, 4),
+    ("add", "float"): _Loop(2, 2),
+    ("add", "int"): _Loop(6, 1),
+    ("mul", "half"): _Loop(2, 4),
+    ("mul", "float"): _Loop(2, 2),
+    ("mul", "int"): _Loop(6, 1),
+    ("div", "half"): _Loop(8, 2),
+    ("div", "float"): _Loop(6, 2),
+    ("div", "int"): _Loop(40, 1),
+    ("max", "half"): _Loop(3, 4),
+    ("max", "float"): _Loop(3, 2),
+    ("max", "int"): _Loop(6, 1),
+    ("compare", "half"): _Loop(8, 4),
+    ("compare", "float"): _Loop(12, 4),
+    ("compare", "int"): _Loop(16, 4),
+    ("compare", "bool"): _Loop(5, 4),
+    ("logical", "bool"): _Loop(4, 4),
 }
-UNARY: Dict[Tuple[str, str], Loop] = {
-    ("exp", "half"): Loop(4, 4),
-    ("exp", "float"): Loop(6, 2),
-    ("tanh", "half"): Loop(4, 4),
-    ("tanh", "float"): Loop(12, 2),
-    ("sigmoid", "half"): Loop(6, 4),
-    ("sigmoid", "float"): Loop(12, 2),
-    ("log", "half"): Loop(4, 4),
-    ("log", "float"): Loop(12, 2),
-    ("reciprocal", "half"): Loop(15, 4),
-    ("reciprocal", "float"): Loop(6, 2),
-    ("sqrt", "half"): Loop(23, 4),
-    ("sqrt", "float"): Loop(10, 2),
-    ("rsqrt", "half"): Loop(19, 4),
-    ("rsqrt", "float"): Loop(8, 2),
-    ("square", "half"): Loop(2, 4),
-    ("square", "float"): Loop(2, 2),
-    ("neg", "half"): Loop(2, 4),
-    ("neg", "float"): Loop(2, 2),
-    ("neg", "int"): Loop(5, 1),
-    ("abs", "half"): Loop(5, 1),
-    ("abs", "float"): Loop(5, 1),
-    ("abs", "int"): Loop(5, 1),
-    ("erf", "half"): Loop(13, 1),
-    ("erf", "float"): Loop(41, 1),
-    ("gelu_erf", "half"): Loop(16, 1),
-    ("gelu_erf", "float"): Loop(22, 1),
-    ("not", "bool"): Loop(17, 1),
-    ("clamp", "half"): Loop(2, 4),
-    ("clamp", "float"): Loop(2, 2),
+UNARY: Dict[Tuple[str, str], _Loop] = {
+    ("exp", "half"): _Loop(4, 4),
+    ("exp", "float"): _Loop(6, 2),
+    ("tanh", "half"): _Loop(4, 4),
+    ("tanh", "float"): _Loop(12, 2),
+    ("sigmoid", "half"): _Loop(6, 4),
+    ("sigmoid", "float"): _Loop(12, 2),
+    ("log", "half"): _Loop(4, 4),
+    ("log", "float"): _Loop(12, 2),
+    ("reciprocal", "half"): _Loop(15, 4),
+    ("reciprocal", "float"): _Loop(6, 2),
+    ("sqrt", "half"): _Loop(23, 4),
+    ("sqrt", "float"): _Loop(10, 2),
+    ("rsqrt", "half"): _Loop(19, 4),
+    ("rsqrt", "float"): _Loop(8, 2),
+    ("square", "half"): _Loop(2, 4),
+    ("square", "float"): _Loop(2, 2),
+    ("neg", "half"): _Loop(2, 4),
+    ("neg", "float"): _Loop(2, 2),
+    ("neg", "int"): _Loop(5, 1),
+    ("abs", "half"): _Loop(5, 1),
+    ("abs", "float"): _Loop(5, 1),
+    ("abs", "int"): _Loop(5, 1),
+    ("erf", "half"): _Loop(13, 1),
+    ("erf", "float"): _Loop(41, 1),
+    ("gelu_erf", "half"): _Loop(16, 1),
+    ("gelu_erf", "float"): _Loop(22, 1),
+    ("not", "bool"): _Loop(17, 1),
+    ("clamp", "half"): _Loop(2, 4),
+    ("clamp", "float"): _Loop(2, 2),
 }
 
 
@@ -129,26 +129,26 @@ def unary(n: float, operation: str, kind: str) -> float:
 def add_row_vector(length: int, repeats: int, element_bytes: int = HALF) -> float:
     """A vector of `length` added to each of `repeats` rows on the tile, such as a bias or a row of a padding mask."""
     if element_bytes == FLOAT:
-        return 13 + 6 * (25 + ceil(length / 2) * (11 + 3 * (ceil(repeats / WORKERS) - 1)))
+        return 13 + 6 * (25 + ceil(length / 2) * (11 + 3 * (ceil(repeats / _WORKERS) - 1)))
     if length % 4:
-        return 13 + 6 * (25 + length * 9 * ceil(repeats / WORKERS))
+        return 13 + 6 * (25 + length * 9 * ceil(repeats / _WORKERS))
     group = 15 if length % 8 == 0 else 13
     per_row = 2 if length % 8 == 0 else 4
-    return 13 + 6 * (25 + ceil(length / 8) * (group + per_row * (ceil(repeats / WORKERS) - 1)))
+    return 13 + 6 * (25 + ceil(length / 8) * (group + per_row * (ceil(repeats / _WORKERS) - 1)))
 
 
 def multiply_row_vector(length: int, repeats: int, element_bytes: int = HALF) -> float:
     """Each of `repeats` rows times a vector of `length`, not in place, pipelined: one cycle per vector and row."""
     width = 8 // element_bytes
     if length % width:
-        return 13 + 6 * (25 + length * 9 * ceil(repeats / WORKERS))
-    return 13 + 6 * (25 + ceil(length / width) * (9 + (ceil(repeats / WORKERS) - 1)))
+        return 13 + 6 * (25 + length * 9 * ceil(repeats / _WORKERS))
+    return 13 + 6 * (25 + ceil(length / width) * (9 + (ceil(repeats / _WORKERS) - 1)))
 
 
 def row_values(rows: int, columns: int, element_bytes: int = HALF) -> float:
     """One value for each row (x - row maximum, x * row scale) over a [rows, columns] block of the tile."""
     per_row = 7 if columns * element_bytes % 8 == 0 else 25
-    return 11 + 6 * (15 + ceil(rows / WORKERS) * (per_row + vectors(columns, element_bytes) * 2))
+    return 11 + 6 * (15 + ceil(rows / _WORKERS) * (per_row + vectors(columns, element_bytes) * 2))
 
 
 def scaled_add(n: float, element_bytes: int = HALF, *, mixed: bool = False) -> float:
@@ -209,19 +209,19 @@ def dropout(n: float, element_bytes: int = HALF) -> float:
 
 def reduce_rows(rows: float, run: float, element_bytes: int = HALF) -> float:
     """Sum or maximum of `rows` contiguous runs of `run` elements each, one result a run, on the tile."""
-    per_worker = ceil(rows / WORKERS)
+    per_worker = ceil(rows / _WORKERS)
     if rows <= 1:
-        return 6 * (22 + vectors(ceil(run / WORKERS), element_bytes) + run % (8 // element_bytes))
+        return 6 * (22 + vectors(ceil(run / _WORKERS), element_bytes) + run % (8 // element_bytes))
     return 6 * (17 + per_worker * (12 + vectors(run, element_bytes)))
 
 
 def reduce_columns(outputs: float, strides: float) -> float:
     """Column sums of a [strides, outputs] block: bias gradients, gamma and beta of a LayerNorm (half)."""
-    return 6 * (16 + ceil(ceil(outputs / WORKERS) / 4) * (11 + 3 * strides))
+    return 6 * (16 + ceil(ceil(outputs / _WORKERS) / 4) * (11 + 3 * strides))
 
 
 def reduce_generic(outputs: float, strides: float) -> float:
-    return 6 * (30 + ceil(outputs / WORKERS) * (24 + strides))
+    return 6 * (30 + ceil(outputs / _WORKERS) * (24 + strides))
 
 
 def inverse_deviation(rows: float) -> float:
@@ -231,8 +231,8 @@ def inverse_deviation(rows: float) -> float:
 
 def gather(indices: float, row_elements: float, element_bytes: int = HALF, *, row_split: int = 1) -> float:
     """Multi-slice: the tile holds one of `row_split` parts of a table's rows and looks at all indices."""
-    inside = ceil(indices / row_split / WORKERS)
-    outside = ceil(indices / WORKERS) - inside
+    inside = ceil(indices / row_split / _WORKERS)
+    outside = ceil(indices / _WORKERS) - inside
     half_vectors = ceil(row_elements / 2) if element_bytes == HALF else ceil(row_elements)
     return 6 * (30 + inside * (19 + half_vectors * 2) + outside * 8)
 

@@ -6,13 +6,13 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
-from ipu_packed_bert.config import Config
 from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED, Arrangement
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.pipeline import Pipeline, PipelinePlacement, assemble
 from ipu_packed_bert.cycles.target import Target
 from ipu_packed_bert.cycles.tracing import Graph, cached, capture, capture_update, layers_alike, sources_digest
-from ipu_packed_bert.schema import Configuration
+from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.schema import Configuration
 
 TRACED_LAYERS = 3  # first, last, and one between that stands for all
 
@@ -139,7 +139,7 @@ class Traces:
         model = replace(config.model, num_layers=1)
 
         def make() -> Graph:
-            from ipu_packed_bert.optim import build_optimizer
+            from ipu_packed_bert.model.optimizer import build_optimizer
 
             return capture_update(
                 lambda: build(config, model, MicroBatchShape(1, config.data.max_sequence_length, 1, 1), UNPACKED),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
-from ipu_packed_bert.processes import ONE, Processes, Ranks
-from ipu_packed_bert.schema import Configuration
+from ipu_packed_bert.processes.ranks import ONE, Processes, Ranks
+from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 import numpy as np
 import torch
 
-from ipu_packed_bert.loader import Batch, GlobalBatches
+from ipu_packed_bert.data.global_batches import Batch, GlobalBatches
 from ipu_packed_bert.model.packed import PackedBert
-from ipu_packed_bert.processes import ONE, Processes
+from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.tasks.task import Counts, Task
 
 

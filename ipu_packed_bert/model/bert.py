@@ -17,12 +17,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.schema import ModelConfig
 
 ATTENTIONS = ("eager", "sdpa")
 
 
-class BertEmbeddings(nn.Module):
+class _BertEmbeddings(nn.Module):
     def __init__(self, model: ModelConfig):
         super().__init__()
         self.word_embeddings = nn.Embedding(model.vocabulary_size, model.hidden_size)
@@ -53,7 +53,7 @@ class MaskedScores(nn.Module):
         return scores_BNSS + mask_B1SS.to(scores_BNSS.dtype)
 
 
-class SdpaContext(nn.Module):
+class _SdpaContext(nn.Module):
     """query, key, value [B, N, S, A], mask -> context [B, N, S, A] in one operator. Can be replaced as a whole."""
 
     def forward(self, query_BNSA, key_BNSA, value_BNSA, mask_B1SS, dropout: float) -> torch.Tensor:
@@ -61,7 +61,7 @@ class SdpaContext(nn.Module):
         return F.scaled_dot_product_attention(query_BNSA, key_BNSA, value_BNSA, attn_mask=mask_B1SS, dropout_p=dropout)
 
 
-class BertSelfAttention(nn.Module):
+class _BertSelfAttention(nn.Module):
     def __init__(self, model: ModelConfig, attention: str):
         super().__init__()
         self.num_heads = model.num_heads
@@ -70,7 +70,7 @@ class BertSelfAttention(nn.Module):
         self.key = nn.Linear(model.hidden_size, model.hidden_size)
         self.value = nn.Linear(model.hidden_size, model.hidden_size)
         self.scores = MaskedScores()
-        self.context = SdpaContext() if attention == "sdpa" else None
+        self.context = _SdpaContext() if attention == "sdpa" else None
         self.dropout = nn.Dropout(model.attention_dropout)
 
     def _heads(self, projected_BSH) -> torch.Tensor:
@@ -94,7 +94,7 @@ class BertSelfAttention(nn.Module):
         return context_BNSA.transpose(1, 2).reshape(hidden_BSH.shape)
 
 
-class BertResidual(nn.Module):
+class _BertResidual(nn.Module):
     """Dense layer, dropout, residual sum and LayerNorm: the end of both halves of a layer."""
 
     def __init__(self, model: ModelConfig, in_features: int):
@@ -107,17 +107,17 @@ class BertResidual(nn.Module):
         return self.LayerNorm(self.dropout(self.dense(inner_BSX)) + hidden_BSH)
 
 
-class BertAttention(nn.Module):
+class _BertAttention(nn.Module):
     def __init__(self, model: ModelConfig, attention: str):
         super().__init__()
-        self.self = BertSelfAttention(model, attention)
-        self.output = BertResidual(model, model.hidden_size)
+        self.self = _BertSelfAttention(model, attention)
+        self.output = _BertResidual(model, model.hidden_size)
 
     def forward(self, hidden_BSH, mask_B1SS) -> torch.Tensor:
         return self.output(self.self(hidden_BSH, mask_B1SS), hidden_BSH)
 
 
-class BertIntermediate(nn.Module):
+class _BertIntermediate(nn.Module):
     def __init__(self, model: ModelConfig):
         super().__init__()
         self.dense = nn.Linear(model.hidden_size, model.intermediate_size)
@@ -128,22 +128,22 @@ class BertIntermediate(nn.Module):
         return F.gelu(self.dense(hidden_BSH))
 
 
-class BertLayer(nn.Module):
+class _BertLayer(nn.Module):
     def __init__(self, model: ModelConfig, attention: str):
         super().__init__()
-        self.attention = BertAttention(model, attention)
-        self.intermediate = BertIntermediate(model)
-        self.output = BertResidual(model, model.intermediate_size)
+        self.attention = _BertAttention(model, attention)
+        self.intermediate = _BertIntermediate(model)
+        self.output = _BertResidual(model, model.intermediate_size)
 
     def forward(self, hidden_BSH, mask_B1SS) -> torch.Tensor:
         attended_BSH = self.attention(hidden_BSH, mask_B1SS)
         return self.output(self.intermediate(attended_BSH), attended_BSH)
 
 
-class BertEncoder(nn.Module):
+class _BertEncoder(nn.Module):
     def __init__(self, model: ModelConfig, attention: str):
         super().__init__()
-        self.layer = nn.ModuleList(BertLayer(model, attention) for _ in range(model.num_layers))
+        self.layer = nn.ModuleList(_BertLayer(model, attention) for _ in range(model.num_layers))
 
     def forward(self, hidden_BSH, mask_B1SS) -> torch.Tensor:
         for layer in self.layer:
@@ -151,7 +151,7 @@ class BertEncoder(nn.Module):
         return hidden_BSH
 
 
-class BertPooler(nn.Module):
+class _BertPooler(nn.Module):
     def __init__(self, model: ModelConfig):
         super().__init__()
         self.dense = nn.Linear(model.hidden_size, model.hidden_size)
@@ -166,15 +166,15 @@ class BertModel(nn.Module):
 
     def __init__(self, model: ModelConfig, *, attention: str, pooler: bool):
         super().__init__()
-        self.embeddings = BertEmbeddings(model)
-        self.encoder = BertEncoder(model, attention)
-        self.pooler: Any = BertPooler(model) if pooler else None  # of the heads that look at [CLS]
+        self.embeddings = _BertEmbeddings(model)
+        self.encoder = _BertEncoder(model, attention)
+        self.pooler: Any = _BertPooler(model) if pooler else None  # of the heads that look at [CLS]
 
     def forward(self, input_ids_BS, segment_ids_BS, positions_BS, mask_B1SS) -> torch.Tensor:
         return self.encoder(self.embeddings(input_ids_BS, segment_ids_BS, positions_BS), mask_B1SS)
 
 
-class BertPredictionHeadTransform(nn.Module):
+class _BertPredictionHeadTransform(nn.Module):
     def __init__(self, model: ModelConfig):
         super().__init__()
         self.dense = nn.Linear(model.hidden_size, model.hidden_size)
@@ -192,10 +192,10 @@ class VocabularyProduct(nn.Module):
         return F.linear(hidden_BPH, table_VH, bias_V)
 
 
-class BertLMPredictionHead(nn.Module):
+class _BertLMPredictionHead(nn.Module):
     def __init__(self, model: ModelConfig):
         super().__init__()
-        self.transform = BertPredictionHeadTransform(model)
+        self.transform = _BertPredictionHeadTransform(model)
         self.bias = nn.Parameter(torch.zeros(model.vocabulary_size))
         # The decoder's weight is the word embedding table, handed in by the caller: registered twice it would appear
         # under two names, and functional transformations of the module would break.
@@ -208,7 +208,7 @@ class BertLMPredictionHead(nn.Module):
 class BertPreTrainingHeads(nn.Module):
     def __init__(self, model: ModelConfig, *, next_sentence: bool):
         super().__init__()
-        self.predictions = BertLMPredictionHead(model)
+        self.predictions = _BertLMPredictionHead(model)
         self.seq_relationship = nn.Linear(model.hidden_size, 2) if next_sentence else None
 
 

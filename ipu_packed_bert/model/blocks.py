@@ -14,7 +14,7 @@ import torch
 # besides its arithmetic, as much as the copies that bring a longer sequence to its like.
 TOGETHER = 64
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+_Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Blocks(NamedTuple):
@@ -54,7 +54,7 @@ def blocks_of(lengths: Sequence[int], device: Optional[torch.device] = None, pad
     return Blocks(tuple(groups), order.to(device), back.to(device))
 
 
-def attend_in_blocks(heads: Sequence[torch.Tensor], blocks: Blocks, attend: Attend) -> torch.Tensor:
+def attend_in_blocks(heads: Sequence[torch.Tensor], blocks: Blocks, attend: _Attend) -> torch.Tensor:
     """Context [T, N, A] of every token.
 
     heads: query, key and value [T, N, A]; keys may have fewer heads, values another width.

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ipu_packed_bert.config import LossConfig
+from ipu_packed_bert.settings.pretraining import LossConfig
 
 
 class PretrainingOutput(NamedTuple):

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import nn
 
-from ipu_packed_bert.config import LossConfig
 from ipu_packed_bert.model.bert import ATTENTIONS, BertModel, BertPreTrainingHeads, initialise
 from ipu_packed_bert.model.loss import PretrainingLoss, PretrainingOutput
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.pretraining import LossConfig
+from ipu_packed_bert.settings.schema import ModelConfig
 from pack_data.store.packs import FIELDS
 
 BATCH_FIELDS = (*FIELDS, "mlm_scale", "nsp_scale")
@@ -104,7 +104,7 @@ class PackedBert(nn.Module):
         return self.bert(input_ids_BS, segment_ids_BS, positions_BS, mask_B1SS)
 
 
-class PretrainingLogits(NamedTuple):
+class _PretrainingLogits(NamedTuple):
     mlm_BPV: torch.Tensor
     nsp_BD2: Optional[torch.Tensor]  # None where the model has no next sentence head
 
@@ -133,7 +133,7 @@ class PackedBertForPreTraining(PackedBert):
         positions_BS,
         masked_lm_positions_BP,
         next_sentence_positions_BD,
-    ) -> PretrainingLogits:
+    ) -> _PretrainingLogits:
         """Logits of the gathered slots; those of unused slots are finite and mean nothing."""
         hidden_BSH = self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         classifier, pooler = self.cls.seq_relationship, self.bert.pooler
@@ -143,7 +143,7 @@ class PackedBertForPreTraining(PackedBert):
         first_BDH = None if classifier is None else self.next_sentence_slots(hidden_BSH, next_sentence_positions_BD)
         mlm_BPV = self.cls.predictions(masked_BPH, self.bert.embeddings.word_embeddings.weight)
         nsp_BD2 = None if classifier is None or pooler is None else classifier(pooler(first_BDH))
-        return PretrainingLogits(mlm_BPV, nsp_BD2)
+        return _PretrainingLogits(mlm_BPV, nsp_BD2)
 
     def forward(
         self,

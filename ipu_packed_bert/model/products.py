@@ -32,7 +32,7 @@ from torch import nn
 
 from ipu_packed_bert.model.packed import PackedBert
 
-WEIGHT = 32.0  # of a digit; 32 x 32 = 1024 hides a slot
+_WEIGHT = 32.0  # of a digit; 32 x 32 = 1024 hides a slot
 
 
 class SequenceCodes(nn.Module):
@@ -52,8 +52,8 @@ class SequenceCodes(nn.Module):
         rows = []
         for number in range(sequences + 1):
             ones = [float(number >> digit & 1) for digit in reversed(range(digits))]
-            own = [code for one in ones for code in (WEIGHT * one, WEIGHT * (1.0 - one))]
-            other = [code for one in ones for code in (-WEIGHT * (1.0 - one), -WEIGHT * one)]
+            own = [code for one in ones for code in (_WEIGHT * one, _WEIGHT * (1.0 - one))]
+            other = [code for one in ones for code in (-_WEIGHT * (1.0 - one), -_WEIGHT * one)]
             rows.append([code for half in (own, other) for code in half + [0.0] * (columns - 2 * digits)])
         # Buffers, because a tensor made in the forward pass would be a constant captured from the host.
         self.numbers: torch.Tensor
@@ -68,7 +68,7 @@ class SequenceCodes(nn.Module):
         return torch.matmul(one_hot_BSM, self.codes.to(dtype)).view(rows, slots, 2, -1).transpose(1, 2)
 
 
-class ProductMaskedScores(nn.Module):
+class _ProductMaskedScores(nn.Module):
     """As `bert.MaskedScores`, with what `SequenceCodes` makes in place of the additive mask."""
 
     def forward(self, query_BNSA, key_BNSA, codes_B2SC) -> torch.Tensor:
@@ -97,4 +97,4 @@ def mask_in_product(network: PackedBert, *, sequences: int, columns: int) -> Non
     network.attention_mask = SequenceCodes(sequences, columns)
     layers: Any = network.bert.encoder.layer
     for layer in layers:
-        layer.attention.self.scores = ProductMaskedScores()
+        layer.attention.self.scores = _ProductMaskedScores()

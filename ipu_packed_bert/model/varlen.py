@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ipu_packed_bert.model.blocks import Blocks, attend_in_blocks, blocks_of
 
 
-class Boundaries(NamedTuple):
+class _Boundaries(NamedTuple):
     """Where the sequences of a micro-batch are, its rows laid end to end; the padding of a row counts as its last."""
 
     cumulative: torch.Tensor  # int32 [B (D + 1) + 1], first 0, last T; a length of 0 where a row has fewer sequences
@@ -27,7 +27,7 @@ class Boundaries(NamedTuple):
 
 
 class SequenceBoundaries(nn.Module):
-    """As `packed.AttentionMask`: sequence numbers [B, S], which rise from 1 to D and end in padding, 0 -> `Boundaries`.
+    """As `packed.AttentionMask`: sequence numbers [B, S], which rise from 1 to D and end in padding, 0.
 
     blocks: read the lengths back from the device, once for all layers. Else all shapes are static.
     """
@@ -39,19 +39,19 @@ class SequenceBoundaries(nn.Module):
         self.numbers: torch.Tensor
         self.register_buffer("numbers", torch.tensor(order, dtype=torch.int32), persistent=False)
 
-    def forward(self, input_mask_BS, dtype: torch.dtype) -> Boundaries:
+    def forward(self, input_mask_BS, dtype: torch.dtype) -> _Boundaries:
         lengths_BE = (input_mask_BS.unsqueeze(2) == self.numbers).sum(dim=1, dtype=torch.int32)
         cumulative = F.pad(lengths_BE.flatten().cumsum(0, dtype=torch.int32), (1, 0))
         if not self.blocks:
-            return Boundaries(cumulative, None)
+            return _Boundaries(cumulative, None)
         lengths = lengths_BE.flatten().tolist()
-        return Boundaries(cumulative, blocks_of(lengths, cumulative.device, padding=len(self.numbers)))
+        return _Boundaries(cumulative, blocks_of(lengths, cumulative.device, padding=len(self.numbers)))
 
 
-class BlockContext(nn.Module):
+class _BlockContext(nn.Module):
     """As `bert.SdpaContext`: a small attention for each sequence, or for all short ones of the same length."""
 
-    def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: Boundaries, dropout: float) -> torch.Tensor:
+    def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: _Boundaries, dropout: float) -> torch.Tensor:
         assert boundaries.blocks is not None, "made for the kernel"
         heads = [_end_to_end(each) for each in (query_BNSA, key_BNSA, value_BNSA)]
         attend = partial(F.scaled_dot_product_attention, dropout_p=dropout)
@@ -61,7 +61,7 @@ class BlockContext(nn.Module):
 class KernelContext(nn.Module):
     """As `bert.SdpaContext`, by the variable-length kernel of torch: one call, boundaries as a tensor."""
 
-    def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: Boundaries, dropout: float) -> torch.Tensor:
+    def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: _Boundaries, dropout: float) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         slots = query_BNSA.shape[2]  # no sequence is longer
@@ -96,4 +96,4 @@ def attend_within_sequences(network: Any, *, sequences: int, kernel: bool) -> No
     """
     network.attention_mask = SequenceBoundaries(sequences, blocks=not kernel)
     for layer in network.bert.encoder.layer:
-        layer.attention.self.context = KernelContext() if kernel else BlockContext()
+        layer.attention.self.context = KernelContext() if kernel else _BlockContext()

@@ -60,7 +60,7 @@ class Settings(NamedTuple):
 # ---- one block: examples of the same length
 
 
-def attend_block(
+def _attend_block(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Optional[torch.Tensor], settings: Settings
 ) -> torch.Tensor:
     """query [n, N, L, A], key and value [n, K, L, A] -> [n, N, L, A], each example by itself.
@@ -193,7 +193,7 @@ def attend_row(
 ) -> torch.Tensor:
     """query [1, N, T, A], key and value [1, K, T, A] -> [1, T, N, A], each example by itself.
 
-    boundaries: int32 [examples + 1], or as `padding_free_mask` gives them.  longest: tokens of the longest example, if
+    boundaries: int32 [examples + 1], or as `_padding_free_mask` gives them.  longest: tokens of the longest example, if
     known.  chunk: an example is cut into chunks of so many tokens.  bias: added to the scores, [1, N or 1, T or 1, T].
     """
     rows = tuple(each[0].transpose(0, 1) for each in (query, key, value))
@@ -209,7 +209,7 @@ def attend_row(
     if bias is not None:
         return _with_row_bias(rows, bias, _lengths(boundaries, chunk), settings)
     blocks = _blocks(boundaries, query.shape[2], chunk)
-    return attend_in_blocks(rows, blocks, lambda q, k, v: attend_block(q, k, v, None, settings)).unsqueeze(0)
+    return attend_in_blocks(rows, blocks, lambda q, k, v: _attend_block(q, k, v, None, settings)).unsqueeze(0)
 
 
 def _with_row_bias(
@@ -221,7 +221,7 @@ def _with_row_bias(
         end = begin + length
         part = bias[..., begin:end] if bias.shape[2] == 1 else bias[:, :, begin:end, begin:end]
         query, key, value = (piece.transpose(0, 1).unsqueeze(0) for piece in pieces)
-        contexts.append(attend_block(query, key, value, part, settings).transpose(1, 2))
+        contexts.append(_attend_block(query, key, value, part, settings).transpose(1, 2))
         begin = end
     return torch.cat(contexts, dim=1)
 
@@ -263,7 +263,7 @@ def padding_free_attention(
             f'{name} gives its attention {", ".join(unknown)}, which attn_implementation="{NAME}" does not know; '
             'use another, such as "sdpa"'
         )
-    carried = is_carried(attention_mask)
+    carried = _is_carried(attention_mask)
     # Some code says is_causal=False where it gives a mask, which is then causal.  So are boundaries in its place.
     causal = carried or bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     window, chunk = reach_of(module, sliding_window)
@@ -351,7 +351,7 @@ if hasattr(torch, "compiler") and hasattr(torch.compiler, "disable"):
 
 def reach_of(module: torch.nn.Module, window: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
     """Window and chunk of a layer: the window that it hands over, else what its configuration says of its kind."""
-    kind, chunk = layer_kind(module), None
+    kind, chunk = _layer_kind(module), None
     if kind is not None and "sliding" in kind and window is None:
         window = getattr(module.config, "sliding_window", None)
     if kind is not None and "chunk" in kind:
@@ -359,7 +359,7 @@ def reach_of(module: torch.nn.Module, window: Optional[int]) -> Tuple[Optional[i
     return window, chunk
 
 
-def layer_kind(module: torch.nn.Module) -> Optional[str]:
+def _layer_kind(module: torch.nn.Module) -> Optional[str]:
     """What the configuration calls this layer, such as "sliding_attention"; None where it has no such list."""
     kinds = getattr(getattr(module, "config", None), "layer_types", None)
     number = getattr(module, "layer_idx", None)
@@ -383,7 +383,7 @@ def _without_boundaries(
         for begin in range(0, tokens, step):
             here = slice(begin, begin + step)
             part = bias if bias is None else (bias if bias.shape[2] == 1 else bias[:, :, here])[..., here]
-            contexts.append(attend_block(query[:, :, here], key[:, :, here], value[:, :, here], part, settings))
+            contexts.append(_attend_block(query[:, :, here], key[:, :, here], value[:, :, here], part, settings))
         return torch.cat(contexts, dim=2).transpose(1, 2).contiguous()
     if mask is None and settings.causal and tokens > 1:
         key, value = key[:, :, :tokens], value[:, :, :tokens]  # a cache with room that is not in use yet
@@ -402,7 +402,7 @@ def _without_boundaries(
 # ---- the mask that is none
 
 
-def padding_free_mask(*args: Any, **keywords: Any) -> Optional[torch.Tensor]:
+def _padding_free_mask(*args: Any, **keywords: Any) -> Optional[torch.Tensor]:
     """In place of the mask of a row of several examples: their boundaries, int32 [1, 1, 2, examples + 1], twice.
 
     Code other than ours cannot take that for a mask: it fits no scores.  Without padding and cache there is no mask:
@@ -440,8 +440,8 @@ def _length_of(keywords: Dict[str, Any], which: str) -> Optional[int]:
     return length
 
 
-def is_carried(mask: Any) -> bool:
-    """Whether this is no mask but boundaries, as `padding_free_mask` gives them."""
+def _is_carried(mask: Any) -> bool:
+    """Whether this is no mask but boundaries, as `_padding_free_mask` gives them."""
     return torch.is_tensor(mask) and mask.dim() == 4 and mask.dtype == torch.int32 and mask.shape[2] == 2
 
 
@@ -460,7 +460,7 @@ def _register() -> bool:
     if not hasattr(PreTrainedModel, "set_attn_implementation"):
         return False
     AttentionInterface.register(NAME, padding_free_attention)
-    AttentionMaskInterface.register(NAME, padding_free_mask)
+    AttentionMaskInterface.register(NAME, _padding_free_mask)
     return True
 
 

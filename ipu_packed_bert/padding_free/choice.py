@@ -18,7 +18,7 @@ from ipu_packed_bert.padding_free.models import (
 )
 from ipu_packed_bert.padding_free.probe import WAY_OUT, check_no_leak, refuse_row_settings
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Optional[str] = None) -> Choice:
@@ -45,7 +45,7 @@ def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Op
             base.config.use_cache = False
             check_no_leak(model, longest=longest)
             if attention is None and dense_mask_bytes(model, 1):
-                logger.warning("%s", _dense(model, choice, longest, refusals))
+                _logger.warning("%s", _dense(model, choice, longest, refusals))
             return choice
         except ValueError as error:
             refusals[str(choice)] = str(error)

@@ -25,7 +25,7 @@ from pack_data.batching.balanced import StepCost
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.cli.command import ArgumentParser, positive_int, process_count, run_main
 
-WAY = "OptimalPacking+PosID"
+_WAY = "OptimalPacking+PosID"
 
 
 class MeasuredCost(NamedTuple):
@@ -126,7 +126,7 @@ def _steps(rank: int, ranks: int, meeting: str, given: Dict[str, Any], results: 
     model = _small_llama(slots)
     plans = []
     for cost in (None, StepCost(*given["cost"])):
-        plans.append(get_way(WAY).plan(lengths, BatchOptions(1, slots, ranks, cost=cost)))
+        plans.append(get_way(_WAY).plan(lengths, BatchOptions(1, slots, ranks, cost=cost)))
     seconds: List[List[float]] = [[], []]
     chosen = np.random.default_rng(0).permutation(min(plan.steps for plan in plans) - 1)[: given["steps"]]
     for step in [int(chosen[0]), *chosen.tolist()]:  # the first one sets up

@@ -7,7 +7,7 @@ from typing import Any, Dict, NamedTuple
 import torch
 
 VOCABULARY = 50
-WINDOW = 5  # tokens of every window and chunk here
+_WINDOW = 5  # tokens of every window and chunk here
 _SIZE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
@@ -28,15 +28,15 @@ _MAMBA = {"mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2}
 _MAMBA2 = {**_MAMBA, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 
 
-class Family(NamedTuple):
+class _Family(NamedTuple):
     """A configuration class of Transformers and its settings for a tiny model."""
 
     configuration: str
     settings: Dict[str, Any]
 
 
-def _family(name: str, **settings: Any) -> Family:
-    return Family(name, settings)
+def _family(name: str, **settings: Any) -> _Family:
+    return _Family(name, settings)
 
 
 _LONGROPE = {
@@ -47,7 +47,7 @@ _LONGROPE = {
     "original_max_position_embeddings": 12,
 }
 
-FAMILIES: Dict[str, Family] = {
+FAMILIES: Dict[str, _Family] = {
     "Llama": _family("LlamaConfig"),
     "Llama, dynamic positions": _family(
         "LlamaConfig", rope_scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=12
@@ -56,16 +56,16 @@ FAMILIES: Dict[str, Family] = {
         "Llama4TextConfig",
         **_GROUPED,
         head_dim=8,
-        attention_chunk_size=WINDOW,
+        attention_chunk_size=_WINDOW,
         num_local_experts=2,
         intermediate_size_mlp=32,
     ),
     "Mistral": _family("MistralConfig", **_GROUPED, sliding_window=None),
-    "Mistral, window": _family("MistralConfig", **_GROUPED, sliding_window=WINDOW),
+    "Mistral, window": _family("MistralConfig", **_GROUPED, sliding_window=_WINDOW),
     "Mixtral": _family("MixtralConfig", **_GROUPED, num_local_experts=4),
     "Qwen2": _family("Qwen2Config", **_GROUPED),
     "Qwen2, window": _family(
-        "Qwen2Config", **_GROUPED, sliding_window=WINDOW, use_sliding_window=True, max_window_layers=1
+        "Qwen2Config", **_GROUPED, sliding_window=_WINDOW, use_sliding_window=True, max_window_layers=1
     ),
     "Qwen2-MoE": _family("Qwen2MoeConfig", **_GROUPED, **_EXPERTS, shared_expert_intermediate_size=16),
     "Qwen3": _family("Qwen3Config", **_GROUPED, head_dim=8),
@@ -84,9 +84,9 @@ FAMILIES: Dict[str, Family] = {
     ),
     "Gemma": _family("GemmaConfig", **_GROUPED, head_dim=8),
     "Gemma 2, window and soft cap": _family(
-        "Gemma2Config", **_GROUPED, head_dim=8, sliding_window=WINDOW, attn_logit_softcapping=1.0
+        "Gemma2Config", **_GROUPED, head_dim=8, sliding_window=_WINDOW, attn_logit_softcapping=1.0
     ),
-    "Gemma 3, window": _family("Gemma3TextConfig", **_GROUPED, head_dim=8, sliding_window=WINDOW),
+    "Gemma 3, window": _family("Gemma3TextConfig", **_GROUPED, head_dim=8, sliding_window=_WINDOW),
     "Phi": _family("PhiConfig"),
     "Phi-3": _family("Phi3Config", **_GROUPED),
     "Phi-3, long positions": _family(
@@ -94,11 +94,11 @@ FAMILIES: Dict[str, Family] = {
     ),
     "OLMo": _family("OlmoConfig"),
     "OLMo 2": _family("Olmo2Config"),
-    "OLMo 3, window": _family("Olmo3Config", sliding_window=WINDOW),
+    "OLMo 3, window": _family("Olmo3Config", sliding_window=_WINDOW),
     "OLMoE": _family("OlmoeConfig", num_experts=4, num_experts_per_tok=2),
     "StableLM": _family("StableLmConfig", num_key_value_heads=2),
     "Starcoder2": _family("Starcoder2Config", **_GROUPED, sliding_window=None),
-    "Starcoder2, window": _family("Starcoder2Config", **_GROUPED, sliding_window=WINDOW),
+    "Starcoder2, window": _family("Starcoder2Config", **_GROUPED, sliding_window=_WINDOW),
     "Granite": _family("GraniteConfig"),
     "Granite MoE": _family("GraniteMoeConfig", num_local_experts=4, num_experts_per_tok=2),
     "Granite 4 hybrid": _family(
@@ -110,7 +110,7 @@ FAMILIES: Dict[str, Family] = {
         layer_types=["mamba", "attention"],
     ),
     "Cohere": _family("CohereConfig"),
-    "Cohere 2, window": _family("Cohere2Config", **_GROUPED, sliding_window=WINDOW, sliding_window_pattern=2),
+    "Cohere 2, window": _family("Cohere2Config", **_GROUPED, sliding_window=_WINDOW, sliding_window_pattern=2),
     "DeepSeek-V2": _family(
         "DeepseekV2Config", **_LATENT, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1,
         topk_group=1, first_k_dense_replace=1, n_shared_experts=1, head_dim=8, topk_method="greedy",
@@ -122,13 +122,13 @@ FAMILIES: Dict[str, Family] = {
     "GPT-2": _family("GPT2Config", **_GPT),
     "GPT-Neo, window": _family(
         "GPTNeoConfig", hidden_size=16, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]],
-        window_size=WINDOW, attention_dropout=0.0, resid_dropout=0.0, embed_dropout=0.0,
+        window_size=_WINDOW, attention_dropout=0.0, resid_dropout=0.0, embed_dropout=0.0,
     ),
     "GPT-J": _family("GPTJConfig", **_GPT, rotary_dim=4),
     "GPT-NeoX": _family("GPTNeoXConfig"),
     "GPT-BigCode": _family("GPTBigCodeConfig", **_GPT),
     "gpt-oss, window and sinks": _family(
-        "GptOssConfig", **_GROUPED, head_dim=8, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2
+        "GptOssConfig", **_GROUPED, head_dim=8, sliding_window=_WINDOW, num_local_experts=4, num_experts_per_tok=2
     ),
     "CodeGen": _family("CodeGenConfig", **_GPT, num_attention_heads=4, hidden_size=32, rotary_dim=4),
     "Falcon, rotary": _family(
@@ -153,7 +153,7 @@ FAMILIES: Dict[str, Family] = {
     "GLM-4": _family("Glm4Config", **_GROUPED, head_dim=8),
     "ERNIE 4.5": _family("Ernie4_5Config", **_GROUPED, head_dim=8),
     "EXAONE 4, window": _family(
-        "Exaone4Config", **_GROUPED, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
+        "Exaone4Config", **_GROUPED, sliding_window=_WINDOW, layer_types=["sliding_attention", "full_attention"]
     ),
     "Helium": _family("HeliumConfig", **_GROUPED, head_dim=8),
     "Seed-OSS": _family("SeedOssConfig", **_GROUPED, head_dim=8),
@@ -172,7 +172,7 @@ FAMILIES: Dict[str, Family] = {
     "Mamba": _family("MambaConfig", state_size=8),
     "Mamba-2": _family("Mamba2Config", state_size=8, num_heads=4, head_dim=8, n_groups=1, chunk_size=8, expand=2),
     "RecurrentGemma": _family(
-        "RecurrentGemmaConfig", **_GROUPED, lru_width=16, attention_window_size=WINDOW, head_dim=8,
+        "RecurrentGemmaConfig", **_GROUPED, lru_width=16, attention_window_size=_WINDOW, head_dim=8,
         block_types=["recurrent", "attention"],
     ),
     "RWKV": _family("RwkvConfig", attention_hidden_size=16, context_length=64),

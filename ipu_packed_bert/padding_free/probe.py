@@ -26,7 +26,7 @@ from ipu_packed_bert.padding_free.update import to_device, without_labels
 from ipu_packed_bert.padding_free.windows import far_settings, ignored_reach, row_settings, too_long
 from pack_data.batching.collators import padding_free_batch
 
-Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]
+_Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]
 
 # Differences are over the largest value expected.  Each limit is the larger of two: what the type cannot resolve (a few
 # steps of it; 170 of float32, whose sums are long; float64 as float32, in which eager code takes its softmax), and a
@@ -51,7 +51,7 @@ def plain_forward(model: Any, inputs: Inputs) -> torch.Tensor:
     return model(**without_labels(inputs), use_cache=False).logits
 
 
-def difference(found: torch.Tensor, expected: torch.Tensor, typical: bool = False) -> float:
+def _difference(found: torch.Tensor, expected: torch.Tensor, typical: bool = False) -> float:
     """The largest difference of values [examples, tokens, ...], over the largest expected one.
 
     typical: leave out the worst quarter of the tokens of each example.  Infinite where a value is not finite.
@@ -80,7 +80,7 @@ def check_no_leak(
     model: Any,
     *,
     longest: Optional[int] = None,
-    forward: Forward = plain_forward,
+    forward: _Forward = plain_forward,
     vocabulary_size: int = 0,
     seed: int = 0,
 ) -> None:
@@ -137,7 +137,7 @@ def _undisturbed(model: Any) -> Iterator[None]:
                 base_of(model).set_attn_implementation(loaded)
 
 
-class Traced(NamedTuple):
+class _Traced(NamedTuple):
     """A call of the model, and where the example is in its row."""
 
     call: Callable[[], Any]
@@ -149,7 +149,7 @@ class Traced(NamedTuple):
 class _Probe:
     """One test of one model."""
 
-    def __init__(self, model: Any, longest: Optional[int], forward: Forward, vocabulary_size: int, seed: int) -> None:
+    def __init__(self, model: Any, longest: Optional[int], forward: _Forward, vocabulary_size: int, seed: int) -> None:
         self.model, self.forward = unwrapped(model), forward
         self.base, self.choice = base_of(model), choice_of(model)
         self.name, self.was_training = type(self.base).__name__, bool(model.training)
@@ -271,7 +271,7 @@ class _Probe:
         self.implementations = 0.0
         if len(by_kind) > 1:
             self.implementations = max(
-                difference(*pair, typical=self.dtype in _HALF) for pair in zip(by_kind["sdpa"], found)
+                _difference(*pair, typical=self.dtype in _HALF) for pair in zip(by_kind["sdpa"], found)
             )
             if self.implementations > _LEAST[self.dtype]:
                 self.references, self.implementations = ["eager"], 0.0
@@ -285,21 +285,21 @@ class _Probe:
         """How much the logits of an example differ between plain calls: alone, in a batch, in either order."""
         both = torch.cat(alone)
         batches = [self.plain(first, last), self.plain(last, first).flip(0)]
-        self.mixed = max(difference(self.plain(other, last)[1:], batches[0][1:]) for other in others)
+        self.mixed = max(_difference(self.plain(other, last)[1:], batches[0][1:]) for other in others)
         # In half precision, rounding may send single tokens to other experts.  A wrong position affects all tokens.
         self.typical = self.dtype in _HALF
-        own = max(difference(batch, both, self.typical) for batch in batches)
+        own = max(_difference(batch, both, self.typical) for batch in batches)
         self.rounding = max(own, self.implementations)
         self.limit = min(max(_LEAST[self.dtype], _ROUNDINGS * self.rounding), _GREATEST)
 
     def _examples_do_not_change(self, first: torch.Tensor, last: torch.Tensor, others: List[torch.Tensor]) -> None:
         expected = self.row(first, last)[1]
-        changes = [difference(self.row(other, last)[1], expected) for other in others]
+        changes = [_difference(self.row(other, last)[1], expected) for other in others]
         leak = max(changes)
         if leak > _SAME and leak > min(self.limit, _ROUNDINGS * self.mixed):
             other = others[changes.index(leak)]
             place = (len(first), len(last), len(first) + len(last))
-            pair = Traced(lambda: self.row(first, last), *place), Traced(lambda: self.row(other, last), *place)
+            pair = _Traced(lambda: self.row(first, last), *place), _Traced(lambda: self.row(other, last), *place)
             where = self._first_fault(*pair, _SAME)
             raise ValueError(self._leak(f"the logits of an example change ({leak:.1e} of the largest)", where))
 
@@ -311,12 +311,12 @@ class _Probe:
 
     def _as_alone(self, alone: List[torch.Tensor], first: torch.Tensor, last: torch.Tensor) -> None:
         row = self.row(first, last)
-        error = max(difference(*pair, typical=self.typical) for pair in zip(row, alone))
+        error = max(_difference(*pair, typical=self.typical) for pair in zip(row, alone))
         if error <= self.limit:
             return
         where = self._unlike_alone([first, last], 1)
         try:
-            stretched = max(difference(*pair) for pair in zip(self.row(first, last, restart=False), row))
+            stretched = max(_difference(*pair) for pair in zip(self.row(first, last, restart=False), row))
         except ValueError:  # positions beyond those of the model: it reads them
             stretched = float("inf")
         unmoved = stretched <= min(self.limit, error / 2)
@@ -369,7 +369,7 @@ class _Probe:
             size = float(through.abs().max() / scale)
             raise ValueError(self._leak(f"the loss of an example has a gradient ({size:.1e} of the largest)", ""))
         expected = torch.cat(alone, dim=1)
-        error = difference(row, expected, self.typical)
+        error = _difference(row, expected, self.typical)
         if error > min(_GRADIENTS * self.limit, 2 * _GREATEST):
             raise ValueError(
                 f"{self.name}: the gradients of an example in a row are not those that it has alone ({error:.1e} of "
@@ -390,9 +390,9 @@ class _Probe:
 
         with torch.no_grad():
             expected = last_of(first)
-            if difference(last_of(first), expected) > _SAME:
+            if _difference(last_of(first), expected) > _SAME:
                 return  # random numbers of its own: nothing can be compared
-            leak = max(difference(last_of(other), expected) for other in others)
+            leak = max(_difference(last_of(other), expected) for other in others)
         self.model.eval()
         if leak > self.limit:
             raise ValueError(self._leak(f"in training mode the logits of an example change ({leak:.1e})", ""))
@@ -411,7 +411,7 @@ class _Probe:
             pairs = [(found, self.plain(ids)) for found, ids in zip(row, examples)]
             # Of the long example only the tokens that the window concerns: among all they could be too few to count.
             pairs += [(pairs[1][0][:, far.tokens :], pairs[1][1][:, far.tokens :])] if self.typical else []
-            errors = [difference(*pair, typical=self.typical) for pair in pairs]
+            errors = [_difference(*pair, typical=self.typical) for pair in pairs]
             error = max(errors)
             if error <= self.limit:
                 continue
@@ -432,10 +432,10 @@ class _Probe:
         """The first module that gives this example of a row something else than alone."""
         lengths = [len(ids) for ids in examples]
         length = lengths[number]
-        row = Traced(lambda: self.row(*examples), sum(lengths[:number]), length, sum(lengths))
-        return self._first_fault(row, Traced(lambda: self.plain(examples[number]), 0, length, length), self.limit)
+        row = _Traced(lambda: self.row(*examples), sum(lengths[:number]), length, sum(lengths))
+        return self._first_fault(row, _Traced(lambda: self.plain(examples[number]), 0, length, length), self.limit)
 
-    def _first_fault(self, row: Traced, other: Traced, limit: float) -> str:
+    def _first_fault(self, row: _Traced, other: _Traced, limit: float) -> str:
         """Which module makes an example differ between two calls, as ", first in NAME".
 
         The first to finish whose output differs and whose input does not.
@@ -449,14 +449,14 @@ class _Probe:
             pair = found[name][which], expected[name][which]
             if pair[0] is None or pair[1] is None or pair[0].shape != pair[1].shape:
                 return which == 0  # an input that is not known may differ
-            return difference(pair[0].flatten(2), pair[1].flatten(2)) > limit
+            return _difference(pair[0].flatten(2), pair[1].flatten(2)) > limit
 
         faults = [name for name in found if name in expected and differs(name, 1)]
         at_fault = [name for name in faults if not differs(name, 0)] + faults
         return f", first in {at_fault[0]} ({type(self.model.get_submodule(at_fault[0])).__name__})" if at_fault else ""
 
 
-def _outputs(model: Any, traced: Traced) -> Dict[str, Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]]:
+def _outputs(model: Any, traced: _Traced) -> Dict[str, Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]]:
     """What each module gets and gives for one example, [1, tokens, ...], in the order in which they finish."""
     found: Dict[str, Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]] = {}
     span, tokens = slice(traced.begin, traced.begin + traced.length), traced.tokens

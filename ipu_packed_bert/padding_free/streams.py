@@ -18,7 +18,7 @@ from pack_data.reading.fields import Fields, whole_number
 from pack_data.stream.pack_stream import PackStream
 from pack_data.stream.rows import TOKENS, pieces_of
 
-Examples = List[Mapping[str, Any]]
+_Examples = List[Mapping[str, Any]]
 
 
 class PackedStream(IterableDataset):
@@ -40,7 +40,7 @@ class PackedStream(IterableDataset):
         source: Iterable[Mapping[str, Any]],
         max_sequence_length: int,
         *,
-        collate: Optional[Callable[[Examples], Any]] = None,
+        collate: Optional[Callable[[_Examples], Any]] = None,
         longer: str = "raise",
         rank: Optional[int] = None,
         ranks: Optional[int] = None,

@@ -26,7 +26,7 @@ from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.batching.sampler import IndexBatchSampler
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 # Ways whose epochs all have as many steps.  A trainer counts the steps of the first epoch and stops the others there.
 WAYS_OF_EQUAL_EPOCHS = ("OptimalPacking+PosID", "SortedPacking+PosID", "MiniBatchPacking+PosID")
@@ -98,7 +98,7 @@ def pack_into(
     before = _plain_updates(theirs(), args)
     made = sampler()
     if made.longer.longer and accelerator.is_main_process:
-        logger.warning("%s", made.longer)
+        _logger.warning("%s", made.longer)
     trainer.get_train_dataloader = get_train_dataloader
     if accelerator.is_main_process:
         print(_changed_updates(trainer, before, made, lengths), flush=True)
@@ -201,12 +201,12 @@ def _loader(theirs: Any, sampler: IndexBatchSampler, model: Any) -> DataLoader:
     return _Loader(
         view,
         batch_sampler=sampler,
-        collate_fn=JoiningCollator(theirs.collate_fn, model, sampler.options.capacity),
+        collate_fn=_JoiningCollator(theirs.collate_fn, model, sampler.options.capacity),
         **same,
     )
 
 
-class JoiningCollator:
+class _JoiningCollator:
     """Examples -> one padding-free row of the model's inputs, with the labels that another collator gives each example.
 
     The other collator gets one example at a time, so whatever it does to the labels is done here too.

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from ipu_packed_bert.config import Config, load_config
-from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.cycles import calibration, matmul, uncertainty
 from ipu_packed_bert.cycles.workload import Machine
-from ipu_packed_bert.data import packing_factor
+from ipu_packed_bert.data.data_sets import packing_factor
 from ipu_packed_bert.report import measured
+from ipu_packed_bert.settings.pretraining import Config, load_config
+from ipu_packed_bert.settings.shipped import config_file
 from pack_data.cli.command import ArgumentParser, typed
 from pack_data.display.table import CONFIGURED, MODEL, Column, Table
 from pack_data.reading.files import write_atomically
@@ -37,7 +37,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     machine_of = calibration.machines(None if args.no_cache else matmul.cache_folder())
     if args.measured:
-        print(refitted(args.measured, machine_of, None if args.config is None else config_of(args.config)).text())
+        print(refitted(args.measured, machine_of, None if args.config is None else _config_of(args.config)).text())
         return 0
     observations = calibration.observe(machine_of, load_config)
     fitted, draws = calibration.calibrate(observations), calibration.draw(observations)
@@ -57,7 +57,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def config_of(name: str) -> Config:
+def _config_of(name: str) -> Config:
     return load_config(config_file(name), calibration.IPUS_ONLY)
 
 

@@ -30,14 +30,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Container, List, Optional, Sequence, Set, Tuple
 
-from ipu_packed_bert.config import Config, config_from_tree, load_config
-from ipu_packed_bert.configurations import FOLDER, config_file
 from ipu_packed_bert.cycles import arrangement, calibration, matmul, points, target, workload
 from ipu_packed_bert.cycles.pipeline import Parameters
-from ipu_packed_bert.plan import RunPlan, memory_words, micro_batch_that_fits, plan
+from ipu_packed_bert.planning.plan import RunPlan, memory_words, micro_batch_that_fits, plan
 from ipu_packed_bert.report import headline, measured, operators, paper, pictures, scaling, schedule, sources
 from ipu_packed_bert.report.packings import Packings, packed_factor
 from ipu_packed_bert.report.page import page_of
+from ipu_packed_bert.settings.pretraining import Config, config_from_tree, load_config
+from ipu_packed_bert.settings.shipped import FOLDER, config_file
 from pack_data import sort
 from pack_data.cli.command import ArgumentParser, check_page, check_picture, positive_int, typed
 from pack_data.display.page import Page
@@ -50,7 +50,7 @@ from pack_data.lengths.options import add_histogram_arguments, histogram_from
 DEFAULT = FOLDER / "packed_phase2_pod16.yml"
 
 
-def parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     found = ArgumentParser(prog=typed("report"), description=__doc__)
     what = found.add_argument_group("what to print (several may be given; Table 1 where none is)")
     what.add_argument("--table", type=int, choices=(1, 2), action="append", default=[])
@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-class OverheadReport:
+class _OverheadReport:
     """One call of the command: its options, the modelled machine, and the tables made so far."""
 
     def __init__(self, args: argparse.Namespace):
@@ -461,14 +461,14 @@ class OverheadReport:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    args = parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     if args.json and args.csv:
         raise ValueError("--json and --csv exclude each other; choose one")
     if args.plot is not None:
         check_picture("--plot", args.plot, reads=[args.histogram])
     if args.html is not None:
         check_page("--html", args.html, reads=[args.histogram])
-    report = OverheadReport(args)
+    report = _OverheadReport(args)
     report.run()
 
     if args.json:

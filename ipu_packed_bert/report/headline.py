@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ipu_packed_bert.config import Config
 from ipu_packed_bert.cycles.calibration import Calibration
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline, Step
 from ipu_packed_bert.cycles.speed import speed
 from ipu_packed_bert.cycles.uncertainty import Interval
 from ipu_packed_bert.report.paper import INTERVALS, ModelledOverhead
+from ipu_packed_bert.settings.pretraining import Config
 from pack_data.display.table import CONFIGURED, MODEL, Column, Table, percent
 
-Work = Tuple[Pipeline, int, float]  # a pipeline, the accumulation and the sequences of a pack
+_Work = Tuple[Pipeline, int, float]  # a pipeline, the accumulation and the sequences of a pack
 
 
 def shares(step: Step, pipeline: Pipeline) -> Dict[str, float]:
@@ -38,7 +38,7 @@ def headline(
     calibration, parameters = comparison.calibration, comparison.calibration.parameters
     packed, unpacked = comparison.packed(depth), comparison.unpacked
     accumulation, full = config.accumulation(packing_factor), config.batch.gradient_accumulation
-    works: Tuple[Work, Work] = ((packed, accumulation, packing_factor), (unpacked, full, 1.0))
+    works: Tuple[_Work, _Work] = ((packed, accumulation, packing_factor), (unpacked, full, 1.0))
     steps = [pipeline.step(number, parameters) for pipeline, number, _ in works]
     rows: List[Dict[str, Any]] = []
 
@@ -104,7 +104,9 @@ def _a_million_cycles(pipeline: Pipeline, packing_factor: float) -> Callable[[Pa
     return lambda p: 1e6 * packing_factor * pipeline.micro_batch / pipeline.micro_batch_cycles(p)
 
 
-def _ratio(works: Tuple[Work, Work], *, times: int = 1, instances: Optional[int] = None) -> Callable[[Parameters], Any]:
+def _ratio(
+    works: Tuple[_Work, _Work], *, times: int = 1, instances: Optional[int] = None
+) -> Callable[[Parameters], Any]:
     """Packed by unpacked throughput, with `times` the accumulation and so many processes."""
 
     def found(parameters: Parameters) -> Any:
@@ -117,7 +119,7 @@ def _ratio(works: Tuple[Work, Work], *, times: int = 1, instances: Optional[int]
     return found
 
 
-def _changes(config: Config, calibration: Calibration, works: Tuple[Work, Work], kernel: float) -> List[str]:
+def _changes(config: Config, calibration: Calibration, works: Tuple[_Work, _Work], kernel: float) -> List[str]:
     """What brings the ratio nearer to the kernel's, with the throughput that it makes."""
     pipeline, number, factor = works[0]
 

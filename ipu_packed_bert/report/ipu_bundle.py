@@ -17,9 +17,9 @@ import socket
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ipu_packed_bert.config import Config
 from ipu_packed_bert.report.popvision import CLASSES
-from ipu_packed_bert.schema import Configuration
+from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.schema import Configuration
 from pack_data.display.table import text_table
 from pack_data.reading.fields import read_object
 from pack_data.reading.files import write_atomically
@@ -29,11 +29,11 @@ KIND = "packed-bert ipu-check"
 DONE, LEFT_OUT, FAILED, INTERRUPTED = "done", "left out", "failed", "interrupted"
 MIB = 1024.0 * 1024.0
 # The first loss beside the host's, which has no dropout and float32: at the beginning both are nearly that of guessing.
-LOSS_DIFFERS = 0.02
+_LOSS_DIFFERS = 0.02
 # Counted cycles outside the model's interval by more than this; the same task differs by 13 % between frameworks.
-CYCLES_DIFFER = 0.25
+_CYCLES_DIFFER = 0.25
 
-Bundle = Dict[str, Any]
+_Bundle = Dict[str, Any]
 
 
 # ------------------------------------------------------------------------------------------------------------- privacy
@@ -59,12 +59,12 @@ def clean(text: str) -> str:
     return text
 
 
-def cleaned(value: Any) -> Any:
+def _cleaned(value: Any) -> Any:
     """A tree of plain values with every text cleaned, and None for a number that is not finite."""
     if isinstance(value, dict):
-        return {key: cleaned(each) for key, each in value.items()}
+        return {key: _cleaned(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [cleaned(each) for each in value]
+        return [_cleaned(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return clean(value) if isinstance(value, str) else value
@@ -85,12 +85,12 @@ def public_settings(config: Configuration) -> Dict[str, Dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def write_bundle(path: Path, bundle: Bundle) -> None:
+def write_bundle(path: Path, bundle: _Bundle) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(cleaned(bundle), indent=1, allow_nan=False, default=float) + "\n").encode())
+    write_atomically(path, (json.dumps(_cleaned(bundle), indent=1, allow_nan=False, default=float) + "\n").encode())
 
 
-def read_bundle(path: Path) -> Bundle:
+def read_bundle(path: Path) -> _Bundle:
     """Raises ValueError, in one line, where the file is no bundle or one of another format."""
     found = read_object(Path(path), way_out="give the bundle.json that packed-bert ipu-check wrote")
     if not all(key in found for key in ("kind", "format")) or found.any("kind") != KIND:
@@ -110,7 +110,7 @@ def read_bundle(path: Path) -> Bundle:
 # ------------------------------------------------------------------------------------------------------------- verdict
 
 
-def problems(bundle: Bundle) -> List[str]:
+def problems(bundle: _Bundle) -> List[str]:
     """What does not fit or differs, a line each; stages that failed are not repeated."""
     found: List[str] = []
     measured, predicted = bundle.get("measured", {}), bundle.get("predicted", {})
@@ -125,17 +125,17 @@ def problems(bundle: Bundle) -> List[str]:
     broken = [number for number, loss in enumerate(losses, start=1) if loss is None]
     if broken:
         found.append(f"differs: the loss of update {broken[0]} is not finite")
-    elif losses and expected is not None and abs(losses[0] / expected - 1) > LOSS_DIFFERS:
+    elif losses and expected is not None and abs(losses[0] / expected - 1) > _LOSS_DIFFERS:
         found.append(
-            f"differs: the first loss is {losses[0]:.4f}, the host's {expected:.4f}; more than {LOSS_DIFFERS:.0%}"
+            f"differs: the first loss is {losses[0]:.4f}, the host's {expected:.4f}; more than {_LOSS_DIFFERS:.0%}"
         )
     counted, interval = measured.get("counted_cycles"), predicted.get("update_cycles")
     if counted and interval:
         low, _, high = interval
-        if not low * (1 - CYCLES_DIFFER) <= counted <= high * (1 + CYCLES_DIFFER):
+        if not low * (1 - _CYCLES_DIFFER) <= counted <= high * (1 + _CYCLES_DIFFER):
             found.append(
                 f"differs: an update takes {counted:,.0f} cycles, the model says {low:,.0f} to {high:,.0f};"
-                f" more than {CYCLES_DIFFER:.0%} outside"
+                f" more than {_CYCLES_DIFFER:.0%} outside"
             )
     return found
 
@@ -188,7 +188,7 @@ def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> Li
 # ---------------------------------------------------------------------------------------------------------------- page
 
 
-def page(bundle: Bundle) -> List[str]:
+def page(bundle: _Bundle) -> List[str]:
     """Measured beside predicted, as lines for a terminal."""
     checked, device = bundle["configuration"], bundle["device"]
     text = [
@@ -213,7 +213,7 @@ def page(bundle: Bundle) -> List[str]:
     return text
 
 
-def _summary(bundle: Bundle) -> List[str]:
+def _summary(bundle: _Bundle) -> List[str]:
     measured, predicted = bundle.get("measured", {}), bundle.get("predicted", {})
     rows = [["", "measured", "predicted", "measured / predicted"]]
     losses = measured.get("losses") or [None]
@@ -242,7 +242,7 @@ def _pair(found: Optional[float], expected: Optional[float], form: str) -> Tuple
     )
 
 
-def _memory_table(bundle: Bundle) -> List[str]:
+def _memory_table(bundle: _Bundle) -> List[str]:
     counted = {each["ipu"]: each for each in bundle.get("predicted", {}).get("memory", ())}
     measured = {each["ipu"]: each for each in bundle.get("measured", {}).get("memory", ())}
     if not counted and not measured:
@@ -271,7 +271,7 @@ def _mib(value: Optional[float]) -> str:
     return "-" if value is None else f"{value / MIB:,.1f}"
 
 
-def _work_table(bundle: Bundle) -> List[str]:
+def _work_table(bundle: _Bundle) -> List[str]:
     expected = {each["ipu"]: each for each in bundle.get("predicted", {}).get("work", ())}
     measured = {each["ipu"]: each for each in bundle.get("measured", {}).get("work", ())}
     if not expected and not measured:

@@ -13,7 +13,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
-from ipu_packed_bert.config import Config, config_from_tree
 from ipu_packed_bert.cycles.arrangement import UNPACKED
 from ipu_packed_bert.cycles.calibration import Calibration, Observation, ideal_cycles
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
@@ -22,15 +21,16 @@ from ipu_packed_bert.cycles.uncertainty import Interval
 from ipu_packed_bert.cycles.workload import Machine, engine_arrangement, shape_of
 from ipu_packed_bert.report import popvision, sources
 from ipu_packed_bert.report.ipu_bundle import KIND, read_bundle
-from ipu_packed_bert.run_folder import CONFIG, LOG
-from ipu_packed_bert.settings import parse_yaml
+from ipu_packed_bert.run_files.folder import CONFIG, LOG
+from ipu_packed_bert.settings.pretraining import Config, config_from_tree
+from ipu_packed_bert.settings.reader import parse_yaml
 from pack_data.display.table import COMPUTED, CONFIGURED, HARDWARE, HOST, MODEL, PROFILE, Column, Table, percent
 from pack_data.reading.fields import Fields, read_object, shown
 from pack_data.reading.files import read_regular
 
 _MOST_BYTES = 1 << 22  # of a table of cycles, which has a row for each IPU and class
-WAY_OUT = "see docs/cycle_model.md for the format"
-Settings = Mapping[str, Mapping[str, Any]]  # by section, as far as a source states them
+_WAY_OUT = "see docs/cycle_model.md for the format"
+_Settings = Mapping[str, Mapping[str, Any]]  # by section, as far as a source states them
 
 
 class Measured(NamedTuple):
@@ -38,7 +38,7 @@ class Measured(NamedTuple):
 
     source: str  # HARDWARE or PROFILE
     detail: str  # what was read
-    settings: Settings
+    settings: _Settings
     micro_batches: Optional[int]  # of a replica in an update, where the source says it
     cycles: Optional[float]  # of an update, the median
     spread: Optional[Tuple[float, float]]  # quartiles over updates
@@ -62,7 +62,7 @@ def read(path: Path, *, ipus: Optional[int] = None) -> Measured:
     if path.suffix == ".csv":
         return _of_table(path)
     if path.suffix == ".json":
-        found = read_object(path, way_out=WAY_OUT)
+        found = read_object(path, way_out=_WAY_OUT)
         return _of_bundle(path) if found.tree.get("kind") == KIND else _of_object(found, path)
     raise ValueError(
         f"--measured {path}: {'is no source of cycles' if path.exists() else 'there is nothing'}; give a run's "
@@ -122,9 +122,9 @@ def _of_object(fields: Fields, path: Path) -> Measured:
         _refuse_unknown(path, classes)
         ipu, total = each.integer("ipu", least=0), each.optional("cycles", Fields.number, least=0)
         if ipu in {one.ipu for one in work}:
-            raise ValueError(f"{path}: IPU {ipu} stands there twice; {WAY_OUT}")
+            raise ValueError(f"{path}: IPU {ipu} stands there twice; {_WAY_OUT}")
         if total is None and not classes:
-            raise ValueError(f"{path}: IPU {ipu} has neither cycles nor classes; {WAY_OUT}")
+            raise ValueError(f"{path}: IPU {ipu} has neither cycles nor classes; {_WAY_OUT}")
         work.append(popvision.Work(ipu, sum(classes.values()) if total is None else total, classes))
     return _checked(
         path,
@@ -138,10 +138,10 @@ def _of_object(fields: Fields, path: Path) -> Measured:
 def _of_table(path: Path) -> Measured:
     """ipu,class,cycles: without an IPU it is the update's, without a class all of an IPU's. `# a.b: c` is a setting."""
     try:
-        content = read_regular(path, way_out=WAY_OUT, most_bytes=_MOST_BYTES)
+        content = read_regular(path, way_out=_WAY_OUT, most_bytes=_MOST_BYTES)
         lines = content.decode("utf-8-sig").splitlines()  # spreadsheets begin with a byte order mark
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: not UTF-8 text; {WAY_OUT}") from None
+        raise ValueError(f"{path}: not UTF-8 text; {_WAY_OUT}") from None
     settings: Dict[str, Dict[str, Any]] = {}
     number, update, head = None, None, False
     seen: Set[Tuple[Optional[int], str]] = set()
@@ -160,13 +160,13 @@ def _of_table(path: Path) -> Measured:
         elif not head:
             if line.strip() != "ipu,class,cycles":
                 raise ValueError(
-                    f"{path}, line {at}: {shown(line)}; the first line must be ipu,class,cycles; {WAY_OUT}"
+                    f"{path}, line {at}: {shown(line)}; the first line must be ipu,class,cycles; {_WAY_OUT}"
                 )
             head = True
         else:
             ipu, kind, cycles = _row(path, at, line)
             if (ipu, kind) in seen:
-                raise ValueError(f"{path}, line {at}: {shown(line)} is the second row of its IPU and class; {WAY_OUT}")
+                raise ValueError(f"{path}, line {at}: {shown(line)} is the second row of its IPU and class; {_WAY_OUT}")
             seen.add((ipu, kind))
             if ipu is None:
                 update = cycles
@@ -191,23 +191,23 @@ def _row(path: Path, number: int, line: str) -> Tuple[Optional[int], str, float]
         if not 0 <= cycles < 2.0**100 or (ipu is not None and ipu < 0):
             raise ValueError
     except (ValueError, csv.Error):  # a NUL character is an error of csv before Python 3.11
-        raise ValueError(f"{path}, line {number}: {shown(line)} is no row of cycles; {WAY_OUT}") from None
+        raise ValueError(f"{path}, line {number}: {shown(line)} is no row of cycles; {_WAY_OUT}") from None
     return ipu, kind.strip(), cycles
 
 
 def _refuse_unknown(path: Path, classes: Mapping[str, float]) -> None:
     for name in classes:
         if name not in popvision.CLASSES:
-            raise ValueError(f"{path}: class {shown(name)}; must be one of {', '.join(popvision.CLASSES)}; {WAY_OUT}")
+            raise ValueError(f"{path}: class {shown(name)}; must be one of {', '.join(popvision.CLASSES)}; {_WAY_OUT}")
 
 
 def _checked(
-    path: Path, settings: Settings, number: Any, cycles: Optional[float], work: Tuple[popvision.Work, ...]
+    path: Path, settings: _Settings, number: Any, cycles: Optional[float], work: Tuple[popvision.Work, ...]
 ) -> Measured:
     if cycles is None and not work:
-        raise ValueError(f"{path}: neither cycles of an update nor of an IPU; {WAY_OUT}")
+        raise ValueError(f"{path}: neither cycles of an update nor of an IPU; {_WAY_OUT}")
     if number is not None and (type(number) is not int or number < 1):
-        raise ValueError(f"{path}: micro_batches is {shown(number)}; must be a whole number of at least 1; {WAY_OUT}")
+        raise ValueError(f"{path}: micro_batches is {shown(number)}; must be a whole number of at least 1; {_WAY_OUT}")
     return Measured(HARDWARE, str(path), settings, number, cycles, None, work)
 
 
@@ -353,7 +353,7 @@ def model_work(pipeline: Pipeline, micro_batches: int, parameters: Parameters) -
 
 def is_gpu(path: Path) -> bool:
     """Whether a file is what `make gpu` wrote."""
-    return path.suffix == ".json" and path.is_file() and "layouts" in read_object(path, way_out=WAY_OUT)
+    return path.suffix == ".json" and path.is_file() and "layouts" in read_object(path, way_out=_WAY_OUT)
 
 
 def gpu(path: Path) -> Table:

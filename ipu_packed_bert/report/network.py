@@ -9,17 +9,17 @@ from __future__ import annotations
 import sys
 from typing import List, Optional, Sequence
 
-from ipu_packed_bert.config import load_config
-from ipu_packed_bert.configurations import config_file
-from ipu_packed_bert.plan import plan
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.planning.plan import plan
+from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.settings.shipped import config_file
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
 
-RANKS = (2, 8, 32)
-GIGABITS = (10.0, 100.0)  # a second
-ACCUMULATIONS = (1, 8, 64)  # micro-batches of a rank in an update
+_RANKS = (2, 8, 32)
+_GIGABITS = (10.0, 100.0)  # a second
+_ACCUMULATIONS = (1, 8, 64)  # micro-batches of a rank in an update
 # Half of the 312 TFLOP/s that NVIDIA's data sheet gives for an A100 in bfloat16.
-TERAFLOPS = 156.0
+_TERAFLOPS = 156.0
 
 
 def ring_bytes(parameters: int, ranks: int) -> float:
@@ -44,14 +44,14 @@ def share(reduction: float, micro_batch: float, accumulation: int) -> float:
     return reduction / (reduction + accumulation * micro_batch)
 
 
-def lines(parameters: int, micro_batch: float) -> List[str]:
+def _lines(parameters: int, micro_batch: float) -> List[str]:
     """A Markdown table; micro_batch: seconds of one."""
-    heads = ["network", "ranks", "bytes a rank", "seconds"] + [f"accumulation {each}" for each in ACCUMULATIONS]
+    heads = ["network", "ranks", "bytes a rank", "seconds"] + [f"accumulation {each}" for each in _ACCUMULATIONS]
     rows = [heads, ["---"] * len(heads)]
-    for gigabits in GIGABITS:
-        for ranks in RANKS:
+    for gigabits in _GIGABITS:
+        for ranks in _RANKS:
             seconds = seconds_on_network(parameters, ranks, gigabits)
-            shares = [f"{share(seconds, micro_batch, each):.1%}" for each in ACCUMULATIONS]
+            shares = [f"{share(seconds, micro_batch, each):.1%}" for each in _ACCUMULATIONS]
             rows.append(
                 [f"{gigabits:g} Gb/s", str(ranks), f"{ring_bytes(parameters, ranks) / 1e9:.2f} GB", f"{seconds:.2f}"]
                 + shares
@@ -63,7 +63,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(prog="python -m ipu_packed_bert.report.network", description=__doc__)
     parser.add_argument("--config", default="packed_phase2_gpu8", metavar="FILE|NAME")
     parser.add_argument("--micro-batch", type=positive_int, metavar="PACKS", help="default: the configuration's")
-    parser.add_argument("--tflops", type=float, default=TERAFLOPS, help="rate of a device; default %(default)s")
+    parser.add_argument("--tflops", type=float, default=_TERAFLOPS, help="rate of a device; default %(default)s")
     parser.add_argument("--seconds", type=float, help="of a micro-batch, where they are measured; in place of --tflops")
     args = parser.parse_args(argv)
     if min(args.tflops, args.seconds or 1.0) <= 0:
@@ -76,7 +76,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     source = "as given" if args.seconds else f"computed, at {args.tflops:g} TFLOP/s"
     what = f"a micro-batch of {packs} packs of {slots} takes {seconds:.3f} s ({source})"
     print(f"{parameters / 1e6:.1f} M parameters; {what}\n")
-    print("\n".join(lines(parameters, seconds)))
+    print("\n".join(_lines(parameters, seconds)))
     return 0
 
 

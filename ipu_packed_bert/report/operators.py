@@ -21,8 +21,8 @@ from pack_data.display.table import CONFIGURED, COUNTED, MODEL, Column, Table, m
 
 WEIGHTS, ATTENTION, SOFTMAX, NORM = "products with weights", "products of attention", "softmax", "layer norm"
 ACTIVATION, GATHER, ELEMENTWISE, OTHER = "GELU and tanh", "gather and scatter", "elementwise", "reduction, copy, stash"
-LAYOUT = "layout (rearranging)"
-CLASSES = (WEIGHTS, ATTENTION, SOFTMAX, NORM, ACTIVATION, GATHER, ELEMENTWISE, OTHER, LAYOUT)
+_LAYOUT = "layout (rearranging)"
+CLASSES = (WEIGHTS, ATTENTION, SOFTMAX, NORM, ACTIVATION, GATHER, ELEMENTWISE, OTHER, _LAYOUT)
 _CLASS_OF = {
     "mm": WEIGHTS,
     "addmm": WEIGHTS,
@@ -48,22 +48,22 @@ _CLASS_OF = {
     "stash": OTHER,
     "accumulate": OTHER,
 }
-EXACT = "exact: no fitted or uncertain parameter enters, as where both sides have the same operators."
+_EXACT = "exact: no fitted or uncertain parameter enters, as where both sides have the same operators."
 # A layer is any one of them where they are alike; otherwise each has a name with its number.
-BLOCKS = ("embeddings", "mask", "layer", "heads", "pipeline")
+_BLOCKS = ("embeddings", "mask", "layer", "heads", "pipeline")
 
 
-def operator_name(entry: Entry) -> str:
+def _operator_name(entry: Entry) -> str:
     """`mm` of `aten.mm.default`."""
     return short_name(entry.operator)[0] if "." in entry.operator else entry.operator
 
 
-def class_of(name: str) -> str:
+def _class_of(name: str) -> str:
     """Of an operator's name."""
     return _CLASS_OF.get(name, SOFTMAX if "softmax" in name else ELEMENTWISE)
 
 
-def block_of(entry: Entry) -> str:
+def _block_of(entry: Entry) -> str:
     return "layer" if entry.block.startswith("layer") else entry.block
 
 
@@ -71,12 +71,12 @@ def class_costs(pipeline: Pipeline) -> Dict[Tuple[str, str], Cost]:
     """(block, class) -> cost of a micro-batch through all IPUs, without the copies between them."""
     whole: Dict[Tuple[str, str], Cost] = {}
     for (block, _, operator, _), (_, cost) in operator_costs(pipeline).items():
-        key = (block, class_of(operator))
+        key = (block, _class_of(operator))
         whole[key] = whole.get(key, Cost()) + cost
     found: Dict[Tuple[str, str], Cost] = {}
     for (block, kind), cost in whole.items():
         found[block, kind] = cost.plain
-        found[block, LAYOUT] = found.get((block, LAYOUT), Cost()) + (cost - cost.plain)
+        found[block, _LAYOUT] = found.get((block, _LAYOUT), Cost()) + (cost - cost.plain)
     return found
 
 
@@ -108,7 +108,7 @@ def _sides(calibration: Calibration, packed: Sequence[Cost], unpacked: Sequence[
 def classes(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Calibration) -> Table:
     """Cycles of each class of operator in each block, packed beside unpacked."""
     after, before = class_costs(packed), class_costs(unpacked)
-    found = [(block, kind) for block in BLOCKS for kind in CLASSES]
+    found = [(block, kind) for block in _BLOCKS for kind in CLASSES]
     found = [key for key in found if any(side.get(key, Cost()) != Cost() for side in (after, before))]
     sides = _sides(calibration, *([side.get(key, Cost()) for key in found] for side in (after, before)))
     rows = [
@@ -128,7 +128,7 @@ def classes(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Calibr
             modelled("difference", "difference", "+.3f", 1e6),
         ),
         rows,
-        ("Through all IPUs, recomputation included; the copies between IPUs are not in it.", EXACT, *ADDED_UP),
+        ("Through all IPUs, recomputation included; the copies between IPUs are not in it.", _EXACT, *ADDED_UP),
     )
 
 
@@ -139,7 +139,7 @@ def operator_costs(pipeline: Pipeline) -> Dict[Tuple[str, str, str, str], Tuple[
     for ipu in pipeline.ipus:
         for times, entry in ipu.held:
             if entry.cost != Cost():
-                key = (block_of(entry), entry.phase, operator_name(entry), entry.category)
+                key = (_block_of(entry), entry.phase, _operator_name(entry), entry.category)
                 calls, cost = found.get(key, (0, Cost()))
                 found[key] = (calls + times, cost + entry.cost * float(times))
     return found
@@ -151,7 +151,7 @@ def operators(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Cali
     after, before = operator_costs(packed), operator_costs(unpacked)
     keys = list({**after, **before})
     sides = _sides(calibration, *([side.get(key, none)[1] for key in keys] for side in (after, before)))
-    both = sorted(zip(keys, sides), key=lambda item: (BLOCKS.index(item[0][0]), -item[1]["packed"]))
+    both = sorted(zip(keys, sides), key=lambda item: (_BLOCKS.index(item[0][0]), -item[1]["packed"]))
     return Table(
         "operators",
         f"{name}: million cycles of a micro-batch by operator",
@@ -180,13 +180,13 @@ def operators(name: str, packed: Pipeline, unpacked: Pipeline, calibration: Cali
         (
             "All layers together, recomputation included. Views cost nothing until an operator needs another order, "
             "and are left out.",
-            EXACT,
+            _EXACT,
             *ADDED_UP,
         ),
     )
 
 
-class PlannedProduct(NamedTuple):
+class _PlannedProduct(NamedTuple):
     """A matrix product of a micro-batch."""
 
     name: str
@@ -211,7 +211,7 @@ class PlannedProduct(NamedTuple):
         return self.calls * self.product.macs
 
 
-def planned_products(pipeline: Pipeline, parameters: Parameters) -> List[PlannedProduct]:
+def planned_products(pipeline: Pipeline, parameters: Parameters) -> List[_PlannedProduct]:
     """The products by block, phase and size, the most expensive first."""
     found: Dict[Tuple[str, str, Product], Tuple[int, Cost]] = {}
     for ipu in pipeline.ipus:
@@ -220,14 +220,14 @@ def planned_products(pipeline: Pipeline, parameters: Parameters) -> List[Planned
                 calls = times * entry.parts
                 # IPUs may give products different shares of their memory; the product is the same.
                 same = replace(entry.product, memory_proportion=1.0)
-                key = (block_of(entry), entry.phase, same)
+                key = (_block_of(entry), entry.phase, same)
                 before, cost = found.get(key, (0, Cost()))
                 # The product alone: what else the operator does, a bias or the operands' layout, is not in `matmul`.
                 alone = replace(Cost(), matmul=entry.cost.matmul, batched=entry.cost.batched, wide=entry.cost.wide)
                 alone = replace(alone, exchange=entry.cost.exchange, sync=entry.cost.sync)
                 found[key] = (before + calls, cost + alone * float(times))
     made = [
-        PlannedProduct(f"{block}, {phase}", product, calls, cost)
+        _PlannedProduct(f"{block}, {phase}", product, calls, cost)
         for (block, phase, product), (calls, cost) in found.items()
     ]
     return sorted(made, key=lambda each: -parameters.cycles(each.cost))
@@ -278,11 +278,11 @@ def products(name: str, pipeline: Pipeline, calibration: Calibration) -> Table:
     )
 
 
-UPDATE_PARTS = ("steady", "bubble", "update", "host", "seconds")
+_UPDATE_PARTS = ("steady", "bubble", "update", "host", "seconds")
 
 
 def _update_parts(pipeline: Pipeline, accumulation: int) -> Callable[[Parameters], Any]:
-    """The seconds of `UPDATE_PARTS`."""
+    """The seconds of `_UPDATE_PARTS`."""
 
     def found(parameters: Parameters) -> Any:
         step, target = pipeline.step(accumulation, parameters), pipeline.target
@@ -308,7 +308,7 @@ def update(name: str, packed: Tuple[Pipeline, int], unpacked: Tuple[Pipeline, in
                 "run": side,
                 "accumulation": accumulation,
                 "bubble_share": 100.0 * fill / (accumulation + fill),
-                **{name: end for key, part in zip(UPDATE_PARTS, parts) for name, end in spread(key, part).items()},
+                **{name: end for key, part in zip(_UPDATE_PARTS, parts) for name, end in spread(key, part).items()},
             }
         )
     return Table(

@@ -30,7 +30,7 @@ class PackingSummary(NamedTuple):
     lower_bound: Optional[int]
 
 
-def pack_one(counts: Tuple[int, ...], name: str, algorithm: str, depth: Optional[int]) -> PackingSummary:
+def _pack_one(counts: Tuple[int, ...], name: str, algorithm: str, depth: Optional[int]) -> PackingSummary:
     """Run one packer, in whichever process: counts[l] sequences of length l."""
     histogram = LengthHistogram(np.array(counts, dtype=np.int64), name)
     made = get_packer(algorithm)(histogram, max_sequences_per_pack=depth)
@@ -55,11 +55,11 @@ class Packings:
             if stored is not None:
                 self._known[key] = stored
             elif key[0] == "none":
-                self._known[key] = pack_one(self._counts, histogram.name, *key)
+                self._known[key] = _pack_one(self._counts, histogram.name, *key)
             else:
                 if self._pool is None:  # one beside this one: the smallest machine has two cores
                     self._pool = ProcessPoolExecutor(max_workers=1)
-                self._pending[key] = self._pool.submit(pack_one, self._counts, histogram.name, *key)
+                self._pending[key] = self._pool.submit(_pack_one, self._counts, histogram.name, *key)
         self._digest = digest
 
     def __getitem__(self, key: PackingKey) -> PackingSummary:

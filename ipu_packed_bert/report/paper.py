@@ -6,7 +6,6 @@ from functools import partial
 from math import log, sqrt
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ipu_packed_bert.config import Config
 from ipu_packed_bert.cycles.arrangement import UNPACKED, Arrangement
 from ipu_packed_bert.cycles.calibration import Calibration, Observations, overhead
 from ipu_packed_bert.cycles.lowering import (
@@ -25,10 +24,11 @@ from ipu_packed_bert.cycles.points import FITTED_DEPTH, FRAMEWORK_SPREAD, PAPER_
 from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.cycles.uncertainty import INSIDE, MEASURED_BY, Interval
 from ipu_packed_bert.cycles.workload import Machine, engine_arrangement, shape_of
-from ipu_packed_bert.plan import CODE_WORDS, IPU_BYTES, MEMORY_PARTS, MIB, RunPlan, fit_words, memory_parts
+from ipu_packed_bert.planning.plan import CODE_WORDS, IPU_BYTES, MEMORY_PARTS, MIB, RunPlan, fit_words, memory_parts
 from ipu_packed_bert.report.packings import PackingKey, Packings, PackingSummary
 from ipu_packed_bert.report.scaling import ScalingPoint
 from ipu_packed_bert.report.sources import MeasuredOverhead
+from ipu_packed_bert.settings.pretraining import Config
 from pack_data.display.table import (
     COMPUTED,
     CONFIGURED,
@@ -64,7 +64,7 @@ ROWS: Tuple[PackingKey, ...] = (
     ("optimal", 8),
     ("optimal", None),
 )
-PAPER_ROWS: Dict[PackingKey, Tuple[Any, Any, Any, Any]] = {
+_PAPER_ROWS: Dict[PackingKey, Tuple[Any, Any, Any, Any]] = {
     ("none", 1): (50.0, 1.00, 0.0, 1.0),
     ("sort", 1): (99.9, 2.00, ">>100", "<<1.000"),
     ("greedy", None): ("~78", "~1.6", "~4.48", "~1.5"),
@@ -75,10 +75,10 @@ PAPER_ROWS: Dict[PackingKey, Tuple[Any, Any, Any, Any]] = {
     ("spfhp", 8): (98.9, 1.98, 4.481, 1.895),
     ("spfhp", None): (99.6, 1.99, 4.477, 1.905),
 }
-PARTS = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
+_PARTS = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
 
 # What the numbers rest on; printed below every table that holds them.
-FITTED = (
+_FITTED = (
     f"The overhead of the paper's graph at depth {FITTED_DEPTH} is fitted; the other depths repeat it, "
     "plus what deeper heads cost."
 )
@@ -90,13 +90,13 @@ ADDED_UP = (
     f"Intervals hold {INSIDE:.0%} of the draws of everything that is not known (docs/cycle_model.md); the numbers are "
     "at the fitted parameters, so that they add up.",
 )
-PRODUCT_MASK = (
+_PRODUCT_MASK = (
     "The product mask's interval reaches up because nobody knows whether joining query and key to the mask's columns "
     "rearranges them.",
 )
 
 
-def narrowed(comparison: ModelledOverhead, depth: int) -> str:
+def _narrowed(comparison: ModelledOverhead, depth: int) -> str:
     """Which measurement would narrow the interval of the overhead at this depth most, in a line."""
     calibration, pipeline = comparison.calibration, comparison.packed(depth)
     assert calibration.draws is not None
@@ -161,14 +161,14 @@ class ModelledOverhead:
         def parts(parameters: Parameters) -> Dict[str, Any]:
             whole = self.unpacked.micro_batch_cycles(parameters)
             after, before = pipeline.category_cycles(parameters), self.unpacked.category_cycles(parameters)
-            found = {part: (after.get(part, 0.0) - before.get(part, 0.0)) / whole for part in PARTS}
-            layout = sum(after.get(part + ", layout", 0.0) - before.get(part + ", layout", 0.0) for part in PARTS)
+            found = {part: (after.get(part, 0.0) - before.get(part, 0.0)) / whole for part in _PARTS}
+            layout = sum(after.get(part + ", layout", 0.0) - before.get(part + ", layout", 0.0) for part in _PARTS)
             return {**found, "layout": layout / whole}
 
         def of(part: str) -> Callable[[Parameters], Any]:
             return lambda parameters: parts(parameters)[part] + 0.0 * parameters.factor
 
-        return {part: self.calibration.interval(of(part)) for part in (*PARTS, "layout")}
+        return {part: self.calibration.interval(of(part)) for part in (*_PARTS, "layout")}
 
 
 def table1(
@@ -190,7 +190,7 @@ def table1(
             "packing_factor": summary.packing_factor,
         }
         # The paper's own graph is counted in the rows that the paper measured.
-        measured = isinstance(PAPER_ROWS.get(key, ("",))[-1], float)
+        measured = isinstance(_PAPER_ROWS.get(key, ("",))[-1], float)
         for prefix, compared in (("", comparison), ("papers_", papers))[: 2 if measured else 1]:
             if key[0] == "none":
                 over = Interval(0.0, 0.0, 0.0)
@@ -198,7 +198,7 @@ def table1(
                 depth = summary.largest_depth if key[1] is None else key[1]
                 over = compared.fitted_overhead(depth) if prefix else compared.overhead(depth)
             line.update(_overhead_columns(prefix, over, summary.packing_factor))
-        lines.append(_beside_paper(line, PAPER_ROWS.get(key)))
+        lines.append(_beside_paper(line, _PAPER_ROWS.get(key)))
         if key[0] == "none" and sort is not None:
             lines.append(
                 _beside_paper(
@@ -209,17 +209,18 @@ def table1(
                         "packing_factor": sort.speedup,
                         "overhead": f"{sort.shapes} engines",
                     },
-                    PAPER_ROWS["sort", 1],
+                    _PAPER_ROWS["sort", 1],
                 )
             )
     notes = [
         "EFF and p are computed from the histogram. OH is extra cycles of a micro-batch against unpacked BERT of the "
         "same length. Realised speed-up = p / (1 + OH), as in the paper.",
-        f"The paper's graph makes the mask in every layer (PopART); its numbers are at the fitted parameters. {FITTED}",
+        "The paper's graph makes the mask in every layer (PopART); its numbers are at the fitted parameters. "
+        + _FITTED,
         *INTERVALS,
     ]
     if comparison.arrangement.mask == "product":
-        notes += PRODUCT_MASK
+        notes += _PRODUCT_MASK
     if sort is not None:
         notes.append(
             f"SORT needs one engine for each of {sort.shapes} lengths: {sort.shapes} compilations instead of 1, "
@@ -311,10 +312,10 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
             "the atom size is the unknown.",
             "A pipeline cycle is what the slowest IPU takes: the first IPU's heads hide behind the encoder.",
             "Medians do not add up; the sum is the median of the sums.",
-            narrowed(comparison, depth),
+            _narrowed(comparison, depth),
         )
         + INTERVALS
-        + (PRODUCT_MASK if comparison.arrangement.mask == "product" else ()),
+        + (_PRODUCT_MASK if comparison.arrangement.mask == "product" else ()),
     )
 
 
@@ -326,7 +327,7 @@ def _interval(interval: Interval) -> Dict[str, Optional[float]]:
     }
 
 
-TABLE2_NOTES = (
+_TABLE2_NOTES = (
     "Speed-up is the quotient of throughputs over whole updates, as in the paper; OH = p / speed-up - 1, the paper's "
     "from its rounded columns. The paper's graph makes the mask in every layer (PopART).",
     "At 384 the paper's graph comes out above the paper's range. No smooth law in the length gives 4.29 % at 512 "
@@ -368,7 +369,7 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
             modelled("realised", "speed-up", ".3f"),
         ),
         rows,
-        TABLE2_NOTES + INTERVALS + PRODUCT_MASK,
+        _TABLE2_NOTES + INTERVALS + _PRODUCT_MASK,
         _parts(("model", "length", "packing_factor"), config.engine.mask),
     )
 
@@ -671,13 +672,13 @@ def points(
             "throughputs alone.",
             f"D7: the same task differs by {percent(FRAMEWORK_SPREAD):.0f} % between frameworks; D10 is Table 2 "
             "(--table 2).",
-            f"Rows that are predicted are medians, the others at the fitted parameters. D9: {FITTED}",
+            f"Rows that are predicted are medians, the others at the fitted parameters. D9: {_FITTED}",
             f"Of the {len(points_left_out)} throughputs, each left out of the draws' weights, "
             f"{sum(point['inside'] for point in points_left_out)} lie inside their {INSIDE:.0%} interval; "
             f"{draws.report['drawn']:,} draws were weighted, effective {draws.report['effective']:,.0f}.",
         )
         + INTERVALS
-        + PRODUCT_MASK,
+        + _PRODUCT_MASK,
     )
 
 
@@ -712,7 +713,7 @@ def measured(
         rows[0].update(model_lower=percent(low), model=percent(middle), model_upper=percent(high))
     # The paper's packs without a limit hold at most 16 sequences.
     depth = found.packed.depth if found.packed.depth != 16 else None
-    beside = [row for (packer, limit), row in PAPER_ROWS.items() if packer in ("spfhp", "nnlshp") and limit == depth]
+    beside = [row for (packer, limit), row in _PAPER_ROWS.items() if packer in ("spfhp", "nnlshp") and limit == depth]
     if found.packed.length == 512 and beside:
         rows[0].update(paper_overhead=beside[-1][2], paper_realised=beside[-1][3])
     notes = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipu_packed_bert.cycles.uncertainty import INSIDE
-from ipu_packed_bert.plan import MEMORY_PARTS
+from ipu_packed_bert.planning.plan import MEMORY_PARTS
 from ipu_packed_bert.report.operators import CLASSES
 from pack_data.display.picture import Axis, Bars, Line, Lines, Picture, Series, Tile, Tiles
 from pack_data.display.table import Table

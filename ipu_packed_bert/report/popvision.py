@@ -16,7 +16,7 @@ PRODUCTS, COMPUTE, REARRANGEMENTS = "products", "other compute", "rearrangements
 EXCHANGE, SYNC, LINKS, HOST, OTHER = "exchange", "sync", "between IPUs", "host and streaming memory", "other"
 CLASSES = (PRODUCTS, COMPUTE, REARRANGEMENTS, EXCHANGE, SYNC, LINKS, HOST, OTHER)
 # Kinds of programs, by the beginning of their names in pva.
-KINDS = (
+_KINDS = (
     ("DoExchange", EXCHANGE),
     ("GlobalExchange", LINKS),
     ("StreamCopy", HOST),
@@ -25,9 +25,9 @@ KINDS = (
     ("Sans", SYNC),
 )
 # Compute sets, by words in their names; PopLibs names them so.
-PRODUCT_WORDS = ("matmul", "conv", "gemm", "reduce_mm")
-COPY_WORDS = ("copy", "transpose", "rearrange", "prearrange")
-LARGEST = 25  # programs that are told by name
+_PRODUCT_WORDS = ("matmul", "conv", "gemm", "reduce_mm")
+_COPY_WORDS = ("copy", "transpose", "rearrange", "prearrange")
+_LARGEST = 25  # programs that are told by name
 
 
 class Memory(NamedTuple):
@@ -106,7 +106,7 @@ def _execution(report: Any, ipus: int) -> Tuple[int, Tuple[Work, ...], Tuple[Tup
         cycles: Dict[Tuple[str, str], List[float]] = {}
         for step in run.steps:
             name = str(step.program.name)
-            sums = cycles.setdefault((name, class_of(step.program.type.name, name)), [0.0] * ipus)
+            sums = cycles.setdefault((name, _class_of(step.program.type.name, name)), [0.0] * ipus)
             for ipu, there in zip(range(ipus), step.ipus):
                 sums[ipu] += float(there.cycles)
         runs.append(cycles)
@@ -123,7 +123,7 @@ def _execution(report: Any, ipus: int) -> Tuple[int, Tuple[Work, ...], Tuple[Tup
                 classes[name] = median(values)
         work.append(Work(ipu, median([sum(sums[ipu] for sums in run.values()) for run in runs]), classes))
     slowest = {key: max(sums) for key, sums in runs[-1].items()}
-    largest = sorted(slowest.items(), key=lambda item: -item[1])[:LARGEST]
+    largest = sorted(slowest.items(), key=lambda item: -item[1])[:_LARGEST]
     return len(runs), tuple(work), tuple((name.lstrip("/"), where, cycles) for (name, where), cycles in largest)
 
 
@@ -132,11 +132,11 @@ def _longest(run: Dict[Tuple[str, str], List[float]]) -> float:
     return max((sum(each) for each in zip(*run.values())), default=0.0)
 
 
-def class_of(kind: str, name: str) -> str:
+def _class_of(kind: str, name: str) -> str:
     """The class of a program; of a compute set by words of its name, which is a guess."""
     if kind != "OnTileExecute":
-        return next((where for beginning, where in KINDS if kind.startswith(beginning)), OTHER)
+        return next((where for beginning, where in _KINDS if kind.startswith(beginning)), OTHER)
     words = name.lower()
-    if any(word in words for word in COPY_WORDS):
+    if any(word in words for word in _COPY_WORDS):
         return REARRANGEMENTS
-    return PRODUCTS if any(word in words for word in PRODUCT_WORDS) else COMPUTE
+    return PRODUCTS if any(word in words for word in _PRODUCT_WORDS) else COMPUTE

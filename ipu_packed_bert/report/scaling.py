@@ -11,8 +11,8 @@ from typing import NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-DEVICES: Tuple[int, ...] = tuple(2**i for i in range(12))  # 1 to 2048
-BATCHES: Tuple[int, ...] = (1, 4, 16, 64)  # sequences a device takes in a step
+_DEVICES: Tuple[int, ...] = tuple(2**i for i in range(12))  # 1 to 2048
+_BATCHES: Tuple[int, ...] = (1, 4, 16, 64)  # sequences a device takes in a step
 
 
 class ScalingPoint(NamedTuple):
@@ -31,8 +31,8 @@ def simulate(
     counts: np.ndarray,
     *,
     hidden_size: int,
-    devices: Sequence[int] = DEVICES,
-    batches: Sequence[int] = BATCHES,
+    devices: Sequence[int] = _DEVICES,
+    batches: Sequence[int] = _BATCHES,
     steps: int = 64,
     seed: int = 0,
 ) -> Tuple[ScalingPoint, ...]:

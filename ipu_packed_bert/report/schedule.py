@@ -69,11 +69,11 @@ def table(
     if beside and measured is not None:
         notes.append(f"measured: {measured.detail}; of an IPU only what it works.")
     title = f"{name}: an update over time, million cycles of each IPU"
-    picture = drawn(name, found, {row["ipu"]: row for row in rows if row["what"] == WORKS})
+    picture = _drawn(name, found, {row["ipu"]: row for row in rows if row["what"] == WORKS})
     return Table("schedule", title, tuple(columns), rows, (*notes, *ADDED_UP), pictures=(picture,))
 
 
-def drawn(name: str, found: Schedule, works: Mapping[str, Mapping[str, Any]]) -> Tiles:
+def _drawn(name: str, found: Schedule, works: Mapping[str, Mapping[str, Any]]) -> Tiles:
     """The schedule as it stands, but for pipeline cycles that are alike: of these the first and the last.
 
     works: `WORKS` of each IPU, by its name; its cycles, and those measured, stand beside the IPU's row.

@@ -21,11 +21,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ipu_packed_bert.config import Config, ConfigError, check_accumulation, cross_check
 from ipu_packed_bert.cycles.calibration import Calibration
 from ipu_packed_bert.cycles.workload import Machine
-from ipu_packed_bert.plan import FULLEST_PUBLISHED, IPU_BYTES, RunPlan, largest_that_fits, plan
-from ipu_packed_bert.schema import check_on_ipus
+from ipu_packed_bert.planning.plan import FULLEST_PUBLISHED, IPU_BYTES, RunPlan, largest_that_fits, plan
+from ipu_packed_bert.settings.pretraining import Config, ConfigError, check_accumulation, cross_check
+from ipu_packed_bert.settings.schema import check_on_ipus
 from pack_data.lengths.factors import PackingFactor
 
 # Room for the temporary values of products, shares of an IPU: from the least that was published (TensorFlow, BERT-large
@@ -33,12 +33,12 @@ from pack_data.lengths.factors import PackingFactor
 ROOMS = (0.05, 0.10, 0.15, 0.20, 0.30, 0.40, 0.60)
 UPDATE_DIFFERS = 0.02  # packs of an update, from the configuration's
 MOST_IPUS = 16  # of a replica
-MOST_PARTS = 8  # of the vocabulary projection
+_MOST_PARTS = 8  # of the vocabulary projection
 MICRO_BATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 DEPTHS = (2, 3, 4, 6, 8)
 KEPT, REFINED = 3, 6  # plans that go on to the next round, and to the last
 
-UNPROMISING = 0.98  # a depth that packs so much worse is not looked at: its graph is no faster by as much
+_UNPROMISING = 0.98  # a depth that packs so much worse is not looked at: its graph is no faster by as much
 
 # Why a plan is none; `Outcome.failures` counts them.
 NO_ROOM = "an IPU has no room for products beside the rest"
@@ -46,14 +46,14 @@ NOT_FILLED = "an update has fewer micro-batches than the pipeline has stages"
 OTHER_UPDATE = f"an update would differ by more than {UPDATE_DIFFERS:.0%}"
 REFUSED = "the configuration's rules refuse it"
 
-FactorOf = Callable[[str, Optional[int]], PackingFactor]  # of a packer and a packing depth
+_FactorOf = Callable[[str, Optional[int]], PackingFactor]  # of a packer and a packing depth
 
 
-class Fails(Exception):
+class _Fails(Exception):
     """Why a choice is no plan."""
 
 
-class Choice(NamedTuple):
+class _Choice(NamedTuple):
     """What is varied."""
 
     ipus_per_replica: int
@@ -94,7 +94,7 @@ class Search:
         base: Config,
         machine: Machine,
         calibration: Calibration,
-        factor_of: FactorOf,
+        factor_of: _FactorOf,
         *,
         ipus: int,
         depths: Sequence[int] = (),
@@ -107,7 +107,7 @@ class Search:
         self.sequences = base.run.steps * base.expected_sequences_per_update(self.factor(base).value)
         self.found: Dict[Tuple, Found] = {}
         self.failures: Counter = Counter()
-        self.tried: Dict[Choice, None] = {}
+        self.tried: Dict[_Choice, None] = {}
         self.started = time.perf_counter()
 
     def factor(self, config: Config) -> PackingFactor:
@@ -156,9 +156,9 @@ class Search:
             fastest.setdefault(choice_of(found.config)[:4], found)
         return list(fastest.values())
 
-    def first_round(self) -> Iterator[Choice]:
+    def first_round(self) -> Iterator[_Choice]:
         start = choice_of(self.base)
-        for ipus_per_replica in powers_of_two(min(self.ipus, MOST_IPUS)):
+        for ipus_per_replica in _powers_of_two(min(self.ipus, MOST_IPUS)):
             for recompute in (True, False):
                 for layers in placements(self.base.model.num_layers, ipus_per_replica):
                     choice = start._replace(
@@ -172,9 +172,9 @@ class Search:
                         if largest / 2 <= size <= largest:
                             yield choice._replace(micro_batch=size)
 
-    def second_round(self, choice: Choice) -> Iterator[Choice]:
+    def second_round(self, choice: _Choice) -> Iterator[_Choice]:
         packings: List[Tuple[str, Optional[int]]] = [(choice.packer, choice.depth)]
-        most = UNPROMISING * self.factor_of(*packings[0]).value
+        most = _UNPROMISING * self.factor_of(*packings[0]).value
         for deeper in sorted(self.depths):  # a deeper one that packs no better only has more heads to compute
             factor = self.factor_of("optimal", deeper).value
             if factor > most:
@@ -186,23 +186,23 @@ class Search:
 
     def parts(self) -> List[int]:
         rows = self.base.model.vocabulary_size
-        return [parts for parts in range(1, MOST_PARTS + 1) if rows % parts == 0]
+        return [parts for parts in range(1, _MOST_PARTS + 1) if rows % parts == 0]
 
     # One plan ---------------------------------------------------------------------------------------------------------
 
-    def attempt(self, choice: Choice, *, fine: bool = False) -> None:
+    def attempt(self, choice: _Choice, *, fine: bool = False) -> None:
         """fine: room for products in steps of 1 %."""
         if choice in self.tried and not fine:
             return
         try:
             config = self.configured(choice, fine=fine)
-        except Fails as why:
+        except _Fails as why:
             self.fails(choice, str(why))
             return
         self.tried[choice] = None
         self.consider(config)
 
-    def fails(self, choice: Choice, why: str) -> None:
+    def fails(self, choice: _Choice, why: str) -> None:
         if choice not in self.tried:
             self.tried[choice] = None
             self.failures[why] += 1
@@ -215,32 +215,32 @@ class Search:
         self.say(f"{len(self.tried):,} plans tried, {len(self.found):,} fit; the best: {best:,.0f} sequences/s")
         return self.found[key]
 
-    def configured(self, choice: Choice, *, fine: bool) -> Config:
+    def configured(self, choice: _Choice, *, fine: bool) -> Config:
         """The configuration of a choice. Raises Fails where it is no plan."""
         roomy = self.with_choice(choice)
         packs = roomy.batch.micro_batch * roomy.batch.gradient_accumulation * roomy.placement.replicas
         if abs(packs / self.packs - 1) > UPDATE_DIFFERS:
-            raise Fails(OTHER_UPDATE)
+            raise _Fails(OTHER_UPDATE)
         factor = self.factor(roomy).value
         try:
             check_accumulation(roomy, factor)
         except ConfigError:
-            raise Fails(NOT_FILLED) from None
+            raise _Fails(NOT_FILLED) from None
         rooms = []
         for memory in plan(roomy, packing_factor=factor).memory:
             left = FULLEST_PUBLISHED - memory.total / IPU_BYTES
             room = int(100 * left) / 100 if fine else max((each for each in ROOMS if each <= left), default=0.0)
             if room < ROOMS[0]:
-                raise Fails(NO_ROOM)
+                raise _Fails(NO_ROOM)
             rooms.append(min(room, ROOMS[-1]))
         placement = replace(roomy.placement, available_memory_proportion=tuple(rooms))
         config = replace(roomy, placement=placement)
         if cross_check(config):
-            raise Fails(REFUSED)
+            raise _Fails(REFUSED)
         check_on_ipus(config)
         return config
 
-    def with_choice(self, choice: Choice) -> Config:
+    def with_choice(self, choice: _Choice) -> Config:
         """With the least room for products."""
         base = self.base
         replicas = self.ipus // choice.ipus_per_replica
@@ -274,7 +274,7 @@ class Search:
             ),
         )
 
-    def has_room(self, choice: Choice, micro_batch: int) -> bool:
+    def has_room(self, choice: _Choice, micro_batch: int) -> bool:
         config = self.with_choice(choice._replace(micro_batch=micro_batch))
         # A plan checks the accumulation, which has nothing to do with room: one that is long enough for any.
         config = replace(config, batch=replace(config.batch, gradient_accumulation=1 << 20))
@@ -290,9 +290,9 @@ class Search:
         return Found(config, made, rate, lower, upper, self.sequences / rate / 86400)
 
 
-def choice_of(config: Config) -> Choice:
+def choice_of(config: Config) -> _Choice:
     placement = config.placement
-    return Choice(
+    return _Choice(
         placement.ipus_per_replica,
         config.batch.micro_batch,
         tuple(placement.layers_per_ipu),
@@ -304,7 +304,7 @@ def choice_of(config: Config) -> Choice:
     )
 
 
-def powers_of_two(most: int) -> List[int]:
+def _powers_of_two(most: int) -> List[int]:
     return [1 << bits for bits in range(most.bit_length())]
 
 

@@ -12,14 +12,14 @@ from statistics import median
 from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from ipu_packed_bert.report.popvision import open_report
-from ipu_packed_bert.run_folder import CONFIG, LOG, read_log
-from ipu_packed_bert.settings import load_yaml, plain
+from ipu_packed_bert.run_files.folder import CONFIG, LOG, read_log
+from ipu_packed_bert.settings.reader import load_yaml, plain
 from pack_data.display.table import HARDWARE, HOST, PROFILE
 from pack_data.reading.fields import Fields, named, shown
 
 
 @dataclass(frozen=True)
-class RunMeasurement:
+class _RunMeasurement:
     """Time of one pack of a training run: IPU cycles, or seconds where no device counts cycles."""
 
     source: str  # "hardware", "profile" or "host"
@@ -37,15 +37,15 @@ class RunMeasurement:
 class CycleSource(Protocol):
     """What reads a measurement: a run's log, or a profile."""
 
-    def measure(self) -> RunMeasurement: ...
+    def measure(self) -> _RunMeasurement: ...
 
 
 @dataclass(frozen=True)
 class MeasuredOverhead:
     """A packed run against an unpacked one."""
 
-    packed: RunMeasurement
-    unpacked: RunMeasurement
+    packed: _RunMeasurement
+    unpacked: _RunMeasurement
 
     @property
     def overhead(self) -> float:
@@ -69,7 +69,7 @@ class MeasuredOverhead:
 
 # What two runs must have in common to be compared: (section, settings, what that is called); no settings: all of them.
 _POD = ("machine", "replicas", "ipus_per_replica", "layers_per_ipu")
-SAME_BUT_PACKED: Tuple[Tuple[str, Tuple[str, ...], str], ...] = (
+_SAME_BUT_PACKED: Tuple[Tuple[str, Tuple[str, ...], str], ...] = (
     ("model", (), "model"),
     ("batch", ("micro_batch", "gradient_accumulation"), "batch"),
     ("placement", _POD, "pod"),
@@ -102,7 +102,7 @@ def refuse_differences(
                 )
 
 
-def compare(packed: RunMeasurement, unpacked: RunMeasurement) -> MeasuredOverhead:
+def compare(packed: _RunMeasurement, unpacked: _RunMeasurement) -> MeasuredOverhead:
     """Raises ValueError where the two differ in more than packing, as far as that is known."""
     if (packed.source, packed.unit) != (unpacked.source, unpacked.unit):
         raise ValueError(
@@ -114,7 +114,7 @@ def compare(packed: RunMeasurement, unpacked: RunMeasurement) -> MeasuredOverhea
             f"{packed.detail} has packs of {packed.length} slots, {unpacked.detail} rows of {unpacked.length}; "
             "compare runs of the same data.max_sequence_length"
         )
-    refuse_differences(packed.detail, packed.settings or {}, unpacked.detail, unpacked.settings or {}, SAME_BUT_PACKED)
+    refuse_differences(packed.detail, packed.settings or {}, unpacked.detail, unpacked.settings or {}, _SAME_BUT_PACKED)
     if (unpacked.packing_factor or 1.0) > 1.0:
         raise ValueError(
             f"{unpacked.detail}: holds {unpacked.packing_factor:.3f} sequences a pack; the run to compare with must be "
@@ -129,7 +129,7 @@ class LoggedRun:
     def __init__(self, folder: Path):
         self.folder = Path(folder)
 
-    def measure(self) -> RunMeasurement:
+    def measure(self) -> _RunMeasurement:
         """Median over the steps without the first, which compiles and warms up."""
         steps = self._steps()
         if len(steps) < 2:
@@ -143,7 +143,7 @@ class LoggedRun:
         packs, sequences = sum(step["packs"] for step in steps), sum(step["sequences"] for step in steps)
         length, depth, settings = self._settings()
         each = sorted(step[key] / step["packs"] for step in steps)
-        return RunMeasurement(
+        return _RunMeasurement(
             HARDWARE if counted else HOST,
             median(each),
             key,
@@ -197,7 +197,7 @@ class PopVisionProfile:
         self.path = Path(path)
         self.packs = packs
 
-    def measure(self) -> RunMeasurement:
+    def measure(self) -> _RunMeasurement:
         """Cycles of the busiest IPU, summed over the steps the profile holds, for each of `packs` packs."""
         path = self.path / "profile.pop" if self.path.is_dir() else self.path
         report = open_report(path)
@@ -207,4 +207,4 @@ class PopVisionProfile:
                 cycles[number] = cycles.get(number, 0) + int(ipu.cycles)
         if not cycles or not max(cycles.values()):
             raise ValueError(f"{path}: holds no execution; run the program with profiling on, not only compile it")
-        return RunMeasurement(PROFILE, max(cycles.values()) / self.packs, "cycles", None, str(path))
+        return _RunMeasurement(PROFILE, max(cycles.values()) / self.packs, "cycles", None, str(path))

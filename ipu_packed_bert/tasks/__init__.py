@@ -11,8 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from ipu_packed_bert.tasks.own import is_own, own_class
-from ipu_packed_bert.tasks.settings import TASKS
+from ipu_packed_bert.settings.finetuning import TASKS
+from ipu_packed_bert.settings.user_task import is_own, own_class
 
 
 def task_class(name: str) -> Any:

@@ -17,12 +17,7 @@ from torch.nn import functional as F
 from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
-from ipu_packed_bert.placement import Part
-from ipu_packed_bert.schema import ModelConfig
-from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
-from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows
-from ipu_packed_bert.tasks.scores import accuracy, macro_f1, matthews, micro_f1, pearson, spearman
-from ipu_packed_bert.tasks.settings import (
+from ipu_packed_bert.settings.finetuning import (
     METRICS_OF,
     MULTI_LABEL,
     REGRESSION,
@@ -30,18 +25,23 @@ from ipu_packed_bert.tasks.settings import (
     ClassificationConfig,
     FinetuneConfig,
 )
+from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
+from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows
+from ipu_packed_bert.tasks.scores import accuracy, macro_f1, matthews, micro_f1, pearson, spearman
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.reading.fields import named, shown
 
 
-class ClassificationOutput(NamedTuple):
+class _ClassificationOutput(NamedTuple):
     """Scalars over a micro-batch."""
 
     loss: torch.Tensor  # sum over its sequences, times the scale
     correct: torch.Tensor  # sequences whose class, or whole set of classes, is right; 0 for regression
 
 
-class PackedBertForSequenceClassification(PackedBert):
+class _PackedBertForSequenceClassification(PackedBert):
     """Names of weights as in Hugging Face's BertForSequenceClassification.
 
     kind "single_label": target labels int32 [B, D]; "multi_label": labels [B, D, C] of 0 and 1; "regression": labels
@@ -72,7 +72,7 @@ class PackedBertForSequenceClassification(PackedBert):
         sequence_numbers_BD,
         labels,
         scale_B,
-    ) -> ClassificationOutput:
+    ) -> _ClassificationOutput:
         logits_BDC = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD)
         present_BD = sequence_numbers_BD > 0
         weight_BD = present_BD.to(logits_BDC.dtype)
@@ -86,7 +86,7 @@ class PackedBertForSequenceClassification(PackedBert):
             loss_BD = (logits_BDC.squeeze(2) - labels.to(logits_BDC.dtype)) ** 2
             right_BD = torch.zeros_like(present_BD)
         loss = ((loss_BD * weight_BD).sum(1) * scale_B).sum()
-        return ClassificationOutput(loss, (right_BD & present_BD).to(weight_BD.dtype).sum())
+        return _ClassificationOutput(loss, (right_BD & present_BD).to(weight_BD.dtype).sum())
 
 
 class ClassificationTask(ExampleTask):
@@ -188,7 +188,7 @@ class ClassificationTask(ExampleTask):
         return self._labelled
 
     def network(self, attention: str) -> PackedBert:
-        return PackedBertForSequenceClassification(
+        return _PackedBertForSequenceClassification(
             self.model, classes=max(1, len(self.labels)), kind=self.kind, attention=attention
         )
 
@@ -232,7 +232,7 @@ def label_settings(names: Sequence[str]) -> Dict[str, Any]:
     }
 
 
-class Text(NamedTuple):
+class _Text(NamedTuple):
     """One text of a table; `labels` None where the file doesn't tell."""
 
     parts: Tuple[str, ...]
@@ -241,7 +241,7 @@ class Text(NamedTuple):
     where: str
 
 
-def read_texts(file: AnyFile, kind: str, columns: ClassificationConfig, *, labels: bool = True) -> List[Text]:
+def read_texts(file: AnyFile, kind: str, columns: ClassificationConfig, *, labels: bool = True) -> List[_Text]:
     """The texts of a table in their order; all of them have labels, or none.
 
     labels: False leaves them unread.
@@ -266,14 +266,14 @@ def read_texts(file: AnyFile, kind: str, columns: ClassificationConfig, *, label
 
 def _text(
     record: TableRow, where: str, kind: str, columns: ClassificationConfig, wanted: Sequence[str], labelled: bool
-) -> Text:
+) -> _Text:
     _refuse_missing(record, where, [*wanted, *([columns.label_column] if labelled else [])])
     parts = tuple(record.values[name] for name in wanted)
     for part, name in zip(parts, wanted):
         if not plain_text(part):
             raise ValueError(f"{where}: {named(name)} is {shown(part)}; must be a text")
     labels, number = _labels(record, where, kind, columns) if labelled else (None, math.nan)
-    return Text(parts, labels, number, where)
+    return _Text(parts, labels, number, where)
 
 
 def _refuse_missing(record: TableRow, where: str, names: Sequence[str]) -> None:
@@ -319,7 +319,7 @@ def is_label(value: Any) -> bool:
     return isinstance(value, (bool, int, float))
 
 
-def label_names(texts: Sequence[Text]) -> List[str]:
+def label_names(texts: Sequence[_Text]) -> List[str]:
     """Every label that occurs, in alphabetical order (of numbers, in theirs)."""
     found = {label for text in texts for label in text.labels or ()}
     return sorted(
@@ -328,7 +328,7 @@ def label_names(texts: Sequence[Text]) -> List[str]:
 
 
 def make_inputs(
-    texts: Sequence[Text],
+    texts: Sequence[_Text],
     tokenizer: Tokenizer,
     kind: str,
     names: Sequence[str],
@@ -387,7 +387,7 @@ def shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:
     return [first[:keep_first], second[:keep_second]]
 
 
-def _targets(texts: Sequence[Text], kind: str, names: Sequence[str], faults: Faults) -> np.ndarray:
+def _targets(texts: Sequence[_Text], kind: str, names: Sequence[str], faults: Faults) -> np.ndarray:
     if kind == REGRESSION:
         return np.array([0.0 if text.labels is None else text.number for text in texts], np.float32)
     index = {name: number for number, name in enumerate(names)}

@@ -14,10 +14,10 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 
 import numpy as np
 
-from ipu_packed_bert.loader import Batch, Packs
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.data.global_batches import Batch, Packs
+from ipu_packed_bert.settings.finetuning import FinetuneConfig, TaskConfig
+from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.files import Source
-from ipu_packed_bert.tasks.settings import FinetuneConfig, TaskConfig
 from ipu_packed_bert.tasks.task import Counts, Evaluation, Metric, Task
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.building.assignment import assign
@@ -79,7 +79,7 @@ class ExamplePacks(Packs):
     def __init__(self, inputs: Inputs, packing: Packing, *, seed: int = 0, depth: Optional[int] = None):
         self.inputs, self.packing, self.seed = inputs, packing, seed
         self.digest = zlib.crc32(inputs.input_ids.tobytes())
-        self.schema = schema_of(inputs, packing.max_sequence_length, max(1, packing.largest_depth, depth or 1))
+        self.schema = _schema_of(inputs, packing.max_sequence_length, max(1, packing.largest_depth, depth or 1))
         self._epoch: Tuple[int, np.ndarray] = (-1, np.zeros(0, self.schema.record_dtype))
 
     def __len__(self) -> int:
@@ -112,7 +112,7 @@ class ExamplePacks(Packs):
         return _fields(self.inputs, self.schema, records)
 
 
-def schema_of(inputs: Inputs, slots: int, depth: int) -> PackSchema:
+def _schema_of(inputs: Inputs, slots: int, depth: int) -> PackSchema:
     """Of rows of so many slots and places for sequences."""
     return PackSchema.of_tokens(
         slots,
@@ -140,7 +140,7 @@ def rows_of(inputs: Inputs, rows: Sequence[Sequence[int]], slots: int) -> Batch:
     """
     counts = np.array([len(row) for row in rows], np.int64)
     numbers = np.array([number for row in rows for number in row], np.int64)
-    schema = schema_of(inputs, slots, max(1, int(counts.max(initial=0))))
+    schema = _schema_of(inputs, slots, max(1, int(counts.max(initial=0))))
     row, place = np.repeat(np.arange(len(rows)), counts), ragged_index(np.zeros(len(rows), np.int64), counts)
     return _fields(inputs, schema, assemble(schema, inputs.sequences.take(numbers), row, place, len(rows)))
 
@@ -179,7 +179,7 @@ class Asked(NamedTuple):
     cut: bool = False  # what is too long loses its end, as in training; else it is refused
 
 
-class Predicted(NamedTuple):
+class _Predicted(NamedTuple):
     """What the network predicts for each sequence, in their order: [length, ...] of its slots, or [...] of itself."""
 
     outputs: Optional[List[np.ndarray]]  # None where not all batches came
@@ -293,7 +293,7 @@ class ExampleTask(Task):
         metrics, files, _ = self.score(outputs)
         return Evaluation(counts, metrics, seconds, files=files)
 
-    def predict(self, engine: Any, batches: Iterable[Batch]) -> Predicted:
+    def predict(self, engine: Any, batches: Iterable[Batch]) -> _Predicted:
         found: Dict[int, np.ndarray] = {}
         parts, start = [], time.perf_counter()
         for batch in batches:
@@ -304,7 +304,7 @@ class ExampleTask(Task):
         seconds = time.perf_counter() - start
         whole = self.evaluation is not None and len(found) == len(self.evaluation)
         counts = {name: sum(part[name] for part in parts) for name in ("packs", "tokens", *self.counts)}
-        return Predicted([found[number] for number in range(len(found))] if whole else None, counts, seconds)
+        return _Predicted([found[number] for number in range(len(found))] if whole else None, counts, seconds)
 
     def outputs_of(self, predictions: np.ndarray, batch: Batch) -> Iterator[Tuple[int, np.ndarray]]:
         """The number (from 0) and the outputs of each sequence of a batch: its slots of [B, S, ..], or its place of

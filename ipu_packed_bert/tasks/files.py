@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Dict, Iterator, List, NamedTuple, Optional, Union
 
-from ipu_packed_bert.tasks.settings import FinetuneConfig
+from ipu_packed_bert.settings.finetuning import FinetuneConfig
 from pack_data.cli.command import Problems
 from pack_data.reading.fields import Fields, one_line, parse_json
 from pack_data.reading.files import open_unpacked
 
-WAY_OUT = "get the file again"
+_WAY_OUT = "get the file again"
 _SUFFIXES = (".gz", ".xz")
-MOST_CHARACTERS = 1 << 28  # of a file that is read whole, unpacked
-LONGEST_LINE = 1 << 24
+_MOST_CHARACTERS = 1 << 28  # of a file that is read whole, unpacked
+_LONGEST_LINE = 1 << 24
 
 
 def locate(name: str, data_dir: Optional[Path]) -> Path:
@@ -68,7 +68,7 @@ class Source:
         """Its text, unpacked by the name's ending; a byte order mark is dropped."""
         with contextlib.ExitStack() as stack:
             given = str(self.path) == STANDARD_INPUT
-            file = sys.stdin.buffer if given else stack.enter_context(open_unpacked(self.path, way_out=WAY_OUT))
+            file = sys.stdin.buffer if given else stack.enter_context(open_unpacked(self.path, way_out=_WAY_OUT))
             text = io.TextIOWrapper(file, "utf-8-sig", newline=newline)
             try:
                 yield text
@@ -81,19 +81,19 @@ class Source:
         """One after another, so that one of them is in memory; newline: as Python's `open` takes it."""
         with self._opened(newline) as file:
             for number in itertools.count(1):
-                line = file.readline(LONGEST_LINE + 1)
+                line = file.readline(_LONGEST_LINE + 1)
                 if not line:
                     return
-                if len(line) > LONGEST_LINE:
-                    raise ValueError(f"{self} line {number}: more than {LONGEST_LINE:,} characters; {WAY_OUT}")
+                if len(line) > _LONGEST_LINE:
+                    raise ValueError(f"{self} line {number}: more than {_LONGEST_LINE:,} characters; {_WAY_OUT}")
                 yield line
 
     def json(self) -> Any:
         with self._opened("\n") as file:
-            text = file.read(MOST_CHARACTERS + 1)
-        if len(text) > MOST_CHARACTERS:
-            raise ValueError(f"{self}: more than {MOST_CHARACTERS:,} characters, unpacked; cut it into smaller files")
-        return parse_json(text, str(self), WAY_OUT)
+            text = file.read(_MOST_CHARACTERS + 1)
+        if len(text) > _MOST_CHARACTERS:
+            raise ValueError(f"{self}: more than {_MOST_CHARACTERS:,} characters, unpacked; cut it into smaller files")
+        return parse_json(text, str(self), _WAY_OUT)
 
 
 AnyFile = Union[str, Path, Source]

@@ -15,18 +15,18 @@ from torch.nn import functional as F
 from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct
 from ipu_packed_bert.model.packed import PackedBert, hidden_score
-from ipu_packed_bert.placement import Part
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.finetuning import FinetuneConfig, SquadConfig
+from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks import squad
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Scored
 from ipu_packed_bert.tasks.files import Source
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
-from ipu_packed_bert.tasks.settings import FinetuneConfig, SquadConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.reading.fields import said_of
 
 
-class QuestionsOutput(NamedTuple):
+class _QuestionsOutput(NamedTuple):
     """Scalars over a micro-batch."""
 
     loss: torch.Tensor  # sum over its sequences, times the scale
@@ -47,7 +47,7 @@ def span_log_probabilities(logits_BS, input_mask_BS, present_BD, hidden: float) 
     return torch.log_softmax(logits_BS.unsqueeze(1) + mask_BDS, dim=2)
 
 
-class PackedBertForQuestionAnswering(PackedBert):
+class _PackedBertForQuestionAnswering(PackedBert):
     """Start and end of an answer in every sequence; names of weights as in Hugging Face's BertForQuestionAnswering."""
 
     def __init__(self, model: ModelConfig, *, attention: str = "eager"):
@@ -71,7 +71,7 @@ class PackedBertForQuestionAnswering(PackedBert):
         start_positions_BD,
         end_positions_BD,
         scale_B,
-    ) -> QuestionsOutput:
+    ) -> _QuestionsOutput:
         logits_BS2 = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         present_BD = sequence_numbers_BD > 0
         weight_BD = present_BD.to(logits_BS2.dtype)
@@ -84,7 +84,7 @@ class PackedBertForQuestionAnswering(PackedBert):
             right_BD = right_BD & correct(log_BDS, position_BD)
         # A sequence that is not there has a finite loss (its slot 0 is seen), and weighs nothing.
         loss = ((loss_BD * weight_BD).sum(1) * scale_B).sum()
-        return QuestionsOutput(loss, right_BD.to(weight_BD.dtype).sum())
+        return _QuestionsOutput(loss, right_BD.to(weight_BD.dtype).sum())
 
 
 class QuestionsTask(ExampleTask):
@@ -183,7 +183,7 @@ class QuestionsTask(ExampleTask):
         return all(question.labelled for question in self.windows.questions)
 
     def network(self, attention: str) -> PackedBert:
-        return PackedBertForQuestionAnswering(self.model, attention=attention)
+        return _PackedBertForQuestionAnswering(self.model, attention=attention)
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         predictions = squad.answer_questions(self.windows, outputs, self._squad)

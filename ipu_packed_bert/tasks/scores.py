@@ -44,15 +44,15 @@ def f1(prediction: str, answer: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-class AnswerScore(NamedTuple):
+class _AnswerScore(NamedTuple):
     exact: float
     f1: float
 
 
-def score_answer(prediction: str, answers: Sequence[str]) -> AnswerScore:
+def score_answer(prediction: str, answers: Sequence[str]) -> _AnswerScore:
     """The best over the given answers; those without words don't count, and where none is left, only "" is right."""
     wanted = [answer for answer in answers if normalised(answer)] or [""]
-    return AnswerScore(
+    return _AnswerScore(
         max(exact_match(prediction, answer) for answer in wanted), max(f1(prediction, answer) for answer in wanted)
     )
 
@@ -74,14 +74,14 @@ def score_answers(predictions: Mapping[str, str], answers: Mapping[str, Sequence
     return result
 
 
-class Threshold(NamedTuple):
+class _Threshold(NamedTuple):
     score: float  # percent
     threshold: float  # no answer where its score is better by more than this
 
 
 def best_threshold(
     texts: Mapping[str, str], odds: Mapping[str, float], answers: Mapping[str, Sequence[str]], *, of: str = "f1"
-) -> Threshold:
+) -> _Threshold:
     """The threshold with the best F1, or exact match, over these questions, as SQuAD's script for version 2 finds it.
 
     texts: the best answer to each question; odds: the score of no answer minus that of the text.
@@ -95,7 +95,7 @@ def best_threshold(
         equal = place + 1 < len(ordered) and odds[ordered[place + 1]] == odds[name]
         if total > best and not equal:
             best, threshold = total, odds[name]
-    return Threshold(100.0 * best / len(answers), threshold)
+    return _Threshold(100.0 * best / len(answers), threshold)
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -103,14 +103,14 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
     return float((predictions == labels).mean())
 
 
-def f1_of(both: int, found: int, wanted: int) -> float:
+def _f1_of(both: int, found: int, wanted: int) -> float:
     """Harmonic mean of precision, both / found, and recall, both / wanted."""
     return 2.0 * both / (found + wanted) if found + wanted else 0.0
 
 
 def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """F1 over all decisions, bool of any shape: of one class, or of all texts and labels [n, C]."""
-    return f1_of(int((predictions & labels).sum()), int(predictions.sum()), int(labels.sum()))
+    return _f1_of(int((predictions & labels).sum()), int(predictions.sum()), int(labels.sum()))
 
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -134,16 +134,16 @@ def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
     return (right * size - products) / math.sqrt(spread) if spread else 0.0
 
 
-Span = Tuple[int, int, str]  # first word, one after the last, kind
+_Span = Tuple[int, int, str]  # first word, one after the last, kind
 
 
-def spans(labels: Sequence[Optional[str]]) -> Set[Span]:
+def spans(labels: Sequence[Optional[str]]) -> Set[_Span]:
     """What labels such as B-X I-X O mark, as seqeval reads them by default, and conlleval before it.
 
     A word with I- or E- goes on with a B- or I- of its kind before it; any other begins a span; E- and S- end one.  A
     word without a label is O.
     """
-    found: Set[Span] = set()
+    found: Set[_Span] = set()
     first, mark, kind = 0, "O", ""
     for number, label in enumerate([*labels, "O"]):
         next_mark, _, next_kind = (label or "O").partition("-")
@@ -163,14 +163,14 @@ def span_scores(
     found: Sequence[Sequence[Optional[str]]], wanted: Sequence[Sequence[Optional[str]]]
 ) -> Dict[str, float]:
     """Percent, over the whole spans of all sentences: precision, recall and F1."""
-    sides: List[Set[Tuple[int, Span]]] = [
+    sides: List[Set[Tuple[int, _Span]]] = [
         {(number, span) for number, labels in enumerate(side) for span in spans(labels)} for side in (found, wanted)
     ]
     both = len(sides[0] & sides[1])
     return {
         "precision": 100.0 * both / len(sides[0]) if sides[0] else 0.0,
         "recall": 100.0 * both / len(sides[1]) if sides[1] else 0.0,
-        "f1": 100.0 * f1_of(both, *map(len, sides)),
+        "f1": 100.0 * _f1_of(both, *map(len, sides)),
     }
 
 

@@ -11,9 +11,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
+from ipu_packed_bert.settings.finetuning import SquadConfig
 from ipu_packed_bert.tasks.examples import Inputs
 from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, plain_text, table_rows
-from ipu_packed_bert.tasks.settings import SquadConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer, Tokens
 from pack_data.reading.fields import Fields, named, shown
 
@@ -223,7 +223,7 @@ def max_context(windows: Sequence[Window], tokens: int) -> np.ndarray:
     return np.argmax(scores, axis=0) == np.arange(len(windows))[:, None]
 
 
-class Candidate(NamedTuple):
+class _Candidate(NamedTuple):
     """A possible answer; "" for none."""
 
     text: str
@@ -231,14 +231,14 @@ class Candidate(NamedTuple):
     probability: float  # among the candidates of its question
 
 
-class Prediction(NamedTuple):
+class _Prediction(NamedTuple):
     text: str
     best_text: str  # the best answer, also where none is given
-    candidates: Tuple[Candidate, ...]  # best first
+    candidates: Tuple[_Candidate, ...]  # best first
     null_odds: float  # score of no answer minus that of the best one
 
 
-def answer_questions(windows: Windows, logits: Sequence[np.ndarray], squad: SquadConfig) -> Dict[str, Prediction]:
+def answer_questions(windows: Windows, logits: Sequence[np.ndarray], squad: SquadConfig) -> Dict[str, _Prediction]:
     """One prediction for each question, in their order.  logits: for each window its sequence's [length, 2]."""
     of_question: Dict[int, List[int]] = {}
     for number, window in enumerate(windows.windows):
@@ -257,7 +257,7 @@ def answer_questions(windows: Windows, logits: Sequence[np.ndarray], squad: Squa
 
 def _answer(
     question: Question, windows: Windows, own: Sequence[Window], logits: Sequence[np.ndarray], squad: SquadConfig
-) -> Prediction:
+) -> _Prediction:
     spans = windows.paragraphs[question.paragraph].spans
     best: Dict[str, float] = {}
     found: List[Tuple[float, int, int]] = []
@@ -277,12 +277,12 @@ def _answer(
     scores = np.array([score for _, score in ranked])
     weights = np.exp(scores - scores.max()) if len(scores) else scores
     candidates = tuple(
-        Candidate(text, score, float(weight / weights.sum())) for (text, score), weight in zip(ranked, weights)
+        _Candidate(text, score, float(weight / weights.sum())) for (text, score), weight in zip(ranked, weights)
     )
     odds = null - top
     unanswered = not best or (squad.null_answers and odds > squad.null_score_threshold)
     best_text = next(iter(best), "")
-    return Prediction("" if unanswered else best_text, best_text, candidates, odds)
+    return _Prediction("" if unanswered else best_text, best_text, candidates, odds)
 
 
 def _best_spans(
@@ -320,7 +320,7 @@ def gold(questions: Sequence[Question]) -> Dict[str, List[str]]:
     return {question.id: [answer.text for answer in question.answers] for question in questions}
 
 
-def prediction_files(predictions: Dict[str, Prediction], *, null_answers: bool) -> Dict[str, Any]:
+def prediction_files(predictions: Dict[str, _Prediction], *, null_answers: bool) -> Dict[str, Any]:
     """What is written, by file name: the answers in the order of the questions, the n best, and in version 2 the
     odds.
     """
@@ -335,7 +335,7 @@ def prediction_files(predictions: Dict[str, Prediction], *, null_answers: bool) 
     return files
 
 
-def answer_line(name: str, prediction: Prediction, *, null_answers: bool) -> Dict[str, Any]:
+def answer_line(name: str, prediction: _Prediction, *, null_answers: bool) -> Dict[str, Any]:
     """Plain values for one question: the answer, "" for none, and its probability among the n best."""
     own = [each.probability for each in prediction.candidates if each.text == prediction.text]
     line: Dict[str, Any] = {"id": name, "prediction": prediction.text, "probability": own[0] if own else 0.0}

@@ -8,15 +8,15 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
-from ipu_packed_bert.loader import Batch, Layout
-from ipu_packed_bert.placement import Part
-from ipu_packed_bert.schema import Configuration, ModelConfig
+from ipu_packed_bert.data.global_batches import Batch, Layout
+from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.schema import Configuration, ModelConfig
 
 if TYPE_CHECKING:
     from ipu_packed_bert.model.packed import PackedBert
 
 Counts = Dict[str, int]
-Metrics = Dict[str, float]
+_Metrics = Dict[str, float]
 
 
 class Metric(NamedTuple):
@@ -124,21 +124,21 @@ class Task(abc.ABC):
             config.packs_per_update(packing_factor),
         )
 
-    def means(self, sums: Mapping[str, float], counts: Counts, scaled: Mapping[str, float]) -> Metrics:
+    def means(self, sums: Mapping[str, float], counts: Counts, scaled: Mapping[str, float]) -> _Metrics:
         """The metrics of a batch.
 
         scaled: by scale field, the number that divides a sum multiplied by it.
         """
-        found: Metrics = {}
+        found: _Metrics = {}
         for metric in self.metrics:
             divisor = max(1, counts[metric.per]) if metric.scale is None else scaled[metric.scale]
             found[metric.name] = sums[metric.sum] / divisor if divisor else 0.0
         return self.with_loss(found)
 
-    def merged(self, parts: Iterable[Tuple[Counts, Mapping[str, float]]]) -> Tuple[Counts, Metrics]:
+    def merged(self, parts: Iterable[Tuple[Counts, Mapping[str, float]]]) -> Tuple[Counts, _Metrics]:
         """Counts and metrics of several batches, as if they were one."""
         totals: Counts = dict.fromkeys(("packs", "tokens", *self.counts), 0)
-        sums: Metrics = {metric.name: 0.0 for metric in self.metrics}
+        sums: _Metrics = {metric.name: 0.0 for metric in self.metrics}
         for counts, metrics in parts:
             totals = {name: total + counts[name] for name, total in totals.items()}
             for metric in self.metrics:
@@ -147,7 +147,7 @@ class Task(abc.ABC):
             {metric.name: sums[metric.name] / max(1, totals[metric.per]) for metric in self.metrics}
         )
 
-    def with_loss(self, metrics: Metrics) -> Metrics:
+    def with_loss(self, metrics: _Metrics) -> _Metrics:
         """The metrics after the loss that they add up to."""
         return {"loss": sum(metrics[name] for name in self.losses), **metrics}
 

@@ -16,26 +16,26 @@ from torch import nn
 from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import PackedBert
-from ipu_packed_bert.placement import Part
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.finetuning import FinetuneConfig, TokensConfig
+from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.classification import is_label, label_settings, refuse_too_long
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
 from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows
 from ipu_packed_bert.tasks.scores import MARKS, span_scores
-from ipu_packed_bert.tasks.settings import FinetuneConfig, TokensConfig
 from ipu_packed_bert.tasks.task import Metric
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.reading.fields import shown
 
 
-class TokensOutput(NamedTuple):
+class _TokensOutput(NamedTuple):
     """Scalars over a micro-batch."""
 
     loss: torch.Tensor  # sum over its labelled tokens, times the scale
     correct: torch.Tensor  # labelled tokens whose class is right
 
 
-class PackedBertForTokenClassification(PackedBert):
+class _PackedBertForTokenClassification(PackedBert):
     """Names of weights as in Hugging Face's BertForTokenClassification.  labels [B, S]: 1 + class, 0 without one."""
 
     def __init__(self, model: ModelConfig, *, classes: int, attention: str = "eager"):
@@ -51,15 +51,15 @@ class PackedBertForTokenClassification(PackedBert):
         )
         return logits_BSC if logits_BSC.dtype == torch.float64 else logits_BSC.float()
 
-    def forward(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, labels_BS, scale_B) -> TokensOutput:
+    def forward(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, labels_BS, scale_B) -> _TokensOutput:
         logits_BSC = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         used_BS = (labels_BS > 0).to(logits_BSC.dtype)
         class_BS = (labels_BS - 1).clamp(min=0)
         loss = ((cross_entropy(logits_BSC, class_BS) * used_BS).sum(1) * scale_B).sum()
-        return TokensOutput(loss, (correct(logits_BSC, class_BS).to(used_BS.dtype) * used_BS).sum())
+        return _TokensOutput(loss, (correct(logits_BSC, class_BS).to(used_BS.dtype) * used_BS).sum())
 
 
-class Sentence(NamedTuple):
+class _Sentence(NamedTuple):
     words: Tuple[str, ...]
     labels: Optional[Tuple[str, ...]]  # one a word; None where the file doesn't tell
     where: str
@@ -111,7 +111,7 @@ class TokensTask(ExampleTask):
         found = read_sentences(str(config.data.training), config.of_task(TokensConfig))
         return list(dict.fromkeys(" ".join(sentence.words) for sentence in found))
 
-    def _inputs(self, sentences: Sequence[Sentence], labels: Sequence[str], what: str) -> Inputs:
+    def _inputs(self, sentences: Sequence[_Sentence], labels: Sequence[str], what: str) -> Inputs:
         """[CLS] words [SEP]; what is too long loses its end.  `first_slots[what]`: where each word begins, -1 if it
         was cut.
         """
@@ -168,7 +168,7 @@ class TokensTask(ExampleTask):
         return self._sentences[0].labels is not None
 
     def network(self, attention: str) -> PackedBert:
-        return PackedBertForTokenClassification(self.model, classes=len(self.labels), attention=attention)
+        return _PackedBertForTokenClassification(self.model, classes=len(self.labels), attention=attention)
 
     @property
     def program_facts(self) -> Mapping[str, Any]:
@@ -194,7 +194,7 @@ class TokensTask(ExampleTask):
         return label_settings(self.labels)
 
 
-def read_sentences(file: AnyFile, columns: TokensConfig, *, labels: bool = True) -> List[Sentence]:
+def read_sentences(file: AnyFile, columns: TokensConfig, *, labels: bool = True) -> List[_Sentence]:
     """JSONL with a list of words and one of labels; or, in any other file but CSV, a word and its label a line,
     sentences apart by an empty line, as in the CoNLL files.  All sentences have labels, or none.
 
@@ -205,7 +205,7 @@ def read_sentences(file: AnyFile, columns: TokensConfig, *, labels: bool = True)
     if source.format == "csv":
         raise ValueError(f"{source}: read as CSV, and words come as CoNLL or JSONL; name it so, or convert it")
     if source.format in ("json", "jsonl"):
-        sentences: List[Sentence] = []
+        sentences: List[_Sentence] = []
         for record in table_rows(source, faults):
             with faults.of_record():
                 sentences.append(_sentence(record, f"{source} line {record.line}", columns, labels))
@@ -223,7 +223,7 @@ def read_sentences(file: AnyFile, columns: TokensConfig, *, labels: bool = True)
     return sentences
 
 
-def _sentence(record: TableRow, where: str, columns: TokensConfig, labelled: bool) -> Sentence:
+def _sentence(record: TableRow, where: str, columns: TokensConfig, labelled: bool) -> _Sentence:
     words = record.values.get(columns.words_column)
     labels = record.values.get(columns.labels_column) if labelled else None
     if not isinstance(words, list) or not words or not all(map(plain_text, words)):
@@ -238,11 +238,11 @@ def _sentence(record: TableRow, where: str, columns: TokensConfig, labelled: boo
             f"{where}: {columns.labels_column} must be a list of {len(words)} labels, one a word, of at most "
             "1,000 characters"
         )
-    return Sentence(tuple(words), None if labels is None else tuple(map(str, labels)), where)
+    return _Sentence(tuple(words), None if labels is None else tuple(map(str, labels)), where)
 
 
-def _conll_sentences(source: Source, labelled: bool) -> List[Sentence]:
-    sentences: List[Sentence] = []
+def _conll_sentences(source: Source, labelled: bool) -> List[_Sentence]:
+    sentences: List[_Sentence] = []
     rows: List[List[str]] = []
     for number, line in enumerate(chain(source.lines(), [""]), start=1):
         cells = line.split()
@@ -251,7 +251,7 @@ def _conll_sentences(source: Source, labelled: bool) -> List[Sentence]:
         elif rows:
             every = labelled and all(len(cells) > 1 for cells in rows)
             sentences.append(
-                Sentence(
+                _Sentence(
                     tuple(cells[0] for cells in rows),
                     tuple(cells[-1] for cells in rows) if every else None,
                     f"{source} line {number - len(rows)}",

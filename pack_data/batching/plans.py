@@ -21,9 +21,9 @@ from pack_data.building.assignment import assign
 from pack_data.histogram import LengthHistogram
 from pack_data.packing import Packing
 
-MEGA_BATCHES = 50  # batches that are sorted together, as in the length-grouped sampler of Hugging Face Transformers
+_MEGA_BATCHES = 50  # batches that are sorted together, as in the length-grouped sampler of Hugging Face Transformers
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 class Piece(NamedTuple):
@@ -34,8 +34,8 @@ class Piece(NamedTuple):
     stop: int
 
 
-Row = Tuple[Piece, ...]
-Batch = Tuple[Row, ...]
+_Row = Tuple[Piece, ...]
+Batch = Tuple[_Row, ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class EpochPlan:
         limits = self.rows[self.batches[number] : self.batches[number + 1] + 1].tolist()
         return tuple(self._row(begin, end) for begin, end in zip(limits, limits[1:]))
 
-    def _row(self, begin: int, end: int) -> Row:
+    def _row(self, begin: int, end: int) -> _Row:
         columns = (column[begin:end].tolist() for column in (self.example, self.start, self.stop))
         return tuple(map(Piece, *columns))
 
@@ -110,7 +110,7 @@ def _whole(lengths: np.ndarray, batches: Sequence[Sequence[Sequence[int]]], rank
     )
 
 
-def _deal(rows: Sequence[T], options: BatchOptions) -> List[List[T]]:
+def _deal(rows: Sequence[_T], options: BatchOptions) -> List[List[_T]]:
     """Rows to batches, bs * ranks rows a step.  The ranks take turns, so that each has rows of a short last step."""
     per_step, ranks = options.batch_size * options.ranks, options.ranks
     steps = [rows[at : at + per_step] for at in range(0, len(rows), per_step)]
@@ -139,20 +139,20 @@ def _shared_out(lengths: np.ndarray, bins: Sequence[List[int]], ranks: int) -> L
 # ---- the ways: lengths int64 [examples], options, generator -> EpochPlan
 
 
-def random_sampling(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
+def _random_sampling(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
     """bs examples drawn at random.  MiniBatchPacking has the same batches, without padding."""
     return _whole(
         lengths, _deal([[number] for number in rng.permutation(len(lengths)).tolist()], options), options.ranks
     )
 
 
-def group_by_length(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
+def _group_by_length(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
     """Random groups of up to 50 batches, each sorted by length, so that a batch needs little padding.
 
     The longest example comes first of all, so that memory runs out in the first step or not at all.
     """
     order = rng.permutation(len(lengths))
-    size = max(1, min(len(order) // (4 * options.batch_size), MEGA_BATCHES)) * options.batch_size
+    size = max(1, min(len(order) // (4 * options.batch_size), _MEGA_BATCHES)) * options.batch_size
     groups = [order[at : at + size] for at in range(0, len(order), size)]
     groups = [group[np.argsort(-lengths[group], kind="stable")] for group in groups]
     longest = max(range(len(groups)), key=lambda number: lengths[groups[number][0]])
@@ -160,7 +160,7 @@ def group_by_length(lengths: np.ndarray, options: BatchOptions, rng: np.random.G
     return _whole(lengths, _deal([[number] for number in np.concatenate(groups).tolist()], options), options.ranks)
 
 
-def fixed_length_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
+def _fixed_length_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
     """All examples, shuffled, as one stream that is cut every msl tokens.  Rows are full, and examples are broken."""
     order = rng.permutation(len(lengths))
     begins = np.cumsum(lengths[order]) - lengths[order]
@@ -179,7 +179,7 @@ def fixed_length_packing(lengths: np.ndarray, options: BatchOptions, rng: np.ran
     return EpochPlan(example[pieces], start[pieces], stop[pieces], sizes, per_batch, options.ranks)
 
 
-def multipack(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
+def _multipack(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
     """In each step, as many of the next shuffled examples as first-fit decreasing fits into one bin a rank."""
     order = rng.permutation(len(lengths))
     ends = np.cumsum(lengths[order])
@@ -228,18 +228,18 @@ def _in_order(lengths: np.ndarray, order: np.ndarray, options: BatchOptions) -> 
     return _bins_to_plan(lengths, bins, options)
 
 
-def random_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
+def _random_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
     """Bins of bs * msl tokens, filled in random order."""
     return _in_order(lengths, rng.permutation(len(lengths)), options)
 
 
-def sorted_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
+def _sorted_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
     """Bins of bs * msl tokens, filled from the longest example to the shortest; equal ones in random order."""
     order = rng.permutation(len(lengths))
     return _in_order(lengths, order[np.argsort(-lengths[order], kind="stable")], options)
 
 
-def optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
+def _optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
     """As few rows of msl tokens as possible, bs rows a batch, with the attention work balanced.
 
     The work of a row is the sum of its squared lengths.  In every step the ranks get the same number of rows and nearly
@@ -388,15 +388,15 @@ class Way:
 WAYS = {
     way.name: way
     for way in (
-        Way("RandomSampling+Padding", random_sampling, False),
-        Way("GroupByLength+Padding", group_by_length, False),
-        Way("MiniBatchPacking+PosID", random_sampling, True),
-        Way("FixedLengthPacking", fixed_length_packing, False),
-        Way("FixedLengthPacking+PosID", fixed_length_packing, True),
-        Way("Multipack+PosID", multipack, True),
-        Way("SortedPacking+PosID", sorted_packing, True),
-        Way("RandomPacking+PosID", random_packing, True),
-        Way("OptimalPacking+PosID", optimal_packing, True),
+        Way("RandomSampling+Padding", _random_sampling, False),
+        Way("GroupByLength+Padding", _group_by_length, False),
+        Way("MiniBatchPacking+PosID", _random_sampling, True),
+        Way("FixedLengthPacking", _fixed_length_packing, False),
+        Way("FixedLengthPacking+PosID", _fixed_length_packing, True),
+        Way("Multipack+PosID", _multipack, True),
+        Way("SortedPacking+PosID", _sorted_packing, True),
+        Way("RandomPacking+PosID", _random_packing, True),
+        Way("OptimalPacking+PosID", _optimal_packing, True),
     )
 }
 

@@ -15,7 +15,7 @@ from pack_data.batching.collators import collate
 from pack_data.batching.plans import BatchOptions, Way
 
 # Standard deviations by which the share of falling steps must miss one half to count as sorted.
-SORTED_DEVIATIONS = 4.0
+_SORTED_DEVIATIONS = 4.0
 _PAD = -1
 
 
@@ -146,4 +146,4 @@ def _sorted(means: np.ndarray) -> bool:
     if not len(changes):
         return False
     deviation = np.sqrt((len(changes) + 2) / 12)
-    return bool(abs((changes < 0).sum() - len(changes) / 2) > SORTED_DEVIATIONS * deviation)
+    return bool(abs((changes < 0).sum() - len(changes) / 2) > _SORTED_DEVIATIONS * deviation)

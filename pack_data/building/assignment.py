@@ -11,7 +11,7 @@ from pack_data.packing import Packing
 from pack_data.store.packs import smallest_type
 
 
-class Assignment(NamedTuple):
+class _Assignment(NamedTuple):
     """Sequence i is number slot[i], from 0, of pack pack[i]. Both are integers [sequences] of the smallest type."""
 
     pack: np.ndarray
@@ -60,7 +60,7 @@ class Places(NamedTuple):
         )
 
 
-def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]]) -> Assignment:
+def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]]) -> _Assignment:
     """Assigns every sequence to a pack: at random among the sequences of its length, and the packs in random order.
 
     lengths: whole numbers [n], as many of each length as the packing places; ValueError otherwise. seed: one number or
@@ -99,7 +99,7 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
         place[order] = places[nth]
         np.floor_divide(place, place_type(deepest), out=pack[start : start + _BLOCK])
         slot[start : start + _BLOCK] = place - pack[start : start + _BLOCK] * place_type(deepest)
-    return Assignment(pack, slot)
+    return _Assignment(pack, slot)
 
 
 def _check_lengths(lengths: np.ndarray, packing: Packing) -> None:

@@ -114,7 +114,7 @@ class _Files:
 
 
 @dataclass(frozen=True)
-class ListTask:
+class _ListTask:
     """A run of a list to be scattered, or a bucket of it to be shuffled."""
 
     work: str
@@ -145,7 +145,7 @@ class ListTask:
         return self.path("shuffled", self.part).exists()
 
 
-def _values(task: ListTask, places: Places, start: int, end: int) -> np.ndarray:
+def _values(task: _ListTask, places: Places, start: int, end: int) -> np.ndarray:
     """The numbers of a list from `start` to `end`, in the order before it is shuffled."""
     if not task.number:
         return np.arange(start, end, dtype=places.dtype)
@@ -164,7 +164,7 @@ def _values(task: ListTask, places: Places, start: int, end: int) -> np.ndarray:
     return values
 
 
-def scatter(task: ListTask) -> int:
+def _scatter(task: _ListTask) -> int:
     """A run of a list, by buckets; then, as the note, how many numbers each bucket has of it. Returns how many."""
     if task.is_scattered:  # a cluster may run a finished task again
         return 0
@@ -177,7 +177,7 @@ def scatter(task: ListTask) -> int:
     return len(values)
 
 
-def shuffle(task: ListTask) -> int:
+def _shuffle(task: _ListTask) -> int:
     """A bucket of a list, in random order; of a list with several lengths each by itself. Returns how many numbers."""
     if task.is_shuffled:
         return 0
@@ -207,7 +207,7 @@ def shuffle(task: ListTask) -> int:
 
 
 @dataclass(frozen=True)
-class DealTask:
+class _DealTask:
     """Parts whose sequences get their places. dealt: how many sequences of each length stand in earlier parts."""
 
     work: str
@@ -218,7 +218,7 @@ class DealTask:
     schema: PackSchema
 
 
-def deal(task: DealTask) -> int:
+def _deal(task: _DealTask) -> int:
     """Each sequence takes the next place for its length. Returns how many sequences."""
     work, places = Path(task.work), _places(Path(task.recipe))
     spill = SpillFormat.of(task.schema)
@@ -297,18 +297,18 @@ def assign_on_disk(
     numbers = NUMBERS
     lists = _lists(_places(recipe), numbers)
 
-    def tasks(which: Sequence[int]) -> Iterator[ListTask]:
+    def tasks(which: Sequence[int]) -> Iterator[_ListTask]:
         for number in which:
             start, end = lists[number]
             for part in range(-(-(end - start) // numbers)):
-                yield ListTask(str(work.resolve()), str(recipe.resolve()), seed, number, start, end, part, numbers)
+                yield _ListTask(str(work.resolve()), str(recipe.resolve()), seed, number, start, end, part, numbers)
 
-    def missing() -> Iterator[DealTask]:
+    def missing() -> Iterator[_DealTask]:
         dealt = np.zeros_like(_places(recipe).starts[:-1])
         for group in parts_groups(parts):
             if not (work / places_names(group.number)[1]).exists():
                 totals = tuple(parts[part] for part in group.parts)
-                yield DealTask(str(work.resolve()), str(recipe.resolve()), group, totals, dealt.copy(), schema)
+                yield _DealTask(str(work.resolve()), str(recipe.resolve()), group, totals, dealt.copy(), schema)
             for part in group.parts:
                 dealt += counts(part)
 
@@ -318,11 +318,11 @@ def assign_on_disk(
     with progress_bar(steps, "assignment", shown=progress, unit=" numbers") as bar:
         for which in ([0], range(1, len(lists))):
             long = (task for task in tasks(which) if task.parts > 1 and not (task.is_scattered or task.is_shuffled))
-            for done in runner.map(scatter, long):
+            for done in runner.map(_scatter, long):
                 bar.update(done)
-            for done in runner.map(shuffle, (task for task in tasks(which) if not task.is_shuffled)):
+            for done in runner.map(_shuffle, (task for task in tasks(which) if not task.is_shuffled)):
                 bar.update(done)
-        for done in runner.map(deal, missing()):
+        for done in runner.map(_deal, missing()):
             bar.update(done)
     for pattern in _PASSING:
         for path in work.glob(pattern):

@@ -49,13 +49,13 @@ from pack_data.text.wordpiece import train_vocabulary
 PART_CHARACTERS, TEXT_IN_MEMORY = 8 << 20, 64 << 20
 SYNTHETIC_PART = 1 << 15
 # English text gives a token for about four characters, and a second segment now and then comes for nothing.
-CHARACTERS_PER_TOKEN = 3.5
+_CHARACTERS_PER_TOKEN = 3.5
 
-Note = Dict[str, Any]
+_Note = Dict[str, Any]
 Files = List[List[str]]  # name and sha256 of each
 
 
-class DiskNeed(NamedTuple):
+class _DiskNeed(NamedTuple):
     """About how much the work folder will hold: bytes of text, and tokens."""
 
     text: float
@@ -69,11 +69,11 @@ class VocabularyFile(NamedTuple):
     path: Optional[Path]
 
 
-class BuildInput(abc.ABC):
+class _BuildInput(abc.ABC):
     """Where the sequences of a build come from."""
 
     # The work on one task, for `runner.map`, and how many sequences will come out of all of them, if that is known.
-    make: Callable[[Any], Note]
+    make: Callable[[Any], _Note]
     count: Optional[int] = None
 
     def __init__(self, options: BuildOptions, sides_: Sequence[Side], progress: Optional[bool]) -> None:
@@ -90,7 +90,7 @@ class BuildInput(abc.ABC):
         """Files of these names are in the data set already."""
 
     @abc.abstractmethod
-    def need(self) -> DiskNeed:
+    def need(self) -> _DiskNeed:
         """For the check of the disk before the build."""
 
     @property
@@ -119,25 +119,25 @@ class BuildInput(abc.ABC):
         """What the manifest says of what was left out; to be asked when all tasks have been drawn."""
         return {}
 
-    def settled_vocabulary_size(self, notes: Sequence[Note], size: int) -> int:
+    def settled_vocabulary_size(self, notes: Sequence[_Note], size: int) -> int:
         """The vocabulary's size when all parts are made. ValueError where a token is not in the vocabulary."""
         return size
 
-    def packed_schema(self, schema: PackSchema, notes: Sequence[Note]) -> PackSchema:
+    def packed_schema(self, schema: PackSchema, notes: Sequence[_Note]) -> PackSchema:
         """The schema of the parts with the types that the packs need."""
         return schema
 
 
-def open_input(options: BuildOptions, sides_: Sequence[Side], progress: Optional[bool]) -> BuildInput:
+def open_input(options: BuildOptions, sides_: Sequence[Side], progress: Optional[bool]) -> _BuildInput:
     """The input that the options name."""
     if options.synthetic is not None:
-        return SyntheticInput(options, sides_, progress)
+        return _SyntheticInput(options, sides_, progress)
     if options.source is not None:
-        return SourceInput(options, sides_, progress)
-    return TextInput(options, sides_, progress)
+        return _SourceInput(options, sides_, progress)
+    return _TextInput(options, sides_, progress)
 
 
-class TextInput(BuildInput):
+class _TextInput(_BuildInput):
     """Documents. They are dealt out to sides by their text and to the parts of a side at random."""
 
     def __init__(self, options: BuildOptions, sides_: Sequence[Side], progress: Optional[bool]) -> None:
@@ -152,9 +152,9 @@ class TextInput(BuildInput):
     def leave_out(self, names: Set[str]) -> None:
         self._left_out = names
 
-    def need(self) -> DiskNeed:
+    def need(self) -> _DiskNeed:
         text = _characters(self.options.corpus)
-        return DiskNeed(text, text / CHARACTERS_PER_TOKEN * self.options.duplication_factor)
+        return _DiskNeed(text, text / _CHARACTERS_PER_TOKEN * self.options.duplication_factor)
 
     def vocabulary(self) -> VocabularyFile:
         """Trained on the training side."""
@@ -256,7 +256,7 @@ class TextInput(BuildInput):
         }
 
 
-class SourceInput(BuildInput):
+class _SourceInput(_BuildInput):
     """Sequences made elsewhere, in one of the formats of pack_data.formats."""
 
     def __init__(self, options: BuildOptions, sides_: Sequence[Side], progress: Optional[bool]) -> None:
@@ -274,10 +274,10 @@ class SourceInput(BuildInput):
     def leave_out(self, names: Set[str]) -> None:
         self._source.files = [file for file in self._source.files if Path(file).name not in names]
 
-    def need(self) -> DiskNeed:
+    def need(self) -> _DiskNeed:
         """Foreign files take about a byte for a token."""
         sizes = [Path(path).stat().st_size for path in self._source.files if Path(path).is_file()]
-        return DiskNeed(0.0, float(sum(sizes)))
+        return _DiskNeed(0.0, float(sum(sizes)))
 
     def vocabulary(self) -> VocabularyFile:
         given = self.options.vocabulary if self.options.tokenizer is None else self.options.tokenizer
@@ -299,7 +299,7 @@ class SourceInput(BuildInput):
     def account(self) -> Dict[str, Any]:
         return {"skipped": [str(bad) for bad in self._source.bad.found], "left_out": list(self._source.foreign_lost)}
 
-    def settled_vocabulary_size(self, notes: Sequence[Note], size: int) -> int:
+    def settled_vocabulary_size(self, notes: Sequence[_Note], size: int) -> int:
         ids = source_parts.vocabulary_size(notes)
         if size and ids > size:
             raise ValueError(
@@ -308,11 +308,11 @@ class SourceInput(BuildInput):
             )
         return size or ids
 
-    def packed_schema(self, schema: PackSchema, notes: Sequence[Note]) -> PackSchema:
+    def packed_schema(self, schema: PackSchema, notes: Sequence[_Note]) -> PackSchema:
         return source_parts.narrowed(schema, notes)
 
 
-class SyntheticInput(BuildInput):
+class _SyntheticInput(_BuildInput):
     """Lengths drawn from a published histogram, random tokens."""
 
     def __init__(self, options: BuildOptions, sides_: Sequence[Side], progress: Optional[bool]) -> None:
@@ -328,8 +328,8 @@ class SyntheticInput(BuildInput):
     def leave_out(self, names: Set[str]) -> None:
         assert not names, "there are no files"
 
-    def need(self) -> DiskNeed:
-        return DiskNeed(0.0, self.options.sequences * self._histogram.mean_length)
+    def need(self) -> _DiskNeed:
+        return _DiskNeed(0.0, self.options.sequences * self._histogram.mean_length)
 
     def vocabulary(self) -> VocabularyFile:
         return VocabularyFile(self.options.vocabulary_size, None)

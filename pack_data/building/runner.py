@@ -42,7 +42,7 @@ def open_runner(workers: Optional[int], dask: Optional[str]) -> TaskRunner:
     if dask is not None:
         return DaskRunner(dask)
     workers = available_cores() if workers is None else workers
-    return ProcessRunner(workers) if workers > 1 else SerialRunner()
+    return _ProcessRunner(workers) if workers > 1 else SerialRunner()
 
 
 class SerialRunner(TaskRunner):
@@ -88,7 +88,7 @@ def _begin(parent: int, begun: Event) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-class ProcessRunner(TaskRunner):
+class _ProcessRunner(TaskRunner):
     """Worker processes of this machine. They are spawned, not forked, because the caller may have threads."""
 
     def __init__(self, workers: int) -> None:

@@ -26,7 +26,7 @@ def held_out_folder(out: Union[str, Path]) -> Path:
     return Path(out).with_name(Path(out).name + _SUFFIX)
 
 
-def built_with(folder: Path, made_with: Mapping[str, Any]) -> Path:
+def _built_with(folder: Path, made_with: Mapping[str, Any]) -> Path:
     """The folder whose build writes the data set in `folder`: for a held-out side that of the training side."""
     if made_with.get("side") != HELD_OUT or not folder.name.endswith(_SUFFIX):
         return folder

@@ -68,11 +68,11 @@ SLOTS_PER_SHARD = 1 << 22
 # Rows of the parts' indices in memory at a time; one has 24 bytes, and becomes a tuple of three numbers.
 _INDEX_ROWS = 1 << 18
 # For the check of the disk: a token takes 2.6 bytes sorted and about as many in its pack.
-BYTES_PER_TOKEN = 5.5
+_BYTES_PER_TOKEN = 5.5
 # Of the tokens, and of the rows without a limit on depth: above it a build says so.
 _MUCH_UNKNOWN, _MANY_ROWS = 0.05, 1.05
 
-Note = Dict[str, Any]
+_Note = Dict[str, Any]
 
 
 class Built(NamedTuple):
@@ -213,7 +213,7 @@ class Stages:
         """Refuses to begin what the disk cannot hold: sorted sequences and shards lie there together at the end."""
         need = self.input.need()
         already = sum(path.stat().st_size for path in self.work.rglob("*"))
-        needed, free = need.text + need.tokens * BYTES_PER_TOKEN - already, free_bytes(self.work)
+        needed, free = need.text + need.tokens * _BYTES_PER_TOKEN - already, free_bytes(self.work)
         if needed > free:
             raise ValueError(
                 f"{self.out}: the build needs about {needed / 1e6:,.0f} MB of disk, {free / 1e6:,.0f} MB "
@@ -350,7 +350,7 @@ class Stages:
 
     # ---- sequences to packs -----------------------------------------------------------------------------------------
 
-    def _shards(self, side: Side, parts_schema: PackSchema, schema: PackSchema, packing: Packing) -> List[Note]:
+    def _shards(self, side: Side, parts_schema: PackSchema, schema: PackSchema, packing: Packing) -> List[_Note]:
         """Sorts the parts by shard and gathers the shards; returns their notes."""
         work, notes, per_shard = side.work, side.notes, max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
         count, first_shard = -(-packing.packs // per_shard), len(side.former.shards) if side.former else 0
@@ -427,7 +427,7 @@ class Stages:
         side: Side,
         schema: PackSchema,
         packing: Packing,
-        shards: Sequence[Note],
+        shards: Sequence[_Note],
         made_with: Dict[str, Any],
         vocabulary: VocabularyFile,
     ) -> Packing:
@@ -487,7 +487,7 @@ def _totals(side: Side) -> List[RunningTotals]:
     return [RunningTotals(*note["totals"]) for note in side.notes]
 
 
-def _counts(note: Note, max_sequence_length: int) -> np.ndarray:
+def _counts(note: _Note, max_sequence_length: int) -> np.ndarray:
     """Sequences of each length in a part, int64 [S + 1]."""
     counts = np.zeros(max_sequence_length + 1, dtype=np.int64)
     lengths, sequences, _ = np.array(note["lengths"], dtype=np.int64).reshape(-1, 3).T

@@ -80,7 +80,7 @@ def save_array(path: Path, values: np.ndarray) -> None:
         np.save(out, values)
 
 
-def count_lengths(sequences: Sequences) -> List[List[int]]:
+def _count_lengths(sequences: Sequences) -> List[List[int]]:
     """[length, sequences of that length, most masked tokens of one of them] for every length that occurs."""
     counts = np.bincount(sequences.lengths)
     masked = np.zeros(len(counts), dtype=np.int64)
@@ -98,7 +98,7 @@ def save_examples(work: Path, part: int, sequences: Sequences, schema: PackSchem
         "part": part,
         "totals": list(totals_of(sequences)),
         "digest": digest(sequences),
-        "lengths": count_lengths(sequences),
+        "lengths": _count_lengths(sequences),
         **about,
     }
     write_json(work / f"{name}.json", note)
@@ -137,7 +137,7 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
         save_examples(work, task.part, sequences, task.schema, **about)
     if text.exists():
         text.unlink()
-    return read_note(note)
+    return _read_note(note)
 
 
 @dataclass(frozen=True)
@@ -285,10 +285,10 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
 
 def read_notes(work: Path, pattern: str) -> List[Dict[str, Any]]:
     """The notes of finished tasks, in order of their names: those of `save_examples` or of `make_shard`."""
-    return [read_note(path) for path in sorted(work.glob(pattern))]
+    return [_read_note(path) for path in sorted(work.glob(pattern))]
 
 
-def read_note(path: Path) -> Dict[str, Any]:
+def _read_note(path: Path) -> Dict[str, Any]:
     """One of them. ValueError where it has not the form that the stages count on."""
     fields = read_object(path, way_out=remove_and_build_again(path.parent))
     count: Dict[str, Any] = {"least": 0, "most": 2**62}

@@ -71,7 +71,7 @@ def work_folder(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def without_builds(out: Path) -> Iterator[None]:
+def _without_builds(out: Path) -> Iterator[None]:
     """No build writes `out` while this is entered; what a stopped build left to go on with stays.
 
     ValueError as `work_folder`.
@@ -86,8 +86,8 @@ def without_builds(out: Path) -> Iterator[None]:
 
 @contextmanager
 def only_writer_of_packs(out: Path) -> Iterator[None]:
-    """As `without_builds`, for who writes a data set to `out` himself: what a killed one has left is removed."""
-    with without_builds(out):
+    """As `_without_builds`, for who writes a data set to `out` himself: what a killed one has left is removed."""
+    with _without_builds(out):
         if not (out.with_name(f"{out.name}.building") / COMMIT).exists():  # else those are files of a build
             remove_leftovers(out)
         yield

@@ -26,16 +26,16 @@ def divisible(priced, S, D):
     beside = [price + (S - long) * rates[bisect(short, (S - long + 1,))] for long, price in priced if 2 * long > S]
     corners = [(0, 0)]  # of the least concave function above all prices; the best rate is one of its slopes
     for length, price in sorted(priced):
-        while len(corners) > 1 and slope(corners[-2], corners[-1]) <= slope(corners[-2], (length, price)):
+        while len(corners) > 1 and _slope(corners[-2], corners[-1]) <= _slope(corners[-2], (length, price)):
             corners.pop()
         if price > corners[-1][1]:
             corners.append((length, price))
-    slopes = [slope(a, b) for a, b in zip(corners, corners[1:])] + [0]
+    slopes = [_slope(a, b) for a, b in zip(corners, corners[1:])] + [0]
     hulls = (rate * S + D * max(price - rate * length for length, price in corners) for rate in slopes)
     return int(min(max([S * rates[-1], *beside]), *hulls))
 
 
-def slope(a, b):
+def _slope(a, b):
     return Fraction(b[1] - a[1], b[0] - a[0])
 
 

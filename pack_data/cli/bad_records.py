@@ -24,7 +24,7 @@ class Origin(NamedTuple):
         return f"{self.path}: {self.unit} {self.record}"
 
 
-class BadRecord(NamedTuple):
+class _BadRecord(NamedTuple):
     origin: Origin
     reason: str
     records: int = 1  # more than one where records can only be read in blocks
@@ -45,7 +45,7 @@ class BadRecords:
 
     allowed: int = 0
     longest: int = MOST_RECORD_BYTES
-    found: List[BadRecord] = field(default_factory=list)
+    found: List[_BadRecord] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -53,7 +53,7 @@ class BadRecords:
 
     def add(self, origin: Origin, reason: str, records: int = 1) -> None:
         """Count `records` bad ones from `origin` on.  Raises ValueError when they are more than allowed."""
-        bad = BadRecord(origin, one_line(reason, 500), records)
+        bad = _BadRecord(origin, one_line(reason, 500), records)
         self.found.append(bad)
         if self.count > self.allowed:
             already = (

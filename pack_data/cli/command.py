@@ -82,7 +82,7 @@ class ArgumentParser(argparse.ArgumentParser):
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
-def written_out(text: str) -> str:
+def _written_out(text: str) -> str:
     """A text with its control characters as Python writes them."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
@@ -94,7 +94,7 @@ class _Terminal:
         self.bare = bare
 
     def write(self, text: str) -> int:
-        return self.bare.write(written_out(text))
+        return self.bare.write(_written_out(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.bare, name)
@@ -128,7 +128,10 @@ def _status(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opti
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError) as error:
-        lines = map(written_out, str(error).splitlines())
+        text = str(error)
+        if isinstance(error, OSError) and error.filename and error.strerror:  # the system's alone names no way out
+            text = f"{error.filename}: {error.strerror}; choose another file or folder, or mend what is in the way"
+        lines = map(_written_out, text.splitlines())
         print("error: " + ("\n" if isinstance(error, Problems) else " ").join(lines), file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
@@ -295,7 +298,9 @@ def progress_bar(total: Optional[int], description: str, *, shown: Optional[bool
     # The default lock is a semaphore between processes; multiprocessing would warn at exit that it was not freed.
     tqdm.set_lock(threading.RLock())
     disable = not sys.stderr.isatty() if shown is None else not shown
-    return tqdm(total=total, desc=written_out(description), unit=unit, file=bare_stderr(), disable=disable, leave=False)
+    return tqdm(
+        total=total, desc=_written_out(description), unit=unit, file=bare_stderr(), disable=disable, leave=False
+    )
 
 
 def counted(number: int, thing: str) -> str:

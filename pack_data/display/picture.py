@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from pack_data.reading.files import write_atomically
 from pack_data.reading.packages import load_package
 
-Values = Tuple[Optional[float], ...]  # None: there is no value
+_Values = Tuple[Optional[float], ...]  # None: there is no value
 
 
 # ---- what is drawn ---------------------------------------------------------------------------------------------------
@@ -53,9 +53,9 @@ class Series(NamedTuple):
     """
 
     name: str
-    values: Values
-    lower: Values = ()
-    upper: Values = ()
+    values: _Values
+    lower: _Values = ()
+    upper: _Values = ()
     hints: Tuple[str, ...] = ()
     padding: bool = False
 
@@ -97,11 +97,11 @@ class Line(NamedTuple):
 
     name: str
     x: Tuple[float, ...]
-    y: Values
+    y: _Values
     points: bool = False
     hints: Tuple[str, ...] = ()
-    lower: Values = ()
-    upper: Values = ()
+    lower: _Values = ()
+    upper: _Values = ()
 
 
 class Lines(NamedTuple):
@@ -121,13 +121,13 @@ class HeatMap(NamedTuple):
     title: str
     rows: Tuple[str, ...]
     columns: Tuple[str, ...]
-    values: Tuple[Values, ...]
+    values: Tuple[_Values, ...]
     form: str
     along: str  # what the columns are
     down: str  # what the rows are
     notes: Tuple[str, ...] = ()
 
-    def shades(self) -> List[Values]:
+    def shades(self) -> List[_Values]:
         """How dark each cell is, from 0 to 1: the square root shows small differences between small values."""
         most = max([value for row in self.values for value in row if value is not None and value > 0], default=1.0)
         return [tuple(None if each is None else (max(0.0, each) / most) ** 0.5 for each in row) for row in self.values]
@@ -194,7 +194,7 @@ _UNDATED = {
 _SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 
-def new_figure(width: float = 8.0, height: float = 4.5, *, rows: int = 1, columns: int = 1) -> Tuple[Any, List[Any]]:
+def _new_figure(width: float = 8.0, height: float = 4.5, *, rows: int = 1, columns: int = 1) -> Tuple[Any, List[Any]]:
     """A figure of so many inches, drawn without a display, and its axes, row by row."""
     figure = load_package("matplotlib.figure", "drawing").Figure(figsize=(width, height), layout="constrained")
     every = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -204,7 +204,7 @@ def new_figure(width: float = 8.0, height: float = 4.5, *, rows: int = 1, column
     return figure, every
 
 
-def save(figure: Any, path: Union[str, Path], *, dots_per_inch: int = 150) -> None:
+def _save(figure: Any, path: Union[str, Path], *, dots_per_inch: int = 150) -> None:
     """Writes the figure, whole or not at all; the suffix of the name says how, .png where there is none."""
     write_atomically(Path(path), _encoded(figure, Path(path).suffix[1:].lower() or "png", dots_per_inch))
 
@@ -222,7 +222,7 @@ def write(pictures: Sequence[Picture], path: Union[str, Path]) -> None:
         write_atomically(path, ElementTree.tostring(_svg(pictures)) + b"\n")
         return
     with _settings():
-        save(_figure(pictures, []), path, dots_per_inch=200)
+        _save(_figure(pictures, []), path, dots_per_inch=200)
 
 
 def write_each(pictures: Sequence[Picture], path: Union[str, Path]) -> List[Path]:
@@ -248,14 +248,14 @@ def names_of(pictures: Sequence[Picture]) -> List[str]:
     return found
 
 
-class Drawings(NamedTuple):
+class _Drawings(NamedTuple):
     """The SVG elements of a page's pictures, and the one that holds what they share: letters, hatches, marks."""
 
     shared: str
     pictures: Tuple[str, ...]
 
 
-def drawings(pictures: Sequence[Picture]) -> Drawings:
+def drawings(pictures: Sequence[Picture]) -> _Drawings:
     shared: Dict[str, ElementTree.Element] = {}
     found = []
     for picture in pictures:
@@ -268,7 +268,7 @@ def drawings(pictures: Sequence[Picture]) -> Drawings:
         found.append(ElementTree.tostring(drawn, encoding="unicode"))
     holder = ElementTree.Element(f"{{{_SVG}}}svg", {"width": "0", "height": "0", "class": "shared"})
     ElementTree.SubElement(holder, f"{{{_SVG}}}defs").extend(shared.values())
-    return Drawings(ElementTree.tostring(holder, encoding="unicode"), tuple(found))
+    return _Drawings(ElementTree.tostring(holder, encoding="unicode"), tuple(found))
 
 
 def _settings() -> Any:
@@ -305,7 +305,7 @@ def _figure(pictures: Sequence[Picture], hints: List[Sequence[str]]) -> Any:
 
     heads = [0.08 + 0.15 * _legend_lines(picture)[1] for picture in pictures]
     heights = [_height(picture) + head for picture, head in zip(pictures, heads)]
-    figure, every = new_figure(WIDTH, sum(heights), rows=len(pictures))
+    figure, every = _new_figure(WIDTH, sum(heights), rows=len(pictures))
     every[0].get_gridspec().set_height_ratios(heights)
     for axes, picture, head in zip(every, pictures, heads):
         handles = _DRAWERS[type(picture)](_Axes(axes, hints), picture)
@@ -356,7 +356,7 @@ def _height(picture: Picture) -> float:
 
 # ---- how it is drawn -------------------------------------------------------------------------------------------------
 
-Handles = List[Tuple[Any, str]]  # of a legend
+_Handles = List[Tuple[Any, str]]  # of a legend
 _Corners = Tuple[float, float, float, float]  # left, right, bottom, top
 
 
@@ -427,13 +427,13 @@ def _fills(padding: Sequence[bool]) -> List[Dict[str, Any]]:
     return found
 
 
-def _patches(names: Sequence[str], fills: Sequence[Dict[str, Any]]) -> Handles:
+def _patches(names: Sequence[str], fills: Sequence[Dict[str, Any]]) -> _Handles:
     from matplotlib.patches import Patch
 
     return [(Patch(**fill), name) for name, fill in zip(names, fills)]
 
 
-def _bars(on: _Axes, bars: Bars) -> Handles:
+def _bars(on: _Axes, bars: Bars) -> _Handles:
     places = list(zip(bars.edges, bars.edges[1:])) or [(n + 0.1, n + 0.9) for n in range(len(bars.categories))]
     fills = _fills([series.padding for series in bars.series])
     reached = [[0.0, 0.0] for _ in places]  # the ends of each stack, below and above 0
@@ -518,8 +518,8 @@ def thinned(x: Sequence[float], y: Sequence[Any], most: int = 400) -> List[int]:
     return sorted(kept)
 
 
-def _lines(on: _Axes, lines: Lines) -> Handles:
-    handles: Handles = []
+def _lines(on: _Axes, lines: Lines) -> _Handles:
+    handles: _Handles = []
     for number, line in enumerate(lines.lines):
         kept = thinned(line.x, line.y)
         few = line.points or len(line.x) <= _MARKS
@@ -572,7 +572,7 @@ def _point(lines: Lines, line: Line, place: int) -> str:
     return f"{line.name}: {line.y[place]:,.6g} at {line.x[place]:,.6g} ({lines.y.label}; {lines.x.label})"
 
 
-def _heat_map(on: _Axes, heat: HeatMap) -> Handles:
+def _heat_map(on: _Axes, heat: HeatMap) -> _Handles:
     corners, words, colours = [], [], []
     blue = [int(FILLS[0][at : at + 2], 16) / 255 for at in (1, 3, 5)]
     for down, (name, row, shades) in enumerate(zip(heat.rows, heat.values, heat.shades())):
@@ -610,7 +610,7 @@ def _without(skips: Sequence[Skip], least: float, most: float) -> Callable[[floa
     return place
 
 
-def _tiles(on: _Axes, tiles: Tiles) -> Handles:
+def _tiles(on: _Axes, tiles: Tiles) -> _Handles:
     most = tiles.x.most if tiles.x.most is not None else max((tile.right for tile in tiles.tiles), default=1.0)
     place = _without(tiles.x.skips, 0.0, most)
     fills = _fills([number in tiles.padding for number in range(len(tiles.series))])
@@ -650,7 +650,7 @@ def _tiles(on: _Axes, tiles: Tiles) -> Handles:
     return _patches(tiles.series, fills)
 
 
-_DRAWERS: Dict[type, Callable[[_Axes, Any], Handles]] = {
+_DRAWERS: Dict[type, Callable[[_Axes, Any], _Handles]] = {
     Bars: _bars,
     Lines: _lines,
     HeatMap: _heat_map,

@@ -22,7 +22,7 @@ COUNTED = "counted"  # by the model, from the graph and the machine alone
 COMPUTED = "computed"  # arithmetic on a histogram or on other columns
 PUBLISHED = "published"  # measured by others, not in the paper
 CONFIGURED = "config"
-SOURCES = {
+_SOURCES = {
     HARDWARE: "cycles counted by the hardware",
     PROFILE: "cycles of a profile",
     MODEL: "predicted by the cycle model",
@@ -137,12 +137,14 @@ class Table(NamedTuple):
 
     def source_marks(self) -> Dict[str, str]:
         """A letter for each source of the columns; an empty one where all have the same. Labels have no source."""
-        sources = list(dict.fromkeys(column.source for column in self.columns if column.source in SOURCES))
+        sources = list(dict.fromkeys(column.source for column in self.columns if column.source in _SOURCES))
         return {source: chr(ord("a") + number) if len(sources) > 1 else "" for number, source in enumerate(sources)}
 
     def source_note(self) -> Tuple[str, ...]:
         marks = self.source_marks()
-        words = "; ".join(f"[{mark}] {SOURCES[source]}" if mark else SOURCES[source] for source, mark in marks.items())
+        words = "; ".join(
+            f"[{mark}] {_SOURCES[source]}" if mark else _SOURCES[source] for source, mark in marks.items()
+        )
         return (f"Source: {words}.",) if words else ()
 
     def to_json(self) -> Dict[str, Any]:

@@ -39,10 +39,9 @@ FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
     "jsonl": ("jsonl", None),
     "store": ("store", None),
 }
-WITH_COLUMNS = ("parquet", "arrow", "jsonl")
-_NUMPY = b"\x93NUMPY"
-MAGIC = ((b"\x89HDF\r\n\x1a\n", "hdf5"), (b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrow"))
-SUFFIXES = {
+_WITH_COLUMNS = ("parquet", "arrow", "jsonl")
+_MAGIC = ((b"\x89HDF\r\n\x1a\n", "hdf5"), (b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrow"))
+_SUFFIXES = {
     "tfrecord": "TFRecord",
     "tfrecords": "TFRecord",
     "hdf5": "hdf5",
@@ -52,7 +51,7 @@ SUFFIXES = {
     "jsonl": "jsonl",
     "ndjson": "jsonl",
 }
-FRAMES_TO_LOOK_AT = 64
+_FRAMES_TO_LOOK_AT = 64
 
 
 def module_of(name: str) -> ModuleType:
@@ -65,7 +64,7 @@ def _natural(name: str) -> List[object]:
 
 
 def _suffix(name: str) -> str:
-    return SUFFIXES.get(re.sub(r"\.gz$", "", name.lower()).rpartition(".")[2], "")
+    return _SUFFIXES.get(re.sub(r"\.gz$", "", name.lower()).rpartition(".")[2], "")
 
 
 def files_of(path: str) -> List[str]:
@@ -85,7 +84,7 @@ def files_of(path: str) -> List[str]:
     if not named:
         raise ValueError(
             f"{path}: no data file in this folder; looked for "
-            f"{', '.join('.' + suffix for suffix in SUFFIXES)} and part-NNNNN"
+            f"{', '.join('.' + suffix for suffix in _SUFFIXES)} and part-NNNNN"
         )
     return [os.path.join(path, name) for name in named]
 
@@ -98,7 +97,7 @@ def _first_messages(path: str) -> List[bytes]:
     """The data of the first records whose checksums hold.  ValueError where the file is damaged before the first."""
     messages: List[bytes] = []
     try:
-        for _, data in islice(tfrecord.read_frames(path, BadRecords(allowed=FRAMES_TO_LOOK_AT)), FRAMES_TO_LOOK_AT):
+        for _, data in islice(tfrecord.read_frames(path, BadRecords(allowed=_FRAMES_TO_LOOK_AT)), _FRAMES_TO_LOOK_AT):
             messages.append(data)
     except ValueError:
         if not messages:
@@ -147,7 +146,7 @@ def detect(path: str) -> str:
     first = next((file for file in files if os.path.getsize(file)), files[0])  # parts may be empty
     with open_regular(first) as file:
         head = file.read(12)
-    for magic, name in MAGIC:
+    for magic, name in _MAGIC:
         if head.startswith(magic):
             return name
     if _suffix(first) == "jsonl" or head.lstrip()[:1] in (b"{", b"[") and b"\0" not in head:
@@ -163,10 +162,11 @@ def detect(path: str) -> str:
         return _tfrecord_format(first)
     if not head:
         raise ValueError(f"{first}: the file is empty")
-    if head.startswith(_NUMPY):
+    if head.startswith(b"\x93NUMPY"):
         raise ValueError(
-            f"{first}: a .npy array. Lengths are packed by python -m pack_data.optimal --histogram FILE.npy; "
-            'sequences of tokens are read as JSONL, one {"tokens": [...]} a line, or as Parquet'
+            f"{first}: a NumPy array is no source of sequences; for an array of lengths type python -m "
+            f"pack_data.histogram {first}, or call pack_data.pack(lengths, ...); write lists of tokens as JSONL, one "
+            "[5, 7, 9] a line"
         )
     raise ValueError(f"{first}: begins like none of the known formats ({', '.join(FORMATS)})")
 
@@ -261,13 +261,13 @@ class Source:
                     "is cut"
                 )
             lost.update(record.foreign)
-            if any(integer_value(record.foreign.get(name)) is None for name in scalars):
+            if any(_integer_value(record.foreign.get(name)) is None for name in scalars):
                 raise ValueError(
                     f"{record.origin}: the integer columns {', '.join(scalars)} of the first record are not all here"
                 )
         self.foreign_lost = tuple(sorted(lost - set(scalars)))
         numbers = {
-            name: np.array([integer_value(record.foreign[name]) for record in block], np.int64) for name in scalars
+            name: np.array([_integer_value(record.foreign[name]) for record in block], np.int64) for name in scalars
         }
         if plain:
             return Sequences.of_tokens(
@@ -302,7 +302,7 @@ class Source:
         return "\n".join(f"skipped {bad}" for bad in self.bad.found)
 
 
-def integer_value(value: Any) -> Optional[int]:
+def _integer_value(value: Any) -> Optional[int]:
     """A foreign value that is one integer of 32 bits: a number, an Arrow scalar, an array or list of one; else None."""
     try:
         value = value.as_py() if hasattr(value, "as_py") else value
@@ -317,7 +317,7 @@ def integer_value(value: Any) -> Optional[int]:
 
 
 def integer_columns(record: Record) -> List[str]:
-    return sorted(name for name, value in record.foreign.items() if integer_value(value) is not None)
+    return sorted(name for name, value in record.foreign.items() if _integer_value(value) is not None)
 
 
 def open_source(
@@ -339,7 +339,7 @@ def open_source(
         format = detect(path)
     elif format not in FORMATS:
         raise ValueError(f"format {format!r} is not known; choose from auto, {', '.join(FORMATS)}")
-    if columns and format not in WITH_COLUMNS:
+    if columns and format not in _WITH_COLUMNS:
         raise ValueError(f"{path}: columns can be chosen in Parquet, Arrow and JSONL files, this is {format}")
     files = [path] if format == "store" else files_of(path)
     options = {"columns": tuple(columns)} if columns else {}

@@ -38,11 +38,11 @@ from pack_data.reading.fields import one_line, shown
 from pack_data.reading.files import check_regular, open_regular
 from pack_data.reading.packages import load_package
 
-ROWS = 512  # read at a time
-EXAMPLE_FIELDS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
-STORED_PACK_FIELDS = tuple(name for name in PACK_FIELDS if name != "masked_lm_weights")
+_ROWS = 512  # read at a time
+_EXAMPLE_FIELDS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
+_STORED_PACK_FIELDS = tuple(name for name in PACK_FIELDS if name != "masked_lm_weights")
 # h5py raises errors of nearly every kind on a damaged file, depending on the place of the damage.
-DAMAGE = (Exception,)
+_DAMAGE = (Exception,)
 
 
 def _open(path: str):
@@ -50,7 +50,7 @@ def _open(path: str):
     check_regular(path)
     try:
         return h5py.File(path, "r")
-    except DAMAGE as error:
+    except _DAMAGE as error:
         raise ValueError(f"{path}: HDF5 cannot open it ({one_line(error)})") from None
 
 
@@ -105,12 +105,12 @@ def _columns(path: str, file, longest: Optional[int] = None) -> Dict[str, Any]:
         ragged = any(h5py.check_vlen_dtype(data.dtype) is not None for data in found.values())
     except RecordError:
         raise
-    except DAMAGE as error:
+    except _DAMAGE as error:
         raise ValueError(f"{path}: HDF5 cannot list its data sets ({one_line(error)})") from None
     if ragged and longest is not None:
         _check_heaps(path)
     packed = "positions" in found
-    needed = STORED_PACK_FIELDS if packed else EXAMPLE_FIELDS
+    needed = _STORED_PACK_FIELDS if packed else _EXAMPLE_FIELDS
     missing = [name for name in needed if name not in found]
     if missing:
         raise ValueError(f"{path}: has no data set {missing[0]}; it has {', '.join(sorted(found))[:200] or 'none'}")
@@ -176,16 +176,16 @@ def _rows(path: str, columns: Dict[str, Any], bad: BadRecords) -> Iterator[Tuple
     """One dict of row values for each row that can be read; a slice that cannot is read again row by row."""
     total = columns["input_ids"].shape[0]
     # As many rows at a time as the longest record may have bytes.
-    rows = max(1, min(ROWS, bad.longest // max(1, sum(map(_row_bytes, columns.values())))))
+    rows = max(1, min(_ROWS, bad.longest // max(1, sum(map(_row_bytes, columns.values())))))
     for start in range(0, total, rows):
         stop = min(start + rows, total)
         try:
             block = {name: data[start:stop] for name, data in columns.items()}
-        except DAMAGE:
+        except _DAMAGE:
             for row in range(start, stop):
                 try:
                     values = {name: data[row] for name, data in columns.items()}
-                except DAMAGE as error:
+                except _DAMAGE as error:
                     bad.add(Origin(path, row), f"HDF5 cannot read it ({one_line(error)})")
                     continue
                 yield Origin(path, row), values
@@ -225,7 +225,7 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
     with _open(path) as file:
         columns = _columns(path, file, bad.longest)
         packed = "positions" in columns
-        known = PACK_FIELDS if packed else EXAMPLE_FIELDS + ("input_mask",)
+        known = PACK_FIELDS if packed else _EXAMPLE_FIELDS + ("input_mask",)
         foreign = [name for name in columns if name not in known]
         for origin, row in _rows(path, columns, bad):
             try:

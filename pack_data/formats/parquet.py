@@ -39,7 +39,7 @@ from pack_data.reading.packages import load_package
 
 ROWS = 1024  # read and written at a time; a row group, so that damage costs few rows
 PARQUET_MAGIC, FILE_MAGIC = b"PAR1", b"ARROW1"
-END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def _arrow():
@@ -193,8 +193,8 @@ def _arrow_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
         with open(path, "rb") as file:
             # Arrow takes the end of the file for the end of the stream, so a file cut between batches would look
             # complete.
-            file.seek(-len(END_OF_STREAM), 2)
-            if file.read() != END_OF_STREAM:
+            file.seek(-len(_END_OF_STREAM), 2)
+            if file.read() != _END_OF_STREAM:
                 bad.add(Origin(path, start), "the stream has no end mark, the file is cut short")
 
 
@@ -284,7 +284,7 @@ def shape(path: str, columns: Sequence[str] = ()) -> RowWidths:
 
 # ---- writing -----------------------------------------------------------------------------------------------------
 
-EXAMPLE_TYPES = {
+_EXAMPLE_TYPES = {
     "input_ids": np.int32,
     "segment_ids": np.int8,
     "masked_lm_positions": np.int32,
@@ -308,7 +308,7 @@ def _fields(content: str, first: Record):
     """The Arrow schema of what is to be written, from its first record."""
     arrow = _arrow()
     if content == "examples":
-        own = [(name, arrow.list_(arrow.from_numpy_dtype(np.dtype(kind)))) for name, kind in EXAMPLE_TYPES.items()]
+        own = [(name, arrow.list_(arrow.from_numpy_dtype(np.dtype(kind)))) for name, kind in _EXAMPLE_TYPES.items()]
         own.append(("next_sentence_labels", arrow.int8()))
     elif content == "packs":
         own = [

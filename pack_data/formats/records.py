@@ -39,7 +39,7 @@ _MEANT = (
 )
 
 Pack = Dict[str, np.ndarray]  # the ten fields, int32
-Tokens = Dict[str, np.ndarray]  # column name -> integers, all of one length
+_Tokens = Dict[str, np.ndarray]  # column name -> integers, all of one length
 Value = Any  # an Example, a Pack or Tokens: the kind of the file says which
 
 
@@ -108,7 +108,7 @@ def _first(values: np.ndarray, wrong: np.ndarray) -> str:
     return f"{values[at]:g} at index {at}"
 
 
-def real_tokens(input_mask: np.ndarray) -> int:
+def _real_tokens(input_mask: np.ndarray) -> int:
     """Real tokens of an unpacked row: its mask is ones, then zeros.  Raises RecordError."""
     length = int(np.count_nonzero(input_mask))
     if length == 0:
@@ -120,7 +120,7 @@ def real_tokens(input_mask: np.ndarray) -> int:
     return length
 
 
-def first_segment(segment_ids: np.ndarray, what: str = "segment_ids") -> int:
+def _first_segment(segment_ids: np.ndarray, what: str = "segment_ids") -> int:
     """Tokens in the first segment of one sequence: zeros, then ones.  Raises RecordError."""
     ones = int(np.count_nonzero(segment_ids))
     first = len(segment_ids) - ones
@@ -131,7 +131,7 @@ def first_segment(segment_ids: np.ndarray, what: str = "segment_ids") -> int:
     return first
 
 
-def checked_example(
+def _checked_example(
     input_ids: np.ndarray,
     first_segment_length: int,
     masked_lm_positions: np.ndarray,
@@ -190,7 +190,7 @@ def example_from_row(
         input_mask = integers("input_mask", input_mask)
         if len(input_mask) != len(input_ids):
             raise RecordError(f"input_mask has {len(input_mask)} values and input_ids {len(input_ids)}, must be equal")
-        length = real_tokens(input_mask)
+        length = _real_tokens(input_mask)
     positions = integers("masked_lm_positions", masked_lm_positions)
     ids = integers("masked_lm_ids", masked_lm_ids)
     if len(positions) != len(ids):
@@ -204,9 +204,9 @@ def example_from_row(
         or ids[predictions:].any()
     ):
         raise RecordError("a value behind the last real token or prediction is not 0")
-    return checked_example(
+    return _checked_example(
         input_ids[:length],
-        first_segment(segment_ids[:length]),
+        _first_segment(segment_ids[:length]),
         positions[:predictions],
         ids[:predictions],
         next_sentence_label,
@@ -261,7 +261,7 @@ def row_from_example(example: Example, shape: RowWidths) -> Dict[str, np.ndarray
     return row
 
 
-def tokens_from_columns(row: Dict[str, np.ndarray]) -> Tokens:
+def tokens_from_columns(row: Dict[str, np.ndarray]) -> _Tokens:
     """A token sequence out of columns of one length; an attention_mask cuts its padding off. Raises RecordError."""
     sizes = {name: len(values) for name, values in row.items()}
     if len(set(sizes.values())) != 1:
@@ -370,9 +370,9 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
             raise RecordError(f"next_sentence_positions does not name slot {slots[0]}, where sequence {number} begins")
         own = np.flatnonzero(weights == number)
         sequences.append(
-            checked_example(
+            _checked_example(
                 pack["input_ids"][slots],
-                first_segment(pack["segment_ids"][slots], f"segment_ids of sequence {number}"),
+                _first_segment(pack["segment_ids"][slots], f"segment_ids of sequence {number}"),
                 positions[pack["masked_lm_positions"][own]],
                 pack["masked_lm_ids"][own],
                 label_of[int(slots[0])],
@@ -383,7 +383,7 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
     return pack, sequences
 
 
-def checked_token_pack(pack: Tokens) -> Tuple[Tokens, List[Tokens]]:
+def checked_token_pack(pack: _Tokens) -> Tuple[_Tokens, List[_Tokens]]:
     """The columns of one pack of token sequences, and its sequences.  RecordError if they do not fit each other."""
     mask, positions = integers("input_mask", pack["input_mask"]), integers("positions", pack["positions"])
     others = {name: values for name, values in pack.items() if name not in ("input_mask", "positions")}

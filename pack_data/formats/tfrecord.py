@@ -38,10 +38,10 @@ from pack_data.reading.packages import load_package
 HEADER = struct.Struct("<QI")
 CHECKSUM = struct.Struct("<I")
 GZIP_MAGIC = b"\x1f\x8b"
-LARGEST_MESSAGE = 2**31 - 1  # what a protobuf message may have
-BLOCK = 64  # records checked together
+_LARGEST_MESSAGE = 2**31 - 1  # what a protobuf message may have
+_BLOCK = 64  # records checked together
 
-Feature = Any  # int64 [n], float32 [n], or a list of byte strings
+_Feature = Any  # int64 [n], float32 [n], or a list of byte strings
 
 
 @lru_cache(maxsize=None)
@@ -81,7 +81,7 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
                             f"the checksum of its length is wrong, at byte {position}: the {number} records before "
                             "it were read, where the next begins cannot be known (repair or cut the file there)",
                         )
-                    if length > LARGEST_MESSAGE:
+                    if length > _LARGEST_MESSAGE:
                         bad.stop(origin, f"says it has {length} bytes, at byte {position}: no message is that large")
                     if length > bad.longest:  # passed over but for its last byte, which says whether it is there
                         bad.add(origin, f"{bad.too_long('it')}, at byte {position}")
@@ -127,7 +127,7 @@ def write_frames(path: str, messages: Iterable[bytes]) -> int:
 
 
 @lru_cache(maxsize=None)
-def message_class():
+def _message_class():
     """The message class of tf.train.Example, in its own descriptor pool so that TensorFlow may be loaded as well."""
     descriptor = load_package("google.protobuf.descriptor_pb2", "this file format")
     pool = load_package("google.protobuf.descriptor_pool", "this file format").DescriptorPool()
@@ -136,7 +136,7 @@ def message_class():
     one, many = kind.LABEL_OPTIONAL, kind.LABEL_REPEATED
     file = descriptor.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
     lists = (("BytesList", kind.TYPE_BYTES), ("FloatList", kind.TYPE_FLOAT), ("Int64List", kind.TYPE_INT64))
-    feature = file.message_type.add(name="Feature")
+    feature = file.message_type.add(name="_Feature")
     feature.oneof_decl.add(name="kind")
     for number, (name, value) in enumerate(lists, 1):
         file.message_type.add(name=name).field.add(name="value", number=1, label=many, type=value)
@@ -163,14 +163,14 @@ def message_class():
     return factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 
-def parse(data: bytes) -> Dict[str, Feature]:
+def parse(data: bytes) -> Dict[str, _Feature]:
     """The features of one message: int64 or float32 arrays, or lists of bytes.  Raises RecordError."""
     decode_error = load_package("google.protobuf.message", "this file format").DecodeError
     try:
-        message = message_class().FromString(data)
+        message = _message_class().FromString(data)
     except decode_error as error:
         raise RecordError(f"is no tf.train.Example ({error})") from None
-    features: Dict[str, Feature] = {}
+    features: Dict[str, _Feature] = {}
     for name, feature in message.features.feature.items():
         kind = feature.WhichOneof("kind")
         if kind == "int64_list":
@@ -182,13 +182,13 @@ def parse(data: bytes) -> Dict[str, Feature]:
     return features
 
 
-def message(features: Mapping[str, Feature]) -> bytes:
+def message(features: Mapping[str, _Feature]) -> bytes:
     """One message, its features in the order of their names.
 
     int64 for integers, float for floating-point numbers, bytes for text and bytes: arrays, lists or single values, also
     as Arrow scalars; None is a feature without values.  Raises RecordError for anything else.
     """
-    example = message_class()()
+    example = _message_class()()
     for name in sorted(features):
         feature = example.features.feature[name]
         values = _listed(name, features[name])
@@ -232,7 +232,7 @@ class Field(NamedTuple):
     kind: str  # "int64", "float", or "number" where files in use have either
 
 
-def demand(features: Mapping[str, Feature], fields: Iterable[Field]) -> None:
+def demand(features: Mapping[str, _Feature], fields: Iterable[Field]) -> None:
     """Raise RecordError unless every field is there with its type."""
     for field in fields:
         if field.name not in features:
@@ -247,8 +247,8 @@ def read_records(
     path: str,
     bad: BadRecords,
     fields: Sequence[Field],
-    value_of: Callable[[Mapping[str, Feature]], Value],
-    values_of: Callable[[Sequence[Optional[Mapping[str, Feature]]]], List[Optional[Value]]],
+    value_of: Callable[[Mapping[str, _Feature]], Value],
+    values_of: Callable[[Sequence[Optional[Mapping[str, _Feature]]]], List[Optional[Value]]],
 ) -> Iterator[Record]:
     """The records of one file that have `fields`, in its order.
 
@@ -257,7 +257,7 @@ def read_records(
     """
     known = {field.name for field in fields}
     for block in _blocks(read_frames(path, bad)):
-        parsed: List[Optional[Dict[str, Feature]]] = []
+        parsed: List[Optional[Dict[str, _Feature]]] = []
         reasons: Dict[int, str] = {}
         for number, (_, data) in enumerate(block):
             try:
@@ -285,7 +285,7 @@ def _blocks(frames: Iterator[Tuple[Origin, bytes]]) -> Iterator[List[Tuple[Origi
     while True:
         block: List[Tuple[Origin, bytes]] = []
         try:
-            for frame in islice(frames, BLOCK):
+            for frame in islice(frames, _BLOCK):
                 block.append(frame)
         except ValueError:
             if block:

@@ -13,11 +13,11 @@ import numpy as np
 from pack_data.formats.records import LARGEST_ID, PACK_FIELDS, Pack
 from pack_data.sequences import Example
 
-Rows = Mapping[str, np.ndarray]  # name -> [rows, width]
+_Rows = Mapping[str, np.ndarray]  # name -> [rows, width]
 
 
 def together(
-    rows: Sequence[Optional[Mapping[str, np.ndarray]]], names: Sequence[str], values_of: Callable[[Rows], List]
+    rows: Sequence[Optional[Mapping[str, np.ndarray]]], names: Sequence[str], values_of: Callable[[_Rows], List]
 ) -> List:
     """`values_of` the rows that have the widths of the first one, None for the others (None as a row stays None)."""
     there = [(number, row) for number, row in enumerate(rows) if row is not None]
@@ -43,7 +43,7 @@ def _distinct(positions: np.ndarray, used: np.ndarray, width: int) -> np.ndarray
     return (np.diff(apart, axis=1) != 0).all(axis=1)
 
 
-def unpacked_examples(rows: Rows) -> List[Optional[Example]]:
+def unpacked_examples(rows: _Rows) -> List[Optional[Example]]:
     """The examples of padded MLPerf rows, int64 and float32 [rows, width]; None where a row is to be checked alone."""
     ids, mask, segments = rows["input_ids"], rows["input_mask"], rows["segment_ids"]
     positions, labels, weights = rows["masked_lm_positions"], rows["masked_lm_ids"], rows["masked_lm_weights"]
@@ -79,7 +79,7 @@ def unpacked_examples(rows: Rows) -> List[Optional[Example]]:
     ]
 
 
-def consecutive_packs(rows: Rows) -> List[Optional[Pack]]:
+def consecutive_packs(rows: _Rows) -> List[Optional[Pack]]:
     """The packs of consecutive sequences, as the ten fields int32; None where a row is to be checked alone."""
     mask, segments, positions = rows["input_mask"], rows["segment_ids"], rows["positions"]
     places, weights, used_slots = rows["masked_lm_positions"], rows["masked_lm_weights"], rows["next_sentence_weights"]

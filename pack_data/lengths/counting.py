@@ -89,7 +89,7 @@ def _is_text(path: str) -> bool:
     return name.endswith(_TEXT)
 
 
-def begins_as_histogram(path: str) -> bool:
+def _begins_as_histogram(path: str) -> bool:
     """Whether the first line of a file is that of a CSV histogram."""
     with open_regular(path, way_out="give a file of lengths") as file:
         return _is_heading(file.readline(64).decode("utf-8", "replace"))
@@ -121,7 +121,7 @@ def _count_part(part: _Part) -> LengthHistogram:
         return histogram if S is None else histogram.with_max_sequence_length(S)
     if os.path.isdir(path):
         return _count_data_set(path, S)
-    if begins_as_histogram(path):  # its name may end in anything
+    if _begins_as_histogram(path):  # its name may end in anything
         histogram = LengthHistogram.from_csv(path, S or LONGEST)
         return histogram.with_max_sequence_length(S or max(histogram.longest, 1))
     if _is_text(path):

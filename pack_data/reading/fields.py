@@ -26,12 +26,12 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 from pack_data.reading.files import read_regular
 
-MOST_JSON_BYTES = 256 << 20
+_MOST_JSON_BYTES = 256 << 20
 # More digits are in no number of ours. Python 3.11 refuses thousands of them, Python 3.8 takes minutes for millions.
 MOST_DIGITS = 100
 
-Key = Union[str, int]
-T = TypeVar("T")
+_Key = Union[str, int]
+_T = TypeVar("_T")
 
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 3, 8, 60, 60, 40
@@ -45,7 +45,7 @@ def shown(value: Any) -> str:
     return text.encode("ascii", "backslashreplace").decode()
 
 
-class FieldError(ValueError):
+class _FieldError(ValueError):
     """What is wrong with a field; the message names the file."""
 
 
@@ -92,33 +92,33 @@ class Fields:
         if isinstance(value, Fields):
             return value
         if not isinstance(value, dict):
-            raise FieldError(f"{source}: holds {shown(value)}; must hold an object with named fields; {way_out}")
+            raise _FieldError(f"{source}: holds {shown(value)}; must hold an object with named fields; {way_out}")
         return cls(str(source), value, way_out)
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 
-    def path(self, key: Key) -> str:
+    def path(self, key: _Key) -> str:
         """The name of a field from the top of the file: `shards[3].sha256`."""
         if isinstance(key, int):
             return f"{self.where}[{key}]"
         name = key if re.fullmatch(r"[\w-]{1,80}", key, re.ASCII) else shown(key)
         return f"{self.where}.{name}" if self.where else name
 
-    def error(self, key: Key, rule: str) -> FieldError:
+    def error(self, key: _Key, rule: str) -> _FieldError:
         """To be raised where a field breaks a rule."""
-        return FieldError(f"{self.source}: {self.path(key)} is {shown(self.any(key))}; {rule}; {self.way_out}")
+        return _FieldError(f"{self.source}: {self.path(key)} is {shown(self.any(key))}; {rule}; {self.way_out}")
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
         """What a constructor refuses in the block, after the types are right, is said of this file."""
         try:
             yield
-        except FieldError:
+        except _FieldError:
             raise
         except (ValueError, RecursionError) as error:
             where = f"{self.where}: " if self.where else ""
             problem = error if isinstance(error, ValueError) else "nested too deeply"
-            raise FieldError(f"{self.source}: {where}{problem}; {self.way_out}") from None
+            raise _FieldError(f"{self.source}: {where}{problem}; {self.way_out}") from None
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
@@ -140,34 +140,34 @@ class Fields:
     def __contains__(self, key: str) -> bool:
         return isinstance(self.values, Mapping) and key in self.values
 
-    def any(self, key: Key) -> Any:
+    def any(self, key: _Key) -> Any:
         """The value, whatever it is."""
         if isinstance(self.values, Mapping):
             if key not in self.values:
-                raise FieldError(f"{self.source}: {self.path(key)} is missing; {self.way_out}")
+                raise _FieldError(f"{self.source}: {self.path(key)} is missing; {self.way_out}")
             return self.values[key]  # type: ignore[index]
         return self.values[int(key)]
 
-    def integer(self, key: Key, *, least: Optional[int] = None, most: Optional[int] = None) -> int:
+    def integer(self, key: _Key, *, least: Optional[int] = None, most: Optional[int] = None) -> int:
         value = self.any(key)
         if type(value) is not int or not _within(value, least, most):
             raise self.error(key, f"must be a whole number{_range_in_words(least, most)}")
         return value
 
-    def number(self, key: Key, *, least: Optional[float] = None, most: Optional[float] = None) -> float:
+    def number(self, key: _Key, *, least: Optional[float] = None, most: Optional[float] = None) -> float:
         """A finite number."""
         value = self.any(key)
         if type(value) not in (int, float) or not abs(value) < 2.0**1023 or not _within(value, least, most):
             raise self.error(key, f"must be a finite number{_range_in_words(least, most)}")
         return float(value)
 
-    def boolean(self, key: Key) -> bool:
+    def boolean(self, key: _Key) -> bool:
         value = self.any(key)
         if type(value) is not bool:
             raise self.error(key, "must be true or false")
         return value
 
-    def text(self, key: Key, *, most: int = 1 << 16, empty: bool = True, printable: bool = True) -> str:
+    def text(self, key: _Key, *, most: int = 1 << 16, empty: bool = True, printable: bool = True) -> str:
         """A text; unless `printable` is False, of characters that can be printed on one line."""
         value = self.any(key)
         if type(value) is not str or len(value) > most or not (value or empty):
@@ -176,21 +176,21 @@ class Fields:
             raise self.error(key, "must be a text of printable characters, in one line")
         return value
 
-    def one_of(self, key: Key, choices: Sequence[T]) -> T:
+    def one_of(self, key: _Key, choices: Sequence[_T]) -> _T:
         value = self.any(key)
         for choice in choices:
             if type(value) is type(choice) and value == choice:
                 return choice
         raise self.error(key, f"must be {' or '.join(map(shown, choices))}")
 
-    def hex_digest(self, key: Key, digits: int) -> str:
+    def hex_digest(self, key: _Key, digits: int) -> str:
         """A checksum as text."""
         value = self.any(key)
         if type(value) is not str or len(value) != digits or not re.fullmatch("[0-9a-f]*", value):
             raise self.error(key, f"must be {digits} hexadecimal digits, 0-9 and a-f")
         return value
 
-    def plain_name(self, key: Key) -> str:
+    def plain_name(self, key: _Key) -> str:
         """The name of a file in the folder of this one; nothing that leads out of it."""
         value = self.any(key)
         if type(value) is not str or not is_plain_name(value):
@@ -199,7 +199,7 @@ class Fields:
 
     # ---- what holds others -------------------------------------------------------------------------------------------
 
-    def object(self, key: Key) -> Fields:
+    def object(self, key: _Key) -> Fields:
         value = self.any(key)
         if not isinstance(value, dict):
             raise self.error(key, "must be an object with named fields")
@@ -207,13 +207,13 @@ class Fields:
 
     def list_of(
         self,
-        key: Key,
-        take: Callable[..., T],
+        key: _Key,
+        take: Callable[..., _T],
         *inner: Any,
         length: Optional[int] = None,
         longest: int = 1 << 24,
         **rule: Any,
-    ) -> List[T]:
+    ) -> List[_T]:
         """A list whose items `take`, a method of this class, takes: `list_of("prices", Fields.integer, least=0)`."""
         value = self.any(key)
         if not isinstance(value, list):
@@ -224,7 +224,7 @@ class Fields:
         return [take(items, number, *inner, **rule) for number in range(len(value))]
 
     def integers(
-        self, key: Key, length: Optional[int] = None, *, least: Optional[int] = None, most: Optional[int] = None
+        self, key: _Key, length: Optional[int] = None, *, least: Optional[int] = None, most: Optional[int] = None
     ) -> List[int]:
         value = self.any(key)
         # A long list without a call for each number.
@@ -233,15 +233,15 @@ class Fields:
             return list(value)
         return self.list_of(key, Fields.integer, length=length, least=least, most=most)
 
-    def texts(self, key: Key, length: Optional[int] = None, *, printable: bool = False) -> List[str]:
+    def texts(self, key: _Key, length: Optional[int] = None, *, printable: bool = False) -> List[str]:
         return self.list_of(key, Fields.text, length=length, most=1 << 30, printable=printable)
 
-    def values_of(self, key: Key, take: Callable[..., T], *inner: Any, **rule: Any) -> Dict[str, T]:
+    def values_of(self, key: _Key, take: Callable[..., _T], *inner: Any, **rule: Any) -> Dict[str, _T]:
         """An object with any names whose values `take` takes."""
         given = self.object(key)
         return {name: take(given, name, *inner, **rule) for name in given.names()}
 
-    def optional(self, key: Key, take: Callable[..., T], *inner: Any, **rule: Any) -> Optional[T]:
+    def optional(self, key: _Key, take: Callable[..., _T], *inner: Any, **rule: Any) -> Optional[_T]:
         """What `take` takes, with `inner` and `rule`; None where the field is missing or null.
 
         `optional("names", Fields.list_of, Fields.text)`
@@ -294,12 +294,12 @@ def packing_depth(value: Any) -> Optional[int]:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def read_object(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int = MOST_JSON_BYTES) -> Fields:
+def read_object(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int = _MOST_JSON_BYTES) -> Fields:
     """The fields of a JSON file that holds an object. ValueError, one line, for everything else."""
     return Fields.of(read_json(path, way_out=way_out, most_bytes=most_bytes), path, way_out)
 
 
-def read_json(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int = MOST_JSON_BYTES) -> Any:
+def read_json(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int = _MOST_JSON_BYTES) -> Any:
     """What a JSON file holds. ValueError, one line, where it cannot be read, is too large, or is no JSON."""
     return parse_json(read_regular(Path(path), way_out=way_out, most_bytes=most_bytes), path, way_out)
 

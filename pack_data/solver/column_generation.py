@@ -39,7 +39,7 @@ _CANDIDATES = 512  # strategies sought in a round
 
 
 # called after every programme solved with its value, the bound so far and the prices that give it
-Progress = Callable[[float, float, np.ndarray], None]
+_Progress = Callable[[float, float, np.ndarray], None]
 
 
 class _Piece(NamedTuple):
@@ -157,8 +157,8 @@ class PackTables:
         a, b = map(self._table, self._parts(sequences))
         windows = _windows(b)
         table = np.empty(len(a))
-        for start in range(0, len(a), rows_of(len(a))):
-            stop = min(len(a), start + rows_of(len(a)))
+        for start in range(0, len(a), _rows_of(len(a))):
+            stop = min(len(a), start + _rows_of(len(a)))
             # of two equal factors the first may have the smaller share
             share = stop if b is not a else stop // 2 + 1
             (windows[start:stop, :share] + a[:share]).max(axis=1, out=table[start:stop])
@@ -177,15 +177,15 @@ class PackTables:
         if self._single:
             steps = np.concatenate([[0], self._steps])
             padded = np.concatenate([b, np.full(len(b), -np.inf)])  # a negative index is a step above the capacity
-            for start in range(0, len(capacities), rows_of(len(steps))):
-                some = slice(start, start + rows_of(len(steps)))
+            for start in range(0, len(capacities), _rows_of(len(steps))):
+                some = slice(start, start + _rows_of(len(steps)))
                 sums = padded[capacities[some, None] - steps] + a[steps]
                 best = sums.argmax(axis=1)
                 share[some], value[some] = steps[best], sums[np.arange(len(sums)), best]
             return value, share
         windows = _windows(b)
-        for start in range(0, len(capacities), rows_of(len(a))):
-            some = slice(start, start + rows_of(len(a)))
+        for start in range(0, len(capacities), _rows_of(len(a))):
+            some = slice(start, start + _rows_of(len(a)))
             sums = windows[capacities[some]] + a
             best = sums.argmax(axis=1)
             share[some], value[some] = best, sums[np.arange(len(sums)), best]
@@ -202,7 +202,7 @@ class PackTables:
         return np.hstack([self.packs(first, share), self.packs(second, capacities - share)])
 
 
-def rows_of(columns: int) -> int:
+def _rows_of(columns: int) -> int:
     """Rows of a block of the knapsack tables."""
     return max(1, _CHUNK // columns)
 
@@ -293,7 +293,7 @@ class Relaxation:
     exact: bool  # whether they have a slot for every sequence; else they fit in total only (`Programme.solve_coarse`)
 
 
-def first_prices(lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int) -> List[np.ndarray]:
+def _first_prices(lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int) -> List[np.ndarray]:
     """Good prices [lengths], known before any programme is solved.
 
     They are: tokens / S; tokens / S with 1 for every length above S - t and 0 for every length below t, at the best t
@@ -357,7 +357,7 @@ class Programme:
         self.pool = Pool(lengths, max_sequence_length)
         self.bound, self.prices = -1.0, np.zeros(len(lengths))
         self._stride, self._turn = -(-2 * len(lengths) // _CANDIDATES), 0
-        tables = [self._bound(prices) for prices in first_prices(lengths, counts, self.S, depth)]
+        tables = [self._bound(prices) for prices in _first_prices(lengths, counts, self.S, depth)]
         self.reach = min(depth, max(4, int(self.weights.sum() / self.bound) + 2))
         self.pool.add(lengths[-1:, None])
         for table in tables:
@@ -404,7 +404,7 @@ class Programme:
             worth = self.pool.worth(prices, self.pool.strategies)
             self.pool.keep(used | (worth >= np.partition(worth, -limit)[-limit]))
 
-    def solve_on(self, knots: np.ndarray, progress: Progress) -> Relaxation:
+    def solve_on(self, knots: np.ndarray, progress: _Progress) -> Relaxation:
         """The coarse programme with these rows (see `solve_coarse`), to 1e-5 or a fraction of a pack."""
         hats = _hats(self.lengths, knots)
         wanted = hats @ self.weights
@@ -429,7 +429,7 @@ class Programme:
         self.bound = float(weights @ self.prices)
         return self.solve_on(knots, lambda value, bound, prices: None)
 
-    def solve_coarse(self, progress: Progress, rounds: int = 60) -> Relaxation:
+    def solve_coarse(self, progress: _Progress, rounds: int = 60) -> Relaxation:
         """Solves for prices that are piecewise linear in the length, between knots.
 
         Such prices give a bound of the full programme. Its optimal prices mostly have few kinks, so few knots give
@@ -495,7 +495,7 @@ def relax(
     incumbent: float = np.inf,
     rounds: int = 60,
     exact: bool = False,
-    progress: Progress = lambda value, bound, prices: None,
+    progress: _Progress = lambda value, bound, prices: None,
 ) -> Relaxation:
     """Solves the linear programme over `lengths` (ascending, all with counts > 0), packs of S slots, `depth` sequences.
 

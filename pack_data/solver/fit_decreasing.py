@@ -16,7 +16,7 @@ import numpy as np
 
 from pack_data.histogram import LengthHistogram
 
-Visit = Callable[
+_Visit = Callable[
     [np.ndarray], np.ndarray
 ]  # free slots of the runs that have room -> the order in which they are visited
 
@@ -24,7 +24,7 @@ Visit = Callable[
 def fit_decreasing(
     histogram: LengthHistogram,
     max_sequences_per_pack: Optional[int],
-    visit: Visit,
+    visit: _Visit,
 ) -> List[Tuple[Tuple[int, ...], int]]:
     """(strategy, packs) of the runs, in the order in which their first packs were opened."""
     S = histogram.max_sequence_length

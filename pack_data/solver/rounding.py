@@ -77,7 +77,7 @@ def follow(
             continue
         runs: List[List[Tuple[int, int]]] = []
         for position, length in enumerate(slots[:-1]):
-            run = nearest_in_rank(left, length, wanted)
+            run = _nearest_in_rank(left, length, wanted)
             for near, count in run:
                 left[near] -= count
             runs.append(run[::-1] if position % 2 else run)
@@ -100,7 +100,7 @@ def follow(
     return packs, left
 
 
-def nearest_in_rank(counts: np.ndarray, length: int, wanted: int) -> List[Tuple[int, int]]:
+def _nearest_in_rank(counts: np.ndarray, length: int, wanted: int) -> List[Tuple[int, int]]:
     """The `wanted` sequences nearest in rank to the middle of those of this length: (length, how many), ascending."""
     below = np.cumsum(counts)
     middle = (int(below[length - 1]) + int(below[length])) // 2

@@ -36,7 +36,7 @@ FORMAT, VERSION = "packed sequences", 1
 # The field of a manifest with the checksum of the others.
 CHECKSUM = "manifest_sha256"
 # Packs in one shard: 11 MB at 512.
-PACKS_PER_SHARD = 8192
+_PACKS_PER_SHARD = 8192
 
 REBUILD = "build the data set again, with --overwrite"
 # Slots are counted in int64.
@@ -299,7 +299,7 @@ class StoreWriter:
     was in the folder stays whole and readable; then its files are removed.
     """
 
-    def __init__(self, folder: Path, schema: PackSchema, packs_per_shard: int = PACKS_PER_SHARD) -> None:
+    def __init__(self, folder: Path, schema: PackSchema, packs_per_shard: int = _PACKS_PER_SHARD) -> None:
         self.folder, self.schema, self.packs_per_shard = Path(folder), schema, packs_per_shard
         self.folder.mkdir(parents=True, exist_ok=True)
         self._waiting: List[np.ndarray] = []
@@ -344,7 +344,7 @@ class StoreWriter:
             files=tuple(stored_file(self.folder, name) for name in files),
             **about,
         )
-        commit(self.folder, manifest)
+        _commit(self.folder, manifest)
         return PackStore.open(self.folder)
 
 
@@ -356,7 +356,7 @@ def lengths_of(schema: PackSchema, records: np.ndarray) -> np.ndarray:
     return table
 
 
-def commit(folder: Path, manifest: Manifest) -> None:
+def _commit(folder: Path, manifest: Manifest) -> None:
     """Makes the folder this data set, in one rename, and removes files of the former one."""
     folder = Path(folder)
     former = named_files(folder / MANIFEST)
@@ -505,7 +505,7 @@ class PackStore:
                 entry, records, first = self.manifest.shards[number], self._shards[number], int(self._starts[number])
             else:
                 entry, records, first = self.manifest.lengths, self._table_of_lengths(), 0
-            check_block(self.folder, entry, records, int(block - self._first_block[number]), row, first)
+            _check_block(self.folder, entry, records, int(block - self._first_block[number]), row, first)
             self._right[block] = True
 
     def batch(self, indices: np.ndarray) -> Dict[str, np.ndarray]:
@@ -543,10 +543,10 @@ def check_blocks(folder: Path, entry: StoredFile, records: np.ndarray, first: in
     """ValueError for the first block of a shard that is not as it was written; `first`: the shard's first pack."""
     if entry.blocks is not None:
         for block in range(entry.blocks.count(len(records))):
-            check_block(folder, entry, records, block, block * entry.blocks.packs, first)
+            _check_block(folder, entry, records, block, block * entry.blocks.packs, first)
 
 
-def check_block(folder: Path, entry: StoredFile, records: np.ndarray, block: int, row: int, first: int) -> None:
+def _check_block(folder: Path, entry: StoredFile, records: np.ndarray, block: int, row: int, first: int) -> None:
     """ValueError where a block of a shard is not as it was written. row: of the pack that is wanted, in the shard."""
     assert entry.blocks is not None
     if entry.blocks.damaged(records, block):

@@ -35,7 +35,7 @@ FIELDS = (
 
 # One value for each slot [S], for each sequence [D], for each masked token [P].
 SLOT, SEQUENCE, PREDICTION = "slot", "sequence", "prediction"
-TYPES = ("|u1", "<u2", "<u4", "|i1", "<i2", "<i4")
+_TYPES = ("|u1", "<u2", "<u4", "|i1", "<i2", "<i4")
 # Slots, sequences or masked tokens of one pack, and bytes of its record.
 LARGEST_WIDTH, LARGEST_RECORD = LONGEST, 1 << 30
 
@@ -72,8 +72,8 @@ class StoredColumn:
             raise ValueError(
                 f"column {self.name}: one value for each {shown(self.axis)}; it is {SLOT}, {SEQUENCE} or {PREDICTION}"
             )
-        if self.dtype not in TYPES:
-            raise ValueError(f"column {self.name}: of type {shown(self.dtype)}; the types are {', '.join(TYPES)}")
+        if self.dtype not in _TYPES:
+            raise ValueError(f"column {self.name}: of type {shown(self.dtype)}; the types are {', '.join(_TYPES)}")
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class PackSchema:
                     StoredColumn(
                         column.text("name", most=200),
                         column.one_of("axis", (SLOT, SEQUENCE, PREDICTION)),
-                        column.one_of("dtype", TYPES),
+                        column.one_of("dtype", _TYPES),
                         column.boolean("slot_index"),
                     )
                 )

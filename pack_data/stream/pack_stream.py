@@ -17,7 +17,7 @@ from pack_data.stream.buffer import Buffer, Round, Waiting
 from pack_data.stream.prices import Prices, on_grid, prices, scarce_seats, solve, steps_of
 
 _FORMAT = "pack_data stream 1"
-SHARES = ("sequences", "packs")
+_SHARES = ("sequences", "packs")
 _LEARNT = 1 << 17, 128  # sequences between two solutions, and as many buffers: the larger of the two
 _MORE = 4  # until then a solution comes after so many times the sequences of the one before
 _LATER = 1 << 14  # sequences from the one at which a solution is begun to the one at which it is taken up
@@ -99,8 +99,8 @@ class PackStream:
         )
         self.ranks = whole_number("ranks", ranks, least=1)
         self.rank = whole_number("rank", rank, least=0, most=self.ranks - 1)
-        if share not in SHARES:
-            raise ValueError(f"share {shown(share)}: there are {' and '.join(SHARES)}")
+        if share not in _SHARES:
+            raise ValueError(f"share {shown(share)}: there are {' and '.join(_SHARES)}")
         self.share = share
         self._most_tokens = 2**62 if self.buffer_tokens is None else self.buffer_tokens
         self._room = max(1, self.buffer_sequences // 32), min(S, self._most_tokens // 32)

@@ -20,7 +20,7 @@ import numpy as np
 
 from pack_data.solver.column_generation import DEEP, relax
 
-GRID = 256  # steps of the grid of lengths, at most
+_GRID = 256  # steps of the grid of lengths, at most
 _PLAIN = 0.01  # share of tokens / S in the prices
 # Share of 1 / depth in the prices, by how scarce seats are. It costs packs where seats stay free.
 _SEAT = (0.0, 0.0025, 0.005, 0.0075, 0.01)
@@ -45,7 +45,7 @@ class Prices(NamedTuple):
 
 def steps_of(S: int) -> np.ndarray:
     """int64 [S + 1]: the step of the grid that is nearest to each length, at least 1."""
-    unit = -(-S // GRID)
+    unit = -(-S // _GRID)
     return np.clip(np.rint(np.arange(S + 1) / unit).astype(np.int64), 1, -(-S // unit))
 
 
@@ -81,7 +81,7 @@ def prices(
 
     counts, worth float [steps + 1], as of `solve`; waiting: sequences that the buffer holds; scarce: of `scarce_seats`.
     """
-    steps, unit = len(counts) - 1, -(-S // GRID)
+    steps, unit = len(counts) - 1, -(-S // _GRID)
     known = np.flatnonzero(counts)
     plain = np.arange(steps + 1) / steps
     seat = _SEAT[scarce]

@@ -18,7 +18,7 @@ from pack_data.lengths.overlong import Longer
 from pack_data.pack_lengths import pack
 from pack_data.stream.pack_stream import PackStream
 
-Row = Dict[str, List[int]]
+_Row = Dict[str, List[int]]
 
 TOKENS = "input_ids"
 _COLUMNS = [TOKENS, "position_ids", "seq_lengths"]  # of every row
@@ -35,10 +35,10 @@ def pieces_of(example: Mapping[str, Any], longer: Longer, name: str) -> Iterator
         }
 
 
-def row_of(examples: Sequence[Mapping[str, Any]]) -> Row:
+def row_of(examples: Sequence[Mapping[str, Any]]) -> _Row:
     """The examples of a pack one after another; position_ids begin at 0 in each, seq_lengths: tokens of each."""
     columns = [column for column in examples[0] if all(column in example for example in examples)]
-    row: Row = {
+    row: _Row = {
         column: np.concatenate([np.asarray(example[column]) for example in examples]).tolist() for column in columns
     }
     lengths = [len(example[TOKENS]) for example in examples]
@@ -80,7 +80,7 @@ class PackRows:
 
 def packed_rows(
     examples: Iterable[Mapping[str, Any]], max_sequence_length: int, *, longer: str = "raise", **options: Any
-) -> Iterator[Row]:
+) -> Iterator[_Row]:
     """The rows of a stream of examples, as `row_of`.
 
     longer: what becomes of longer examples, a rule of `pack_data.lengths.overlong`.  options: of `PackStream`.

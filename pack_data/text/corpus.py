@@ -52,7 +52,7 @@ def documents(
     be read is a ValueError.
     """
     if str(source) == EMBEDDED:
-        yield from embedded_documents()
+        yield from _embedded_documents()
         return
     for path in source_files(source):
         yield from file_documents(path, json_field=json_field, separator=separator, bad=bad)
@@ -249,7 +249,7 @@ def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:
 
 
 @lru_cache(maxsize=1)
-def embedded_documents() -> Tuple[Document, ...]:
+def _embedded_documents() -> Tuple[Document, ...]:
     """Python's own documentation: one document for each standard-library module and for each topic of pydoc.
 
     About 1.9 MB of English on any machine with Python; the text differs a little between Python versions.
@@ -399,7 +399,7 @@ def content_digest(source: Union[str, Path], seen: Callable[[int], Any] = lambda
     """
     if str(source) == EMBEDDED:
         text = hashlib.sha256()
-        for document in embedded_documents():
+        for document in _embedded_documents():
             text.update("\n".join((document.name, *document.lines, "")).encode("utf-8", "surrogatepass"))
         return [(EMBEDDED, text.hexdigest())]
     return [(relative_name(path, source), sha256_of(path, seen=seen)) for path in source_files(source)]

@@ -51,7 +51,7 @@ class ExampleOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenisedDocuments:
+class _TokenisedDocuments:
     """Documents as token ids; no sentence and no document is empty.
 
     ids: all tokens, flat, int32. sentence_ends: the token after each sentence. document_ends: the sentence after each
@@ -63,7 +63,7 @@ class TokenisedDocuments:
     document_ends: List[int]
 
 
-def tokenise(documents: Sequence[Document], vocabulary: AnyVocabulary) -> TokenisedDocuments:
+def tokenise(documents: Sequence[Document], vocabulary: AnyVocabulary) -> _TokenisedDocuments:
     """Cuts documents into sentences and sentences into tokens; a sentence without tokens is left out."""
     sentences: List[str] = []
     counts: List[int] = []
@@ -75,7 +75,7 @@ def tokenise(documents: Sequence[Document], vocabulary: AnyVocabulary) -> Tokeni
     ids, lengths = vocabulary.encode(sentences)
     owner = np.repeat(np.arange(len(counts)), counts)[lengths > 0]
     kept = np.bincount(owner, minlength=len(counts))
-    return TokenisedDocuments(ids, np.cumsum(lengths[lengths > 0]).tolist(), np.cumsum(kept[kept > 0]).tolist())
+    return _TokenisedDocuments(ids, np.cumsum(lengths[lengths > 0]).tolist(), np.cumsum(kept[kept > 0]).tolist())
 
 
 def masked_count(lengths: np.ndarray, max_predictions_per_sequence: int, masked_lm_probability: float) -> np.ndarray:
@@ -84,7 +84,7 @@ def masked_count(lengths: np.ndarray, max_predictions_per_sequence: int, masked_
     return np.minimum(np.maximum(wanted, 1), max_predictions_per_sequence)
 
 
-def _segment_pairs(documents: TokenisedDocuments, options: ExampleOptions, rng: random.Random) -> np.ndarray:
+def _segment_pairs(documents: _TokenisedDocuments, options: ExampleOptions, rng: random.Random) -> np.ndarray:
     """One pass over the documents, int64 [examples, 5]: start and length of A and of B (in ids), label."""
     most = options.max_sequence_length - 3
     sentence_starts = [0] + documents.sentence_ends
@@ -198,7 +198,7 @@ def _fitting(sizes: np.ndarray, rows: np.ndarray, most: np.ndarray) -> np.ndarra
 
 
 def make_examples(
-    documents: TokenisedDocuments, vocabulary: AnyVocabulary, options: ExampleOptions, part: int = 0
+    documents: _TokenisedDocuments, vocabulary: AnyVocabulary, options: ExampleOptions, part: int = 0
 ) -> Sequences:
     """The examples of these documents: duplication_factor passes, each with new segments and a new masking.
 
@@ -217,7 +217,7 @@ def make_examples(
 
 
 def _with_masks(
-    documents: TokenisedDocuments,
+    documents: _TokenisedDocuments,
     pairs: np.ndarray,
     vocabulary: AnyVocabulary,
     options: ExampleOptions,

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 VOCABULARY = "vocab.txt"  # its name in a data set
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # A vocabulary is trained on the first so many characters of the text, and knows so many different ones.
-TRAINING_CHARACTERS = 32 << 20
-LARGEST_ALPHABET = 1000
+_TRAINING_CHARACTERS = 32 << 20
+_LARGEST_ALPHABET = 1000
 
 
 class Special(NamedTuple):
@@ -156,7 +156,7 @@ def train_vocabulary(documents: Iterable[Document], size: int, lower_case: bool 
     tokenizer = _untrained(models.WordPiece(unk_token="[UNK]"), lower_case)
     texts: List[str] = []
     characters: Counter = Counter()
-    room = TRAINING_CHARACTERS
+    room = _TRAINING_CHARACTERS
     for document in documents:
         text = tokenizer.normalizer.normalize_str("\n".join(document.lines)[:room])
         texts.append(text)
@@ -165,7 +165,7 @@ def train_vocabulary(documents: Iterable[Document], size: int, lower_case: bool 
         if room <= 0:
             break
     known = [(-count, character) for character, count in characters.items() if not character.isspace()]
-    alphabet = sorted(character for _, character in sorted(known)[:LARGEST_ALPHABET])
+    alphabet = sorted(character for _, character in sorted(known)[:_LARGEST_ALPHABET])
     if not alphabet:
         raise ValueError("no text to train a vocabulary on; give a corpus with text in it")
     fixed = [*SPECIAL_TOKENS, *alphabet, *("##" + character for character in alphabet)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evidence import __main__ as command
-from evidence import fine_tuning, fine_tuning_runs, trained
+from evidence import fine_tuning, trained
 from evidence.fine_tuning_runs import Learner, Timing, no_model, same_updates, times, train
 from evidence.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
 from evidence.statistics import median_interval
@@ -26,9 +26,9 @@ from evidence.ways import (
     Ways,
     slots_per_token,
 )
-from ipu_packed_bert.optim import build_optimizer
-from ipu_packed_bert.runs import prepare
+from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.tasks.examples import Inputs, pack_inputs
+from ipu_packed_bert.training.finetuning_run import prepare
 from pack_data.cli.command import run_main
 from tests.fine_tuning_files import tiny_checkpoint, tiny_config, tiny_squad, tiny_table, training_file
 
@@ -129,30 +129,12 @@ def test_ways_with_the_same_updates_make_the_same_weights_and_the_engine_makes_t
     assert max(apart[MAXIMUM], apart[LONGEST], apart["engine"]) < 1e-6 and apart[NO_MASK] > 1e-2
 
 
-def test_a_run_that_was_killed_goes_on_and_ends_as_if_it_had_not_been(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(fine_tuning_runs, "_CHECKPOINT_EVERY", 3)
-    slow = {"learning_rate": 1e-3}
-    whole, killed, again = (learner(checkpoint, tmp_path, dtype=torch.float32, optimizer=slow)[0] for _ in range(3))
-    made_updates = []
-
-    def update(*arguments, original=killed.update):
-        made_updates.append(arguments)
-        if len(made_updates) == 5:
-            raise KeyboardInterrupt
-        return original(*arguments)
-
-    monkeypatch.setattr(killed, "update", update)
-    with pytest.raises(KeyboardInterrupt):
-        train(killed, PACKED, steps=8, unfinished=tmp_path / "killed")
-    found = [
-        train(each, PACKED, steps=8, unfinished=tmp_path / name) for each, name in ((whole, "whole"), (again, "killed"))
-    ]
-    without_time = [[{name: row[name] for name in row if name != "seconds"} for row in rows] for rows in found]
-    assert without_time[0] == without_time[1]
-    last = found[0][-1]
-    assert last["metrics"]["accuracy"] == pytest.approx(np.mean(last["points"]))
-    assert last["answered_packed"]["different"] == 0
-    assert last["answered_packed"]["logits"] < 1e-5 < 1e-4 < last["answered_no_mask"]["logits"]
+def test_a_run_says_what_each_example_scores(checkpoint, tmp_path):
+    one, _ = learner(checkpoint, tmp_path, dtype=torch.float32, optimizer={"learning_rate": 1e-3})
+    (row,) = train(one, PACKED, steps=8)
+    assert row["metrics"]["accuracy"] == pytest.approx(np.mean(row["points"])) and row["updates"] == 8
+    assert row["answered_packed"]["different"] == 0
+    assert row["answered_packed"]["logits"] < 1e-5 < 1e-4 < row["answered_no_mask"]["logits"]
 
 
 def test_the_experiment_trains_and_answers_alike_packed_and_padded(tmp_path, capsys):
@@ -171,7 +153,8 @@ def test_the_experiment_trains_and_answers_alike_packed_and_padded(tmp_path, cap
         "fine_tuning",
         "--out",
         str(tmp_path / "out"),
-        "--quick",
+        "--size",
+        "quick",
         "--seeds",
         "2",
         "--no-plot",

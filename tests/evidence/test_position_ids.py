@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import lzma
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +25,14 @@ from evidence.position_ids import (  # noqa: E402
     options_of,
     unigram_loss,
 )
+from evidence.runner import finished_cells  # noqa: E402
 from ipu_packed_bert.benchmarks.texts import TextSet, TokenSet, encode  # noqa: E402
 from pack_data.batching.plans import WAYS  # noqa: E402
 from pack_data.cli.command import run_main  # noqa: E402
 
 SENTENCE = "the quick brown fox jumps over a lazy dog and then it sleeps for some hours under the old tree"
 WORDS = SENTENCE.split()
+QUICK = ("position_ids", "--size", "quick")
 
 
 def texts(number, seed):
@@ -65,13 +64,23 @@ def buffers_as_they_are(monkeypatch):
 
 
 def rows_of(folder: Path):
-    with open(folder / "runs.csv", encoding="utf-8") as file:
-        return {(row["data"], row["way"]): row for row in csv.DictReader(file)}
+    return {(row["data"], row["way"]): row for (row,) in finished_cells(folder).values()}
 
 
 def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(SIZES, "quick", SIZES["quick"]._replace(vocabulary_size=128))
-    given = ["position_ids", "--quick", "--examples", "24", "--seeds", "1", "--no-plot", "--data-dir", str(data_dir)]
+    given = [
+        "position_ids",
+        "--size",
+        "quick",
+        "--examples",
+        "24",
+        "--seeds",
+        "1",
+        "--no-plot",
+        "--data-dir",
+        str(data_dir),
+    ]
     assert run_main(main, [*given, "--out", str(tmp_path / "out")]) == 1  # one seed sets the limit, and says no more
     printed = capsys.readouterr().out
     rows = rows_of(tmp_path / "out")
@@ -93,7 +102,7 @@ def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch):
 
 def test_as_many_updates_are_as_many_tokens_an_update():
     encoded = encode(TextSet("texts", texts(400, 3), texts(4, 4)), max_sequence_length=128, vocabulary_size=128)
-    chosen = options_of(PADDED + SAME_UPDATES, encoded, SIZES["quick"], 1, 0)
+    chosen = options_of(PADDED + SAME_UPDATES, encoded, SIZES["quick"], 0)
     padded = len(encoded.training) / SIZES["quick"].batch_size
     steps = WAYS["OptimalPacking+PosID"].plan(encoded.lengths, chosen).steps
     assert padded <= steps <= 1.1 * padded
@@ -108,41 +117,16 @@ def test_tokens_that_are_all_as_frequent_have_the_loss_of_chance():
 
 
 def test_a_missing_file_is_one_line(tmp_path, capsys):
-    assert run_main(main, ["position_ids", "--quick", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert run_main(main, [*QUICK, "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     message = capsys.readouterr().err
     assert "gsm8k/train.jsonl.xz: no such file" in message and message.count("\n") == 1
-    given = ["--quick", "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
-    assert run_main(main, ["position_ids", *given]) == 2
+    given = [*QUICK, "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
+    assert run_main(main, given) == 2
     message = capsys.readouterr().err
     assert "nowhere: no config.json there" in message and message.count("\n") == 1
-    assert run_main(main, ["position_ids", "--quick", "--fsdp", "--out", str(tmp_path / "out")]) == 2
-    message = capsys.readouterr().err
-    assert "torchrun --nproc-per-node N" in message and message.count("\n") == 1
 
 
 def test_one_row_holds_as_much_as_the_rows_of_a_batch():
     encoded = encode(TextSet("texts", texts(200, 3), texts(4, 4)), max_sequence_length=64, vocabulary_size=128)
-    sizes = [options_of(f"OptimalPacking+PosID{more}", encoded, SIZES["quick"], 1, 0) for more in ("", ONE_ROW)]
+    sizes = [options_of(f"OptimalPacking+PosID{more}", encoded, SIZES["quick"], 0) for more in ("", ONE_ROW)]
     assert [(each.batch_size, each.capacity) for each in sizes] == [(4, sizes[0].capacity), (1, sizes[0].capacity)]
-
-
-@pytest.mark.parametrize("sharded", [[], ["--fsdp"]])
-def test_two_processes_of_torchrun(data_dir, tmp_path, sharded):
-    """Two ranks with a batch each make the updates of one process with two batches an update; rank 0 alone writes."""
-    given = ["position_ids", "--quick", "--examples", "24", "--seeds", "1", "--no-plot", "--data-dir", str(data_dir)]
-    given += ["--ways", PADDED, "MiniBatchPacking+PosID"]
-    assert run_main(main, [*given, "--accumulate", "2", "--out", str(tmp_path / "one")]) == 0
-    processes = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "evidence"]
-    done = subprocess.run(
-        [sys.executable, "-m", *processes, *given, *sharded, "--out", str(tmp_path / "two")],
-        capture_output=True,
-        text=True,
-        cwd=Path(position_ids.__file__).parents[1],
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr
-    one, two = rows_of(tmp_path / "one"), rows_of(tmp_path / "two")
-    assert "2 processes" in done.stdout and list(one) == list(two) and len(one) == 4
-    for key, row in one.items():
-        for value in ("updates", "training_loss", "held_out_loss"):
-            assert float(two[key][value]) == pytest.approx(float(row[value]), rel=1e-5)

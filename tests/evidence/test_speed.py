@@ -10,7 +10,7 @@ from evidence import speed
 from evidence.runner import CELLS, Cell, Runner, finished_cells
 from evidence.speed_shown import SpeedShown
 from evidence.statistics import ratio
-from ipu_packed_bert.compare_unpacked import EXPECTED
+from ipu_packed_bert.training.compare_unpacked import EXPECTED
 
 HEADS, LAYER = 0.5, 1.0  # seconds: of an update's packed rows
 
@@ -21,7 +21,7 @@ def rounds(number=4, *, again=1.0, one=1.0, layer=LAYER, gradients=1e-6, noise=0
     for index in range(number):
         sequences, packs = (4, 2) if index % 2 else (6, 2)
         factor, shake = sequences / packs, 1 + noise * (-1) ** index
-        row = dict(round=index, sequences=sequences, packs=packs, tokens=100, share_within=0.5)
+        row = dict(round=index, sequences=sequences, packs=packs, tokens=100)
         row.update(packed_heads_s=HEADS, unpacked_heads_s=HEADS * factor)
         row.update(packed_dense_s=HEADS + layer, unpacked_dense_s=(HEADS + LAYER) * factor)
         row.update(again_s=(HEADS + layer) / again * shake, one_s=(HEADS + LAYER) * factor / one)
@@ -109,7 +109,7 @@ def test_a_cell_times_the_same_work_on_both_sides_and_is_shown(tmp_path, monkeyp
     assert {cell.variant for cell in cells} == {"64 tiny float32", "64 tiny float32 whole"}
     first, *others = cells[Cell("64 tiny float32", 1)]
     for row in (first, *others):
-        assert row["packs"] == 1 and 1 <= row["sequences"] <= 4 and row["tokens"] <= 64 and 0 < row["share_within"] <= 1
+        assert row["packs"] == 1 and 1 <= row["sequences"] <= 4 and row["tokens"] <= 64
         sides = {f"{layout}_{kind}_s" for layout in ("packed", "unpacked") for kind in ("dense", "within", "heads")}
         assert {name for name in row if name.endswith("_s")} == {*sides, "again_s", "one_s"}
     assert max(first["dense_gradients"], first["within_gradients"]) < EXPECTED["float32"]

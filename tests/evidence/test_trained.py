@@ -12,7 +12,7 @@ from evidence import packed_runs, trained
 from evidence.packed_runs import PretrainingSetup
 from evidence.runner import Cell, Runner, finished_cells
 from evidence.trained import AT_ONCE, START, START_SEED, Trained, TrainedSize
-from ipu_packed_bert.hugging_face import SAFETENSORS, read_folder
+from ipu_packed_bert.model.hugging_face import SAFETENSORS, read_folder
 
 TINY = TrainedSize(
     None, packed_runs.SIZES["quick"]._replace(amount=100, sequences=60, points=2, resumable=True), 4, 4.0e-3, 16
@@ -125,7 +125,8 @@ def test_what_its_cells_say(begun, monkeypatch, capsys):
     monkeypatch.setitem(trained.SIZES, "quick", TINY)
     monkeypatch.setattr(trained, "IN_TABLE", trained.TESTED)
     out = runner.folder.parent / "again"
-    assert command.main(["trained", "--quick", "--seeds", "2", "--no-plot", "--out", str(out)]) == 1
+    arguments = ["trained", "--size", "quick", "--seeds", "2", "--no-plot", "--out", str(out)]
+    assert command.main(arguments) == 1
     text = capsys.readouterr().out
     assert "shows nothing" in text and "At once" in text and "building" not in text
     assert set(finished_cells(out)) == {

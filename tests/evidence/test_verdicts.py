@@ -42,7 +42,7 @@ def test_distances_of_an_unfinished_run(tmp_path):
 
 def ways(folder, losses):
     """Cells of ways with these held-out losses, seed by seed."""
-    settings = dict(size=list(SIZES["quick"]), attention="sdpa", ranks=2)
+    settings = dict(size=list(SIZES["quick"]), attention="sdpa")
     facts = dict(
         examples=9, mean_tokens=8.0, longest=9, unigram_loss=6.5, properties={way: [True] * 5 for way in VARIANTS}
     )
@@ -77,7 +77,7 @@ def test_ways_are_the_same_only_where_attention_across_examples_parts_them(tmp_p
     text = found.text()
     if not shows:
         assert f"parts by only {min(map(abs, control)):.1e} nats" in text
-    assert "2 seeds, 2 processes" in text
+    assert "2 seeds, 1 process" in text
     assert found.verdict().why in text and "nothing" in text  # two seeds on both sides of 0, or at it
 
 

@@ -13,17 +13,17 @@ import torch
 import yaml
 
 from ipu_packed_bert.commands import adjust, export, finetune, pretrain
-from ipu_packed_bert.config import load_config
-from ipu_packed_bert.plan import plan
+from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.report import command as report_command
 from ipu_packed_bert.report.sources import LoggedRun
-from ipu_packed_bert.run_folder import EVALUATIONS, EXPORT, LOG, read_log
-from ipu_packed_bert.start import find_start
+from ipu_packed_bert.run_files.folder import EVALUATIONS, EXPORT, LOG, read_log
+from ipu_packed_bert.run_files.safetensors_files import READS_TORCH_FILES
+from ipu_packed_bert.settings.finetuning import FinetuneConfig
+from ipu_packed_bert.settings.finetuning import load_config as load_finetune_config
+from ipu_packed_bert.settings.pretraining import load_config
 from ipu_packed_bert.tasks import task_class
-from ipu_packed_bert.tasks.settings import FinetuneConfig
-from ipu_packed_bert.tasks.settings import load_config as load_finetune_config
+from ipu_packed_bert.tasks.starting_weights import find_start
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
-from ipu_packed_bert.tensor_files import READS_TORCH_FILES
 from pack_data.reading.fields import said_of
 from pack_data.text.wordpiece import load_vocabulary
 from tests import fine_tuning_files, tiny_runs
@@ -258,8 +258,8 @@ def _make_hugging_face(pickled: bool) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         from dataclasses import replace
 
-        from ipu_packed_bert.hugging_face import write_folder
         from ipu_packed_bert.model.bert import BertModel
+        from ipu_packed_bert.model.hugging_face import write_folder
 
         torch.manual_seed(11)
         model = replace(fine_tuning_files.MODEL, hidden_size=8, num_layers=1, intermediate_size=8)

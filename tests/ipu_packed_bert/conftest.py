@@ -26,7 +26,7 @@ def machine(cycle_cache):
 @pytest.fixture(scope="session")
 def load():
     """load("packed_phase2_pod16.yml", "model.num_layers=4", ...) -> Config for IPUs."""
-    from ipu_packed_bert.config import load_config
+    from ipu_packed_bert.settings.pretraining import load_config
 
     return lambda name, *overrides: load_config(CONFIGS / name, ("without_ipus=null",) + overrides)
 
@@ -35,7 +35,7 @@ def load():
 def picture_of_a_run():
     """No run draws its picture, but for those of a test that asks for the fixture `pictures`; gives what draws it."""
     try:
-        from ipu_packed_bert import run_summary
+        from ipu_packed_bert.training import summary as run_summary
     except ImportError:  # no torch, so no runs
         yield None
         return
@@ -49,6 +49,6 @@ def picture_of_a_run():
 @pytest.fixture
 def pictures(picture_of_a_run, monkeypatch):
     """Runs draw their picture, as they do for users."""
-    from ipu_packed_bert import run_summary
+    from ipu_packed_bert.training import summary as run_summary
 
     monkeypatch.setattr(run_summary, "draw", picture_of_a_run)

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipu_packed_bert.config import LossConfig
 from ipu_packed_bert.model.loss import correct, cross_entropy, sequence_means
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
+from ipu_packed_bert.settings.pretraining import LossConfig
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.tiny_runs import TINY
 from tests.tolerances import assert_same, relative_error, relative_tolerance

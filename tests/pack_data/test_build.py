@@ -289,3 +289,15 @@ def test_a_build_says_what_a_limit_on_depth_costs(tmp_path, capsys):
     with PackStore.open(tmp_path / "three") as three, PackStore.open(tmp_path / "unlimited") as unlimited:
         times = len(three) / len(unlimited)
     assert times > 2 and f"depth 3 costs {times:.1f} times the rows here: --max-sequences-per-pack unlimited" in said
+
+
+@pytest.mark.parametrize("array", [np.array([5, 3]), np.array([[5, 7], [9]], object)], ids=["lengths", "ragged"])
+def test_a_numpy_array_is_refused_with_what_to_do(array, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", array, allow_pickle=True)
+    options = ["--from", str(tmp_path / "x.npy"), "--out", str(tmp_path / "out"), "--max-sequence-length", "8"]
+    assert run_main(build_main, options) == 2
+    told = capsys.readouterr().err
+    assert "pack_data.pack(" in told and "JSONL" in told and told.count("\n") == 1
+    # As told: lists of tokens, one a line.
+    (tmp_path / "x.jsonl").write_text("[5, 7, 9]\n[5]\n")
+    assert run_main(build_main, [option.replace("x.npy", "x.jsonl") for option in options]) == 0

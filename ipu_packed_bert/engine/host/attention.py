@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional, Tuple
 import torch
 
 from ipu_packed_bert.engine.host.devices import AMPERE, arithmetic, capability
-from ipu_packed_bert.schema import Configuration
+from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
 
 # On a CPU, slots of a row from which attention within each sequence pays, by type: docs/evidence.md,

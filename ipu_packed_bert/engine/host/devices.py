@@ -9,8 +9,8 @@ from typing import Any, Iterator, Optional, Tuple
 
 import torch
 
-from ipu_packed_bert.processes import ONE, Processes
-from ipu_packed_bert.schema import EngineConfig
+from ipu_packed_bert.processes.ranks import ONE, Processes
+from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.timing import Clock
 
 # The first NVIDIA GPUs with products in bfloat16 and TF32, and with the variable-length attention kernel.

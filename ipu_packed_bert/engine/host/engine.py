@@ -14,6 +14,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional
 import numpy as np
 import torch
 
+from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches, saved_by
 from ipu_packed_bert.engine.host.attention import Attention, pick_attention
 from ipu_packed_bert.engine.host.devices import (
@@ -27,10 +28,7 @@ from ipu_packed_bert.engine.host.devices import (
 from ipu_packed_bert.engine.host.feed import cut, feed_for
 from ipu_packed_bert.engine.host.recompute import recompute_layers, refuse_compiled
 from ipu_packed_bert.engine.host.reduction import Reduction
-from ipu_packed_bert.loader import Batch
-from ipu_packed_bert.model.packed import AttentionMask, PaddingMask, hidden_score
-from ipu_packed_bert.model.varlen import attend_within_sequences
-from ipu_packed_bert.optim import (
+from ipu_packed_bert.model.optimizer import (
     build_optimizer,
     clip,
     gradient_norm,
@@ -38,8 +36,10 @@ from ipu_packed_bert.optim import (
     neutral_state,
     refuse_other_shapes,
 )
-from ipu_packed_bert.processes import ONE, Processes
-from ipu_packed_bert.schema import Configuration
+from ipu_packed_bert.model.packed import AttentionMask, PaddingMask, hidden_score
+from ipu_packed_bert.model.varlen import attend_within_sequences
+from ipu_packed_bert.processes.ranks import ONE, Processes
+from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
 
 # The stream of random numbers drawn from run.seed that dropout in several processes draws from.
@@ -72,10 +72,10 @@ class _Program:
         return self._call(*fields)
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _memory_said(method: Method) -> Method:
+def _memory_said(method: _Method) -> _Method:
     """Where the device has not enough memory for it, the method raises ValueError, with the settings that decide it."""
 
     @functools.wraps(method)
@@ -90,7 +90,7 @@ def _memory_said(method: Method) -> Method:
             f"{self._config.batch.micro_batch}{recompute}"
         )
 
-    return cast(Method, said)
+    return cast(_Method, said)
 
 
 class HostEngine(Engine):

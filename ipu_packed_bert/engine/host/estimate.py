@@ -8,13 +8,13 @@ from typing import List
 import torch
 
 from ipu_packed_bert.engine.host.devices import arithmetic, clock_of, device_name, numerics_of
-from ipu_packed_bert.plan import RunPlan, host_needs
-from ipu_packed_bert.schema import EngineConfig
+from ipu_packed_bert.planning.plan import RunPlan, host_needs
+from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.timing import seconds_in_turn
 
 # Of a plain matrix product's rate: what training steps of large transformers reach, with layer norms, dropout, copies.
-SHARE = 0.5
-GIB = float(1 << 30)
+_SHARE = 0.5
+_GIB = float(1 << 30)
 
 
 def product_rate(device: torch.device, engine: EngineConfig, *, size: int = 0) -> float:
@@ -40,17 +40,17 @@ def whole_lines(made: RunPlan, device: torch.device, *, rate: float) -> List[str
     """Memory and hours of the run, as people read them. rate: `product_rate`."""
     needs, config = host_needs(made), made.config
     there = memory_here(device)
-    here = f" of the {there / GIB:,.1f} GiB here" if there else ""
+    here = f" of the {there / _GIB:,.1f} GiB here" if there else ""
     lines = [
-        f"  memory  about {needs.memory.most / GIB:,.1f} GiB in a step{here}, computed"
+        f"  memory  about {needs.memory.most / _GIB:,.1f} GiB in a step{here}, computed"
         + ("" if not there or needs.memory.most < there else ": more than there is, so lower batch.micro_batch")
     ]
     if needs.multiply_adds is None:
         return lines + ["  time    unknown: no packing factor; give --packing-factor"]
-    hours = needs.multiply_adds / (SHARE * rate) / 3600.0
+    hours = needs.multiply_adds / (_SHARE * rate) / 3600.0
     lines.append(
         f"  time    about {duration(hours)} for {config.run.steps:,} updates on this {device_name(device)}, computed"
-        f" from {SHARE:.0%} of a matrix product's {2e-12 * rate:,.2g} TFLOP/s in {config.engine.precision}, measured"
+        f" from {_SHARE:.0%} of a matrix product's {2e-12 * rate:,.2g} TFLOP/s in {config.engine.precision}, measured"
         " now"
     )
     return lines

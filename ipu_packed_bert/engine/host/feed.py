@@ -8,22 +8,22 @@ from typing import Any, Deque, Iterator, List, Sequence, Tuple
 
 import torch
 
-Fields = List[torch.Tensor]
+_Fields = List[torch.Tensor]
 
 
-def cut(fields: Sequence[torch.Tensor], rows: int) -> Iterator[Fields]:
+def cut(fields: Sequence[torch.Tensor], rows: int) -> Iterator[_Fields]:
     """The fields of an update, `rows` of each at a time."""
     for first in range(0, len(fields[0]), rows):
         yield [field[first : first + rows] for field in fields]
 
 
-class Feed:
+class _Feed:
     """On a CPU: the micro-batches as they are."""
 
     def __init__(self, device: torch.device):
         self.device = device
 
-    def __call__(self, micro_batches: Iterator[Fields]) -> Iterator[Fields]:
+    def __call__(self, micro_batches: Iterator[_Fields]) -> Iterator[_Fields]:
         for fields in micro_batches:
             yield [field.to(self.device) for field in fields]
 
@@ -31,7 +31,7 @@ class Feed:
         pass
 
 
-class CudaFeed(Feed):
+class CudaFeed(_Feed):
     """On CUDA: a thread copies each micro-batch into pinned memory and from there to the device, on its own stream.
 
     At most `AHEAD` micro-batches wait there. The stream that works on a micro-batch waits for its copy; the host waits
@@ -45,7 +45,7 @@ class CudaFeed(Feed):
         self._stream = torch.cuda.Stream(device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
 
-    def __call__(self, micro_batches: Iterator[Fields]) -> Iterator[Fields]:
+    def __call__(self, micro_batches: Iterator[_Fields]) -> Iterator[_Fields]:
         ahead: Deque[Future] = deque()
         try:
             for fields in micro_batches:
@@ -58,7 +58,7 @@ class CudaFeed(Feed):
             for moving in ahead:
                 moving.cancel()
 
-    def _move(self, fields: Fields) -> Tuple[Fields, Any]:
+    def _move(self, fields: _Fields) -> Tuple[_Fields, Any]:
         """In the thread: the fields on the device, and the event after which they are there."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             # The allocator of pinned memory keeps a block until the copies from it are done.
@@ -67,7 +67,7 @@ class CudaFeed(Feed):
             event.record(self._stream)
         return moved, event
 
-    def _arrived(self, moving: Future) -> Fields:
+    def _arrived(self, moving: Future) -> _Fields:
         moved, event = moving.result()
         working = torch.cuda.current_stream(self.device)
         working.wait_event(event)
@@ -80,5 +80,5 @@ class CudaFeed(Feed):
         self._thread.shutdown()
 
 
-def feed_for(device: torch.device) -> Feed:
-    return CudaFeed(device) if device.type == "cuda" else Feed(device)
+def feed_for(device: torch.device) -> _Feed:
+    return CudaFeed(device) if device.type == "cuda" else _Feed(device)

@@ -6,12 +6,12 @@ import os
 import re
 from typing import NamedTuple, Optional
 
-from ipu_packed_bert.config import load_config
-from ipu_packed_bert.configurations import config_file, shipped_names
 from ipu_packed_bert.engine.ipu.poprun import Instance, find_instance
 from ipu_packed_bert.engine.ipu.sdk import poptorch
-from ipu_packed_bert.launch import IPUS_OF_A_PROGRAM, instances_for
-from ipu_packed_bert.schema import PRETRAINING, Configuration
+from ipu_packed_bert.settings.launch_lines import IPUS_OF_A_PROGRAM, instances_for
+from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.schema import PRETRAINING, Configuration
+from ipu_packed_bert.settings.shipped import config_file, shipped_names
 
 
 class Device(NamedTuple):
@@ -34,7 +34,7 @@ def find_device(config: Configuration, *, simulated: bool = True) -> Optional[De
         return _device_of_instance(config, instance)
     if config.engine.offline_export is not None:
         return Device(
-            "ipu", f"no device: compiles for {ipus_of(config)} into {config.engine.offline_export}", offline=True
+            "ipu", f"no device: compiles for {_ipus_of(config)} into {config.engine.offline_export}", offline=True
         )
     asked_by = model_asked_by(config)
     if asked_by is not None:
@@ -42,12 +42,12 @@ def find_device(config: Configuration, *, simulated: bool = True) -> Optional[De
             "ipu_model", f"Poplar IPU Model, as asked for by {asked_by}: simulated, slow, without cycle counts"
         )
     if poptorch.ipuHardwareIsAvailable(config.ipus):
-        return Device("ipu", f"IPU hardware: {ipus_of(config)}")
+        return Device("ipu", f"IPU hardware: {_ipus_of(config)}")
     attached = fewer_attached(config.ipus)
     if attached:
-        raise ValueError(too_few(config, attached))
+        raise ValueError(_too_few(config, attached))
     if config.engine.kind == "auto" and simulated:
-        return Device("ipu_model", f"Poplar IPU Model, for want of {ipus_of(config)}")
+        return Device("ipu_model", f"Poplar IPU Model, for want of {_ipus_of(config)}")
     return None
 
 
@@ -55,7 +55,7 @@ def _device_of_instance(config: Configuration, instance: Instance) -> Device:
     placement, number = config.placement, instance.instances
     if config.engine.offline_export is not None:
         file = instance.own(config.engine.offline_export)
-        return Device("ipu", f"no device: compiles for {ipus_of(config)} in {number} instances, into {file}", True)
+        return Device("ipu", f"no device: compiles for {_ipus_of(config)} in {number} instances, into {file}", True)
     asked_by = model_asked_by(config)
     if asked_by is not None:
         raise ValueError(
@@ -65,11 +65,11 @@ def _device_of_instance(config: Configuration, instance: Instance) -> Device:
     own = instance.replicas * placement.ipus_per_replica
     words = f"{own} IPU{'' if own == 1 else 's'} ({instance.replicas} x {placement.ipus_per_replica})"
     if poptorch.ipuHardwareIsAvailable(own):
-        return Device("ipu", f"IPU hardware: {ipus_of(config)} in {number} instances of {words}")
+        return Device("ipu", f"IPU hardware: {_ipus_of(config)} in {number} instances of {words}")
     attached = fewer_attached(own)
     raise ValueError(
         f"{config.path}: instance {instance.rank} of {number} finds no device of {words}, its part of "
-        f"{ipus_of(config)}; "
+        f"{_ipus_of(config)}; "
         + (f"the largest it can attach has {attached}: " if attached else "it can attach none: ")
         + "give poprun a partition with as many IPUs (see gc-info -l) and --ipus-per-replica "
         f"{placement.ipus_per_replica}"
@@ -101,11 +101,11 @@ def fewer_attached(wanted: int) -> int:
     return number
 
 
-def too_few(config: Configuration, attached: int) -> str:
+def _too_few(config: Configuration, attached: int) -> str:
     """What is wrong where fewer IPUs are attached than a configuration wants, and the way out."""
     are = "1 IPU is" if attached == 1 else f"{attached} IPUs are"
-    found = f"{config.path}: {are} attached, wanted are {ipus_of(config)}"
-    fitting = configuration_for(config, attached) if config.task.name == PRETRAINING else None
+    found = f"{config.path}: {are} attached, wanted are {_ipus_of(config)}"
+    fitting = _configuration_for(config, attached) if config.task.name == PRETRAINING else None
     placement = config.placement
     replicas = attached // placement.ipus_per_replica
     if fitting is not None:
@@ -118,7 +118,7 @@ def too_few(config: Configuration, attached: int) -> str:
     )
 
 
-def configuration_for(config: Configuration, ipus: int) -> Optional[str]:
+def _configuration_for(config: Configuration, ipus: int) -> Optional[str]:
     """The configuration that comes with this package, of the same model and the same packs, for at most `ipus` IPUs:
     the one with the most of them, of the same machine where there are two; None if there is none."""
 
@@ -140,7 +140,7 @@ def configuration_for(config: Configuration, ipus: int) -> Optional[str]:
     return None if best is None else best.name
 
 
-def ipus_of(config: Configuration) -> str:
+def _ipus_of(config: Configuration) -> str:
     """ "16 IPUs (4 x 4)": all replicas' IPUs, in words."""
     placement = config.placement
     plural = "" if config.ipus == 1 else "s"
@@ -153,6 +153,6 @@ def refuse_too_many(config: Configuration, replicas: int) -> None:
     if ipus > IPUS_OF_A_PROGRAM:
         raise ValueError(
             f"{config.path}: this process has {ipus} IPUs, a program at most {IPUS_OF_A_PROGRAM}; share "
-            f"{ipus_of(config)} out among processes: poprun --num-instances {instances_for(config)}"
+            f"{_ipus_of(config)} out among processes: poprun --num-instances {instances_for(config)}"
             f" --num-replicas {config.placement.replicas}"
         )

@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 import torch
 
+from ipu_packed_bert.data.global_batches import Batch, GlobalBatches
 from ipu_packed_bert.engine.base import Engine, StepResult, micro_batches, saved_by
 from ipu_packed_bert.engine.ipu.devices import Device, refuse_too_many
 from ipu_packed_bert.engine.ipu.executable import (
@@ -27,10 +28,9 @@ from ipu_packed_bert.engine.ipu.poprun import find_instance
 from ipu_packed_bert.engine.ipu.program import Predictions, build_program
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.engine.ipu.state import fill, moments, plain, same_shapes
-from ipu_packed_bert.loader import Batch, GlobalBatches
-from ipu_packed_bert.placement import place
-from ipu_packed_bert.processes import ONE, Processes
-from ipu_packed_bert.schema import Configuration
+from ipu_packed_bert.processes.ranks import ONE, Processes
+from ipu_packed_bert.settings.placement import place
+from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
 
 

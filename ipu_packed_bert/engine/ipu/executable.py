@@ -8,18 +8,18 @@ from typing import Any, Dict, Tuple
 
 import torch
 
+from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.ipu.poprun import Instance
-from ipu_packed_bert.loader import Batch
-from ipu_packed_bert.schema import Configuration
-from ipu_packed_bert.settings import plain, shown
+from ipu_packed_bert.settings.reader import plain, shown
+from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
 from pack_data.reading.fields import Fields, read_object
 from pack_data.reading.files import write_atomically
 
-FORMAT = 1
+_FORMAT = 1
 # Settings of the program's sections that are not in it: of the host, of where it runs and where its parts lie, or
 # values that are sent to the device with every update. What is not named here decides.
-NOT_COMPILED = frozenset(
+_NOT_COMPILED = frozenset(
     """
     model.initializer_range
     optimizer.learning_rate optimizer.warmup_fraction optimizer.schedule optimizer.schedule_power
@@ -54,7 +54,7 @@ def program_facts(
         if settings is not None:  # fine-tuning has no section `loss`
             facts.update((f"{section}.{name}", plain(value)) for name, value in vars(settings).items())
     facts.update(task.program_facts)
-    facts = {name: value for name, value in facts.items() if name not in NOT_COMPILED}
+    facts = {name: value for name, value in facts.items() if name not in _NOT_COMPILED}
     facts["engine.recompute_layers"] = config.engine.recomputes(ipus=True)
     facts["engine.profile_directory"] = config.engine.profile_directory is not None  # wherever it is
     if instance.instances > 1:
@@ -73,7 +73,7 @@ def note_of(executable: str) -> Path:
 
 
 def write_note(executable: str, facts: Facts) -> None:
-    note = {"format": FORMAT, "bytes": Path(executable).stat().st_size, "compiled_for": facts}
+    note = {"format": _FORMAT, "bytes": Path(executable).stat().st_size, "compiled_for": facts}
     write_atomically(note_of(executable), (json.dumps(note, indent=1) + "\n").encode())
 
 
@@ -81,8 +81,8 @@ def refuse_another(executable: str, facts: Facts) -> None:
     """Raise ValueError, in one line, unless the executable is there, whole, and was compiled for what `facts` say."""
     again = f"compile it again: --set engine.offline_export={executable} --set engine.executable=null"
     note = read_object(note_of(executable), way_out=f"{again}, which writes this file too")
-    if note.any("format") != FORMAT:
-        raise note.error("format", f"must be {FORMAT}")
+    if note.any("format") != _FORMAT:
+        raise note.error("format", f"must be {_FORMAT}")
     if not Path(executable).is_file() or Path(executable).stat().st_size != note.any("bytes"):
         raise ValueError(f"engine.executable {executable}: not there, or not the file that was written; {again}")
     compiled = note.object("compiled_for")

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
 
-from ipu_packed_bert.loader import Batch, GlobalBatches, Layout, Packs, Position
+from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, Packs, Position
 
 
 @dataclass(frozen=True)

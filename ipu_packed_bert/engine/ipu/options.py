@@ -11,13 +11,13 @@ from ipu_packed_bert.engine.ipu.devices import Device
 from ipu_packed_bert.engine.ipu.poprun import Instance
 from ipu_packed_bert.engine.ipu.program import Program
 from ipu_packed_bert.engine.ipu.sdk import poptorch
-from ipu_packed_bert.optim import parameter_groups
-from ipu_packed_bert.schema import Configuration
+from ipu_packed_bert.model.optimizer import parameter_groups
+from ipu_packed_bert.settings.schema import Configuration
 
-TYPES = {"float16": torch.float16, "float32": torch.float32}
+_TYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
-def common_options(config: Configuration, device: Device, instance: Instance, *, name: str) -> poptorch.Options:
+def _common_options(config: Configuration, device: Device, instance: Instance, *, name: str) -> poptorch.Options:
     """What training and evaluation share."""
     engine, placement = config.engine, config.placement
     if instance.distributed:
@@ -55,7 +55,7 @@ def training_options(
 ) -> poptorch.Options:
     """Options of the training program: one update a call."""
     engine, placement = config.engine, config.placement
-    options = common_options(config, device, instance, name="training")
+    options = _common_options(config, device, instance, name="training")
     options.deviceIterations(1)
     options.Training.gradientAccumulation(accumulation)
     options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Mean)
@@ -96,7 +96,7 @@ def evaluation_options(
 
     name: evaluation, whose outputs are sums, or prediction, whose outputs are those of every row, in their order.
     """
-    options = common_options(config, device, instance, name=name)
+    options = _common_options(config, device, instance, name=name)
     if name == "prediction":
         options.outputMode(poptorch.OutputMode.All)
     options.deviceIterations(iterations)
@@ -117,8 +117,8 @@ def build_optimizer(program: Program, config: Configuration, *, betas: Tuple[flo
         bias_correction=settings.bias_correction,
         # Automatic scaling starts from 1 and finds its own factor.
         loss_scaling=1.0 if engine.automatic_loss_scaling else engine.loss_scaling,
-        accum_type=TYPES[engine.gradient_accumulator_type],
-        first_order_momentum_accum_type=TYPES[engine.first_moment_type],
+        accum_type=_TYPES[engine.gradient_accumulator_type],
+        first_order_momentum_accum_type=_TYPES[engine.first_moment_type],
         second_order_momentum_accum_type=torch.float32,
     )
     if settings.name == "adamw":

@@ -12,8 +12,8 @@ import time
 from datetime import timedelta
 from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 
-from ipu_packed_bert.processes import Ranks, is_lost_connection, of_poprun
-from ipu_packed_bert.schema import Configuration
+from ipu_packed_bert.processes.ranks import Ranks, is_lost_connection, of_poprun
+from ipu_packed_bert.settings.schema import Configuration
 from pack_data.cli.command import NotFinite
 
 _begun: List[Any] = []  # popdist, once it is ready
@@ -96,7 +96,7 @@ def instances() -> Optional[Ranks]:
     except ImportError:
         return GlooInstances(meeting_point(rank, size), rank, size, rank)
     horovod.init()
-    return HorovodInstances(horovod, rank, size)
+    return _HorovodInstances(horovod, rank, size)
 
 
 _AGAIN = "the same line with --resume-if-there does"
@@ -108,7 +108,7 @@ class GlooInstances(Ranks):
     launcher, means, restart = "poprun", "gloo, as Horovod is not installed", _AGAIN
 
 
-class HorovodInstances(Ranks):
+class _HorovodInstances(Ranks):
     """By Horovod.
 
     It has no store in which an error could be left for the others: an instance that fails says so and ends, and its

@@ -13,12 +13,12 @@ from ipu_packed_bert.model.bert import VocabularyProduct
 from ipu_packed_bert.model.loss import PretrainingLoss
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.model.products import OneHotSlots, mask_in_product
-from ipu_packed_bert.placement import Placement
-from ipu_packed_bert.schema import Configuration, mask_columns
+from ipu_packed_bert.settings.placement import Placement
+from ipu_packed_bert.settings.schema import Configuration, mask_columns
 from ipu_packed_bert.tasks.task import Task
 
 
-class SerialisedProduct(nn.Module):
+class _SerialisedProduct(nn.Module):
     """As `model.bert.VocabularyProduct`, in `factor` parts of the vocabulary, one after the other in the same
     memory."""
 
@@ -42,7 +42,7 @@ def checkpoint(module: nn.Module, inputs: Tuple, output: torch.Tensor) -> torch.
     return poptorch.recomputationCheckpoint(output)
 
 
-def adapt(network: PackedBert, config: Configuration, task: Task) -> None:
+def _adapt(network: PackedBert, config: Configuration, task: Task) -> None:
     """Put into a network what the device needs differently, in place; names, shapes and values of its weights stay."""
     if config.engine.mask == "product":
         depth = task.max_sequences_per_pack
@@ -57,14 +57,14 @@ def adapt(network: PackedBert, config: Configuration, task: Task) -> None:
             if isinstance(child, GatherSlots):
                 setattr(module, name, OneHotSlots(task.max_sequence_length))
             elif isinstance(child, VocabularyProduct) and factor > 1:
-                setattr(module, name, SerialisedProduct(factor))
+                setattr(module, name, _SerialisedProduct(factor))
     if config.engine.recomputes(ipus=True):
         layers: Any = network.bert.encoder.layer
         for layer in layers:
             layer.register_forward_hook(checkpoint)
 
 
-def begin_blocks(network: PackedBert, placement: Placement) -> None:
+def _begin_blocks(network: PackedBert, placement: Placement) -> None:
     """Mark in a network where the blocks of `placement` begin, in place."""
     for block in placement.blocks:
         poptorch.BeginBlock(network.get_submodule(block.module), block.name, ipu_id=block.ipu)
@@ -100,8 +100,8 @@ class Predictions(nn.Module):
 def build_program(config: Configuration, task: Task, placement: Placement) -> Program:
     """The network as PopTorch gets it, with its initial weights."""
     network = build_network(task, config.run.seed, attention="eager")
-    adapt(network, config, task)
-    begin_blocks(network, placement)
+    _adapt(network, config, task)
+    _begin_blocks(network, placement)
     if config.engine.half_weights:
         network.half()
     return Program(network)

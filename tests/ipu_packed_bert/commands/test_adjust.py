@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from ipu_packed_bert.commands import adjust
-from ipu_packed_bert.config import load_config
+from ipu_packed_bert.settings.pretraining import load_config
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
 from tests.tiny_runs import tiny_data, tiny_settings

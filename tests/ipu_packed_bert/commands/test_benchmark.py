@@ -11,11 +11,11 @@ import torch
 from ipu_packed_bert.benchmarks.packed import figures, table
 from ipu_packed_bert.benchmarks.work import SIZES, draw_work
 from ipu_packed_bert.commands.benchmark import main
-from ipu_packed_bert.compare_unpacked import SideBySide
-from ipu_packed_bert.config import LossConfig
 from ipu_packed_bert.engine.host import VARLEN_FROM
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.pretraining import LossConfig
+from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.training.compare_unpacked import SideBySide
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer

@@ -11,14 +11,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ipu_packed_bert.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
 from ipu_packed_bert.commands import finetune, predict, pretrain
-from ipu_packed_bert.commands.export import export_run, import_folder, main
-from ipu_packed_bert.config import LossConfig, load_config
-from ipu_packed_bert.hugging_face import load_into, read_folder, write_folder
-from ipu_packed_bert.identity import Identity
+from ipu_packed_bert.commands.export import main
+from ipu_packed_bert.model.hugging_face import load_into, read_folder, write_folder
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
-from ipu_packed_bert.tensor_files import file_bytes
+from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
+from ipu_packed_bert.run_files.safetensors_files import file_bytes
+from ipu_packed_bert.run_files.vocabulary_identity import Identity
+from ipu_packed_bert.settings.pretraining import LossConfig, load_config
+from ipu_packed_bert.training.export import export_run, import_folder
 from pack_data.cli.command import run_main
 from pack_data.text.tokenizer_file import TokenizerFile
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary

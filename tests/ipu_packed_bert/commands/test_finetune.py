@@ -13,17 +13,17 @@ import pytest
 import torch
 import yaml
 
-from ipu_packed_bert.checkpoint import load_checkpoint, newest_checkpoint
 from ipu_packed_bert.commands import export, finetune
-from ipu_packed_bert.commands.export import import_folder
+from ipu_packed_bert.data.global_batches import GlobalBatches, in_order
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.loader import GlobalBatches, in_order
-from ipu_packed_bert.runlog import read_log
-from ipu_packed_bert.runs import prepare
+from ipu_packed_bert.run_files.checkpoints import load_checkpoint, newest_checkpoint
+from ipu_packed_bert.run_files.safetensors_files import READS_TORCH_FILES
+from ipu_packed_bert.settings.finetuning import load_config
 from ipu_packed_bert.tasks.examples import ExamplePacks, pack_inputs
 from ipu_packed_bert.tasks.scores import score_answers
-from ipu_packed_bert.tasks.settings import load_config
-from ipu_packed_bert.tensor_files import READS_TORCH_FILES
+from ipu_packed_bert.training.export import import_folder
+from ipu_packed_bert.training.finetuning_run import prepare
+from ipu_packed_bert.training.log import read_log
 from pack_data.cli.command import run_main
 from tests.fine_tuning_files import (
     KINDS,
@@ -108,7 +108,7 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
         (tmp_path / "train.json").resolve()
     )
     # Two more epochs, and the exported model is the new one.
-    from ipu_packed_bert.hugging_face import read_folder
+    from ipu_packed_bert.model.hugging_face import read_folder
 
     before = read_folder(tmp_path / "run" / "model").weights
     updates = len(records)
@@ -205,7 +205,7 @@ def test_a_resumed_run_may_change_what_is_harmless_or_allowed(tmp_path, checkpoi
 def test_a_resumed_run_says_that_the_file_of_its_own_task_was_changed(tmp_path, checkpoint, capsys):
     own = tmp_path / "own_task.py"
     own.write_text(
-        "from ipu_packed_bert.tasks.settings import TokensConfig\n"
+        "from ipu_packed_bert.settings.finetuning import TokensConfig\n"
         "from ipu_packed_bert.tasks.tokens import TokensTask\n\n"
         "class Own(TokensTask):\n    settings = TokensConfig\n"
     )
@@ -255,7 +255,7 @@ def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, cap
 def test_every_start(tmp_path, checkpoint, form):
     start = checkpoint
     if form == "headless torch file":
-        from ipu_packed_bert.hugging_face import read_folder
+        from ipu_packed_bert.model.hugging_face import read_folder
 
         start = tiny_checkpoint(tmp_path / "torch")
         weights = {name[len("bert.") :]: tensor for name, tensor in read_folder(start).weights.items()}
@@ -280,7 +280,7 @@ def test_every_start(tmp_path, checkpoint, form):
     if form == "from scratch":
         assert len(made.start.vocabulary) > 30 and "from scratch" in made.start.description and not made.fresh
     else:
-        from ipu_packed_bert.hugging_face import read_folder
+        from ipu_packed_bert.model.hugging_face import read_folder
 
         assert torch.equal(found, read_folder(start if form == "no pooler" else checkpoint).weights[name])
         assert made.start.vocabulary.tokens == VOCABULARY.tokens
@@ -376,7 +376,7 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path, checkpoint, capsys, override
 def test_missing_weights_say_how_to_get_them(monkeypatch, tmp_path):
     from importlib import metadata
 
-    from ipu_packed_bert.start import PACKAGE
+    from ipu_packed_bert.tasks.starting_weights import PACKAGE
 
     def missing(name):
         raise metadata.PackageNotFoundError(name)
@@ -391,7 +391,7 @@ def test_trained_weights_give_the_same_answers_packed_and_unpacked(tmp_path):
     from importlib import metadata
     from pydoc_data.topics import topics
 
-    from ipu_packed_bert.start import PACKAGE
+    from ipu_packed_bert.tasks.starting_weights import PACKAGE
 
     try:
         metadata.distribution(PACKAGE)

@@ -29,7 +29,7 @@ from ipu_packed_bert.benchmarks.layouts import (
 )
 from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
 from ipu_packed_bert.commands import gpu
-from ipu_packed_bert.schema import EngineConfig
+from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import yaml
 
-from ipu_packed_bert import predictions
 from ipu_packed_bert.commands import finetune, predict
-from ipu_packed_bert.commands.export import import_folder
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.tasks.examples import Asked
 from ipu_packed_bert.tasks.files import Source
+from ipu_packed_bert.training import predictions
+from ipu_packed_bert.training.export import import_folder
 from pack_data.cli.command import run_main
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed

@@ -16,11 +16,12 @@ import pytest
 import torch
 import yaml
 
-from ipu_packed_bert import checkpoint, run_summary
-from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.runlog import LOG, read_log
+from ipu_packed_bert.run_files import checkpoints as checkpoint
+from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
+from ipu_packed_bert.training import summary as run_summary
+from ipu_packed_bert.training.log import LOG, read_log
 from pack_data.cli.command import run_main
 from tests.ranks_at_work import forking
 from tests.tiny_runs import not_drawn, tiny_config, tiny_data, tiny_settings

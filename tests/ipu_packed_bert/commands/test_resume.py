@@ -12,14 +12,14 @@ import pytest
 import torch
 import yaml
 
-from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
 from ipu_packed_bert.commands import pretrain
-from ipu_packed_bert.config import load_config
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.optim import learning_rate
-from ipu_packed_bert.processes import Processes
-from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG
-from ipu_packed_bert.runlog import EVALUATIONS, LOG, read_log
+from ipu_packed_bert.model.optimizer import learning_rate
+from ipu_packed_bert.processes.ranks import Processes
+from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG
+from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.training.log import EVALUATIONS, LOG, read_log
 from pack_data.cli.command import run_main
 from pack_data.packers import PACKERS
 from pack_data.store.data_set import PackStore, StoreWriter

@@ -17,12 +17,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ipu_packed_bert import beats, run_summary
-from ipu_packed_bert.beats import Beats
-from ipu_packed_bert.checkpoint import newest_checkpoint
 from ipu_packed_bert.commands import finetune, pretrain
-from ipu_packed_bert.processes import joined
-from ipu_packed_bert.run_folder import CHECKPOINTS, LOG, read_log
+from ipu_packed_bert.processes import beats
+from ipu_packed_bert.processes.beats import Beats
+from ipu_packed_bert.processes.ranks import joined
+from ipu_packed_bert.run_files.checkpoints import newest_checkpoint
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, LOG, read_log
+from ipu_packed_bert.training import summary as run_summary
 from pack_data.cli.command import NotFinite, run_main
 from pack_data.store.data_set import PackStore, StoreWriter
 from tests.fine_tuning_files import tiny_config as fine_tuning_config

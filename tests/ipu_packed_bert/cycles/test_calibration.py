@@ -33,7 +33,7 @@ SHARE_OF_PEAK = {"D1": 28.8, "D2": 27.6, "D3": 34.3, "D4": 27.8, "D5": 35.6, "D6
 
 @pytest.fixture(scope="session")
 def observations(cycle_cache):
-    from ipu_packed_bert.config import load_config
+    from ipu_packed_bert.settings.pretraining import load_config
 
     return calibration.observe(calibration.machines(cycle_cache), load_config)
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ipu_packed_bert.config import Config, LossConfig
 from ipu_packed_bert.cycles import tracing, vertices
 from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, Arrangement
 from ipu_packed_bert.cycles.layout import Cost, TensorLayout, bring, total, unknown_copy
@@ -31,7 +30,8 @@ from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.cycles.tracing import Value, capture, capture_update, layer_of, layer_signature, layers_alike
 from ipu_packed_bert.cycles.workload import MicroBatchShape, batch_shapes, engine_arrangement, shape_of
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.pretraining import Config, LossConfig
+from ipu_packed_bert.settings.schema import ModelConfig
 
 MODEL = ModelConfig(
     vocabulary_size=320, hidden_size=64, num_layers=3, num_heads=4, intermediate_size=128, max_position_embeddings=32
@@ -240,8 +240,8 @@ def test_a_mask_application_at_512_costs_what_the_paper_needs(machine, load):
 
 def test_update_of_lamb_costs_forty_to_sixty_worker_cycles_for_two_parameters():
     """Reference: PopART's LAMB, moments, updater, two norms and the weight update."""
-    from ipu_packed_bert.config import OptimizerConfig
-    from ipu_packed_bert.optim import build_optimizer
+    from ipu_packed_bert.model.optimizer import build_optimizer
+    from ipu_packed_bert.settings.pretraining import OptimizerConfig
 
     wide = replace(MODEL, hidden_size=512, intermediate_size=2048, num_layers=1)
     graph = capture_update(
@@ -259,8 +259,8 @@ def test_update_of_lamb_costs_forty_to_sixty_worker_cycles_for_two_parameters():
 @pytest.mark.parametrize("mask, arrangement", [("product", PACKED), ("additive", ADDITIVE)])
 def test_the_default_arrangements_are_what_the_ipu_engine_runs(mask, arrangement):
     """engine/ipu/ adapts the network for the device; the traced default is that graph, operator by operator."""
-    from ipu_packed_bert.config import DataConfig
-    from ipu_packed_bert.schema import EngineConfig, PlacementConfig
+    from ipu_packed_bert.settings.pretraining import DataConfig
+    from ipu_packed_bert.settings.schema import EngineConfig, PlacementConfig
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from tests.fakes.sdk import installed
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from ipu_packed_bert.config import LossConfig
 from ipu_packed_bert.cycles import variants
 from ipu_packed_bert.cycles.arrangement import Arrangement
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.pretraining import LossConfig
+from ipu_packed_bert.settings.schema import ModelConfig
 
 MODEL = ModelConfig(
     vocabulary_size=97,

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from ipu_packed_bert.config import load_config
-from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.engine.base import build_network
 from ipu_packed_bert.report import network
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.settings.shipped import config_file
 from ipu_packed_bert.tasks.pretraining import Pretraining
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ipu_packed_bert import plan
-from ipu_packed_bert.config import load_config
-from ipu_packed_bert.configurations import FOLDER
 from ipu_packed_bert.cycles import calibration, uncertainty
 from ipu_packed_bert.cycles.lowering import SCORES
 from ipu_packed_bert.cycles.parameters import Parameters
+from ipu_packed_bert.planning import plan
 from ipu_packed_bert.report import calibrate, command, packings, paper, pictures
+from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.shipped import FOLDER
 from pack_data import sort
 from pack_data.cli.command import run_main
 from pack_data.display.table import as_csv

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from ipu_packed_bert.commands import plan as plan_command
 from ipu_packed_bert.commands import plan_search
-from ipu_packed_bert.config import cross_check, load_config
-from ipu_packed_bert.configurations import FOLDER
 from ipu_packed_bert.cycles import calibration
-from ipu_packed_bert.plan import FULLEST_PUBLISHED, plan
+from ipu_packed_bert.planning.plan import FULLEST_PUBLISHED, plan
 from ipu_packed_bert.report import command, search
+from ipu_packed_bert.settings.pretraining import cross_check, load_config
+from ipu_packed_bert.settings.shipped import FOLDER
 from pack_data.cli.command import run_main
 from pack_data.display.table import WIDTH
 from pack_data.lengths.factors import PackingFactor

@@ -14,11 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from ipu_packed_bert.configurations import config_file, shipped_names
-from ipu_packed_bert.placement import place
-from ipu_packed_bert.schema import ModelConfig
+from ipu_packed_bert.settings.finetuning import load_config
+from ipu_packed_bert.settings.placement import place
+from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from ipu_packed_bert.tasks import task_class
-from ipu_packed_bert.tasks.settings import load_config
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from tests.fakes.lowering import ALLOWED, Recorder, wide_types
 from tests.fakes.sdk import installed

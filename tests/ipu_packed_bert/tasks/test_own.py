@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from ipu_packed_bert.predictions import find_trained
+from ipu_packed_bert.settings.finetuning import config_from_tree, load_config
+from ipu_packed_bert.settings.user_task import trust
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.classification import ClassificationTask
-from ipu_packed_bert.tasks.own import trust
-from ipu_packed_bert.tasks.settings import config_from_tree, load_config
+from ipu_packed_bert.training.predictions import find_trained
 from tests.fine_tuning_files import tiny_fine_tuned
 
 OWN = """
 from dataclasses import dataclass
-from ipu_packed_bert.settings import setting
+from ipu_packed_bert.settings.reader import setting
 from ipu_packed_bert.tasks.classification import ClassificationTask
 from ipu_packed_bert.tasks.examples import ExampleTask
-from ipu_packed_bert.tasks.settings import TaskConfig
+from ipu_packed_bert.settings.finetuning import TaskConfig
 
 @dataclass(frozen=True)
 class Settings(TaskConfig):

@@ -38,7 +38,7 @@ def raising(error):
     "error, printed",
     [
         (ValueError("a\n  b"), "error: a   b\n"),
-        (FileNotFoundError(2, "No such file", "x"), "error: [Errno 2] No such file: 'x'\n"),
+        (FileNotFoundError("No such file: 'x'"), "error: No such file: 'x'\n"),
         (Problems("config.yml: 2 problems\n  one\n  two"), "error: config.yml: 2 problems\n  one\n  two\n"),
     ],
 )
@@ -206,3 +206,10 @@ def test_mistakes_are_told_before_the_work(main, options, words, tmp_path, monke
     printed = capsys.readouterr()
     assert words in printed.err and not printed.out
     assert (tmp_path / "l.csv").read_text() == "length,count\n5,3\n"
+
+
+def test_what_the_system_refuses_names_the_file_and_a_way_out(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run_main(lambda argv: open(tmp_path / "file" / "y", "w").close()) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {tmp_path / 'file' / 'y'}: ") and "choose another" in told and "Errno" not in told

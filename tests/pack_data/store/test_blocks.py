@@ -9,7 +9,8 @@ import pytest
 from pack_data.build import BuildOptions, build
 from pack_data.convert import convert
 from pack_data.formats.detect import open_source
-from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, blocks, checksum
+from pack_data.store import blocks
+from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum
 from pack_data.store.packs import PackSchema
 from pack_data.verify import verify
 from tests.pack_data.store.test_data_set import SCHEMA, records

@@ -1,0 +1,1 @@
+"""Packed data sets, and the global batches that are read from them."""

@@ -1,0 +1,230 @@
+"""LAMB and AdamW, their parameter groups, an engine-neutral form of their state, and the learning rate."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Tuple
+
+import torch
+
+from ipu_packed_bert.settings.schema import Configuration, OptimizerSettings
+from pack_data.reading.fields import named
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB as PopTorch 3.4 defines it, so that both engines take the same step.
+
+    m and v are Adam's moments, c1 and c2 their bias corrections (1 without `bias_correction`), for every tensor w:
+
+        u = (m / c1) / (sqrt(v) / sqrt(c2) + eps) + weight_decay * w
+        w = w - lr * ratio * u        ratio = min(|w|, max_weight_norm) / |u|, or 1 where |w|, |u| or the bound is 0
+
+    A group with max_weight_norm 0 therefore takes AdamW's steps. Gradients are not clipped here: see `clip`.
+    """
+
+    def __init__(
+        self,
+        parameters,
+        lr: float = 1e-3,
+        betas: Tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        bias_correction: bool = True,
+        max_weight_norm: float = 65500.0,
+    ):
+        defaults = dict(
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            bias_correction=bias_correction,
+            max_weight_norm=max_weight_norm,
+            step=0,
+        )
+        super().__init__(parameters, defaults)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+                self.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter)
+
+    @torch.no_grad()
+    def step(self, closure=None):  # torch's signature; a closure is never given
+        for group in self.param_groups:
+            group["step"] += 1
+            weights = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not weights:
+                continue
+            gradients = [parameter.grad for parameter in weights]
+            first = [self.state[parameter]["exp_avg"] for parameter in weights]
+            second = [self.state[parameter]["exp_avg_sq"] for parameter in weights]
+            beta1, beta2 = group["betas"]
+            correction1 = 1.0 - beta1 ** group["step"] if group["bias_correction"] else 1.0
+            correction2 = 1.0 - beta2 ** group["step"] if group["bias_correction"] else 1.0
+
+            torch._foreach_mul_(first, beta1)
+            torch._foreach_add_(first, gradients, alpha=1.0 - beta1)
+            torch._foreach_mul_(second, beta2)
+            torch._foreach_addcmul_(second, gradients, gradients, value=1.0 - beta2)
+
+            scale = torch._foreach_sqrt(second)
+            torch._foreach_div_(scale, math.sqrt(correction2))
+            torch._foreach_add_(scale, group["eps"])
+            update = torch._foreach_div(first, correction1)
+            torch._foreach_div_(update, scale)
+            if group["weight_decay"]:
+                torch._foreach_add_(update, weights, alpha=group["weight_decay"])
+            if group["max_weight_norm"]:
+                torch._foreach_mul_(update, _trust_ratios(weights, update, group["max_weight_norm"]))
+            torch._foreach_add_(weights, update, alpha=-group["lr"])
+
+
+def _trust_ratios(weights, updates, max_weight_norm: float) -> List[torch.Tensor]:
+    weight_norms = torch.stack(torch._foreach_norm(weights))
+    update_norms = torch.stack(torch._foreach_norm(updates))
+    usable = (weight_norms > 0) & (update_norms > 0)
+    divisors = torch.where(usable, update_norms, torch.ones_like(update_norms))
+    ratios = weight_norms.clamp(max=max_weight_norm) / divisors
+    return list(torch.where(usable, ratios, torch.ones_like(ratios)).unbind())
+
+
+class AdamW(Lamb):
+    """Adam with decoupled weight decay: LAMB whose trust ratio is 1 everywhere."""
+
+    def __init__(self, parameters, **options):
+        super().__init__(parameters, max_weight_norm=0.0, **options)
+
+
+def parameter_groups(named_parameters: Iterable[Tuple[str, torch.nn.Parameter]], *, weight_decay: float) -> List[Dict]:
+    """Three groups: biases (no decay, trust ratio 1), other vectors such as LayerNorm weights (no decay), matrices."""
+    biases, vectors, matrices = [], [], []
+    for name, parameter in named_parameters:
+        if name.endswith("bias"):
+            biases.append(parameter)
+        elif parameter.dim() == 1:
+            vectors.append(parameter)
+        else:
+            matrices.append(parameter)
+    return [
+        {"params": biases, "weight_decay": 0.0, "max_weight_norm": 0.0},
+        {"params": vectors, "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": weight_decay},
+    ]
+
+
+def build_optimizer(
+    model: torch.nn.Module, optimizer: OptimizerSettings, *, betas: Tuple[float, float]
+) -> torch.optim.Optimizer:
+    """The configured optimiser; `betas` are those after the adjustment for packing (`Config.betas`)."""
+    options: Dict[str, Any] = dict(
+        lr=optimizer.learning_rate, betas=betas, eps=optimizer.eps, bias_correction=optimizer.bias_correction
+    )
+    groups = parameter_groups(model.named_parameters(), weight_decay=optimizer.weight_decay)
+    if optimizer.name == "adamw":
+        return AdamW([{**group, "max_weight_norm": 0.0} for group in groups], **options)
+    return Lamb(groups, max_weight_norm=optimizer.max_weight_norm, **options)
+
+
+def gradient_norm(gradients: List[torch.Tensor]) -> torch.Tensor:
+    """The L2 norm of all gradients taken together, [], where they are; nothing is read back."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+
+def clip(gradients: List[torch.Tensor], norm: float, bound: float) -> None:
+    """Scale gradients of this norm down to `bound`; smaller ones stay. As `torch.nn.utils.clip_grad_norm_` does it."""
+    coefficient = bound / (norm + 1e-6)
+    if coefficient < 1.0:
+        torch._foreach_mul_(gradients, coefficient)
+
+
+def neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Dict[str, Any]:
+    """The optimiser's state by parameter name, float32 on the CPU: what every engine writes and reads."""
+    names = list(model.named_parameters())
+    return {
+        "step": int(optimizer.param_groups[0]["step"]),
+        "exp_avg": {name: _copy(optimizer.state[parameter]["exp_avg"]) for name, parameter in names},
+        "exp_avg_sq": {name: _copy(optimizer.state[parameter]["exp_avg_sq"]) for name, parameter in names},
+    }
+
+
+def load_neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module, state: Dict[str, Any]) -> None:
+    """Continue from what `neutral_state` returned. Raises ValueError where names or shapes are not the model's."""
+    for moment in ("exp_avg", "exp_avg_sq"):
+        refuse_other_shapes(f"optimizer state: {moment}", state[moment], dict(model.named_parameters()))
+        for name, parameter in model.named_parameters():
+            optimizer.state[parameter][moment].copy_(state[moment][name])
+    for group in optimizer.param_groups:
+        group["step"] = int(state["step"])
+
+
+def refuse_other_shapes(what: str, found: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
+    """Raises ValueError where tensors by name have not the names and shapes of the model's own."""
+    shapes, expected = ({name: tuple(each.shape) for name, each in tensors.items()} for tensors in (found, own))
+    wrong = sorted(name for name in {**expected, **shapes} if expected.get(name) != shapes.get(name))
+    if wrong:
+        raise ValueError(
+            f"{what} of {named(wrong[0])} is {shapes.get(wrong[0])}, the model's is {expected.get(wrong[0])}"
+            f" ({len(wrong)} differ); load it into the model it was saved from"
+        )
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to(device="cpu", copy=True)
+
+
+def warmup_linear(step: int, *, steps: int, warmup_steps: int) -> float:
+    """Share of the peak learning rate in update `step` (0 is the first) of `steps`.
+
+    Rises linearly over the first `warmup_steps` updates, then falls linearly towards 0, which the update after the last
+    would have. Update 0 already learns: a rate of 0 would waste it.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    return max(0.0, (steps - step) / max(1, steps - warmup_steps))
+
+
+# How a schedule goes on after its warm-up: what is left of it, from 1 down to 0, and its power -> share of the peak.
+_AFTER_WARMUP: Dict[str, Callable[[float, float], float]] = {
+    "linear": lambda left, power: left,
+    "polynomial": lambda left, power: left**power,
+    "cosine": lambda left, power: 0.5 - 0.5 * math.cos(math.pi * left),
+    "constant": lambda left, power: 1.0,
+}
+
+
+def scheduled_rate(step: int, optimizer: Any, *, steps: int) -> float:
+    """Learning rate of update `step`, the first is 0, in a schedule of `steps`; `optimizer`: a section of that name.
+
+    Each kind has the same linear warm-up, and the peak at its end.
+    """
+    warmup_steps = int(round(optimizer.warmup_fraction * steps))
+    share = warmup_linear(step, steps=steps, warmup_steps=warmup_steps)
+    if step >= warmup_steps:
+        share = _AFTER_WARMUP[optimizer.schedule](share, optimizer.schedule_power)
+    return optimizer.learning_rate * share
+
+
+def learning_rate(step: int, config: Configuration) -> float:
+    """Learning rate of update `step` of the run."""
+    return scheduled_rate(step, config.optimizer, steps=config.schedule_steps)
+
+
+def schedule_change(step: int, before: Any, after: Any, *, steps_before: int, steps_after: int) -> str:
+    """What another schedule changes for a run that has made `step` updates, in one line; empty for nothing.
+
+    `before` and `after` are the optimizer sections, the others their schedules' lengths.
+    """
+    rates = scheduled_rate(step, before, steps=steps_before), scheduled_rate(step, after, steps=steps_after)
+    kinds = _schedule_in_words(before), _schedule_in_words(after)
+    if steps_before == steps_after and kinds[0] == kinds[1] and rates[0] == rates[1]:
+        return ""
+    kind = f"{kinds[1]}, it was {kinds[0]}; " if kinds[0] != kinds[1] else ""
+    return (
+        f"{kind}{steps_after:,} updates long, it was {steps_before:,}: update {step + 1:,} has a learning rate of"
+        f" {rates[1]:.3g}, it would have been {rates[0]:.3g}"
+    )
+
+
+def _schedule_in_words(optimizer: Any) -> str:
+    """`linear`, or `polynomial of power 2`."""
+    power = f" of power {optimizer.schedule_power:g}" if optimizer.schedule == "polynomial" else ""
+    return f"{optimizer.schedule}{power}"

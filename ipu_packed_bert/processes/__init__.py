@@ -1,0 +1,1 @@
+"""The ranks of one run, and how they notice a rank that stopped."""

@@ -1,0 +1,205 @@
+"""What a run that is resumed may change: its configuration now, compared with the one in its checkpoint.
+
+Every setting is in one class, for pre-training and fine-tuning alike; one that is in none is of EXPERIMENT.
+Loads no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from types import MappingProxyType
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar, get_type_hints
+
+from ipu_packed_bert.settings.reader import (
+    DEFAULT,
+    FILE,
+    ConfigError,
+    parse_yaml,
+    plain,
+    problems_message,
+    shown,
+    suggestions,
+    typed_value,
+)
+from ipu_packed_bert.settings.schema import Change, Configuration
+
+# Change no update, or only what rounding does to it: noted.
+HARMLESS = frozenset(
+    """
+    run.log_every run.evaluate_every run.checkpoint_every run.keep_checkpoints run.on_nonfinite run.nonfinite_patience
+    run.export run.compare_unpacked
+    data.directory data.corpus data.json_field data.vocabulary data.held_out data.evaluation_directory
+    data.training data.evaluation data.evaluation_examples
+    model.initializer_range model.vocabulary
+    engine.kind engine.device engine.attention engine.compile engine.deterministic engine.threads
+    engine.processes engine.mask
+    engine.executable_cache engine.executable engine.ipu_model engine.offline_export engine.profile_directory
+    engine.asynchronous_loading engine.log_cycles engine.recompute_layers
+    placement.machine placement.ipus_per_replica placement.layers_per_ipu placement.available_memory_proportion
+    placement.embedding_serialization_factor placement.optimizer_state_off_chip placement.replicated_tensor_sharding
+    task.max_answer_length task.n_best task.null_score_threshold task.drop_seen_paragraphs task.threshold task.metric
+    task.positive_label
+    """.split()
+)
+
+# Change the updates to come: refused unless allowed by name.
+EXPERIMENT = frozenset(
+    """
+    model.hidden_dropout model.attention_dropout model.layer_norm_eps model.checkpoint
+    loss.normalisation
+    optimizer.name optimizer.learning_rate optimizer.warmup_fraction optimizer.schedule optimizer.schedule_power
+    optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay optimizer.bias_correction
+    optimizer.max_weight_norm optimizer.max_gradient_norm optimizer.packing_adjustment
+    batch.micro_batch batch.gradient_accumulation batch.device_iterations batch.sequences_per_update placement.replicas
+    engine.precision engine.half_weights engine.half_logits engine.half_partials engine.stochastic_rounding
+    engine.loss_scaling engine.automatic_loss_scaling engine.first_moment_type engine.gradient_accumulator_type
+    engine.synthetic_data
+    task.max_query_length task.stride task.null_answers task.text_column task.second_text_column task.label_column
+    task.label_separator task.words_column task.labels_column
+    """.split()
+)
+
+# Have rules and a line of their own: a run may end later, on a longer schedule.
+LENGTH = frozenset(("run.steps", "run.epochs", "optimizer.schedule_steps"))
+
+# What decides the shapes of the weights, and how they are read.
+SIZES = frozenset(
+    """
+    model.vocabulary_size model.hidden_size model.num_layers model.num_heads model.intermediate_size
+    model.max_position_embeddings model.type_vocabulary_size loss.next_sentence
+    """.split()
+)
+
+# Never change, and why.
+NEVER: Mapping[str, str] = {
+    **dict.fromkeys(SIZES, "a run goes on with the sizes it has"),
+    **dict.fromkeys(
+        """
+        data.vocabulary_size data.max_sequence_length data.max_predictions_per_sequence data.packer
+        data.max_sequences_per_pack data.duplication_factor data.whole_word_masking data.seed data.training_examples
+        """.split(),
+        "a run goes on with the data it has",
+    ),
+    "run.seed": "the order of the packs follows from it, and a run goes on in that order",
+    "task.name": "a run goes on with the task it has",
+}
+
+_BATCH = ("batch.", "placement.replicas", "optimizer.packing_adjustment")
+
+
+class Changes(NamedTuple):
+    """What is different, none of it refused."""
+
+    noted: Tuple[Change, ...] = ()
+    allowed: Tuple[Change, ...] = ()
+
+    @property
+    def lines(self) -> List[str]:
+        """What to print: a line each for what is noted and allowed."""
+        parts = (("noted", _listed(self.noted)), ("allowed", _listed(self.allowed)))
+        return [f"{label:<9} {text}" for label, text in parts if text]
+
+    @property
+    def allowed_values(self) -> Dict[str, Any]:
+        """For the run's environment, so that a run that is killed before its next checkpoint can be resumed as is."""
+        return {change.key: change.after for change in self.allowed}
+
+    @property
+    def other_batch(self) -> bool:
+        """Whether an update may hold another number of packs."""
+        return any(change.key.startswith(_BATCH) for change in self.allowed)
+
+
+def _listed(changes: Sequence[Change]) -> str:
+    return ", ".join(f"{change.key} {shown(change.before)} -> {shown(change.after)}" for change in changes)
+
+
+def check_allowed(texts: Sequence[str], sections: Mapping[str, Any]) -> Tuple[str, ...]:
+    """The settings of some texts `KEY` or `KEY,KEY`. Raises ConfigError for what is none, or can never change."""
+    keys = tuple(key.strip() for text in texts for key in text.split(",") if key.strip())
+    known = {f"{section}.{each.name}" for section, kind in sections.items() for each in dataclasses.fields(kind)}
+    problems = []
+    for key in keys:
+        if key not in known:
+            near = suggestions(key, {section: type(each) for section, each in sections.items()})
+            problems.append(f"{key} is not a setting" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+        elif key in NEVER:
+            problems.append(f"{key} cannot be changed: {NEVER[key]}")
+    if problems:
+        raise ConfigError(problems_message("--allow-change", problems))
+    return keys
+
+
+def compare(
+    run: str,
+    stored: str,
+    config: Configuration,
+    *,
+    allowed: Collection[str] = (),
+    before: Mapping[str, Any] = MappingProxyType({}),
+) -> Changes:
+    """How ``config`` differs from ``stored``, the YAML in the checkpoint of ``run``.
+
+    allowed: settings whose change is wanted.  before: values that were allowed when the run was last resumed from this
+    checkpoint; they still are.
+    Raises ConfigError, with every such difference, where one is neither harmless nor allowed.
+    """
+    then = stored_config(run, stored, config)
+    noted, wanted, refused = [], [], []
+    for change in _differences(then, config):
+        key = change.key
+        if key in NEVER:
+            refused.append(f"{_stated(change, config)}; {NEVER[key]}")
+        elif key in HARMLESS:
+            noted.append(change)
+        elif key in allowed or (key in before and before[key] == change.after):
+            wanted.append(change)
+        elif key not in LENGTH:
+            refused.append(f"{_stated(change, config)}; take it back, or allow it: --allow-change {key}")
+    if refused:
+        raise ConfigError(problems_message(run, refused))
+    return Changes(tuple(noted), tuple(wanted))
+
+
+_T = TypeVar("_T")
+
+
+def stored_config(run: str, stored: str, config: _T) -> _T:
+    """The configuration in the checkpoint of ``run``, of the same kind as ``config``.
+
+    Settings of another task than ``config``'s are left out.  Raises ConfigError where it is no configuration.
+    """
+    try:
+        tree = parse_yaml(stored, run)
+    except ConfigError:
+        tree = None
+    if not isinstance(tree, Mapping):
+        raise ConfigError(f"{run}: the configuration in its checkpoint is no YAML of sections; it is damaged")
+    sections = {}
+    for section, now in config.sections.items():  # type: ignore[attr-defined]
+        settings, types = tree.get(section), get_type_hints(type(now))
+        values = {}
+        for name, raw in settings.items() if isinstance(settings, Mapping) else ():
+            with contextlib.suppress(KeyError, ValueError):
+                values[name] = typed_value(plain(raw), types[name])
+        sections[section] = type(now)(**values)
+    return dataclasses.replace(config, **sections)  # type: ignore[type-var]
+
+
+def _differences(then: Any, now: Any) -> List[Change]:
+    """Settings whose values differ."""
+    return [
+        Change(f"{section}.{each.name}", plain(getattr(then.sections[section], each.name)), plain(value))
+        for section, settings in now.sections.items()
+        for each in dataclasses.fields(settings)
+        for value in [getattr(settings, each.name)]
+        if getattr(then.sections[section], each.name) != value
+    ]
+
+
+def _stated(change: Change, config: Configuration) -> str:
+    """A difference, and who made it."""
+    origin = config.origins.get(change.key, FILE)
+    by = f"in {config.path}" if origin == FILE or origin.startswith(DEFAULT) else f"by {origin}"
+    return f"{change.key} is {shown(change.before)} there, {shown(change.after)} {by}"

@@ -1,0 +1,68 @@
+"""Which block of the network sits on which IPU of a replica, as data; an engine applies it from outside the model.
+
+The embeddings are on the first IPU; the encoder's layers follow `placement.layers_per_ipu`.  Pre-training's heads are
+on the first IPU too, because the vocabulary projection uses the embedding table and tied weights must not be on two
+IPUs; the heads of other tasks are where the last layer is.  A pipeline stage is a run of blocks on one IPU, so four
+IPUs make five forward stages in pre-training (0, 1, 2, 3 and 0 again) and nine with the backward pass, in fine-tuning
+four and seven: every stage but the last also runs backwards.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import NamedTuple, Sequence, Tuple
+
+from ipu_packed_bert.settings.schema import PlacementConfig
+
+
+class Part(NamedTuple):
+    """A part of a network that a placement moves as a whole."""
+
+    name: str
+    module: str  # path inside the network
+    with_table: bool = False  # on the first IPU, where the embedding table is; otherwise where the last layer is
+
+
+class Block(NamedTuple):
+    """From the first operator of `module` on, everything runs on `ipu`, until the next block begins."""
+
+    name: str
+    module: str  # path inside the network
+    ipu: int
+
+
+class _Stage(NamedTuple):
+    """Blocks that follow one another on one IPU."""
+
+    ipu: int
+    blocks: Tuple[Block, ...]
+
+
+class Placement(NamedTuple):
+    """One replica: its blocks in the order of the forward pass."""
+
+    blocks: Tuple[Block, ...]
+    ipus: int
+
+    @property
+    def stages(self) -> Tuple[_Stage, ...]:
+        """Stages of the forward pass."""
+        return tuple(_Stage(ipu, tuple(blocks)) for ipu, blocks in groupby(self.blocks, key=lambda block: block.ipu))
+
+    def on(self, ipu: int) -> Tuple[Block, ...]:
+        return tuple(block for block in self.blocks if block.ipu == ipu)
+
+
+def place(placement: PlacementConfig, heads: Sequence[Part]) -> Placement:
+    """The placement that a checked configuration asks for.
+
+    heads: the parts of the task's network after the encoder.
+    """
+    blocks = [Block("embeddings", "bert.embeddings", 0)]
+    layer = last = 0
+    for ipu, layers in enumerate(placement.layers_per_ipu):
+        for _ in range(layers):
+            blocks.append(Block(f"layer {layer}", f"bert.encoder.layer.{layer}", ipu))
+            layer, last = layer + 1, ipu
+    blocks += [Block(head.name, head.module, 0 if head.with_table else last) for head in heads]
+    return Placement(tuple(blocks), placement.ipus_per_replica)

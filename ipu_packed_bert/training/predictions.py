@@ -1,0 +1,294 @@
+"""Answers of a fine-tuned model to a file's records: packed, computed and put back into the input's order.
+
+trained = find_trained(Path("runs/squad"))                    # or a Hugging Face folder
+prepared = prepare(trained, Asked(Source.of("questions.json")), overrides=["engine.kind=host"])
+found = predict(prepared)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipu_packed_bert.data.global_batches import Batch, Layout, in_order
+from ipu_packed_bert.engine import build_engine, choose_engine
+from ipu_packed_bert.engine.base import Engine
+from ipu_packed_bert.model.hugging_face import Weights, merged, read_folder
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG
+from ipu_packed_bert.settings.finetuning import (
+    MULTI_LABEL,
+    REGRESSION,
+    SINGLE_LABEL,
+    SQUAD,
+    TASKS,
+    TOKENS,
+    FinetuneConfig,
+    config_from_tree,
+)
+from ipu_packed_bert.settings.reader import OVERRIDE, load_yaml, parse_yaml, peek
+from ipu_packed_bert.settings.schema import PRETRAINING, ModelConfig
+from ipu_packed_bert.settings.user_task import full_name, is_own
+from ipu_packed_bert.tasks import task_class
+from ipu_packed_bert.tasks.examples import Asked, ExampleTask
+from ipu_packed_bert.tasks.starting_weights import PACKAGE, fine_tuned, folder_of, labels_of
+from ipu_packed_bert.tasks.tokenizer import Tokenizer
+from ipu_packed_bert.training.finetuning_run import on_engine
+from pack_data.cli.command import NotFinite
+from pack_data.reading.fields import Fields, read_object
+from pack_data.text.tokenizer_file import AnyVocabulary
+
+# Of a run's configuration, what predicting needs; the rest is of training.
+_KEPT = {"task": None, "engine": None, "placement": None, "batch": ("micro_batch",)}
+_KEPT_DATA = ("max_sequence_length", "packer", "max_sequences_per_pack")
+# Hugging Face's classes, and what config.json says of a problem.
+_ARCHITECTURES = {"BertForQuestionAnswering": SQUAD, "BertForTokenClassification": TOKENS}
+_PROBLEMS = {
+    "single_label_classification": SINGLE_LABEL,
+    "multi_label_classification": MULTI_LABEL,
+    "regression": REGRESSION,
+}
+# Slots of a row for a folder, which does not say what it was trained with; fewer where it has fewer positions.
+_SLOTS = {SQUAD: 384}
+_OTHER_SLOTS = 128
+# Rows of one call on IPUs: as many micro-batches for each replica, where the file has as many.
+_IPU_MICRO_BATCHES = 64
+
+
+class _Trained(NamedTuple):
+    """A fine-tuned model."""
+
+    name: str
+    tree: Mapping[str, Any]  # settings, by section
+    model: ModelConfig
+    weights: Weights
+    vocabulary: AnyVocabulary
+    labels: Optional[List[str]]
+    description: str
+    stored: bool  # whether a run has written the settings
+
+
+def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
+    """The newest checkpoint of a fine-tuning run, or a Hugging Face folder.
+
+    task: of a folder whose config.json does not say it. Raises ValueError, in one line, where there is no head that
+    answers.
+    """
+    if not (folder / CHECKPOINTS).is_dir() and not (folder / CONFIG).is_file():
+        if not folder.exists() and str(folder) != PACKAGE:
+            raise ValueError(
+                f"{folder}: no such folder; name that of a fine-tuning run, or of a fine-tuned model of Hugging Face"
+            )
+        folder = folder_of(str(folder))
+        return _of_folder(folder, task)
+    if (folder / CONFIG).is_file():
+        name = peek("task.name", load_yaml(folder / CONFIG), ())
+        if not isinstance(name, str) or not (name in TASKS or is_own(name)):
+            raise ValueError(
+                f"{folder}: a run of pre-training, which has no head that answers; fine-tune it first: packed-bert "
+                f"finetune --config ... --set model.checkpoint={folder}"
+            )
+    run = fine_tuned(folder)
+    tree = parse_yaml(run.checkpoint.config, folder)
+    name = peek("task.name", tree, ())
+    if name in (None, PRETRAINING):
+        raise ValueError(f"{folder}: its checkpoint is of pre-training; name the folder of a fine-tuning run")
+    kept: Dict[str, Any] = {}
+    for section, keys in {**_KEPT, "data": _KEPT_DATA}.items():
+        found = tree.get(section) or {}
+        kept[section] = {key: value for key, value in found.items() if keys is None or key in keys}
+    kept["task"].pop("drop_seen_paragraphs", None)
+    # Where it was trained is not where it answers.
+    for key in ("kind", "ipu_model", "offline_export", "executable", "profile_directory"):
+        kept["engine"].pop(key, None)
+    step = run.checkpoint.step
+    description = f"{folder} after {step:,} updates, task {name}"
+    return _Trained(
+        str(folder), kept, run.model, run.checkpoint.engine["model"], run.vocabulary, run.labels, description, True
+    )
+
+
+def _of_folder(folder: Path, task: Optional[str]) -> _Trained:
+    if not (folder / "config.json").exists():
+        raise ValueError(
+            f"{folder}: neither a fine-tuning run ({CONFIG}, {CHECKPOINTS}/) nor a Hugging Face folder (config.json); "
+            "name that of a fine-tuned model"
+        )
+    about = read_object(folder / "config.json", way_out="get the file again")
+    architectures = about.optional("architectures", Fields.list_of, Fields.text) or []
+    problem = about.optional("problem_type", Fields.text)
+    labels = labels_of(folder / "config.json")
+    found = next((_ARCHITECTURES[each] for each in architectures if each in _ARCHITECTURES), None)
+    if found is None and "BertForSequenceClassification" in architectures:
+        found = task if task in _PROBLEMS.values() or is_own(task) else None
+    elif found is None:
+        found = task
+    if found is None and "BertForSequenceClassification" in architectures:
+        count = len(labels) if labels else about.optional("num_labels", Fields.integer) or 2
+        found = _PROBLEMS.get(problem or "", REGRESSION if count == 1 else SINGLE_LABEL)
+    if found is None:
+        what = ", ".join(architectures) or "no architecture"
+        raise ValueError(
+            f"{folder / 'config.json'}: {what} is none that answers; name a model fine-tuned for one of the tasks "
+            f"{', '.join(TASKS)}, or say which task it is of with --set task.name=..."
+        )
+    found, pretrained = full_name(found), read_folder(folder)
+    if labels is None and found in (SINGLE_LABEL, MULTI_LABEL, TOKENS) and "classifier.weight" in pretrained.weights:
+        labels = [f"LABEL_{number}" for number in range(len(pretrained.weights["classifier.weight"]))]
+    slots = min(_SLOTS.get(found, _OTHER_SLOTS), pretrained.model.max_position_embeddings)
+    tree: Dict[str, Any] = {"task": {"name": found}, "data": {"max_sequence_length": slots}}
+    return _Trained(
+        str(folder),
+        tree,
+        pretrained.model,
+        pretrained.weights,
+        pretrained.vocabulary,
+        labels,
+        f"{folder}, task {found}",
+        False,
+    )
+
+
+class _Prepared(NamedTuple):
+    config: FinetuneConfig
+    task: ExampleTask
+    engine: Engine
+    layout: Layout
+
+
+def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) -> FinetuneConfig:
+    """The settings with which a model answers; ConfigError with every problem found."""
+    name = full_name(str(peek("task.name", trained.tree, overrides)))
+    if name != trained.tree["task"]["name"]:  # before its settings, which are those of another task
+        raise ValueError(f"--set task.name={name}: {trained.name} was trained for {trained.tree['task']['name']}")
+    tree = {section: dict(values) for section, values in trained.tree.items()}
+    tree["data"].update(training=None, evaluation=str(asked.source.path))
+    tree["model"] = {"checkpoint": trained.name, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    tree["run"] = {"export": False}
+    config = config_from_tree(tree, trained.name, overrides, stored=trained.stored)
+    kept: Mapping[str, Optional[Sequence[str]]] = {**_KEPT, "data": _KEPT_DATA}
+    for key in (key for key, origin in config.origins.items() if origin == OVERRIDE):
+        section, _, name = key.partition(".")
+        if section not in kept or name not in (kept[section] or (name,)):
+            raise ValueError(f"--set {key}=...: is of training and changes no answer; leave it out")
+    if config.data.max_sequence_length > trained.model.max_position_embeddings:
+        raise ValueError(
+            f"{trained.name}: data.max_sequence_length is {config.data.max_sequence_length}; the model has "
+            f"{trained.model.max_position_embeddings} positions"
+        )
+    return config
+
+
+def prepare(
+    trained: _Trained, asked: Asked, overrides: Sequence[str] = (), *, read: Callable[[int], Any] = int
+) -> _Prepared:
+    """The records packed, and the model where they are computed. read: told of texts, as many as were tokenised."""
+    config = _configured(trained, asked, overrides)
+    choice = choose_engine(config, simulated=False)
+    ipus = choice.kind != "host"
+    config = on_engine(config, choice).for_model(trained.model, ipus=ipus)
+    task = task_class(config.task.name)(
+        config, Tokenizer(trained.vocabulary, read=read), trained.model, trained.labels, asked
+    )
+    config = _in_calls(config, len(task.packs), ipus=ipus)
+    engine = build_engine(config, task, choice, packing_factor=1.0)
+    with contextlib.ExitStack() as unwound:
+        unwound.callback(engine.close)
+        if engine.share[1] > 1:
+            raise ValueError(
+                f"poprun started {engine.share[1]} instances, each of which would give its own part of the answers; "
+                "start one, without poprun"
+            )
+        state = engine.state()
+        weights, loaded = merged(state["model"], trained.weights)
+        if loaded.fresh:
+            raise ValueError(
+                f"{trained.name}: has no {', '.join(loaded.fresh[:2])}; name a model that was fine-tuned for "
+                f"{config.task.name}"
+            )
+        engine.load_state({**state, "model": weights})
+        unwound.pop_all()
+    return _Prepared(config, task, engine, task.layout(config, 1.0))
+
+
+def _in_calls(config: FinetuneConfig, rows: int, *, ipus: bool) -> FinetuneConfig:
+    """The same with a batch that is one call: a micro-batch on the host; on IPUs enough to fill the pipeline."""
+    replicas, size = config.placement.replicas, min(config.batch.micro_batch, rows)
+    number = 1
+    if ipus:
+        number = max(config.pipeline_stages, min(_IPU_MICRO_BATCHES, math.ceil(rows / (size * replicas))))
+    else:
+        config = dataclasses.replace(config, placement=dataclasses.replace(config.placement, replicas=1))
+        replicas = 1
+    batch = dataclasses.replace(config.batch, micro_batch=size, sequences_per_update=number * replicas * size)
+    return dataclasses.replace(config, batch=batch)
+
+
+def compile_program(prepared: _Prepared) -> None:
+    """On IPUs, the program that predicts, so that no answer's time is that of compiling it; on the host nothing."""
+    if prepared.config.engine.kind == "ipu":
+        prepared.engine.predict(next(in_order(prepared.task.packs, prepared.layout)))
+
+
+class _Found(NamedTuple):
+    answers: List[Dict[str, Any]]  # one for each record, in the input's order
+    metrics: Dict[str, Any]  # empty where no labels were read
+    sequences: int
+    seconds: float
+
+
+def predict(prepared: _Prepared, *, seen: Callable[[int], Any] = int) -> _Found:
+    """Raises NotFinite where the network's outputs are infinite or no numbers. seen: told of rows, as they are done."""
+    task, packs = prepared.task, prepared.task.packs
+    batches = _counted(in_order(packs, prepared.layout), prepared.layout.packs_per_update, len(packs), seen)
+    outputs, counts, seconds = task.predict(prepared.engine, batches)
+    assert outputs is not None  # every batch has come
+    if not all(np.isfinite(each).all() for each in outputs):
+        raise NotFinite("the network's outputs are infinite or no numbers; the model's weights are damaged")
+    scored = task.score(outputs)
+    return _Found(scored.answers, dict(scored.metrics), counts["sequences"], seconds)
+
+
+def _counted(batches: Iterator[Batch], rows: int, all_rows: int, seen: Callable[[int], Any]) -> Iterator[Batch]:
+    """The batches; `seen` hears of each one's rows when the next one is asked for."""
+    left = all_rows
+    for batch in batches:
+        yield batch
+        seen(min(rows, left))
+        left -= rows
+
+
+_DIGITS = 6  # after the decimal point, of what is written; packing changes the last bits of a float
+
+
+def lines(answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """One line of JSON for each record: its number, from 1, and its answer."""
+    for number, answer in enumerate(answers, start=1):
+        yield json.dumps({"record": number, **_rounded(answer)}, ensure_ascii=False)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, _DIGITS) + 0.0  # no -0.0
+    if isinstance(value, Mapping):
+        return {name: _rounded(each) for name, each in value.items()}
+    return value
+
+
+class Padding(NamedTuple):
+    """Shares of the slots that are no tokens, each sequence alone in its row and packed."""
+
+    alone: float
+    packed: float
+
+
+def padding(task: ExampleTask) -> Tuple[int, Padding]:
+    """Rows saved, and what padding there is."""
+    packing = task.packs.packing
+    tokens = packing.efficiency
+    return packing.sequences - packing.packs, Padding(1.0 - tokens / packing.packing_factor, 1.0 - tokens)

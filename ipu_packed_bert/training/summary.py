@@ -1,0 +1,283 @@
+"""What a run came to: summary.json, the last lines a person reads, which say the same, and the picture."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shlex
+import signal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+
+from ipu_packed_bert.data.global_batches import GlobalBatches
+from ipu_packed_bert.engine.base import Engine
+from ipu_packed_bert.run_files.checkpoints import checkpoints
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
+from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.training.compare_unpacked import EXPECTED, SideBySide, compare_unpacked
+from ipu_packed_bert.training.log import RunLog, Totals, in_words, skipped_updates
+from ipu_packed_bert.training.loop import Outcome
+from ipu_packed_bert.training.picture import curves, draw, padding_avoided
+from pack_data.cli.command import NotFinite, counted
+from pack_data.display.table import text_table
+from pack_data.reading.files import write_atomically
+
+_NOT_FINITE = "not finite"
+
+# Of a record of evaluation.jsonl: what is no metric.
+_NO_METRICS = ("packs", "tokens", "seconds")
+_WIDTHS = (20, 10, 8, 0)  # of the columns of the tables that are printed below each other
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """The fields of summary.json."""
+
+    task: str
+    stopped_by: Optional[str]  # SIGINT, SIGTERM or "not finite"; None: all updates were made
+    steps: int  # updates made, those before a resumption included
+    steps_planned: int
+    skipped_updates: int  # left out, as their loss or gradients were not finite
+    packs: int
+    sequences: int
+    tokens: int
+    seconds: float  # of these updates, in all processes that made them
+    sequences_per_second: float  # of the last process, without its first update, which warms up
+    tokens_per_second: float
+    packing_factor: float  # sequences in a pack
+    padding_avoided: float  # a fraction: see run_picture.padding_avoided
+    first_loss: Optional[float]
+    loss: Optional[float]  # of the last update
+    held_out: Optional[Mapping[str, Any]]  # step, sequences and metrics of the last evaluation, and a baseline's
+    compare_unpacked: Optional[Mapping[str, Any]]  # SideBySide.to_json
+
+    def to_json(self) -> Dict[str, Any]:
+        return asdict(self)
+
+    def write(self, folder: Path) -> None:
+        text = json.dumps(_finite(self.to_json()), indent=1, allow_nan=False)
+        write_atomically(folder / SUMMARY, (text + "\n").encode())
+
+    def lines(self, *, precision: str, saved: bool = True) -> List[str]:
+        """For people: what was learnt, how fast, and what the same sequences take unpacked."""
+        made = f"{self.steps:,} updates, {self.sequences:,} sequences, {_time(self.seconds)}"
+        losses = " -> ".join("none" if loss is None else f"{loss:.3f}" for loss in (self.first_loss, self.loss))
+        speed = f"{self.sequences_per_second:,.1f} sequences/s, {self.tokens_per_second:,.0f} tokens/s"
+        padding = f"{self.padding_avoided:.2%} avoided: {self.packing_factor:.3f} sequences in a pack"
+        rows = []
+        if self.stopped_by:
+            where = f"after update {self.steps:,} of {self.steps_planned:,}"
+            rows.append(("stopped", f"by {self.stopped_by} {where}; {'' if saved else 'not '}saved"))
+        if self.steps:
+            rows += [("trained", f"loss {losses} in {made}"), ("speed", speed), ("padding", padding)]
+        if self.skipped_updates:
+            updates = counted(self.skipped_updates, "update")
+            rows.append(("left out", f"{updates} whose loss or gradients were not finite"))
+        if self.held_out is not None:
+            rows += _labelled("held out", _held_out(self.held_out))
+            right, constant = (self.held_out.get(name) for name in ("mlm_accuracy", "most_frequent_token_accuracy"))
+            if right is not None and constant is not None and right < constant:
+                rows.append(("note", "nothing is learnt yet: always the most frequent token is right more often"))
+        if self.compare_unpacked is not None:
+            rows += _labelled("unpacked", _compared(self.compare_unpacked, precision))
+        return [f"{label:<9} {text}".rstrip() for label, text in rows]
+
+
+def summarise(
+    folder: Path,
+    *,
+    task: str,
+    totals: Totals,
+    steps: int,
+    stopped_by: Optional[str],
+    max_sequence_length: int,
+    baseline: Optional[Mapping[str, float]] = None,
+    compared: Optional[SideBySide] = None,
+) -> RunSummary:
+    """The summary of the run in this folder, from its logs.
+
+    totals: `RunLog.totals` of this process. steps: how many the run should make. baseline: what constant
+    predictions score on the held-out data, `unigram_baseline`.
+    """
+    records, evaluations = read_log(folder / LOG), read_log(folder / EVALUATIONS)
+    all_of = {name: sum(record[name] for record in records) for name in ("packs", "sequences", "tokens", "seconds")}
+    held_out = None
+    if evaluations:
+        last = {name: value for name, value in evaluations[-1].items() if name not in _NO_METRICS}
+        held_out = {**last, **(baseline or {})}
+    packs, sequences, tokens = all_of["packs"], all_of["sequences"], all_of["tokens"]
+    return RunSummary(
+        task=task,
+        stopped_by=stopped_by,
+        steps=records[-1]["step"] if records else 0,
+        steps_planned=steps,
+        skipped_updates=skipped_updates(records),
+        packs=packs,
+        sequences=sequences,
+        tokens=tokens,
+        seconds=all_of["seconds"],
+        sequences_per_second=totals.sequences_per_second,
+        tokens_per_second=totals.tokens_per_second,
+        packing_factor=sequences / packs if packs else 1.0,
+        padding_avoided=padding_avoided(packs, sequences, tokens, max_sequence_length),
+        first_loss=records[0].get("loss") if records else None,
+        loss=records[-1].get("loss") if records else None,
+        held_out=held_out,
+        compare_unpacked=None if compared is None else compared.to_json(),
+    )
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """What is done after the last update of a run, of any task."""
+
+    folder: Path
+    config: Configuration
+    engine: Engine
+    batches: GlobalBatches
+    log: RunLog
+    steps: int  # that the run should make
+    command: str  # that makes such a run, as it is typed, without options
+    go_on: str  # the whole command to type after the last update
+    begin: str = ""  # the options besides --config and --out that begin the run
+    baseline: Callable[[], Mapping[str, float]] = dict  # see `summarise`
+    progress: Optional[bool] = None
+
+    @contextlib.contextmanager
+    def if_not_finite(self) -> Iterator[None]:
+        """Writes the summary of a run that ends so inside; its error says the rest."""
+        try:
+            yield
+        except NotFinite:
+            with self._said_where_it_fails():
+                self._summary(_NOT_FINITE).write(self.folder)
+            raise
+
+    def finish(self, outcome: Outcome) -> RunSummary:
+        """Compare with unpacked rows where the configuration wants it, write the summary and the picture, print both.
+
+        The last checkpoint is saved before this, and stays as it is. A run that was stopped is not compared.
+        """
+        stopped_by = signal.Signals(outcome.stopped_by).name if outcome.stopped_by else None
+        wanted = self.config.run.compare_unpacked if outcome.step == self.steps else 0
+        alone = self.engine.share[1] == 1
+        compared, why = None, "IPUs need a second program for that" if alone else "takes one process"
+        if wanted and alone:
+            try:
+                compared = compare_unpacked(self.engine, self.batches, updates=wanted, progress=self.progress)
+            # Unpacked rows may need more memory, or more time than somebody has; the run is done, and has its summary.
+            except (ValueError, KeyboardInterrupt) as error:
+                why = " ".join(str(error).split()) or "interrupted"
+        summary = self._summary(stopped_by, compared)
+        with self._said_where_it_fails():
+            summary.write(self.folder)
+        saved = outcome.not_saved is None
+        print()
+        for line in summary.lines(precision=self.config.engine.precision, saved=saved):
+            print(line)
+        if wanted and compared is None:
+            print(f"unpacked  not compared: {why}")
+        if summary.steps:
+            print(f"picture   {self._picture(summary)}")
+        print(f"run       {self.folder}  (tensorboard --logdir {shlex.quote(str(self.folder))})")
+        if summary.steps:  # else there was nothing to learn from
+            print(f"continue  {self.go_on}" if saved and outcome.step == self.steps else self._once_more())
+        return summary
+
+    def _once_more(self) -> str:
+        """What to type where the run is not done, or its last state not saved."""
+        run = shlex.quote(str(self.folder))
+        if checkpoints(self.folder / CHECKPOINTS):
+            return f"resume    {self.command} --resume {run}"
+        config = shlex.quote(str(self.folder / CONFIG))
+        return f"again     {self.command} --config {config} --out {run} --resume-if-there{self.begin}"
+
+    @contextlib.contextmanager
+    def _said_where_it_fails(self) -> Iterator[None]:
+        """A full disk has no room for the summary either; what else is to be said is said."""
+        try:
+            yield
+        except OSError as error:
+            print(f"note      {self.folder / SUMMARY} is not written ({error.strerror or error})")
+
+    def _summary(self, stopped_by: Optional[str], compared: Optional[SideBySide] = None) -> RunSummary:
+        return summarise(
+            self.folder,
+            task=self.config.task.name,
+            totals=self.log.totals,
+            steps=self.steps,
+            stopped_by=stopped_by,
+            max_sequence_length=self.engine.task.max_sequence_length,
+            baseline=self.baseline(),
+            compared=compared,
+        )
+
+    def _picture(self, summary: RunSummary) -> str:
+        """Where the picture is, or why there is none."""
+        drawn = curves(
+            read_log(self.folder / LOG),
+            read_log(self.folder / EVALUATIONS),
+            max_sequence_length=self.engine.task.max_sequence_length,
+            unigram=(summary.held_out or {}).get("unigram_loss"),
+        )
+        try:
+            draw(drawn, self.folder / PICTURE, title=f"{summary.task}, {self.folder.name}")
+        except (ValueError, OSError) as error:
+            return f"not drawn: {error}"
+        return str(self.folder / PICTURE)
+
+
+def _labelled(label: str, lines: List[str]) -> List[Tuple[str, str]]:
+    return [(label if not number else "", line) for number, line in enumerate(lines)]
+
+
+def _held_out(found: Mapping[str, Any]) -> List[str]:
+    """The metrics of the last evaluation; beside them what a baseline scores, where that was taken."""
+    if found.get("unigram_loss") is None:
+        metrics = {name: value for name, value in found.items() if name not in ("step", "sequences")}
+        return [in_words(metrics)]
+    cells = [("", "this model", "baseline", "")]
+    for what, model, constant, words in (
+        ("masked tokens, right", "mlm_accuracy", "most_frequent_token_accuracy", "always the most frequent token"),
+        ("masked tokens, loss", "mlm_loss", "unigram_loss", "always the frequencies of the tokens"),
+        ("next sentence, right", "nsp_accuracy", "most_frequent_next_sentence_accuracy", "always the more frequent"),
+    ):
+        cells.append((what, _number(found, model), _number(found, constant), words))
+    return text_table(cells, left=(0, 3), widths=_WIDTHS)
+
+
+def _number(values: Mapping[str, Any], name: str) -> str:
+    value = values.get(name)
+    if value is None:
+        return "none"
+    return f"{value:.1%}" if name.endswith("accuracy") else f"{value:.3f}"
+
+
+def _compared(found: Mapping[str, Any], precision: str) -> List[str]:
+    packed, unpacked = (found[f"{side}_sequences_per_second"] for side in ("packed", "unpacked"))
+    words = f"{found['speedup']:.3f} times as fast; the packing factor is {found['packing_factor']:.3f}"
+    loss, gradients = found["loss_difference"], found["gradient_difference"]
+    rows = text_table(
+        [("", "packed", "unpacked", ""), ("sequences/s", f"{packed:,.1f}", f"{unpacked:,.1f}", words)],
+        left=(0, 3),
+        widths=_WIDTHS,
+    )
+    limit = EXPECTED[precision]
+    verdict = "the same updates" if gradients <= limit else f"MORE than {limit:.0e}, the rounding of {precision}"
+    return [*rows, f"largest relative difference: loss {loss:.0e}, gradients {gradients:.0e}: {verdict}"]
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(int(round(seconds)), 60)
+    return f"{minutes:,} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def _finite(value: Any) -> Any:
+    """With null for what JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

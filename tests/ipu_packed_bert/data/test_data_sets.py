@@ -1,0 +1,327 @@
+"""What a data set says about itself need not be typed again; what both say must agree."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.data.data_sets import built_otherwise, described, facts, open_evaluation, open_or_build
+from ipu_packed_bert.settings.pretraining import ConfigError, config_from_tree, load_config
+from ipu_packed_bert.settings.reader import DEFAULT, OVERRIDE
+from pack_data.build import main as build_main
+from pack_data.building import sides
+from pack_data.building.sides import held_out_folder
+from pack_data.cli.command import run_main
+from pack_data.store.data_set import PackStore, read_manifest, write_manifest
+from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.tiny_runs import DEPTH, PREDICTIONS, SLOTS, VOCABULARY, tiny_data
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+# Depth, predictions, slots and vocabulary of tests/tiny_runs.py: 3, 10, 64, 128; the file would build others.
+TINY = [
+    "model.hidden_size=16",
+    "model.num_heads=2",
+    "model.num_layers=1",
+    "placement.layers_per_ipu=[1]",
+    "run.evaluate_every=0",
+    "run.steps=1",
+]
+
+
+def test_what_is_left_out_is_the_data_sets(tmp_path):
+    config = load_config(CONFIGS / "packed_host.yml", [f"data.directory={tiny_data(tmp_path / 'mine')}"])
+    found, manifest = described(config)
+    assert (
+        found.data.max_sequence_length,
+        found.data.max_sequences_per_pack,
+        found.data.max_predictions_per_sequence,
+        found.model.vocabulary_size,
+    ) == (SLOTS, DEPTH, PREDICTIONS, VOCABULARY) and manifest.packs
+    assert "mine" in found.origins["data.max_sequence_length"]
+    # What the file does state stays.
+    assert found.data.packer == "optimal" and found.data.vocabulary_size == 8192
+    stated = {key for key, origin in config.origins.items() if not origin.startswith(DEFAULT)}
+    assert all(found.origins[key] == config.origins[key] for key in stated)
+    # A run folder's configuration says all of it, and is held against the data set when the run goes on.
+    again = described(load_config_of(found, tmp_path))[0]
+    assert again == found
+
+
+def load_config_of(config, folder):
+    path = folder / "config.yml"
+    path.write_text(config.to_yaml())
+    return load_config(path)
+
+
+def test_without_a_data_set_the_defaults_hold(tmp_path):
+    config, manifest = described(load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'none'}"]))
+    assert manifest is None and config.data.max_sequence_length == 512 and config.data.max_sequences_per_pack == 3
+    assert config.predictions_per_sequence == 76 and config.model.vocabulary_size == config.data.vocabulary_size == 8192
+
+
+@pytest.mark.parametrize("overrides, rows", [([], 512), (["model.max_position_embeddings=64"], 64)])
+def test_the_embedding_table_has_a_row_for_every_slot(tmp_path, overrides, rows):
+    config = load_config(CONFIGS / "packed_host.yml", [f"data.directory={tiny_data(tmp_path / 'mine')}", *overrides])
+    found, manifest = described(config)
+    assert (found.data.max_sequence_length, found.model.max_position_embeddings) == (SLOTS, rows)
+    longer = replace(manifest, schema=replace(manifest.schema, max_sequence_length=1024))
+    assert facts(config, longer)["model.max_position_embeddings"] == 1024
+
+
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        ("data.max_sequence_length=128", "has packs of 64 slots, data.max_sequence_length is 128"),
+        ("data.max_sequences_per_pack=2", "was packed at depth 3, data.max_sequences_per_pack is 2"),
+        (
+            "data.max_predictions_per_sequence=20",
+            "masks up to 10 tokens a sequence, data.max_predictions_per_sequence is 20",
+        ),
+        ("model.vocabulary_size=100", "has a vocabulary of 128 tokens, model.vocabulary_size is 100"),
+        (
+            "model.max_position_embeddings=32",
+            "data.max_sequence_length is 64; must be at most model.max_position_embeddings, 32",
+        ),
+    ],
+)
+def test_where_both_speak_they_agree(tmp_path, override, words):
+    folder = tiny_data(tmp_path / "mine")
+    with pytest.raises(ConfigError, match="mine") as error:
+        described(
+            load_config(CONFIGS / "packed_host.yml", [f"data.directory={folder}", override, "data.vocabulary_size=128"])
+        )
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_vocabulary_that_would_not_fit_is_refused_before_it_is_trained(tmp_path):
+    with pytest.raises(ConfigError, match="data.vocabulary_size is 8192; must be at most model.vocabulary_size, 4000"):
+        described(
+            load_config(
+                CONFIGS / "packed_host.yml", ["model.vocabulary_size=4000", f"data.directory={tmp_path / 'none'}"]
+            )
+        )
+
+
+def test_one_option_trains_on_a_data_set_of_ones_own(tmp_path, capsys):
+    """S, predictions, depth and vocabulary stand in its manifest: --data is all that is typed."""
+    sizes = [word for override in TINY for word in ("--set", override)]
+    arguments = ["--config", str(CONFIGS / "packed_host.yml"), "--data", str(tiny_data(tmp_path / "mine"))]
+    assert run_main(pretrain.main, [*arguments, "--plan"]) == 0
+    assert "64 slots, up to 3 sequences each" in capsys.readouterr().out
+    assert run_main(pretrain.main, [*arguments, *sizes, "--out", str(tmp_path / "run")]) == 0
+    stated = yaml.safe_load((tmp_path / "run" / "config.yml").read_text())
+    assert stated["data"]["max_sequence_length"] == SLOTS and stated["model"]["vocabulary_size"] == VOCABULARY
+
+
+def test_show_config_prints_every_setting_and_its_origin(tmp_path, capsys):
+    arguments = [
+        "--config",
+        str(CONFIGS / "packed_host.yml"),
+        "--data",
+        str(tiny_data(tmp_path / "mine")),
+        "--set",
+        "run.seed=7",
+    ]
+    assert run_main(pretrain.main, [*arguments, "--show-config"]) == 0
+    text = capsys.readouterr().out
+    expected = described(
+        load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'mine'}", "run.seed=7"])
+    )[0]
+    assert config_from_tree(yaml.safe_load(text), "shown") == expected
+    origin = {
+        line.split(":")[0].strip(): line.split("#")[1].split(";")[0].strip()
+        for line in text.splitlines()
+        if "#" in line
+    }
+    assert (origin["max_sequence_length"], origin["micro_batch"], origin["keep_checkpoints"], origin["directory"]) == (
+        f"the data set in {tmp_path / 'mine'}",
+        "file",
+        "default",
+        "--set",
+    )
+    assert re.search(r"seed: 7 +# --set", text)
+
+
+def test_only_what_would_be_built_again_is_to_be_deleted(corpus, tmp_path, capsys):
+    with build_small(corpus, tmp_path / "data", duplication_factor=2) as store:
+        manifest = store.manifest
+
+    def note(corpus, *overrides, resumed=False):
+        config = for_corpus(corpus, tmp_path / "data", "data.duplication_factor=1", *overrides)
+        pretrain.print_data(config, manifest, resumed=resumed)
+        return "".join(capsys.readouterr().out.split("\n")[1:])
+
+    assert "duplication_factor 2 (data.duplication_factor is 1)" in note(corpus) and "delete" in note(corpus)
+    for other in ("embedded", tmp_path / "gone", tmp_path / "data"):
+        assert "another corpus" in note(other) and "delete" not in note(other)
+    assert not note("embedded", f"data.directory={tmp_path / 'data'}") and not note(corpus, resumed=True)
+
+
+# ---- the data set to evaluate on -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"), 20)
+
+
+def for_corpus(corpus, out, *overrides):
+    """packed_host.yml with another directory in the file."""
+    tree = yaml.safe_load((CONFIGS / "packed_host.yml").read_text())
+    tree["data"].update(
+        corpus=str(corpus),
+        directory=str(out),
+        held_out=0.3,
+        max_sequence_length=64,
+        vocabulary_size=200,
+        packer="spfhp",
+    )
+    return config_from_tree(tree, "packed_host.yml", overrides)
+
+
+def test_a_run_masks_whole_words_where_its_configuration_or_its_data_set_says(corpus, tmp_path):
+    config = for_corpus(corpus, tmp_path / "data", "data.whole_word_masking=true")
+    assert config.build_line().endswith("--whole-word-masking")
+    config, store = open_or_build(config)
+    with store:
+        assert store.manifest.made_with["options"]["whole_word_masking"] is True
+        assert described(for_corpus(corpus, tmp_path / "data"))[0].data.whole_word_masking is True
+        assert built_otherwise(config, store.manifest) == []
+        pieces = for_corpus(corpus, tmp_path / "data", "data.whole_word_masking=false")
+        assert built_otherwise(pieces, store.manifest) == ["whole_word_masking True (data.whole_word_masking is False)"]
+
+
+def test_a_missing_data_set_is_built_with_its_held_out_side(corpus, tmp_path):
+    config, store = open_or_build(for_corpus(corpus, tmp_path / "data"))
+    evaluation = open_evaluation(config, store.manifest)
+    assert evaluation.folder == held_out_folder(store.folder) and not sides.overlap(
+        store.manifest.made_with, evaluation.manifest.made_with
+    )
+    assert store.manifest.made_with["documents"] + evaluation.manifest.made_with["documents"] == 20
+    assert open_evaluation(replace(config, run=replace(config.run, evaluate_every=0)), store.manifest) is None
+    # The line to type that a refusal prints builds exactly this.
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert run_main(build_main, config.build_line().split()[3:] + ["--workers", "1"]) == 0
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_data_set_that_the_user_names_is_not_built(corpus, tmp_path, capsys):
+    """A mistyped folder, and a folder of texts: one line, and nothing is written."""
+    before = sorted(tmp_path.rglob("*")), sorted(corpus.rglob("*"))
+    for option in (["--data", str(tmp_path / "none")], ["--set", f"data.directory={tmp_path / 'none'}"]):
+        assert run_main(pretrain.main, ["--config", "packed_host", *option, "--out", str(tmp_path / "run")]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {tmp_path / 'none'}: ") and error.count("\n") == 1
+        assert "python -m pack_data.build --corpus TEXTS" in error and f"--out {tmp_path / 'none'}" in error
+    assert run_main(pretrain.main, ["--config", "packed_host", "--data", str(corpus)]) == 2
+    error = capsys.readouterr().err
+    assert f"--corpus {corpus} --out DIR" in error and error.count("\n") == 1
+    # Nor is one built into a folder of texts that the file names.
+    with pytest.raises(ValueError, match="a data set needs a folder of its own"):
+        open_or_build(for_corpus("embedded", corpus))
+    assert before == (sorted(tmp_path.rglob("*")), sorted(corpus.rglob("*")))
+
+
+def test_a_directory_of_the_without_ipus_block_is_built(corpus, tmp_path):
+    config = for_corpus(corpus, tmp_path / "large", f"data.directory={tmp_path / 'typed'}")
+    assert config.origins["data.directory"] == OVERRIDE
+    config = for_corpus(corpus, tmp_path / "large", f"without_ipus.data.directory={tmp_path / 'small'}")
+    with open_or_build(config.applied_without_ipus()[0])[1] as store:
+        assert store.folder == tmp_path / "small"
+
+
+def test_without_held_out_data_the_line_to_type_is_printed(corpus, tmp_path):
+    config = for_corpus(corpus, tmp_path / "data")
+    with build_small(corpus, tmp_path / "data", vocabulary_size=200) as store:
+        with pytest.raises(
+            ConfigError, match="there is no data set in .*data-held-out to evaluate on; build both"
+        ) as error:
+            open_evaluation(config, store.manifest)
+        assert "\n" not in str(error.value)
+        # It names what the data set was built from and with, not what the configuration would build.
+        options = dict(re.findall(r"--([a-z-]+) ([^ `]+)", str(error.value)))
+        made = store.manifest.made_with["options"]
+        assert (
+            options["corpus"] == str(corpus)
+            and options["out"] == str(tmp_path / "data")
+            and options["held-out"] == "0.3"
+        )
+        assert all(
+            options[name.replace("_", "-")] == str(made[name])
+            for name in ("packer", "vocabulary_size", "seed", "duplication_factor")
+        )
+        with pytest.raises(ConfigError, match="--corpus CORPUS .*--overwrite"):
+            open_evaluation(
+                load_config(CONFIGS / "packed_host.yml", [f"data.directory={tmp_path / 'data'}"]), store.manifest
+            )
+    # A data set without documents has nothing to hold out.
+    with PackStore.open(tiny_data(tmp_path / "tiny")) as store, pytest.raises(
+        ConfigError, match="name a data set in data.evaluation_directory"
+    ):
+        open_evaluation(for_corpus(corpus, tmp_path / "elsewhere"), store.manifest)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({}, "holds documents that the training data in .* hold too"),
+        ({"max_sequence_length": 32}, "packs of 32 slots, the training data"),
+        (
+            {"max_sequences_per_pack": 5, "packer": "best_fit", "held_out": 0.3},
+            "packs of up to 5 sequences, those of the training data have room for 3",
+        ),
+        ({"vocabulary_size": 150, "held_out": 0.3}, "made with another vocabulary"),
+    ],
+    ids=["not held out", "slots", "depth", "vocabulary"],
+)
+def test_what_one_cannot_evaluate_on(corpus, tmp_path, change, words):
+    build_small(corpus, tmp_path / "data", held_out=0.3).close()
+    build_small(
+        corpus,
+        tmp_path / "other",
+        **{"vocabulary": None if "vocabulary_size" in change else tmp_path / "data" / "vocab.txt", **change},
+    ).close()
+    other = held_out_folder(tmp_path / "other") if "held_out" in change else tmp_path / "other"
+    config, store = open_or_build(for_corpus(corpus, tmp_path / "data", f"data.evaluation_directory={other}"))
+    with pytest.raises(ConfigError, match=words) as error:
+        open_evaluation(config, store.manifest)
+    assert "\n" not in str(error.value)
+
+
+def test_sides_of_two_builds_are_no_pair(corpus, tmp_path):
+    """What a run reads that starts between the two renames of a build; a data set named by the user may be of any."""
+    build_small(corpus, tmp_path / "data", held_out=0.3).close()
+    build_small(corpus, tmp_path / "other", held_out=0.3, seed=4, vocabulary=tmp_path / "data" / "vocab.txt").close()
+    theirs = held_out_folder(tmp_path / "other")
+    named = for_corpus(corpus, tmp_path / "data", f"data.evaluation_directory={theirs}")
+    config, store = open_or_build(for_corpus(corpus, tmp_path / "data"))
+    open_evaluation(named, store.manifest).close()
+    held_out = held_out_folder(tmp_path / "data")
+    held_out.rename(tmp_path / "before")
+    theirs.rename(held_out)
+    with pytest.raises(ConfigError, match="was not built with the training data in .*; .* start again") as error:
+        open_evaluation(config, store.manifest)
+    assert "\n" not in str(error.value)
+    # One that was converted does not say with what it was built.
+    manifest = read_manifest(held_out)
+    made_with = {name: value for name, value in manifest.made_with.items() if name != sides.TRAINING_DIGEST}
+    write_manifest(held_out, replace(manifest, made_with=made_with))
+    open_evaluation(config, store.manifest).close()
+
+
+def test_a_smaller_share_held_out_elsewhere_can_be_evaluated_on(corpus, tmp_path):
+    """What another build with a smaller share held out is on no training side of a larger one."""
+    build_small(corpus, tmp_path / "data", held_out=0.5).close()
+    build_small(corpus, tmp_path / "other", held_out=0.3, vocabulary=tmp_path / "data" / "vocab.txt").close()
+    for training, evaluation, fits in (("data", "other", True), ("other", "data", False)):
+        config, store = open_or_build(
+            for_corpus(corpus, tmp_path / training, f"data.evaluation_directory={tmp_path / evaluation}-held-out")
+        )
+        if fits:
+            open_evaluation(config, store.manifest).close()
+        else:
+            with pytest.raises(ConfigError, match="hold too"):
+                open_evaluation(config, store.manifest)

@@ -1,0 +1,259 @@
+"""Global batches: every pack once an epoch, nothing dropped, those held out apart, the same again after a
+resumption."""
+
+from collections import Counter
+from contextlib import closing
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
+from ipu_packed_bert.settings.pretraining import config_from_tree
+from pack_data.building.sides import held_out_folder
+from pack_data.store.data_set import PackStore
+from pack_data.store.packs import FIELDS
+from tests.packed_examples import with_scales
+from tests.pretraining import global_batches
+from tests.tiny_runs import tiny_data, tiny_settings
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    with PackStore.open(tiny_data(tmp_path_factory.mktemp("loader") / "data", sequences=90)) as store:
+        yield store
+
+
+def configured(*overrides):
+    return config_from_tree(tiny_settings(), "tiny.yml", overrides)
+
+
+def opened(store, *overrides, factor=2.0, **options):
+    return global_batches(store, configured(*overrides), packing_factor=factor, **options)
+
+
+def packs_in(batch):
+    """The real packs of a batch as bytes, which tell them apart; packs of random tokens are all different."""
+    return [row.tobytes() for row in batch["input_ids"] if row.any()]
+
+
+def all_packs(store):
+    return packs_in(store.batch(np.arange(len(store))))
+
+
+def test_an_epoch_shows_every_pack_once(store):
+    batches = opened(store)
+    everything = Counter(all_packs(store))
+    assert max(everything.values()) == 1
+    orders = []
+    for epoch in range(3):
+        seen = []
+        for _number in range(batches.updates_per_epoch):
+            assert batches.position.epoch == epoch
+            seen += packs_in(next(batches))
+        assert Counter(seen) == everything
+        orders.append(seen)
+    assert batches.position == (3, 0)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    batches.close()
+
+
+@pytest.mark.parametrize("depth", [3, 2])
+def test_held_out_packs_come_in_order_in_batches_of_the_shape_of_training(store, tmp_path, depth):
+    """Also those of a data set of a smaller depth: the places that it does not use are empty."""
+    evaluation = PackStore.open(held_out_folder(tiny_data(tmp_path / "data", depth=depth)))
+    with closing(opened(store, evaluation=evaluation)) as batches, evaluation:
+        found = list(batches.held_out())
+        assert len(found) > 1 and [pack for batch in found for pack in packs_in(batch)] == all_packs(evaluation)
+        for batch in found:
+            assert {name: values.shape for name, values in batch.items()} == {
+                name: values.shape for name, values in batches.first().items()
+            }
+        sequences = sum(int((batch["next_sentence_weights"] > 0).sum()) for batch in found)
+        masked = sum(int((batch["masked_lm_weights"] > 0).sum()) for batch in found)
+        assert (sequences, masked) == (
+            evaluation.manifest.sequences,
+            int(evaluation.lengths()["prediction_counts"].sum()),
+        )
+        assert Counter(pack for batch in found for pack in packs_in(batch)).keys().isdisjoint(all_packs(store))
+    with pytest.raises(ValueError, match="no data set to evaluate on"):
+        next(opened(store).held_out())
+
+
+def test_the_last_batch_is_filled_with_empty_packs(store):
+    batches = opened(store, "batch.gradient_accumulation=20")
+    rest = len(store) % batches.packs_per_update
+    assert rest > 0 and batches.updates_per_epoch > 1
+    for _ in range(batches.updates_per_epoch):
+        batch = next(batches)
+    assert all(len(batch[name]) == batches.packs_per_update for name in batch)
+    for name in FIELDS:
+        assert batch[name].dtype == np.int32 and not batch[name][rest:].any() and batch["input_ids"][rest - 1].any()
+    assert batch["mlm_scale"].dtype == np.float32 and len(set(batch["mlm_scale"])) == 1
+    batches.close()
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence"])
+def test_scales_normalise_over_the_whole_update(store, normalisation):
+    batches = opened(store, "loss.normalisation=" + normalisation, "placement.replicas=2")
+    for _ in range(batches.updates_per_epoch):  # the last one has empty packs
+        batch = next(batches)
+        expected = with_scales(batch, micro_batches=batches.micro_batches_per_update, normalisation=normalisation)
+        assert batches.micro_batches_per_update * 2 == batches.packs_per_update == len(batch["input_ids"])
+        for name in ("mlm_scale", "nsp_scale"):
+            np.testing.assert_array_equal(batch[name], expected[name])
+    batches.close()
+
+
+def test_an_update_larger_than_the_data_set_is_an_epoch(store):
+    batches = opened(store, "batch.gradient_accumulation=500")
+    assert batches.updates_per_epoch == 1
+    first, second = next(batches), next(batches)
+    assert Counter(packs_in(first)) == Counter(packs_in(second))
+    assert batches.position == (2, 0)
+    batches.close()
+
+
+@given(updates=st.integers(0, 40), ahead=st.integers(1, 4))
+def test_resumed_anywhere_the_next_batches_are_the_same(store, updates, ahead):
+    undisturbed, stopped = opened(store, prefetch=ahead), opened(store)
+    for _ in range(updates):
+        next(undisturbed)
+        next(stopped)
+    state = stopped.state()  # what was decoded ahead is not counted as used
+    stopped.close()
+    assert all(type(value) in (int, str) for value in state.values())
+    resumed = opened(store, prefetch=ahead)
+    resumed.load_state(state)
+    assert resumed.position == undisturbed.position
+    for _ in range(3):
+        for name, values in next(undisturbed).items():
+            np.testing.assert_array_equal(values, resumed.first()[name])
+        next(resumed)
+    undisturbed.close()
+    resumed.close()
+
+
+def test_the_first_batch_can_be_looked_at_without_using_it(store):
+    batches = opened(store)
+    looked, used = batches.first(), next(batches)
+    for name in used:
+        np.testing.assert_array_equal(looked[name], used[name])
+    batches.close()
+
+
+def test_the_order_follows_from_the_seed(store):
+    def packs(seed):
+        batches = opened(store, f"run.seed={seed}")
+        found = [packs_in(next(batches)) for _ in range(3)]
+        batches.close()
+        return found
+
+    assert packs(1) == packs(1) != packs(2)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4, 5])
+def test_several_processes_share_an_update(store, parts):
+    """Together they have the rows and the scales of one process, the empty packs of an incomplete update included."""
+    setting = "placement.replicas=4"
+    whole = opened(store, setting)
+    shares = [opened(store, setting, share=(part, parts)) for part in range(parts)]
+    for _ in range(2 * whole.updates_per_epoch + 1):
+        expected, found = next(whole), [next(share) for share in shares]
+        rows = len(expected["input_ids"])
+        for name in expected:
+            joined = np.concatenate([part[name] for part in found])
+            np.testing.assert_array_equal(expected[name], joined[:rows])
+            if not name.endswith("_scale"):
+                assert not joined[rows:].any()
+        assert {share.position for share in shares} == {whole.position}
+        assert len({len(part["input_ids"]) for part in found}) == 1
+    for each in [whole, *shares]:
+        each.close()
+
+
+def test_a_process_decodes_only_its_own_rows(store, monkeypatch):
+    read = []
+    batch = PackStore.batch
+    monkeypatch.setattr(PackStore, "batch", lambda self, numbers: read.append(len(numbers)) or batch(self, numbers))
+    batches = opened(store, "placement.replicas=4", share=(1, 4))
+    next(batches)
+    batches.close()
+    assert set(read) == {batches.packs_per_update // 4}
+
+
+@pytest.mark.parametrize("fields", [("masked_lm_weights", "next_sentence_weights"), ("masked_lm_weights", "positions")])
+def test_the_table_counts_what_the_packs_hold(store, fields):
+    packs = StoredPacks(store)
+    for numbers in (np.arange(0), np.arange(1), np.arange(len(packs))[::-2]):
+        batch = packs.batch(numbers, 0)
+        found = packs.count(numbers, 0, fields)
+        assert {name: found[name] for name in fields} == {name: np.count_nonzero(batch[name]) for name in fields}
+
+
+@pytest.mark.parametrize(
+    "override, words",
+    [("run.seed=6", "run.seed 5, it is 6 now"), ("batch.micro_batch=1", "packs per update 4, it is 2 now")],
+)
+def test_a_state_of_another_run_is_refused(store, override, words):
+    first, other = opened(store), opened(store, override)
+    with pytest.raises(ValueError, match=words):
+        other.load_state(first.state())
+    first.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "change", [{"epoch": -1}, {"epoch": "1"}, {"packs": 10**6}, {"packs": 1.0}, {"packs": None}], ids=str
+)
+def test_a_position_that_cannot_be_is_refused(store, change):
+    batches = opened(store)
+    with pytest.raises(ValueError, match=f"{next(iter(change))} .*whole number"):
+        batches.load_state({**batches.state(), **change})
+    with pytest.raises(ValueError, match="epoch"):
+        batches.load_state({name: value for name, value in batches.state().items() if name != "epoch"})
+    batches.close()
+
+
+def test_a_state_of_another_data_set_is_refused(store, tmp_path):
+    with PackStore.open(tiny_data(tmp_path, sequences=90, seed=1)) as other_store:
+        first, other = opened(store), opened(other_store)
+        with pytest.raises(ValueError, match="saved with a data set of digest [0-9a-f]{16}, it is [0-9a-f]{16} now"):
+            other.load_state(first.state())
+        first.close()
+        other.close()
+
+
+def test_what_goes_wrong_in_the_thread_reaches_the_loop(store):
+    class Broken(StoredPacks):
+        def batch(self, numbers, epoch):
+            raise OSError("packs-00001.npy: input/output error")
+
+    batches = GlobalBatches(Broken(store), opened(store).layout)
+    with pytest.raises(OSError, match="input/output error"):
+        next(batches)
+    batches.close()
+
+
+@pytest.mark.parametrize("name, parts", [("packs", 1), ("packs", 3), ("lengths", 3)])
+def test_damage_ends_the_run_with_file_pack_and_block(tmp_path, name, parts):
+    """The loop gets no batch of changed packs, and no scale of changed counts where processes share an update."""
+    folder = tiny_data(tmp_path / "data", sequences=40)
+    path = next(folder.glob(f"{name}-*.npy"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:])
+    said = rf"{path.name}: pack \d+: the checksum of its block 0 \(packs 0 to \d+\)"
+    with PackStore.open(folder) as store, closing(opened(store, share=(0, parts))) as batches, pytest.raises(
+        ValueError, match=said
+    ):
+        next(batches)
+
+
+def test_a_data_set_without_packs_is_refused(store):
+    class Empty(StoredPacks):
+        def __len__(self):
+            return 0
+
+    with pytest.raises(ValueError, match="no packs to train on"):
+        GlobalBatches(Empty(store), opened(store).layout)

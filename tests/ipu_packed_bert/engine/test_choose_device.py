@@ -1,0 +1,95 @@
+"""Which device a run takes where there are no IPUs, what it says of it, and `--whole`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ipu_packed_bert.commands.pretrain import for_this_machine, parse
+from ipu_packed_bert.engine import choose_engine
+from ipu_packed_bert.engine.host.estimate import duration, product_rate, whole_lines
+from ipu_packed_bert.planning.plan import host_needs, plan
+from ipu_packed_bert.settings.pretraining import load_config
+from pack_data.cli.command import run_main
+from tests.fakes.cuda import pretend
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+POD16 = CONFIGS / "packed_phase2_pod16.yml"
+
+
+@pytest.fixture(autouse=True)
+def no_sdk(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "poptorch", None)
+    for name in [name for name in sys.modules if name.startswith("ipu_packed_bert.engine.ipu")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_without_ipus_a_gpu_comes_before_the_cpu_and_is_named(monkeypatch):
+    config = load_config(POD16)
+    assert "on the CPU: no Poplar SDK" in choose_engine(config).reason and not choose_engine(config).cuda
+    pretend(monkeypatch, name="Fake H100")
+    choice = choose_engine(config)
+    assert choice.kind == "host" and choice.cuda and "Fake H100" in choice.reason and "\n" not in choice.reason
+    assert not choose_engine(load_config(POD16, ["engine.device=cpu"])).cuda
+
+
+def test_a_configuration_for_gpus_is_refused_in_one_line_where_none_is():
+    with pytest.raises(ValueError, match="engine.device=cpu") as caught:
+        choose_engine(load_config(CONFIGS / "packed_phase2_gpu1.yml"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_it_still_shrinks_and_names_the_ways_to_run_in_full(gpu, monkeypatch, capsys):
+    if gpu:
+        pretend(monkeypatch)
+    config = load_config(POD16)
+    small = for_this_machine(config, choose_engine(config))
+    assert small.run.steps <= 400 and small.engine.kind == "host" and not small.without_ipus
+    said = capsys.readouterr().out
+    assert ("--config packed_phase2_gpu1" in said) == gpu and "--whole" in said
+
+
+def test_whole_leaves_the_block_out_and_says_what_that_takes(capsys):
+    config = load_config(POD16)
+    whole = for_this_machine(config, choose_engine(config), whole=True, packing_factor=2.0)
+    assert (whole.model, whole.batch, whole.run, whole.data) == (config.model, config.batch, config.run, config.data)
+    assert not whole.without_ipus and whole.engine.kind == "host"
+    said = capsys.readouterr().out
+    assert "in full" in said and "GiB" in said and "2,137 updates on this CPU" in said
+
+
+def test_memory_and_hours_follow_from_the_plan(monkeypatch):
+    made = plan(load_config(POD16, ["engine.kind=host"]), packing_factor=2.0)
+    needs, cpu = host_needs(made), torch.device("cpu")
+    # BERT-large, about 6 x 336 M x 512 FLOP a pack, 8,192 packs an update: half of it in multiply-adds.
+    per_pack = needs.multiply_adds / (8192 * 2137)
+    assert per_pack == pytest.approx(3 * 305e6 * 512, rel=0.15)
+    fast, slow = (whole_lines(made, cpu, rate=rate)[1] for rate in (1e15, 1e12))
+    hours = needs.multiply_adds / (0.5 * 1e15) / 3600
+    assert duration(hours) in fast and fast != slow
+    monkeypatch.setattr("ipu_packed_bert.engine.host.estimate.memory_here", lambda device: 1 << 30)
+    assert "more than there is" in whole_lines(made, cpu, rate=1e12)[0]
+    assert product_rate(cpu, made.config.engine, size=32) > 0
+
+
+def test_durations_in_the_unit_that_a_person_takes():
+    assert [duration(hours) for hours in (7.06, 49.0, 24 * 365.25 * 3)] == ["7.1 hours", "2.0 days", "3.0 years"]
+
+
+def test_whole_is_for_a_new_run():
+    assert parse(["--config", "packed_host", "--whole"]).whole
+    with pytest.raises(ValueError, match="--whole begins a new run"):
+        parse(["--resume", "runs/a", "--whole"])
+
+
+def test_a_gpu_configuration_ends_with_one_error_line_on_a_machine_without(capsys, tmp_path):
+    from ipu_packed_bert.commands.pretrain import main
+
+    assert run_main(main, ["--config", "packed_phase1_gpu1", "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: engine.device is cuda") and error.count("\n") == 1

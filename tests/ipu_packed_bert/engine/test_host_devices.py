@@ -1,0 +1,157 @@
+"""Which device the host engine takes, what it computes in there, and which attention, on GPUs that are not there."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+
+from ipu_packed_bert.engine.host.attention import Attention, pick_attention, without_kernel
+from ipu_packed_bert.engine.host.devices import find_device, numerics_of, refuse_precision
+from ipu_packed_bert.settings.pretraining import Config, load_config
+from ipu_packed_bert.settings.reader import ConfigError
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from tests.fakes.cuda import pretend
+from tests.pretraining import host_engine
+from tests.tiny_runs import TINY
+from tests.update_batches import change
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """torch has a variable-length kernel, whichever torch this is."""
+    module = types.ModuleType("torch.nn.attention.varlen")
+    module.varlen_attn = lambda *heads: None
+    package = sys.modules.get("torch.nn.attention") or types.ModuleType("torch.nn.attention")
+    monkeypatch.setitem(sys.modules, "torch.nn.attention", package)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
+    monkeypatch.setattr(package, "varlen", module, raising=False)
+
+
+def engine(**settings):
+    return change(Config(model=TINY), engine={"kind": "host", **settings}).engine
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_auto_takes_the_gpu_that_is_there(there, monkeypatch):
+    pretend(monkeypatch, (9, 0) if there else None)
+    assert find_device(engine()).type == ("cuda" if there else "cpu")
+    assert find_device(engine(device="cpu")).type == "cpu"
+    if there:
+        assert find_device(engine(device="cuda")).type == "cuda"
+    else:
+        with pytest.raises(ValueError, match="no CUDA device here: --set engine.device=cpu") as caught:
+            find_device(engine(device="cuda"))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "precision, capability, refused",
+    [
+        ("float32", None, False),
+        ("bfloat16", None, False),
+        ("tf32", None, True),
+        ("float32", (7, 0), False),
+        ("bfloat16", (7, 5), True),
+        ("tf32", (7, 5), True),
+        ("bfloat16", (8, 0), False),
+        ("tf32", (9, 0), False),
+    ],
+)
+def test_a_precision_that_the_device_lacks_is_refused(precision, capability, refused, monkeypatch):
+    device = pretend(monkeypatch, capability) if capability else CPU
+    if not refused:
+        refuse_precision(precision, device)
+        return
+    with pytest.raises(ValueError, match=f"engine.precision is {precision}; .*float32") as caught:
+        refuse_precision(precision, device)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_engine_refuses_it_before_it_builds_a_network():
+    with pytest.raises(ValueError, match="tf32"):
+        host_engine(change(Config(model=TINY), engine={"precision": "tf32"}), device="cpu")
+
+
+@pytest.mark.parametrize("name", ["pretraining", "fine-tuning"])
+def test_float16_is_refused_with_the_way_out(name, tmp_path):
+    from ipu_packed_bert.settings import finetuning as settings
+
+    path = tmp_path / "half.yml"
+    path.write_text("engine: {precision: float16}\n")
+    with pytest.raises(ConfigError, match="engine.precision is 'float16'; .*bfloat16.* needs none"):
+        (load_config if name == "pretraining" else settings.load_config)(path)
+
+
+def test_the_process_keeps_its_choices_and_inside_they_are_the_engine_s(monkeypatch):
+    """The switches are those of the process: they hold in the engine only. (No GPU is needed to see them.)"""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    cuda, outer = torch.device("cuda"), torch.get_float32_matmul_precision()
+    try:
+        for chosen in ("high", "highest"):
+            torch.set_float32_matmul_precision(chosen)
+            for precision, inside in (("float32", "highest"), ("bfloat16", "highest"), ("tf32", "high")):
+                for deterministic in (False, True):
+                    settings = engine(precision=precision, deterministic=deterministic)
+                    with pytest.raises(KeyError), numerics_of(settings, cuda):
+                        assert torch.get_float32_matmul_precision() == inside
+                        assert torch.are_deterministic_algorithms_enabled() == deterministic
+                        raise KeyError
+                    assert torch.get_float32_matmul_precision() == chosen
+                    assert not torch.are_deterministic_algorithms_enabled()
+            with numerics_of(engine(deterministic=True), CPU):
+                assert torch.get_float32_matmul_precision() == chosen
+                assert not torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.set_float32_matmul_precision(outer)
+
+
+BEST = {"dtype": torch.bfloat16, "dropout": 0.0, "head_size": 64, "depth": 3}
+
+
+def test_the_kernel_is_for_half_types_from_8_0_on_without_dropout(kernel, monkeypatch):
+    device = pretend(monkeypatch, (8, 0))
+    assert without_kernel(device, **BEST) == ""
+    assert without_kernel(device, **{**BEST, "dtype": torch.float16}) == ""
+    for name, value, words in (
+        ("dtype", torch.float32, "half types"),
+        ("dropout", 0.1, "attention dropout, which is 0.1"),
+        ("head_size", 12, "multiple of 8"),
+        ("head_size", 264, "at most 256"),
+        ("depth", None, "number of sequences"),
+    ):
+        assert words in without_kernel(device, **{**BEST, name: value})
+    assert without_kernel(CPU, **BEST)
+    assert "capability 8.0, this is 7.5" in without_kernel(pretend(monkeypatch, (7, 5)), **BEST)
+
+
+def test_a_torch_without_the_kernel_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.nn.attention", None)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
+    assert torch.__version__ in without_kernel(pretend(monkeypatch), **BEST)
+
+
+def picked(device, **sections):
+    config = change(Config(model=TINY), **sections)
+    return pick_attention(config, Pretraining(config), device)
+
+
+def test_auto_takes_the_kernel_on_cuda_else_a_mask_and_says_why(kernel, monkeypatch):
+    device, half = pretend(monkeypatch), {"precision": "bfloat16"}
+    assert picked(device, engine=half) == Attention("varlen", True)
+    assert picked(device, engine={**half, "compile": True}) == Attention("varlen", True)
+    assert picked(device, engine={**half, "attention": "varlen", "compile": True}) == Attention("varlen", True)
+    for sections, words in (
+        ({"engine": half, "model": {"attention_dropout": 0.1}}, "attention dropout"),
+        ({"engine": {"precision": "tf32"}}, "half types"),
+        ({"engine": half, "data": {"max_sequences_per_pack": None}}, "number of sequences"),
+    ):
+        found = picked(device, **sections)
+        assert found.kind == "sdpa" and words in found.note
+    assert picked(device, engine={**half, "attention": "sdpa"}) == Attention("sdpa")
+    with pytest.raises(ValueError, match="engine.compile.*attention dropout"):
+        picked(device, engine={**half, "attention": "varlen", "compile": True}, model={"attention_dropout": 0.1})

@@ -1,0 +1,286 @@
+"""The host engine: updates by hand, any cut into micro-batches, bit-identical continuation, one program a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from ipu_packed_bert.engine import build_engine, choose_engine
+from ipu_packed_bert.engine.host import HostEngine, pick_attention
+from ipu_packed_bert.engine.host.engine import _Program
+from ipu_packed_bert.model.optimizer import build_optimizer
+from ipu_packed_bert.model.packed import BATCH_FIELDS
+from ipu_packed_bert.settings.pretraining import BatchConfig, Config, OptimizerConfig
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from tests.packed_examples import lay_out, with_scales
+from tests.pretraining import count, host_engine, initial_network
+from tests.tiny_runs import TINY
+from tests.tolerances import assert_same
+from tests.update_batches import SLOTS, change, make_batches
+
+CONFIG = Config(
+    model=dataclasses.replace(TINY, initializer_range=0.2),
+    batch=BatchConfig(micro_batch=2, gradient_accumulation=4),
+    optimizer=OptimizerConfig(weight_decay=0.01),
+)
+
+
+def weights(engine):
+    return [engine.state()["model"][name] for name in sorted(engine.state()["model"])]
+
+
+def same_bits(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second)) and len(first) == len(second) > 0
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw"])
+@pytest.mark.parametrize("normalisation", ["token", "sequence"])
+def test_packed_and_unpacked_runs_stay_together(name, normalisation):
+    """Three updates on the same sequences, packed and alone, end in the same weights."""
+    config = change(CONFIG, optimizer={"name": name}, loss={"normalisation": normalisation})
+    ends, losses = [], []
+    for depth, micro_batch in ((1, 4), (3, 2)):
+        engine = host_engine(change(config, batch={"micro_batch": micro_batch}), packing_factor=1.0, device="cpu")
+        batches = make_batches(3, depth=depth, micro_batch=micro_batch, normalisation=normalisation)
+        results = [engine.step(batch, 1e-2) for batch in batches]
+        ends.append(weights(engine))
+        losses.append(
+            [[result.loss, result.metrics["mlm_accuracy"], result.metrics["nsp_accuracy"]] for result in results]
+        )
+    assert np.allclose(losses[0], losses[1], rtol=1e-4)
+    assert_same(found=ends[0], expected=ends[1], dtype=torch.float32)
+
+
+def test_a_step_is_what_it_says():
+    batch = make_batches(1, depth=3, micro_batch=2)[0]
+    engine = host_engine(change(CONFIG, engine={"attention": "eager"}), packing_factor=1.0, device="cpu")
+    model = initial_network(CONFIG)
+    optimizer = build_optimizer(model, CONFIG.optimizer, betas=(0.9, 0.999))
+    number = len(batch["input_ids"]) // 2
+    assert number >= 2
+    loss, correct = 0.0, 0.0
+    for index in range(number):
+        output = model(*(torch.from_numpy(batch[name][2 * index : 2 * index + 2]) for name in BATCH_FIELDS))
+        (output.loss / number).backward()
+        loss += output.loss.item() / number
+        correct += output.mlm_correct.item()
+    for group in optimizer.param_groups:
+        group["lr"] = 0.05
+    optimizer.step()
+    result = engine.step(batch, 0.05)
+    assert result.loss == pytest.approx(loss, rel=1e-6)
+    assert result.loss == pytest.approx(result.metrics["mlm_loss"] + result.metrics["nsp_loss"])
+    assert result.metrics["mlm_accuracy"] == correct / count(batch)["masked_tokens"]
+    assert result.seconds > 0.0 and result.cycles is None
+    assert same_bits(weights(engine), [model.state_dict()[name] for name in sorted(model.state_dict())])
+
+
+def test_the_cut_into_micro_batches_does_not_matter():
+    ends = []
+    for micro_batch in (1, 2, 4):
+        batch = make_batches(1, depth=3, micro_batch=4)[0]
+        number = len(batch["input_ids"]) // micro_batch
+        batch = with_scales(batch, micro_batches=number, normalisation="token")
+        engine = host_engine(change(CONFIG, batch={"micro_batch": micro_batch}), packing_factor=1.0, device="cpu")
+        engine.step(batch, 1e-2)
+        ends.append(weights(engine))
+    assert_same(found=ends[0], expected=ends[1], dtype=torch.float32)
+    assert_same(found=ends[2], expected=ends[1], dtype=torch.float32)
+
+
+def test_continuation_is_bit_identical_with_dropout():
+    config = change(CONFIG, model={"hidden_dropout": 0.2, "attention_dropout": 0.1})
+    batches = make_batches(4, depth=3, micro_batch=2)
+    straight = host_engine(config, packing_factor=1.0, device="cpu")
+    results = [straight.step(batch, 1e-2) for batch in batches]
+
+    first = host_engine(config, packing_factor=1.0, device="cpu")
+    for batch in batches[:2]:
+        first.step(batch, 1e-2)
+    state = first.state()
+    first.step(batches[2], 1e-2)  # what happens later must not reach into the saved state
+    torch.manual_seed(12345)  # nor does the process's own random stream matter
+    second = host_engine(config, packing_factor=1.0, device="cpu")
+    second.load_state(state)
+    second.evaluate(batches[0])  # nor an evaluation in between
+    continued = [second.step(batch, 1e-2) for batch in batches[2:]]
+    assert [each.loss for each in continued] == [each.loss for each in results[2:]]
+    assert same_bits(weights(second), weights(straight))
+
+    # Dropout really draws: another stream gives another loss.
+    other = host_engine(change(config, run={"seed": 6}), packing_factor=1.0, device="cpu")
+    other.load_state({key: value for key, value in state.items() if key != "random"})
+    assert other.step(batches[2], 1e-2).loss != results[2].loss
+
+
+def test_the_process_random_stream_is_left_alone():
+    batch = make_batches(1, depth=3, micro_batch=2)[0]
+    torch.manual_seed(9)
+    expected = torch.rand(3)
+    torch.manual_seed(9)
+    engine = host_engine(change(CONFIG, model={"hidden_dropout": 0.2}), packing_factor=1.0, device="cpu")
+    engine.compile(batch)
+    engine.step(batch, 1e-2)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_compile_and_evaluate_change_nothing():
+    batch = make_batches(1, depth=3, micro_batch=2)[0]
+    config = change(CONFIG, model={"hidden_dropout": 0.2})
+    prepared, fresh = (host_engine(config, packing_factor=1.0, device="cpu") for _ in range(2))
+    prepared.compile(batch)
+    losses = [prepared.evaluate(batch).loss for _ in range(2)]
+    assert losses[0] == losses[1]
+    assert prepared.step(batch, 1e-2).loss == fresh.step(batch, 1e-2).loss != losses[0]
+    assert same_bits(weights(prepared), weights(fresh))
+
+
+def test_one_program_serves_all_batches():
+    engine = host_engine(CONFIG, packing_factor=1.0, device="cpu")
+    assert engine.compilations == {"training": 0, "evaluation": 0}
+    for batch in make_batches(3, depth=3, micro_batch=2):
+        engine.step(batch, 1e-2)
+        engine.evaluate(batch)
+    assert engine.compilations == {"training": 1, "evaluation": 1}
+    for batch in make_batches(1, depth=4, micro_batch=2):  # other shapes would need another
+        engine.step(batch, 1e-2)
+    assert engine.compilations == {"training": 2, "evaluation": 1}
+
+
+def test_compiled_it_is_one_graph_for_each_mode(monkeypatch):
+    """Captured whole, without breaks, and not again for other data; by a backend that runs the graph as it is."""
+    monkeypatch.setattr(_Program, "backend", "eager")
+    compiled = host_engine(change(CONFIG, engine={"compile": True}), packing_factor=1.0, device="cpu")
+    plain = host_engine(CONFIG, packing_factor=1.0, device="cpu")
+    batches = make_batches(2, depth=3, micro_batch=2)
+    compiled.compile(batches[0])
+    assert compiled.compilations == {"training": 1, "evaluation": 0}
+    for batch in batches:
+        assert compiled.step(batch, 1e-2).loss == pytest.approx(plain.step(batch, 1e-2).loss, rel=1e-6)
+        assert compiled.evaluate(batch).loss == pytest.approx(plain.evaluate(batch).loss, rel=1e-6)
+    assert compiled.compilations == {"training": 1, "evaluation": 1}
+    assert set(compiled.state()["model"]) == set(plain.state()["model"])
+
+
+def test_packing_adjusts_the_betas_where_configured():
+    config = change(CONFIG, optimizer={"packing_adjustment": "betas"})
+    engine = host_engine(config, packing_factor=2.0, device="cpu")
+    assert engine.optimizer.param_groups[0]["betas"] == (0.9**2, 0.999**2)
+
+
+def test_an_empty_batch_moves_nothing_but_decay():
+    batch = lay_out([[], []], [], slots=SLOTS, depth=3, predictions=7)
+    batch = with_scales(batch, micro_batches=1, normalisation="sequence")
+    engine = host_engine(change(CONFIG, optimizer={"weight_decay": 0.0}), packing_factor=1.0, device="cpu")
+    before = weights(engine)
+    result = engine.step(batch, 1e-2)
+    assert (result.loss, result.metrics["mlm_accuracy"], result.metrics["nsp_accuracy"]) == (0.0, 0.0, 0.0)
+    assert same_bits(before, weights(engine))
+
+
+def test_training_learns_in_both_precisions():
+    batch = make_batches(1, depth=3, micro_batch=2)[0]
+    ends = {}
+    for precision in ("float32", "bfloat16"):
+        engine = host_engine(change(CONFIG, engine={"precision": precision}), packing_factor=1.0, device="cpu")
+        losses = [engine.step(batch, 2e-2).loss for _ in range(12)]
+        assert losses[-1] < 0.7 * losses[0]
+        ends[precision] = losses[0]
+        assert all(value.dtype == torch.float32 for value in engine.state()["model"].values())
+    assert ends["bfloat16"] == pytest.approx(ends["float32"], rel=0.02)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_in_bfloat16_the_mask_is_made_once_and_changes_no_bit(attention):
+    config = change(CONFIG, engine={"precision": "bfloat16", "attention": attention})
+    batch = make_batches(1, depth=3, micro_batch=2)[0]
+    engines = [host_engine(config, packing_factor=1.0, device="cpu") for _ in range(2)]
+    numbers = torch.from_numpy(batch["input_mask"])
+    assert engines[0].model.attention_mask(numbers, torch.float32).dtype == torch.bfloat16
+    engines[1].model.attention_mask.products = None  # each layer makes its own
+    assert engines[0].step(batch, 1e-2).loss == engines[1].step(batch, 1e-2).loss
+    assert same_bits(*map(weights, engines))
+
+
+def test_attention_chosen_for_the_machine():
+    cpu = torch.device("cpu")
+    half = change(CONFIG, engine={"precision": "bfloat16"})
+
+    def attention(config, device):
+        return pick_attention(config, Pretraining(config), device).kind
+
+    assert attention(CONFIG, cpu) == "sdpa"
+    assert attention(half, cpu) == "eager"
+    assert attention(change(CONFIG, model={"attention_dropout": 0.1}), cpu) == "eager"
+    assert attention(change(half, engine={"attention": "sdpa"}), cpu) == "sdpa"
+
+
+def test_what_is_refused():
+    engine = host_engine(CONFIG, packing_factor=1.0, device="cpu")
+    batch = make_batches(1, depth=3, micro_batch=2)[0]
+    with pytest.raises(ValueError, match="3 packs, not a multiple of batch.micro_batch 2"):
+        engine.step({name: values[:3] for name, values in batch.items()}, 1e-2)
+    with pytest.raises(ValueError, match="the batch has no positions"):
+        engine.step({name: values for name, values in batch.items() if name != "positions"}, 1e-2)
+    state = engine.state()
+    state["model"]["cls.predictions.bias"] = torch.zeros(5)
+    with pytest.raises(ValueError, match="model state of cls.predictions.bias is") as caught:
+        engine.load_state(state)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "stream", [torch.zeros(3, dtype=torch.uint8), torch.get_rng_state().float()], ids=["short", "float"]
+)
+def test_a_state_of_no_random_stream_is_refused(stream):
+    engine = host_engine(CONFIG, packing_factor=1.0, device="cpu")
+    with pytest.raises(ValueError, match="random: the state of cpu"):
+        engine.load_state({**engine.state(), "random": {"cpu": stream}})
+
+
+def test_too_little_memory_names_the_settings_that_decide_it(monkeypatch):
+    engine = host_engine(CONFIG, packing_factor=1.0, device="cpu")
+    (batch,) = make_batches(1, depth=3, micro_batch=2)
+
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+    monkeypatch.setattr(engine.optimizer, "step", full)
+    monkeypatch.setitem(engine._programs, "evaluation", full)
+    for call in (lambda: engine.step(batch, 1e-2), lambda: engine.evaluate(batch)):
+        with pytest.raises(
+            ValueError, match="^CPU has not enough memory .*Tried.*batch.micro_batch, which is 2"
+        ) as caught:
+            call()
+        assert "\n" not in str(caught.value) and "engine.recompute_layers=true" in str(caught.value)
+
+
+def test_missing_sdk_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "poptorch", None)  # as if it were not installed
+    for name in [name for name in sys.modules if name.startswith("ipu_packed_bert.engine.ipu")]:
+        monkeypatch.delitem(sys.modules, name)
+    config = change(CONFIG, engine={"kind": "ipu"})
+    with pytest.raises(ValueError, match="Poplar SDK") as caught:
+        choose_engine(config)
+    assert "\n" not in str(caught.value) and "--engine host" in str(caught.value)
+    assert choose_engine(CONFIG).kind == "host"
+    assert isinstance(build_engine(CONFIG, Pretraining(CONFIG), choose_engine(CONFIG), packing_factor=1.0), HostEngine)
+
+
+def test_without_next_sentence_prediction():
+    config = change(CONFIG, loss={"next_sentence": False})
+    engine = host_engine(config, packing_factor=1.0, device="cpu")
+    result = engine.step(make_batches(1, depth=3, micro_batch=2)[0], 1e-2)
+    assert result.metrics["nsp_loss"] == 0.0 and result.loss == result.metrics["mlm_loss"]
+    assert not any("pooler" in name or "seq_relationship" in name for name in engine.state()["model"])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_it_says_that_the_gpu_of_a_mac_is_not_used(there, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: there)
+    engine = host_engine(CONFIG, packing_factor=1.0, device="cpu")
+    assert ("MPS" in engine.description) == there

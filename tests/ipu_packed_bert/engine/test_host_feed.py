@@ -1,0 +1,135 @@
+"""Micro-batches on the device: the right ones, the order of streams, and no wait for the device within an update."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ipu_packed_bert.engine.host.feed import CudaFeed, cut, feed_for
+from ipu_packed_bert.model import varlen
+from ipu_packed_bert.settings.pretraining import BatchConfig, Config, OptimizerConfig
+from tests.fakes.cuda import Streams
+from tests.pretraining import host_engine
+from tests.tiny_runs import TINY
+from tests.update_batches import change, make_batches
+
+CPU = torch.device("cpu")
+FIELDS = [torch.arange(14, dtype=torch.int32).reshape(7, 2), torch.linspace(0.0, 1.0, 7)]
+
+
+def same(found, expected):
+    return len(found) == len(expected) and all(
+        torch.equal(a, b) for left, right in zip(found, expected) for a, b in zip(left, right)
+    )
+
+
+def test_an_update_is_cut_into_all_its_rows():
+    assert [len(fields[0]) for fields in cut(FIELDS, 3)] == [3, 3, 1]
+    assert torch.equal(torch.cat([fields[1] for fields in cut(FIELDS, 3)]), FIELDS[1])
+    assert same(list(feed_for(CPU)(cut(FIELDS, 2))), list(cut(FIELDS, 2)))
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    return Streams(monkeypatch)
+
+
+def test_copies_run_ahead_on_their_own_stream_and_are_waited_for_there(streams):
+    feed = CudaFeed(CPU)  # the copies themselves are the CPU's
+    found = []
+    for number, fields in enumerate(feed(cut(FIELDS, 1))):
+        found.append(fields)
+        # The working stream waits for this micro-batch's copies, and each of its tensors is known to be used there.
+        assert streams.calls.count(("wait", "working", number)) == 1
+        assert streams.calls.index(("event", "copying", number)) < streams.calls.index(("wait", "working", number))
+        assert sum(call == ("used", "working") for call in streams.calls) == 2 * (number + 1)
+        assert sum(call[0] == "pin" for call in streams.calls) <= 2 * (number + 1 + CudaFeed.AHEAD)
+    feed.close()
+    assert same(found, list(cut(FIELDS, 1)))
+    pins = [call for call in streams.calls if call[0] == "pin"]
+    assert pins == [("pin", "copying", False)] * 14  # by the thread, on the copying stream
+    # Each event comes after the copies of its own micro-batch.
+    order = [call[0] for call in streams.calls if call[0] in ("pin", "event")]
+    assert order == ["pin", "pin", "event"] * 7
+
+
+def test_an_update_that_ends_early_leaves_nothing_moving(streams):
+    feed = CudaFeed(CPU)
+    moving = feed(cut(FIELDS, 1))
+    next(moving)
+    moving.close()
+    assert same(list(feed(cut(FIELDS, 4))), list(cut(FIELDS, 4)))
+    feed.close()
+
+
+def test_what_fails_in_the_thread_fails_the_update(streams, monkeypatch):
+    def fails(tensor):
+        raise RuntimeError("out of pinned memory")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", fails)
+    with pytest.raises(RuntimeError, match="pinned"):
+        list(CudaFeed(CPU)(cut(FIELDS, 2)))
+
+
+def test_the_engine_steps_the_same_with_a_thread_that_feeds_it(streams):
+    config = Config(model=TINY, batch=BatchConfig(micro_batch=2, gradient_accumulation=4))
+    (batch,) = make_batches(1, depth=3, micro_batch=2)
+    results = []
+    for fed in (False, True):
+        engine = host_engine(config, device="cpu")
+        if fed:
+            engine._feed = CudaFeed(CPU)
+        results.append((engine.step(batch, 1e-2).loss, engine.evaluate(batch).loss))
+        engine.close()
+    assert results[0] == results[1]
+    assert streams.calls
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails where a value is read back, for which a GPU would have to finish all that it was given."""
+
+    forbidden = ("_local_scalar_dense", "equal.default", "is_nonzero", "nonzero", "masked_select", "unique")
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls += 1
+        assert not any(name in str(function) for name in self.forbidden), f"{function} waits for the device"
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "kernel"])
+def test_nothing_is_read_back_within_an_update(attention, monkeypatch):
+    config = change(
+        Config(model=TINY, batch=BatchConfig(micro_batch=2), optimizer=OptimizerConfig()),
+        model={"hidden_dropout": 0.1},
+        engine={"attention": "sdpa" if attention == "kernel" else attention},
+    )
+    engine = host_engine(config, device="cpu")
+    if attention == "kernel":
+        varlen.attend_within_sequences(engine.model, sequences=3, kernel=True)
+        monkeypatch.setattr(varlen.KernelContext, "forward", lambda self, query, *rest: query)
+    (batch,) = make_batches(1, depth=3, micro_batch=2)
+    with NoWaiting() as mode:
+        engine._accumulate(batch)
+        gradients = mode.calls
+        engine.optimizer.step()
+    assert mode.calls > gradients > 500
+    with pytest.raises(AssertionError, match="waits for the device"), NoWaiting():
+        torch.ones(()).item()
+
+
+def test_an_update_is_read_back_once(monkeypatch):
+    """Loss, sums and the gradients' norm together, before the optimiser's step."""
+    config = Config(model=TINY, batch=BatchConfig(micro_batch=2), optimizer=OptimizerConfig(max_gradient_norm=0.1))
+    engine = host_engine(config, device="cpu")
+    (batch,) = make_batches(1, depth=3, micro_batch=2)
+    real, read = torch.Tensor.tolist, []
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: (read.append(len(tensor)), real(tensor))[1])
+    for name in ("item", "__float__", "__int__", "__bool__", "numpy", "cpu"):
+        monkeypatch.setattr(torch.Tensor, name, lambda tensor, name=name: pytest.fail(f"{name} waits for the device"))
+    result = engine.step(batch, 1e-2)
+    assert result.applied and read == [len(engine.task.outputs) + 1]

@@ -1,0 +1,1014 @@
+"""The IPU engine on the stand-in for PopTorch: the same updates as the host engine, one compilation, portable state.
+
+test_ipu_tier.py has what also runs on what the stand-in stands for.
+"""
+
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ipu_packed_bert.data.global_batches import GlobalBatches
+from ipu_packed_bert.engine import build_engine, choose_engine
+from ipu_packed_bert.model.packed import BATCH_FIELDS
+from ipu_packed_bert.settings.pretraining import (
+    ConfigError,
+    cross_check,
+    load_config,
+)
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from pack_data.store.data_set import PackStore
+from pack_data.store.packs import PackSchema
+from tests.fakes.machine import machine
+from tests.fakes.sdk import installed
+from tests.ipu_runs import SLOTS, change, make_batch, make_config, schema, weights_of
+from tests.pretraining import global_batches, host_engine, initial_network, ipu_engine, placed
+from tests.tiny_runs import held_out_of, tiny_config, tiny_data
+from tests.tolerances import relative_error
+
+RATES = (0.01, 0.02, 0.005)
+
+
+@pytest.fixture
+def sdk():
+    with installed(ipus=16) as modules:
+        yield modules
+
+
+def make_engine(sdk, config, *, depth=3):
+    return ipu_engine(sdk[0], config, schema(depth))
+
+
+def assert_same_weights(found, expected, tolerance=1e-6):
+    assert set(found["model"]) == set(expected["model"])
+    assert relative_error(weights_of(found), weights_of(expected)) <= tolerance
+    for name in found["model"]:
+        if name.endswith("key.bias"):
+            assert float((found["model"][name] - expected["model"][name]).abs().max()) <= len(RATES) * max(RATES)
+
+
+# ------------------------------------------------------------------------------------------------- updates are the
+# host's
+
+
+LAYOUTS = {
+    "one IPU": {},
+    "one IPU, 4 replicas": dict(replicas=4, accumulation=2),
+    "pipeline of 2": dict(layers_per_ipu=(1, 1), accumulation=5),
+    "pipeline of 4, 2 replicas": dict(layers_per_ipu=(0, 1, 1, 1), replicas=2, accumulation=9, micro_batch=1),
+}
+
+
+@pytest.mark.parametrize("mask", ["product", "additive"])
+@pytest.mark.parametrize("depth", [1, 3], ids=["unpacked", "packed"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_three_updates_equal_the_hosts(sdk, layout, depth, mask):
+    config = make_config(**layout, data={"max_sequences_per_pack": depth}, engine={"mask": mask})
+    engine, host = make_engine(sdk, config, depth=depth), host_engine(config, packing_factor=1.0)
+    for update, rate in enumerate(RATES):
+        batch = make_batch(config, depth=depth, seed=update)
+        found, expected = engine.step(batch, rate), host.step(batch, rate)
+        assert found.metrics == pytest.approx(expected.metrics, rel=1e-5)
+        assert found.cycles > 0
+    assert_same_weights(engine.state(), host.state())
+    for moment in ("exp_avg", "exp_avg_sq"):
+        names = [name for name in engine.state()["optimizer"][moment] if not name.endswith("key.bias")]
+        assert (
+            relative_error(
+                [engine.state()["optimizer"][moment][name] for name in names],
+                [host.state()["optimizer"][moment][name] for name in names],
+            )
+            < 1e-5
+        )
+    assert engine.state()["optimizer"]["step"] == host.state()["optimizer"]["step"] == 3
+    # The run had one training program, and none for evaluation.
+    assert engine.compilations == {"training": 1, "evaluation": 0}
+    assert machine.compilations == ["training"]
+
+
+VARIANTS = {
+    "loss by sequences": {"loss": {"normalisation": "sequence"}},
+    "without next sentences": {"loss": {"next_sentence": False}},
+    "AdamW": {"optimizer": {"name": "adamw"}},
+    "AdamW, clipped": {"optimizer": {"name": "adamw", "max_gradient_norm": 0.05}},
+    "LAMB without bias correction": {"optimizer": {"bias_correction": False}},
+    "no recomputation": {"engine": {"recompute_layers": False}},
+    "no serialisation": {"placement": {"embedding_serialization_factor": 1}},
+    "a bound on the weight norm": {"optimizer": {"max_weight_norm": 0.5}},
+}
+
+
+@pytest.mark.parametrize("sections", VARIANTS.values(), ids=VARIANTS)
+def test_variants_equal_the_hosts(sdk, sections):
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5, **sections)
+    engine, host = make_engine(sdk, config), host_engine(config, packing_factor=1.0)
+    for update, rate in enumerate(RATES):
+        batch = make_batch(config, seed=update)
+        assert engine.step(batch, rate).metrics == pytest.approx(host.step(batch, rate).metrics, rel=1e-5)
+    assert_same_weights(engine.state(), host.state())
+
+
+@pytest.mark.parametrize("mask", ["product", "additive"])
+def test_any_depth(sdk, mask):
+    """The configuration leaves the depth open: the data set knows it, and with it how wide the mask's codes are."""
+    config = make_config(data={"max_sequences_per_pack": None}, engine={"mask": mask})
+    engine, host = make_engine(sdk, config, depth=9), host_engine(config, packing_factor=1.0)
+    for update, rate in enumerate(RATES):
+        batch = make_batch(config, depth=9, seed=update, shortest=1, longest=4)
+        assert batch["input_mask"].max() > 7
+        assert engine.step(batch, rate).metrics == pytest.approx(host.step(batch, rate).metrics, rel=1e-5)
+    assert_same_weights(engine.state(), host.state())
+
+
+def test_the_rate_is_read_anew_each_step(sdk):
+    config = make_config()
+    engine = make_engine(sdk, config)
+    batch = make_batch(config)
+    before = engine.state()
+    engine.step(batch, 0.0)
+    assert relative_error(weights_of(engine.state()), weights_of(before)) == 0.0
+    engine.step(batch, 0.01)
+    assert relative_error(weights_of(engine.state()), weights_of(before)) > 1e-3
+
+
+def test_the_order_of_rows_decides_nothing(sdk):
+    """Any order of an update's rows, so any split into replicas and times, makes the same update."""
+    config = make_config(replicas=2, accumulation=3)
+    batch = make_batch(config)
+    order = np.random.default_rng(1).permutation(len(batch["input_ids"]))
+    states = []
+    for rows in (np.arange(len(order)), order):
+        engine = make_engine(sdk, config)
+        engine.step({name: field[rows] for name, field in batch.items()}, 0.01)
+        states.append(engine.state())
+        engine.close()
+    assert_same_weights(*states)
+
+
+def test_padding_weighs_nothing(sdk):
+    """Garbage in the empty packs' ids changes no update: they have weight 0 everywhere."""
+    config = make_config()
+    states = []
+    for garbage in (0, 7):
+        batch = make_batch(config)
+        batch["input_ids"][batch["input_mask"] == 0] = garbage
+        engine = make_engine(sdk, config)
+        engine.step(batch, 0.01)
+        states.append(engine.state())
+        engine.close()
+    assert_same_weights(*states)
+
+
+def test_automatic_loss_scaling_starts_from_one(sdk):
+    config = make_config(engine={"automatic_loss_scaling": True})
+    ipu, _ = sdk
+    optimizer = ipu.options.build_optimizer(
+        ipu.program.build_program(config, Pretraining(config, schema()), placed(config)), config, betas=(0.9, 0.999)
+    )
+    assert optimizer.loss_scaling == 1.0
+
+
+# -------------------------------------------------------------------------------------------- what the engine swaps in
+
+
+@pytest.mark.parametrize("mask", ["product", "additive"])
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_the_adapted_network_computes_the_same(sdk, next_sentence, mask):
+    """Mask, serialised product, one-hot slots, checkpoints and blocks: losses and gradients in float64."""
+    ipu, _ = sdk
+    config = make_config(
+        layers_per_ipu=(1, 1), accumulation=5, loss={"next_sentence": next_sentence}, engine={"mask": mask}
+    )
+    plain, adapted = initial_network(config).double(), initial_network(config).double()
+    ipu.program.adapt(adapted, config, Pretraining(config, schema()))
+    ipu.program.begin_blocks(adapted, placed(config))
+    assert type(adapted.masked_lm_slots) is not type(plain.masked_lm_slots)
+    assert (type(adapted.attention_mask) is type(plain.attention_mask)) == (mask == "additive")
+    assert type(adapted.cls.predictions.product) is not type(plain.cls.predictions.product)
+    assert {name: p.shape for name, p in plain.state_dict().items()} == {
+        name: p.shape for name, p in adapted.state_dict().items()
+    }
+    adapted.load_state_dict(plain.state_dict())
+    fields = [torch.from_numpy(make_batch(config)[name]) for name in BATCH_FIELDS]
+    outputs = [network(*fields) for network in (plain, adapted)]
+    for _network, output in zip((plain, adapted), outputs):
+        output.loss.backward()
+    assert all(abs((a - b).item()) <= 1e-12 * max(1.0, abs(a.item())) for a, b in zip(*outputs))
+    gradients = [
+        [p.grad for name, p in network.named_parameters() if not name.endswith("key.bias")]
+        for network in (plain, adapted)
+    ]
+    assert relative_error(*gradients) <= 1e-12
+
+
+def test_every_layer_is_a_checkpoint_and_the_product_is_serialised(sdk):
+    ipu, stand_in = sdk
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5)
+    engine = make_engine(sdk, config)
+    engine.compile(make_batch(config))
+    program = machine.programs[-1]
+    graph = program.graph
+    assert graph.checkpoints == 2
+    assert graph.serialised == [(stand_in.MatMulSerializationMode.OutputChannels, 2)]
+    assert graph.blocks == [(block.name, block.ipu) for block in placed(config).blocks]
+    assert program.stages == [0, 1, 0]
+    assert {home for name, home in program.homes.items() if "word_embeddings" in name} == {0}
+
+
+# ---------------------------------------------------------------------------------------------------------- evaluation
+
+
+def test_evaluation_equals_the_hosts_and_changes_nothing(sdk):
+    config = make_config(layers_per_ipu=(1, 1), replicas=2, accumulation=5, model={"hidden_dropout": 0.1})
+    batches = [make_batch(config, seed=seed) for seed in range(3)]
+    host, engine, undisturbed = (
+        host_engine(config, packing_factor=1.0),
+        make_engine(sdk, config),
+        make_engine(sdk, config),
+    )
+    engine.step(batches[0], 0.01)
+    host.load_state(engine.state())
+    found, expected = engine.evaluate(batches[1]), host.evaluate(batches[1])
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-5)
+    engine.evaluate(batches[2])
+    engine.step(batches[1], 0.01)
+    after = engine.state()
+    assert engine.compilations == {"training": 1, "evaluation": 1}
+    engine.close()
+    for batch in batches[:2]:
+        undisturbed.step(batch, 0.01)
+    assert_same_weights(after, undisturbed.state())
+    assert machine.compilations == ["training", "inference", "training"]
+
+
+def test_evaluation_and_training_share_the_ipus():
+    """A machine with exactly the IPUs of the run."""
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5)
+    with installed(ipus=2) as sdk:
+        engine = make_engine(sdk, config)
+        for seed in range(2):
+            batch = make_batch(config, seed=seed)
+            engine.step(batch, 0.01)
+            engine.evaluate(batch)
+        engine.close()
+        assert machine.attached == 0
+
+
+def test_evaluation_before_training(sdk):
+    config = make_config()
+    engine, host = make_engine(sdk, config), host_engine(config, packing_factor=1.0)
+    batch = make_batch(config)
+    assert engine.evaluate(batch).metrics == pytest.approx(host.evaluate(batch).metrics, rel=1e-5)
+    assert engine.compilations == {"training": 0, "evaluation": 1}
+
+
+def test_an_evaluation_batch_of_another_size_is_refused(sdk):
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5)
+    engine, batch = make_engine(sdk, config), make_batch(config)
+    engine.evaluate(batch)
+    with pytest.raises(ValueError, match="compiled program takes"):
+        engine.evaluate({name: field[:8] for name, field in batch.items()})
+    with pytest.raises(ValueError, match="stages"):
+        make_engine(sdk, config).evaluate({name: field[:2] for name, field in batch.items()})
+
+
+# --------------------------------------------------------------------------------------------------------------- state
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["after compilation", "before compilation"])
+def test_checkpoints_move_from_host_to_ipu(sdk, compiled):
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5)
+    host = host_engine(config, packing_factor=1.0)
+    batches = [make_batch(config, seed=seed) for seed in range(4)]
+    for batch in batches[:2]:
+        host.step(batch, 0.01)
+    engine = make_engine(sdk, config)
+    if compiled:
+        engine.step(batches[3], 0.05)  # must leave no trace
+    engine.load_state(host.state())
+    assert_same_weights(engine.state(), host.state(), tolerance=0.0)
+    assert engine.state()["optimizer"]["step"] == 2
+    for batch in batches[2:]:
+        engine.step(batch, 0.01)
+        host.step(batch, 0.01)
+    assert_same_weights(engine.state(), host.state())
+
+
+def test_checkpoints_move_from_ipu_to_host(sdk):
+    config = make_config(layers_per_ipu=(1, 1), accumulation=5)
+    host, engine = host_engine(config, packing_factor=1.0), make_engine(sdk, config)
+    batches = [make_batch(config, seed=seed) for seed in range(4)]
+    for batch in batches[:2]:
+        engine.step(batch, 0.01)
+    host.load_state(engine.state())
+    for batch in batches[2:]:
+        engine.step(batch, 0.01)
+        host.step(batch, 0.01)
+    assert_same_weights(engine.state(), host.state())
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw"])
+def test_a_resumed_run_is_bit_identical(sdk, name):
+    """With dropout, whose random state is part of the device's state; across two engines."""
+    config = make_config(model={"hidden_dropout": 0.1}, optimizer={"name": name})
+    batches = [make_batch(config, seed=seed) for seed in range(4)]
+    whole = make_engine(sdk, config)
+    losses = [whole.step(batch, 0.01).loss for batch in batches]
+    end = whole.state()
+    whole.close()
+    first = make_engine(sdk, config)
+    for batch in batches[:2]:
+        first.step(batch, 0.01)
+    state = first.state()
+    first.close()
+    second = make_engine(sdk, config)
+    second.compile(batches[0])
+    second.load_state(state)
+    assert [second.step(batch, 0.01).loss for batch in batches[2:]] == losses[2:]
+    assert_same_weights(second.state(), end, tolerance=0.0)
+
+
+def test_state_is_plain_and_survives_saving(sdk, tmp_path):
+    config = make_config()
+    engine = make_engine(sdk, config)
+    fresh = engine.state()
+    assert fresh["optimizer"]["step"] == 0
+    assert all(float(t.abs().max()) == 0.0 for t in fresh["optimizer"]["exp_avg"].values())
+    engine.step(make_batch(config), 0.01)
+    torch.save(engine.state(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert {t.dtype for t in state["model"].values()} == {torch.float32}
+    engine.load_state(state)
+    # It is a copy: training on does not change it.
+    kept = {name: tensor.clone() for name, tensor in state["model"].items()}
+    engine.step(make_batch(config), 0.01)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in state["model"].items())
+
+
+def test_a_state_of_another_model_is_refused(sdk):
+    config = make_config()
+    other = host_engine(change(config, model={"hidden_size": 32}), packing_factor=1.0).state()
+    engine = make_engine(sdk, config)
+    with pytest.raises(ValueError, match="in the checkpoint"):
+        engine.load_state(other)
+
+
+def test_moments_are_found_by_the_end_of_their_names(sdk):
+    ipu, _ = sdk
+    parameters = {"a.weight": torch.zeros(2), "b.a.weight": torch.zeros(2)}
+    device = {
+        "Accl1___model.network.a.weight": torch.ones(2),
+        "Accl1___model.network.b.a.weight": 2 * torch.ones(2),
+        "Accl2___model.network.a.weight": 3 * torch.ones(2),
+        "Accl2___model.network.b.a.weight": 4 * torch.ones(2),
+        "Step___model.network.a.weight": torch.ones(1),
+        "Accum___model.network.a.weight": torch.ones(2),
+    }
+    found = ipu.state.moments(device, parameters)
+    assert float(found["exp_avg"]["b.a.weight"][0]) == 2.0 and float(found["exp_avg_sq"]["a.weight"][0]) == 3.0
+    del device["Accl2___model.network.b.a.weight"]
+    with pytest.raises(ValueError, match="no exp_avg_sq of b.a.weight"):
+        ipu.state.moments(device, parameters)
+
+
+# ------------------------------------------------------------------------------------------------ options and optimiser
+
+
+def test_options_say_what_the_configuration_says(sdk):
+    ipu, stand_in = sdk
+    path = "configs/packed_phase2_pod16.yml"
+    config = load_config(
+        path,
+        [
+            "engine.executable_cache=cache",
+            "engine.profile_directory=profile",
+            "engine.log_cycles=true",
+            "engine.automatic_loss_scaling=true",
+        ],
+    )
+    device = ipu.devices.Device("ipu", "")
+    options = ipu.options.training_options(config, device, ipu.devices.Instance(0, 1, 4, False), accumulation=1027)
+    values = options.toDict()
+    assert values["replication_factor"] == 4 and values["device_iterations"] == 1
+    assert values["output_mode"] == stand_in.OutputMode.Sum
+    assert values["random_seed"] == config.run.seed
+    assert values["available_memory_proportion"] == {0: 0.10, 1: 0.15, 2: 0.15, 3: 0.15}
+    assert values["execution_mode"] == 0  # pipelined
+    assert values["cachePath"] == "cache" and values["instrumentWithHardwareCycleCounter"] is True
+    assert values["syntheticDataMode"] == 0
+    assert values["gradient_accumulation"] == 1027 and values["automaticLossScalingSettings.enabled"] is True
+    assert values["accumulation_and_replication_reduction_type"] == stand_in.ReductionType.Mean
+    assert values["enableStochasticRounding"] is True and values["partialsTypeMatMuls"] == "half"
+    assert values["location_optimizer"] == {"onChip": 0, "useReplicatedTensorSharding": 1}
+    assert values["accumulateOuterFragmentSettings.schedule"] == 3
+    # Engine options are set as a whole: those of profiling and the others must both be there.
+    assert set(values["engineOptions"]) == {
+        "opt.useAutoloader",
+        "target.syncReplicasIndependently",
+        "debug.allowOutOfMemory",
+        "autoReport.all",
+        "autoReport.directory",
+    }
+    assert values["engineOptions"]["autoReport.directory"] == "profile"
+
+    evaluation = ipu.options.evaluation_options(
+        config, device, ipu.devices.Instance(0, 1, 4, False), iterations=12
+    ).toDict()
+    assert evaluation["device_iterations"] == 12 and evaluation["gradient_accumulation"] == 1
+    assert evaluation["enableStochasticRounding"] is False
+
+
+@pytest.mark.parametrize(
+    "key, value, name, expected",
+    [
+        ("half_partials", False, "partialsTypeMatMuls", "float"),
+        ("stochastic_rounding", False, "enableStochasticRounding", False),
+        ("synthetic_data", True, "syntheticDataMode", 2),
+        ("log_cycles", False, "instrumentWithHardwareCycleCounter", False),
+    ],
+)
+def test_engine_settings_reach_the_options(sdk, key, value, name, expected):
+    ipu, _ = sdk
+    config = make_config(engine={key: value})
+    options = ipu.options.training_options(
+        config, ipu.devices.Device("ipu", ""), ipu.devices.Instance(0, 1, 1, False), accumulation=4
+    )
+    assert options.toDict()[name] == expected
+
+
+def test_the_ipu_model_gets_no_cycle_counter_and_no_cache(sdk):
+    ipu, _ = sdk
+    config = make_config(engine={"executable_cache": "cache", "ipu_model": True})
+    options = ipu.options.training_options(
+        config, ipu.devices.Device("ipu_model", ""), ipu.devices.Instance(0, 1, 1, False), accumulation=4
+    )
+    values = options.toDict()
+    assert (
+        values["use_model"] is True
+        and "cachePath" not in values
+        and values["instrumentWithHardwareCycleCounter"] is False
+    )
+
+
+def test_parameter_groups_and_types(sdk):
+    ipu, _ = sdk
+    config = make_config(engine={"first_moment_type": "float16", "gradient_accumulator_type": "float16"})
+    program = ipu.program.build_program(config, Pretraining(config, schema()), placed(config))
+    optimizer = ipu.options.build_optimizer(program, config, betas=(0.8, 0.99))
+    groups = [(group["weight_decay"], group["max_weight_norm"]) for group in optimizer.param_groups]
+    assert groups == [(0.0, 0.0), (0.0, 65500.0), (0.01, 65500.0)]
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(program.parameters()))
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.99) and optimizer.param_groups[0]["eps"] == 1e-6
+    assert optimizer.accum_type == optimizer.first_order_momentum_accum_type == torch.float16
+    assert optimizer.second_order_momentum_accum_type == torch.float32
+    assert optimizer.loss_scaling == 128.0
+    constant = optimizer.variable_attrs.isConstant
+    assert constant("weight_decay") and constant("max_weight_norm") and not constant("lr")
+
+
+def test_half_first_moments_travel_as_float32(sdk):
+    config = make_config(engine={"first_moment_type": "float16"})
+    engine = make_engine(sdk, config)
+    engine.step(make_batch(config), 0.01)
+    state = engine.state()
+    assert {t.dtype for t in state["optimizer"]["exp_avg"].values()} == {torch.float32}
+    host = host_engine(config, packing_factor=1.0)
+    host.load_state(state)
+    engine.load_state(host.state())
+    assert engine.step(make_batch(config), 0.01).loss == pytest.approx(
+        host.step(make_batch(config), 0.01).loss, rel=1e-4
+    )
+
+
+def test_half_weights_train_with_a_float_loss(sdk):
+    config = make_config(engine={"half_weights": True, "gradient_accumulator_type": "float16"})
+    engine, host = make_engine(sdk, config), host_engine(config, packing_factor=1.0)
+    for seed in range(3):
+        batch = make_batch(config, seed=seed)
+        assert engine.step(batch, 0.01).loss == pytest.approx(host.step(batch, 0.01).loss, rel=0.01)
+    assert {
+        p.dtype
+        for p in sdk[0].program.build_program(config, Pretraining(config, schema()), placed(config)).parameters()
+    } == {torch.float16}
+    assert relative_error(weights_of(engine.state()), weights_of(host.state())) < 0.02
+
+
+def test_synthetic_data_trains_on_noise(sdk):
+    config = make_config(engine={"synthetic_data": True})
+    assert np.isfinite(make_engine(sdk, config).step(make_batch(config), 0.0).loss)
+
+
+# -------------------------------------------------------------------------------------------------- errors, one line
+# each
+
+
+def one_line(error):
+    text = str(error.value)
+    assert "\n" not in text and text
+    return text
+
+
+@pytest.mark.parametrize(
+    "broken, complaint",
+    [
+        (PackSchema(16, 3, 8), "16 slots"),
+        (PackSchema(SLOTS, 4, 9), "packed at depth 4"),
+        (PackSchema(SLOTS, 2, 7), "packed at depth 2"),
+        (PackSchema(SLOTS, 3, 4), "room for 4 masked tokens"),
+    ],
+)
+def test_a_data_set_that_contradicts_the_configuration(sdk, broken, complaint):
+    with pytest.raises(ValueError, match=complaint) as error:
+        ipu_engine(sdk[0], make_config(), broken)
+    one_line(error)
+
+
+def test_accumulation_below_the_pipeline(sdk):
+    with pytest.raises(ConfigError, match="at least the 5 stages") as error:
+        ipu_engine(sdk[0], make_config(layers_per_ipu=(1, 1), accumulation=8), schema(), packing_factor=2.0)
+    one_line(error)
+    assert machine.compilations == []
+
+
+def test_several_iterations_in_a_step(sdk):
+    with pytest.raises(ValueError, match="device_iterations is 2; must be 1") as error:
+        make_engine(sdk, make_config(batch={"device_iterations": 2}))
+    one_line(error)
+
+
+@pytest.mark.parametrize("rows, complaint", [(7, "not a multiple of batch.micro_batch"), (6, "the program takes 4")])
+def test_a_batch_of_the_wrong_size(sdk, rows, complaint):
+    config = make_config()
+    engine = make_engine(sdk, config)
+    with pytest.raises(ValueError, match=complaint) as error:
+        engine.step({name: field[:rows] for name, field in make_batch(config).items()}, 0.01)
+    one_line(error)
+    assert machine.compilations == []
+
+
+def test_too_old_a_poptorch(monkeypatch):
+    from tests.fakes import poptorch as stand_in
+
+    monkeypatch.setattr(stand_in, "__version__", "2.6.0")
+    with pytest.raises(ImportError, match="too old"), installed():
+        pass
+
+
+@pytest.mark.parametrize(
+    "fault, complaint",
+    [
+        ("assert False, 'PopTorch only works with torch==2.0.1'", "torch==2.0.1"),  # as PopTorch compares versions
+        ("raise ImportError('libpopart.so: cannot open shared object file')", "libpopart.so"),  # the SDK is not enabled
+    ],
+)
+def test_a_broken_sdk_is_one_line(tmp_path, monkeypatch, fault, complaint):
+    import ipu_packed_bert.engine as package
+
+    (tmp_path / "poptorch.py").write_text(fault)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ours = [name for name in sys.modules if name.startswith("ipu_packed_bert.engine.ipu")]
+    for name in ["poptorch", *ours]:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delattr(package, "ipu", raising=False)
+    with pytest.raises(ValueError, match=complaint) as error:
+        choose_engine(make_config())
+    assert "Poplar SDK" in one_line(error)
+    assert choose_engine(change(make_config(), engine={"kind": "auto"})).kind == "host"
+
+
+# ------------------------------------------------------------------------------------------------------------- devices
+
+
+def test_hardware_is_found_and_named(sdk):
+    choice = choose_engine(make_config(replicas=4, accumulation=2))
+    assert choice.kind == "ipu" and choice.hardware
+    assert choice.reason == "IPU hardware: 4 IPUs (4 x 1)"
+
+
+def test_auto_without_hardware_takes_the_ipu_model():
+    with installed(ipus=0):
+        choice = choose_engine(make_config(engine={"kind": "auto"}))
+        assert choice.kind == "ipu_model" and "IPU Model" in choice.reason
+        with pytest.raises(ValueError, match="no IPU is attached") as error:
+            choose_engine(make_config())
+        one_line(error)
+
+
+@pytest.mark.parametrize(
+    "name, kind, ipus, way_out",
+    [
+        ("packed_phase2_pod16", "ipu", 8, "--config packed_phase2_pod4 fits"),
+        ("packed_phase1_base_bow_pod64", "auto", 16, "--config packed_phase1_base_bow_pod16 fits"),
+        ("mine", "ipu", 4, "--config unpacked_phase2_pod4 fits"),
+        ("packed_phase2_pod16", "auto", 2, "one replica alone is too large"),
+    ],
+)
+def test_fewer_ipus_than_asked_for(tmp_path, name, kind, ipus, way_out):
+    """Nothing is simulated in silence; one line says what is there, what is wanted and what fits."""
+    (tmp_path / "mine.yml").write_text("extends: unpacked_phase2_pod16\nrun: {steps: 7}\n")
+    folder = tmp_path if name == "mine" else Path("configs")
+    config = load_config(folder / f"{name}.yml", [f"engine.kind={kind}"])
+    with installed(ipus=ipus):
+        with pytest.raises(ValueError, match=f"{ipus} IPUs are attached, wanted are {config.ipus}") as error:
+            choose_engine(config)
+        assert way_out in one_line(error)
+
+
+def test_a_program_has_at_most_64_ipus():
+    config = load_config("configs/packed_phase2_pod64.yml", ["engine.kind=ipu"])
+    larger = change(config, placement={"replicas": 64})
+    assert larger.ipus == 256 and not cross_check(larger)
+    with installed(ipus=256) as sdk:
+        sdk[0].devices.refuse_too_many(config, 16)
+        with pytest.raises(ValueError, match="--num-instances 4 --num-replicas 64") as error:
+            sdk[0].engine.IpuEngine(larger, Pretraining(larger), sdk[0].devices.Device("ipu", ""), packing_factor=1.0)
+        one_line(error)
+        sdk[0].devices.refuse_too_many(larger, 16)  # one of four processes
+
+
+@pytest.mark.parametrize("attached", [1, 2, 7])
+def test_fewer_ipus_than_replicas(attached):
+    """A configuration of one's own: the settings that the line names make it fit, with updates as large."""
+    config = make_config(replicas=8, accumulation=3)
+    with installed(ipus=attached):
+        with pytest.raises(ValueError, match="attached, wanted are 8") as error:
+            choose_engine(config)
+        settings = dict(each.split("=") for each in one_line(error).split() if "=" in each)
+        fitting = change(
+            config,
+            placement={
+                "replicas": int(settings["placement.replicas"]),
+                "replicated_tensor_sharding": "placement.replicated_tensor_sharding" not in settings,
+            },
+            batch={"gradient_accumulation": int(settings["batch.gradient_accumulation"])},
+        )
+        assert choose_engine(fitting).hardware and not cross_check(fitting)
+        assert fitting.packs_per_update(1.0) == config.packs_per_update(1.0)
+        assert not choose_engine(change(config, engine={"ipu_model": True})).hardware
+
+
+@pytest.mark.parametrize(
+    "variables, named",
+    [
+        ({"POPTORCH_IPU_MODEL": "1", "POPTORCH_SMALL_IPU_MODEL": "1"}, "by POPTORCH_IPU_MODEL:"),
+        ({"POPTORCH_IPU_MODEL": "0", "POPTORCH_SMALL_IPU_MODEL": "1"}, "4 tiles"),
+        ({"POPTORCH_IPU_MODEL": "0", "POPTORCH_SMALL_IPU_MODEL": "0"}, None),
+    ],
+)
+def test_the_simulated_devices_of_the_environment(sdk, variables, named, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    choice = choose_engine(make_config())
+    assert choice.hardware == (named is None) and (named or "hardware") in choice.reason
+
+
+@pytest.mark.parametrize("how", ["configuration", "environment"])
+def test_the_ipu_model_on_request(sdk, how, monkeypatch):
+    config = make_config()
+    if how == "configuration":
+        config = change(config, engine={"ipu_model": True})
+    else:
+        monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
+    assert choose_engine(config).kind == "ipu_model"
+    engine, host = make_engine(sdk, config), host_engine(config, packing_factor=1.0)
+    for seed in range(2):
+        batch = make_batch(config, seed=seed)
+        assert engine.step(batch, 0.01).cycles is None
+        host.step(batch, 0.01)
+        assert engine.evaluate(batch).metrics == pytest.approx(host.evaluate(batch).metrics, rel=1e-5)
+    assert_same_weights(engine.state(), host.state())
+    assert machine.attached == 0 and engine.cycles() is None
+    with pytest.raises(ValueError, match="runs one replica") as error:
+        make_engine(sdk, change(config, placement={"replicas": 2}, engine={"ipu_model": True}))
+    one_line(error)
+
+
+def test_a_program_for_another_machine(tmp_path):
+    """Compiled without a device, into a file; nothing runs."""
+    file = tmp_path / "programs" / "training.poptorch"
+    config = make_config(engine={"offline_export": str(file)})
+    with installed(ipus=0) as sdk:
+        assert choose_engine(config).hardware  # the configuration for IPUs applies
+        engine = make_engine(sdk, config)
+        engine.compile(make_batch(config))
+        assert file.stat().st_size > 0
+        with pytest.raises(ValueError, match="nothing runs on an offline target") as error:
+            engine.step(make_batch(config), 0.01)
+        one_line(error)
+        assert engine.compilations == {"training": 1, "evaluation": 0}
+        assert engine.state()["optimizer"]["step"] == 0
+
+
+def export(tmp_path, **sections):
+    """The training program of a configuration, compiled where no IPU is; (its file, the configuration to run it)."""
+    file = str(tmp_path / "programs" / "training.poptorch")
+    config = make_config(**sections, engine={"offline_export": file, "log_cycles": False})
+    with installed(ipus=0) as sdk:
+        make_engine(sdk, config).compile(make_batch(config))
+    return file, change(config, engine={"offline_export": None, "executable": file})
+
+
+def test_an_executable_makes_the_updates_of_a_compiled_program(tmp_path):
+    file, config = export(tmp_path, accumulation=2, micro_batch=1)
+    states = []
+    with installed(ipus=16) as sdk:
+        for each in (config, change(config, engine={"executable": None})):
+            machine.reset(16)
+            engine = make_engine(sdk, each)
+            engine.compile(make_batch(config))
+            for step, rate in enumerate(RATES):
+                engine.step(make_batch(config, seed=step), rate)
+            engine.evaluate(make_batch(config))
+            states.append(engine.state())
+            loaded = each.engine.executable is not None
+            assert machine.compilations == (["inference"] if loaded else ["training", "inference"])
+            assert engine.compilations == {"training": int(not loaded), "evaluation": 1}
+            engine.close()
+        # A state goes on in a loaded program as in a compiled one.
+        resumed = make_engine(sdk, config)
+        resumed.compile(make_batch(config))
+        resumed.load_state(states[1])
+        assert resumed.state()["optimizer"]["step"] == len(RATES)
+    for part in ("model", "optimizer"):
+        names = states[0][part] if part == "model" else states[0][part]["exp_avg"]
+        first, second = (each[part] if part == "model" else each[part]["exp_avg"] for each in states)
+        assert all(torch.equal(first[name], second[name]) for name in names) and names
+
+
+@pytest.mark.parametrize(
+    "sections, named",
+    [
+        ({"engine": {"stochastic_rounding": True}}, "engine.stochastic_rounding false, this run has true"),
+        ({"model": {"intermediate_size": 64}}, "model.intermediate_size 32"),
+        ({"batch": {"micro_batch": 1}}, "batch.micro_batch 2"),
+        ({"batch": {"gradient_accumulation": 6}}, "accumulation 4, this run has 6"),
+        ({"optimizer": {"packing_adjustment": "betas"}}, None),  # a packing factor of 1 changes no beta
+        ({"run": {"seed": 6}, "optimizer": {"learning_rate": 0.1}}, None),  # sent to the device
+    ],
+)
+def test_an_executable_of_another_configuration_is_one_line(tmp_path, sections, named):
+    file, config = export(tmp_path)
+    with installed(ipus=16) as sdk:
+        if named is None:
+            make_engine(sdk, change(config, **sections)).compile(make_batch(config))
+            return
+        with pytest.raises(ValueError, match="compile it again: --set engine.offline_export=") as error:
+            make_engine(sdk, change(config, **sections))
+    assert f"compiled for {named}" in one_line(error)
+
+
+@pytest.mark.parametrize("damage", ["shapes", "version", "short", "no note", "no JSON", "format", "another note"])
+def test_an_executable_that_does_not_fit_is_one_line(tmp_path, damage):
+    file, config = export(tmp_path)
+    note = json.loads(Path(file + ".json").read_text())
+    batch = make_batch(config)
+    if damage == "shapes":
+        batch["input_ids"] = batch["input_ids"][:, :-8]
+    elif damage == "version":
+        note["compiled_for"]["poptorch"] = "3.3.0"
+    elif damage == "short":
+        with open(file, "rb+") as opened:
+            opened.truncate(100)
+    elif damage == "format":
+        note["format"] = 2
+    elif damage == "another note":  # PopTorch itself refuses it
+        config = change(config, engine={"half_partials": False})
+        note["compiled_for"]["engine.half_partials"] = False
+    Path(file + ".json").write_text("{" if damage == "no JSON" else json.dumps(note))
+    if damage == "no note":
+        os.remove(file + ".json")
+    with installed(ipus=16) as sdk, pytest.raises(ValueError, match="engine.offline_export") as error:
+        make_engine(sdk, config).compile(batch)
+    assert file in one_line(error)
+
+
+def test_an_executable_runs_on_ipus_and_counts_no_cycles():
+    for setting in ("log_cycles=true", "ipu_model=true", "offline_export=x"):
+        overrides = ["engine.executable=a", "engine.log_cycles=false", f"engine.{setting}"]
+        with pytest.raises(ConfigError, match="a program compiled without a device"):
+            load_config("configs/packed_phase2_pod16.yml", overrides)
+
+
+def test_a_program_is_exported_and_run_by_the_command(tmp_path, capsys):
+    config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
+    file = tmp_path / "training.poptorch"
+    line = ["--config", config, "--engine", "ipu", "--set", "engine.half_weights=false"]
+    with installed(ipus=0):
+        assert command(*line, "--out", str(tmp_path / "run"), "--set", f"engine.offline_export={file}") == 0
+    assert f"--set engine.executable={file}" in capsys.readouterr().out
+    assert file.exists() and not (tmp_path / "run").exists()
+    with installed(ipus=16):
+        assert command(*line, "--out", str(tmp_path / "run"), "--set", f"engine.executable={file}") == 0
+        assert machine.compilations == ["inference"]  # the evaluation at the end
+
+
+def test_build_engine_takes_the_ipus(sdk):
+    def built(config):
+        return build_engine(config, Pretraining(config, schema()), choose_engine(config), packing_factor=1.0)
+
+    assert type(built(make_config())).__name__ == "IpuEngine"
+    description = built(make_config(layers_per_ipu=(1, 1), accumulation=5)).description
+    assert description == "IPU hardware: 2 IPUs (1 x 2); float32 weights, 3 forward stages"
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+def test_batches_ahead_are_the_batches(sdk, tmp_path):
+    """Read by another process: the same batches, the same place to resume from, epoch after epoch."""
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder), ["engine.kind=ipu"])
+    store = PackStore.open(folder)
+    plain = global_batches(store, config, packing_factor=1.0, evaluation=held_out_of(store))
+    engine = ipu_engine(sdk[0], config, store.schema)
+    ahead = engine.feed(global_batches(store, config, packing_factor=1.0, evaluation=held_out_of(store)))
+    assert type(ahead) is not GlobalBatches and ahead.packs_per_update == plain.packs_per_update
+    states = []
+    for _ in range(2 * plain.updates_per_epoch + 1):
+        expected, found = next(plain), next(ahead)
+        assert list(found) == list(BATCH_FIELDS)
+        assert all(
+            np.array_equal(found[name], expected[name]) and found[name].dtype == expected[name].dtype
+            for name in BATCH_FIELDS
+        )
+        assert ahead.state() == plain.state()
+        states.append(ahead.state())
+    assert states[-1]["epoch"] == 2
+    # Resumed in the middle of an epoch.
+    plain.load_state(states[1])
+    ahead.load_state(states[1])
+    assert np.array_equal(next(ahead)["input_ids"], next(plain)["input_ids"])
+    assert len(list(ahead.held_out())) == len(list(plain.held_out())) > 1
+    ahead.close()
+    plain.close()
+
+
+def test_loading_in_the_same_process_on_request(sdk, tmp_path):
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder), ["engine.asynchronous_loading=false"])
+    with_store = PackStore.open(folder)
+    batches = global_batches(with_store, config, packing_factor=1.0)
+    assert ipu_engine(sdk[0], config, with_store.schema).feed(batches) is batches
+
+
+def test_the_reader_travels(sdk, tmp_path):
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
+    batches = global_batches(PackStore.open(folder), config, packing_factor=1.0)
+    reader = sdk[0].feed.Reader(
+        batches.packs.again(), batches.layout, (0, 1), batches.state(), batches.updates_per_epoch, "complaint"
+    )
+    travelled = pickle.loads(pickle.dumps(reader))
+    assert (travelled.layout, travelled.start) == (reader.layout, reader.start) and len(
+        travelled
+    ) == batches.updates_per_epoch
+    assert np.array_equal(next(iter(travelled))[0].numpy(), next(batches)["input_ids"])
+
+
+@pytest.mark.parametrize("asked_for", [1, 2])
+def test_a_dead_reader_is_one_line(sdk, tmp_path, asked_for, monkeypatch):
+    """Damaged data ends the other process: the run ends with the line that the data's own reader has for it."""
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
+    store = PackStore.open(folder)
+    ahead = ipu_engine(sdk[0], config, store.schema).feed(global_batches(store, config, packing_factor=1.0))
+    read, left = GlobalBatches.__next__, [asked_for - 1]
+
+    def damaged(self):
+        if not left[0]:
+            raise ValueError("data/packed: shard 3 is damaged\nbuild it again")
+        left[0] -= 1
+        return read(self)
+
+    monkeypatch.setattr(GlobalBatches, "__next__", damaged)
+    for _ in range(asked_for - 1):
+        next(ahead)
+    with pytest.raises(ValueError, match="shard 3 is damaged build it again") as error:
+        next(ahead)
+    one_line(error)
+    complaint = ahead._complaint
+    ahead.close()
+    assert not complaint.parent.exists()
+
+
+def test_a_reader_that_was_killed_is_one_line(tmp_path):
+    from ipu_packed_bert.engine.ipu.feed import BatchesAhead
+
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
+
+    def killed(reader):
+        raise AssertionError("An error occurred in the data fetcher")
+
+    ahead = BatchesAhead(global_batches(PackStore.open(folder), config, packing_factor=1.0), read_ahead=killed)
+    with pytest.raises(ValueError, match="engine.asynchronous_loading=false") as error:
+        next(ahead)
+    one_line(error)
+    ahead.close()
+
+
+def test_the_readers_process_ends_without_a_traceback(tmp_path):
+    """SystemExit with a number: Python prints nothing of it, in the main process or another."""
+    from ipu_packed_bert.engine.ipu.feed import Reader
+
+    folder = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", folder))
+    batches = global_batches(PackStore.open(folder), config, packing_factor=1.0)
+    complaint = tmp_path / "complaint"
+    reader = Reader(batches.packs.again(), batches.layout, (0, 1), batches.state(), 1, complaint=str(complaint))
+    for shard in folder.glob("packs-*.npy"):
+        shard.write_bytes(b"")
+    with pytest.raises(SystemExit) as ended:
+        next(iter(reader))
+    assert ended.value.code == 1 and complaint.read_text().count("packs-") == 1
+
+
+# ---------------------------------------------------------------------------------------------------- the whole command
+
+
+def command(*arguments):
+    from ipu_packed_bert.commands import pretrain
+
+    return pretrain.main(list(arguments))
+
+
+def losses(run):
+    return [json.loads(line)["loss"] for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_run_compiles_once_and_continues_on_the_host(tmp_path, capsys):
+    """12 updates with evaluations and checkpoints: two programs. Saved on IPUs after 6 updates, resumed on the host."""
+    config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
+    settings = [
+        "--set",
+        "engine.kind=auto",
+        "--set",
+        "engine.half_weights=false",
+        "--set",
+        "model.hidden_dropout=0",
+        "--set",
+        "engine.gradient_accumulator_type=float32",
+    ]
+    with installed(ipus=1):
+        assert command("--config", config, "--out", str(tmp_path / "ipu"), *settings) == 0
+        assert sorted(machine.compilations) == ["inference", "training"]
+        assert machine.attached == 0
+        assert "IPU hardware: 1 IPU (1 x 1)" in capsys.readouterr().out
+        assert (
+            command(
+                "--config",
+                config,
+                "--out",
+                str(tmp_path / "half"),
+                *settings,
+                "--steps",
+                "6",
+                "--set",
+                "optimizer.warmup_fraction=0",
+            )
+            == 0
+        )
+    assert command("--config", config, "--out", str(tmp_path / "host"), "--engine", "host", *settings[2:]) == 0
+    assert losses(tmp_path / "ipu") == pytest.approx(losses(tmp_path / "host"), rel=1e-4)
+    assert (
+        command(
+            "--resume",
+            str(tmp_path / "half"),
+            "--engine",
+            "host",
+            "--steps",
+            "8",
+            "--set",
+            "optimizer.schedule_steps=8",
+        )
+        == 0
+    )
+    assert len(losses(tmp_path / "half")) == 8
+
+
+def test_auto_runs_on_the_ipu_model_where_there_is_no_hardware(tmp_path, capsys):
+    """The SDK without an IPU: what `auto` found is what the engine builds, instead of looking for hardware again."""
+    config = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data")))
+    with installed(ipus=0):
+        assert (
+            command(
+                "--config",
+                config,
+                "--out",
+                str(tmp_path / "model"),
+                "--set",
+                "engine.kind=auto",
+                "--set",
+                "engine.half_weights=false",
+                "--steps",
+                "2",
+            )
+            == 0
+        )
+    assert "IPU Model" in capsys.readouterr().out
+    assert len(losses(tmp_path / "model")) == 2

@@ -1,0 +1,244 @@
+"""Static proof, for every IPU configuration, that what the engine hands to PopTorch can be lowered.
+
+The program is traced as PopTorch would trace it, with shapes and types but no numbers: weights and inputs are fake
+tensors on another device than the host's, so that any tensor captured from the host is an error, and BERT-large needs
+no memory.
+One configuration is traced at full depth, the others with two layers.  What this cannot show: the compiler's memory
+limits, and whether an operator's lowering takes these very arguments.
+"""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+
+from ipu_packed_bert.model.packed import BATCH_FIELDS
+from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.shipped import config_file, shipped_names
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from tests.fakes.lowering import ALLOWED, Recorder, wide_types
+from tests.fakes.sdk import installed
+from tests.pretraining import placed
+
+# Those derived from others change replicas, accumulation, loss scale, memory or clock: operators stay.
+CONFIGS = [
+    config_file(name) for name in shipped_names() if re.fullmatch("(un)?packed_.*(?<!_bow)_(pod16|gpu[18]|ipu1)", name)
+]
+DEVICE = torch.device("meta")  # any but the host's
+FULL_DEPTH = "packed_phase2_pod16"
+
+
+@pytest.fixture
+def sdk():
+    with installed() as modules:
+        yield modules
+
+
+def two_layers(config):
+    """The same program with two layers, each on an IPU of its own where there are several."""
+    ipus = config.placement.ipus_per_replica
+    layers = (0, 1, 1) + (0,) * (ipus - 3) if ipus > 2 else (2,)
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, num_layers=2),
+        placement=dataclasses.replace(config.placement, layers_per_ipu=layers),
+    )
+
+
+def widths(config):
+    depth = config.data.max_sequences_per_pack
+    slots, predictions = config.data.max_sequence_length, config.data.max_predictions_per_sequence + depth
+    for name in BATCH_FIELDS:
+        if name.endswith("_scale"):
+            yield name, None
+        else:
+            yield name, predictions if name.startswith("masked") else depth if name.startswith("next") else slots
+
+
+class Trace:
+    """Forward pass and loss of one micro-batch of a configuration, as the engine hands it to PopTorch."""
+
+    def __init__(self, config, sdk, *, training=True):
+        ipu, stand_in = sdk
+        with torch.device("meta"):
+            program = ipu.program.build_program(config, Pretraining(config), placed(config))
+        rows = config.batch.micro_batch
+        with FakeTensorMode(allow_non_fake_inputs=False):
+            tensors = dict([*program.named_parameters(), *program.named_buffers()])
+            self.weights = {name: torch.empty(t.shape, dtype=t.dtype, device=DEVICE) for name, t in tensors.items()}
+            inputs = [
+                torch.zeros((rows,), device=DEVICE)
+                if width is None
+                else torch.zeros((rows, width), dtype=torch.int32, device=DEVICE)
+                for _, width in widths(config)
+            ]
+            self.graph = stand_in._Graph()
+            recorder = Recorder([*self.weights.values(), *inputs], current_ipu=lambda: self.graph.ipu, reject=False)
+            stand_in._graph = self.graph
+            try:
+                with torch.no_grad(), recorder:
+                    self.outputs = functional_call(program.train(training), dict(self.weights), tuple(inputs))
+            finally:
+                stand_in._graph = None
+            self.loss = self.graph.losses[0]
+        self.operators, self.problems = recorder.operators, recorder.problems
+        self.program = program
+
+
+def check(trace, config):
+    assert trace.problems == []
+    assert {operator.name for operator in trace.operators} <= ALLOWED
+    assert wide_types(trace.operators) == []
+    assert all(tensor.device == DEVICE for operator in trace.operators for tensor in operator.outputs)
+    # Exactly one loss, in float32, a scalar; the other outputs are scalars too.
+    assert len(trace.graph.losses) == 1
+    assert trace.loss.dtype == torch.float32 and trace.loss.dim() == 0
+    assert [tuple(output.shape) for output in trace.outputs] == [()] * 5
+    # Half weights, as configured.
+    types = {tensor.dtype for tensor in trace.weights.values() if tensor.is_floating_point()}
+    assert types == {torch.float16 if config.engine.half_weights else torch.float32}
+    # The stages of the placement, in its order, and a checkpoint behind each layer.
+    assert trace.graph.blocks == [(block.name, block.ipu) for block in placed(config).blocks]
+    assert trace.graph.checkpoints == config.model.num_layers
+    factor = config.placement.embedding_serialization_factor
+    assert [f for _, f in trace.graph.serialised] == ([factor] if factor > 1 else [])
+    # Guards against an empty trace.
+    names = [operator.name for operator in trace.operators]
+    assert names.count("_softmax") == config.model.num_layers
+    assert names.count("embedding") == 3 and "gather" not in names
+    assert "dropout" in names
+    # The mask as configured: a product mask makes no tensor of [rows, slots, slots], every such one is of all heads.
+    slots, rows, additive = config.data.max_sequence_length, config.batch.micro_batch, config.engine.mask == "additive"
+    square = [t.numel() for operator in trace.operators for t in operator.outputs if t.shape[-2:] == (slots, slots)]
+    assert names.count("where") == (1 if additive else 0)
+    assert (rows * slots * slots in square) == additive
+    assert square.count(rows * config.model.num_heads * slots * slots) >= 2 * config.model.num_layers
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_program_lowers(path, sdk):
+    config = load_config(path)
+    if path.stem != FULL_DEPTH:
+        config = two_layers(config)
+    check(Trace(config, sdk), config)
+
+
+def test_one_is_at_full_depth_and_all_are_there():
+    stems = [path.stem for path in CONFIGS]
+    assert FULL_DEPTH in stems and load_config(CONFIGS[stems.index(FULL_DEPTH)]).model.num_layers == 24
+    for kind in ("packed", "unpacked"):
+        for each in (
+            "phase1_pod16",
+            "phase2_384_pod16",
+            "phase2_pod16",
+            "phase1_base_pod16",
+            "phase2_384_base_pod16",
+            "phase2_base_pod16",
+        ):
+            assert f"{kind}_{each}" in stems
+    assert any(stem.endswith("ipu1") for stem in stems)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_additive_mask_lowers(path, sdk):
+    config = two_layers(load_config(path, ["engine.mask=additive"]))
+    check(Trace(config, sdk), config)
+
+
+def test_half_logits_are_never_widened(sdk):
+    """No float32 tensor of one value for every word: that is what the option is for."""
+    path = next(path for path in CONFIGS if path.stem == FULL_DEPTH)
+    wide = []
+    for value in ("false", "true"):
+        config = two_layers(load_config(path, [f"engine.half_logits={value}"]))
+        made = [tensor for operator in Trace(config, sdk).operators for tensor in operator.outputs]
+        words = [t for t in made if t.numel() % config.model.vocabulary_size == 0 and t.is_floating_point()]
+        wide.append(sum(t.numel() for t in words if t.dtype == torch.float32))
+        assert words
+    assert wide[0] > 0 and wide[1] == 0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["loss.normalisation=sequence"],
+        ["loss.next_sentence=false"],
+        ["engine.half_weights=false"],
+        ["engine.half_logits=true"],
+        ["model.attention_dropout=0.1"],
+    ],
+)
+def test_variants_lower(overrides, sdk):
+    config = two_layers(load_config(next(path for path in CONFIGS if path.stem == FULL_DEPTH), overrides))
+    check(Trace(config, sdk), config)
+
+
+def test_evaluation_lowers(sdk):
+    trace = Trace(two_layers(load_config(CONFIGS[0])), sdk, training=False)
+    names = {operator.name for operator in trace.operators}
+    assert trace.problems == [] and names <= ALLOWED and "dropout" not in names and "_softmax" in names
+
+
+def test_weights_of_a_block_stay_on_its_ipu(sdk):
+    """Each weight is read on one IPU: the table on IPU 0 by the embedding and by the vocabulary projection."""
+    config = two_layers(load_config(next(path for path in CONFIGS if path.stem == FULL_DEPTH)))
+    trace = Trace(config, sdk)
+    names = {id(tensor): name for name, tensor in trace.weights.items()}
+    homes = {}
+    for operator in trace.operators:
+        for tensor in operator.inputs:
+            if id(tensor) in names:
+                homes.setdefault(names[id(tensor)], set()).add(operator.ipu)
+    parameters = homes.keys() & {name for name, _ in trace.program.named_parameters()}
+    assert all(len(homes[name]) == 1 for name in parameters) and len(parameters) == len(
+        list(trace.program.parameters())
+    )
+    assert homes["network.bert.embeddings.word_embeddings.weight"] == {0}
+    assert homes["network.bert.encoder.layer.1.output.dense.weight"] == {2}
+
+
+class Wrong(torch.nn.Module):
+    """A network with a fault, for the tests of these tests."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+
+    def forward(self, x):
+        return self.fault(x)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda x: x + torch.ones(3),  # a tensor of the host
+        lambda x: x[x > 0],
+        lambda x: torch.tril(x),
+        lambda x: x.to(torch.bfloat16),
+        lambda x: x * torch.tensor([1.0, 2.0, 3.0]),
+    ],
+)
+def test_of_the_test(fault):
+    with FakeTensorMode(allow_non_fake_inputs=False):
+        x = torch.zeros((3, 3), device=DEVICE)
+        recorder = Recorder([x], reject=False)
+        try:
+            with recorder:
+                fault(x)
+        except Exception:
+            return
+    assert recorder.problems
+
+
+def test_wide_types_are_noticed():
+    with FakeTensorMode(allow_non_fake_inputs=False):
+        x = torch.zeros((3, 3), device=DEVICE, dtype=torch.int32)
+        recorder = Recorder([x], reject=False)
+        with recorder:
+            x.sum()  # torch sums integers in int64
+            x.to(torch.float64)
+            torch.argmax(x, 1)  # an index: allowed
+    assert [operator.name for operator in wide_types(recorder.operators)] == ["sum", "to"]

@@ -1,0 +1,374 @@
+"""Several instances of poprun make the updates of one process: the same weights, records, ends, whatever their number.
+
+They are real processes, on stand-ins for PopTorch, popdist and Horovod (tests/instances_at_work.py).
+"""
+
+import importlib.util
+import re
+
+import pytest
+import torch
+
+from ipu_packed_bert.commands import finetune, pretrain
+from ipu_packed_bert.engine import build_engine, choose_engine
+from ipu_packed_bert.model.packed import BATCH_FIELDS
+from ipu_packed_bert.processes.ranks import Processes, joined, refuse_several
+from ipu_packed_bert.run_files.checkpoints import newest_checkpoint
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, EVALUATIONS, LOG, read_log
+from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from pack_data.cli.command import run_main
+from pack_data.store.data_set import PackStore
+from tests.fakes.popdist import PopRun
+from tests.fakes.sdk import installed
+from tests.fine_tuning_files import tiny_checkpoint, training_file
+from tests.fine_tuning_files import tiny_config as fine_tuning_config
+from tests.instances_at_work import (
+    ENVIRONMENT,
+    ON_IPUS,
+    Job,
+    alone_on_the_device,
+    apart_on_the_device,
+    at_work,
+    exchanged,
+    fine_tuned,
+    ran,
+    trained,
+)
+from tests.pretraining import global_batches, ipu_engine
+from tests.tiny_runs import tiny_config, tiny_data
+from tests.tolerances import assert_same
+
+LEGS = (1, 2, 4, 1)  # instances of a run that is resumed three times
+SAVED, STEPS = 3, 5  # update after which a run is told to stop; updates of a whole one
+HAS_SAFETENSORS = importlib.util.find_spec("safetensors") is not None
+DROPOUT = ["model.hidden_dropout=0.3"]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """(folder, what the instances said by job): all runs of this file, made by four processes that start once."""
+    folder = tmp_path_factory.mktemp("instances")
+    data = tiny_data(folder / "data", sequences=24)  # 17 packs; an update has 12, so that every other one is incomplete
+    tiny = tiny_config(folder / "tiny.yml", data)
+    jobs = [Job(f"{size} straight", size, trained, dict(data=data, steps=4), size == 2) for size in (1, 2, 4)]
+    former = None
+    for leg, size in enumerate(LEGS):
+        jobs.append(Job(f"leg {leg}", size, trained, dict(data=data, steps=1, after=former), size == 4))
+        former = f"leg {leg}"
+    for name, steps, after in (("dropout", 2, None), ("first half", 1, None), ("second half", 1, "first half")):
+        jobs.append(Job(name, 2, trained, dict(data=data, steps=steps, after=after, overrides=DROPOUT)))
+    if HAS_SAFETENSORS:
+        config = fine_tuning_config(
+            tiny_checkpoint(folder / "bert"),
+            training_file(folder, "squad"),
+            task="squad",
+            engine={"kind": "ipu", "half_weights": False, "stochastic_rounding": False, "loss_scaling": 16.0},
+            placement={"replicas": 4},
+            batch={"sequences_per_update": 24, "micro_batch": 1},
+        )
+        jobs += [Job(f"squad, {size}", size, fine_tuned, dict(config=config, steps=2)) for size in (1, 2)]
+    settings = [word for each in [*ON_IPUS, f"run.steps={STEPS}"] for word in ("--set", each)]
+
+    def new(name, *more):
+        return ["--config", str(tiny), *settings, "--out", str(folder / name), *more]
+
+    program = [f"--set=engine.{each}={folder / 'program'}" for each in ("offline_export", "executable")]
+    jobs += [
+        Job("plain", 1, ran, dict(arguments=new("plain"))),
+        Job("stopped", 2, ran, dict(arguments=new("run"), at=SAVED - 1, happens="signal"), True),
+        Job("resumed", 4, ran, dict(arguments=["--resume", str(folder / "run")])),
+        Job("nan", 2, ran, dict(arguments=new("nan"), at=SAVED + 1, happens="nan"), True),
+        Job("mistake", 2, ran, dict(arguments=new("mistake"), at=SAVED, happens="mistake")),
+        Job("exported", 2, ran, dict(arguments=new("exported", program[0]))),
+        Job("loaded", 2, ran, dict(arguments=new("loaded", program[1]))),
+        Job("loaded alone", 1, ran, dict(arguments=new("alone", program[1]))),
+        Job("alone", 2, alone_on_the_device, dict(seconds=0.2), True),
+        Job("apart", 2, apart_on_the_device, {}),
+        Job("Horovod", 3, exchanged, {}, True),
+        Job("gloo", 3, exchanged, {}),
+    ]
+    return folder, at_work(folder, jobs)
+
+
+@pytest.fixture(scope="module")
+def folder(work):
+    return work[0]
+
+
+@pytest.fixture(scope="module")
+def found(work):
+    return work[1]
+
+
+def same_state(one, other):
+    """Weights and both moments, within 1e-12 of their size."""
+    for part in ("model", "exp_avg", "exp_avg_sq"):
+        expected, given = ({**each["engine"], **each["engine"]["optimizer"]}[part] for each in (one, other))
+        assert expected.keys() == given.keys() and {tensor.dtype for tensor in given.values()} == {torch.float64}
+        assert_same(found=[given[name] for name in expected], expected=expected.values(), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_instances_make_the_updates_of_one_process(found, size):
+    (one,), several = found["1 straight"], found[f"{size} straight"]
+    assert len(several) == size
+    for each in several:  # weights, records and the place in the data are the same in all of them
+        same_state(one, each)
+        assert each["batches"] == one["batches"] and each["log"] == several[0]["log"]
+        for ours, theirs in zip([*one["log"], one["held_out"]], [*each["log"], each["held_out"]]):
+            assert theirs == pytest.approx(ours, rel=1e-11)
+        assert each["compilations"] == {"training": 1, "evaluation": 1}
+    assert {record["packs"] for record in one["log"]} == {12, 5} and one["held_out"]["packs"] > 0
+    assert ("Horovod is not installed" in several[0]["description"]) == (size == 4)
+
+
+def test_a_run_goes_on_with_any_number_of_instances(found):
+    (straight,), legs = found["1 straight"], [found[f"leg {leg}"] for leg in range(len(LEGS))]
+    assert [len(leg) for leg in legs] == list(LEGS)
+    same_state(straight, legs[-1][0])
+    assert legs[-1][0]["batches"] == straight["batches"]
+    for ours, (theirs,) in zip(straight["log"], (leg[0]["log"] for leg in legs)):
+        assert theirs == pytest.approx(ours, rel=1e-11)
+
+
+def test_random_streams_go_on_exactly_with_the_same_number_of_instances(found):
+    whole, halves = found["dropout"], [found["first half"], found["second half"]]
+    assert whole[0]["log"] == halves[0][0]["log"] + halves[1][0]["log"]
+    streams = whole[0]["engine"]["ipu_random"]
+    assert len(streams) == 2 and not torch.equal(streams[0], streams[1])
+    assert torch.equal(streams, halves[1][0]["engine"]["ipu_random"])
+
+
+@pytest.mark.skipif(not HAS_SAFETENSORS, reason="Hugging Face's files: pip install safetensors")
+def test_fine_tuning_in_instances_is_that_of_one_process(found):
+    (one,), several = found["squad, 1"], found["squad, 2"]
+    for each in several:
+        same_state(one, each)
+        assert each["held_out"] == one["held_out"] and one["held_out"]["sequences"] > 1
+        for ours, theirs in zip(one["log"], each["log"]):
+            assert theirs == pytest.approx(ours, rel=1e-11)
+        for ours, theirs in zip(one["outputs"], each["outputs"]):
+            torch.testing.assert_close(theirs, ours, rtol=1e-9, atol=1e-9)
+
+
+# ---- whole runs -----------------------------------------------------------------------------------------------------
+
+
+def ends(said):
+    return [each["status"] for each in said]
+
+
+def test_a_signal_to_one_instance_ends_all_after_the_same_update_and_the_run_goes_on(found, folder):
+    assert ends(found["stopped"]) == [143, 143]
+    assert f"stopped   by SIGTERM after update {SAVED}" in found["stopped"][0]["out"]
+    assert ends(found["plain"]) == [0] and ends(found["resumed"]) == [0] * 4
+    assert "ranks     4, after 2" in found["resumed"][0]["out"] and "by Horovod" in found["stopped"][0]["out"]
+    assert not any(each["out"] + each["error"] for name in ("stopped", "resumed") for each in found[name][1:])
+    for file, fewest in ((LOG, STEPS), (EVALUATIONS, 1)):
+        ours, theirs = (read_log(folder / run / file) for run in ("plain", "run"))
+        assert len(ours) == len(theirs) >= fewest
+        for one, two in zip(ours, theirs):
+            there = {name for name, value in one.items() if value is not None} - {"seconds"}
+            assert two.keys() == one.keys() and len(there) > 5
+            assert [two[name] for name in there] == pytest.approx([one[name] for name in there], rel=1e-5)
+    assert newest_checkpoint(folder / "run" / CHECKPOINTS).name.endswith(f"{STEPS:08d}")
+
+
+def test_a_loss_of_one_instance_that_is_not_finite_ends_all(found, folder):
+    assert ends(found["nan"]) == [3, 3] and not found["nan"][1]["error"]
+    assert found["nan"][0]["error"].startswith(f"error: update {SAVED + 2}: the loss is nan; the newest checkpoint is")
+    assert [record["loss"] is None for record in read_log(folder / "nan" / LOG)] == [False] * (SAVED + 1) + [True]
+
+
+def test_a_mistake_that_one_instance_meets_ends_all_before_the_next_update(found, folder):
+    assert ends(found["mistake"]) == [2, 2] and not found["mistake"][0]["error"]
+    assert re.fullmatch("error: rank 1 on .*: the file ends in the middle of a pack\n", found["mistake"][1]["error"])
+    assert len(read_log(folder / "mistake" / LOG)) == SAVED
+
+
+def test_each_instance_has_a_program_of_its_own(found, folder):
+    """Programs may differ by the instance: none overwrites another's, and each finds its own again."""
+    assert ends(found["exported"]) == [0, 0] and ends(found["loaded"]) == [0, 0]
+    assert f"engine.executable={folder / 'program'}\n" in found["exported"][0]["out"]
+    files = {path.name for path in folder.glob("program*")}
+    assert files == {f"program-{index}-of-2{end}" for index in (0, 1) for end in ("", ".json")}
+    assert len(read_log(folder / "loaded" / LOG)) == STEPS
+    (alone,) = found["loaded alone"]
+    assert alone["status"] == 2 and "program.json: no such file" in alone["error"] and alone["error"].count("\n") == 1
+
+
+def test_the_files_that_are_told_of_are_those_that_instances_write():
+    """By both commands that compile."""
+    from ipu_packed_bert.engine.ipu.poprun import GlooInstances, Instance
+
+    assert finetune.compiled_words is pretrain.compiled_words
+    words = finetune.compiled_words("program", GlooInstances(None, 0, 2, 0))
+    for index in range(2):
+        assert words.replace("-I-", f"-{index}-").startswith(Instance(index, 2, 2, True).own("program") + ",")
+    assert finetune.compiled_words("program", Processes()).startswith("program; ")
+
+
+# ---- what is exchanged ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("means", ["Horovod", "gloo"])
+def test_numbers_and_objects_travel(found, means):
+    for rank, said in enumerate(found[means]):
+        assert said["sum"] == [3.0, 3.0, 3 * 2.0**40 + 3] and said["share"] == (rank, 3)
+        assert said["all"] == ["", "x", "xx"] and said["means"].startswith(means)
+        first = said["first"]
+        assert first["numbers"] == [1, 2] and torch.equal(first["half"], torch.arange(3).half())
+        assert first["one"] == 7 and first["none"].shape == (0,)
+
+
+def test_the_stand_in_refuses_what_a_device_would_wait_for_without_end(found):
+    assert found["alone"][0].startswith("failed: ")
+    assert all("another one something else" in said for said in found["apart"])
+
+
+# ---- one process of several, and what is refused --------------------------------------------------------------------
+
+
+@pytest.fixture
+def by_poprun(monkeypatch):
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+def one_line(caught):
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+POD16 = ["engine.kind=ipu"]
+
+
+def pod16(*overrides):
+    return load_config("configs/packed_phase2_pod16.yml", [*POD16, *overrides])
+
+
+def test_the_stand_in_wants_init_first_and_once():
+    run = PopRun(index=0, instances=2, replicas=4)
+    with installed(ipus=2, poprun=run) as (_, poptorch):
+        popdist = run.popdist()
+        early = (popdist.getNumInstances, poptorch.Options, poptorch.ipuHardwareIsAvailable, run.horovod().torch.init)
+        for call in early:
+            with pytest.raises(poptorch.Error, match="popdist.init"):
+                call()
+        assert popdist.isPopdistEnvSet()
+        popdist.init()
+        assert popdist.getNumInstances() == 2 and poptorch.ipuHardwareIsAvailable(2)
+        with pytest.raises(poptorch.Error, match="twice"):
+            popdist.init()
+        with pytest.raises(poptorch.Error, match="popdist.poptorch.Options"):
+            poptorch.inferenceModel(torch.nn.Linear(1, 1), options=poptorch.Options())
+
+
+@pytest.mark.parametrize("attached, says", [(8, ""), (4, "the largest it can attach has 4"), (0, "it can attach none")])
+def test_an_instance_looks_for_its_own_ipus(attached, says, by_poprun):
+    with installed(ipus=attached, poprun=PopRun(index=1, instances=2, replicas=4)):
+        if not says:
+            choice = choose_engine(pod16())
+            assert choice.hardware and choice.reason == "IPU hardware: 16 IPUs (4 x 4) in 2 instances of 8 IPUs (2 x 4)"
+            return
+        for kind in ("ipu", "auto"):
+            with pytest.raises(ValueError, match="instance 1 of 2 finds no device of 8 IPUs") as caught:
+                choose_engine(pod16(f"engine.kind={kind}"))
+            assert says in one_line(caught)
+
+
+@pytest.mark.parametrize(
+    "poprun, says",
+    [
+        (dict(replicas=2), "poprun has 2 replicas, placement.replicas is 4"),
+        (dict(replicas=4, local_replicas=1), "this one of 2 instances 1 of 4 replicas"),
+    ],
+)
+def test_shares_that_are_not_those_of_the_configuration_are_refused(poprun, says, by_poprun):
+    with installed(ipus=8, poprun=PopRun(index=0, instances=2, **poprun)):
+        with pytest.raises(ValueError, match=says) as caught:
+            choose_engine(pod16())
+        one_line(caught)
+
+
+def test_several_instances_are_neither_simulated_nor_on_the_host(by_poprun, monkeypatch, tmp_path):
+    config = pod16()
+    with installed(ipus=8, poprun=PopRun(index=0, instances=2, replicas=4)) as (sdk, _):
+        from ipu_packed_bert.engine.ipu import poprun
+
+        with pytest.raises(ValueError, match="give it what that yields") as caught:
+            build_engine(config, Pretraining(config), choose_engine(config), packing_factor=2.0)
+        one_line(caught)
+        monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")
+        with pytest.raises(ValueError, match="POPTORCH_IPU_MODEL asks for the Poplar IPU Model") as caught:
+            choose_engine(config)
+        one_line(caught)
+        monkeypatch.delenv("POPTORCH_IPU_MODEL")
+        host = pod16("engine.kind=host")
+        ranks = poprun.GlooInstances(None, 0, 2, 0)
+        with pytest.raises(ValueError, match="whose launcher is torchrun") as caught:
+            build_engine(host, Pretraining(host), choose_engine(host), packing_factor=2.0, processes=ranks)
+        one_line(caught)
+
+
+def test_options_and_rows_of_an_instance(by_poprun, tmp_path):
+    """Its replicas, the seed of all; the rows of all instances are the global batch, scales included."""
+    data = tiny_data(tmp_path / "data")
+    config = load_config(tiny_config(tmp_path / "tiny.yml", data), [*ON_IPUS, "engine.profile_directory=profile"])
+    parts = []
+    with PackStore.open(data) as store:
+        whole = next(global_batches(store, config))
+        for index in range(2):
+            with installed(ipus=2, poprun=PopRun(index=index, instances=2, replicas=4)) as (sdk, _):
+                from ipu_packed_bert.engine.ipu import poprun
+
+                ranks = poprun.GlooInstances(None, index, 2, index)
+                engine = ipu_engine(sdk, config, store.schema, processes=ranks)
+                values = engine._training.options.toDict()
+                assert (values["replication_factor"], values["num_distributed_processes"]) == (2, 2)
+                assert (values["distributed_process_id"], values["random_seed"]) == (index, config.run.seed)
+                assert values["engineOptions"]["autoReport.directory"] == f"profile-{index}-of-2"
+                parts.append(next(global_batches(store, config, share=engine.share)))
+    for name in BATCH_FIELDS:
+        assert torch.equal(torch.from_numpy(whole[name]), torch.cat([torch.from_numpy(part[name]) for part in parts]))
+
+
+def test_one_instance_is_one_process(by_poprun):
+    with installed(ipus=16, poprun=PopRun(index=0, instances=1, replicas=4)):
+        from ipu_packed_bert import engine
+
+        with joined(instances=engine.instances) as processes:
+            assert (processes.rank, processes.size) == (0, 1)
+            assert choose_engine(pod16()).reason == "IPU hardware: 16 IPUs (4 x 4)"
+
+
+@pytest.mark.parametrize("main", [pretrain.main, finetune.main])
+def test_poprun_without_popdist_is_one_line(main, by_poprun, capsys):
+    with installed():
+        assert run_main(main, ["--config", "packed_host"]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: poprun started this process, and popdist does not load") and text.count("\n") == 1
+
+
+def test_what_one_process_makes_is_refused(by_poprun):
+    with pytest.raises(ValueError, match="poprun started this process: each would make all of an experiment"):
+        refuse_several("an experiment")
+    with pytest.raises(ValueError, match="without poprun"), joined(command="a benchmark"):
+        pass
+
+
+def test_where_instances_meet_without_horovod(monkeypatch):
+    from ipu_packed_bert.engine.ipu.poprun import meeting_point
+
+    one_host = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    store = meeting_point(0, 1, {**one_host, "MASTER_PORT": "0"})
+    store.set("here", "yes")
+    assert store.get("here") == b"yes"
+    several = {**one_host, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    with pytest.raises(ValueError, match="2 instances on several hosts, and Horovod is not installed") as caught:
+        meeting_point(1, 2, several)
+    one_line(caught)
+    with pytest.raises(ValueError, match="do not meet at 127.0.0.1:-1") as caught:
+        meeting_point(0, 2, {**several, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "-1"})
+    one_line(caught)

@@ -1,0 +1,96 @@
+"""Recomputed layers: the same losses, gradients and random numbers to the last bit, from fewer kept activations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ipu_packed_bert.engine.host.engine import _Program
+from ipu_packed_bert.settings.pretraining import BatchConfig, Config
+from ipu_packed_bert.settings.schema import ModelConfig
+from tests.pretraining import host_engine
+from tests.tiny_runs import TINY
+from tests.update_batches import change, make_batches
+
+CONFIG = change(
+    Config(model=TINY, batch=BatchConfig(micro_batch=2)),
+    model={"hidden_dropout": 0.2, "attention_dropout": 0.1, "num_layers": 3},
+)
+
+
+def recomputing(config: Config, value: bool) -> Config:
+    return change(config, engine={"recompute_layers": value})
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_it_changes_no_bit(attention, precision):
+    config = change(CONFIG, engine={"attention": attention, "precision": precision})
+    batches = make_batches(3, depth=3, micro_batch=2)
+    ends = []
+    for value in (False, True):
+        engine = host_engine(recomputing(config, value), device="cpu")
+        losses = [engine.step(batch, 1e-2).loss for batch in batches] + [engine.evaluate(batches[0]).loss]
+        state = engine.state()
+        ends.append((losses, list(state["model"].values()) + [state["random"]["cpu"]], list(state["model"])))
+    assert ends[0][0] == ends[1][0] and ends[0][2] == ends[1][2]
+    assert all(torch.equal(a, b) for a, b in zip(ends[0][1], ends[1][1]))
+
+
+def kept(config: Config) -> int:
+    """Bytes of a micro-batch that wait for the backward pass, the weights left out."""
+    engine = host_engine(config, device="cpu")
+    (batch,) = make_batches(1, depth=3, micro_batch=2)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in engine.model.parameters()}
+    found = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            found[storage.data_ptr()] = (storage.nbytes(), storage)  # kept alive: no address comes twice
+        return tensor
+
+    engine.model.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        engine.model(*(torch.from_numpy(batch[name][:2]) for name in engine.task.fields))
+    return sum(size for size, _ in found.values())
+
+
+def test_each_layer_keeps_its_input_only():
+    sizes = {}
+    for layers in (2, 6):
+        model = ModelConfig(61, 32, layers, 2, 128, 24, hidden_dropout=0.0)
+        config = Config(model=model, batch=BatchConfig(micro_batch=2))
+        sizes[layers] = [kept(recomputing(config, value)) for value in (False, True)]
+    whole, recomputed = ((sizes[6][index] - sizes[2][index]) / 4 for index in (0, 1))
+    slots = 2 * 24
+    # float32; torch 2.0 holds the input itself, out of sight of the hooks.
+    assert recomputed in (0, 4 * slots * 32)
+    assert whole > 12 * 4 * slots * 32
+
+
+def test_on_ipus_it_is_the_default_and_on_the_host_it_is_not():
+    engine = CONFIG.engine
+    assert engine.recomputes(ipus=True) and not engine.recomputes(ipus=False)
+    for value in (True, False):
+        assert recomputing(CONFIG, value).engine.recomputes(ipus=True) is value
+        assert recomputing(CONFIG, value).engine.recomputes(ipus=False) is value
+    assert "layers recomputed" in host_engine(recomputing(CONFIG, True), device="cpu").description
+    assert "layers recomputed" not in host_engine(CONFIG, device="cpu").description
+
+
+def test_compiled_it_is_still_one_graph(monkeypatch):
+    """Without dropout, whose compiled kernels draw other numbers."""
+    monkeypatch.setattr(_Program, "backend", "aot_eager")
+    config = change(CONFIG, model={"hidden_dropout": 0.0, "attention_dropout": 0.0, "num_layers": 2})
+    compiled = change(recomputing(config, True), engine={"compile": True})
+    if not hasattr(torch, "compiler"):
+        with pytest.raises(ValueError, match="engine.compile") as caught:
+            host_engine(compiled, device="cpu")
+        assert "\n" not in str(caught.value)
+        return
+    (batch,) = make_batches(1, depth=3, micro_batch=2)
+    found = [host_engine(each, device="cpu") for each in (config, compiled)]
+    losses = [[engine.step(batch, 1e-2).loss for _ in range(2)] for engine in found]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert found[1].compilations["training"] == 1

@@ -1,0 +1,130 @@
+"""The loss on logits that can be worked out by hand, and that unused slots weigh nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ipu_packed_bert.model.loss import PretrainingLoss, cross_entropy, membership, sequence_means
+from ipu_packed_bert.settings.pretraining import LossConfig
+
+LOG2, LOG4 = math.log(2.0), math.log(4.0)
+
+
+def int32(*rows):
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+# Two packs, vocabulary of 4. The first holds sequence 1 with masked tokens a, b and sequence 2 with c, the second one
+# sequence with d. Uniform logits cost log 4; logits with two equal leaders and two at -100 cost log 2, if a leader is
+# asked for; one leader costs 0.
+UNIFORM, PAIR, SURE = [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, -100.0, -100.0], [0.0, -100.0, -100.0, -100.0]
+MLM_LOGITS = torch.tensor([[UNIFORM, PAIR, SURE, SURE], [PAIR, UNIFORM, SURE, UNIFORM]])
+#          a: log 4   b: log 2  c: 0      unused        d: log 2  unused ..
+IDS = int32([3, 0, 0, 0], [1, 0, 0, 0])
+WEIGHTS = int32([1, 1, 2, 0], [1, 0, 0, 0])
+NSP_LOGITS = torch.tensor([[[0.0, 0.0], [0.0, -100.0], [5.0, 1.0]], [[0.0, 0.0], [3.0, 1.0], [2.0, 9.0]]])
+#            sequence 1: log 2, 2: 0, slot unused                     1: log 2, slots unused
+NSP_LABELS = int32([1, 0, 0], [0, 0, 0])
+NSP_WEIGHTS = int32([1, 1, 0], [1, 0, 0])
+
+
+def loss_of(normalisation, *, next_sentence=True, mlm_scale=1.0, nsp_scale=1.0, mlm_logits=MLM_LOGITS):
+    loss = PretrainingLoss(LossConfig(normalisation=normalisation, next_sentence=next_sentence))
+    nsp = NSP_LOGITS if next_sentence else None
+    scales = torch.full((2,), mlm_scale), torch.full((2,), nsp_scale)
+    return loss(mlm_logits, nsp, IDS, WEIGHTS, NSP_LABELS, NSP_WEIGHTS, *scales)
+
+
+def test_token_normalisation_by_hand():
+    # Four masked tokens, three sequences, one micro-batch: scales 1/4 and 1/3.
+    output = loss_of("token", mlm_scale=1 / 4, nsp_scale=1 / 3)
+    assert output.mlm_loss.item() == pytest.approx((LOG4 + LOG2 + 0 + LOG2) / 4)
+    assert output.nsp_loss.item() == pytest.approx((LOG2 + 0 + LOG2) / 3)
+    assert output.loss.item() == pytest.approx(output.mlm_loss.item() + output.nsp_loss.item())
+    # argmax takes the first of equals: a (3) and d (1) are missed, b and c are right; sequence 1 of pack 1 is missed.
+    assert (output.mlm_correct.item(), output.nsp_correct.item()) == (2.0, 2.0)
+
+
+def test_sequence_normalisation_by_hand():
+    # Sequence 1: mean of log 4 and log 2; 2: 0; 3: log 2. Paper section 3.2.3: each weighs the same.
+    output = loss_of("sequence", mlm_scale=1 / 3, nsp_scale=1 / 3)
+    assert output.mlm_loss.item() == pytest.approx(((LOG4 + LOG2) / 2 + 0 + LOG2) / 3)
+
+
+def test_without_next_sentence_prediction():
+    output = loss_of("token", next_sentence=False)
+    assert output.loss.item() == output.mlm_loss.item() and output.nsp_loss.item() == output.nsp_correct.item() == 0.0
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence"])
+def test_unused_slots_have_no_gradient(normalisation):
+    logits = MLM_LOGITS.clone().requires_grad_()
+    loss_of(normalisation, mlm_logits=logits).loss.backward()
+    used = (WEIGHTS > 0).unsqueeze(2).expand_as(logits)
+    assert not logits.grad[~used].any() and logits.grad[used].any()
+    assert torch.isfinite(logits.grad).all()
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence"])
+def test_empty_packs_are_finite(normalisation):
+    loss = PretrainingLoss(LossConfig(normalisation=normalisation))
+    mlm, nsp = torch.randn(1, 4, 9, requires_grad=True), torch.randn(1, 3, 2, requires_grad=True)
+    output = loss(
+        mlm, nsp, int32([0] * 4), int32([0] * 4), int32([0] * 3), int32([0] * 3), torch.ones(1), torch.ones(1)
+    )
+    output.loss.backward()
+    assert [value.item() for value in output] == [0.0] * 5
+    assert not mlm.grad.any() and not nsp.grad.any()  # NaN counts as any
+
+
+def test_membership_is_the_weights_unpacked():
+    assert membership(WEIGHTS, 3, torch.float32)[0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+    means = sequence_means(torch.tensor([[2.0, 4.0, 7.0, 100.0]]), WEIGHTS[:1], 3)
+    assert means.tolist() == [[3.0, 7.0, 0.0]]
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_logits_are_summed_in_float32(half):
+    """In float16 a loss of 76 tokens would be off in the third digit."""
+    logits = torch.randn(1, 76, 50).to(half)
+    ids, weights = torch.arange(76, dtype=torch.int32).remainder(50)[None], torch.ones(1, 76, dtype=torch.int32)
+    loss = PretrainingLoss(LossConfig(next_sentence=False))
+    arguments = (ids, weights, int32([0]), int32([1]), torch.ones(1), torch.ones(1))
+    output = loss(logits, None, *arguments)
+    assert output.loss.dtype == torch.float32
+    assert output.loss.item() == pytest.approx(loss(logits.double(), None, *arguments).loss.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("spread", [1.0, 4.0])
+def test_half_logits_lose_what_rounding_loses(spread):
+    """docs/ipu.md. Soft-max and logarithm of float16 logits, their results rounded to float16, against float32.
+
+    Half has 11 bits: a logarithm of about -10 is wrong by 2^-8 at most, and so is, relatively, its probability. The
+    loss scaling lifts those of 30,522 words above half's smallest numbers.
+    """
+    generator = torch.Generator().manual_seed(0)
+    logits = (spread * torch.randn(1, 64, 30522, generator=generator)).half()
+    labels = torch.randint(0, 30522, (1, 64), generator=generator)
+    scale = 8192.0 / 64
+    exact = logits.float().requires_grad_()
+    loss = cross_entropy(exact, labels).mean()
+    (loss * 8192.0).backward()
+    # What an IPU leaves in half: the logarithm of the soft-max and the gradient.
+    rounded = torch.log_softmax(logits.float(), 2).half()
+    found = -rounded.gather(2, labels.unsqueeze(2)).float().mean()
+    of_label = torch.zeros_like(exact).scatter_(2, labels.unsqueeze(2), 1.0)
+    gradient = ((rounded.float().exp() - of_label) * scale).half().float()
+    others = 1.0 - of_label  # the label's own is nearly -1 and hides them
+    in_loss = float((found - loss.detach()).abs() / loss.detach())
+    in_gradient = float(((gradient - exact.grad) * others).norm() / (exact.grad * others).norm())
+    assert in_loss <= 1e-4 and in_gradient <= 3e-3
+    print(f"{in_loss:.1e} of the loss, {in_gradient:.1e} of the gradient of the other words")
+
+
+def test_a_loss_that_is_not_widened_is_the_same_function():
+    logits = torch.randn(2, 3, 7, dtype=torch.float64)
+    labels = torch.tensor([[0, 1, 2], [3, 4, 6]])
+    assert torch.equal(cross_entropy(logits, labels, widen=False), cross_entropy(logits, labels))

@@ -1,0 +1,142 @@
+"""The network itself: the mask by hand, the gathered slots, nothing leaks, half types, pieces that can be replaced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ipu_packed_bert.model.packed import BATCH_FIELDS, AttentionMask, GatherSlots, PackedBertForPreTraining
+from ipu_packed_bert.settings.pretraining import LossConfig
+from tests.packed_examples import lay_out, random_sequences, with_scales
+from tests.tiny_runs import TINY
+from tests.tolerances import relative_error
+
+MODEL = replace(TINY, initializer_range=0.3)
+
+
+def make_fields(packs=((0, 1), (2,)), lengths=(7, 12, 9)):
+    examples = random_sequences(np.random.default_rng(0), lengths=lengths, vocabulary=61)
+    batch = lay_out(packs, examples, slots=24, depth=3, predictions=7)
+    batch = with_scales(batch, micro_batches=1, normalisation="token")
+    return {name: torch.from_numpy(batch[name]) for name in BATCH_FIELDS}
+
+
+def logits_of(network, fields):
+    names = ("input_ids", "input_mask", "segment_ids", "positions", "masked_lm_positions", "next_sentence_positions")
+    with torch.no_grad():
+        return network.logits(*(fields[name] for name in names))
+
+
+def test_mask_by_hand():
+    """A sequence of two, one of three, one slot of padding: the figure in the paper's section 3.2.2."""
+    sequence_numbers = torch.tensor([[1, 1, 2, 2, 2, 0]], dtype=torch.int32)
+    seen = ["110000", "110000", "001110", "001110", "001110", "000001"]
+    expected = torch.tensor([[value == "1" for value in row] for row in seen])
+    for attention, hidden in (("eager", -1000.0), ("sdpa", float("-inf"))):
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            mask = AttentionMask(attention)(sequence_numbers, dtype)
+            assert mask.shape == (1, 1, 6, 6) and mask.dtype == dtype
+            assert ((mask == 0) == expected).all() and ((mask == hidden) == ~expected).all()
+
+
+def test_slots_are_gathered():
+    hidden = torch.arange(2 * 4 * 3).view(2, 4, 3).float()
+    found = GatherSlots()(hidden, torch.tensor([[3, 0], [1, 1]], dtype=torch.int32))
+    assert torch.equal(found, torch.stack([hidden[0, [3, 0]], hidden[1, [1, 1]]]))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_sequence_does_not_depend_on_its_neighbours(attention):
+    """Bit for bit: another text in the neighbouring sequence, or in padding, changes nothing."""
+    network = PackedBertForPreTraining(MODEL, LossConfig(), attention=attention).eval()
+    fields = make_fields(packs=[(0, 1)])
+    before = logits_of(network, fields)
+    changed = fields["input_ids"].clone()
+    changed[0, 7:] = 60 - changed[0, 7:]  # the second sequence and the padding
+    after = logits_of(network, {**fields, "input_ids": changed})
+    first = fields["masked_lm_weights"] == 1
+    assert torch.equal(before.mlm_BPV[first], after.mlm_BPV[first])
+    assert torch.equal(before.nsp_BD2[:, 0], after.nsp_BD2[:, 0])
+    second = fields["masked_lm_weights"] == 2
+    assert not torch.allclose(before.mlm_BPV[second], after.mlm_BPV[second], atol=1e-2)
+
+
+def test_the_tied_table_is_registered_once():
+    network = PackedBertForPreTraining(MODEL, LossConfig())
+    assert sum(parameter.shape == (61, 16) for parameter in network.parameters()) == 1
+    assert [name for name in network.state_dict() if "decoder" in name] == []
+    assert list(network.buffers()) == []
+    # Both uses reach its gradient: rows of tokens that are only predicted, and never read, have one too.
+    fields = make_fields()
+    network(*fields.values()).loss.backward()
+    gradient = network.bert.embeddings.word_embeddings.weight.grad
+    unread = [token for token in range(61) if token not in fields["input_ids"]]
+    assert unread and gradient[unread].abs().sum(1).all()
+
+
+def test_initial_values():
+    torch.manual_seed(0)
+    network = PackedBertForPreTraining(MODEL, LossConfig())
+    for name, parameter in network.named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif "LayerNorm" in name:
+            assert (parameter == 1.0).all(), name
+        else:
+            assert 0.2 < parameter.std() < 0.4, name
+
+
+def test_half_weights_run_in_half():
+    """Packed in half precision is about as far from float32 as unpacked is: packing adds no error of its own."""
+    reference = PackedBertForPreTraining(MODEL, LossConfig()).eval()
+    network = PackedBertForPreTraining(MODEL, LossConfig()).eval()
+    network.load_state_dict(reference.state_dict())
+    network.to(torch.bfloat16)  # float16 has no products on the CPU in torch 2.0
+    errors = {}
+    for name, packs in (("packed", [(0, 1), (2,)]), ("unpacked", [(0,), (1,), (2,)])):
+        fields = make_fields(packs=packs)
+        used = fields["masked_lm_weights"] > 0
+        found, expected = logits_of(network, fields).mlm_BPV[used], logits_of(reference, fields).mlm_BPV[used]
+        errors[name] = relative_error([found], [expected])
+    assert 0 < errors["packed"] <= 2 * errors["unpacked"] + 1e-5
+    output = network(*make_fields().values())
+    assert all(value.dtype == torch.float32 for value in output)
+
+
+def test_pieces_can_be_replaced_from_outside():
+    """An engine may put other modules in the place of four, none of which holds a parameter."""
+
+    class OneHotSlots(nn.Module):
+        def forward(self, hidden_BSH, slots_BK):
+            chosen_BKS = nn.functional.one_hot(slots_BK.long(), hidden_BSH.shape[1]).to(hidden_BSH.dtype)
+            return torch.matmul(chosen_BKS, hidden_BSH)
+
+    class TwoProducts(nn.Module):
+        def forward(self, hidden_BPH, table_VH, bias_V):
+            return torch.cat([hidden_BPH @ part.t() for part in table_VH.split(31)], dim=2) + bias_V
+
+    network = PackedBertForPreTraining(MODEL, LossConfig())
+    names = set(network.state_dict())
+    fields = make_fields()
+    network(*fields.values()).loss.backward()
+    expected = [parameter.grad.clone() for parameter in network.parameters()]
+    network.masked_lm_slots = network.next_sentence_slots = OneHotSlots()
+    network.cls.predictions.product = TwoProducts()
+    network.zero_grad()
+    network(*fields.values()).loss.backward()
+    assert set(network.state_dict()) == names
+    assert relative_error([parameter.grad for parameter in network.parameters()], expected) < 1e-5
+
+
+def test_batch_fields_are_the_arguments_in_order():
+    names = PackedBertForPreTraining.forward.__code__.co_varnames[1 : len(BATCH_FIELDS) + 1]
+    assert tuple(name.rsplit("_", 1)[0] for name in names) == BATCH_FIELDS
+
+
+def test_unknown_attention_is_refused():
+    with pytest.raises(ValueError, match="attention is 'flash'; it is one of eager, sdpa"):
+        PackedBertForPreTraining(MODEL, LossConfig(), attention="flash")

@@ -1,0 +1,281 @@
+"""LAMB against a few lines of its definition, AdamW against torch's, the paper's law of the betas, the schedule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipu_packed_bert.model.optimizer import (
+    AdamW,
+    Lamb,
+    build_optimizer,
+    learning_rate,
+    load_neutral_state,
+    neutral_state,
+    parameter_groups,
+    schedule_change,
+    scheduled_rate,
+    warmup_linear,
+)
+from ipu_packed_bert.model.packed import PackedBertForPreTraining
+from ipu_packed_bert.settings.pretraining import Config, LossConfig, OptimizerConfig, RunConfig, cross_check
+from ipu_packed_bert.settings.schema import SCHEDULES, ModelConfig
+
+SHAPES = [(5, 3), (7,), (1,), (2, 2, 4)]
+
+
+def make_weights(scale=1.0):
+    generator = torch.Generator().manual_seed(3)
+    return [
+        torch.nn.Parameter(scale * torch.randn(shape, dtype=torch.float64, generator=generator)) for shape in SHAPES
+    ]
+
+
+def gradients_of(step):
+    generator = torch.Generator().manual_seed(100 + step)
+    return [torch.randn(shape, dtype=torch.float64, generator=generator) * 10.0 ** (step % 3) for shape in SHAPES]
+
+
+def lamb_by_definition(weights, steps, *, lr, betas, eps, weight_decay, bias_correction, max_weight_norm):
+    """LAMB tensor by tensor, from its published definition; independent of the one tested."""
+    b1, b2 = betas
+    result = []
+    for index, weight in enumerate(weights):
+        w, m, v = weight.detach().clone(), torch.zeros_like(weight), torch.zeros_like(weight)
+        for step in range(steps):
+            g = gradients_of(step)[index]
+            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+            c1, c2 = (1 - b1 ** (step + 1), 1 - b2 ** (step + 1)) if bias_correction else (1, 1)
+            u = (m / c1) / ((v / c2) ** 0.5 + eps) + weight_decay * w
+            w_norm, u_norm = float((w**2).sum() ** 0.5), float((u**2).sum() ** 0.5)
+            ratio = min(w_norm, max_weight_norm) / u_norm if w_norm and u_norm and max_weight_norm else 1.0
+            w = w - lr * ratio * u
+        result.append(w)
+    return result
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+@pytest.mark.parametrize("max_weight_norm", [65500.0, 1.5, 0.0])
+def test_lamb_is_its_definition(bias_correction, weight_decay, max_weight_norm):
+    options = dict(
+        lr=0.02,
+        betas=(0.9, 0.99),
+        eps=1e-6,
+        weight_decay=weight_decay,
+        bias_correction=bias_correction,
+        max_weight_norm=max_weight_norm,
+    )
+    weights = make_weights()
+    with torch.no_grad():
+        weights[1].zero_()  # a weight of norm 0 moves with ratio 1, as biases do at the start
+    expected = lamb_by_definition(weights, 5, **options)
+    optimizer = Lamb(weights, **options)
+    for step in range(5):
+        for weight, gradient in zip(weights, gradients_of(step)):
+            weight.grad = gradient
+        optimizer.step()
+    for found, wanted in zip(weights, expected):
+        assert torch.allclose(found, wanted, rtol=1e-13, atol=1e-15)
+
+
+def test_lamb_without_a_gradient_and_with_a_zero_one():
+    weights = make_weights()
+    before = [weight.detach().clone() for weight in weights]
+    optimizer = Lamb(weights, weight_decay=0.0)
+    weights[0].grad = torch.zeros_like(weights[0])  # update of norm 0: nothing moves, nothing becomes NaN
+    optimizer.step()
+    assert all(torch.equal(weight, old) for weight, old in zip(weights, before))
+
+
+def test_adamw_is_the_one_of_torch():
+    ours, theirs = make_weights(), make_weights()
+    options = dict(lr=0.01, betas=(0.8, 0.97), eps=1e-7, weight_decay=0.1)
+    optimizers = AdamW(ours, **options), torch.optim.AdamW(theirs, **options)
+    for step in range(6):
+        for weights, optimizer in zip((ours, theirs), optimizers):
+            for weight, gradient in zip(weights, gradients_of(step)):
+                weight.grad = gradient.clone()
+            optimizer.step()
+    for found, wanted in zip(ours, theirs):
+        assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-14)
+
+
+@given(beta1=st.floats(0.0, 0.99), beta2=st.floats(0.0, 0.9999), p=st.integers(1, 8), seed=st.integers(0, 1000))
+def test_as_many_updates_with_one_gradient_are_one_with_the_betas_to_that_power(beta1, beta2, p, seed):
+    """Paper section 3.3: with a packing factor p, betas to the power p; exact for the moments, for every whole p."""
+    unpacked = Config(optimizer=OptimizerConfig(beta1=beta1, beta2=beta2, packing_adjustment="betas"))
+    betas = unpacked.betas(float(p))
+    many, once = make_weights(), make_weights()
+    optimizers = Lamb(many, betas=(beta1, beta2)), Lamb(once, betas=betas)
+    for optimizer, weights in zip(optimizers, (many, once)):  # moments of some earlier update
+        for weight, gradient in zip(weights, gradients_of(seed + 1)):
+            optimizer.state[weight]["exp_avg"].copy_(gradient)
+            optimizer.state[weight]["exp_avg_sq"].copy_(gradient**2)
+    for optimizer, weights, updates in zip(optimizers, (many, once), (p, 1)):
+        for _ in range(updates):
+            for weight, gradient in zip(weights, gradients_of(seed)):
+                weight.grad = gradient
+            optimizer.step()
+    for first, second in zip(many, once):
+        for moment in ("exp_avg", "exp_avg_sq"):
+            one, other = optimizers[0].state[first][moment], optimizers[1].state[second][moment]
+            assert torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_betas_stay_where_the_accumulation_is_divided():
+    config = Config(optimizer=OptimizerConfig(packing_adjustment="accumulation"))
+    assert config.betas(2.0) == (0.9, 0.999)
+
+
+@pytest.fixture
+def model():
+    sizes = ModelConfig(
+        vocabulary_size=20, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=8, max_position_embeddings=8
+    )
+    return PackedBertForPreTraining(sizes, LossConfig())
+
+
+def test_three_groups(model):
+    groups = parameter_groups(model.named_parameters(), weight_decay=0.01)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    biases, vectors, matrices = ({names[parameter] for parameter in group["params"]} for group in groups)
+    assert all(name.endswith("bias") for name in biases) and "cls.predictions.bias" in biases
+    assert vectors and all(name.endswith("LayerNorm.weight") for name in vectors)
+    assert "bert.embeddings.word_embeddings.weight" in matrices
+    assert len(biases) + len(vectors) + len(matrices) == len(names)
+    assert [group["weight_decay"] for group in groups] == [0.0, 0.0, 0.01]
+    lamb = build_optimizer(model, OptimizerConfig(max_weight_norm=7.0), betas=(0.5, 0.6))
+    assert [group["max_weight_norm"] for group in lamb.param_groups] == [0.0, 7.0, 7.0]
+    assert {group["betas"] for group in lamb.param_groups} == {(0.5, 0.6)}
+    adamw = build_optimizer(model, OptimizerConfig(name="adamw"), betas=(0.5, 0.6))
+    assert [group["max_weight_norm"] for group in adamw.param_groups] == [0.0, 0.0, 0.0]
+
+
+def give_gradients(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def test_neutral_state_continues_bit_by_bit(model):
+    optimizer = build_optimizer(model, OptimizerConfig(), betas=(0.9, 0.999))
+    for step in range(2):
+        give_gradients(model, step)
+        optimizer.step()
+    state, weights = neutral_state(optimizer, model), {n: p.detach().clone() for n, p in model.named_parameters()}
+    assert state["step"] == 2 and set(state["exp_avg"]) == set(state["exp_avg_sq"]) == set(weights)
+    give_gradients(model, 2)
+    optimizer.step()
+    expected = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    fresh = build_optimizer(model, OptimizerConfig(), betas=(0.9, 0.999))
+    load_neutral_state(fresh, model, state)
+    give_gradients(model, 2)
+    fresh.step()
+    assert all(torch.equal(parameter, expected[name]) for name, parameter in model.named_parameters())
+
+
+def test_state_of_another_model_is_refused(model):
+    optimizer = build_optimizer(model, OptimizerConfig(), betas=(0.9, 0.999))
+    state = neutral_state(optimizer, model)
+    state["exp_avg"]["cls.predictions.bias"] = torch.zeros(21)
+    with pytest.raises(ValueError, match=r"exp_avg of cls\.predictions\.bias is \(21,\), the model's is \(20,\)"):
+        load_neutral_state(optimizer, model, state)
+    del state["exp_avg"]["cls.predictions.bias"]
+    with pytest.raises(ValueError, match="cls.predictions.bias is None"):
+        load_neutral_state(optimizer, model, state)
+
+
+def test_schedule_by_hand():
+    # 10 updates, 4 of warm-up: up in quarters, then 6/6, 5/6, .. 1/6, and 0 afterwards.
+    shares = [warmup_linear(step, steps=10, warmup_steps=4) for step in range(11)]
+    assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])
+
+
+def reference_share(schedule, step, steps, warmup_steps, power):
+    """The formulas as they are written: a share `done` of the updates after the warm-up has been made."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    done = Fraction(1) if step >= steps else Fraction(step - warmup_steps, steps - warmup_steps)
+    if schedule == "cosine":
+        return (1.0 + math.cos(math.pi * done)) / 2.0
+    return {"linear": float(1 - done), "polynomial": float(1 - done) ** power, "constant": 1.0}[schedule]
+
+
+def optimizer_of(schedule, **settings):
+    return OptimizerConfig(schedule=schedule, learning_rate=1.0, **settings)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@given(steps=st.integers(1, 500), fraction=st.floats(0, 1), power=st.sampled_from([0.5, 1.0, 2.0, 3.7]))
+def test_schedules_are_their_formulas_and_keep_their_laws(schedule, steps, fraction, power):
+    optimizer = optimizer_of(schedule, warmup_fraction=fraction, schedule_power=power)
+    warmup = round(fraction * steps)
+    shares = [scheduled_rate(step, optimizer, steps=steps) for step in range(steps + 2)]
+    expected = [reference_share(schedule, step, steps, warmup, power) for step in range(steps + 2)]
+    assert max(abs(found - wanted) for found, wanted in zip(shares, expected)) <= 1e-15
+    # Continuous: the last update of the warm-up and the first one after it have the peak.
+    assert shares[max(0, warmup - 1)] == 1.0 and (warmup >= steps or shares[warmup] == 1.0)
+    assert shares[:warmup] == sorted(shares[:warmup])
+    assert shares[warmup:] == sorted(shares[warmup:], reverse=True)
+    assert shares[steps:] == ([1.0, 1.0] if schedule == "constant" else [0.0, 0.0])
+
+
+def test_the_default_schedule_is_what_it_was_bit_for_bit():
+    rates = [learning_rate(step, Config()) for step in range(101)]
+    assert rates == [2.828e-3 * warmup_linear(step, steps=100, warmup_steps=13) for step in range(101)]
+    same = replace(Config(), optimizer=OptimizerConfig(schedule="polynomial", schedule_power=1.0))
+    assert [learning_rate(step, same) for step in range(101)] == rates
+
+
+def test_another_schedule_is_named_even_where_it_begins_with_the_same_rate():
+    linear, cosine = optimizer_of("linear", warmup_fraction=0.5), optimizer_of("cosine", warmup_fraction=0.5)
+    same = dict(steps_before=10, steps_after=10)
+    assert schedule_change(2, linear, linear, **same) == ""
+    assert schedule_change(2, linear, cosine, **same) == (
+        "cosine, it was linear; 10 updates long, it was 10: update 3 has a learning rate of 0.6, it would have been 0.6"
+    )
+    flat, steep = (optimizer_of("polynomial", schedule_power=power) for power in (1.0, 2.0))
+    assert schedule_change(0, flat, steep, **same).startswith("polynomial of power 2, it was polynomial of power 1; ")
+    # The power is read by one kind only.
+    powered = optimizer_of("linear", warmup_fraction=0.5, schedule_power=2.0)
+    assert schedule_change(7, linear, powered, **same) == ""
+
+
+def test_a_constant_rate_goes_on_after_its_schedule():
+    longer = dict(learning_rate=2.0, warmup_fraction=0.5, schedule_steps=4)
+    config = Config(optimizer=OptimizerConfig(schedule="constant", **longer), run=RunConfig(steps=9))
+    assert not cross_check(config)
+    assert [learning_rate(step, config) for step in range(9)] == [1.0] + [2.0] * 8
+    (problem,) = cross_check(replace(config, optimizer=OptimizerConfig(schedule="cosine", **longer)))
+    assert problem.startswith("run.steps is 9; optimizer.schedule_steps is 4")
+
+
+@given(steps=st.integers(1, 500), fraction=st.floats(0, 1))
+def test_schedule_rises_to_the_peak_and_falls(steps, fraction):
+    config = Config(optimizer=OptimizerConfig(learning_rate=2.0, warmup_fraction=fraction), run=RunConfig(steps=steps))
+    rates = [learning_rate(step, config) for step in range(steps)]
+    assert max(rates) == 2.0 and min(rates) > 0.0
+    peak = rates.index(2.0)
+    assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert round(fraction * steps) <= peak + 1
+
+
+@given(steps=st.integers(1, 200), more=st.integers(0, 50), fraction=st.floats(0, 1))
+def test_fewer_steps_leave_the_schedule_as_it_is(steps, more, fraction):
+    whole = Config(
+        optimizer=OptimizerConfig(warmup_fraction=fraction), run=RunConfig(steps=steps + more)
+    ).with_schedule()
+    part = replace(whole, run=RunConfig(steps=steps))
+    assert [learning_rate(step, part) for step in range(steps)] == [learning_rate(step, whole) for step in range(steps)]
+    assert part.with_schedule() == part and not cross_check(part)

@@ -1,0 +1,230 @@
+"""The packed parts written as products: equal to the plain ones, exact in every type."""
+
+import numpy as np
+import pytest
+import torch
+
+from ipu_packed_bert.model.packed import BATCH_FIELDS, GatherSlots
+from ipu_packed_bert.model.products import OneHotSlots, SequenceCodes, mask_in_product
+from ipu_packed_bert.settings.pretraining import (
+    BatchConfig,
+    Config,
+    DataConfig,
+    LossConfig,
+    OptimizerConfig,
+    load_config,
+)
+from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
+from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
+from tests.pretraining import initial_network
+from tests.tolerances import relative_error
+
+SLOTS, VOCABULARY = 32, 61
+HIDDEN = -1024.0
+
+
+def config_for(*, heads=4, **sections):
+    return Config(
+        data=DataConfig(max_sequence_length=SLOTS, max_predictions_per_sequence=6, max_sequences_per_pack=None),
+        model=ModelConfig(
+            vocabulary_size=VOCABULARY,
+            hidden_size=32,
+            num_layers=2,
+            num_heads=heads,
+            intermediate_size=48,
+            max_position_embeddings=SLOTS,
+            hidden_dropout=0.0,
+            initializer_range=0.4,
+        ),
+        loss=LossConfig(),
+        optimizer=OptimizerConfig(),
+        batch=BatchConfig(),
+        engine=EngineConfig(**sections),
+    )
+
+
+def fields_of(depth, *, seed=0, rows=6):
+    """Mixed packs of up to `depth` sequences and padding, one of them full, one empty."""
+    rng = np.random.default_rng([seed, depth])
+    lengths = [int(n) for n in rng.integers(1, max(2, 2 * SLOTS // (depth + 1)), rows * depth)] + [SLOTS]
+    packs = random_packs(rng, lengths, slots=SLOTS, depth=depth)[: rows - 2] + [[len(lengths) - 1], []]
+    batch = lay_out(
+        packs,
+        random_sequences(rng, lengths=lengths, vocabulary=VOCABULARY),
+        slots=SLOTS,
+        depth=depth,
+        predictions=SLOTS,
+    )
+    batch = with_scales(batch, micro_batches=1, normalisation="token")
+    return {name: torch.from_numpy(batch[name]) for name in BATCH_FIELDS}
+
+
+def same_sequence(input_mask_BS):
+    return input_mask_BS.unsqueeze(2) == input_mask_BS.unsqueeze(1)
+
+
+# ---------------------------------------------------------------------------------------------------- against the plain
+# mask
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 8, 16])
+def test_losses_and_gradients_are_those_of_the_additive_mask(depth):
+    """float64, 1e-12; with weights far from the initial ones, so that scores differ by tens."""
+    config, fields = config_for(), fields_of(depth)
+    assert int(fields["input_mask"].max()) == depth and int(fields["input_mask"].min()) == 0
+    plain, product = initial_network(config).double(), initial_network(config).double()
+    mask_in_product(product, sequences=depth, columns=config.mask_columns(depth))
+    product.load_state_dict(plain.state_dict())
+    outputs = [network(*fields.values()) for network in (plain, product)]
+    for _network, output in zip((plain, product), outputs):
+        output.loss.backward()
+    for expected, found in zip(*outputs):
+        assert abs((found - expected).item()) <= 1e-12 * max(1.0, abs(expected.item()))
+    gradients = [
+        [p.grad for name, p in network.named_parameters() if not name.endswith("key.bias")]
+        for network in (product, plain)
+    ]
+    assert relative_error(*gradients) <= 1e-12
+
+
+def test_a_control_without_codes():
+    """All codes zero, so that everybody sees everybody: the losses differ by far more than any tolerance."""
+    config, fields = config_for(), fields_of(3)
+    plain, blind = initial_network(config).double(), initial_network(config).double()
+    mask_in_product(blind, sequences=3, columns=config.mask_columns(3))
+    blind.attention_mask.codes.zero_()
+    assert abs(blind(*fields.values()).loss / plain(*fields.values()).loss - 1.0).item() > 1e-3
+
+
+def test_nothing_is_added_to_the_weights():
+    config = config_for()
+    plain, product = initial_network(config), initial_network(config)
+    mask_in_product(product, sequences=3, columns=config.mask_columns(3))
+    assert plain.state_dict().keys() == product.state_dict().keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_hot_slots_gather(dtype):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3, SLOTS, 8, generator=generator, dtype=dtype)
+    slots = torch.randint(0, SLOTS, (3, 5), generator=generator, dtype=torch.int32)
+    assert torch.equal(OneHotSlots(SLOTS)(hidden, slots), GatherSlots()(hidden, slots))
+
+
+# ------------------------------------------------------------------------------------------------------------- the
+# codes
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("sequences", [1, 2, 3, 4, 15, 16, 255])
+def test_products_of_codes_are_exactly_zero_or_multiples_of_1024(sequences, dtype):
+    """-1024 for each binary digit in which two numbers differ; the codes themselves are exact in every type."""
+    numbers = torch.arange(sequences + 1, dtype=torch.int32)
+    # CPU products of half numbers are not in every torch: the codes are looked up in float32, where each sum has one
+    # term.
+    codes = SequenceCodes(sequences, 2 * sequences.bit_length() + 3)(numbers[None], torch.float32)[0]
+    assert torch.equal(codes.to(dtype).float(), codes)
+    assert set(codes.abs().unique().tolist()) == {0.0, 32.0}
+    product = codes[0].double() @ codes[1].double().T
+    digits = torch.tensor([[bin(a ^ b).count("1") for b in range(sequences + 1)] for a in range(sequences + 1)])
+    assert torch.equal(product, HIDDEN * digits.double())
+    assert torch.equal(product.to(dtype).double(), product)
+
+
+def test_the_table_of_the_docstring():
+    codes = SequenceCodes(3, 4)(torch.arange(4, dtype=torch.int32)[None], torch.float32)[0]
+    assert codes[0].tolist() == [[0, 32, 0, 32], [0, 32, 32, 0], [32, 0, 0, 32], [32, 0, 32, 0]]
+    assert codes[1].tolist() == [[-32, 0, -32, 0], [-32, 0, 0, -32], [0, -32, -32, 0], [0, -32, 0, -32]]
+
+
+def half_sums(terms, order):
+    """Sums over the last axis, one after the other in `order`, each partial sum rounded to float16."""
+    total = np.zeros(terms.shape[:-1], dtype=np.float16)
+    for index in order:
+        total = (total + terms[..., index]).astype(np.float16)
+    return total
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_half_partials_in_any_order_leave_the_scores_of_a_sequence_as_they_are(seed):
+    """The worst accumulator: every partial sum in float16, the code's terms anywhere between those of the head.
+
+    Within a sequence the sum is bit for bit what it is without codes, since each added term is 0.  Between two
+    sequences soft-max gives exactly 0, as for the additive mask.
+    """
+    rng = np.random.default_rng(seed)
+    width, depth = 64, 7
+    numbers = fields_of(depth, seed=seed)["input_mask"][:2]
+    codes = SequenceCodes(depth, 16)(numbers, torch.float32).numpy().astype(np.float16)
+    query, key = (rng.normal(0.0, 2.0, (2, SLOTS, width)).astype(np.float16) for _ in range(2))
+
+    def terms(a, b):
+        return (a[:, :, None, :].astype(np.float32) * b[:, None, :, :]).astype(np.float16)
+
+    head, mask = terms(query, key), terms(codes[:, 0], codes[:, 1])
+    order = rng.permutation(width + mask.shape[-1])
+    with_codes = half_sums(np.concatenate((head, mask), axis=-1), order)
+    without = half_sums(head, [index for index in order if index < width])
+    same = same_sequence(numbers).numpy()
+    assert 0 < same.sum() < same.size and np.abs(without).max() > 20
+    assert (with_codes[same].view(np.uint16) == without[same].view(np.uint16)).all()
+    largest = np.where(same, with_codes, -np.inf).max(axis=-1, keepdims=True)
+    weights = np.exp((with_codes - largest).astype(np.float32))
+    assert (weights[~same] == 0.0).all()
+
+
+def test_gradients_of_the_codes_columns_stay_as_small_as_the_others():
+    """They are computed and thrown away; were they large, they could overflow float16 and be counted as loss scaling
+    gone wrong."""
+    config, fields = config_for(), fields_of(3)
+    network = initial_network(config).double()
+    mask_in_product(network, sequences=3, columns=config.mask_columns(3))
+    seen = []
+
+    def watch(module, inputs, output):
+        output.register_hook(lambda gradient: seen.append((gradient, inputs[0].detach(), inputs[2])))
+
+    network.bert.encoder.layer[0].attention.self.scores.register_forward_hook(watch)
+    network(*fields.values()).loss.backward()
+    ((gradient, query, codes),) = seen
+    of_codes = torch.matmul(gradient.transpose(2, 3), codes[:, 0].unsqueeze(1)).abs().max()
+    of_key = torch.matmul(gradient.transpose(2, 3), query).abs().max()
+    assert 0 < of_codes < 32 * max(1.0, 1.0 / float(query.abs().max())) * of_key
+
+
+# ------------------------------------------------------------------------------------------------------------ the
+# columns
+
+
+@pytest.mark.parametrize(
+    "depth, head, columns",
+    [
+        # 2 columns a digit; 64 + 2 x 2 = 68 -> 80; up to 255 sequences fit the same 16 columns; tiny heads are filled
+        # up to 16.
+        (1, 64, 16),
+        (3, 64, 16),
+        (16, 64, 16),
+        (255, 64, 16),
+        (256, 64, 32),
+        (3, 8, 8),
+        (3, 12, 4),
+        (3, 13, 19),
+    ],
+)
+def test_columns(depth, head, columns):
+    config = Config(model=ModelConfig(hidden_size=2 * head, num_heads=2))
+    assert config.mask_columns(depth) == columns
+    assert (head + columns) % 16 == 0 and columns >= 2 * depth.bit_length()
+
+
+def test_too_few_columns_are_refused():
+    with pytest.raises(ValueError, match="at least 6 are needed"):
+        SequenceCodes(4, 4)
+
+
+def test_the_setting_is_checked(tmp_path):
+    path = tmp_path / "mask.yml"
+    path.write_text("engine:\n  mask: none\n")
+    with pytest.raises(ValueError, match="engine.mask is 'none'; must be one of product, additive"):
+        load_config(path)
+    assert Config().engine.mask == "product"

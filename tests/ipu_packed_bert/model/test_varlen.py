@@ -1,0 +1,181 @@
+"""Attention within each sequence: the same losses and gradients as a dense mask, from blocks no larger than a
+sequence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from ipu_packed_bert.engine.host import VARLEN_FROM, pick_attention
+from ipu_packed_bert.engine.host.engine import _Program
+from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
+from ipu_packed_bert.model.varlen import SequenceBoundaries, attend_within_sequences
+from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig
+from ipu_packed_bert.settings.schema import EngineConfig
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from tests.fakes.varlen_kernel import on_cpu
+from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
+from tests.pretraining import host_engine
+from tests.tiny_runs import TINY
+from tests.tolerances import assert_same
+
+SLOTS, DEPTH = 24, 4
+MODEL = TINY
+
+
+def networks(dtype, *, kernel=False):
+    """The same weights twice: a dense mask, and attention within sequences."""
+    pair = []
+    for attention in ("eager", "sdpa"):
+        torch.manual_seed(1)
+        network = PackedBertForPreTraining(MODEL, LossConfig(), attention=attention).to(dtype)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(torch.randn(parameter.shape, dtype=dtype) * (0.3 if dtype == torch.float64 else 0.1))
+        pair.append(network)
+    attend_within_sequences(pair[1], sequences=DEPTH, kernel=kernel)
+    return pair
+
+
+def random_batch(seed, sequences, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    lengths = [int(length) for length in rng.integers(1, SLOTS + 1, sequences)]
+    lengths[::2] = [1 + length // 4 for length in lengths[::2]]
+    examples = random_sequences(rng, lengths=lengths, vocabulary=MODEL.vocabulary_size)
+    packs = fill_up(random_packs(rng, lengths, slots=SLOTS, depth=DEPTH), 3)  # an empty pack every now and then
+    batch = lay_out(packs, examples, slots=SLOTS, depth=DEPTH, predictions=4 + DEPTH)
+    return packs, lengths, with_scales(batch, micro_batches=1, normalisation="token", dtype=dtype)
+
+
+def gradients(network, batch):
+    """Output and gradients, without those of the key biases, which are zero but for rounding."""
+    network.zero_grad(set_to_none=True)
+    output = network(*(torch.from_numpy(batch[name]) for name in BATCH_FIELDS))
+    output.loss.backward()
+    rest = [parameter.grad for name, parameter in network.named_parameters() if not name.endswith("key.bias")]
+    return [torch.stack(output).detach()] + rest
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**32 - 1), sequences=st.integers(1, 10))
+def test_blocks_are_the_dense_mask(seed, sequences):
+    dense, blocks = networks(torch.float64)
+    _, _, batch = random_batch(seed, sequences)
+    assert_same(found=gradients(blocks, batch), expected=gradients(dense, batch), dtype=torch.float64)
+
+
+def test_blocks_are_the_dense_mask_in_float32():
+    dense, blocks = networks(torch.float32)
+    _, _, batch = random_batch(3, 8, dtype=np.float32)
+    assert_same(found=gradients(blocks, batch), expected=gradients(dense, batch), dtype=torch.float32)
+
+
+def test_no_block_is_larger_than_a_sequence_and_padding_has_none(monkeypatch):
+    real, seen = F.scaled_dot_product_attention, []
+    monkeypatch.setattr(
+        F,
+        "scaled_dot_product_attention",
+        lambda *heads, **rest: (seen.append(tuple(head.shape for head in heads)), real(*heads, **rest))[1],
+    )
+    packs, lengths, batch = random_batch(5, 9)
+    assert sum(lengths) < len(packs) * SLOTS  # there is padding
+    _, blocks = networks(torch.float64)
+    gradients(blocks, batch)
+    heads = (MODEL.num_heads, MODEL.hidden_size // MODEL.num_heads)
+    assert all(query == key == value and query[1::2] == heads for query, key, value in seen)
+    found = sorted(length for (count, _, length, _), *_ in seen for _ in range(count))
+    assert found == sorted([lengths[index] for pack in packs for index in pack] * MODEL.num_layers)
+    assert len(seen) == len(set(found)) * MODEL.num_layers < len(found)  # those of one length together
+
+
+def test_boundaries_are_static_and_count_the_padding():
+    numbers = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]], dtype=torch.int32)
+    found = SequenceBoundaries(2, blocks=True)(numbers, torch.float32)
+    assert sorted(found.blocks.groups) == [(1, 1, False), (1, 2, True), (1, 3, True), (1, 6, False), (1, 6, True)]
+    assert found.cumulative.tolist() == [0, 2, 5, 6, 12, 12, 12, 12, 12, 18]
+    assert found.cumulative.dtype == torch.int32
+    assert SequenceBoundaries(2, blocks=False)(numbers, torch.float32).blocks is None
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    """torch's operator with a kernel for the CPU; the real one runs on CUDA in half types only."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch before 2.10 has no variable-length kernel")
+    on_cpu(varlen)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**32 - 1), sequences=st.integers(1, 10))
+def test_the_kernel_s_boundaries_are_the_dense_mask(kernel, seed, sequences):
+    dense, varlen = networks(torch.float64, kernel=True)
+    packs, _, batch = random_batch(seed, sequences)
+    assert_same(found=gradients(varlen, batch), expected=gradients(dense, batch), dtype=torch.float64)
+    boundaries = varlen.attention_mask(torch.from_numpy(batch["input_mask"]), torch.float64)
+    assert len(boundaries.cumulative) == len(packs) * (DEPTH + 1) + 1
+
+
+def test_compiled_with_the_kernel_one_graph_serves_all_boundaries(kernel, monkeypatch):
+    """In bfloat16, as it runs on CUDA; without compiled kernels, which would take longer."""
+    monkeypatch.setattr(_Program, "backend", "aot_eager")
+    batches = [random_batch(seed, 6, dtype=np.float32)[2] for seed in (3, 4)]
+    batches = [{name: values[:3] for name, values in batch.items()} for batch in batches]
+    assert not np.array_equal(batches[0]["input_mask"], batches[1]["input_mask"])
+    one_layer = replace(config(), model=replace(MODEL, num_layers=1, hidden_size=16))
+    half = replace(one_layer, engine=replace(one_layer.engine, precision="bfloat16", compile=True))
+    dense, engine = host_engine(one_layer), host_engine(half)
+    attend_within_sequences(engine.model, sequences=DEPTH, kernel=True)
+    for batch in batches:
+        assert engine.step(batch, 1e-3).loss == pytest.approx(dense.step(batch, 1e-3).loss, rel=3e-2)
+    assert engine.compilations["training"] == 1
+
+
+def config(slots=SLOTS, **engine):
+    return Config(
+        data=DataConfig(max_sequence_length=slots, max_sequences_per_pack=DEPTH),
+        model=MODEL,
+        optimizer=OptimizerConfig(packing_adjustment="none"),
+        batch=BatchConfig(micro_batch=3, gradient_accumulation=1),
+        engine=EngineConfig(kind="host", **engine),
+    )
+
+
+def picked(config, device):
+    return pick_attention(config, Pretraining(config), device).kind
+
+
+@pytest.mark.parametrize(("precision", "dense"), [("float32", "sdpa"), ("bfloat16", "eager")])
+def test_auto_takes_it_from_where_it_pays(precision, dense):
+    cpu, slots = torch.device("cpu"), VARLEN_FROM[getattr(torch, precision)]
+    assert picked(config(slots, precision=precision), cpu) == "varlen"
+    assert picked(config(slots - 1, precision=precision), cpu) == dense
+    assert picked(config(slots, precision=precision, compile=True), cpu) == dense
+    assert picked(config(slots, precision=precision, attention="eager"), cpu) == "eager"
+
+
+def test_the_engine_takes_the_same_step():
+    _, _, batch = random_batch(3, 6, dtype=np.float32)
+    rows = len(batch["input_ids"]) // 3 * 3
+    batch = {name: values[:rows] for name, values in batch.items()}
+    results, weights = [], []
+    for attention in ("sdpa", "varlen"):
+        engine = host_engine(config(attention=attention), packing_factor=1.0)
+        assert f"{attention} attention" in engine.description
+        results.append(engine.step(batch, 1.0e-2))
+        weights.append(list(engine.state()["model"].values()))
+    assert results[0].loss == pytest.approx(results[1].loss, rel=1e-5)
+    assert_same(found=weights[1], expected=weights[0], dtype=torch.float32)
+
+
+def test_what_it_cannot_do_is_one_line():
+    with pytest.raises(ValueError, match="engine.compile"):
+        host_engine(config(attention="varlen", compile=True), packing_factor=1.0)
+    unlimited = config(attention="varlen")
+    unlimited = replace(unlimited, data=replace(unlimited.data, max_sequences_per_pack=None))
+    with pytest.raises(ValueError, match="max_sequences_per_pack"):
+        host_engine(unlimited, packing_factor=1.0)

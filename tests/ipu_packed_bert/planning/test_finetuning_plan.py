@@ -1,0 +1,178 @@
+"""The plan of a fine-tuning run: parameters as in the network, updates and stages as in the run, its cycles."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipu_packed_bert import __main__ as packed_bert
+from ipu_packed_bert.commands import finetune
+from ipu_packed_bert.cycles.fine_tuning import task_cycles, task_pipeline
+from ipu_packed_bert.cycles.lowering import COPIES
+from ipu_packed_bert.cycles.matmul import Planner
+from ipu_packed_bert.cycles.target import MK2
+from ipu_packed_bert.planning.finetuning_plan import plan_fine_tuning
+from ipu_packed_bert.training.finetuning_run import prepare
+from pack_data.cli.command import run_main
+from tests.fakes.machine import machine
+from tests.fakes.sdk import installed
+from tests.fine_tuning_files import KINDS, tiny_checkpoint, tiny_config, training_file
+
+pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
+
+PIPELINE = {
+    "replicas": 2,
+    "ipus_per_replica": 2,
+    "layers_per_ipu": [1, 1],
+    "available_memory_proportion": [0.2, 0.2],
+    "replicated_tensor_sharding": True,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny_checkpoint(tmp_path_factory.mktemp("weights") / "bert")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cycles"))
+
+
+def configured(checkpoint, folder, kind, **sections):
+    sections.setdefault("placement", PIPELINE)
+    sections.setdefault("batch", {"sequences_per_update": 24, "micro_batch": 3})
+    return tiny_config(checkpoint, training_file(folder, kind), task=kind, **sections)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plan_is_what_runs(checkpoint, tmp_path, kind):
+    config = configured(checkpoint, tmp_path, kind, engine={"kind": "ipu", "half_weights": False})
+    made = plan_fine_tuning(config)
+    with installed(ipus=16):
+        run = prepare(config)
+        run.engine.step(next(run.batches), 1e-3)
+        (program,) = machine.programs
+    update, batches = made.run.update, run.batches
+    assert (update.packs, update.accumulation) == (batches.packs_per_update, run.engine.accumulation)
+    assert made.config.batch == run.config.batch and made.config.placement == run.config.placement
+    assert made.run.training_stages == 2 * len(program.stages) - 1 == config.pipeline_stages == 3
+    # Every weight is counted, on the IPU on which it is read; of a head two outputs.
+    counted = [memory.parameters for memory in made.run.memory]
+    read = [0, 0]
+    for name, parameter in run.engine._program.named_parameters():
+        size = parameter.numel()
+        if "classifier" in name and kind != "squad":
+            size = size // parameter.shape[0] * 2
+        read[program.homes[name]] += size
+    assert counted == read
+    # Bytes of a row, as the host sends them.
+    batch = batches.first()
+    assert made.run.bytes_per_pack == sum(batch[name][0].nbytes for name in made.task.fields)
+
+
+@pytest.mark.parametrize("kind", ["squad", "multi_label"])
+def test_cycles_are_those_of_the_program(checkpoint, tmp_path, kind):
+    """Of each IPU: its layers, embeddings on the first, the head on the last; no way back to the first IPU."""
+    planner = Planner(MK2)
+    pipelines = {}
+    for name, placement in (("one", {}), ("two", PIPELINE)):
+        batch = {"sequences_per_update": 24, "micro_batch": 1}
+        made = plan_fine_tuning(configured(checkpoint, tmp_path, kind, placement=placement, batch=batch))
+        pipelines[name] = task_pipeline(made.config, made.task, planner)
+    (one,), two = pipelines["one"].ipus, pipelines["two"].ipus
+    assert [ipu.layers for ipu in two] == [1, 1] and one.layers == 2
+    assert pipelines["one"].placement.stages == 1 and pipelines["two"].placement.stages == 3
+    for category in one.costs:
+        if category != COPIES and one.costs[category].cycles(1.0):
+            together = sum(ipu.costs[category].cycles(1.0) for ipu in two)
+            # Two IPUs add up the gradients of their own weights, each in whole vectors.
+            assert together == pytest.approx(one.costs[category].cycles(1.0), rel=0.05)
+    assert sum(two[0].link_bytes.values()) > 0 and not any(one.link_bytes.values())
+    unknown = {"aten.binary_cross_entropy_with_logits.default", "aten.all.dim"} if kind == "multi_label" else set()
+    assert set(pipelines["one"].unknown) == unknown
+
+
+def test_cycles_of_an_update_fill_and_drain_the_pipeline(checkpoint, tmp_path):
+    made = plan_fine_tuning(configured(checkpoint, tmp_path, "tokens"))
+    planner = Planner(MK2)
+    found = [task_cycles(made.config, made.task, planner, packing_factor=factor) for factor in (4.0, 2.0)]
+    accumulation = [made.config.accumulation(factor) for factor in (4.0, 2.0)]
+    difference = (accumulation[1] - accumulation[0]) * found[0].pipeline_cycle
+    assert accumulation[1] > accumulation[0]
+    assert found[1].update - found[0].update == pytest.approx(difference, rel=1e-9)
+    assert found[1].seconds - found[0].seconds == pytest.approx(MK2.seconds(difference))
+    assert found[0].seconds > MK2.seconds(found[0].update)  # the host's part comes on top
+
+
+def command(*arguments):
+    return run_main(packed_bert.main, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize(
+    "name, factor, rows",
+    [
+        ("finetune_squad_packed_base_pod4", "2.2", "15 rows, about 33 sequences = micro-batch 1 x accumulation 15"),
+        ("finetune_squad_packed_base_pod16", "2.2", "32 rows, about 70 sequences = micro-batch 1 x accumulation 8"),
+        ("finetune_squad_packed_pod16", "2.2", "120 rows, about 264 sequences = micro-batch 3 x accumulation 20"),
+        ("finetune_squad_packed_pod4", "2.2", "116 rows, about 255 sequences = micro-batch 2 x accumulation 58"),
+        ("finetune_classification_packed_base_pod4", "6", "22 rows, about 132 sequences = micro-batch 2 x acc"),
+        ("finetune_tokens_packed_base_pod4", "4", "16 rows, about 64 sequences = micro-batch 1 x accumulation 16"),
+    ],
+)
+def test_the_committed_ones_without_files(name, factor, rows, capsys):
+    assert command("plan", "--config", name, "--packing-factor", factor) == 0
+    text = capsys.readouterr().out
+    assert rows in text and "is not there" in text and "sizes: the configuration's" in text
+    assert "cycles    unknown" in text and "verdict " in text
+    assert command("plan", "--config", name, "--set", "run.epochs=1", "--set", "data.packer=none") == 0
+    assert "1.000 sequences in a row" in capsys.readouterr().out
+
+
+def test_what_nobody_knows_is_said(capsys):
+    assert command("plan", "--config", "finetune_tokens_packed_base_pod4") == 0
+    assert "update    unknown without the files; give --packing-factor" in capsys.readouterr().out
+
+
+def test_with_files_and_weights(checkpoint, tmp_path, capsys):
+    config = configured(checkpoint, tmp_path, "multi_label", engine={"threads": 1})
+    (tmp_path / "tiny.yml").write_text(config.to_yaml())
+    assert run_main(finetune.main, ["--config", str(tmp_path / "tiny.yml"), "--plan"]) == 0
+    text = capsys.readouterr().out
+    assert f"sizes: {checkpoint}" in text and "40 sequences in" in text and "2 epochs of" in text
+    assert "nothing of fine-tuning was measured" in text
+    assert "not counted, since the model does not know them: all, binary_cross_entropy_with_logits" in text
+    # As `plan` under its own name, and on the host, whose memory it is then.
+    assert command("plan", "--config", tmp_path / "tiny.yml") == 0
+    assert capsys.readouterr().out == text
+    assert command("plan", "--config", tmp_path / "tiny.yml", "--set", "engine.kind=host") == 0
+    assert "devices   the host" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_says_what_does(checkpoint, tmp_path, capsys):
+    name = "finetune_squad_packed_pod4"
+    large = ("--set", "batch.micro_batch=16", "--set", "batch.sequences_per_update=1024", "--packing-factor", "2")
+    assert command("plan", "--config", name, *large) == 1
+    text = capsys.readouterr().out
+    assert "verdict   does not fit" in text
+    said = text.rsplit("--set ", 1)[1].split(" ")[0]
+    assert command("plan", "--config", name, *large, "--set", said) == 0
+    assert "fits: at most" in capsys.readouterr().out
+
+
+def test_layers_of_another_network_are_refused(checkpoint, tmp_path, capsys):
+    placement = {**PIPELINE, "layers_per_ipu": [6, 6]}
+    config = configured(checkpoint, tmp_path, "tokens", placement=placement)
+    (tmp_path / "tiny.yml").write_text(config.to_yaml())
+    assert command("plan", "--config", tmp_path / "tiny.yml") == 2
+    assert "placement.layers_per_ipu places 12 layers, the network has 2" in capsys.readouterr().err
+
+
+def test_a_task_that_is_not_named_is_questions(tmp_path, capsys):
+    """Without task.name a file is of fine-tuning where it names data files of it, and of pre-training otherwise."""
+    file, factor = tmp_path / "tiny.yml", ("--packing-factor", "2", "--set", "engine.kind=host")
+    file.write_text("data: {training: questions.json}\n")
+    assert command("plan", "--config", file, *factor) == 0
+    assert "squad, rows of 384 slots" in capsys.readouterr().out
+    file.write_text("data: {directory: packs}\n")
+    assert command("plan", "--config", file, *factor) == 0
+    assert "squad" not in capsys.readouterr().out

@@ -1,0 +1,78 @@
+"""The memory and the multiply-adds of a step as computed, against what torch keeps and counts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from ipu_packed_bert.planning.host_memory import host_memory, layer_bytes, multiply_adds
+from ipu_packed_bert.settings.pretraining import BatchConfig, Config
+from ipu_packed_bert.settings.schema import ModelConfig
+from tests.update_batches import SLOTS, change, make_batches
+
+MODEL = ModelConfig(61, 64, 2, 4, 256, SLOTS, hidden_dropout=0.0)
+
+
+def kept(model, attention):
+    """Bytes that the forward pass of one micro-batch of two rows keeps, without the weights."""
+    from tests.pretraining import host_engine
+
+    config = Config(model=model, batch=BatchConfig(micro_batch=2))
+    engine = host_engine(change(config, engine={"attention": attention}), device="cpu")
+    (batch,) = make_batches(1, depth=3, micro_batch=2)
+    found = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = (storage.nbytes(), storage)  # kept alive: no address comes twice
+        return tensor
+
+    engine.model.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        engine.model(*(torch.from_numpy(batch[name][:2]) for name in engine.task.fields))
+    weights = {parameter.untyped_storage().data_ptr() for parameter in engine.model.parameters()}
+    return sum(size for address, (size, _) in found.items() if address not in weights)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_layer_keeps_what_is_computed(attention):
+    """float32, no dropout; sums of attention and LayerNorm's means are not counted, and a kernel may copy less."""
+    more = dataclasses.replace(MODEL, num_layers=5)
+    found = (kept(more, attention) - kept(MODEL, attention)) / 3 / (2 * SLOTS)
+    computed = layer_bytes(MODEL, slots=SLOTS, half=False, eager=attention == "eager")
+    assert 0.9 * computed < found < 1.1 * computed
+
+
+def test_by_hand_in_bfloat16():
+    """A layer of 4 hidden units, 8 inner ones, dropout: 24 inputs + 24 heads + 16 context + 32 norms + 8 + 32 + 8."""
+    model = ModelConfig(100, 4, 3, 2, 8, 16, hidden_dropout=0.1)
+    layer = 3 * 8 + 3 * 8 + 2 * 8 + 2 * 16 + 8 + 2 * 16 + 2 * 4
+    assert layer_bytes(model, slots=16, half=True) == layer
+    config = change(Config(model=model, batch=BatchConfig(micro_batch=5)), engine={"precision": "bfloat16"})
+    needs = host_memory(config, model, parameters=1000, slots=16, predictions=7)
+    assert needs.held == 18000 and needs.update == 8000
+    assert needs.activations == 5 * (16 * 3 * layer + 7 * 100 * 16)
+    assert needs.most == 18000 + needs.activations
+    config = change(config, engine={"recompute_layers": True})
+    needs = host_memory(config, model, parameters=1000, slots=16, predictions=7)
+    assert needs.activations == 5 * (16 * (3 * 16 + layer) + 7 * 100 * 16)
+
+
+def test_multiply_adds_are_those_that_torch_counts():
+    flop_counter = pytest.importorskip("torch.utils.flop_counter", reason="torch before 2.1 does not count")
+    from tests.pretraining import initial_network
+
+    (batch,) = make_batches(1, depth=3, micro_batch=2)
+    network = initial_network(Config(model=MODEL))
+    fields = [torch.from_numpy(values) for values in batch.values()]
+    rows, predictions = batch["masked_lm_ids"].shape
+    with flop_counter.FlopCounterMode(display=False) as counter:
+        network(*fields).loss.backward()
+    computed = 2 * rows * multiply_adds(MODEL, slots=SLOTS, predictions=predictions)
+    # The heads on [CLS] are not computed.
+    assert 0.97 < computed / counter.get_total_flops() < 1.0
+    assert multiply_adds(MODEL, slots=8, predictions=0, recomputes=True) == pytest.approx(
+        4 / 3 * multiply_adds(MODEL, slots=8, predictions=0)
+    )

@@ -1,0 +1,333 @@
+"""The plan: parameters as in the model, memory by hand, updates and traffic as the loader makes them."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+import torch
+
+from ipu_packed_bert.cycles.calibration import IPUS_ONLY
+from ipu_packed_bert.cycles.points import POINTS
+from ipu_packed_bert.data.data_sets import described
+from ipu_packed_bert.model.packed import PackedBertForPreTraining
+from ipu_packed_bert.planning.finetuning_plan import plan_fine_tuning
+from ipu_packed_bert.planning.plan import (
+    FULLEST_PUBLISHED,
+    FULLEST_THAT_RAN,
+    IPU_BYTES,
+    MIB,
+    fit_words,
+    lines,
+    micro_batch_that_fits,
+    parameters,
+    plan,
+    print_plan,
+)
+from ipu_packed_bert.report import command as report
+from ipu_packed_bert.settings.finetuning import load_config as load_finetune_config
+from ipu_packed_bert.settings.pretraining import ConfigError, load_config
+from ipu_packed_bert.settings.shipped import shipped_names
+from pack_data.store.data_set import PackStore
+from tests.pretraining import global_batches, placed
+from tests.tiny_runs import tiny_config, tiny_data
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = [ROOT / "configs" / f"{name}.yml" for name in shipped_names() if "finetune" not in name]
+FACTOR = 1.995
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path, monkeypatch):
+    """What a plan says of speed depends on what was traced before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+# The others change replicas, accumulation, loss scale, memory or clock: not the model.
+WHOLE = [path for path in CONFIGS if not path.stem.endswith(("pod4", "pod64", "bow_pod16"))]
+
+
+@pytest.mark.parametrize("path", WHOLE, ids=lambda path: path.stem)
+def test_parameters_are_the_models(path):
+    """Block by block; tied weights once."""
+    config = load_config(path)
+    with torch.device("meta"):
+        network = PackedBertForPreTraining(config.model, config.loss)
+    placement = placed(config)
+    found = {block.module: parameters(block, config.model) for block in placement.blocks}
+    expected = {module: sum(p.numel() for p in network.get_submodule(module).parameters()) for module in found}
+    assert found == expected
+    assert sum(found.values()) == sum(p.numel() for p in network.parameters())
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_configuration_has_a_plan_that_fits(path, capsys):
+    config = load_config(path)
+    assert print_plan(config, packing_factor=FACTOR) == 0
+    text = capsys.readouterr().out
+    made = plan(config, packing_factor=FACTOR)
+    if config.engine.kind != "host":
+        assert all(0 < memory.together <= FULLEST_PUBLISHED * IPU_BYTES for memory in made.memory)
+    assert len(made.memory) == config.placement.ipus_per_replica
+    assert f"{made.update.packs:,} packs" in text and f"{config.run.steps:,} updates" in text
+    # A glance takes one screen.
+    assert len(text.splitlines()) <= 25 and max(len(line) for line in text.splitlines()) <= 160
+
+
+def test_half_logits_save_what_the_page_says():
+    """docs/ipu.md: BERT-base, phase 1: 736 masked slots of 30,522 words, twice two bytes each."""
+    path = ROOT / "configs" / "packed_phase1_base_pod16.yml"
+    wide, half = (
+        plan(load_config(path, [f"engine.half_logits={value}"]), packing_factor=1.17).memory[0].activations
+        for value in ("false", "true")
+    )
+    assert wide - half == 2 * 2 * 32 * 23 * 30522
+
+
+def test_the_machine_is_named_with_its_clock(capsys):
+    for machine, words in (("pod16", "4 replicas of 4 IPUs = 16 IPUs, Mk2, 1.33 GHz"), ("bow_pod64", "Bow, 1.85 GHz")):
+        print_plan(load_config(ROOT / "configs" / f"packed_phase2_{machine}.yml"), packing_factor=FACTOR)
+        assert words in capsys.readouterr().out
+
+
+def test_the_published_batch_of_bert_large():
+    """Accumulation 2048 / 1.995 = 1026.6: 1,027; times 4 replicas times 2 packs."""
+    made = plan(load_config(ROOT / "configs" / "packed_phase2_pod16.yml"), packing_factor=FACTOR)
+    assert made.update.accumulation == 1027 and made.update.packs == 8216
+    assert made.update.sequences == pytest.approx(8216 * 1.995)
+    # S 512, P 79, D 3: 4 x 512 + 3 x 79 + 3 x 3 + 2 = 2296 numbers of 4 bytes.
+    assert made.bytes_per_pack == 9184 and made.bytes_per_update == 8216 * 9184
+    # 9 stages: 8 of 1027 + 8 slots of time are idle.
+    assert made.idle_share == pytest.approx(8 / 1035)
+    assert made.updates_per_epoch is None
+
+
+def test_memory_by_hand():
+    """IPU 1 of BERT-large at 512: layers 3-9.
+
+    A layer has 4 (1024^2 + 1024) + 2 x 1024 + (1024 x 4096 + 4096) + (4096 x 1024 + 1024) + 2 x 1024 = 12,596,224
+    parameters, half weights and half accumulators.  It is stage 1 of 5, so 2 (4 - 1) + 1 = 7 micro-batches are under
+    way; each keeps the stage's input (2 x 512 x 1024 halves = 2 MiB), the mask's codes (2 x 2 x 512 x 16 halves =
+    1/16 MiB) and 7 checkpoints of 2 MiB: 7 x (16 + 1/16) MiB.  At work is one layer: (34 x 512 x 1024 + 2 x 16 x 512 x
+    512) x 2 rows = 50 MiB, and query and key with their codes, 2 x 2 x 512 x 16 x (64 + 16) halves = 5 MiB.
+    """
+    made = plan(load_config(ROOT / "configs" / "packed_phase2_pod16.yml"), packing_factor=FACTOR)
+    memory = made.memory[1]
+    assert memory.parameters == 7 * 12596224
+    assert memory.weights == memory.gradients == 2 * memory.parameters
+    assert memory.optimizer == 0
+    assert memory.activations == (7 * (16 + 1 / 16) + 55) * MIB
+    additive = plan(
+        load_config(ROOT / "configs" / "packed_phase2_pod16.yml", ["engine.mask=additive"]), packing_factor=FACTOR
+    )
+    # The mask itself, 2 x 512 x 512 halves = 1 MiB, in place of the codes.
+    assert additive.memory[1].activations == (7 * 17 + 50) * MIB
+    assert IPU_BYTES == 624 * 1024 * 1472
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        ([], "in the query/key product: heads of 64 + 16 columns keep up to 3 sequences and padding apart; 0.06 MiB"),
+        (["data.packer=spfhp", "data.max_sequences_per_pack=300"], "heads of 64 + 32 columns keep up to 300"),
+        (["data.packer=spfhp", "data.max_sequences_per_pack=null"], "keep the data set's sequences and padding apart"),
+        (["engine.mask=additive"], "additive: 512 x 512 for each pack, added to every head's scores; 1.0 MiB"),
+    ],
+)
+def test_the_mask_is_named(overrides, words):
+    made = plan(load_config(ROOT / "configs" / "packed_phase2_pod16.yml", overrides), packing_factor=FACTOR)
+    (line,) = [line for line in lines(made) if line.startswith("  mask ")]
+    assert words in line
+
+
+def test_state_on_the_chip_is_counted_and_shared():
+    config = load_config(ROOT / "configs" / "packed_phase2_pod16.yml", ["placement.optimizer_state_off_chip=false"])
+    memory = plan(config, packing_factor=FACTOR).memory[1]
+    assert memory.optimizer == 8 * memory.parameters / 4
+    alone = plan(
+        dataclasses.replace(config, placement=dataclasses.replace(config.placement, replicated_tensor_sharding=False)),
+        packing_factor=FACTOR,
+    ).memory[1]
+    assert alone.optimizer == 8 * memory.parameters
+
+
+def test_without_recomputation_everything_is_kept():
+    path = ROOT / "configs" / "packed_phase2_pod16.yml"
+    kept = plan(load_config(path, ["engine.recompute_layers=false"]), packing_factor=FACTOR)
+    recomputed = plan(load_config(path), packing_factor=FACTOR)
+    assert all(a.activations > b.activations for a, b in zip(kept.memory, recomputed.memory))
+
+
+def test_a_data_set_that_is_there_is_counted(tmp_path):
+    """Updates of an epoch and bytes of an update are those of the loader."""
+    folder = tiny_data(tmp_path / "data")
+    config, manifest = described(load_config(tiny_config(tmp_path / "tiny.yml", folder)))
+    made = plan(config, manifest)
+    batches = global_batches(PackStore.open(folder), config, packing_factor=manifest.packing_factor)
+    assert made.update.packs == batches.packs_per_update
+    assert made.updates_per_epoch == batches.updates_per_epoch > 1
+    assert made.bytes_per_update == sum(field.nbytes for field in next(batches).values())
+    batches.close()
+    text = "\n".join(lines(made))
+    assert f"{made.training_packs:,} packs to train on" in text and f"{made.updates_per_epoch:,} an epoch" in text
+
+
+def test_too_little_accumulation_is_refused():
+    config = load_config(ROOT / "configs" / "packed_phase2_pod16.yml", ["batch.gradient_accumulation=9"])
+    with pytest.raises(ConfigError, match="at least the 9 stages"):
+        plan(config, packing_factor=FACTOR)
+
+
+def test_the_fullest_published_configuration():
+    """The share that a verdict compares with is that of the configurations which are known to run on Mk2."""
+    fullest = {
+        path.stem: plan(load_config(path), packing_factor=FACTOR).fullest for path in WHOLE if "_pod16" in path.name
+    }
+    assert max(fullest.values()) == fullest["packed_phase1_pod16"] == pytest.approx(FULLEST_PUBLISHED, abs=1e-4)
+
+
+def test_published_runs_that_count_more():
+    """So a plan that counts more than Graphcore's PyTorch configurations is unknown, and the words say what ran."""
+    ran = {
+        point.name: plan(load_config(ROOT / "configs" / point.config, IPUS_ONLY + point.overrides), packing_factor=1.0)
+        for point in POINTS
+    }
+    assert max(made.fullest for made in ran.values()) == pytest.approx(FULLEST_THAT_RAN, abs=0.01)
+    assert sum(made.fullest > FULLEST_PUBLISHED for made in ran.values()) >= 4
+    for made in ran.values():
+        assert made.fits is not False
+        assert made.fits or f"up to {FULLEST_THAT_RAN:.0%}" in fit_words(made)
+
+
+@pytest.mark.parametrize(
+    "micro_batch, fits, status, words",
+    [
+        (2, True, 0, "verdict   fits: "),
+        (3, None, 0, "verdict   tight, unknown: 80.5% of IPU 1 is counted"),
+        (64, False, 1, "verdict   does not fit: IPU 1 takes 635% of its memory before products"),
+    ],
+)
+def test_the_verdict_on_memory(micro_batch, fits, status, words, capsys):
+    path = ROOT / "configs" / "packed_phase2_pod16.yml"
+    config = load_config(path, [f"batch.micro_batch={micro_batch}"])
+    made = plan(config, packing_factor=FACTOR)
+    assert made.fits is fits and print_plan(config, packing_factor=FACTOR) == status
+    text = capsys.readouterr().out
+    assert words in text and bool(re.search(r"\d{3}% #{10}!", text)) == (fits is False)
+    # What it proposes: as many packs in an update, and it fits; one more in a micro-batch does not.
+    proposed = re.findall(r"--set (\S+=\d+)", text)
+    assert bool(proposed) == (not fits)
+    if proposed:
+        better = load_config(path, proposed)
+        assert better.packs_per_update(1.0) == config.packs_per_update(1.0) and plan(better, packing_factor=FACTOR).fits
+        assert not plan(
+            load_config(path, [f"batch.micro_batch={better.batch.micro_batch + 1}"]), packing_factor=FACTOR
+        ).fits
+
+
+def test_where_no_micro_batch_fits(capsys):
+    config = load_config(
+        ROOT / "configs" / "packed_phase2_pod4.yml",
+        [
+            "without_ipus=null",
+            "placement.ipus_per_replica=1",
+            "placement.layers_per_ipu=[24]",
+            "placement.available_memory_proportion=[0.2]",
+        ],
+    )
+    assert micro_batch_that_fits(config, packing_factor=FACTOR) is None
+    assert print_plan(config, packing_factor=FACTOR) == 1 and "no micro-batch fits" in capsys.readouterr().out
+
+
+def test_predictions_that_are_left_out_are_those_of_the_length():
+    """The published rule, at every length: not 76 everywhere."""
+    path = ROOT / "configs" / "packed_phase1_pod16.yml"
+    stated = plan(load_config(path), packing_factor=1.17)
+    left_out = plan(load_config(path, ["data.max_predictions_per_sequence=null"]), packing_factor=1.17)
+    assert left_out.memory == stated.memory and left_out.bytes_per_pack == stated.bytes_per_pack
+    assert left_out.memory[0].total / MIB == pytest.approx(402, abs=0.5)
+
+
+@pytest.mark.parametrize("name", ["packed_phase1_pod16", "packed_phase1_base_pod16", "packed_small_ipu1"])
+def test_at_128_the_factor_is_the_papers(name):
+    made = plan(load_config(ROOT / "configs" / f"{name}.yml"))
+    assert made.update.factor.value == 1.17 and "the paper" in made.update.factor.source
+
+
+def test_without_any_factor_pipeline_and_memory_are_planned():
+    overrides = ["data.max_sequence_length=256"]
+    config = load_config(ROOT / "configs" / "packed_phase2_pod16.yml", overrides)
+    made = plan(config)
+    assert made.update is None and made.memory == plan(config, packing_factor=FACTOR).memory
+    assert any(line.startswith("  update    unknown: ") for line in lines(made))
+
+
+@pytest.mark.parametrize("factor", [0.0, -3.0, 0.99, float("nan"), float("inf")])
+def test_a_packing_factor_below_one_is_refused(factor):
+    with pytest.raises(ValueError, match="at least one sequence"):
+        plan(load_config(ROOT / "configs" / "packed_phase2_pod16.yml"), packing_factor=factor)
+
+
+def test_a_packing_factor_above_the_depth_is_refused_by_every_plan(tmp_path):
+    """Also where a data set, or files, say their own; unpacked rows stand beside packed ones, with one option."""
+    config = load_config(ROOT / "configs" / "packed_phase2_pod16.yml")
+    assert plan(config, packing_factor=3.0).update.factor.value == 3.0
+    task = ROOT / "configs" / "finetune_squad_packed_pod16.yml"
+    built, manifest = described(load_config(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))))
+    for refused in (
+        lambda: plan(config, packing_factor=3.1),
+        lambda: plan(built, manifest, packing_factor=built.data.max_sequences_per_pack + 0.1),
+        lambda: plan_fine_tuning(load_finetune_config(task, ["data.max_sequences_per_pack=4"]), packing_factor=4.1),
+    ):
+        with pytest.raises(ValueError, match="at most [0-9]+ sequences"):
+            refused()
+    assert plan(load_config(ROOT / "configs" / "unpacked_phase2_pod16.yml"), packing_factor=3.1).update.factor[0] == 1.0
+
+
+@pytest.mark.parametrize("path", [path for path in CONFIGS if "_host" in path.name], ids=lambda path: path.stem)
+def test_the_plan_of_a_host_configuration_is_of_the_host(path, capsys):
+    config = load_config(path)
+    assert print_plan(config, packing_factor=FACTOR) == 0
+    text = capsys.readouterr().out
+    assert "IPU  blocks" not in text and "pipeline" not in text and "no IPU" in text
+    # Four float32 values a parameter: 3,136,962 of them are 47.9 MiB.
+    parameters_of_all = sum(memory.parameters for memory in plan(config, packing_factor=FACTOR).memory)
+    assert f"{parameters_of_all * 16 / MIB:,.0f} MiB of weights, gradients and optimiser state" in text
+
+
+def test_a_plan_needs_neither_torch_nor_a_device():
+    command = (
+        "import sys; from ipu_packed_bert.commands import pretrain; "
+        "code = pretrain.main(['--config', 'configs/packed_phase2_pod16.yml', '--plan', '--packing-factor', '2']); "
+        "assert 'torch' not in sys.modules and 'poptorch' not in sys.modules; raise SystemExit(code)"
+    )
+    finished = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert "layers 3-9" in finished.stdout and finished.stderr == ""
+
+
+def test_the_speed_is_the_reports_and_needs_a_traced_graph(cycle_cache, monkeypatch, capsys, tmp_path):
+    """Before a report has traced the network the plan says how to get it, and traces nothing itself."""
+    small = ["model.hidden_size=64", "model.num_heads=4", "model.intermediate_size=128", "model.vocabulary_size=512"]
+    small += ["data.vocabulary_size=512", "data.max_sequence_length=128", "data.max_predictions_per_sequence=20"]
+    config = load_config(ROOT / "configs" / "packed_phase2_pod4.yml", ["without_ipus=null", *small])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert print_plan(config, packing_factor=FACTOR) == 0
+    assert "speed     packed-bert report" in capsys.readouterr().out and not list(tmp_path.rglob("trace_*"))
+
+    def without_torch(name):
+        raise PackageNotFoundError(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ipu_packed_bert.cycles.tracing.metadata.version", without_torch)
+        assert print_plan(config, packing_factor=FACTOR) == 0
+    assert "speed     packed-bert report" in capsys.readouterr().out
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
+    options = [word for each in small for word in ("--set", each)] + ["--packing-factor", str(FACTOR)]
+    assert report.main(["--config", "packed_phase2_pod4", *options]) == 0  # beside the configuration as written
+    said = re.findall(r"4 IPUs: ([0-9,]+ sequences/s, [0-9,]+ to\s+[0-9,]+)", capsys.readouterr().out)[-1]
+    assert print_plan(config, packing_factor=FACTOR) == 0
+    assert " ".join(said.split()) in capsys.readouterr().out

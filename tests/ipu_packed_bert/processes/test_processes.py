@@ -1,0 +1,45 @@
+"""Who may be one of several processes, torchrun's here; a program that one process makes refuses to be more."""
+
+import pytest
+
+from ipu_packed_bert.commands import finetune, pretrain
+from ipu_packed_bert.processes.ranks import joined, refuse_launcher
+from pack_data.cli.command import run_main
+
+TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    "environment, says",
+    [
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}, "SLURM_STEP_NUM_TASKS is 4"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE is 2"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set"),
+    ],
+)
+@pytest.mark.parametrize("main", [pretrain.main, finetune.main])
+def test_processes_that_would_make_a_run_each_are_refused(main, environment, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    assert run_main(main, ["--config", "packed_host"]) == 2
+    text = capsys.readouterr().err
+    assert says in text and "torchrun" in text and text.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"WORLD_SIZE": "1"},
+        {"SLURM_NTASKS": "2", "SLURM_PROCID": "0"},  # a batch script, before srun
+    ],
+)
+def test_one_process_is_one(environment):
+    with joined(environment) as processes:
+        assert (processes.rank, processes.size) == (0, 1)
+
+
+def test_torchrun_under_another_launcher_passes():
+    refuse_launcher({**TORCHRUN, "SLURM_STEP_NUM_TASKS": "2"})

@@ -1,0 +1,436 @@
+"""A run that watches itself: the gradient's norm and its bound, updates that are not finite, checkpoints known good."""
+
+import io
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.engine.base import StepResult
+from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.model.optimizer import build_optimizer, clip, gradient_norm, learning_rate
+from ipu_packed_bert.processes.ranks import ONE
+from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, LOG, read_log
+from ipu_packed_bert.settings.pretraining import ConfigError, config_from_tree
+from ipu_packed_bert.settings.schema import check_on_ipus
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.training.log import RunLog, skipped_updates
+from ipu_packed_bert.training.loop import train
+from pack_data.cli.command import NotFinite, run_main
+from pack_data.store.data_set import PackStore
+from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
+from tests.pretraining import global_batches, host_engine
+from tests.tiny_runs import SLOTS, held_out_of, tiny_config, tiny_data, tiny_settings
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("watch")
+    return str(tiny_config(folder / "tiny.yml", tiny_data(folder / "data")))
+
+
+@pytest.fixture(scope="module")
+def store(tiny):
+    with PackStore.open(Path(tiny).parent / "data") as store:
+        yield store
+
+
+def configured(*overrides):
+    return config_from_tree(tiny_settings(), "tiny.yml", ["model.hidden_dropout=0", *overrides])
+
+
+def batch_of(depth, *, micro_batch=2, seed=0, dtype=np.float64):
+    """A global batch of the same eight sequences for every depth."""
+    rng = np.random.default_rng(seed)
+    lengths = [int(length) for length in rng.integers(2, 20, 8)]
+    examples = random_sequences(rng, lengths=lengths, vocabulary=128)
+    packs = fill_up(random_packs(np.random.default_rng(seed), lengths, slots=SLOTS, depth=depth), micro_batch)
+    batch = lay_out(packs, examples, slots=SLOTS, depth=depth, predictions=4 + depth)
+    return with_scales(batch, micro_batches=len(packs) // micro_batch, normalisation="token", dtype=dtype)
+
+
+def in_float64(config):
+    engine = host_engine(config, device="cpu")
+    engine.model.double()
+    engine.optimizer = build_optimizer(engine.model, config.optimizer, betas=config.betas(1.0))
+    return engine
+
+
+def bits(state):
+    return {
+        (part, name): tensor.clone()
+        for part, tensors in (
+            ("model", state["model"]),
+            *((m, state["optimizer"][m]) for m in ("exp_avg", "exp_avg_sq")),
+        )
+        for name, tensor in tensors.items()
+    }
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+# ---- the norm, and its bound -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [0.5, 1e3])
+def test_norm_and_clipping_are_torchs(bound):
+    generator = torch.Generator().manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((3, 4), (5,), (2, 2))]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    mine = [parameter.grad.clone() for parameter in parameters]
+    norm = gradient_norm(mine)
+    clip(mine, float(norm), bound)
+    assert torch.equal(torch.nn.utils.clip_grad_norm_(parameters, bound), norm)
+    for parameter, gradient in zip(parameters, mine):
+        torch.testing.assert_close(gradient, parameter.grad)
+    assert (float(gradient_norm(mine)) == pytest.approx(0.5, rel=1e-5)) == (bound == 0.5)
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw"])
+def test_a_clipped_packed_update_equals_the_unpacked_one(name):
+    """In float64: the norm is that of the whole update, so packing changes neither it nor what is clipped."""
+    config = configured("optimizer.max_gradient_norm=0.01", f"optimizer.name={name}", "engine.attention=eager")
+    results, ends = [], []
+    for depth in (1, 3):
+        engine = in_float64(config)
+        results.append([engine.step(batch_of(depth, seed=seed), 1e-3) for seed in range(2)])
+        ends.append(bits(engine.state()))
+    for packed, unpacked in zip(*results):
+        assert packed.gradient_norm == pytest.approx(unpacked.gradient_norm, rel=1e-12)
+        assert packed.gradient_norm > 0.02 and packed.loss == pytest.approx(unpacked.loss, rel=1e-12)
+    free = in_float64(configured(f"optimizer.name={name}", "engine.attention=eager"))
+    free.step(batch_of(1), 1e-3)
+    clipped = in_float64(config)
+    clipped.step(batch_of(1), 1e-3)
+    # The first moment is a tenth of the gradient, which was clipped to its bound.
+    moments = [torch.cat([t.flatten() for t in e.state()["optimizer"]["exp_avg"].values()]) for e in (free, clipped)]
+    assert float(moments[0].norm()) > 2e-3 and float(moments[1].norm()) == pytest.approx(1e-3, rel=1e-3)
+    first, second = ends
+    # Without the key biases: their gradient is zero but for rounding, which both optimisers blow up.
+    names = [name for name in first if not name[1].endswith("key.bias")]
+    size = math.sqrt(sum(float(first[name].square().sum()) for name in names if name[0] == "model"))
+    error = math.sqrt(sum(float((first[name] - second[name]).square().sum()) for name in names))
+    assert error <= 1e-12 * size
+
+
+def test_the_norm_is_that_of_the_whole_update():
+    config = configured("engine.attention=eager")
+    engine, other = host_engine(config, device="cpu"), host_engine(config, device="cpu")
+    batch = batch_of(3, dtype=np.float32)
+    assert len(batch["input_ids"]) >= 4  # two micro-batches
+    other.accumulate(batch)
+    norm = float(torch.cat([p.grad.flatten() for p in other.model.parameters() if p.grad is not None]).norm())
+    found = engine.step(batch, 1e-3)
+    assert found.gradient_norm == pytest.approx(norm, rel=1e-5) and found.applied
+
+
+class Reads(TorchDispatchMode):
+    """Counts the operations for which the host waits for a device."""
+
+    waits = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.equal.default}
+
+    def __init__(self):
+        super().__init__()
+        self.all = self.waiting = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.all += 1
+        self.waiting += operation in self.waits
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["lamb", "adamw"])
+def test_a_device_is_read_once_an_update(monkeypatch, name):
+    """With norm, finite check and clipping; however many micro-batches there are."""
+    engine = host_engine(configured("optimizer.max_gradient_norm=0.01", f"optimizer.name={name}"), device="cpu")
+    batch, original, lists = batch_of(2, dtype=np.float32), torch.Tensor.tolist, []
+    assert len(batch["input_ids"]) >= 4
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: lists.append(tensor.numel()) or original(tensor))
+    with Reads() as reads:
+        assert engine.step(batch, 1e-3).applied
+    assert (reads.waiting, len(lists)) == (0, 1) and reads.all > 500
+    with Reads() as reads:  # the test notices one
+        float(torch.ones(1))
+    assert reads.waiting == 1
+
+
+# ---- an update that is not finite ------------------------------------------------------------------------------------
+
+
+def poison(engine, monkeypatch, value, what="gradient", at=(1,)):
+    """The engine's updates of these numbers find ``value`` in a gradient, or in their loss."""
+    original, made = engine._accumulate, []
+
+    def accumulate(batch):
+        totals = original(batch)
+        made.append(True)
+        if len(made) in at:
+            if what == "loss":
+                totals[0] = value
+            else:
+                list(engine.model.parameters())[-1].grad.view(-1)[0] = value
+        return totals
+
+    monkeypatch.setattr(engine, "_accumulate", accumulate)
+
+
+@pytest.mark.parametrize(
+    "what, value",
+    [("gradient", float("nan")), ("gradient", float("-inf")), ("gradient", 1e30), ("loss", float("inf"))],
+)
+def test_an_update_that_is_not_finite_changes_nothing_but_the_random_stream(monkeypatch, what, value):
+    """1e30 is finite, but its square is not: the norm overflows."""
+    config = configured("model.hidden_dropout=0.2")
+    engine, undisturbed = host_engine(config, device="cpu"), host_engine(config, device="cpu")
+    batches = [batch_of(3, seed=seed, dtype=np.float32) for seed in range(3)]
+    for each in (engine, undisturbed):
+        each.step(batches[0], 1e-2)
+    before = engine.state()
+    with monkeypatch.context() as patch:
+        poison(engine, patch, value, what)
+        result = engine.step(batches[1], 1e-2)
+    assert not result.applied and not result.finite
+    after = engine.state()
+    assert same(bits(before), bits(after)) and before["optimizer"]["step"] == after["optimizer"]["step"] == 1
+    # The stream goes on, as if the update had been made; and no gradient is left for the next one.
+    undisturbed.accumulate(batches[1])
+    undisturbed.optimizer.zero_grad(set_to_none=True)
+    found, expected = engine.step(batches[2], 1e-2), undisturbed.step(batches[2], 1e-2)
+    assert found.applied and found.metrics == expected.metrics and found.gradient_norm == expected.gradient_norm
+    assert same(bits(engine.state()), bits(undisturbed.state()))
+
+
+class Told:
+    """An engine whose updates have these losses; its state is the number of updates applied."""
+
+    task = Pretraining(config_from_tree(tiny_settings(), "tiny.yml"))
+    processes = ONE
+
+    def __init__(self, losses, norm=1.0):
+        self.losses, self.norm, self.applied = list(losses), norm, 0
+
+    def step(self, batch, rate):
+        loss = self.losses.pop(0)
+        metrics = dict.fromkeys(("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"), loss)
+        result = StepResult(metrics, 0.1, gradient_norm=self.norm)
+        self.applied += result.finite
+        return result._replace(applied=result.finite)
+
+    def state(self):
+        return {"model": {}, "optimizer": {"step": self.applied, "exp_avg": {}, "exp_avg_sq": {}}}
+
+
+NAN = float("nan")
+
+
+def run(store, folder, losses, *overrides, first_step=0):
+    config = configured(f"run.steps={first_step + len(losses)}", "run.evaluate_every=0", *overrides)
+    batches = global_batches(store, config, packing_factor=2.0, evaluation=held_out_of(store))
+    stream = io.StringIO()
+    log = RunLog(
+        folder, steps=config.run.steps, first_step=first_step, max_sequence_length=SLOTS, progress=False, stream=stream
+    )
+    try:
+        train(config, Told(losses), batches, log, folder / CHECKPOINTS, steps=config.run.steps, first_step=first_step)
+    finally:
+        log.close()
+        batches.close()
+    return stream.getvalue()
+
+
+def steps_saved(folder):
+    return [load_checkpoint(path).step for path in checkpoints(folder / CHECKPOINTS)]
+
+
+def test_stop_ends_the_run_at_once_and_skip_goes_on(store, tmp_path):
+    losses = [3.0, 2.0, NAN, 1.0]
+    (tmp_path / "stop").mkdir()
+    with pytest.raises(NotFinite, match="update 3: the loss is nan; "):
+        run(store, tmp_path / "stop", losses, "run.checkpoint_every=1")
+    (tmp_path / "skip").mkdir()
+    text = run(store, tmp_path / "skip", losses, "run.on_nonfinite=skip")
+    records = read_log(tmp_path / "skip" / LOG)
+    assert [record.get("skipped", False) for record in records] == [False, False, True, False]
+    assert [record["loss"] for record in records] == [3.0, 2.0, None, 1.0] and skipped_updates(records) == 1
+    # The rate of the schedule goes on; the optimiser made three updates in four steps.
+    schedule = configured("run.steps=4")
+    assert [record["learning_rate"] for record in records] == [learning_rate(step, schedule) for step in range(4)]
+    path = checkpoints(tmp_path / "skip" / CHECKPOINTS)[-1]
+    assert load_checkpoint(path).step == 4 and load_checkpoint(path).engine["optimizer"]["step"] == 3
+    assert "update 3: the loss is nan" in text
+
+
+@pytest.mark.parametrize("patience", [1, 3])
+def test_skipping_ends_after_too_many_in_a_row(store, tmp_path, patience):
+    losses = [3.0] + [NAN] * (patience - 1) + [2.0] + [NAN] * patience + [1.0]
+    with pytest.raises(NotFinite, match=f"update {2 * patience + 1}: the loss is nan"):
+        run(store, tmp_path, losses, "run.on_nonfinite=skip", f"run.nonfinite_patience={patience}")
+    assert skipped_updates(read_log(tmp_path / LOG)) == 2 * patience - 1
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_checkpoint_known_to_be_good_is_never_evicted(store, tmp_path, keep):
+    """Weights may be finite and useless: the update from them shows it, and a resumption does not begin from them."""
+    options = ("run.checkpoint_every=2", f"run.keep_checkpoints={keep}")
+    with pytest.raises(
+        NotFinite, match="step_00000006.* was finite, so it is set aside as .*00000004.*--resume continues it"
+    ) as found:
+        run(store, tmp_path, [6.0, 5.0, 4.0, 3.0, 2.0, 1.0, NAN], *options)
+    assert steps_saved(tmp_path) == [4]
+    (aside,) = (tmp_path / CHECKPOINTS).glob("*.aside*")
+    assert aside.name.startswith("step_00000006") and aside.name in str(found.value)
+
+
+def test_what_was_set_aside_goes_when_the_run_is_known_to_be_past_it(store, tmp_path):
+    options = ("run.checkpoint_every=2", "run.keep_checkpoints=1")
+    folder = tmp_path / CHECKPOINTS
+
+    def there():
+        return sorted(path.name for path in folder.iterdir())
+
+    with pytest.raises(NotFinite, match="set aside"):
+        run(store, tmp_path, [6.0, 5.0, 4.0, 3.0, 2.0, 1.0, NAN], *options)
+    with pytest.raises(NotFinite, match="set aside"):
+        run(store, tmp_path, [3.0, 2.0, NAN], *options, first_step=4)
+    both = ["step_00000006.aside", "step_00000006.aside-2"]
+    assert there() == ["step_00000004", *both]
+    # The checkpoint of the same step says nothing: it may be as bad.  An update from it does.
+    run(store, tmp_path, [3.0, 2.0], *options, first_step=4)
+    assert there() == ["step_00000004", "step_00000006", *both]
+    mine = folder / "step_00000006.aside.mine"
+    mine.mkdir()
+    later = folder / "step_00000009.aside"
+    later.mkdir()
+    run(store, tmp_path, [1.0], *options, first_step=6)
+    assert there() == ["step_00000006", mine.name, "step_00000007", later.name]
+
+
+def test_a_checkpoint_that_later_updates_come_from_is_where_a_run_goes_on(store, tmp_path):
+    options = ("run.checkpoint_every=2", "run.keep_checkpoints=1")
+    with pytest.raises(NotFinite, match="the newest checkpoint is .*step_00000004.*, which is finite"):
+        run(store, tmp_path, [6.0, 5.0, 4.0, 3.0, 2.0, NAN], *options)
+    assert steps_saved(tmp_path) == [4] and not list((tmp_path / CHECKPOINTS).glob("*.aside*"))
+    # The checkpoint that a run is resumed from is not set aside: what broke it may be a setting that was changed.
+    with pytest.raises(NotFinite, match="no update from .*step_00000004.* was finite, .* undo a change of settings"):
+        run(store, tmp_path, [NAN], *options, first_step=4)
+    assert steps_saved(tmp_path) == [4]
+
+
+@pytest.mark.parametrize("evaluate", [0, 4])
+def test_a_held_out_loss_shows_that_a_checkpoint_is_good(store, tmp_path, evaluate, monkeypatch):
+    """At the end of a run nothing else does."""
+    monkeypatch.setattr(Told, "evaluate", lambda engine, batch: Told([1.0]).step(batch, 0.0), raising=False)
+    options = ("run.checkpoint_every=2", "run.keep_checkpoints=1", f"run.evaluate_every={evaluate}")
+    run(store, tmp_path, [4.0, 3.0, 2.0, 1.0], *options)
+    assert steps_saved(tmp_path) == ([4] if evaluate else [2, 4])
+
+
+def test_skipped_updates_do_not_make_a_checkpoint_known_to_be_good(store, tmp_path):
+    options = ("run.checkpoint_every=1", "run.keep_checkpoints=1", "run.on_nonfinite=skip", "run.nonfinite_patience=3")
+    with pytest.raises(NotFinite, match="set aside"):
+        run(store, tmp_path, [3.0, 2.0, 1.0, NAN, NAN, NAN], *options)
+    assert steps_saved(tmp_path) == [2]
+
+
+# ---- log and checkpoint ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks the file's name up in /proc")
+def test_a_kill_while_a_checkpoint_is_saved_leaves_the_log_of_all_its_updates(store, tmp_path, monkeypatch):
+    """What was not written through to the disk is lost in the test, as it may be when a machine goes down."""
+    synced, original = {}, os.fsync
+
+    def fsync(descriptor):
+        original(descriptor)
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced[name] = Path(f"/proc/self/fd/{descriptor}").read_bytes() if name == LOG else None
+
+    def killed(*_, **__):
+        lines = synced[LOG].decode().splitlines()
+        seen.append([json.loads(line)["step"] for line in lines])
+        if len(seen) == 2:
+            raise MemoryError("killed")
+
+    seen = []
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr("ipu_packed_bert.training.loop.save_checkpoint", killed)
+    with pytest.raises(MemoryError):
+        run(store, tmp_path, [4.0, 3.0, 2.0, 1.0], "run.checkpoint_every=2")
+    assert seen == [[1, 2], [1, 2, 3, 4]]
+
+
+# ---- the commands ----------------------------------------------------------------------------------------------------
+
+
+def breaking(monkeypatch, at):
+    """The updates of these numbers, of this process, have a gradient that is no number."""
+    original, made = HostEngine._accumulate, []
+
+    def accumulate(engine, batch):
+        totals = original(engine, batch)
+        if len(batch["input_ids"]) > 2:  # compiling takes one micro-batch
+            made.append(True)
+            if len(made) in at:
+                next(engine.model.parameters()).grad.view(-1)[0] = NAN
+        return totals
+
+    monkeypatch.setattr(HostEngine, "_accumulate", accumulate)
+
+
+def losses_of(folder):
+    return [(record["step"], record["loss"]) for record in read_log(folder / LOG)]
+
+
+def test_a_broken_gradient_ends_a_run_with_status_3_and_it_resumes(tiny, tmp_path, monkeypatch, capsys):
+    options = ["--config", tiny, "--steps", "6", "--set", "run.evaluate_every=0", "--set", "run.checkpoint_every=2"]
+    assert pretrain.main([*options, "--out", str(tmp_path / "undisturbed")]) == 0
+    with monkeypatch.context() as patch:
+        breaking(patch, at=(4,))
+        assert run_main(pretrain.main, [*options, "--out", str(tmp_path / "run")]) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("error: update 4: the gradient norm is nan; ") and error.count("\n") == 1
+    last = read_log(tmp_path / "run" / LOG)[-1]
+    assert last["step"] == 4 and last["gradient_norm"] is None and last["skipped"] and last["loss"] is not None
+    assert pretrain.main(["--resume", str(tmp_path / "run")]) == 0
+    assert losses_of(tmp_path / "run") == losses_of(tmp_path / "undisturbed")
+
+
+def test_skipped_updates_are_counted_in_the_summary_also_after_a_resumption(tiny, tmp_path, monkeypatch, capsys):
+    skip = ["--set", "run.on_nonfinite=skip", "--set", "run.checkpoint_every=1", "--set", "run.evaluate_every=0"]
+    with monkeypatch.context() as patch:
+        breaking(patch, at=(2, 3))
+        assert pretrain.main(["--config", tiny, "--steps", "4", "--out", str(tmp_path / "run"), *skip]) == 0
+    assert "2 updates whose loss or gradients were not finite" in capsys.readouterr().out
+    assert len(losses_of(tmp_path / "run")) == 4
+    more = ["--steps", "6", "--set", "optimizer.schedule_steps=6"]
+    assert pretrain.main(["--resume", str(tmp_path / "run"), *more]) == 0
+    assert "2 updates whose loss or gradients were not finite" in capsys.readouterr().out
+
+
+# ---- IPUs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        ("run.on_nonfinite=skip", "run.on_nonfinite is skip; must be stop on IPUs"),
+        ("optimizer.max_gradient_norm=1.0", "optimizer.max_gradient_norm is 1.0; must be null on IPUs"),
+    ],
+)
+def test_what_ipus_do_not_have_is_refused(override, words):
+    with pytest.raises(ConfigError, match=words):
+        configured("engine.kind=ipu", override)
+    undecided = configured("engine.kind=auto", override)  # until a device is chosen
+    with pytest.raises(ConfigError, match=words):
+        check_on_ipus(undecided)
+    check_on_ipus(configured("engine.kind=ipu", "optimizer.name=adamw", "optimizer.max_gradient_norm=1.0"))

@@ -1,0 +1,311 @@
+"""Files of tensors: every type comes back bit for bit, and nothing in a file is run, whatever is in it."""
+
+import io
+import os
+import pickle
+import tarfile
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Tuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ipu_packed_bert.commands import export
+from ipu_packed_bert.run_files import safetensors_files as tensor_files
+from ipu_packed_bert.run_files.safetensors_files import (
+    READS_TORCH_FILES,
+    file_bytes,
+    read_tensors,
+    read_torch,
+    tensor_bytes,
+)
+from pack_data.cli.command import run_main
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+NAMES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool float8_e4m3fn float8_e5m2"
+TYPES = [getattr(torch, name) for name in NAMES.split() if hasattr(torch, name)]
+
+
+def file_of(path, tensors):
+    path.write_bytes(file_bytes(tensors))
+    return path
+
+
+def bits(tensor):
+    return tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).tolist()
+
+
+def of_type(dtype, shape, seed):
+    random = torch.Generator().manual_seed(seed)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=random).bool()
+    # Any bits, those of values that are no numbers included.
+    width = torch.empty(0, dtype=dtype).element_size()
+    tensor = torch.randint(0, 256, (*shape, width), generator=random, dtype=torch.uint8)
+    return tensor.reshape(-1).view(dtype).reshape(shape)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    made=st.dictionaries(
+        st.text(max_size=5).filter(lambda name: name != "__metadata__"),
+        st.tuples(st.sampled_from(TYPES), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 99)),
+        max_size=6,
+    )
+)
+def test_every_tensor_comes_back_bit_for_bit(tmp_path_factory, made):
+    tensors = {name: of_type(dtype, tuple(shape), seed) for name, (dtype, shape, seed) in made.items()}
+    path = file_of(tmp_path_factory.mktemp("tensors") / "a.safetensors", tensors)
+    found = read_tensors(path)
+    assert {name: bits(tensor) for name, tensor in found.items()} == {n: bits(t) for n, t in tensors.items()}
+    assert 0 <= path.stat().st_size - tensor_bytes(tensors) <= 200 + 200 * len(tensors)
+
+
+def test_layouts_and_shared_memory_are_of_no_account(tmp_path):
+    base = torch.arange(12.0).reshape(3, 4)
+    tensors = {"turned": base.t(), "part": base[1:, ::2], "again": base, "tied": base, "wide": base[:1].expand(5, 4)}
+    tensors["parameter"] = torch.nn.Parameter(base)
+    found = read_tensors(file_of(tmp_path / "a.safetensors", tensors))
+    assert {name: bits(tensor) for name, tensor in found.items()} == {n: bits(t.detach()) for n, t in tensors.items()}
+
+
+def test_what_was_read_does_not_hang_on_the_file(tmp_path):
+    path = file_of(tmp_path / "a.safetensors", {"a": torch.ones(1000)})
+    found = read_tensors(path)["a"]
+    path.write_bytes(b"\0" * path.stat().st_size)
+    assert torch.equal(found, torch.ones(1000))
+
+
+def test_a_type_that_the_format_lacks_is_refused():
+    for tensor in (torch.zeros(2, dtype=torch.complex128), torch.zeros(2, 2).to_sparse()):
+        with pytest.raises(ValueError, match="no such tensor"):
+            file_bytes({"a": tensor})
+
+
+@pytest.mark.parametrize("data", [b"", b"12345678", b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}more"])
+def test_other_bytes_are_one_line(tmp_path, data):
+    (tmp_path / "a.safetensors").write_bytes(data)
+    with pytest.raises(ValueError) as refused:
+        read_tensors(tmp_path / "a.safetensors")
+    assert "a.safetensors: cannot be read" in str(refused.value) and "\n" not in str(refused.value)
+
+
+# -- files of torch.save -----------------------------------------------------------------------------------------------
+
+NEW = pytest.mark.skipif(not READS_TORCH_FILES, reason="torch below 2.6 reads no such file")
+
+
+def saved(path, content, **options):
+    torch.save(content, path, **options)
+    return path
+
+
+def refused(path):
+    with pytest.raises(ValueError) as caught:
+        read_torch(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: ") and "\n" not in text and len(text) < 600 and "safetensors" in text
+    return text
+
+
+@NEW
+def test_plain_weights_are_read(tmp_path):
+    base = torch.arange(12.0)
+    weights = {
+        "turned": base.view(3, 4).t(),
+        "part": base[2:9:3],
+        "tied": base,
+        "number": torch.tensor(3.5),
+        "none": torch.zeros(0, 4),
+        "parameter": torch.nn.Parameter(base * 2),
+        "half": base.bfloat16(),
+    }
+    found = read_torch(saved(tmp_path / "weights.bin", OrderedDict(weights)))
+    assert {name: bits(tensor) for name, tensor in found.items()} == {n: bits(t.detach()) for n, t in weights.items()}
+
+
+def test_below_torch_2_6_none_is_read(tmp_path, monkeypatch):
+    path = saved(tmp_path / "weights.bin", {"a": torch.ones(1)})
+    monkeypatch.setattr(tensor_files, "READS_TORCH_FILES", False)
+    assert "2.6 or newer" in refused(path) and "on another machine" in refused(path)
+
+
+class Trap(torch.nn.Module):
+    """A module whose loading writes a file."""
+
+    def __init__(self, path: str):
+        super().__init__()
+        self.path = path
+
+    @torch.jit.export
+    def __getstate__(self) -> Tuple[str, bool]:
+        return self.path, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: Tuple[str, bool]):
+        self.path = state[0]
+        self.training = state[1]
+        torch.ops.aten.save(torch.zeros(1), self.path)
+
+    def forward(self, x):
+        return x
+
+
+@pytest.fixture
+def written(tmp_path):
+    return tmp_path / "written"
+
+
+@pytest.fixture
+def archive(tmp_path, written):
+    """The bytes of a TorchScript archive; loading it writes a file."""
+    torch.jit.save(torch.jit.script(Trap(str(written))), str(tmp_path / "trap.pt"))
+    torch.jit.load(str(tmp_path / "trap.pt"))
+    assert written.exists()  # the trap works
+    written.unlink()
+    return (tmp_path / "trap.pt").read_bytes()
+
+
+def rebuilt(data, name=lambda name: name, more=()):
+    """The archive with other names, and with more records behind its own."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as before, zipfile.ZipFile(out, "w") as after:
+        for entry in before.namelist():
+            after.writestr(name(entry), before.read(entry))
+        for entry, content in more:
+            after.writestr(entry, content)
+    return out.getvalue()
+
+
+def two_faced(data):
+    """An archive with two tables of contents: Python's zipfile reads the second one, which names a text, torch the
+    first."""
+    plain = rebuilt(data)
+    end = plain.rindex(b"PK\x05\x06")
+    size = int.from_bytes(plain[end + 12 : end + 16], "little")
+    other = io.BytesIO()
+    with zipfile.ZipFile(other, "w") as zipped:
+        entry = zipfile.ZipInfo("trap/readme")
+        entry.comment = b"x" * (size - 46 - len("trap/readme"))
+        zipped.writestr(entry, b"nothing")
+    other = other.getvalue()
+    tail = other.rindex(b"PK\x05\x06")
+    return plain[:end] + other[tail - size : tail] + plain[end:]
+
+
+FORMS = {
+    "as saved": lambda data: data,
+    "another top folder": lambda data: rebuilt(data, lambda name: "a folder/" + name.split("/", 1)[1]),
+    "among many records": lambda data: rebuilt(
+        data, more=[(f"trap/data/{number}", b"0" * 64) for number in range(200)]
+    ),
+    "two tables of contents": two_faced,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_torchscript_is_refused(tmp_path, archive, written, form):
+    (tmp_path / "weights.bin").write_bytes(FORMS[form](archive))
+    refused(tmp_path / "weights.bin")
+    assert not written.exists()
+
+
+class Call:
+    """Pickled as a call of a function."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["", "of before torch 1.6"])
+def test_a_pickled_call_is_refused(tmp_path, written, zipped):
+    for call in (Call(os.system, f"touch {written}"), Call(eval, f"open({str(written)!r}, 'w')")):
+        refused(saved(tmp_path / "weights.bin", {"a": call}, _use_new_zipfile_serialization=zipped))
+    (tmp_path / "weights.bin").write_bytes(pickle.dumps(Call(os.system, f"touch {written}")))
+    refused(tmp_path / "weights.bin")
+    assert not written.exists()
+
+
+@NEW
+@pytest.mark.parametrize(
+    "content",
+    [[torch.ones(1)], {"a": 1}, {"a": {"b": torch.ones(1)}}, torch.ones(1), {"a": torch.ones(1).expand(1 << 40)}],
+    ids=["list", "number", "nested", "tensor", "expanded"],
+)
+def test_what_is_no_weights_is_one_line(tmp_path, content):
+    refused(saved(tmp_path / "weights.bin", content))
+
+
+def compressed(data):
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as before, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as after:
+        for entry in before.namelist():
+            after.writestr(entry, before.read(entry))
+    return out.getvalue()
+
+
+DAMAGED = {
+    "empty": lambda data: b"",
+    "text": lambda data: b"weights" * 99,
+    "cut": lambda data: data[:-40],
+    "one bit of a tensor": lambda data: data.replace(bytes(range(16)), bytes(range(15)) + b"\x1f", 1),
+    "no program": lambda data: rebuilt(data, lambda name: name.replace("data.pkl", "data.txt")),
+    "compressed": compressed,
+}
+
+
+@NEW
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_damaged_archive_is_one_line(tmp_path, what):
+    content = {"a": torch.arange(16, dtype=torch.uint8), "b": torch.zeros(1000)}
+    path = saved(tmp_path / "weights.bin", content)
+    assert set(read_torch(path)) == {"a", "b"}
+    path.write_bytes(DAMAGED[what](path.read_bytes()))
+    refused(path)
+
+
+@NEW
+def test_no_pipe_is_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "weights.bin")
+    with pytest.raises(ValueError, match="is a pipe"):
+        read_torch(tmp_path / "weights.bin")
+
+
+def test_a_tar_of_before_torch_1_6_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "weights.bin", "w") as tar:
+        for name in ("storages", "tensors", "pickle"):
+            tar.addfile(tarfile.TarInfo(name))
+    refused(tmp_path / "weights.bin")
+
+
+def test_a_hugging_face_folder_runs_no_code(tmp_path, archive, written, capsys):
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    (folder / "pytorch_model.bin").write_bytes(archive)
+    assert run_main(export.main, ["--import", str(folder), str(tmp_path / "run")]) == 2
+    message = capsys.readouterr().err
+    assert "pytorch_model.bin" in message and message.count("\n") == 1
+    assert not written.exists() and not (tmp_path / "run").exists()
+
+
+def test_nothing_unpickles_a_file():
+    root, files = Path(__file__).resolve().parents[3], 0
+    for package in ("ipu_packed_bert", "pack_data", "profiling"):
+        for path in (root / package).rglob("*.py"):
+            text, files = path.read_text(encoding="utf-8"), files + 1
+            words = ["torch.load(", "jit.load", "import pickle", "Unpickler"]
+            if path.name == "processes.py":  # what the processes of one run tell each other is in no file
+                words = words[:2]
+            if path.name == "tensor_files.py":
+                assert text.count("torch.load(") == text.count('map_location="cpu", weights_only=True)') == 1
+                words = words[1:]
+            assert not any(word in text for word in words), path
+    assert files > 100

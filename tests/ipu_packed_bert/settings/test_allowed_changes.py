@@ -1,0 +1,208 @@
+"""What a resumed run may change: every setting in one class, every difference named at once, and what was allowed."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, LOG, allowed_before, environment_of, read_log
+from ipu_packed_bert.settings import finetuning as fine_tuning
+from ipu_packed_bert.settings import pretraining
+from ipu_packed_bert.settings.allowed_changes import EXPERIMENT, HARMLESS, LENGTH, NEVER, check_allowed, compare
+from ipu_packed_bert.settings.pretraining import ConfigError, config_from_tree
+from ipu_packed_bert.settings.reader import keys_of
+from pack_data.cli.command import run_main
+from tests.tiny_runs import tiny_config, tiny_data, tiny_settings
+
+KEYS = sorted(
+    {
+        *keys_of(pretraining.SECTIONS),
+        *keys_of(fine_tuning.SECTIONS),
+        *(key for task in fine_tuning.SETTINGS_OF.values() for key in keys_of({"task": task})),
+    }
+)
+
+
+def test_every_setting_is_in_exactly_one_class():
+    """Whoever adds a setting decides what a resumed run may do with it: see resuming.py."""
+    classes = {"HARMLESS": HARMLESS, "EXPERIMENT": EXPERIMENT, "LENGTH": LENGTH, "NEVER": NEVER}
+    found = {key: [name for name, keys in classes.items() if key in keys] for key in KEYS}
+    assert len(KEYS) > 90 and {key: names for key, names in found.items() if len(names) != 1} == {}
+    assert set().union(*classes.values()) == set(KEYS)  # and no other
+
+
+def configured(*overrides):
+    return config_from_tree(tiny_settings(), "tiny.yml", overrides)
+
+
+STORED = configured().to_yaml()
+# Another value of each setting, all of them together a configuration that can be.
+OTHERS = {
+    "run.log_every": "7",
+    "run.checkpoint_every": "2",
+    "engine.threads": "2",
+    "engine.kind": "auto",
+    "optimizer.name": "adamw",
+    "optimizer.learning_rate": "0.02",
+    "optimizer.max_gradient_norm": "1.0",
+    "loss.normalisation": "sequence",
+    "model.hidden_dropout": "0.2",
+    "engine.precision": "bfloat16",
+    "batch.micro_batch": "4",
+    "batch.gradient_accumulation": "5",
+    "model.hidden_size": "32",
+    "model.num_heads": "4",
+    "run.seed": "6",
+    "run.steps": "20",
+}
+
+
+def test_every_difference_is_named_in_one_message():
+    config = configured(*(f"{key}={value}" for key, value in OTHERS.items()))
+    with pytest.raises(ConfigError) as caught:
+        compare("runs/a", STORED, config)
+    first, *lines = str(caught.value).split("\n")
+    refused = {key for key in OTHERS if key in EXPERIMENT or key in NEVER}
+    assert first == f"runs/a: {len(refused)} problems" and {line.split()[0] for line in lines} == refused
+    for line in lines:
+        key = line.split()[0]
+        assert ("--allow-change " + key in line) == (key in EXPERIMENT) and "by --set" in line
+
+
+@pytest.mark.parametrize("key", sorted(set(OTHERS) & EXPERIMENT))
+def test_what_changes_the_experiment_is_refused_unless_it_is_allowed_by_name(key):
+    config = configured(f"{key}={OTHERS[key]}")
+    with pytest.raises(ConfigError, match=f"{key} is .* there, {OTHERS[key]} by --set; .*--allow-change {key}$"):
+        compare("runs/a", STORED, config, allowed=sorted(EXPERIMENT - {key}))
+    found = compare("runs/a", STORED, config, allowed=[key])
+    assert [change.key for change in found.allowed] == [key] and found.noted == ()
+    # Killed before its next checkpoint, the run goes on as it was allowed to, but no further.
+    assert compare("runs/a", STORED, config, before=found.allowed_values) == found
+    with pytest.raises(ConfigError):
+        compare("runs/a", STORED, config, before={key: "another"})
+
+
+def test_what_is_harmless_is_noted_and_the_length_has_its_own_line():
+    config = configured("run.log_every=7", "engine.threads=null", "run.steps=20")
+    found = compare("runs/a", STORED, config)
+    assert found.allowed == () and found.lines == ["noted     engine.threads 1 -> null, run.log_every 1 -> 7"]
+    assert compare("runs/a", STORED, configured()).lines == []
+
+
+def test_a_damaged_configuration_in_a_checkpoint_is_refused():
+    for damaged in ("[1]", "a: [", ""):
+        with pytest.raises(ConfigError, match="the configuration in its checkpoint"):
+            compare("runs/a", damaged, configured())
+
+
+def test_a_number_is_compared_as_one():
+    tree = yaml.safe_load(STORED)
+    tree["optimizer"]["learning_rate"] = "1e-2"
+    tree["placement"]["layers_per_ipu"] = (2,)
+    assert compare("runs/a", yaml.dump(tree).replace("!!python/tuple", ""), configured()).lines == []
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("optimizer.learningrate", "not a setting; did you mean optimizer.learning_rate"),
+        ("model.hidden_size", "cannot be changed: a run goes on with the sizes it has"),
+        ("run.seed", "cannot be changed: the order of the packs"),
+        ("batch.micro_batch,optimizer.nome", "optimizer.nome is not a setting"),
+    ],
+)
+def test_what_cannot_be_allowed(text, words):
+    with pytest.raises(ConfigError, match=words):
+        check_allowed([text], configured().sections)
+
+
+def test_allowed_settings_come_one_by_one_or_listed():
+    texts = ["optimizer.name", "batch.micro_batch, batch.gradient_accumulation"]
+    assert check_allowed(texts, configured().sections) == (
+        "optimizer.name",
+        "batch.micro_batch",
+        "batch.gradient_accumulation",
+    )
+
+
+# ---- the commands ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resuming")
+    tiny = tiny_config(folder / "tiny.yml", tiny_data(folder / "data"))
+    options = ["--steps", "2", "--set", "optimizer.schedule_steps=8", "--set", "run.evaluate_every=0"]
+    assert pretrain.main(["--config", str(tiny), "--out", str(folder / "run"), *options]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def test_a_changed_run_is_refused_by_name_or_goes_on_where_it_is_allowed(copied, capsys, monkeypatch):
+    changed = ["--set", "batch.micro_batch=1", "--set", "optimizer.name=adamw", "--set", "run.log_every=2"]
+    resume = ["--resume", str(copied), "--steps", "3", *changed]
+    capsys.readouterr()
+    assert run_main(pretrain.main, resume) == 2
+    found = capsys.readouterr()
+    assert found.err.count("\n") == 3 and "batch.micro_batch is 2 there, 1 by --set" in found.err
+    assert "optimizer.name is lamb there, adamw by --set" in found.err
+    allow = ["--allow-change", "batch.micro_batch,optimizer.name"]
+    with monkeypatch.context() as patch:  # killed before its first checkpoint
+        patch.setattr(HostEngine, "step", lambda *_: (_ for _ in ()).throw(MemoryError("killed")))
+        with pytest.raises(MemoryError):
+            pretrain.main([*resume, *allow])
+    assert "allowed   optimizer.name lamb -> adamw, batch.micro_batch 2 -> 1" in capsys.readouterr().out
+    assert allowed_before(copied, 2) == {"optimizer.name": "adamw", "batch.micro_batch": 1}
+    assert pretrain.main(["--resume", str(copied)]) == 0
+    assert [record["step"] for record in read_log(copied / LOG)] == [1, 2, 3]
+    newest = load_checkpoint(checkpoints(copied / CHECKPOINTS)[-1])
+    assert newest.batches["packs_per_update"] == 2 and newest.batches["packs"] == 4 + 4 + 2
+    capsys.readouterr()
+    assert pretrain.main(["--resume", str(copied), "--steps", "4"]) == 0
+    assert "allowed" not in capsys.readouterr().out
+
+
+def test_a_run_of_ipus_goes_on_without_them_as_it_is(copied, capsys):
+    """Its configuration has the block that a new run on such a machine would have applied."""
+    tree = yaml.safe_load((copied / CONFIG).read_text())
+    tree["engine"]["kind"] = "ipu"
+    tree["without_ipus"] = {"batch": {"gradient_accumulation": 1}}
+    (copied / CONFIG).write_text(yaml.safe_dump(tree))
+    assert pretrain.main(["--resume", str(copied), "--steps", "3", "--engine", "host"]) == 0
+    assert "block applies" not in capsys.readouterr().out
+    assert [record["packs"] for record in read_log(copied / LOG)] == [4, 4, 4]
+
+
+def test_a_setting_that_is_none_is_refused_in_a_run_too(copied, capsys):
+    tree = yaml.safe_load((copied / CONFIG).read_text())
+    tree["engine"]["turbo"] = True
+    (copied / CONFIG).write_text(yaml.safe_dump(tree))
+    assert run_main(pretrain.main, ["--resume", str(copied), "--steps", "3"]) == 2
+    assert f"{copied / CONFIG}: engine.turbo is not a setting" in capsys.readouterr().err
+
+
+def test_a_configuration_changed_by_hand_is_noticed(copied, capsys):
+    tree = yaml.safe_load((copied / CONFIG).read_text())
+    tree["loss"]["normalisation"] = "sequence"
+    tree["model"]["hidden_size"] = 32
+    (copied / CONFIG).write_text(yaml.safe_dump(tree))
+    assert run_main(pretrain.main, ["--resume", str(copied), "--steps", "3"]) == 2
+    found = capsys.readouterr().err
+    assert f"model.hidden_size is 16 there, 32 in {copied / CONFIG}; a run goes on with the sizes it has" in found
+    assert "loss.normalisation is token there, sequence in" in found
+
+
+def test_what_was_allowed_before_is_read_or_nothing(tmp_path):
+    for text in ("{", "[]", '{"allowed_changes": 3}', "{}"):
+        (tmp_path / environment_of(3)).write_text(text)
+        assert allowed_before(tmp_path, 3) == {}
+    (tmp_path / environment_of(3)).write_text(json.dumps({"allowed_changes": {"a.b": 1}}))
+    assert allowed_before(tmp_path, 3) == {"a.b": 1} and allowed_before(tmp_path, 4) == {}

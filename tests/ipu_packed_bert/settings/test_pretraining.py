@@ -1,0 +1,415 @@
+"""Settings: what is read, what is refused and in which words, and the arithmetic that follows from them."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipu_packed_bert.settings.pretraining import (
+    SECTIONS,
+    BatchConfig,
+    Config,
+    ConfigError,
+    OptimizerConfig,
+    check_accumulation,
+    config_from_tree,
+    load_config,
+)
+from ipu_packed_bert.settings.reader import SettingsReader
+from ipu_packed_bert.settings.schema import PlacementConfig
+from tests.tiny_runs import tiny_settings
+
+
+def problems(tree, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        config_from_tree(tree, "a.yml", overrides)
+    lines = str(caught.value).split("\n")
+    if len(lines) == 1:
+        assert lines[0].startswith("a.yml: ")
+        return [lines[0][len("a.yml: ") :]]
+    assert lines[0] == f"a.yml: {len(lines) - 1} problems"
+    return [line.strip() for line in lines[1:]]
+
+
+def test_an_empty_file_is_the_defaults():
+    assert config_from_tree(None, "a.yml") == Config()
+
+
+def test_five_mistakes_are_five_lines_with_key_value_and_rule(tmp_path):
+    path = tmp_path / "five.yml"
+    path.write_text("""
+model: {num_layer: 12, hidden_size: 770, num_heads: 12}
+optimizer: {learning_rate: 6e-3, beta1: 1.5, beta2: fast}
+placement: {replicas: 3}
+""")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value).split("\n") == [
+        f"{path}: 5 problems",
+        "  model.num_layer is not a setting; did you mean model.num_layers?",
+        "  optimizer.beta1 is 1.5; must be at least 0 and below 1",
+        "  optimizer.beta2 is 'fast'; must be a number",
+        "  model.hidden_size is 770; must be a multiple of model.num_heads, 12",
+        "  placement.replicas x placement.ipus_per_replica is 3 x 1 = 3; must be a power of two",
+    ]
+
+
+@pytest.mark.parametrize(
+    "tree, words",
+    [
+        ({"modle": {}}, "modle is not a setting; did you mean model?"),
+        ({"model": 3}, "model is 3; must hold settings"),
+        ({"model": {"num_layers": "12"}}, "model.num_layers is '12'; must be a whole number"),
+        ({"model": {"num_layers": 12.5}}, "model.num_layers is 12.5; must be a whole number"),
+        ({"model": {"num_layers": True}}, "model.num_layers is True; must be a whole number"),
+        ({"model": {"num_layers": None}}, "model.num_layers is None; must be a whole number"),
+        ({"model": {"num_layers": 0}}, "model.num_layers is 0; must be at least 1"),
+        ({"model": {"hidden_dropout": 1.0}}, "model.hidden_dropout is 1.0; must be at least 0 and below 1"),
+        ({"model": {"layer_norm_eps": float("nan")}}, "model.layer_norm_eps is nan; must be finite"),
+        ({"optimizer": {"learning_rate": "1e"}}, "optimizer.learning_rate is '1e'; must be a number"),
+        ({"optimizer": {"learning_rate": "1e999"}}, "optimizer.learning_rate is '1e999'; must be finite"),
+        ({"optimizer": {"learning_rate": "0.001"}}, "optimizer.learning_rate is '0.001'; must be a number"),
+        ({"optimizer": {"name": "sgd"}}, "optimizer.name is 'sgd'; must be one of lamb, adamw"),
+        ({"loss": {"next_sentence": "yes please"}}, "loss.next_sentence is 'yes please'; must be true or false"),
+        ({"data": {"packer": "magic"}}, "data.packer is 'magic'; must be one of none, "),
+        ({"data": {"directory": 3}}, "data.directory is 3; must be a text"),
+        ({"data": {"packer": "none"}}, "must be 1 where data.packer is none"),
+        ({"data": {"max_sequences_per_pack": 4}}, "data.max_sequences_per_pack is 4; too deep for data.packer nnlshp"),
+        (
+            {"data": {"max_sequence_length": 1024}, "model": {"max_position_embeddings": 512}},
+            "must be at most model.max_position_embeddings, 512",
+        ),
+        ({"placement": {"layers_per_ipu": 12}}, "placement.layers_per_ipu is 12; must be a list such as [3, 7]"),
+        (
+            {"placement": {"layers_per_ipu": [7]}},
+            "placement.layers_per_ipu places 7 layers, model.num_layers is 12; change one of them",
+        ),
+        (
+            {"placement": {"layers_per_ipu": [6, 6]}},
+            "placement.layers_per_ipu has 2 values; must have one for each of the 1 IPUs",
+        ),
+        ({"placement": {"available_memory_proportion": [1.2]}}, "each must be above 0 and at most 1"),
+        ({"placement": {"available_memory_proportion": [0.1, 0.1]}}, "available_memory_proportion has 2 values"),
+        ({"placement": {"embedding_serialization_factor": 4}}, "must divide model.vocabulary_size, 30522"),
+        ({"placement": {"machine": "mk1"}}, "placement.machine"),
+        ({"placement": {"replicated_tensor_sharding": True}}, "must be false with one replica"),
+        ({"engine": {"ipu_model": True, "offline_export": "x.poptorch"}}, "must be false where engine.offline_export"),
+        (
+            {"run": {"evaluate_every": 5}},
+            "python -m pack_data.build --corpus embedded --out data/packed --held-out 0.01",
+        ),
+        ({"without_ipus": 3}, "without_ipus is 3; must hold sections of settings"),
+        (
+            {"without_ipus": {"batch": {"micro_batches": 3}}},
+            "without_ipus.batch.micro_batches is not a setting; did you mean without_ipus.batch.micro_batch?",
+        ),
+        ({"without_ipu": {}}, "without_ipu is not a setting; did you mean without_ipus?"),
+        ({"micro_batch": 4}, "micro_batch is not a setting; did you mean batch.micro_batch?"),
+        ({"model": {"micro_batch": 4}}, "model.micro_batch is not a setting; did you mean batch.micro_batch?"),
+        ({"seed": 4}, "seed is not a setting; did you mean data.seed or run.seed?"),
+        ({"without_ipus": {"batch": {"micro_batch": 0}}}, "without_ipus.batch.micro_batch is 0; must be at least 1"),
+        (
+            {"without_ipus": {"model": {"num_layers": 3}, "placement": {"layers_per_ipu": [4]}}},
+            "without_ipus: placement.layers_per_ipu places 4 layers, model.num_layers is 3; change one of them",
+        ),
+        ([1, 2], "the file is [1, 2]; must hold sections of settings"),
+    ],
+)
+def test_what_is_refused_and_why(tree, words):
+    found = problems(tree)
+    assert len(found) == 1 and words in found[0], found
+
+
+AT_LEAST_ONE = """
+    data.max_predictions_per_sequence data.max_sequences_per_pack data.duplication_factor
+    model.hidden_size model.num_layers model.num_heads model.intermediate_size
+    optimizer.schedule_steps
+    batch.micro_batch batch.gradient_accumulation batch.device_iterations
+    engine.threads
+    placement.replicas placement.ipus_per_replica placement.embedding_serialization_factor
+    run.steps run.log_every run.keep_checkpoints
+""".split()
+FROM_ZERO = """
+    data.seed data.held_out
+    model.hidden_dropout model.attention_dropout
+    optimizer.warmup_fraction optimizer.beta1 optimizer.beta2 optimizer.weight_decay optimizer.max_weight_norm
+    run.seed run.evaluate_every run.checkpoint_every
+""".split()
+ABOVE_ZERO = "model.layer_norm_eps optimizer.learning_rate optimizer.schedule_power engine.loss_scaling".split()
+
+
+@pytest.mark.parametrize("key", AT_LEAST_ONE + FROM_ZERO + ABOVE_ZERO)
+def test_where_the_range_of_a_setting_begins(key):
+    section, name = key.split(".")
+    lowest = 0 if key in FROM_ZERO else 1 if key in AT_LEAST_ONE else 1e-12
+    refused = {0: -1, 1: 0, 1e-12: 0}[lowest]
+    for value, wrong in ((lowest, False), (refused, True)):
+        reader = SettingsReader(SECTIONS, "a.yml")
+        reader.read({section: {name: value}}, "file")
+        assert bool(reader.problems) == wrong
+
+
+def test_a_broken_setting_is_not_reported_again_by_its_consequences():
+    assert len(problems({"model": {"num_layers": "many"}, "placement": {"layers_per_ipu": [4]}})) == 1
+
+
+def test_four_ipus_need_an_accumulation_of_nine():
+    tree = {
+        "placement": {"ipus_per_replica": 4, "layers_per_ipu": [3, 3, 3, 3], "available_memory_proportion": [0.2] * 4},
+        "batch": {"gradient_accumulation": 8},
+    }
+    assert problems(tree) == [
+        "batch.gradient_accumulation is 8; must be at least the 9 stages of the training pipeline"
+    ]
+    tree["batch"]["gradient_accumulation"] = 16
+    config = config_from_tree(tree, "a.yml")
+    check_accumulation(config, 1.99)  # ceil(16 / 1.99) = 9
+    with pytest.raises(ConfigError, match="8 with a packing factor of 2.000; must be at least the 9 stages"):
+        check_accumulation(config, 2.0)
+
+
+@pytest.mark.parametrize(
+    "layers, stages", [([12], 1), ([6, 6], 5), ([3, 3, 3, 3], 9), ([0, 4, 4, 4], 9), ([12, 0, 0, 0], 1)]
+)
+def test_pipeline_stages(layers, stages):
+    # One IPU: one stage. Else the first IPU has two forward stages, embeddings and heads, and each later one that holds
+    # layers has one: f = 3 with two IPUs, 5 with four; training has 2 f - 1.
+    assert (
+        Config(placement=PlacementConfig(ipus_per_replica=len(layers), layers_per_ipu=tuple(layers))).pipeline_stages
+        == stages
+    )
+
+
+def test_overrides_win_over_the_file_and_over_without_ipus():
+    tree = {"batch": {"micro_batch": 2}, "without_ipus": {"batch": {"micro_batch": 4, "gradient_accumulation": 8}}}
+    plain = config_from_tree(tree, "a.yml")
+    assert plain.batch.micro_batch == 2
+    applied, changes = plain.applied_without_ipus()
+    assert applied.batch == BatchConfig(micro_batch=4, gradient_accumulation=8) and applied.without_ipus == ()
+    assert [tuple(change) for change in changes] == [
+        ("batch.micro_batch", 2, 4),
+        ("batch.gradient_accumulation", 2048, 8),
+    ]
+
+    given = config_from_tree(tree, "a.yml", ["batch.micro_batch=3"])
+    assert given.batch.micro_batch == 3
+    assert given.applied_without_ipus()[0].batch == BatchConfig(micro_batch=3, gradient_accumulation=8)
+    within = config_from_tree(tree, "a.yml", ["without_ipus.batch.micro_batch=5"])
+    assert within.applied_without_ipus()[0].batch.micro_batch == 5
+    assert config_from_tree(tree, "a.yml", ["without_ipus=null"]).without_ipus == ()
+
+
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        ("run.steps", "must read section.key=value"),
+        ("run.steps=[", "the value is not valid YAML"),
+        ("run.step=3", "--set run.step is not a setting; did you mean run.steps?"),
+        ("steps=3", "--set steps is not a setting; did you mean run.steps?"),
+        ("micro_batch=4", "--set micro_batch is not a setting; did you mean batch.micro_batch?"),
+        ("without_ipusx=4", "--set without_ipusx is not a setting; did you mean without_ipus?"),
+        ("without_ipus.micro_batch=4", "did you mean without_ipus.batch.micro_batch?"),
+        ("micro_batches=4", "--set micro_batches is not a setting; did you mean batch.micro_batch?"),
+        ("run.steps=3.5e0", "--set run.steps is '3.5e0'; must be a whole number"),
+        ("without_ipus=3", "only be switched off, with null"),
+        ("model=3", "--set model is 3; must hold settings"),
+    ],
+)
+def test_wrong_overrides(override, words):
+    assert words in problems({}, override)[0]
+
+
+def test_lists_and_null_can_be_overridden():
+    config = config_from_tree(
+        {}, "a.yml", ["placement.layers_per_ipu=[12]", "data.packer=spfhp", "data.max_sequences_per_pack=null"]
+    )
+    assert config.placement.layers_per_ipu == (12,) and config.data.max_sequences_per_pack is None
+
+
+def test_yaml_of_a_config_is_that_config():
+    tree = {**tiny_settings(), "without_ipus": {"placement": {"layers_per_ipu": [2]}, "run": {"steps": 3}}}
+    config = config_from_tree(tree, "a.yml")
+    assert config_from_tree(yaml.safe_load(config.to_yaml()), "b.yml") == config
+    assert set(yaml.safe_load(config.to_yaml())) == set(SECTIONS) | {"without_ipus"}
+
+
+@pytest.mark.parametrize(
+    "accumulation, factor, packed",
+    [
+        # Published: the accumulation of the unpacked configuration and its packing factor -> with packs.
+        (512, 1.17, 438),
+        (512, 1.7, 302),
+        (512, 2.0, 256),
+        (2048, 1.17, 1751),
+        (2048, 1.7, 1205),
+        (2048, 2.0, 1024),
+    ],
+)
+def test_published_accumulations(accumulation, factor, packed):
+    config = Config(
+        batch=BatchConfig(micro_batch=2, gradient_accumulation=accumulation), placement=PlacementConfig(replicas=4)
+    )
+    assert config.accumulation(factor) == packed
+    assert config.micro_batches_per_update(factor) == 4 * packed
+    assert config.packs_per_update(factor) == 8 * packed
+    assert config.expected_sequences_per_update(factor) == pytest.approx(8 * packed * factor)
+
+
+@given(st.integers(1, 5000), st.floats(1.0, 20.0))
+def test_a_packed_update_expects_at_least_the_unpacked_sequences_and_less_than_a_micro_batch_per_replica_more(
+    value, factor
+):
+    config = Config(
+        batch=BatchConfig(micro_batch=3, gradient_accumulation=value), placement=PlacementConfig(replicas=4)
+    )
+    unpacked = value * 3 * 4
+    assert unpacked <= config.expected_sequences_per_update(factor) * (1 + 1e-12)
+    assert config.expected_sequences_per_update(factor) < (unpacked + 3 * 4 * factor) * (1 + 1e-12)
+
+
+def test_adjustments_of_section_3_3():
+    def config(adjustment):
+        return Config(
+            optimizer=OptimizerConfig(packing_adjustment=adjustment), batch=BatchConfig(gradient_accumulation=10)
+        )
+
+    assert config("accumulation").accumulation(2.0) == 5 and config("accumulation").betas(2.0) == (0.9, 0.999)
+    assert config("betas").accumulation(2.0) == 10 and config("betas").betas(2.0) == pytest.approx((0.81, 0.998001))
+    assert config("none").accumulation(2.0) == 10 and config("none").betas(2.0) == (0.9, 0.999)
+
+
+@given(st.integers(1, 8), st.integers(1, 500), st.integers(1, 4), st.integers(1, 4))
+def test_accumulation_over_p_leaves_updates_as_they_are_and_the_other_rules_make_one_of_p(
+    p, part, micro_batch, replicas
+):
+    """Section 3.3 for p = 1 to 8, where p divides the accumulation; else a micro-batch more, as above."""
+
+    def sequences(rule, factor):
+        config = Config(
+            optimizer=OptimizerConfig(packing_adjustment=rule),
+            batch=BatchConfig(micro_batch=micro_batch, gradient_accumulation=p * part),
+            placement=PlacementConfig(replicas=replicas),
+        )
+        return config.expected_sequences_per_update(float(factor)), config.betas(float(factor))
+
+    unpacked, betas = sequences("accumulation", 1)
+    assert sequences("accumulation", p) == (unpacked, betas)  # so as many updates for as many sequences
+    assert sequences("none", p) == (p * unpacked, betas)
+    assert sequences("betas", p)[0] == p * unpacked
+    assert sequences("betas", p)[1] == pytest.approx((betas[0] ** p, betas[1] ** p), rel=1e-12)
+
+
+@given(st.integers(1, 9), st.floats(1.0, 16.0))
+def test_a_simulated_device_gets_one_replica_and_the_fewest_micro_batches_that_fill_its_pipeline(later, factor):
+    placement = PlacementConfig(
+        replicas=4, ipus_per_replica=later + 1, layers_per_ipu=(0,) + (1,) * later, replicated_tensor_sharding=True
+    )
+    config = Config(placement=placement).for_simulation(factor)
+    assert config.placement.replicas == 1 and not config.placement.replicated_tensor_sharding
+    assert config.accumulation(factor) == config.pipeline_stages == 2 * (later + 2) - 1
+
+
+def test_loads_without_torch():
+    code = (
+        "import sys, ipu_packed_bert.settings.pretraining, ipu_packed_bert.data.data_sets; "
+        "sys.exit('torch' in sys.modules or 'poptorch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("1e-3", 1e-3),
+        ("6.0e5", 6e5),
+        ("1.e-3", 1e-3),
+        (".5e-3", 5e-4),
+        ("1E-3", 1e-3),
+        ("+2e+1", 20.0),
+        ("0.001", 1e-3),
+        ("1.0e-3", 1e-3),
+        ("1", 1.0),
+    ],
+)
+def test_a_number_is_what_people_write_as_one(tmp_path, text, value):
+    """YAML 1.1 reads the first ones as texts; in a file and in --set they are numbers all the same."""
+    assert config_from_tree({}, "a.yml", [f"optimizer.learning_rate={text}"]).optimizer.learning_rate == value
+    (tmp_path / "a.yml").write_text(f"optimizer:\n  learning_rate: {text}\n")
+    assert load_config(tmp_path / "a.yml").optimizer.learning_rate == value
+    # A list's numbers too; and a text that looks like one stays a text where a text is wanted.
+    assert config_from_tree(
+        {}, "a.yml", ["placement.available_memory_proportion=[1e-1]"]
+    ).placement.available_memory_proportion == (0.1,)
+    assert config_from_tree({}, "a.yml", ["data.json_field=1e-3"]).data.json_field == "1e-3"
+
+
+def test_each_value_has_its_origin():
+    tree = {
+        "batch": {"micro_batch": 3},
+        "data": {"vocabulary_size": 500},
+        "without_ipus": {"batch": {"micro_batch": 1}},
+    }
+    config = config_from_tree(tree, "a.yml", ["run.steps=7"])
+    assert set(config.origins) == {
+        f"{section}.{name}" for section, values in config.as_dict().items() if section in SECTIONS for name in values
+    }
+    assert config.origins["batch.micro_batch"] == "file" and config.origins["run.steps"] == "--set"
+    assert config.origins["run.seed"] == "default"
+    assert (
+        config.model.vocabulary_size == 500
+        and config.origins["model.vocabulary_size"] == "default, from data.vocabulary_size"
+    )
+    assert config.applied_without_ipus()[0].origins["batch.micro_batch"] == "without_ipus"
+    filled = config.filled_in({"run.seed": 9, "batch.micro_batch": 9, "model.vocabulary_size": 400}, "data set")
+    assert (filled.run.seed, filled.batch.micro_batch, filled.model.vocabulary_size) == (9, 3, 400)
+    assert filled.origins["run.seed"] == "data set"
+    assert Config().filled_in({"run.seed": 9}, "data set") == Config()  # built in code: every value is meant
+
+
+def test_what_follows_from_another_setting_need_not_be_typed():
+    config = config_from_tree(
+        {"model": {"num_layers": 3, "vocabulary_size": 8192}, "data": {"max_sequence_length": 1024}}, "a.yml"
+    )
+    assert config.placement.layers_per_ipu == (3,) and config.data.vocabulary_size == 8192
+    assert config.model.max_position_embeddings == 1024
+    # A block for machines without IPUs is one IPU, whatever the pod.
+    pod = {
+        "model": {"num_layers": 24},
+        "data": {"vocabulary_size": 1000},
+        "placement": {
+            "replicas": 4,
+            "ipus_per_replica": 2,
+            "layers_per_ipu": [12, 12],
+            "available_memory_proportion": [0.1, 0.2],
+            "replicated_tensor_sharding": True,
+            "embedding_serialization_factor": 2,
+        },
+        "without_ipus": {"model": {"num_layers": 2}, "data": {"vocabulary_size": 300}},
+    }
+    small, _ = config_from_tree(pod, "a.yml").applied_without_ipus()
+    assert small.placement == PlacementConfig(layers_per_ipu=(2,)) and small.model.vocabulary_size == 300
+    # A placement that --set gives is the pod's: the block keeps one IPU, with its layers, or what it states itself.
+    given = ["placement.layers_per_ipu=[10,14]", "placement.available_memory_proportion=[0.3,0.1]"]
+    changed = config_from_tree(pod, "a.yml", given)
+    assert changed.placement.layers_per_ipu == (10, 14) and changed.applied_without_ipus()[0] == small
+    fewer = config_from_tree(pod, "a.yml", ["placement.layers_per_ipu=[5,7]", "model.num_layers=12"])
+    assert fewer.applied_without_ipus()[0].placement == PlacementConfig(layers_per_ipu=(12,))
+    own = config_from_tree(pod, "a.yml", [*given, "without_ipus.placement.available_memory_proportion=[0.2]"])
+    assert own.applied_without_ipus()[0].placement.available_memory_proportion == (0.2,)
+
+
+def test_the_annotated_form_is_the_configuration():
+    config = config_from_tree({**tiny_settings(), "without_ipus": {"run": {"steps": 3}}}, "a.yml", ["run.seed=1"])
+    text = config.annotated()
+    assert config_from_tree(yaml.safe_load(text), "a.yml") == config
+    assert "# file; packs in one forward pass" in text and "# --set; " in text and "# default" in text
+
+
+@pytest.mark.parametrize("setting", ["hidden_size", "num_layers", "intermediate_size", "max_position_embeddings"])
+def test_a_size_beyond_every_network_is_refused_before_anything_is_allocated(tmp_path, setting):
+    (tmp_path / "a.yml").write_text(f"model: {{{setting}: 1000000000}}\n")
+    with pytest.raises(ConfigError, match=f"model.{setting} is 1000000000; must be at least .* and at most"):
+        load_config(tmp_path / "a.yml")

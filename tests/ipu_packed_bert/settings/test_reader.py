@@ -1,0 +1,333 @@
+"""The generic reader: what is taken over, from where, what is refused and in which words; on a schema of its own."""
+
+import dataclasses
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional, Tuple
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ipu_packed_bert.settings import pretraining as config
+from ipu_packed_bert.settings.reader import (
+    DEFAULT,
+    FILE,
+    ConfigError,
+    SettingsReader,
+    annotated,
+    as_tree,
+    keys_of,
+    load_yaml,
+    setting,
+    suggestions,
+    typed_value,
+)
+from ipu_packed_bert.settings.shipped import shipped_names
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+
+
+@dataclass(frozen=True)
+class Tree:
+    height: float = setting(3.0, "metres", above=0.0, maximum=120.0)
+    leaves: int = setting(5, "", minimum=0)
+    rings: Tuple[int, ...] = setting((1, 2), "one a year", minimum=1)
+    kind: str = setting("oak", "", choices=("oak", "elm"))
+    felled: bool = setting(False)
+
+
+@dataclass(frozen=True)
+class Owner:
+    name: Optional[str] = setting(None, "null: nobody")
+    leaves: int = setting(0, "in the garden", minimum=0)
+
+
+SECTIONS = {"tree": Tree, "owner": Owner}
+
+
+def reader(tree=None, *overrides):
+    found = SettingsReader(SECTIONS, "a.yml")
+    found.read(tree, FILE)
+    for override in overrides:
+        found.override(override)
+    return found
+
+
+def test_a_later_source_wins_and_each_value_has_its_origin():
+    found = reader({"tree": {"height": 4, "rings": [3]}, "owner": None}, "tree.height=1e1", "owner.name=Ada")
+    sections = found.sections()
+    found.refuse_problems()
+    assert sections == {"tree": Tree(height=10.0, rings=(3,)), "owner": Owner(name="Ada")}
+    assert {key: found.origins[key] for key in ("tree.height", "tree.rings", "owner.name", "tree.kind")} == {
+        "tree.height": "--set",
+        "tree.rings": "file",
+        "owner.name": "--set",
+        "tree.kind": DEFAULT,
+    }
+    assert set(found.origins) == set(keys_of(SECTIONS))
+
+
+def test_nothing_is_the_defaults():
+    for tree in (None, {}, {"tree": None, "owner": {}}):
+        assert reader(tree).sections() == {"tree": Tree(), "owner": Owner()}
+
+
+def test_a_derived_default_gives_way_to_what_is_stated():
+    found = reader({"tree": {"leaves": 7}})
+    found.derive("tree.leaves", 9, "tree.height")
+    found.derive("owner.leaves", 9, "tree.leaves")
+    sections = found.sections()
+    assert sections["tree"].leaves == 7 and sections["owner"].leaves == 9
+    assert found.origins["owner.leaves"] == "default, from tree.leaves"
+    assert found.stated("tree.leaves") and not found.stated("owner.leaves") and not found.stated("tree.kind")
+    assert (found.value("owner.leaves"), found.value("tree.kind")) == (9, "oak")
+
+
+@pytest.mark.parametrize(
+    "tree, overrides, words",
+    [
+        ([1], (), "the file is [1]; must hold sections of settings"),
+        ({"tree": 3}, (), "tree is 3; must hold settings, one `key: value` a line"),
+        ({"tree": {"height": 0.0}}, (), "tree.height is 0.0; must be above 0 and at most 120"),
+        ({"tree": {"rings": []}}, (), "tree.rings is []; must be a list such as [3, 7]"),
+        ({"tree": {"rings": [1, 0]}}, (), "tree.rings is [1, 0]; each must be at least 1"),
+        ({"tree": {"kind": "ash"}}, (), "tree.kind is 'ash'; must be one of oak, elm"),
+        ({"tree": {"felled": 1}}, (), "tree.felled is 1; must be true or false"),
+        ({"tree": {"leaves": True}}, (), "tree.leaves is True; must be a whole number"),
+        ({"owner": {"name": 3}}, (), "owner.name is 3; must be a text"),
+        ({}, ("tree.height",), "--set tree.height: must read section.key=value"),
+        ({}, ("tree.height=[",), "--set tree.height=[: the value is not valid YAML"),
+        ({}, ("tree=3",), "--set tree is 3; must hold settings"),
+        ({}, ("tree.height=low",), "--set tree.height is 'low'; must be a number"),
+    ],
+)
+def test_one_problem_is_one_line_with_key_value_and_rule(tree, overrides, words):
+    found = reader(tree, *overrides)
+    assert len(found.problems) == 1 and words in found.problems[0]
+    with pytest.raises(ConfigError) as error:
+        found.refuse_problems()
+    assert str(error.value) == f"a.yml: {found.problems[0]}"
+    found.sections()  # a wrong value is left out: the rest can still be checked
+
+
+def test_every_problem_is_named_and_what_follows_from_it_is_not():
+    found = reader({"tree": {"height": -1, "leafs": 3}, "garden": {}}, "owner.leaves=-2")
+    found.check(
+        [
+            ("tree.height owner.name", True, "the tree is too high"),
+            ("owner.name", True, "nobody cares"),
+            ("tree.kind", False, "not broken"),
+        ]
+    )
+    assert len(found.problems) == 5 and found.problems[-1] == "nobody cares"
+    with pytest.raises(ConfigError) as error:
+        found.refuse_problems()
+    assert str(error.value).split("\n")[0] == "a.yml: 5 problems" and len(str(error.value).split("\n")) == 6
+
+
+@pytest.mark.parametrize(
+    "key, meant",
+    [
+        ("height", ["tree.height"]),
+        ("owner.height", ["tree.height"]),
+        ("tree.hight", ["tree.height"]),
+        ("heights", ["tree.height"]),
+        ("leaves", ["tree.leaves", "owner.leaves"]),
+        ("ownr", ["owner"]),
+        ("tree.zzz", []),
+        ("zzz", []),
+    ],
+)
+def test_an_unknown_name_is_answered_with_full_names(key, meant):
+    assert suggestions(key, SECTIONS) == meant
+
+
+def test_a_block_of_the_same_settings_shares_the_problems_and_names_itself():
+    found = reader({"tree": {"height": "low"}})
+    small = found.block("in_pots")
+    small.read({"tree": {"hight": 1, "leaves": -1, "height": 2}}, FILE)
+    small.override("tree.rings=3")
+    assert found.problems == [
+        "tree.height is 'low'; must be a number",
+        "in_pots.tree.hight is not a setting; did you mean in_pots.tree.height?",
+        "in_pots.tree.leaves is -1; must be at least 0",
+        "--set in_pots.tree.rings is 3; must be a list such as [3, 7]",
+    ]
+    assert small.values == {"tree.height": 2.0} and "tree.height" not in found.values
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(["{!r}", "{:e}", "{:.17g}", "{:E}"]))
+def test_a_number_in_any_notation_is_that_number(number, notation):
+    text = notation.format(number)
+    assert typed_value(yaml.safe_load(text), float) == float(text)
+
+
+@given(st.integers(-(10**15), 10**15))
+def test_a_whole_number_in_any_notation_is_that_number(number):
+    for text in (str(number), f"{number}.0", f"{number}e0"):
+        value = typed_value(yaml.safe_load(text), int)
+        assert value == number and type(value) is int
+    with pytest.raises(ValueError, match="a whole number"):
+        typed_value(number + 0.5 if abs(number) < 2**50 else 0.5, int)
+
+
+@given(
+    st.builds(
+        Tree,
+        height=st.floats(1e-300, 120),
+        leaves=st.integers(0, 2**62),
+        felled=st.booleans(),
+        kind=st.sampled_from(["oak", "elm"]),
+        rings=st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple),
+    ),
+    st.builds(
+        Owner,
+        name=st.none()
+        | st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn", "Co"]), max_size=20),
+    ),
+)
+def test_what_is_written_is_read_back(tree, owner):
+    sections = {"tree": tree, "owner": owner}
+    for text in (yaml.safe_dump(as_tree(sections)), annotated(sections, {})):
+        found = reader(yaml.safe_load(text))
+        assert found.sections() == sections and not found.problems
+
+
+def test_the_annotated_form_says_origin_and_meaning():
+    found = reader({"tree": {"height": 4}})
+    text = annotated(found.sections(), found.origins)
+    assert (
+        "  height: 4.0                                # file; metres\n" in text and "# default; null: nobody\n" in text
+    )
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"tree: {height: 1}\nowner: {}\ntree: {}\n", "tree stands twice"),
+        (b"tree:\n  height: 1\n  height: 2\n", "height stands twice"),
+        (b"tree: [", "not valid YAML"),
+        (b"\xff\xfe", "not valid YAML"),
+        (b"? {a: b}\n: c\n", "not valid YAML"),
+        (b"tree: &x {height: *x}\n", "not valid YAML: found unconstructable recursive node"),
+        (b"tree: &x [1, [*x]]\n", "not valid YAML: found unconstructable recursive node"),
+        (None, "no such file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, content, words):
+    path = tmp_path / "a.yml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=words) as error:
+        load_yaml(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+_ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12)
+)
+_MERGES = "a0: &a0 {b: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "run:\n  steps: " + value
+        for value in (
+            *(
+                "!!python/object/apply:os.getpid []",
+                "2001-13-45",
+                "2001-01-01",
+                "!!bool a",
+                "!!int ''",
+                "!!timestamp a",
+                "&x [*x]",
+            ),
+            *(
+                "9" * 100_000,
+                "1e400",
+                ".inf",
+                ".nan",
+                "1" + "0" * 40,
+                "[" * 3000,
+                "{[1]: 2}",
+                "{1: 1, 1: 1}",
+                "{<<: 1}",
+                '"\\0"',
+            ),
+        )
+    ]
+    + ["data:\n  directory: " + value for value in ('"\\0"', '"a\\nb"', '"\\ud800"', "x" * 5000, "2001-01-01", "12")]
+    + ['task: {name: "\\ud800"}', "task: {name: " + "x" * 5000 + "}"]
+    + [_ALIASES, _MERGES, "run: " + "a" * 70_000, "b" * 70_000 + ": {}", '"\\e[31m": 1', "# " + "x" * (1 << 20)],
+    ids=lambda text: text[:24],
+)
+def test_what_a_file_can_hold_besides_settings_is_refused_in_lines_that_can_be_printed(tmp_path, text):
+    path = tmp_path / "a.yml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        config.load_config(path)
+    lines = str(raised.value).split("\n")
+    assert str(path) in lines[0] and all(line.isprintable() and len(line) < 600 for line in lines)
+
+
+@pytest.mark.parametrize("value", ["[" * 3000, "2001-13-45", "9" * 100_000, "!!int ''", "x" * 5000])
+def test_what_set_can_hold_besides_a_value_is_refused_too(tmp_path, value):
+    (tmp_path / "a.yml").write_text("run: {steps: 3}\n")
+    with pytest.raises(ConfigError) as raised:
+        config.load_config(tmp_path / "a.yml", [f"run.steps={value}"])
+    assert len(str(raised.value)) < 600 and "--set" in str(raised.value)
+
+
+def test_one_value_under_two_names_is_not_a_key_that_stands_twice(tmp_path):
+    (tmp_path / "a.yml").write_text("tree: &a {leaves: 3}\nowner: *a\n")
+    assert load_yaml(tmp_path / "a.yml") == {"tree": {"leaves": 3}, "owner": {"leaves": 3}}
+
+
+def test_a_file_extends_another(tmp_path):
+    """Section by section, over several files; the nearest value counts, a list as a whole."""
+    (tmp_path / "a.yml").write_text("x: {one: 1, two: [1, 2], three: 3}\ny: {z: {deep: 1, other: 2}}\n")
+    (tmp_path / "b.yml").write_text("extends: a\nx: {two: [5], three: null}\n")
+    (tmp_path / "c.yml").write_text("extends: b\ny: {z: {deep: 7}}\nw: {new: 1}\n")
+    assert load_yaml(tmp_path / "c.yml") == {
+        "x": {"one": 1, "two": [5], "three": None},
+        "y": {"z": {"deep": 7, "other": 2}},
+        "w": {"new": 1},
+    }
+    (tmp_path / "own.yml").write_text("extends: packed_phase2_pod16\nrun: {steps: 7}\n")  # comes with the program
+    own, whole = config.load_config(tmp_path / "own.yml"), config.load_config(CONFIGS / "packed_phase2_pod16.yml")
+    assert own.run.steps == 7 and own.model == whole.model and own.without_ipus == whole.without_ipus
+
+
+@pytest.mark.parametrize("name", ["a", "nothing", "../a", "a.yml", "7", "[a]", "null", "''"])
+def test_what_cannot_be_extended_is_one_line(tmp_path, name):
+    (tmp_path / "a.yml").write_text(f"extends: {name}\n")  # itself, or nothing
+    with pytest.raises(ConfigError, match="extend") as error:
+        load_yaml(tmp_path / "a.yml")
+    assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_a_new_engine_setting_is_one_line():
+    """No file needs to name it: a dataclass field with its default is all."""
+    engine = dataclasses.make_dataclass(
+        "Engine", [("fresh", int, setting(3, "new", minimum=1))], bases=(config.EngineConfig,), frozen=True
+    )
+    sections = {**config.SECTIONS, "engine": engine}
+    paths = [CONFIGS / f"{name}.yml" for name in shipped_names() if "finetune" not in name]
+    assert len(paths) >= 60
+    for path in paths:
+        tree = load_yaml(path)
+        tree.pop("without_ipus", None)
+        found = SettingsReader(sections, str(path))
+        found.read(tree, FILE)
+        assert not found.problems and found.sections()["engine"].fresh == 3
+    assert "fresh: 3 " in annotated(found.sections(), found.origins)
+
+
+def test_loads_without_torch():
+    code = "import sys, ipu_packed_bert.settings.reader; sys.exit('torch' in sys.modules or 'poptorch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,435 @@
+"""Every committed configuration: in range, what its name says, and the published values whatever the defaults are."""
+
+import dataclasses
+import fnmatch
+import json
+import re
+import shlex
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ipu_packed_bert.commands import plan as plan_command
+from ipu_packed_bert.planning.plan import host_needs, memory_words, plan
+from ipu_packed_bert.report.ipu_bundle import way_out
+from ipu_packed_bert.settings import finetuning, pretraining
+from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.reader import load_yaml
+from ipu_packed_bert.settings.shipped import config_file, for_one_gpu, merged, shipped_names
+from pack_data.cli.command import run_main
+
+FOLDER = Path(__file__).resolve().parents[3] / "configs"
+load_config = lru_cache(None)(pretraining.load_config)  # each file is read once, whatever is asked of it
+FINE_TUNING = [FOLDER / f"{name}.yml" for name in shipped_names() if name.startswith("finetune_")]
+PATHS = [FOLDER / f"{name}.yml" for name in shipped_names() if not name.startswith("finetune_")]
+FILES = [path for path in PATHS if path.is_file()]  # the others are derived from them
+NAME = re.compile(
+    r"(?P<packing>packed|unpacked)_(?:(?P<phase>phase1|phase2)(?:_(?P<length>\d+))?(?P<base>_base)?_(?P<machine>(?:bow_)?pod(?:16|64)|pod4|gpu1|gpu8)"
+    r"|(?P<small>small_ipu1|host))\.yml"
+)
+
+# Published Graphcore configurations for POD16 (graphcore/examples, nlp/bert/pytorch): micro-batch, accumulation, steps,
+# peak learning rate, warm-up share, loss scale, first and other memory proportions, parts of the table.
+PUBLISHED = {
+    ("base", 128): (32, 512, 7038, 6.0e-3, 0.28, 16384.0, 0.25, 0.25, 1),
+    ("base", 384): (8, 512, 2137, 2.828e-3, 0.128, 128.0, 0.25, 0.25, 1),
+    ("base", 512): (8, 512, 2137, 2.828e-3, 0.128, 128.0, 0.25, 0.25, 2),
+    ("large", 128): (8, 2048, 7038, 6.0e-3, 0.28, 4096.0, 0.15, 0.25, 2),
+    ("large", 384): (2, 2048, 2137, 2.828e-3, 0.128, 8192.0, 0.15, 0.25, 2),
+    ("large", 512): (2, 2048, 2137, 2.828e-3, 0.128, 8192.0, 0.10, 0.15, 2),
+}
+# What the published ones for POD64 have otherwise: loss scale, first and other memory proportions. BERT-base has none.
+PUBLISHED_POD64 = {
+    ("large", 128): (32768.0, 0.14, 0.19),
+    ("large", 384): (16384.0, 0.15, 0.25),
+    ("large", 512): (16384.0, 0.13, 0.19),
+}
+REPLICAS = {"pod4": 1, "pod16": 4, "pod64": 16, "bow_pod16": 4, "bow_pod64": 16}
+# hidden, layers, heads, intermediate, layers per IPU
+# Published NVIDIA configuration, BERT-large with LAMB (NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT,
+# scripts/configs/pretrain_config.sh, dgxa100_8gpu_fp16): sequences an update, steps, peak learning rate, warm-up share.
+PUBLISHED_GPU = {128: (65536, 7038, 6.0e-3, 0.2843), 512: (32768, 1563, 4.0e-3, 0.128)}
+SIZES = {"base": (768, 12, 12, 3072, (0, 4, 4, 4)), "large": (1024, 24, 16, 4096, (3, 7, 7, 7))}
+MASKS = {128: 20, 384: 56, 512: 76}
+
+
+def test_all_that_were_asked_for_are_there():
+    sizes = [
+        f"{packing}_{phase}{base}_{machine}.yml"
+        for packing in ("packed", "unpacked")
+        for phase in ("phase1", "phase2", "phase2_384")
+        for base in ("", "_base")
+        for machine in REPLICAS
+    ]
+    assert len(sizes) == 60
+    others = [
+        "packed_phase1_gpu1.yml",
+        "packed_phase2_gpu1.yml",
+        "packed_phase2_gpu8.yml",
+        "packed_phase1_base_gpu1.yml",
+        "packed_phase2_base_gpu1.yml",
+        "packed_small_ipu1.yml",
+        "packed_host.yml",
+        "unpacked_host.yml",
+    ]
+    assert {path.name for path in PATHS} == set(sizes + others) and len(FILES) + len(FINE_TUNING) < 20
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_configuration_is_found_by_name_and_as_a_file_of_the_folder(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # no folder configs/ is here
+    for text in (name, f"configs/{name}.yml"):
+        assert config_file(text) == FOLDER / f"{name}.yml"
+    mine = tmp_path / "mine.yml"
+    mine.write_text(f"extends: {name}\n")
+    assert load_yaml(mine) == load_yaml(FOLDER / f"{name}.yml")
+
+
+def test_a_number_times_another_is_of_the_base_alone():
+    base = {"batch": {"micro_batch": 8, "kept": 1}}
+    assert merged(base, {"batch": {"micro_batch": "times 0.25"}}) == {"batch": {"micro_batch": 2, "kept": 1}}
+    assert merged({}, {"batch": {"micro_batch": "times 4"}}) == {"batch": {"micro_batch": "times 4"}}
+
+
+def test_every_entry_of_the_derived_ones_changes_something():
+    entries = yaml.safe_load((FOLDER / "derived.yml").read_text())
+    assert len(entries) > 10 and "derived" not in shipped_names()
+    for entry in entries:
+        names = [name for name in shipped_names() if fnmatch.fnmatch(name, entry["name"])]
+        assert names and not any((FOLDER / f"{name}.yml").is_file() for name in names), entry
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_what_the_name_says(path):
+    name = NAME.fullmatch(path.name)
+    assert name, "a name says packed or unpacked, phase or host, size and machine"
+    config = load_config(path)
+
+    packed = name["packing"] == "packed"
+    assert config.packed == packed
+    packer = "optimal" if name["small"] == "host" else "nnlshp"
+    assert (config.data.packer, config.data.max_sequences_per_pack) == ((packer, 3) if packed else ("none", 1))
+    assert not path.is_file() or "packed" in path.read_text().split("\n")[0]
+    assert config.predictions_per_sequence == MASKS[config.data.max_sequence_length]
+    # A packed and an unpacked run, or two lengths, must never share a folder.
+    for each in (config, config.applied_without_ipus()[0]):
+        words = each.data.directory.replace("/", "_").split("_")
+        assert ("packed" if packed else "unpacked") in words and str(each.data.max_sequence_length) in words
+
+    if name["machine"] is None:
+        assert config.ipus == 1
+        assert bool(config.without_ipus) == (name["small"] == "small_ipu1")
+        assert config.engine.kind == ("host" if name["small"] == "host" else "auto")
+        return
+    length = 128 if name["phase"] == "phase1" else int(name["length"] or 512)
+    size = "base" if name["base"] else "large"
+    assert config.data.max_sequence_length == length
+    if name["machine"].startswith("gpu"):
+        for_gpus(config, size, length, memory={"gpu1": 80e9, "gpu8": 40e9}[name["machine"]])
+        return
+    replicas = REPLICAS[name["machine"]]
+    assert (config.placement.replicas, config.placement.ipus_per_replica) == (replicas, 4)
+    assert config.placement.machine == ("bow" if name["machine"].startswith("bow") else "mk2")
+    assert config.placement.replicated_tensor_sharding == (replicas > 1)
+    micro, accumulation, steps, rate, warmup, scale, first, others, parts = PUBLISHED[size, length]
+    if name["machine"].endswith("pod64"):
+        scale, first, others = PUBLISHED_POD64.get((size, length), (scale, first, others))
+    if path.is_file():  # its head says whose settings they are
+        head = [line for line in path.read_text().splitlines() if line.startswith("#")]
+        assert "ublished" in head[1] and f"{replicas} replicas of a pipeline of 4" in head[0]
+    assert (
+        config.model.hidden_size,
+        config.model.num_layers,
+        config.model.num_heads,
+        config.model.intermediate_size,
+        config.placement.layers_per_ipu,
+    ) == SIZES[size]
+    # Every machine has the batch of a POD16, by as many times the accumulation as it has fewer replicas.
+    assert (config.batch.micro_batch, config.batch.gradient_accumulation * replicas) == (micro, accumulation * 4)
+    assert config.packs_per_update(1.0) == {128: 65536}.get(length, 16384)
+    assert config.run.steps == steps
+    assert (config.optimizer.learning_rate, config.optimizer.warmup_fraction) == (rate, warmup)
+    assert config.optimizer.name == "lamb" and config.optimizer.bias_correction == (size == "large")
+    assert config.engine.loss_scaling == scale
+    assert config.placement.available_memory_proportion == (first, others, others, others)
+    assert config.placement.embedding_serialization_factor == parts
+
+
+def for_gpus(config, size, length, memory):
+    model, optimizer, engine = config.model, config.optimizer, config.engine
+    assert (model.hidden_size, model.num_layers, model.num_heads, model.intermediate_size) == SIZES[size][:4]
+    assert (config.packs_per_update(1.0), config.run.steps) == PUBLISHED_GPU[length][:2]
+    assert (optimizer.learning_rate, optimizer.warmup_fraction) == PUBLISHED_GPU[length][2:]
+    assert (optimizer.name, optimizer.schedule, optimizer.schedule_power) == ("lamb", "polynomial", 0.5)
+    assert (optimizer.max_gradient_norm, optimizer.eps, optimizer.weight_decay) == (1.0, 1e-6, 0.01)
+    assert model.layer_norm_eps == 1e-12 and optimizer.bias_correction and not config.without_ipus
+    # What takes the variable-length kernel, and is refused where no GPU is.
+    assert (engine.kind, engine.device, engine.precision) == ("host", "cuda", "bfloat16")
+    assert model.attention_dropout == 0.0 and config.ipus == 1
+    # Half as much again as is computed must fit: kernels' buffers and the allocator's waste are not counted.
+    assert 0.2 * memory < host_needs(plan(config, packing_factor=2.0)).memory.most < memory / 1.5
+
+
+TABLE = json.loads((FOLDER.parent / "tests" / "data" / "published_settings.json").read_text())
+
+
+@pytest.mark.parametrize("name", sorted(TABLE["files"]))
+def test_every_setting_of_a_published_run_is_the_published_one(name):
+    """The files leave out what has its default: a default that changes must not change a published run."""
+    tree = load_config(FOLDER / name).as_dict()
+    wanted = {**TABLE["shared"], **TABLE["files"][name]}
+    found = {key: tree[key.split(".")[0]][key.split(".")[1]] for key in wanted}
+    assert found == wanted and len(wanted) == 61
+
+
+def test_the_table_of_published_settings_is_whole():
+    assert (
+        set(TABLE["files"]) == {path.name for path in PATHS if re.search("[^w]_pod16", path.name)}
+        and len(TABLE["files"]) == 12
+    )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_holds_what_its_run_sets_and_no_more(path):
+    """A setting that a file states changes the run, or is one that a reader of the file looks for."""
+    tree = yaml.safe_load(path.read_text())
+    stated = {
+        f"{section}.{key}": value
+        for section, values in tree.items()
+        if section != "without_ipus"
+        for key, value in values.items()
+    }
+    tree_of = Config().as_dict()
+    looked_for = {
+        "data.packer",
+        "data.max_sequences_per_pack",
+        "data.max_sequence_length",
+        "data.max_predictions_per_sequence",
+        "engine.loss_scaling",
+        *(
+            f"model.{name}"
+            for name in ("vocabulary_size", "hidden_size", "num_layers", "num_heads", "intermediate_size")
+        ),
+        "optimizer.learning_rate",
+        "optimizer.warmup_fraction",
+        "batch.micro_batch",
+        "batch.gradient_accumulation",
+        "run.steps",
+    }
+    unneeded = {key for key, value in stated.items() if tree_of[key.split(".")[0]][key.split(".")[1]] == value}
+    assert not unneeded - looked_for
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in PATHS if "_pod" in path.name or "_ipu" in path.name], ids=lambda path: path.name
+)
+def test_without_ipus_it_is_the_same_run_in_small(path):
+    config = load_config(path)
+    small, changes = config.applied_without_ipus()
+    assert {change.key for change in changes} >= {"model.hidden_size", "batch.gradient_accumulation", "run.steps"}
+    # Same shape of packs, same loss, same kind of optimiser: only sizes, speed and data differ.
+    assert (small.data.max_sequence_length, small.data.max_sequences_per_pack) == (
+        config.data.max_sequence_length,
+        config.data.max_sequences_per_pack,
+    )
+    assert small.data.packer == ("optimal" if config.packed else "none")
+    assert small.loss == config.loss and small.optimizer.name == config.optimizer.name
+    assert small.data.corpus == "embedded" and small.ipus == 1 and small.run.steps <= 400
+    assert small.data.directory != config.data.directory
+
+
+def test_packed_and_unpacked_differ_only_in_packing():
+    pairs = [(FOLDER / ("un" + path.name), path) for path in PATHS if path.name.startswith("packed")]
+    compared = 0
+    for unpacked, packed in pairs:
+        if unpacked in PATHS:
+            first, second = load_config(unpacked).as_dict(), load_config(packed).as_dict()
+            for tree in (first, second, first.get("without_ipus", {}), second.get("without_ipus", {})):
+                for key in ("directory", "packer", "max_sequences_per_pack"):
+                    tree.get("data", {}).pop(key, None)
+                tree.get("run", {}).pop("compare_unpacked", None)  # of packs only
+            assert first == second
+            compared += 1
+    assert compared == 1 + 30
+
+
+def test_the_configuration_for_a_gpu_is_that_of_the_same_model_and_length():
+    compared = 0
+    for path in PATHS:
+        other = for_one_gpu(path.stem)
+        if other:
+            first, second = load_config(path), load_config(FOLDER / f"{other}.yml")
+            assert first.data.max_sequence_length == second.data.max_sequence_length and first.packed == second.packed
+            assert (first.model.hidden_size, first.model.num_layers) == (
+                second.model.hidden_size,
+                second.model.num_layers,
+            )
+            compared += 1
+    assert compared >= 4
+    assert for_one_gpu("packed_phase2_gpu1") is None and for_one_gpu("unpacked_phase2_pod16") is None
+
+
+def test_fine_tuning_configs_are_there():
+    assert {path.name for path in FINE_TUNING} >= {"finetune_squad_packed.yml", "finetune_banking77_packed.yml"}
+
+
+@pytest.mark.parametrize("path", FINE_TUNING, ids=lambda path: path.name)
+def test_fine_tuning_what_the_name_says(path):
+    name = re.fullmatch(
+        r"finetune_(?P<data>[a-z0-9]+)_(?P<packing>packed|unpacked)(?:(?P<base>_base)?_(?P<machine>pod4|pod16))?\.yml",
+        path.name,
+    )
+    assert name, (
+        "a name says finetune, the data or the task, packed or unpacked, and size and machine where it has IPUs"
+    )
+    config, tasks = finetuning.load_config(path), {"squad": "squad", "tokens": "tokens"}
+    assert config.task.name == tasks.get(name["data"], "single_label")
+    assert config.packed == (name["packing"] == "packed")
+    assert not path.is_file() or name["packing"] in path.read_text().split("\n")[0]
+    assert not finetuning.load_config(path, ["data.packer=none"]).packed
+    if name["machine"] is None:
+        files = config.data.training, config.data.evaluation
+        assert all(file.startswith(name["data"] + "/") for file in files) and config.ipus == 1
+        return
+    hidden, layers, heads, intermediate, _ = SIZES["base" if name["base"] else "large"]
+    model, placement = config.model, config.placement
+    assert (model.hidden_size, model.num_layers, model.num_heads) == (hidden, layers, heads)
+    assert (model.intermediate_size, model.vocabulary_size) == (intermediate, 30522)
+    assert config.ipus == int(name["machine"][3:]) and sum(placement.layers_per_ipu) == layers
+    assert not path.is_file() or name["machine"].upper() in path.read_text().split("\n")[0]
+    # Full pipelines at packing factors that were met: SQuAD at 384, and short texts and sentences at 128.
+    for factor in {384: (1.0, 2.17, 2.232), 128: (1.0, 5.0, 9.0)}[config.data.max_sequence_length]:
+        config.with_micro_batch(factor).check_for_ipus(factor)
+
+
+# Published Graphcore configurations (graphcore/examples, nlp/bert/pytorch, configs_squad.yml): sequences an update
+# (micro-batch x accumulation x replicas), replicas, peak learning rate, warm-up share, attention dropout, layers and
+# memory proportion of each IPU. What is None is otherwise here, and the file says why.
+PUBLISHED_SQUAD = {
+    "base_pod16": (None, 4, 6.0e-5, 0.25, 0.1, (0, 4, 4, 4), (0.25,) * 4),
+    "base_pod4": (1 * 8 * 4, None, 6.0e-5, 0.25, 0.1, (0, 4, 4, 4), (0.25,) * 4),
+    "pod16": (
+        4 * 32 * 2,
+        2,
+        5.0e-5,
+        0.1,
+        0.15,
+        (2, 3, 3, 3, 3, 3, 3, 4),
+        (0.08, 0.28, 0.32, 0.32, 0.36, 0.38, 0.4, 0.32),
+    ),
+    "pod4": (2 * 64 * 2, None, 5.0e-5, 0.1, 0.15, (3, 7, 7, 7), (0.15, 0.25, 0.25, 0.25)),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_SQUAD)
+def test_published_settings_of_squad(name):
+    config = finetuning.load_config(FOLDER / f"finetune_squad_packed_{name}.yml")
+    optimizer, placement = config.optimizer, config.placement
+    found = (
+        config.batch.sequences_per_update,
+        placement.replicas,
+        optimizer.learning_rate,
+        optimizer.warmup_fraction,
+        config.model.attention_dropout,
+        placement.layers_per_ipu,
+        placement.available_memory_proportion,
+    )
+    assert all(theirs in (None, ours) for ours, theirs in zip(found, PUBLISHED_SQUAD[name]))
+    assert (optimizer.name, optimizer.schedule, optimizer.weight_decay) == ("adamw", "linear", 0.01)
+    assert (optimizer.bias_correction, optimizer.max_gradient_norm, optimizer.eps) == (False, None, 1e-6)
+    assert (optimizer.beta1, optimizer.beta2, config.model.hidden_dropout) == (0.9, 0.999, 0.1)
+    assert (config.engine.loss_scaling, config.engine.first_moment_type, config.run.epochs) == (64.0, "float16", 3)
+    assert placement.optimizer_state_off_chip == (name == "pod4") and config.data.max_sequence_length == 384
+    assert placement.replicated_tensor_sharding == (placement.replicas > 1)
+
+
+# ----------------------------------------------------------------------------- the --set lines of messages and pages
+
+SET = re.compile(r"--set (\S+?=[^\s;`]+)")
+
+
+def of_each_placement():
+    """A configuration of each shape of placement, with and without a block without_ipus, of pre-training and tasks."""
+    found = {}
+    for path in PATHS + FINE_TUNING:
+        config = finetuning.load_config(path) if path in FINE_TUNING else load_config(path)
+        small = bool(getattr(config, "without_ipus", ()))
+        placement = dataclasses.replace(config.placement, machine="mk2", available_memory_proportion=())
+        found.setdefault((placement, small, path in FINE_TUNING), path)
+    return sorted(found.values())
+
+
+SHAPES = of_each_placement()
+
+
+def printed_for(config):
+    """The settings of each line that a message tells the user to type, whichever IPU is full and whatever fits."""
+    texts = [config.on_replicas(1)]
+    if isinstance(config, Config):
+        # As a run that keeps everything, so that every way out is printed.
+        engine = dataclasses.replace(config.engine, recompute_layers=False, half_logits=False)
+        placement = dataclasses.replace(config.placement, optimizer_state_off_chip=False)
+        full = dataclasses.replace(config, engine=engine, placement=placement)
+        for ipu in (None, *range(config.placement.ipus_per_replica)):
+            for smaller in (None, 1):
+                texts += way_out(full, ipu=ipu, smaller=smaller)
+        texts += memory_words(plan(full, packing_factor=1.0)._replace(config=full), 1)
+        texts.append(pretraining.schedule_too_short("", 2 * config.run.steps, config.run.steps))
+    found = [tuple(SET.findall(text)) for text in texts]
+    return list(dict.fromkeys(settings for settings in found if settings))
+
+
+def test_there_is_a_configuration_of_each_shape_of_placement():
+    assert len(SHAPES) >= 8
+    assert {load_config(path).placement.ipus_per_replica for path in SHAPES if path in PATHS} == {1, 4}
+
+
+@pytest.mark.parametrize("path", SHAPES, ids=lambda path: path.stem)
+def test_every_set_that_a_message_prints_is_taken(path):
+    loaded = finetuning.load_config if path in FINE_TUNING else pretraining.load_config
+    before = loaded(path)
+    lines = printed_for(before)
+    assert len(lines) >= (1 if path in FINE_TUNING else 7)
+    for settings in lines:
+        changed = loaded(path, settings)
+        assert all(changed.origins[setting.partition("=")[0]] == "--set" for setting in settings)
+        if path in FINE_TUNING:
+            continue
+        assert plan(changed, packing_factor=1.0).update is not None
+        if before.without_ipus:  # a placement that is printed is the pod's: the small run keeps its own
+            small, former = (each.applied_without_ipus()[0].placement for each in (changed, before))
+            assert dataclasses.replace(small, optimizer_state_off_chip=True) == former
+
+
+def test_the_plan_takes_the_way_out_of_a_full_pod(capsys):
+    lines = printed_for(load_config(FOLDER / "packed_phase2_pod16.yml"))
+    lines = [settings for settings in lines if "per_ipu" in settings[0] or "proportion" in settings[0]]
+    assert len(lines) >= 8
+    for settings in lines:
+        options = [word for setting in settings for word in ("--set", setting)]
+        assert run_main(plan_command.main, ["--config", "packed_phase2_pod16", "--packing-factor", "1", *options]) == 0
+
+
+def test_every_set_that_a_page_prints_is_taken():
+    """With the configuration that its command names; without one, on every shape of placement."""
+    read = 0
+    for page in [FOLDER.parent / "README.md", *sorted((FOLDER.parent / "docs").rglob("*.md"))]:
+        for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
+            settings = [shlex.split(each)[0] for each in SET.findall(line)]
+            # In running text some values are words in capitals, and tasks have settings of their own.
+            settings = [each for each in settings if not re.search(r"=([A-Z]+|\.\.\.)$|^a\.b=|^section\.", each)]
+            named = re.search(r"--config (?:configs/)?(\w+)", line)
+            paths = [path for path in SHAPES if path in PATHS]
+            if named:
+                paths = [path for path in PATHS + FINE_TUNING if path.stem == named[1]]
+            elif re.search(r"task\.|predict|data\.|--resume", line):
+                continue
+            if not settings or not paths:
+                continue
+            for path in paths:
+                loaded = finetuning.load_config if path in FINE_TUNING else pretraining.load_config
+                loaded(path, settings)
+            read += 1
+    assert read >= 9

@@ -1,0 +1,417 @@
+"""What a run writes down, and what it forgets when it is resumed from before."""
+
+import contextlib
+import errno
+import io
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from ipu_packed_bert.engine.base import StepResult
+from ipu_packed_bert.run_files.checkpoints import Checkpoint, NotSaved, save_checkpoint
+from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.tasks.task import Evaluation
+from ipu_packed_bert.training import log as runlog
+from ipu_packed_bert.training.log import (
+    CHECKPOINTS,
+    EVALUATIONS,
+    LOG,
+    Events,
+    Lines,
+    RunLog,
+    Totals,
+    data_of,
+    environment,
+    forget_after,
+    open_run_folder,
+    padding_avoided,
+    read_log,
+    refuse_a_run_in,
+    resumes,
+    saved_in,
+    tag,
+)
+from pack_data.store.data_set import read_manifest
+from tests.tiny_runs import tiny_data
+
+KEYS = [
+    "step",
+    "loss",
+    "mlm_loss",
+    "nsp_loss",
+    "mlm_accuracy",
+    "nsp_accuracy",
+    "learning_rate",
+    "gradient_norm",
+    "packs",
+    "sequences",
+    "tokens",
+    "seconds",
+    "cycles",
+]
+
+
+def result(step):
+    metrics = {
+        "loss": 10.0 - step,
+        "mlm_loss": 9.0 - step,
+        "nsp_loss": 1.0,
+        "mlm_accuracy": 0.1 * step,
+        "nsp_accuracy": 0.5,
+    }
+    return StepResult(metrics, seconds=0.5, cycles=None)
+
+
+COUNTS = {"packs": 4, "sequences": 7, "tokens": 380, "masked_tokens": 50}
+
+
+def written(folder, steps, *, first_step=0, total=6, **options):
+    stream = io.StringIO()
+    log = RunLog(
+        folder, steps=total, first_step=first_step, max_sequence_length=100, stream=stream, progress=False, **options
+    )
+    for step in steps:
+        log.step(step, 0.01, COUNTS, result(step))
+    log.close()
+    return log, stream.getvalue()
+
+
+def test_padding_avoided_by_hand():
+    # 7 sequences, 380 tokens, rows of 100: unpacked 700 slots with 320 of padding; 4 packs have 400 with 20.
+    assert padding_avoided(4, 7, 380, 100) == 1 - 20 / 320
+    assert padding_avoided(7, 7, 380, 100) == 0.0  # unpacked
+    assert padding_avoided(2, 2, 200, 100) == 0.0  # nothing to avoid
+    assert padding_avoided(0, 0, 0, 100) == 0.0
+
+
+def test_a_line_a_step_with_every_key(tmp_path):
+    written(tmp_path, [1, 2, 3])
+    lines = (tmp_path / LOG).read_text().splitlines()
+    assert [list(json.loads(line)) for line in lines] == [KEYS] * 3
+    assert json.loads(lines[1]) == {
+        "step": 2,
+        "loss": 8.0,
+        "mlm_loss": 7.0,
+        "nsp_loss": 1.0,
+        "mlm_accuracy": 0.2,
+        "nsp_accuracy": 0.5,
+        "learning_rate": 0.01,
+        "gradient_norm": None,
+        "packs": 4,
+        "sequences": 7,
+        "tokens": 380,
+        "seconds": 0.5,
+        "cycles": None,
+    }
+
+
+def test_the_first_step_of_a_process_does_not_count_for_the_speed(tmp_path):
+    log, text = written(tmp_path, [1, 2, 3])
+    assert log.totals == Totals(packs=8, sequences=14, tokens=760, seconds=1.0)
+    assert log.totals.sequences_per_second == 14.0 and log.totals.tokens_per_second == 760.0
+    assert log.totals.packing_factor == 7 / 4
+    assert "14.0 seq/s" in text and "padding avoided 93.75%" in text
+    alone, _ = written(tmp_path, [4], first_step=3)
+    assert alone.totals.packs == 4  # but for the only one
+
+
+def test_not_on_a_terminal_about_twenty_lines(tmp_path):
+    _, text = written(tmp_path, range(1, 201), total=200)
+    meaning, *lines = text.splitlines()
+    assert meaning.startswith("padding avoided: ") and meaning not in lines
+    assert 20 <= len(lines) <= 22 and lines[0].startswith("step   1/200") and lines[-1].startswith("step 200/200")
+
+
+def test_a_live_line_on_request(tmp_path, capsys):
+    log = RunLog(tmp_path, steps=2, max_sequence_length=100, progress=True)
+    log.step(1, 0.01, COUNTS, result(1))
+    log.step(2, 0.01, COUNTS, result(2))
+    log.evaluation(2, Evaluation(COUNTS, result(2).metrics, 0.5))
+    log.close()
+    shown = capsys.readouterr()
+    assert "2/2" in shown.err and "loss 8.000" in shown.err and "padding avoided 93.75%" in shown.err
+    assert [line.split(":")[0] for line in shown.out.splitlines()] == ["padding avoided", "held out after step 2"]
+
+
+def test_resumed_it_forgets_the_steps_after_the_checkpoint(tmp_path):
+    written(tmp_path, [1, 2, 3, 4])
+    with open(tmp_path / LOG, "a") as file:
+        file.write('{"step": 5, "lo')  # cut short by a kill
+    written(tmp_path, [3, 4, 5], first_step=2)
+    assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4, 5]
+
+
+def test_a_cut_last_line_is_no_record(tmp_path):
+    path = tmp_path / LOG
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert read_log(path) == [{"step": 1}, {"step": 2}]
+    forget_after(path, 1)
+    assert path.read_text() == '{"step": 1}\n'
+    assert read_log(tmp_path / "none.jsonl") == []
+
+
+def test_tensorboard_has_the_curves(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = RunLog(tmp_path, steps=4, max_sequence_length=100, log_every=2, stream=io.StringIO(), progress=False)
+    for step in range(1, 5):
+        log.step(step, 0.01, COUNTS, result(step))
+    log.evaluation(4, Evaluation(COUNTS, result(4).metrics, 0.5))
+    log.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(each.step, each.value) for each in events.Scalars("loss/total")] == [(2, 8.0), (4, 6.0)]
+    assert events.Scalars("packing/padding_avoided")[0].value == pytest.approx(0.9375)
+    assert events.Scalars("evaluation/mlm_accuracy")[0].value == pytest.approx(0.4)
+
+
+def test_a_full_disk_ends_the_curves_and_not_the_run(tmp_path, monkeypatch, capsys):
+    from tensorboard.summary.writer import record_writer
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    said, hook = [], threading.excepthook
+    events = Events(tmp_path, 0, said.append)
+    events.add(1, {"loss": 1.0})
+    monkeypatch.setattr(record_writer.RecordWriter, "write", full)
+    events.add(2, {"loss": 1.0, "gradient_norm": None})
+    (thread,) = [each for each in threading.enumerate() if "AsyncWriter" in type(each).__name__]
+    thread.join(10)
+    for step in (3, 4):
+        events.add(step, {"loss": 1.0})
+    events.close()
+    assert len(said) == 1 and "No space left on device" in said[0] and threading.excepthook == hook
+    assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_costs_the_files_of_an_evaluation_and_not_its_scores(tmp_path, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(runlog, "write_atomically", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with contextlib.closing(RunLog(tmp_path, steps=4, max_sequence_length=64, stream=stream)) as log:
+        log.evaluation(2, Evaluation(COUNTS, result(2).metrics, 0.5, files={"predictions.json": {}}))
+    assert f"{tmp_path / 'predictions.json'} is not written (full)" in stream.getvalue()
+    assert [record["step"] for record in read_log(tmp_path / EVALUATIONS)] == [2]
+
+
+def test_without_tensorboard_it_says_so_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    _, text = written(tmp_path, [1])
+    assert text.startswith("no TensorBoard events: pip install tensorboard\n")
+    assert len(read_log(tmp_path / LOG)) == 1
+
+
+def test_environment_says_what_a_run_depends_on(tmp_path):
+    data = data_of(read_manifest(tiny_data(tmp_path)))
+    found = environment(device="host engine", seed=5, data=data, command=["run_pretraining.py"])
+    assert found["data"] == data and found["data"]["sequences"] == 60
+    assert found["versions"]["torch"] == torch.__version__ and found["seed"] == 5 and found["device"] == "host engine"
+    assert json.loads(json.dumps(found)) == found
+    head = subprocess.run(["git", "rev-parse", "HEAD"], stdout=subprocess.PIPE, text=True)
+    if head.returncode == 0:
+        assert found["commit"].rstrip("+") == head.stdout.strip()
+
+
+def test_a_new_run_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "ipu_packed_bert.training.log.time.strftime", lambda form: "20260102-030405"
+    )  # all within one second
+    config = Config(path="configs/packed_host.yml")
+    runs = []
+    for _ in range(3):
+        with open_run_folder(None, config, first_step=0, environment={"seed": 5}) as folder:
+            runs.append(folder)
+    first = runs[0]
+    assert first.parent.name == "runs"
+    assert [run.name for run in runs] == ["packed_host-20260102-030405" + end for end in ("", "-2", "-3")]
+    assert (first / "config.yml").read_text() == config.to_yaml()
+    assert json.loads((first / "environment.json").read_text()) == {"seed": 5}
+    with open_run_folder(str(first), config, first_step=7, environment={"seed": 6}):
+        pass
+    assert json.loads((first / "environment.json").read_text()) == {"seed": 5}
+    assert json.loads((first / "environment-from-step-7.json").read_text()) == {"seed": 6}
+
+
+def test_a_run_is_not_overwritten(tmp_path):
+    written(tmp_path, [1])
+    with pytest.raises(ValueError, match="holds a run already, .* begin it again with --resume-if-there"):
+        refuse_a_run_in(str(tmp_path))
+    (tmp_path / CHECKPOINTS / "step_00000001").mkdir(parents=True)
+    with pytest.raises(ValueError, match="holds a run already; continue it with --resume /"):
+        refuse_a_run_in(str(tmp_path))
+    refuse_a_run_in(str(tmp_path / "new"))
+    refuse_a_run_in(None)
+
+
+@pytest.mark.parametrize("below", ["", "runs/mine"])
+def test_a_file_is_no_place_for_a_run(tmp_path, below):
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(ValueError, match="--out .*a file is a file; a run is a folder, choose another name"):
+        refuse_a_run_in(str(tmp_path / "a file" / below))
+
+
+def test_a_folder_with_a_blank_in_its_name_can_be_pasted(tmp_path):
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    written(folder, [1])
+    (folder / CHECKPOINTS / "step_00000001").mkdir(parents=True)
+    with pytest.raises(ValueError, match="continue it with --resume '/.*/my run', or give another"):
+        refuse_a_run_in(str(folder))
+
+
+@pytest.mark.parametrize(
+    "change", [{"packs": None}, {"tokens": "7"}, {"sequences": -1}, {"seconds": True}, {"loss": "1"}], ids=str
+)
+def test_a_log_whose_counts_were_changed_is_refused_before_the_run_goes_on(tmp_path, change):
+    written(tmp_path, [1, 2])
+    first, second = read_log(tmp_path / LOG)
+    (tmp_path / LOG).write_text("".join(json.dumps(each) + "\n" for each in (first, {**second, **change})))
+    with pytest.raises(ValueError, match=f"line 2: {next(iter(change))} .*must be"):
+        written(tmp_path, [3], first_step=2)
+
+
+@pytest.mark.parametrize("saved", ["step_00000001", None])
+def test_only_what_saved_nothing_begins_again(tmp_path, saved, capsys):
+    """The log of a run with a checkpoint is never taken away."""
+    assert not resumes(tmp_path / "new")
+    written(tmp_path, [1])
+    if saved:
+        (tmp_path / CHECKPOINTS / saved).mkdir(parents=True)
+    assert resumes(tmp_path) == bool(saved) == (tmp_path / LOG).exists()
+    assert ("begins again" in capsys.readouterr().out) == (not saved)
+
+
+def test_what_another_process_saved_before_the_lock_is_not_taken_away(tmp_path, monkeypatch):
+    written(tmp_path, [1])
+
+    @contextlib.contextmanager
+    def after_another(*_):
+        (tmp_path / CHECKPOINTS / "step_00000001").mkdir(parents=True)
+        yield
+
+    monkeypatch.setattr(runlog, "locked", after_another)
+    assert resumes(tmp_path) and (tmp_path / LOG).exists()
+
+
+def test_one_process_at_a_time_writes_a_run(tmp_path):
+    config, folder = Config(), str(tmp_path / "run")
+    with open_run_folder(folder, config, first_step=0, environment={"seed": 1}):
+        for first_step in (0, 3):  # a second new run, and one that is resumed
+            with pytest.raises(ValueError, match="another process writes this run"), open_run_folder(
+                folder, config, first_step=first_step, environment={"seed": 2}
+            ):
+                pass
+    assert json.loads((tmp_path / "run" / "environment.json").read_text()) == {"seed": 1}
+    (tmp_path / "run" / LOG).write_text("")  # the first wrote its run and ended before the second took the lock
+    with pytest.raises(ValueError, match="holds a run already"), open_run_folder(
+        folder, config, first_step=0, environment={"seed": 2}
+    ):
+        pass
+
+
+def test_a_run_that_another_process_continued_is_not_continued_from_before(tmp_path):
+    save_checkpoint(tmp_path / CHECKPOINTS, Checkpoint(3, {}, {}, ""), keep=1)
+    saved = saved_in(tmp_path)
+    save_checkpoint(tmp_path / CHECKPOINTS, Checkpoint(6, {}, {}, ""), keep=1)
+    with pytest.raises(ValueError, match="another process continued this run meanwhile"), open_run_folder(
+        str(tmp_path), Config(), first_step=3, saved=saved, environment={}
+    ):
+        pass
+    with open_run_folder(str(tmp_path), Config(), first_step=6, saved=saved_in(tmp_path), environment={}):
+        pass
+
+
+def test_a_full_disk_loses_no_line_and_leaves_no_half_of_one(tmp_path):
+    class Full:
+        """A file on a disk that has room for a few more bytes."""
+
+        def __init__(self, file, room):
+            self.file, self.room = file, room
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, data):
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            fits, self.room = data[: self.room], max(0, self.room - len(data))
+            return self.file.write(fits)
+
+    said = []
+    lines = Lines(tmp_path / LOG, said.append)
+    lines.append({"step": 1})
+    disk = lines._file = Full(lines._file, room=5)
+    for step in (2, 3):
+        lines.append({"step": step})
+        assert read_log(tmp_path / LOG, note=pytest.fail) == [{"step": 1}]
+    assert len(said) == 1 and "No space left on device" in said[0]
+    with pytest.raises(NotSaved, match=LOG):
+        lines.sync()
+    disk.room = 10**6
+    lines.append({"step": 4, "loss": float("nan")})
+    lines.sync()
+    assert read_log(tmp_path / LOG) == [{"step": 1}, {"step": 2}, {"step": 3}, {"step": 4, "loss": None}]
+    disk.room = 0
+    lines.append({"step": 5})
+    lines.close()
+    assert len(said) == 3 and "lacks its last 1 lines" in said[2]
+    assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4]
+
+
+def test_a_hole_between_log_and_checkpoint_is_said(tmp_path):
+    records = "".join(json.dumps({"step": step, **COUNTS, "seconds": 1.0}) + "\n" for step in (1, 2, 4, 5, 6, 9))
+    for first_step, words in ((2, None), (5, "lacks 3 of the 5"), (8, "lacks 3, 7 to 8 of the 8")):
+        (tmp_path / LOG).write_text(records + '{"step": 10, "lo')
+        stream = io.StringIO()
+        RunLog(
+            tmp_path, steps=20, first_step=first_step, max_sequence_length=100, stream=stream, progress=False
+        ).close()
+        notes = stream.getvalue().split("\n")
+        assert [words in note for note in notes if "lacks" in note] == ([True] if words else [])
+        assert sum("cut short" in note for note in notes) == 1
+        assert [record["step"] for record in read_log(tmp_path / LOG)] == [
+            step for step in (1, 2, 4, 5, 6) if step <= first_step
+        ]
+
+
+def test_other_tasks_have_their_own_metrics(tmp_path):
+    """Whatever a task names: a line in log.jsonl, a scalar in TensorBoard, files of predictions."""
+    stream = io.StringIO()
+    log = RunLog(tmp_path, steps=1, max_sequence_length=100, stream=stream, progress=False)
+    log.step(1, 0.01, COUNTS, StepResult({"loss": 2.0, "accuracy": 0.5}, 0.1))
+    log.evaluation(
+        1,
+        Evaluation(
+            COUNTS,
+            {"exact": 50.0, "f1": 61.25, "questions": 4, "pearson": None},
+            0.1,
+            files={"predictions.json": {"q": "é"}},
+        ),
+    )
+    log.close()
+    assert list(read_log(tmp_path / LOG)[0])[:4] == ["step", "loss", "accuracy", "learning_rate"]
+    assert {"f1": 61.25, "questions": 4, "pearson": None, "packs": 4}.items() <= read_log(tmp_path / EVALUATIONS)[
+        0
+    ].items()
+    assert json.loads((tmp_path / "predictions.json").read_text(encoding="utf-8")) == {"q": "é"}
+    assert "loss 2.000  accuracy 50.0%" in stream.getvalue()
+    assert "exact 50.00  f1 61.25  questions 4  pearson none" in stream.getvalue()
+    assert [tag(name) for name in ("loss", "mlm_loss", "nsp_accuracy", "accuracy")] == [
+        "loss/total",
+        "loss/mlm",
+        "accuracy/nsp",
+        "accuracy/total",
+    ]
+
+
+def test_evaluating_is_seen_and_changes_no_batch(tmp_path, capsys):
+    log = RunLog(tmp_path, steps=3, max_sequence_length=100, progress=True)
+    batches = [{"input_ids": number} for number in range(3)]
+    assert list(log.watched(iter(batches))) == batches
+    log.close()
+    assert "evaluating, batch 3" in capsys.readouterr().err

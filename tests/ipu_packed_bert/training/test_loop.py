@@ -1,0 +1,237 @@
+"""The loop: order of events, evaluation over batches, and what Ctrl-C and SIGTERM do."""
+
+import contextlib
+import io
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from ipu_packed_bert.engine.base import StepResult
+from ipu_packed_bert.model.optimizer import learning_rate
+from ipu_packed_bert.processes.ranks import ONE, Processes
+from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
+from ipu_packed_bert.settings.pretraining import config_from_tree
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.training.log import EVALUATIONS, LOG, RunLog, read_log
+from ipu_packed_bert.training.loop import Interruption, train
+from pack_data.cli.command import NotFinite
+from pack_data.store.data_set import PackStore
+from tests.pretraining import count, global_batches, host_engine
+from tests.tiny_runs import SLOTS, held_out_of, tiny_data, tiny_settings
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    with PackStore.open(tiny_data(tmp_path_factory.mktemp("train") / "data")) as store:
+        yield store
+
+
+def result(*values):
+    return StepResult(dict(zip(("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"), values)), 0.1)
+
+
+class Recorder:
+    """An engine that writes down what it is asked; its state is the number of updates made."""
+
+    task = Pretraining(config_from_tree(tiny_settings(), "tiny.yml"))
+    processes = ONE
+
+    def __init__(self, at_step=None):
+        self.calls, self.steps, self.at_step = [], 0, at_step or {}
+
+    def step(self, batch, rate):
+        self.steps += 1
+        self.calls.append(("step", rate))
+        if self.steps in self.at_step:
+            self.at_step[self.steps]()
+        return result(1.0 / self.steps, 0.5, 0.5, 0.25, 0.75)
+
+    def evaluate(self, batch):
+        self.calls.append(("evaluate", len(batch["input_ids"])))
+        return result(2.0, 1.0, 1.0, 0.5, 0.5)
+
+    def state(self):
+        self.calls.append(("state", self.steps))
+        return {"model": {}, "optimizer": {"step": self.steps, "exp_avg": {}, "exp_avg_sq": {}}}
+
+
+def run(store, folder, engine, *overrides, first_step=0):
+    config = config_from_tree(tiny_settings(), "tiny.yml", overrides)
+    batches = global_batches(store, config, packing_factor=store.manifest.packing_factor, evaluation=held_out_of(store))
+    log = RunLog(
+        folder,
+        steps=config.run.steps,
+        first_step=first_step,
+        max_sequence_length=SLOTS,
+        progress=False,
+        stream=io.StringIO(),
+    )
+    with contextlib.closing(log), contextlib.closing(batches):
+        outcome = train(
+            config, engine, batches, log, folder / "checkpoints", steps=config.run.steps, first_step=first_step
+        )
+    return config, outcome
+
+
+def test_steps_evaluations_and_checkpoints_come_when_they_are_due(store, tmp_path):
+    engine = Recorder()
+    config, outcome = run(store, tmp_path, engine)  # 12 steps, evaluation every 5, checkpoint every 3
+    assert outcome == (12, None, None)
+    names = [(name, value) for name, value in engine.calls if name != "step"]
+    assert [value for name, value in names if name == "state"] == [3, 6, 9, 12]
+    assert [value for name, value in engine.calls if name == "step"] == [
+        learning_rate(step, config) for step in range(12)
+    ]
+    assert [record["step"] for record in read_log(tmp_path / LOG)] == list(range(1, 13))
+    assert [record["step"] for record in read_log(tmp_path / EVALUATIONS)] == [5, 10, 12]
+    assert [load_checkpoint(path).step for path in checkpoints(tmp_path / "checkpoints")] == [9, 12]
+
+
+def test_never_evaluated_and_saved_only_at_the_end(store, tmp_path):
+    engine = Recorder()
+    run(store, tmp_path, engine, "run.evaluate_every=0", "run.checkpoint_every=0", "run.steps=4")
+    assert [name for name, _ in engine.calls] == ["step"] * 4 + ["state"]
+
+
+def test_the_log_counts_what_the_batches_hold(store, tmp_path):
+    config, _ = run(store, tmp_path, Recorder())
+    batches = global_batches(store, config, packing_factor=store.manifest.packing_factor)
+    records = read_log(tmp_path / LOG)
+    for record in records:
+        counts = count(next(batches))
+        assert all(record[name] == counts[name] for name in ("packs", "sequences", "tokens"))
+    batches.close()
+    # 12 updates of 4 packs are more than an epoch: a filled-up batch is among them, and its empty packs are not
+    # counted.
+    assert (
+        min(record["packs"] for record in records)
+        < batches.packs_per_update
+        == max(record["packs"] for record in records)
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_update_finish_and_saves(store, tmp_path, number):
+    engine = Recorder({5: lambda: os.kill(os.getpid(), number)})
+    before = signal.getsignal(number)
+    _, outcome = run(store, tmp_path, engine)
+    assert outcome == (5, number, None)
+    assert engine.calls[-1] == ("state", 5) and ("evaluate", 4) not in engine.calls
+    assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1]).step == 5
+    assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4, 5]
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_ends_an_evaluation_after_its_batch_and_half_of_one_is_not_logged(store, tmp_path):
+    class Interrupted(Recorder):
+        def evaluate(self, batch):
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().evaluate(batch)
+
+    engine = Interrupted()
+    _, outcome = run(store, tmp_path, engine)  # several batches, the first time after update 5
+    assert outcome == (5, signal.SIGINT, None)
+    assert [name for name, _ in engine.calls].count("evaluate") == 1 and engine.calls[-1] == ("state", 5)
+    assert read_log(tmp_path / EVALUATIONS) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_held_out_loss_that_is_not_finite_ends_the_run_before_its_checkpoint(store, tmp_path, value):
+    class Broken(Recorder):
+        def evaluate(self, batch):
+            super().evaluate(batch)
+            return result(2.0, value, 1.0, 0.5, 0.5)
+
+    engine = Broken()
+    with pytest.raises(NotFinite, match="update 5: the held-out loss after it is"):
+        run(store, tmp_path, engine)
+    assert [load_checkpoint(path).step for path in checkpoints(tmp_path / "checkpoints")] == [3]
+
+
+def test_a_signal_in_the_last_update_is_a_run_that_ended(store, tmp_path):
+    _, outcome = run(store, tmp_path, Recorder({12: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
+    assert outcome == (12, None, None)
+
+
+def test_a_second_ctrl_c_stops_at_once():
+    processes = Processes()
+    with Interruption(processes):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert processes.stop == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence"])
+def test_evaluation_over_batches_is_that_of_one_large_batch(store, normalisation):
+    overrides = ["loss.normalisation=" + normalisation]
+    small = config_from_tree(tiny_settings(), "tiny.yml", overrides)
+    large = config_from_tree(tiny_settings(), "tiny.yml", overrides + ["batch.gradient_accumulation=30"])
+    found = []
+    for config in (small, large):
+        batches = global_batches(store, config, packing_factor=2.0, evaluation=held_out_of(store))
+        engine = host_engine(config, store.schema, packing_factor=2.0)
+        parts = list(batches.held_out())
+        found.append((len(parts), engine.task.evaluate(engine, parts)))
+        batches.close()
+    (parts, several), (whole, one) = found
+    assert parts > 1 and whole == 1 and several.counts == one.counts and one.counts["sequences"] > 10
+    assert several.metrics == pytest.approx(one.metrics, rel=1e-6)
+
+
+@pytest.mark.parametrize("token", [True, False])
+def test_evaluation_weighs_batches_by_what_they_hold(token):
+    """Two batches, the second one without any masked token; and one without any sequence, whose result would be
+    nonsense."""
+    results = {
+        "first": result(5.0, 4.0, 1.0, 0.25, 0.5),
+        "second": result(2.0, 0.0, 2.0, 0.0, 1.0),
+        "empty": result(0.0, 0.0, 0.0, 0.0, 0.0),
+    }
+    task = Pretraining(
+        config_from_tree(tiny_settings(), "tiny.yml", [f"loss.normalisation={'token' if token else 'sequence'}"])
+    )
+
+    class Told:
+        def evaluate(self, batch):
+            return results[batch["name"]]
+
+    def batch(name, sequences, masked):
+        return {
+            "name": name,
+            "input_mask": np.array([[1] * 8]),
+            "masked_lm_weights": np.array([[1] * masked + [0] * (4 - masked)]),
+            "next_sentence_weights": np.array([[1] * sequences + [0] * (3 - sequences)]),
+        }
+
+    first, second, empty = batch("first", 3, 4), batch("second", 1, 0), batch("empty", 0, 0)
+    found = task.evaluate(Told(), [first, second, empty])
+    assert (found.counts["sequences"], found.counts["masked_tokens"]) == (4, 4)
+    mlm_loss = 4.0 if token else 3.0  # 4 x 4 + 0 over 4 masked tokens; 3 x 4 + 1 x 0 over 4 sequences
+    assert found.metrics == pytest.approx(result(mlm_loss + 1.25, mlm_loss, 1.25, 0.25, 0.625).metrics)
+    assert found.loss == found.metrics["loss"] and found.seconds == pytest.approx(0.3)
+    # Nothing masked, or nothing at all: no loss, and no division by zero.
+    found = task.evaluate(Told(), [second])
+    assert found.counts["masked_tokens"] == 0 and found.metrics == result(2.0, 0.0, 2.0, 0.0, 1.0).metrics
+    found = task.evaluate(Told(), [empty])
+    assert found.counts["sequences"] == 0 and set(found.metrics.values()) == {0.0}
+    assert task.evaluate(Told(), []) is None
+
+
+def test_losses_fall_on_something_learnable(store, tmp_path):
+    config = config_from_tree(
+        tiny_settings(), "tiny.yml", ["run.steps=60", "optimizer.learning_rate=0.05", "run.evaluate_every=0"]
+    )
+    engine = host_engine(config, store.schema, packing_factor=2.0)
+    batches = global_batches(store, config, packing_factor=2.0)
+    log = RunLog(tmp_path, steps=60, max_sequence_length=SLOTS, progress=False, stream=io.StringIO())
+    train(config, engine, batches, log, tmp_path / "checkpoints", steps=config.run.steps)
+    log.close()
+    batches.close()
+    losses = [record["loss"] for record in read_log(tmp_path / LOG)]
+    assert sum(losses[-5:]) < 0.97 * sum(losses[:5])
+    assert engine.compilations["training"] == 1
