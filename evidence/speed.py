@@ -22,7 +22,7 @@ from evidence import packed_runs
 from evidence.packed_runs import BuiltData, corpus_of
 from evidence.runner import FACTS, Cell, Row, Runner, alone
 from evidence.speed_shown import EMULATED, LAYERS, PRECISIONS, WHOLE, SpeedShown
-from ipu_packed_bert.benchmarks.throughput import bfloat16_slowdown
+from ipu_packed_bert.benchmarks.packed import bfloat16_slowdown
 from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, SameSequences, StoredPacks
 from ipu_packed_bert.engine.base import Gradients, StepResult
 from ipu_packed_bert.engine.host import HostEngine

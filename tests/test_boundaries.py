@@ -33,10 +33,10 @@ cli display histogram store
 certificate formats solver text __main__
 packing
 packers proof
-building lengths row_benchmark verify
+building lengths verify
 build best_fit convert first_fit greedy lpfhp nnlshp none optimal sort spfhp certificate.__main__ histogram.__main__
 batching benchmark measuring pack_lengths
-batching.__main__ compare stream
+batching.__main__ benchmark.__main__ compare stream
 __init__ page_sections stream.__main__
 """
 # Words of a device, an SDK or a schedule; the network knows none of them.

@@ -149,7 +149,6 @@ NO_FILE = {
     ("build", "--dask"),
     ("convert", "destination"),
     ("compare", "--csv"),
-    ("benchmark-build", "--folder"),
 }
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import importlib.util
-import time
 from dataclasses import replace
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -18,15 +17,16 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ipu_packed_bert.benchmarks.throughput import Work
+from ipu_packed_bert.benchmarks.work import Work
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.engine.host.devices import autocast, numerics_of
+from ipu_packed_bert.engine.host.devices import autocast, clock_of, numerics_of
 from ipu_packed_bert.model.packed import PaddingMask, hidden_score
 from ipu_packed_bert.planning.host_memory import host_memory
 from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.display.table import text_table
+from pack_data.cli.timing import quartiles, seconds_in_turn
+from pack_data.display.table import Column, Table
 
 PACKED, DENSE, UNPACKED = "packed", "packed, dense mask", "unpacked, padded"
 SORTED, FLASH = "Hugging Face, sorted by length", "Hugging Face, FlashAttention, no padding"
@@ -291,19 +291,12 @@ def _measure(
     name: str, side: Side, config: Config, work: Work, device: torch.device, *, rounds: int, seconds: float
 ) -> Measured:
     cuda = torch.cuda if device.type == "cuda" else None
-    for _ in range(2):
-        side.run()
+    loss = side.run()
     if cuda:
         cuda.synchronize(device)
         cuda.reset_peak_memory_stats(device)
-    times: List[float] = []
-    loss = 0.0
-    while len(times) < rounds and (len(times) < 2 or sum(times) < seconds):
-        start = time.perf_counter()
-        loss = side.run()
-        if cuda:
-            cuda.synchronize(device)
-        times.append(time.perf_counter() - start)
+    # One side at a time: several would not leave each other the device's memory, which is measured too.
+    times = seconds_in_turn({name: side.run}, rounds, clock_of(device), at_most=seconds)[name]
     computed = None
     if isinstance(side, EngineSide):
         parameters = sum(value.numel() for value in side.weights.values())
@@ -311,7 +304,7 @@ def _measure(
         slots = config.data.max_sequence_length
         computed = host_memory(config, config.model, parameters=parameters, slots=slots, predictions=predictions).most
     peak = cuda.max_memory_allocated(device) if cuda else None
-    return Measured(name, side.what, config.engine.precision, np.array(times), loss, peak, computed)
+    return Measured(name, side.what, config.engine.precision, times, loss, peak, computed)
 
 
 def to_json(outcome: Outcome, work: Work) -> List[Dict[str, Any]]:
@@ -319,7 +312,7 @@ def to_json(outcome: Outcome, work: Work) -> List[Dict[str, Any]]:
     baseline = {each.precision: each.seconds for each in outcome.measured if each.name == UNPACKED}
     found = []
     for each in outcome.measured:
-        low, middle, high = np.percentile(work.sequences / each.seconds, [25, 50, 75]).tolist()
+        low, middle, high = quartiles(work.sequences / each.seconds)
         speed_up = None
         if each.precision in baseline:
             speed_up = float(np.median(baseline[each.precision]) / np.median(each.seconds))
@@ -343,34 +336,18 @@ def to_json(outcome: Outcome, work: Work) -> List[Dict[str, Any]]:
     return found
 
 
-def table(rows: Sequence[Dict[str, Any]]) -> List[str]:
-    """What :func:`to_json` gives, for people."""
+COLUMNS = (
+    Column("name", "layout"),
+    Column("precision", "precision"),
+    Column("sequences_per_second", "seq/s", form=",.1f"),
+    Column("tokens_per_second", "tokens/s", form=",.0f"),
+    Column("speed_up", "over unpacked", form=".3f"),
+    Column("share_of_packing_factor", "of the factor", form=".3f"),
+    Column("peak_memory_bytes", "peak GiB", form=".2f", scale=2**30),
+    Column("computed_memory_bytes", "computed", form=".2f", scale=2**30),
+)
 
-    def gib(value: Optional[float]) -> str:
-        return "" if value is None else f"{value / (1 << 30):.2f}"
 
-    head = [
-        "layout",
-        "precision",
-        "sequences/s",
-        "tokens/s",
-        "over unpacked",
-        "share of the factor",
-        "peak GiB",
-        "computed GiB",
-    ]
-    lines = [head]
-    for row in rows:
-        lines.append(
-            [
-                row["name"],
-                row["precision"],
-                f"{row['sequences_per_second']:,.1f}",
-                f"{row['tokens_per_second']:,.0f}",
-                "" if row["speed_up"] is None else f"{row['speed_up']:.3f}",
-                "" if row["share_of_packing_factor"] is None else f"{row['share_of_packing_factor']:.3f}",
-                gib(row["peak_memory_bytes"]),
-                gib(row["computed_memory_bytes"]),
-            ]
-        )
-    return text_table(lines)
+def table(rows: Sequence[Dict[str, Any]], title: str, notes: Tuple[str, ...]) -> Table:
+    """rows: of `to_json`."""
+    return Table("layouts", title, COLUMNS, rows, notes)

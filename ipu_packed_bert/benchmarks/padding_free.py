@@ -13,24 +13,26 @@ buffers are kept on all sides, unless --return-buffers is given.
 from __future__ import annotations
 
 import sys
-import time
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.benchmarks.texts import encode, text_sets
+from ipu_packed_bert.engine.host.devices import clock_of
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import switch
 from ipu_packed_bert.padding_free.collators import Batches, Inputs, PaddingCollator, PaddingFreeCollator
-from ipu_packed_bert.padding_free.models import heads_of, new_llama
+from ipu_packed_bert.padding_free.models import new_llama
 from ipu_packed_bert.padding_free.update import loss_sum, to_device
 from pack_data.batching.plans import BatchOptions, get_way
-from pack_data.cli.command import ArgumentParser, count_from_zero, counted, positive_int, run_main
+from pack_data.cli.command import ArgumentParser, count_from_zero, positive_int, positive_ints, run_main
 from pack_data.cli.memory import PeakMemory, keep_buffers
-from pack_data.display.table import markdown
+from pack_data.cli.timing import Clock, seconds_in_turn
+from pack_data.display.table import Column, Table, markdown
 
 Example = Dict[str, np.ndarray]
 
@@ -54,13 +56,22 @@ WAYS: Tuple[str, ...] = (
 class Setup(NamedTuple):
     """The model and how long to measure."""
 
-    hidden_size: int
-    layers: int
-    vocabulary: int
-    batch_size: int  # examples of a padded batch
-    rounds: int
-    dense_up_to: int  # rows of more tokens are not measured with the dense mask
-    device: str
+    rounds: int = 5
+    device: str = "cpu"
+    hidden_size: int = 128
+    layers: int = 2
+    vocabulary: int = 4096
+    batch_size: int = 4  # examples of a padded batch
+    dense_up_to: int = 4096  # rows of more tokens are not measured with the dense mask
+    longest: int = 512  # tokens of an example in the epoch
+
+    @property
+    def clock(self) -> Clock:
+        return clock_of(torch.device(self.device), of_process=True)
+
+    @property
+    def epoch_batches(self) -> BatchOptions:
+        return BatchOptions(4 * self.batch_size, self.longest)
 
 
 class Line(NamedTuple):
@@ -89,7 +100,7 @@ def lengths_of(name: str, count: int, draw: np.random.Generator) -> np.ndarray:
     return np.interp(draw.random(count), np.linspace(0, 1, len(quantiles)), quantiles).round().astype(int)
 
 
-def model_of(setup: Setup, positions: int) -> Any:
+def _model_of(setup: Setup, positions: int) -> Any:
     """A small new Llama."""
     torch.manual_seed(0)
     model = new_llama(
@@ -98,20 +109,7 @@ def model_of(setup: Setup, positions: int) -> Any:
     return model.to(setup.device)
 
 
-def seconds_of(work: Callable[[], Any], device: str) -> float:
-    """Of this process on a CPU, so that other processes count little; by the clock on CUDA."""
-    if device == "cpu":
-        start = time.process_time()
-        work()
-        return time.process_time() - start
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def train_on(model: Any, batches: Sequence[Inputs], device: str) -> float:
+def _train_on(model: Any, batches: Sequence[Inputs], device: str) -> float:
     """Forward and backward of each batch.  Returns the sum of the losses of all tokens."""
     total = 0.0
     for inputs in batches:
@@ -143,7 +141,7 @@ def measure_rows(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Li
     """Padded and padding-free, the same examples, in turns."""
     draw = np.random.default_rng(slots)
     examples = examples_of(fill(lengths, slots), setup.vocabulary, draw)
-    model = model_of(setup, slots)
+    model = _model_of(setup, slots)
     by_length = sorted(examples, key=lambda example: len(example["input_ids"]))
     size = setup.batch_size
 
@@ -158,7 +156,7 @@ def measure_rows(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Li
 
     def turn(side: str) -> float:
         switch(model, NAME if side == OURS else "sdpa")
-        return train_on(model, sides[side], setup.device)
+        return _train_on(model, sides[side], setup.device)
 
     memory, losses = {}, {}
     for side in sides:  # the first time is for warming up, and for the memory
@@ -170,10 +168,7 @@ def measure_rows(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Li
     worst = max(abs(loss / losses[PADDED] - 1) for loss in losses.values())
     if not worst < 1e-4:
         raise RuntimeError(f"{data}, rows of {slots}: the losses differ by {worst:.1e}; times mean nothing then")
-    times: Dict[str, List[float]] = {side: [] for side in sides}
-    for number in range(setup.rounds):
-        for side in list(sides) if number % 2 else list(sides)[::-1]:
-            times[side].append(seconds_of(lambda side=side: turn(side), setup.device))  # type: ignore[misc]
+    times = seconds_in_turn({side: partial(turn, side) for side in sides}, setup.rounds, setup.clock, warm_up=False)
     return Line(
         data,
         slots,
@@ -193,120 +188,80 @@ def slots_a_token(lengths: np.ndarray, options: BatchOptions) -> float:
     return float((longest * np.diff(plan.batches)).sum() / lengths.sum())
 
 
-def measure_ways(data: str, lengths: np.ndarray, setup: Setup, *, examples: int, longest: int) -> Dict[str, float]:
+def _measure_ways(data: str, lengths: np.ndarray, setup: Setup, examples: int) -> Dict[str, float]:
     """Speed of an epoch by each way, relative to RandomSampling+Padding."""
-    batch_size = 4 * setup.batch_size
-    chosen = np.minimum(lengths[:examples], longest)
+    chosen = np.minimum(lengths[:examples], setup.longest)
     dataset = examples_of(chosen, setup.vocabulary, np.random.default_rng(1))
-    model = model_of(setup, batch_size * longest)
-    times: Dict[str, List[float]] = {f"{way}{side}": [] for way in WAYS for side in _sides(way)}
+    model = _model_of(setup, 4 * setup.batch_size * setup.longest)
 
     def epoch(way: str, side: str) -> None:
         switch(model, NAME if side == ", ours" else "sdpa")
-        train_on(model, list(Batches(way, dataset, BatchOptions(batch_size, longest), model)), setup.device)
+        _train_on(model, list(Batches(way, dataset, setup.epoch_batches, model)), setup.device)
 
-    for way in WAYS:
-        epoch(way, _sides(way)[-1])
-    for _ in range(setup.rounds):
-        for way in WAYS:
-            for side in _sides(way):
-                work = seconds_of(lambda way=way, side=side: epoch(way, side), setup.device)  # type: ignore[misc]
-                times[way + side].append(work)
-    return {name: float(np.median(np.divide(times[WAYS[0]], each))) for name, each in times.items()}
+    epochs = {way + side: partial(epoch, way, side) for way in WAYS for side in _sides(way)}
+    times = seconds_in_turn(epochs, setup.rounds, setup.clock)
+    return {name: float(np.median(times[WAYS[0]] / each)) for name, each in times.items()}
 
 
 def _sides(way: str) -> List[str]:
     return [", dense mask", ", ours"] if "PosID" in way else [""]
 
 
+ROWS = (
+    Column("data", "data"),
+    Column("slots", "row, tokens", form=","),
+    Column("examples", "examples", form=","),
+    Column("real", "real / padded", form=".2f"),
+    *(Column(side, title, form=".2f") for side, title in ((SORTED, "sorted"), (DENSE, "dense"), (OURS, "ours"))),
+    Column("goal", "goal", form=".2f"),
+    Column("padded_rate", "tokens/s padded", form=",.0f"),
+    Column("rate", "tokens/s ours", form=",.0f"),
+    *(
+        Column(f"{side}, memory", f"MiB {title}", form=",.0f", scale=2**20)
+        for side, title in ((PADDED, "padded"), (DENSE, "dense"), (OURS, "ours"))
+    ),
+)
+
+
 def rows_table(lines: Sequence[Line]) -> str:
-    cells = []
-    for line in lines:
-        per_second = [f"{line.tokens / line.seconds[side]:,.0f}" for side in (PADDED, OURS)]
-        memory = [line.memory.get(side) for side in (PADDED, DENSE, OURS)]
-        cells.append(
-            [
-                line.data,
-                f"{line.slots:,}",
-                f"{line.examples:,}",
-                f"{line.tokens / line.padded_slots:.2f}",
-                *(f"{line.relative[side]:.2f}" if side in line.relative else "" for side in (SORTED, DENSE, OURS)),
-                f"{line.goal:.2f}",
-                *per_second,
-                *("" if each is None else f"{each / 2**20:,.0f}" for each in memory),
-            ]
-        )
-    head = ["data", "row, tokens", "examples", "real / padded", "sorted", "dense", "ours", "goal"]
-    head += ["tokens/s padded", "tokens/s ours", "MiB padded", "MiB dense", "MiB ours"]
-    return markdown(head, cells)
+    rows = [
+        {
+            **line._asdict(),
+            **line.relative,
+            "real": line.tokens / line.padded_slots,
+            "goal": line.goal,
+            "padded_rate": line.tokens / line.seconds[PADDED],
+            "rate": line.tokens / line.seconds[OURS],
+            **{f"{side}, memory": added for side, added in line.memory.items()},
+        }
+        for line in lines
+    ]
+    return Table("rows", "", ROWS, rows).markdown()
 
 
-def numbers(text: str) -> List[int]:
-    return [positive_int(each) for each in text.split(",")]
-
-
-def _refuse(rows: Sequence[int], setup: Setup) -> None:
-    """Raises ValueError for sizes that no Llama has, and for a device that is not here."""
+def _refuse(rows: Sequence[int], device: str) -> None:
+    """Raises ValueError for rows that predict nothing, and for a device that is not here."""
     if min(rows) < 2:
         raise ValueError(f"--rows {min(rows)}: a row of one token predicts nothing; give at least 2")
-    heads = heads_of(setup.hidden_size)
-    if setup.hidden_size % (2 * heads):
-        raise ValueError(
-            f"--hidden {setup.hidden_size}: must be a multiple of {2 * heads}, for {counted(heads, 'head')}"
-        )
-    if setup.vocabulary < 2:
-        raise ValueError(f"--vocabulary {setup.vocabulary}: must be at least 2, as token 0 is the padding")
-    if setup.device == "cuda" and not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no CUDA device here; leave --device out")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(prog="python -m ipu_packed_bert.benchmarks.padding_free", description=__doc__)
-    parser.add_argument("--rows", type=numbers, default=[1024, 2048, 4096, 8192, 16384], metavar="N,N,...")
+    parser.add_argument("--rows", type=positive_ints, default=[1024, 2048, 4096, 8192, 16384], metavar="N,N,...")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="gsm8k/ and gpteacher/, in place of quantiles")
-    parser.add_argument(
-        "--hidden", type=positive_int, default=128, metavar="N", help="width of the Llama (default: 128)"
-    )
-    parser.add_argument("--layers", type=positive_int, default=2, metavar="N", help="its layers (default: 2)")
-    parser.add_argument(
-        "--vocabulary", type=positive_int, default=4096, metavar="N", help="its vocabulary (default: 4,096)"
-    )
-    parser.add_argument(
-        "--batch", type=positive_int, default=4, metavar="N", help="examples of a padded batch (default: 4)"
-    )
     parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="(default: 5)")
     parser.add_argument(
-        "--dense-up-to",
-        type=count_from_zero,
-        default=4096,
-        metavar="N",
-        help="longest row with a dense mask (default: 4,096)",
-    )
-    parser.add_argument(
         "--examples", type=count_from_zero, default=160, metavar="N", help="of the epoch (default: 160; 0: none)"
-    )
-    parser.add_argument(
-        "--longest",
-        type=positive_int,
-        default=512,
-        metavar="N",
-        help="tokens of an example in the epoch (default: 512)",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--return-buffers", action="store_true", help="give freed memory back to the system, as glibc does by itself"
     )
     options = parser.parse_args(arguments)
-    setup = Setup(
-        options.hidden,
-        options.layers,
-        options.vocabulary,
-        options.batch,
-        options.rounds,
-        options.dense_up_to,
-        options.device,
-    )
-    _refuse(options.rows, setup)
+    _refuse(options.rows, options.device)
+    setup = Setup(options.rounds, options.device)
     kept = options.device == "cpu" and not options.return_buffers and keep_buffers()
     lengths = _all_lengths(options.data_dir)
     print(
@@ -326,15 +281,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     if options.examples:
         sets = [name for name in lengths if name != LONG_TAILED]
-        speeds = {
-            name: measure_ways(name, lengths[name], setup, examples=options.examples, longest=options.longest)
-            for name in sets
-        }
-        sizes = BatchOptions(4 * setup.batch_size, options.longest)
-        slots = [slots_a_token(np.minimum(lengths[name][: options.examples], options.longest), sizes) for name in sets]
+        speeds = {name: _measure_ways(name, lengths[name], setup, options.examples) for name in sets}
+        batches = setup.epoch_batches
+        slots = [slots_a_token(np.minimum(lengths[name][: options.examples], setup.longest), batches) for name in sets]
         print(
-            f"\nSpeed of an epoch of {options.examples} examples, batch {4 * setup.batch_size}, at most "
-            f"{options.longest} tokens an example, relative to {WAYS[0]} (above 1: faster).  Padded slots over tokens: "
+            f"\nSpeed of an epoch of {options.examples} examples, batch {batches.batch_size}, at most "
+            f"{setup.longest} tokens an example, relative to {WAYS[0]} (above 1: faster).  Padded slots over tokens: "
             f"{', '.join(f'{name} {each:.2f}' for name, each in zip(sets, slots))}.\n"
         )
         ways = list(next(iter(speeds.values())))

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import platform
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
-from ipu_packed_bert.commands.benchmark import SIZES, model_of
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig
+from ipu_packed_bert.benchmarks.work import DROPOUT, SIZES, add_arguments, check_arguments, config_of, draw_work
 from ipu_packed_bert.settings.schema import EngineConfig
-from pack_data.cli.command import ArgumentParser, positive_int, typed
-from pack_data.lengths.options import add_histogram_arguments, histogram_from
+from pack_data.cli.command import ArgumentParser, typed
+from pack_data.lengths.options import histogram_from
 from pack_data.reading.files import write_atomically
 from pack_data.spfhp import pack
 from pack_data.store.packs import default_predictions
@@ -38,28 +35,19 @@ def parse(argv: Optional[Sequence[str]]) -> Any:
         prog=typed("gpu"),
         description="The tests marked cuda, and training steps in several layouts.",
     )
-    add_histogram_arguments(parser)
+    add_arguments(parser, size="base", micro_batch=32, packs=128, rounds=10)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--size", choices=sorted(SIZES), default="base", help="of the model; default base")
     parser.add_argument(
         "--precision",
         action="append",
         choices=("float32", "tf32", "bfloat16"),
         help="any number of times; default bfloat16, and float32 on a CPU",
     )
-    parser.add_argument("--micro-batch", type=positive_int, default=32, metavar="ROWS")
-    parser.add_argument("--packs", type=positive_int, default=128, help="of a round, a multiple of --micro-batch")
-    parser.add_argument("--rounds", type=positive_int, default=10, help="of each layout, at most; default 10")
-    parser.add_argument("--compile", action="store_true", help="the host engine's layouts with torch.compile")
-    parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--seed", type=int, default=5)
-    parser.add_argument("--no-tests", action="store_true", help="the layouts only")
     parser.add_argument(
         "--json", type=Path, default=Path("build/gpu.json"), metavar="FILE", help="default build/gpu.json"
     )
     args = parser.parse_args(argv)
-    if args.packs % args.micro_batch:
-        raise ValueError(f"--packs {args.packs} is not a multiple of --micro-batch {args.micro_batch}")
+    check_arguments(args)
     return args
 
 
@@ -73,8 +61,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         why = "finds none" if torch.version.cuda else "is built for CPUs"
         raise ValueError(f"no CUDA device: torch {torch.__version__} {why}; nothing was run")
     device = torch.device(args.device)
-    print(" ".join(f"{key} {value}," for key, value in machine(device).items() if value).rstrip(","), flush=True)
-    tests = None if args.no_tests or args.device == "cpu" else run_tests()
+    from ipu_packed_bert.benchmarks.machine import details
+
+    print(", ".join(f"{key} {value}" for key, value in details(device).items() if value), flush=True)
+    tests = None if args.device == "cpu" else run_tests()
     try:
         found = benchmark(args, device, tests)
     except AssertionError as error:
@@ -84,35 +74,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     write_atomically(args.json, json.dumps(found, indent=1).encode())
     print(f"written to {args.json}")
     return 1 if tests == "failed" else 0
-
-
-def machine(device: Any) -> Dict[str, Any]:
-    """What the figures depend on."""
-    import torch
-
-    from ipu_packed_bert.engine.host.devices import capability, device_name
-    from ipu_packed_bert.engine.host.estimate import memory_here
-
-    found = capability(device)
-    return {
-        "device": device_name(device),
-        "capability": f"{found[0]}.{found[1]}" if found else None,
-        "memory_bytes": memory_here(device),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "transformers": _version("transformers"),
-        "flash_attn": _version("flash_attn"),
-    }
-
-
-def _version(package: str) -> Optional[str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def run_tests() -> str:
@@ -136,24 +97,18 @@ def run_tests() -> str:
 def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
     """The layouts in each precision, printed as a table; what is written as JSON."""
     from ipu_packed_bert.benchmarks.layouts import measure_layouts, table, to_json
-    from ipu_packed_bert.benchmarks.throughput import draw_work
+    from ipu_packed_bert.benchmarks.machine import details
 
     histogram = histogram_from(args)
     slots = histogram.max_sequence_length
     packing = pack(histogram, max_sequences_per_pack=DEPTH)
-    vocabulary = 512 if args.size == "tiny" else 30522
     work = draw_work(
         packing,
         packs=args.packs,
         micro_batch=args.micro_batch,
-        vocabulary=vocabulary,
+        vocabulary=512 if args.size == "tiny" else 30522,
         max_predictions=default_predictions(slots),
         seed=args.seed,
-    )
-    config = Config(
-        data=DataConfig(max_sequence_length=slots, max_sequences_per_pack=DEPTH),
-        model=model_of(args.size, vocabulary=vocabulary, slots=slots, dropout=args.dropout),
-        batch=BatchConfig(micro_batch=args.micro_batch),
     )
     rows: List[Dict[str, Any]] = []
     missing: List[Dict[str, str]] = []
@@ -161,7 +116,7 @@ def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
         print(f"{args.size} in {precision}, {work.sequences} sequences in {args.packs} packs of {slots}:", flush=True)
         engine = EngineConfig(kind="host", device=args.device, precision=precision, compile=args.compile)
         outcome = measure_layouts(
-            replace(config, engine=engine),
+            config_of(args.size, work, engine, micro_batch=args.micro_batch),
             work,
             device,
             rounds=args.rounds,
@@ -170,15 +125,14 @@ def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
         )
         rows += to_json(outcome, work)
         missing += [{"name": name, "precision": precision, "reason": why} for name, why in outcome.missing]
-    print()
-    print("\n".join(table(rows)))
-    print(
-        f"packing factor {work.packing_factor:.3f}; forward and backward pass, median of up to {args.rounds} rounds,"
-        f" micro-batches of {args.micro_batch} rows, dropout {args.dropout:g}"
+    note = (
+        f"Packing factor {work.packing_factor:.3f}; forward and backward pass, median of up to {args.rounds} rounds,"
+        f" micro-batches of {args.micro_batch} rows, dropout {DROPOUT:g}."
     )
+    print("\n" + table(rows, f"Training steps of {args.size}", (note,)).text())
     return {
         "format": FORMAT,
-        "machine": machine(device),
+        "machine": details(device),
         "tests": tests,
         "model": {"size": args.size, **dict(zip(("hidden_size", "layers", "heads", "inner"), SIZES[args.size]))},
         "packing": {
@@ -194,7 +148,7 @@ def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
             "sequences": work.sequences,
             "tokens": work.tokens,
             "micro_batch": args.micro_batch,
-            "dropout": args.dropout,
+            "dropout": DROPOUT,
             "seed": args.seed,
         },
         "layouts": rows,

@@ -540,7 +540,7 @@ class _Check:
         return self._batch
 
     def _drawn(self) -> Any:
-        from ipu_packed_bert.benchmarks.throughput import draw_work
+        from ipu_packed_bert.benchmarks.work import draw_work
 
         config = self.config
         return draw_work(

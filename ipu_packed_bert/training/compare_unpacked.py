@@ -7,13 +7,15 @@ padding out. The weight update itself is left out: it is the same on both sides,
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from functools import partial
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 import numpy as np
 
 from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, SameSequences
 from ipu_packed_bert.engine.base import Engine, Gradients
 from pack_data.cli.command import progress_bar
+from pack_data.cli.timing import quartiles, rounds_in_turn
 
 # Gradients of one update from two orders of summation: up to this relative difference they are equal, by precision.
 # Measured 1e-6 and 1e-2; a pack without its block mask differs by 0.1 and more.
@@ -47,11 +49,6 @@ class SideBySide(NamedTuple):
         }
 
 
-def quartiles(values: np.ndarray) -> Tuple[float, float, float]:
-    low, middle, high = np.percentile(values, [25, 50, 75]).tolist()
-    return low, middle, high
-
-
 def compare_unpacked(
     engine: Engine, batches: GlobalBatches, *, updates: int, progress: Optional[bool] = None
 ) -> Optional[SideBySide]:
@@ -78,25 +75,25 @@ def side_by_side(
     unpacked_by: the engine of the unpacked side, of equal weights, where it is another.
     """
     engines = {"packed": engine, "unpacked": unpacked_by or engine}
-    rates: Dict[str, List[float]] = {"packed": [], "unpacked": []}
+    rounds = list(rounds)
+    pairs = rounds[:1] + rounds
+
+    def one_side(name: str, number: int) -> Optional[Gradients]:
+        return engines[name].gradients(getattr(pairs[number], name), alone=name == "unpacked", dropout=dropout)
+
+    rates: Dict[str, List[float]] = {name: [] for name in engines}
     sequences = packs = 0
     losses, gradients = [0.0], [0.0]
-    rounds = list(rounds)
-    for number, pair in enumerate(rounds[:1] + rounds):
-        sides = {"packed": pair.packed, "unpacked": pair.unpacked}
-        found: Dict[str, Gradients] = {}
-        for side in sorted(sides, reverse=bool(number % 2)):
-            made = engines[side].gradients(sides[side], alone=side == "unpacked", dropout=dropout)
-            if made is None:
-                return None
-            found[side] = made
-            bar.update()
+    for number, made in rounds_in_turn({name: partial(one_side, name) for name in engines}, len(rounds), bar):
+        found = {name: each for name, each in made.items() if each is not None}
+        if len(found) < len(made):
+            return None
         if not number:
             continue
-        own = found["packed"].result.counts or engine.task.count(pair.packed)
+        own = found["packed"].result.counts or engine.task.count(pairs[number].packed)
         sequences, packs = sequences + own["sequences"], packs + own["packs"]
-        for side, batch in sides.items():
-            rates[side].append(own["sequences"] / seconds_of(found[side], batch))
+        for side, each in found.items():
+            rates[side].append(own["sequences"] / seconds_of(each, getattr(pairs[number], side)))
         expected = found["unpacked"].result.loss
         losses.append(abs(found["packed"].result.loss - expected) / max(abs(expected), 1e-30))
         gradients.append(gradient_difference(found["packed"], found["unpacked"]))

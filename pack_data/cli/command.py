@@ -11,7 +11,7 @@ import sys
 import threading
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence, Union
+from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence, Union
 
 from pack_data.cli.cores import available_cores, most_processes
 from pack_data.reading.packages import package_of, require
@@ -187,6 +187,11 @@ def positive_int(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return value
+
+
+def positive_ints(text: str) -> List[int]:
+    """An argparse type: such numbers, separated by commas."""
+    return [positive_int(part) for part in text.split(",")]
 
 
 def process_count(text: str) -> int:

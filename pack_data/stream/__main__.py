@@ -17,11 +17,13 @@ from pack_data.cli.command import (
     depth_text,
     parse_depth,
     positive_int,
+    positive_ints,
     progress_bar,
     run_main,
 )
+from pack_data.cli.timing import timed
 from pack_data.display.picture import Axis, Line, Lines, write
-from pack_data.display.table import text_table
+from pack_data.display.table import Column, text_table
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.lengths.synthetic import synthetic_histogram
@@ -32,7 +34,7 @@ from pack_data.stream.pack_stream import PackStream
 GRID_DEPTHS = (3, 4, 8, 16, None)
 
 
-class Case(NamedTuple):
+class _Case(NamedTuple):
     """A stream to be packed."""
 
     name: str
@@ -40,7 +42,7 @@ class Case(NamedTuple):
     max_sequence_length: int
 
 
-class Measured(NamedTuple):
+class _Measured(NamedTuple):
     """One way to pack a stream at one depth.  Displacement: sequences; place in the packs - place in the stream."""
 
     stream: str
@@ -67,7 +69,7 @@ def in_random_order(histogram: LengthHistogram, seed: int) -> np.ndarray:
     return lengths
 
 
-def grid_cases(sequences: int, seed: int) -> Iterator[Case]:
+def _grid_cases(sequences: int, seed: int) -> Iterator[_Case]:
     """Wikipedia at 512, lengths as in instruction data at 4,096 and 8,192, and a stream that changes half-way."""
     whole, first = f"n={sequences},seed={seed}", sequences // 2
     for name, specification in (
@@ -76,41 +78,39 @@ def grid_cases(sequences: int, seed: int) -> Iterator[Case]:
         ("instructions 8,192", f"lognormal:median=424.6,sigma=1.2,max=8192,{whole}"),
     ):
         histogram = synthetic_histogram(specification)
-        yield Case(name, in_random_order(histogram, seed), histogram.max_sequence_length)
+        yield _Case(name, in_random_order(histogram, seed), histogram.max_sequence_length)
     wikipedia = in_random_order(synthetic_histogram(f"sample:wikipedia_512,n={max(1, first)},seed={seed}"), seed)
     squad = LengthHistogram.published("squad_1_1_384")
     rest = np.random.default_rng(seed).choice(
         len(squad.counts), sequences - len(wikipedia), p=squad.counts / squad.sequences
     )
-    yield Case("Wikipedia, then SQuAD", np.concatenate([wikipedia, rest]), 512)
+    yield _Case("Wikipedia, then SQuAD", np.concatenate([wikipedia, rest]), 512)
 
 
-def lower_bound(case: Case, depth: Optional[int]) -> int:
+def lower_bound(case: _Case, depth: Optional[int]) -> int:
     """Packs that no packer of all these lengths can go below, proved."""
     histogram = LengthHistogram.from_lengths(case.lengths, case.max_sequence_length)
     return prove(optimal.pack(histogram, max_sequences_per_pack=depth, progress=False)).lower_bound
 
 
-def measure(case: Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]) -> Measured:
+def measure(case: _Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]) -> _Measured:
     """Packs the stream; the packs at its end count as well."""
     lengths = case.lengths.tolist()
-    start = time.process_time()
     stream = PackStream(
         case.max_sequence_length,
         max_sequences_per_pack=depth,
         buffer_sequences=buffer,
         longest_wait=longest_wait,
     )
-    order: List[int] = []
-    for pack in stream.packs(enumerate(lengths)):
-        order += pack.examples
-    seconds = time.process_time() - start
+    seconds, order = timed(
+        lambda: [example for pack in stream.packs(enumerate(lengths)) for example in pack.examples], time.process_time
+    )
     moved = np.empty(len(order), np.int64)
     moved[order] = np.arange(len(order))
     moved -= np.arange(len(order))
     short, long = np.quantile(case.lengths, [0.25, 0.75])
     waits = stream.waits
-    return Measured(
+    return _Measured(
         case.name,
         depth,
         "by price",
@@ -126,50 +126,46 @@ def measure(case: Case, depth: Optional[int], bound: int, buffer: int, longest_w
     )
 
 
-def timed(case: Case, depth: Optional[int], bound: int, way: str, buffer: int, packs: Callable[..., int]) -> Measured:
+def _measure_other(
+    case: _Case, depth: Optional[int], bound: int, way: str, buffer: int, packs: Callable[..., int]
+) -> _Measured:
     lengths, S = case.lengths.tolist(), case.max_sequence_length
-    start = time.process_time()
-    made = packs(lengths, S, depth, buffer)
-    return Measured(case.name, depth, way, buffer, made, bound, time.process_time() - start)
+    seconds, made = timed(lambda: packs(lengths, S, depth, buffer), time.process_time)
+    return _Measured(case.name, depth, way, buffer, made, bound, seconds)
 
 
-def line(made: Measured, sequences: int) -> List[str]:
-    def number(value: Optional[float]) -> str:
-        return "" if value is None else f"{value:,.0f}"
-
-    return [
-        made.stream,
-        depth_text(made.depth),
-        made.way,
-        f"{made.buffer:,}",
-        f"{made.packs:,}",
-        f"{made.packs - made.bound:,}",
-        f"{made.gap:.3%}",
-        f"{sequences / max(made.cpu_seconds, 1e-9):,.0f}",
-        number(made.longest_wait),
-        number(made.mean_wait),
-        number(made.forced),
-        number(made.short_displacement),
-        number(made.long_displacement),
-    ]
+COLUMNS = (
+    (Column("stream", "stream"), 21),
+    (Column("depth", "depth"), 9),
+    (Column("way", "way"), 9),
+    (Column("buffer", "buffer", form=","), 6),
+    (Column("packs", "packs", form=","), 9),
+    (Column("above", "above bound", form=","), 11),
+    (Column("gap", "gap", form=".3%"), 8),
+    (Column("rate", "sequences/s", form=",.0f"), 11),
+    (Column("longest_wait", "longest wait", form=",.0f"), 12),
+    (Column("mean_wait", "mean wait", form=",.0f"), 9),
+    (Column("forced", "forced", form=",.0f"), 6),
+    (Column("short_displacement", "short moved", form=",.0f"), 11),
+    (Column("long_displacement", "long moved", form=",.0f"), 10),
+)
 
 
-HEADING = [
-    "stream",
-    "depth",
-    "way",
-    "buffer",
-    "packs",
-    "above bound",
-    "gap",
-    "sequences/s",
-    "longest wait",
-    "mean wait",
-    "forced",
-    "short moved",
-    "long moved",
-]
-WIDTHS = (21, 9, 9, 6, 9, 11, 8, 11, 12, 9, 6, 11, 10)
+def _print_row(made: Optional[_Measured], sequences: int = 0) -> None:
+    """A row of the table as soon as it is known; None: the heading."""
+    cells = [column.title for column, _ in COLUMNS]
+    if made is not None:
+        rate = sequences / max(made.cpu_seconds, 1e-9)
+        row = {
+            **_as_json(made, sequences),
+            "depth": depth_text(made.depth),
+            "above": made.packs - made.bound,
+            "rate": rate,
+        }
+        cells = [column.shown(row) for column, _ in COLUMNS]
+    print("\n".join(text_table([cells], left=(0, 2), widths=[width for _, width in COLUMNS])), flush=True)
+
+
 LEGEND = """
 gap: packs above the proven bound for all lengths at once, the packs at the end of the stream counted. sequences/s: of
 processor time, of one core. longest wait, mean wait: packs that were closed while a sequence waited. forced: packs
@@ -177,7 +173,7 @@ begun with the oldest sequence because it had waited so long. short moved, long 
 place in the stream, in sequences, of the shortest and of the longest quarter."""
 
 
-def picture(measured: Sequence[Measured]) -> Lines:
+def picture(measured: Sequence[_Measured]) -> Lines:
     """The gap against the buffer, a line for each stream and depth."""
     by_price = [made for made in measured if made.way == "by price"]
     found = []
@@ -209,7 +205,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument(
         "--buffer",
-        type=lambda text: [positive_int(part) for part in text.split(",")],
+        type=positive_ints,
         default=[1024],
         metavar="B[,B...]",
         help="sequences that may wait (default 1024)",
@@ -217,7 +213,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--longest-wait", type=positive_int, metavar="W", help="packs a sequence may wait (default 4 B; at least B)"
     )
-    parser.add_argument("--alone", action="store_true", help="leave out windows and open rows")
     parser.add_argument("--seed", type=count_from_zero, default=0, help="of the order (default 0)")
     parser.add_argument("--plot", metavar="FILE", help="a picture of gap against buffer")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
@@ -228,17 +223,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         raise ValueError("--grid has its own streams; leave out --histogram and --synthetic, or --grid")
 
     if args.grid:
-        cases = list(grid_cases(args.sequences or 1_000_000, args.seed))
+        cases = list(_grid_cases(args.sequences or 1_000_000, args.seed))
         chosen = args.max_sequences_per_pack
         depths: Sequence[Optional[int]] = GRID_DEPTHS if chosen is None else (chosen,)
     else:
         histogram = histogram_from(args)
         lengths = in_random_order(histogram, args.seed)[: args.sequences]
-        cases = [Case(histogram.name, lengths, histogram.max_sequence_length)]
+        cases = [_Case(histogram.name, lengths, histogram.max_sequence_length)]
         depths = (args.max_sequences_per_pack,)
-    measured: List[Measured] = []
+    measured: List[_Measured] = []
     if not args.json:
-        print("\n".join(text_table([HEADING], left=(0, 2), widths=WIDTHS)), flush=True)
+        _print_row(None)
     with progress_bar(len(cases) * len(depths), "streams") as bar:
         for case in cases:
             for depth in depths:
@@ -249,8 +244,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                     if args.json:
                         print(json.dumps(_as_json(made, len(case.lengths))), flush=True)
                     else:
-                        row = line(made, len(case.lengths))
-                        print("\n".join(text_table([row], left=(0, 2), widths=WIDTHS)), flush=True)
+                        _print_row(made, len(case.lengths))
                 bar.update(1)
     if args.plot:
         write([picture(measured)], args.plot)
@@ -259,16 +253,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def _ways(case: Case, depth: Optional[int], bound: int, args: Any) -> Iterator[Callable[[], Measured]]:
+def _ways(case: _Case, depth: Optional[int], bound: int, args: Any) -> Iterator[Callable[[], _Measured]]:
     for buffer in args.buffer:
         yield partial(measure, case, depth, bound, buffer, args.longest_wait)
-    if not args.alone:
-        yield partial(timed, case, depth, bound, "windows", WINDOW, windows)
-        for buffer in args.buffer:
-            yield partial(timed, case, depth, bound, "open rows", buffer, open_rows)
+    yield partial(_measure_other, case, depth, bound, "windows", WINDOW, windows)
+    for buffer in args.buffer:
+        yield partial(_measure_other, case, depth, bound, "open rows", buffer, open_rows)
 
 
-def _as_json(made: Measured, sequences: int) -> Dict[str, Any]:
+def _as_json(made: _Measured, sequences: int) -> Dict[str, Any]:
     return {**made._asdict(), "sequences": sequences, "gap": made.gap}
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from typing import Any, Iterator, Optional, Tuple
 
 import torch
 
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.schema import EngineConfig
+from pack_data.cli.timing import Clock
 
 # The first NVIDIA GPUs with products in bfloat16 and TF32, and with the variable-length attention kernel.
 AMPERE = (8, 0)
@@ -44,6 +46,18 @@ def device_name(device: torch.device) -> str:
 def capability(device: torch.device) -> Optional[Tuple[int, int]]:
     """NVIDIA's compute capability; None on a CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def clock_of(device: torch.device, *, of_process: bool = False) -> Clock:
+    """Seconds; on CUDA when the device has done its work. of_process: on a CPU, where other programs do not count."""
+    if device.type != "cuda":
+        return time.process_time if of_process else time.perf_counter
+
+    def clock() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return clock
 
 
 def computes_in(precision: str, device: torch.device) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import List
 
 import torch
 
-from ipu_packed_bert.engine.host.devices import arithmetic, device_name, numerics_of
+from ipu_packed_bert.engine.host.devices import arithmetic, clock_of, device_name, numerics_of
 from ipu_packed_bert.planning.plan import RunPlan, host_needs
 from ipu_packed_bert.settings.schema import EngineConfig
+from pack_data.cli.timing import seconds_in_turn
 
 # Of a plain matrix product's rate: what training steps of large transformers reach, with layer norms, dropout, copies.
 _SHARE = 0.5
@@ -21,15 +21,9 @@ def product_rate(device: torch.device, engine: EngineConfig, *, size: int = 0) -
     """Multiply-adds a second of a square matrix product in `engine.precision`, the best of a few."""
     size = size or (4096 if device.type == "cuda" else 1024)
     factor = torch.ones(size, size, dtype=arithmetic(engine.precision, device), device=device)
-    best = 0.0
     with numerics_of(engine, device):
-        for _ in range(4):  # the first one warms up
-            start = time.perf_counter()
-            torch.mm(factor, factor)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            best = max(best, size**3 / (time.perf_counter() - start))
-    return best
+        times = seconds_in_turn({"product": lambda: torch.mm(factor, factor)}, 3, clock_of(device))
+    return size**3 / float(times["product"].min())
 
 
 def memory_here(device: torch.device) -> int:

@@ -27,9 +27,8 @@ from ipu_packed_bert.benchmarks.layouts import (
     to_json,
     without_padding,
 )
-from ipu_packed_bert.benchmarks.throughput import draw_work
-from ipu_packed_bert.commands import benchmark, gpu
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig
+from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
+from ipu_packed_bert.commands import gpu
 from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
@@ -46,14 +45,9 @@ def work():
 
 
 @pytest.fixture
-def config(monkeypatch):
-    monkeypatch.setitem(benchmark.SIZES, "tiny", (16, 2, 2, 32))
-    return Config(
-        data=DataConfig(max_sequence_length=64, max_sequences_per_pack=3),
-        model=benchmark.model_of("tiny", vocabulary=50, slots=64, dropout=0.0),
-        batch=BatchConfig(micro_batch=2),
-        engine=EngineConfig(kind="host", threads=1),
-    )
+def config(monkeypatch, work):
+    monkeypatch.setitem(SIZES, "tiny", (16, 2, 2, 32))
+    return config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2, dropout=0.0)
 
 
 def test_every_layout_does_the_same_work(work, config):
@@ -152,7 +146,7 @@ TINY = "--size tiny --rounds 2 --micro-batch 2 --packs 4".split()
 
 
 def test_the_command_writes_one_json_and_prints_one_table(capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(benchmark.SIZES, "tiny", (16, 1, 2, 16))
+    monkeypatch.setitem(SIZES, "tiny", (16, 1, 2, 16))
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("length,count\n64,5\n40,9\n24,9\n", encoding="utf-8")
     out = tmp_path / "made" / "gpu.json"

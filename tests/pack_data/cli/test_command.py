@@ -11,7 +11,6 @@ import pytest
 
 from pack_data import compare, optimal, spfhp
 from pack_data.batching import ranks
-from pack_data.building import benchmark as building_benchmark
 from pack_data.cli.command import (
     ArgumentParser,
     NotFinite,
@@ -198,8 +197,6 @@ def test_several_numbers_are_not_read_as_one(typed):
         (stream.main, "--seed -1", "'-1' is not a whole number of at least 0"),
         (ranks.main, "--seed -1", "'-1' is not a whole number of at least 0"),
         (ranks.main, "--ranks 8,64", "'8,64' is not a whole number of at least 1"),
-        (building_benchmark.main, "--folder nowhere", "--folder nowhere: no such folder; make it first"),
-        (building_benchmark.main, "--one --sequences 10 20", "--one measures one number"),
     ],
 )
 def test_mistakes_are_told_before_the_work(main, options, words, tmp_path, monkeypatch, capsys):

@@ -358,7 +358,7 @@ def test_the_command_prints_gap_waiting_and_speed(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "gap.png"
     options = ["--synthetic", "sample:wikipedia_512,n=500", "--max-sequences-per-pack", "3", "--buffer", "32,64"]
-    assert main([*options, "--alone", "--plot", str(picture)]) == 0
+    assert main([*options, "--plot", str(picture)]) == 0
     printed = capsys.readouterr().out
     assert printed.count("by price") == 2 and "longest wait" in printed and picture.stat().st_size > 1000
     assert main([*options, "--json"]) == 0

@@ -14,9 +14,10 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from pack_data.cli.command import counted, depth_text
+from pack_data.cli.command import counted, depth_text, progress_bar
 from pack_data.cli.memory import PeakMemory
-from pack_data.display.table import padded
+from pack_data.cli.timing import timed
+from pack_data.display.table import Column, Table, percent
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.proof import prove
@@ -50,7 +51,7 @@ def _whole(drawn: np.ndarray, slots: int) -> np.ndarray:
     return np.clip(np.rint(drawn), 1, slots).astype(np.int64)
 
 
-def peers() -> Tuple[List[Peer], List[str]]:
+def _peers() -> Tuple[List[Peer], List[str]]:
     """The packers that are installed, and the names of the packages that are not."""
     found: List[Peer] = []
     missing: List[str] = []
@@ -101,61 +102,67 @@ def _ours(histogram: LengthHistogram, depth: Optional[int], name: str) -> Tuple[
     return packing.packs, None if packing.certificate is None else prove(packing).lower_bound
 
 
-def _timed(run: Callable[[], Any]) -> Tuple[Any, str, str]:
-    """What it returns, seconds of the processor, and the memory it added at most."""
-    memory, start = PeakMemory(), time.process_time()
-    result = run()
-    seconds, added = time.process_time() - start, memory.added()
-    return result, f"{seconds:.2f}", "-" if added is None else f"{added / 2**20:,.0f}"
-
-
 def rows(
     sequences: int,
     slots: Sequence[int] = SLOTS,
     depths: Sequence[Optional[int]] = DEPTHS,
     others: Sequence[Peer] = (),
-) -> Iterator[Tuple[str, ...]]:
-    """Lengths, slots, depth, packer, packs, packs above the bound, share of it, seconds of one core, MiB added."""
+) -> Iterator[Dict[str, Any]]:
+    """One packer on one case; by the keys of `COLUMNS`."""
     for draw in (long_tail, thirds):
         for S in slots:
             histogram = draw(S, sequences)
             lengths = np.repeat(histogram.lengths, histogram.counts[histogram.lengths])
             for depth in depths if draw is long_tail else (None,):
-                case = (histogram.name, f"{S:,}", depth_text(depth))
-                bound = 0
-                for name in ("optimal", "lpfhp"):
-                    (packs, proven), seconds, added = _timed(partial(_ours, histogram, depth, name))
-                    bound = bound if proven is None else proven
-                    yield (*case, name, *_above(packs, bound), seconds, added)
+                case = {"lengths": histogram.name, "slots": S, "depth": depth_text(depth)}
+                packers: Dict[str, Callable[[], Any]] = {
+                    name: partial(_ours, histogram, depth, name) for name in ("optimal", "lpfhp")
+                }
                 for peer in others if depth is None and sequences <= MOST_SEQUENCES else ():
-                    if histogram.tokens > peer.most_tokens:
-                        continue
-                    packs, seconds, added = _timed(partial(peer.pack, lengths, S))
-                    yield (*case, peer.name, *_above(packs, bound), seconds, added)
+                    if histogram.tokens <= peer.most_tokens:
+                        packers[peer.name] = partial(_others, peer, lengths, S)
+                bound = 0
+                for name, pack in packers.items():
+                    memory = PeakMemory()
+                    seconds, (packs, proven) = timed(pack, time.process_time)
+                    added = memory.added()
+                    bound = bound if proven is None else proven
+                    yield {
+                        **case,
+                        "packer": name,
+                        "packs": packs,
+                        "above": packs - bound,
+                        "share": percent((packs - bound) / bound),
+                        "seconds": seconds,
+                        "memory": None if added is None else added / 2**20,
+                    }
 
 
-def _above(packs: int, bound: int) -> Tuple[str, str, str]:
-    return f"{packs:,}", f"{packs - bound:,}", f"{(packs - bound) / bound:.3%}"
+def _others(peer: Peer, lengths: np.ndarray, slots: int) -> Tuple[int, None]:
+    return peer.pack(lengths, slots), None
 
 
-_HEADING = ("lengths", "slots", "depth", "packer", "packs", "above", "of the bound", "seconds", "MiB")
-_LEFT = (0, 3)
+COLUMNS = (
+    Column("lengths", "lengths"),
+    Column("slots", "slots", form=","),
+    Column("depth", "depth"),
+    Column("packer", "packer"),
+    Column("packs", "packs", form=","),
+    Column("above", "above", form=","),
+    Column("share", "% of the bound", form=".3f"),
+    Column("seconds", "seconds", form=".2f"),
+    Column("memory", "MiB", form=",.0f"),
+)
 
 
 def main(sequences: int) -> None:
-    """Prints the table as Markdown, a row as soon as it is known."""
-    others, missing = peers()
+    """Prints the table as Markdown."""
+    others, missing = _peers()
     print(
         f"{counted(sequences, 'sequence')}; above: packs over the proven bound; seconds of one core, the proof included"
     )
     for name in missing:
         print(f"not installed: {name} (pip install {name})")
-    widths = (14, 7, 9, 12, 9, 7, 12, 7, 6)
-
-    def show(cells: Sequence[str]) -> None:
-        print("| " + " | ".join(padded([cells], left=_LEFT, widths=widths)[0]) + " |", flush=True)
-
-    show(_HEADING)
-    show(["---" if column in _LEFT else "--:" for column in range(len(_HEADING))])
-    for row in rows(sequences, others=others):
-        show(row)
+    with progress_bar(None, "packers", unit="row") as bar:
+        found = [row for row in rows(sequences, others=others) if not bar.update()]
+    print(Table("rows", "", COLUMNS, found).markdown(), end="")

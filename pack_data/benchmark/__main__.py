@@ -7,24 +7,28 @@ checksums.
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data import row_benchmark
+from pack_data.benchmark import rows as long_rows
 from pack_data.build import BuildOptions, build_and_report
 from pack_data.building.assignment import assign
 from pack_data.cli.command import ArgumentParser, parse_depth, positive_int, process_count, run_main
 from pack_data.cli.cores import available_cores
 from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
-from pack_data.display.table import text_table
+from pack_data.cli.timing import quartiles, seconds_in_turn, timed
+from pack_data.display.table import account
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import PACKERS, get_packer
+from pack_data.packing import Packing
 from pack_data.store.data_set import PackStore, check_blocks, map_table
 
 HISTOGRAM = "wikipedia_512"
@@ -33,18 +37,13 @@ Row = Tuple[str, str, str]
 _READ = 1 << 15
 
 
-def time_assignment(histogram: LengthHistogram, packing) -> Row:
+def _time_assignment(histogram: LengthHistogram, packing: Packing) -> Row:
     """Seconds and memory from the list of lengths to the pack of each sequence."""
     lengths = np.repeat(np.arange(len(histogram.counts), dtype=np.uint16), histogram.counts)
     np.random.default_rng(0).shuffle(lengths)
-    start = time.perf_counter()
-    assign(lengths, packing, 0)
-    seconds = time.perf_counter() - start
-    return (
-        "assignment",
-        f"{seconds:.2f} s",
-        f"of {len(lengths):,} lengths to packs; {peak_megabytes():,.0f} MiB at most in this process",
-    )
+    seconds, _ = timed(lambda: assign(lengths, packing, 0))
+    most = f"of {len(lengths):,} lengths to packs; {peak_megabytes():,.0f} MiB at most in this process"
+    return "assignment", f"{seconds:.2f} s", most
 
 
 def scaled(histogram: LengthHistogram, sequences: int) -> LengthHistogram:
@@ -55,8 +54,9 @@ def scaled(histogram: LengthHistogram, sequences: int) -> LengthHistogram:
     return LengthHistogram(counts, histogram.name)
 
 
-def time_reading(store: PackStore) -> List[Row]:
-    """Packs read in random order and in their own, each pass by a fresh reader, with checksums and without in turn.
+def _time_reading(store: PackStore) -> List[Row]:
+    """Packs read in random order and in their own, by a new reader each time, which checks every block, and by one that
+    has read them all before, in turn.
 
     Processor time, so that other programs do not count; the files are in memory.
     """
@@ -64,33 +64,39 @@ def time_reading(store: PackStore) -> List[Row]:
     ends = list(accumulate(entry.packs for entry in manifest.shards))
     shards = manifest.shards[: int(np.searchsorted(ends, _READ)) + 1]
     packs = sum(entry.packs for entry in shards)
-    checked = replace(manifest, shards=shards, packs=packs)
-    unchecked = replace(checked, shards=tuple(replace(entry, blocks=None) for entry in shards))
     maps = [map_table(store.folder, entry, store.schema.record_dtype) for entry in shards]
     orders = {"random": np.random.default_rng(0).permutation(packs), "in order": np.arange(packs)}
-    seconds: Dict[Tuple[str, bool], List[float]] = {}
-    for _ in range(4):
-        for name, order in orders.items():
-            for described in (unchecked, checked):
-                fresh = PackStore(store.folder, described, maps)
-                start = time.process_time()
-                for first in range(0, packs, 64):
-                    fresh.batch(order[first : first + 64])
-                seconds.setdefault((name, described is checked), []).append(time.process_time() - start)
-    start = time.process_time()
-    for entry, records in zip(shards, maps):
-        check_blocks(store.folder, entry, records, 0)
-    checking = (time.process_time() - start) / packs
+
+    def new_reader() -> PackStore:
+        return PackStore(store.folder, replace(manifest, shards=shards, packs=packs), maps)
+
+    def read(order: np.ndarray, reader: Optional[PackStore]) -> None:
+        reader = reader or new_reader()
+        for first in range(0, packs, 64):
+            reader.batch(order[first : first + 64])
+
+    def check() -> None:
+        for entry, records in zip(shards, maps):
+            check_blocks(store.folder, entry, records, 0)
+
+    kept = new_reader()  # the round that warms up checks all
+    sides: Dict[Tuple[str, str], Callable[[], None]] = {("all", "checksums"): check}
+    for name, order in orders.items():
+        sides[name, "unchecked"] = partial(read, order, kept)
+        sides[name, "checked"] = partial(read, order, None)
+    times = seconds_in_turn(sides, 4, time.process_time)
+    seconds = {side: quartiles(values).median for side, values in times.items()}
     rows = [
         (
             f"reading, {name}",
-            f"{packs / min(seconds[name, False]):,.0f} /s",
+            f"{packs / seconds[name, 'unchecked']:,.0f} /s",
             "packs decoded to int32 fields, in batches of 64, a second of one core; "
-            f"{packs / min(seconds[name, True]):,.0f} in the first pass, which checks every block",
+            f"{packs / seconds[name, 'checked']:,.0f} in the first pass, which checks every block",
         )
         for name in orders
     ]
-    share = checking * packs / min(seconds["random", False])
+    checking = seconds["all", "checksums"] / packs
+    share = seconds["all", "checksums"] / seconds["random", "unchecked"]
     checksums = (
         "checksums",
         f"{checking * 1e6:.2f} us",
@@ -100,43 +106,10 @@ def time_reading(store: PackStore) -> List[Row]:
     return [*rows, checksums]
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    whole = LengthHistogram.published(HISTOGRAM)
-    parser = ArgumentParser(prog="python -m pack_data.benchmark", description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "--sequences",
-        type=positive_int,
-        metavar="N",
-        help=f"how many (default a sixteenth of the {whole.sequences:,} of Wikipedia; with --rows 100,000)",
-    )
-    parser.add_argument(
-        "--rows",
-        action="store_true",
-        help="instead: rows of 4,096 to 131,072 slots at many depths, beside the packers of others that are installed",
-    )
-    parser.add_argument("--packer", choices=PACKERS, default="optimal")
-    parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
-    parser.add_argument(
-        "--workers", type=process_count, default=available_cores(), metavar="N", help="processes (default: one a core)"
-    )
-    parser.add_argument(
-        "--folder", metavar="DIR", help="where to build, for a moment (default: the system's place for temporary files)"
-    )
-    args = parser.parse_args(argv)
-    if args.rows:
-        row_benchmark.main(args.sequences or 100_000)
-        return 0
-    args.sequences = args.sequences or whole.sequences // 16
-    check_counted()
-
-    histogram = scaled(whole, args.sequences)
-    rows: List[Row] = [
-        time_assignment(
-            histogram, get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
-        )
-    ]
+def _time_build(args: argparse.Namespace) -> List[Row]:
+    """A whole build, and reading what it made."""
     before = cpu_seconds()
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         built = build_and_report(
             BuildOptions(
                 out=Path(folder) / "data",
@@ -154,10 +127,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         with built.store as store:
             packs, seconds = len(store), built.seconds
             size = sum(entry.bytes for entry in store.manifest.shards)
-            reading = time_reading(store)
+            reading = _time_reading(store)
     way = seconds["assignment"] + seconds["sorting"] + seconds["writing"] + seconds["commit"]
     workers = args.workers if args.workers > 1 else 0
-    rows += [
+    return [
         (
             "drawing",
             f"{seconds['examples']:.1f} s",
@@ -187,8 +160,42 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         ),
         *reading,
     ]
-    print(f"{args.sequences:,} sequences drawn from {HISTOGRAM}, packs of 512 at depth {args.max_sequences_per_pack}")
-    print("\n".join(text_table(rows, left=(0, 2), indent="  ")))
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    whole = LengthHistogram.published(HISTOGRAM)
+    parser = ArgumentParser(prog="python -m pack_data.benchmark", description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--sequences",
+        type=positive_int,
+        metavar="N",
+        help=f"how many (default a sixteenth of the {whole.sequences:,} of Wikipedia; with --rows 100,000)",
+    )
+    parser.add_argument(
+        "--rows",
+        action="store_true",
+        help="instead: rows of 4,096 to 131,072 slots at many depths, beside the packers of others that are installed",
+    )
+    parser.add_argument("--packer", choices=PACKERS, default="optimal")
+    parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
+    parser.add_argument(
+        "--workers", type=process_count, default=available_cores(), metavar="N", help="processes (default: one a core)"
+    )
+    args = parser.parse_args(argv)
+    if args.rows:
+        long_rows.main(args.sequences or 100_000)
+        return 0
+    check_counted()
+    args.sequences = args.sequences or whole.sequences // 16
+    histogram = scaled(whole, args.sequences)
+    packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
+    rows = [_time_assignment(histogram, packing), *_time_build(args)]
+    print(
+        account(
+            f"{args.sequences:,} sequences drawn from {HISTOGRAM}, packs of 512 at depth {args.max_sequences_per_pack}",
+            rows,
+        )
+    )
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`python -m pack_data.building.benchmark`: seconds, memory and disk for giving millions of sequences their packs.
+"""`python -m pack_data.benchmark.assignment`: seconds, memory and disk for giving millions of sequences their packs.
 
 Lengths alone, drawn from a published histogram, one run for each number of sequences, each in a process of its own. A
 last row computes the same for a billion sequences: in proportion to the largest number that was run.
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -23,10 +22,18 @@ from pack_data.building.assignment_on_disk import assign_on_disk
 from pack_data.building.runner import open_runner
 from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import examples_name
-from pack_data.cli.command import ArgumentParser, parse_depth, positive_int, process_count, run_main
+from pack_data.cli.command import (
+    ArgumentParser,
+    depth_text,
+    parse_depth,
+    positive_int,
+    process_count,
+    run_main,
+)
 from pack_data.cli.cores import available_cores
 from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
-from pack_data.display.table import text_table
+from pack_data.cli.timing import timed
+from pack_data.display.table import Cell, Column, Table, plain
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn
@@ -79,9 +86,9 @@ class _Disk(threading.Thread):
         return self.most
 
 
-def measure(sequences: int, depth: Optional[int], workers: int, folder: Optional[str]) -> Dict[str, Any]:
+def measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, Any]:
     """One assignment. Memory is the most of this process and of its largest worker, from the start of the program."""
-    with tempfile.TemporaryDirectory(dir=folder) as name:
+    with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         schema, totals, counts = _draw(work, sequences)
         histogram = LengthHistogram(np.asarray(np.sum(counts, axis=0, dtype=np.int64)), HISTOGRAM)
@@ -90,27 +97,43 @@ def measure(sequences: int, depth: Optional[int], workers: int, folder: Optional
         given = sum(path.stat().st_size for path in work.iterdir())
         disk = _Disk(work)
         disk.start()
-        start, used = time.perf_counter(), cpu_seconds()
-        on_disk = sequences > IN_MEMORY
-        if on_disk:
-            runner = open_runner(workers, None)
-            assign_on_disk(work, work / "recipe.json", schema, totals, lambda part: counts[part], (0, 0), runner)
-            runner.close()
-        else:
+        used, on_disk = cpu_seconds(), sequences > IN_MEMORY
+
+        def give_packs() -> None:
+            if on_disk:
+                runner = open_runner(workers, None)
+                assign_on_disk(work, work / "recipe.json", schema, totals, lambda part: counts[part], (0, 0), runner)
+                runner.close()
+                return
             read = SpillFormat.of(schema).read_lengths
             lengths = [read(work / f"{examples_name(part)}.bin", total) for part, total in enumerate(totals)]
             assign(np.concatenate(lengths), packing, (0, 0))
+
+        seconds, _ = timed(give_packs)
         return {
-            "seconds": time.perf_counter() - start,
+            "sequences": sequences,
+            "assigned": "on disk" if on_disk else "in memory",
+            "seconds": seconds,
             "processor": cpu_seconds() - used,
             "own": peak_megabytes(),
-            "worker": peak_megabytes(workers=True) if on_disk and workers > 1 else 0.0,
+            "worker": peak_megabytes(workers=True) if on_disk and workers > 1 else None,
             "disk": (disk.stop() - given) / 1e6,
         }
 
 
+COLUMNS = (
+    Column("sequences", "sequences", form=","),
+    Column("assigned", "assigned"),
+    Column("seconds", "seconds", form=",.1f"),
+    Column("processor", "of a core", form=",.1f"),
+    Column("own", "MiB here", form=",.0f"),
+    Column("worker", "MiB a worker", form=",.0f"),
+    Column("disk", "MB of disk", form=",.0f"),
+)
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(prog="python -m pack_data.building.benchmark", description=__doc__)
+    parser = ArgumentParser(prog="python -m pack_data.benchmark.assignment", description=__doc__)
     parser.add_argument(
         "--sequences",
         type=positive_int,
@@ -123,62 +146,34 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--workers", type=process_count, default=available_cores(), metavar="N", help="processes (default: one a core)"
     )
-    parser.add_argument("--folder", metavar="DIR", help="where to work (default: the system's place for such files)")
-    parser.add_argument("--one", action="store_true", help="one number, here; prints JSON")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
     args = parser.parse_args(argv)
     check_counted()
-    if args.folder and not Path(args.folder).is_dir():
-        raise ValueError(f"--folder {args.folder}: no such folder; make it first")
-    if args.one:
-        if len(args.sequences) > 1:
-            raise ValueError("--one measures one number; give it with --sequences N")
-        print(json.dumps(measure(args.sequences[0], args.max_sequences_per_pack, args.workers, args.folder)))
+    depth = args.max_sequences_per_pack
+    if args.json and len(args.sequences) == 1:
+        print(json.dumps(measure(args.sequences[0], depth, args.workers)))
         return 0
-
-    rows: List[Tuple[str, ...]] = [
-        ("sequences", "assigned", "seconds", "of a core", "MiB here", "MiB a worker", "MB of disk")
-    ]
-    given = [
-        "--workers",
-        str(args.workers),
-        "--max-sequences-per-pack",
-        str(args.max_sequences_per_pack or "unlimited"),
-    ]
-    given += ["--folder", args.folder] if args.folder else []
+    rows: List[Dict[str, Any]] = []
     for sequences in sorted(args.sequences):
         print(f"{sequences:,} sequences ...", file=sys.stderr, flush=True)
+        given = ["--sequences", sequences, "--workers", args.workers, "--max-sequences-per-pack", depth or "unlimited"]
         done = subprocess.run(
-            [sys.executable, "-m", __spec__.name, "--one", "--sequences", str(sequences), *given],
-            stdout=subprocess.PIPE,
-            check=False,
-            text=True,
+            [sys.executable, "-m", __spec__.name, "--json", *map(str, given)], stdout=subprocess.PIPE, text=True
         )
         if done.returncode:
             return done.returncode
-        found = json.loads(done.stdout)
-        rows.append(_row(f"{sequences:,}", sequences > IN_MEMORY, found))
+        rows.append(json.loads(done.stdout))
     if sequences > IN_MEMORY:
-        more = BILLION / sequences
-        grown = {key: value * more for key, value in found.items() if key in ("seconds", "processor", "disk")}
-        rows.append(_row(f"{BILLION:,} (computed)", True, {**found, **grown}))
-    print(
-        f"lengths drawn from {HISTOGRAM}, depth {args.max_sequences_per_pack or 'unlimited'}, "
-        f"on disk in {args.workers} process{'' if args.workers == 1 else 'es'}"
-    )
-    print("\n".join(text_table(rows, left=(0, 1))))
+        largest, more = rows[-1], BILLION / sequences
+        grown = {key: largest[key] * more for key in ("seconds", "processor", "disk")}
+        rows.append({**largest, **grown, "sequences": Cell(BILLION, f"{BILLION:,} (computed)")})
+    if args.json:
+        print("\n".join(json.dumps(plain(row)) for row in rows))
+        return 0
+    processes = f"{args.workers} process{'' if args.workers == 1 else 'es'}"
+    title = f"lengths drawn from {HISTOGRAM}, depth {depth_text(depth)}, on disk in {processes}"
+    print(Table("assignment", title, COLUMNS, rows).text())
     return 0
-
-
-def _row(sequences: str, on_disk: bool, found: Dict[str, Any]) -> Tuple[str, ...]:
-    return (
-        sequences,
-        "on disk" if on_disk else "in memory",
-        f"{found['seconds']:.1f}",
-        f"{found['processor']:.1f}",
-        f"{found['own']:,.0f}",
-        f"{found['worker']:,.0f}" if found["worker"] else "-",
-        f"{found['disk']:,.0f}",
-    )
 
 
 if __name__ == "__main__":

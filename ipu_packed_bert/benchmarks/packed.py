@@ -1,0 +1,172 @@
+"""Sequences per second of the same work in two layouts, packed and unpacked, or with two attentions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+import numpy as np
+import torch
+
+from ipu_packed_bert.benchmarks.work import Work
+from ipu_packed_bert.data.global_batches import SameSequences
+from ipu_packed_bert.engine.base import StepResult
+from ipu_packed_bert.engine.host import HostEngine, pick_attention
+from ipu_packed_bert.engine.host.attention import dense_attention
+from ipu_packed_bert.engine.host.devices import find_device
+from ipu_packed_bert.engine.host.estimate import product_rate
+from ipu_packed_bert.processes.ranks import ONE, Processes
+from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.schema import EngineConfig
+from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.training.compare_unpacked import SideBySide, side_by_side
+from pack_data.cli.timing import quartiles, rounds_in_turn
+from pack_data.display.table import Column, Table, spread, with_interval
+
+
+def _engine(config: Config, work: Work, attention: Optional[str] = None, processes: Processes = ONE) -> HostEngine:
+    """attention: `engine.attention`, where it is not that of `config`."""
+    if attention is not None:
+        config = replace(config, engine=replace(config.engine, attention=attention))
+    return HostEngine(config, Pretraining(config), packing_factor=work.packing_factor, processes=processes)
+
+
+def attentions_beside(config: Config) -> List[Optional[str]]:
+    """Attentions of unpacked rows to be compared with; None: that of the packed ones."""
+    device = find_device(config.engine)
+    if pick_attention(config, Pretraining(config), device).kind != "varlen":
+        return [None]
+    # BERT without packs has a dense attention; one that skips padding can be had there too.
+    return [dense_attention(config.engine.precision, device), None]
+
+
+def compare_layouts(
+    config: Config,
+    work: Work,
+    *,
+    rounds: int,
+    bar: Any,
+    unpacked_attention: Optional[str] = None,
+    processes: Processes = ONE,
+) -> Dict[str, Any]:
+    """Packed and unpacked rows of one length in one precision, in turn.
+
+    unpacked_attention: `engine.attention` of the unpacked side, where it is not that of `config`. processes: each has
+    its own share of the work, and their gradients are added up, as in training.
+    """
+    engine = other = _engine(config, work, processes=processes)
+    if unpacked_attention is not None:
+        other = _engine(config, work, unpacked_attention, processes)
+    pair = SameSequences(work.packed, work.unpacked)
+    dropout = config.model.hidden_dropout > 0.0
+    sides = side_by_side(engine, [pair] * rounds, bar=bar, dropout=dropout, unpacked_by=other)
+    assert sides is not None  # the host engine takes any shape
+    found = {
+        "ranks": processes.size,
+        "slots": work.slots,
+        "precision": config.engine.precision,
+        "attention": {"packed": engine.attention.kind, "unpacked": other.attention.kind},
+        "engine": engine.description,
+    }
+    return {**found, **figures(sides)}
+
+
+def figures(sides: SideBySide) -> Dict[str, Any]:
+    low, speed_up, high = quartiles(sides.speed_ups)
+    return {
+        "rounds": len(sides.packed),
+        "packed_sequences_per_second": float(np.median(sides.packed)),
+        "unpacked_sequences_per_second": float(np.median(sides.unpacked)),
+        "speed_up": speed_up,
+        "speed_up_quartiles": [low, high],
+        "packing_factor": sides.packing_factor,
+        "share_of_packing_factor": speed_up / sides.packing_factor,
+    }
+
+
+def compare_attention(config: Config, work: Work, *, rounds: int, bar: Any) -> Dict[str, Any]:
+    """The packs with the dense attention that is faster in this precision and with attention within each sequence, in
+    turn."""
+    kind = dense_attention(config.engine.precision, find_device(config.engine), dropout=config.model.attention_dropout)
+    engines = {attention: _engine(config, work, attention) for attention in (kind, "varlen")}
+
+    def accumulate(engine: HostEngine, number: int) -> StepResult:
+        result = engine.accumulate(work.packed)
+        engine.optimizer.zero_grad(set_to_none=True)
+        return result
+
+    seconds = []
+    for number, found in rounds_in_turn(
+        {name: partial(accumulate, each) for name, each in engines.items()}, rounds, bar
+    ):
+        dense, varlen = found[kind], found["varlen"]
+        # Dropout differs; the sequences and their number do not.
+        assert abs(dense.loss - varlen.loss) <= 0.02 * abs(dense.loss), (
+            f"other work: losses {dense.loss}, {varlen.loss}"
+        )
+        if number:
+            seconds.append((dense.seconds, varlen.seconds))
+    times = np.array(seconds)
+    low, speed_up, high = quartiles(times[:, 0] / times[:, 1])
+    of_dense, of_varlen = np.median(times, axis=0).tolist()
+    return {
+        "slots": work.slots,
+        "precision": config.engine.precision,
+        "dense_attention": kind,
+        "share_within_sequences": _share_within(work),
+        "dense_seconds": of_dense,
+        "varlen_seconds": of_varlen,
+        "speed_up": speed_up,
+        "speed_up_quartiles": [low, high],
+    }
+
+
+def _share_within(work: Work) -> float:
+    """Of the slots x slots of a dense attention those between tokens of one sequence."""
+    lengths = [np.bincount(row)[1:] for row in work.packed["input_mask"]]
+    return sum(float((each.astype(np.float64) ** 2).sum()) for each in lengths) / (len(lengths) * work.slots**2)
+
+
+def bfloat16_slowdown() -> float:
+    """Seconds of a bfloat16 matrix product over those of a float32 one, on the CPU."""
+    bfloat16, float32 = (
+        product_rate(torch.device("cpu"), EngineConfig(kind="host", precision=each), size=384)
+        for each in ("bfloat16", "float32")
+    )
+    return float32 / bfloat16
+
+
+_SPEED_UP = with_interval("speed_up", "speed-up", "", ".3f")
+LAYOUTS = (
+    Column("ranks", "ranks"),
+    Column("slots", "slots"),
+    Column("precision", "precision"),
+    Column("attention", "attention"),
+    Column("packed_sequences_per_second", "packed/s", form=".2f"),
+    Column("unpacked_sequences_per_second", "unpacked/s", form=".2f"),
+    _SPEED_UP,
+    Column("packing_factor", "factor", form=".3f"),
+    Column("share_of_packing_factor", "of it", form=".3f"),
+)
+ATTENTIONS = (
+    Column("slots", "slots"),
+    Column("precision", "precision"),
+    Column("dense_attention", "dense"),
+    Column("share_within_sequences", "within, %", form=".1f", scale=0.01),
+    Column("dense_seconds", "dense, s", form=".3f"),
+    Column("varlen_seconds", "within, s", form=".3f"),
+    _SPEED_UP,
+)
+
+
+def table(found: Sequence[Mapping[str, Any]], title: str, notes: Sequence[str] = ()) -> Table:
+    """found: of `compare_layouts`, or of `compare_attention`."""
+    rows = []
+    for each in found:
+        low, high = each["speed_up_quartiles"]
+        row = {**each, **spread("speed_up", (low, each["speed_up"], high))}
+        if "attention" in each:
+            row["attention"] = " beside ".join(each["attention"].values())
+        rows.append(row)
+    return Table("benchmark", title, LAYOUTS if "ranks" in found[0] else ATTENTIONS, rows, tuple(notes))

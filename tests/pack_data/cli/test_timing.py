@@ -1,0 +1,63 @@
+"""Rounds: every side once in each, in alternating order, and the first one is not counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pack_data.cli.timing import quartiles, rounds_in_turn, seconds_in_turn, timed, versions
+
+
+class Clock:
+    """Goes on only where work says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def work(self, *seconds):
+        left = iter(seconds)
+
+        def run():
+            self.now += next(left)
+
+        return run
+
+
+def test_each_round_has_every_side_and_every_second_one_is_reversed():
+    made = []
+    sides = {name: lambda number, name=name: made.append((number, name)) or name.upper() for name in "abc"}
+    found = list(rounds_in_turn(sides, 2))
+    assert made == [(0, "a"), (0, "b"), (0, "c"), (1, "c"), (1, "b"), (1, "a"), (2, "a"), (2, "b"), (2, "c")]
+    assert found == [(number, {"a": "A", "b": "B", "c": "C"}) for number in range(3)]
+
+
+def test_the_first_round_warms_up():
+    clock = Clock()
+    found = seconds_in_turn({"a": clock.work(9, 1, 2), "b": clock.work(8, 3, 4)}, 2, clock)
+    assert {side: values.tolist() for side, values in found.items()} == {"a": [1, 2], "b": [3, 4]}
+    found = seconds_in_turn({"a": clock.work(9, 1)}, 2, clock, warm_up=False)
+    assert found["a"].tolist() == [9, 1]
+
+
+def test_rounds_end_when_their_time_is_over_but_not_before_two():
+    clock = Clock()
+    assert seconds_in_turn({"a": clock.work(1, 5, 5, 5)}, 9, clock, at_most=3)["a"].tolist() == [5, 5]
+    assert seconds_in_turn({"a": clock.work(1, 1, 1, 1, 1)}, 9, clock, at_most=3)["a"].tolist() == [1, 1, 1]
+
+
+def test_quartiles_stand_around_the_median():
+    found = quartiles(np.array([2.0, 1.6, 2.0]))
+    assert found == pytest.approx((1.8, 2.0, 2.0)) and str(found) == "2.000 (1.800..2.000)"
+
+
+def test_time_and_result_come_together():
+    clock = Clock()
+    assert timed(clock.work(3), clock) == (3.0, None)
+
+
+def test_versions_of_what_is_there_and_of_what_is_not():
+    found = versions("numpy", "no-such-package")
+    assert found["numpy"] == np.__version__ and found["no-such-package"] is None and "python" in found
