@@ -11,11 +11,11 @@ from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import PackedBert
 from ipu_packed_bert.settings.finetuning import TaskConfig
-from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.reader import setting
 from ipu_packed_bert.tasks.classification import label_settings, refuse_too_long
 from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, Scored
-from ipu_packed_bert.tasks.files import Faults, Source, table_rows
+from ipu_packed_bert.tasks.files import ExampleSource, Faults, table_rows
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class MeanTask(ExampleTask):
     settings = MeanConfig
     architecture = "BertModel"  # that transformers loads of the exported folder
     fields = (*ExampleTask.prediction_fields, "sequence_numbers", "labels", "scale")
-    heads = (Part("classifier", "classifier"),)
+    heads = (PlacedPart("classifier", "classifier"),)
     of_slots = False  # predictions are of sequences
     scores = ("accuracy",)
 
@@ -71,7 +71,7 @@ class MeanTask(ExampleTask):
 
     @staticmethod
     def texts(config):
-        return [text for _, text, _ in records(Source.of(config.data.training), config)]
+        return [text for _, text, _ in records(ExampleSource.of(config.data.training), config)]
 
     def inputs(self, found):
         room, rows = self.max_sequence_length - 2, []

@@ -14,6 +14,7 @@ import sys
 from dataclasses import asdict, fields
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from pack_data.benchmark.one_packer import Job, Row, measure, measure_apart
 from pack_data.cli.command import (
     ArgumentParser,
     check_output,
@@ -28,7 +29,6 @@ from pack_data.display.picture import HeatMap, write
 from pack_data.display.table import text_table
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
-from pack_data.measuring import Job, Row, measure, measure_apart
 from pack_data.packers import PACKERS, packs_at_depth
 
 ALGORITHMS = ("none", "sort") + tuple(name for name in PACKERS if name != "none")

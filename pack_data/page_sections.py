@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 import numpy as np
 
+from pack_data.benchmark.one_packer import Row
 from pack_data.cli.command import depth_text
 from pack_data.compare import ALGORITHMS, Case, compare, gap_map, padding_map
 from pack_data.display.page import Section
@@ -15,7 +16,6 @@ from pack_data.display.picture import Axis, Bars, Line, Lines, Series, Tile, Til
 from pack_data.display.table import Cell, Column, Table
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.counting import picture, statistics
-from pack_data.measuring import Row
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
 from pack_data.proof import prove, statement

@@ -35,7 +35,7 @@ packing
 packers proof
 building lengths verify
 build best_fit convert first_fit greedy lpfhp nnlshp none optimal sort spfhp certificate.__main__ histogram.__main__
-batching benchmark measuring pack_lengths
+batching benchmark pack_lengths
 batching.__main__ benchmark.__main__ compare stream
 __init__ page_sections stream.__main__
 """

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ipu_packed_bert.benchmarks.work import Work
+from ipu_packed_bert.benchmarks.work import BenchmarkWork
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.engine.host.devices import autocast, clock_of, numerics_of
@@ -32,11 +32,11 @@ PACKED, DENSE, UNPACKED = "packed", "packed, dense mask", "unpacked, padded"
 SORTED, FLASH = "Hugging Face, sorted by length", "Hugging Face, FlashAttention, no padding"
 
 
-class Unavailable(Exception):
+class _Unavailable(Exception):
     """Why a side cannot be measured here, in one line."""
 
 
-class Side(abc.ABC):
+class _Side(abc.ABC):
     """One layout of the work, ready to be run any number of times."""
 
     what: str  # one line: engine, attention
@@ -50,7 +50,7 @@ class Side(abc.ABC):
         pass
 
 
-class EngineSide(Side):
+class EngineSide(_Side):
     """Rows of the host engine."""
 
     def __init__(self, config: Config, batch: Batch, device: torch.device, *, alone: bool):
@@ -78,7 +78,7 @@ class EngineSide(Side):
         self._engine.close()
 
 
-class Forward(NamedTuple):
+class _Forward(NamedTuple):
     """One forward pass of Hugging Face's model; K: masked tokens of all its sequences, Q: sequences."""
 
     inputs: Dict[str, torch.Tensor]  # of the encoder
@@ -88,10 +88,12 @@ class Forward(NamedTuple):
     labels: torch.Tensor  # int64 [Q]
 
 
-class HuggingFaceSide(Side):
+class HuggingFaceSide(_Side):
     """transformers' BertForPreTraining on forward passes that were laid out before."""
 
-    def __init__(self, config: Config, weights: Any, forwards: Sequence[Forward], device: torch.device, attention: str):
+    def __init__(
+        self, config: Config, weights: Any, forwards: Sequence[_Forward], device: torch.device, attention: str
+    ):
         import transformers
 
         model = config.model
@@ -111,7 +113,7 @@ class HuggingFaceSide(Side):
                 attn_implementation=attention,
             )
         except (ImportError, TypeError, ValueError) as error:
-            raise Unavailable(f"transformers {transformers.__version__}: {' '.join(str(error).split())}") from error
+            raise _Unavailable(f"transformers {transformers.__version__}: {' '.join(str(error).split())}") from error
         self._model.load_state_dict(weights, strict=False)
         self._model.to(device).train()
         self._forwards, self._device, self._engine = forwards, device, config.engine
@@ -151,7 +153,7 @@ class HuggingFaceSide(Side):
         )
 
 
-def sorted_by_length(unpacked: Batch, rows: int) -> List[Forward]:
+def sorted_by_length(unpacked: Batch, rows: int) -> List[_Forward]:
     """Sequences in order of their length, `rows` at a time, padded to the longest, to a multiple of 8."""
     lengths = (unpacked["input_mask"] > 0).sum(axis=1)
     order = np.argsort(lengths, kind="stable")
@@ -168,7 +170,7 @@ def sorted_by_length(unpacked: Batch, rows: int) -> List[Forward]:
     return forwards
 
 
-def without_padding(unpacked: Batch, slots: int) -> List[Forward]:
+def without_padding(unpacked: Batch, slots: int) -> List[_Forward]:
     """Sequences end to end in one row, as they come, up to about `slots` in a forward pass, boundaries beside them."""
     lengths = (unpacked["input_mask"] > 0).sum(axis=1)
     forwards, start = [], 0
@@ -191,7 +193,7 @@ def without_padding(unpacked: Batch, slots: int) -> List[Forward]:
     return forwards
 
 
-def _forward(unpacked: Batch, chosen: np.ndarray, inputs: Dict[str, Any], first: np.ndarray) -> Forward:
+def _forward(unpacked: Batch, chosen: np.ndarray, inputs: Dict[str, Any], first: np.ndarray) -> _Forward:
     used = unpacked["masked_lm_weights"][chosen] > 0
     slots = unpacked["masked_lm_positions"][chosen] + first[:, None]
 
@@ -200,7 +202,7 @@ def _forward(unpacked: Batch, chosen: np.ndarray, inputs: Dict[str, Any], first:
             return values
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32 if "cu_seq" in name else np.int64))
 
-    return Forward(
+    return _Forward(
         {name: tensor(name, values) for name, values in inputs.items()},
         tensor("", slots[used]),
         tensor("", first),
@@ -209,7 +211,7 @@ def _forward(unpacked: Batch, chosen: np.ndarray, inputs: Dict[str, Any], first:
     )
 
 
-class Measured(NamedTuple):
+class LayoutMeasured(NamedTuple):
     """One side in one precision."""
 
     name: str
@@ -221,19 +223,25 @@ class Measured(NamedTuple):
     computed_bytes: Optional[float]  # the same as `--plan` computes it, for sides of the host engine
 
 
-class Outcome(NamedTuple):
-    measured: List[Measured]
+class LayoutOutcome(NamedTuple):
+    measured: List[LayoutMeasured]
     missing: List[Tuple[str, str]]  # (side, why it was not measured)
 
 
 def measure_layouts(
-    config: Config, work: Work, device: torch.device, *, rounds: int, seconds: float, say: Callable[[str], None]
-) -> Outcome:
+    config: Config,
+    work: BenchmarkWork,
+    device: torch.device,
+    *,
+    rounds: int,
+    seconds: float,
+    say: Callable[[str], None],
+) -> LayoutOutcome:
     """Each side in turn, one at a time on the device; two rounds warm it up. A side ends after `seconds`, or `rounds`.
 
     Raises AssertionError where two sides have other losses: they would not have done the same work.
     """
-    measured: List[Measured] = []
+    measured: List[LayoutMeasured] = []
     missing: List[Tuple[str, str]] = []
     weights: Dict[str, torch.Tensor] = {}
     for name, build in _sides(config, work, device, weights):
@@ -245,7 +253,7 @@ def measure_layouts(
                 if not weights and isinstance(side, EngineSide):
                     weights.update({key: value.detach().cpu().clone() for key, value in side.weights.items()})
                 found = _measure(name, side, config, work, device, rounds=rounds, seconds=seconds)
-            except Unavailable as error:
+            except _Unavailable as error:
                 why = str(error)
             except torch.cuda.OutOfMemoryError:
                 why = "the device has not enough memory"
@@ -261,23 +269,23 @@ def measure_layouts(
             raise AssertionError(f"{name} does other work: its loss is {found.loss}, that of the others {expected}")
         measured.append(found)
         say(f"{name}: {work.sequences / np.median(found.seconds):,.1f} sequences/s")
-    return Outcome(measured, missing)
+    return LayoutOutcome(measured, missing)
 
 
-def _sides(config: Config, work: Work, device: torch.device, weights: Dict[str, torch.Tensor]) -> Any:
+def _sides(config: Config, work: BenchmarkWork, device: torch.device, weights: Dict[str, torch.Tensor]) -> Any:
     rows, slots = config.batch.micro_batch, config.data.max_sequence_length
     dense = replace(config, engine=replace(config.engine, attention="sdpa"))
 
-    def hugging_face(forwards: Callable[[], List[Forward]], attention: str) -> Side:
+    def hugging_face(forwards: Callable[[], List[_Forward]], attention: str) -> _Side:
         if importlib.util.find_spec("transformers") is None:
-            raise Unavailable("transformers is not installed")
+            raise _Unavailable("transformers is not installed")
         return HuggingFaceSide(config, weights, forwards(), device, attention)
 
-    def flash() -> Side:
+    def flash() -> _Side:
         if device.type != "cuda" or importlib.util.find_spec("flash_attn") is None:
-            raise Unavailable("flash_attn is not installed" if device.type == "cuda" else "flash_attn needs CUDA")
+            raise _Unavailable("flash_attn is not installed" if device.type == "cuda" else "flash_attn needs CUDA")
         if config.engine.precision != "bfloat16":
-            raise Unavailable("flash_attn has half types only")
+            raise _Unavailable("flash_attn has half types only")
         return hugging_face(lambda: without_padding(work.unpacked, rows * slots), "flash_attention_2")
 
     yield PACKED, lambda: EngineSide(config, work.packed, device, alone=False)
@@ -288,8 +296,8 @@ def _sides(config: Config, work: Work, device: torch.device, weights: Dict[str, 
 
 
 def _measure(
-    name: str, side: Side, config: Config, work: Work, device: torch.device, *, rounds: int, seconds: float
-) -> Measured:
+    name: str, side: _Side, config: Config, work: BenchmarkWork, device: torch.device, *, rounds: int, seconds: float
+) -> LayoutMeasured:
     cuda = torch.cuda if device.type == "cuda" else None
     loss = side.run()
     if cuda:
@@ -304,10 +312,10 @@ def _measure(
         slots = config.data.max_sequence_length
         computed = host_memory(config, config.model, parameters=parameters, slots=slots, predictions=predictions).most
     peak = cuda.max_memory_allocated(device) if cuda else None
-    return Measured(name, side.what, config.engine.precision, times, loss, peak, computed)
+    return LayoutMeasured(name, side.what, config.engine.precision, times, loss, peak, computed)
 
 
-def to_json(outcome: Outcome, work: Work) -> List[Dict[str, Any]]:
+def to_json(outcome: LayoutOutcome, work: BenchmarkWork) -> List[Dict[str, Any]]:
     """One object a side. Speed-ups are over unpacked rows in the same precision; a share is that of packs."""
     baseline = {each.precision: each.seconds for each in outcome.measured if each.name == UNPACKED}
     found = []
@@ -336,7 +344,7 @@ def to_json(outcome: Outcome, work: Work) -> List[Dict[str, Any]]:
     return found
 
 
-COLUMNS = (
+_COLUMNS = (
     Column("name", "layout"),
     Column("precision", "precision"),
     Column("sequences_per_second", "seq/s", form=",.1f"),
@@ -350,4 +358,4 @@ COLUMNS = (
 
 def table(rows: Sequence[Dict[str, Any]], title: str, notes: Tuple[str, ...]) -> Table:
     """rows: of `to_json`."""
-    return Table("layouts", title, COLUMNS, rows, notes)
+    return Table("layouts", title, _COLUMNS, rows, notes)

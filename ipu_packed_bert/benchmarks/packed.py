@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 import numpy as np
 import torch
 
-from ipu_packed_bert.benchmarks.work import Work
+from ipu_packed_bert.benchmarks.work import BenchmarkWork
 from ipu_packed_bert.data.global_batches import SameSequences
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine, pick_attention
@@ -25,7 +25,9 @@ from pack_data.cli.timing import quartiles, rounds_in_turn
 from pack_data.display.table import Column, Table, spread, with_interval
 
 
-def _engine(config: Config, work: Work, attention: Optional[str] = None, processes: Processes = ONE) -> HostEngine:
+def _engine(
+    config: Config, work: BenchmarkWork, attention: Optional[str] = None, processes: Processes = ONE
+) -> HostEngine:
     """attention: `engine.attention`, where it is not that of `config`."""
     if attention is not None:
         config = replace(config, engine=replace(config.engine, attention=attention))
@@ -43,7 +45,7 @@ def attentions_beside(config: Config) -> List[Optional[str]]:
 
 def compare_layouts(
     config: Config,
-    work: Work,
+    work: BenchmarkWork,
     *,
     rounds: int,
     bar: Any,
@@ -85,7 +87,7 @@ def figures(sides: SideBySide) -> Dict[str, Any]:
     }
 
 
-def compare_attention(config: Config, work: Work, *, rounds: int, bar: Any) -> Dict[str, Any]:
+def compare_attention(config: Config, work: BenchmarkWork, *, rounds: int, bar: Any) -> Dict[str, Any]:
     """The packs with the dense attention that is faster in this precision and with attention within each sequence, in
     turn."""
     kind = dense_attention(config.engine.precision, find_device(config.engine), dropout=config.model.attention_dropout)
@@ -122,7 +124,7 @@ def compare_attention(config: Config, work: Work, *, rounds: int, bar: Any) -> D
     }
 
 
-def _share_within(work: Work) -> float:
+def _share_within(work: BenchmarkWork) -> float:
     """Of the slots x slots of a dense attention those between tokens of one sequence."""
     lengths = [np.bincount(row)[1:] for row in work.packed["input_mask"]]
     return sum(float((each.astype(np.float64) ** 2).sum()) for each in lengths) / (len(lengths) * work.slots**2)
@@ -138,7 +140,7 @@ def bfloat16_slowdown() -> float:
 
 
 _SPEED_UP = with_interval("speed_up", "speed-up", "", ".3f")
-LAYOUTS = (
+_LAYOUTS = (
     Column("ranks", "ranks"),
     Column("slots", "slots"),
     Column("precision", "precision"),
@@ -149,7 +151,7 @@ LAYOUTS = (
     Column("packing_factor", "factor", form=".3f"),
     Column("share_of_packing_factor", "of it", form=".3f"),
 )
-ATTENTIONS = (
+_ATTENTIONS = (
     Column("slots", "slots"),
     Column("precision", "precision"),
     Column("dense_attention", "dense"),
@@ -169,4 +171,4 @@ def table(found: Sequence[Mapping[str, Any]], title: str, notes: Sequence[str] =
         if "attention" in each:
             row["attention"] = " beside ".join(each["attention"].values())
         rows.append(row)
-    return Table("benchmark", title, LAYOUTS if "ranks" in found[0] else ATTENTIONS, rows, tuple(notes))
+    return Table("benchmark", title, _LAYOUTS if "ranks" in found[0] else _ATTENTIONS, rows, tuple(notes))

@@ -70,11 +70,11 @@ class Setup(NamedTuple):
         return clock_of(torch.device(self.device), of_process=True)
 
     @property
-    def epoch_batches(self) -> BatchOptions:
+    def _epoch_batches(self) -> BatchOptions:
         return BatchOptions(4 * self.batch_size, self.longest)
 
 
-class Line(NamedTuple):
+class _TimedWay(NamedTuple):
     """One row length of one data set."""
 
     data: str
@@ -120,11 +120,11 @@ def _train_on(model: Any, batches: Sequence[Inputs], device: str) -> float:
     return total
 
 
-def examples_of(lengths: Sequence[int], vocabulary: int, draw: np.random.Generator) -> List[Example]:
+def _examples_of(lengths: Sequence[int], vocabulary: int, draw: np.random.Generator) -> List[Example]:
     return [{"input_ids": draw.integers(1, vocabulary, length)} for length in lengths]
 
 
-def fill(lengths: np.ndarray, slots: int) -> List[int]:
+def _fill(lengths: np.ndarray, slots: int) -> List[int]:
     """The first examples that fit into a row; longer ones are cut, as their row would be."""
     row: List[int] = []
     free = slots
@@ -137,10 +137,10 @@ def fill(lengths: np.ndarray, slots: int) -> List[int]:
     return row
 
 
-def measure_rows(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Line:
+def measure_rows(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> _TimedWay:
     """Padded and padding-free, the same examples, in turns."""
     draw = np.random.default_rng(slots)
-    examples = examples_of(fill(lengths, slots), setup.vocabulary, draw)
+    examples = _examples_of(_fill(lengths, slots), setup.vocabulary, draw)
     model = _model_of(setup, slots)
     by_length = sorted(examples, key=lambda example: len(example["input_ids"]))
     size = setup.batch_size
@@ -169,7 +169,7 @@ def measure_rows(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Li
     if not worst < 1e-4:
         raise RuntimeError(f"{data}, rows of {slots}: the losses differ by {worst:.1e}; times mean nothing then")
     times = seconds_in_turn({side: partial(turn, side) for side in sides}, setup.rounds, setup.clock, warm_up=False)
-    return Line(
+    return _TimedWay(
         data,
         slots,
         len(examples),
@@ -191,12 +191,12 @@ def slots_a_token(lengths: np.ndarray, options: BatchOptions) -> float:
 def _measure_ways(data: str, lengths: np.ndarray, setup: Setup, examples: int) -> Dict[str, float]:
     """Speed of an epoch by each way, relative to RandomSampling+Padding."""
     chosen = np.minimum(lengths[:examples], setup.longest)
-    dataset = examples_of(chosen, setup.vocabulary, np.random.default_rng(1))
+    dataset = _examples_of(chosen, setup.vocabulary, np.random.default_rng(1))
     model = _model_of(setup, 4 * setup.batch_size * setup.longest)
 
     def epoch(way: str, side: str) -> None:
         switch(model, NAME if side == ", ours" else "sdpa")
-        _train_on(model, list(Batches(way, dataset, setup.epoch_batches, model)), setup.device)
+        _train_on(model, list(Batches(way, dataset, setup._epoch_batches, model)), setup.device)
 
     epochs = {way + side: partial(epoch, way, side) for way in WAYS for side in _sides(way)}
     times = seconds_in_turn(epochs, setup.rounds, setup.clock)
@@ -207,7 +207,7 @@ def _sides(way: str) -> List[str]:
     return [", dense mask", ", ours"] if "PosID" in way else [""]
 
 
-ROWS = (
+_ROWS = (
     Column("data", "data"),
     Column("slots", "row, tokens", form=","),
     Column("examples", "examples", form=","),
@@ -223,7 +223,7 @@ ROWS = (
 )
 
 
-def rows_table(lines: Sequence[Line]) -> str:
+def rows_table(lines: Sequence[_TimedWay]) -> str:
     rows = [
         {
             **line._asdict(),
@@ -236,7 +236,7 @@ def rows_table(lines: Sequence[Line]) -> str:
         }
         for line in lines
     ]
-    return Table("rows", "", ROWS, rows).markdown()
+    return Table("rows", "", _ROWS, rows).markdown()
 
 
 def _refuse(rows: Sequence[int], device: str) -> None:
@@ -282,7 +282,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     if options.examples:
         sets = [name for name in lengths if name != LONG_TAILED]
         speeds = {name: _measure_ways(name, lengths[name], setup, options.examples) for name in sets}
-        batches = setup.epoch_batches
+        batches = setup._epoch_batches
         slots = [slots_a_token(np.minimum(lengths[name][: options.examples], setup.longest), batches) for name in sets]
         print(
             f"\nSpeed of an epoch of {options.examples} examples, batch {batches.batch_size}, at most "

@@ -12,15 +12,15 @@ import numpy as np
 from pack_data.text.corpus import Document, documents
 from pack_data.text.wordpiece import train_vocabulary
 
-Texts = List[Tuple[str, str]]  # prompt and answer
+_Texts = List[Tuple[str, str]]  # prompt and answer
 
 
 class TextSet(NamedTuple):
     """A data set as text, in the order in which it is used."""
 
     name: str
-    training: Texts
-    held_out: Texts
+    training: _Texts
+    held_out: _Texts
 
 
 def text_sets(data_dir: Optional[Path], training: int, held_out: int) -> List[TextSet]:
@@ -51,11 +51,11 @@ def _read(data_dir: Path, name: str) -> str:
         return file.read()
 
 
-def _shuffled(texts: Texts) -> Texts:
+def _shuffled(texts: _Texts) -> _Texts:
     return [texts[index] for index in np.random.default_rng(5).permutation(len(texts))]
 
 
-def _split(name: str, texts: Texts, training: int, held_out: int) -> TextSet:
+def _split(name: str, texts: _Texts, training: int, held_out: int) -> TextSet:
     return TextSet(name, texts[held_out:][:training], texts[:held_out])
 
 
@@ -96,12 +96,12 @@ def encode(data: TextSet, *, max_sequence_length: int, vocabulary_size: int, mod
     return TokenSet(data.name, training, held_out, size)
 
 
-def _by_tokenizer(tokenizer: Any, texts: Texts) -> List[List[int]]:
+def _by_tokenizer(tokenizer: Any, texts: _Texts) -> List[List[int]]:
     end = [tokenizer.eos_token_id]
     return [tokenizer(f"{prompt}\n{answer}")["input_ids"] + end for prompt, answer in texts]
 
 
-def _by_vocabulary(vocabulary: Any, texts: Texts) -> List[List[int]]:
+def _by_vocabulary(vocabulary: Any, texts: _Texts) -> List[List[int]]:
     first, end = vocabulary.ids["[CLS]"], vocabulary.ids["[SEP]"]
     ids, lengths = vocabulary.encode([text for pair in texts for text in pair])
     pieces = iter(np.split(ids, np.cumsum(lengths)[:-1]))

@@ -28,7 +28,7 @@ SIZES = {
 DROPOUT = 0.1
 
 
-class Work(NamedTuple):
+class BenchmarkWork(NamedTuple):
     """The same sequences in both layouts; rows are multiples of the micro-batch."""
 
     packed: Batch
@@ -65,7 +65,9 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise ValueError(f"--packs {args.packs} is not a multiple of --micro-batch {args.micro_batch}")
 
 
-def config_of(size: str, work: Work, engine: EngineConfig, *, micro_batch: int, dropout: float = DROPOUT) -> Config:
+def config_of(
+    size: str, work: BenchmarkWork, engine: EngineConfig, *, micro_batch: int, dropout: float = DROPOUT
+) -> Config:
     """A model of this size for packs of this work."""
     hidden, layers, heads, intermediate = SIZES[size]
     depth = work.packed["next_sentence_positions"].shape[1]
@@ -106,7 +108,7 @@ def draw_work(
     max_predictions: int,
     seed: int,
     share: Tuple[int, int] = (0, 1),
-) -> Work:
+) -> BenchmarkWork:
     """`packs` packs drawn from the packing's strategies by how often it uses them, filled with random tokens.
 
     Of many draws the one whose packing factor is nearest to the whole packing's, among those whose sequences divide
@@ -153,7 +155,7 @@ def draw_work(
         return {name: values[own] for name, values in batch.items()}
 
     depth = max(len(strategy) for strategy in drawn)
-    return Work(
+    return BenchmarkWork(
         packed=lay_out(packed_at, packing.max_sequences_per_pack or depth),
         unpacked=lay_out(alone_at, 1),
         sequences=len(lengths),

@@ -35,16 +35,16 @@ from pack_data.lengths.options import histogram_from
 from pack_data.packers import PACKERS, get_packer
 from pack_data.store.packs import default_predictions
 
-BOTH = ("float32", "bfloat16")
+_BOTH = ("float32", "bfloat16")
 
-HERE = "here"  # in place of --ranks' numbers: this process measures for itself; the last --ranks of a line counts
+_HERE = "here"  # in place of --ranks' numbers: this process measures for itself; the last --ranks of a line counts
 
 
 def _parse_ranks(text: str) -> List[int]:
-    return [] if text == HERE else [process_count(part) for part in text.split(",")]
+    return [] if text == _HERE else [process_count(part) for part in text.split(",")]
 
 
-def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = ArgumentParser(
         prog=typed("benchmark"),
         description="Sequences per second, packed over unpacked, on this machine's CPU or CUDA device.",
@@ -94,7 +94,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    args = parse(argv)
+    args = _parse(argv)
     if args.ranks and os.environ.get("WORLD_SIZE", "1") == "1":
         return _in_ranks(args, list(sys.argv[1:] if argv is None else argv))
     with joined(command="a benchmark of the host") as processes:
@@ -110,7 +110,7 @@ def _in_ranks(args: argparse.Namespace, options: List[str]) -> int:
         # Without these, torchrun says at length that it takes one.
         threads = args.threads or max(1, (os.cpu_count() or 1) // ranks)
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
-        module = ["ipu_packed_bert", "benchmark", *options, "--ranks", HERE, "--json"]
+        module = ["ipu_packed_bert", "benchmark", *options, "--ranks", _HERE, "--json"]
         command = [sys.executable, "-m", *torchrun, *module]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         finished = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -191,18 +191,18 @@ def _pick_precisions(asked: str, processes: Processes) -> Tuple[str, ...]:
     from ipu_packed_bert.engine.host.devices import computes_in
 
     if asked != "auto":
-        return BOTH if asked == "both" else (asked,)
+        return _BOTH if asked == "both" else (asked,)
     if torch.cuda.is_available():
-        return tuple(each for each in BOTH if computes_in(each, torch.device("cuda")))
+        return tuple(each for each in _BOTH if computes_in(each, torch.device("cuda")))
     slowdown = processes.of_first(bfloat16_slowdown)  # each would measure another one, and wait for other batches
     if slowdown <= 1.5:  # where bfloat16 is native it is faster
-        return BOTH
+        return _BOTH
     print(
         f"bfloat16 is left out: this CPU takes {slowdown:.1f} times as long for it as for float32"
         " (--precision both measures it all the same)",
         file=sys.stderr,
     )
-    return BOTH[:1]
+    return _BOTH[:1]
 
 
 def _report(found: Dict[str, Any], *, as_json: bool) -> None:

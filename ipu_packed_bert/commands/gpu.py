@@ -24,10 +24,10 @@ from pack_data.spfhp import pack
 from pack_data.store.packs import default_predictions
 
 ROOT = Path(__file__).resolve().parents[2]
-FORMAT = 1  # of the JSON file
-TESTS = "tests/ipu_packed_bert/engine/test_cuda.py"
+_FORMAT = 1  # of the JSON file
+_TESTS = "tests/ipu_packed_bert/engine/test_cuda.py"
 TEST_SECONDS, SIDE_SECONDS = 270, 15.0  # for all tests; for each layout, which is measured twice at least
-DEPTH = 3
+_DEPTH = 3
 
 
 def parse(argv: Optional[Sequence[str]]) -> Any:
@@ -79,7 +79,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def run_tests() -> str:
     """ "passed", "failed", or why the tests were not run."""
     missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
-    if missing or not (ROOT / TESTS).is_file():
+    if missing or not (ROOT / _TESTS).is_file():
         why = f"not run: {' and '.join(missing)} missing" if missing else "not run: no tests beside the program"
         print(f"tests marked cuda: {why}", flush=True)
         return why
@@ -87,7 +87,7 @@ def run_tests() -> str:
     if importlib.util.find_spec("xdist") is not None:
         command += ["-n", "0"]
     try:
-        finished = subprocess.run([*command, TESTS], cwd=ROOT, timeout=TEST_SECONDS)
+        finished = subprocess.run([*command, _TESTS], cwd=ROOT, timeout=TEST_SECONDS)
     except subprocess.TimeoutExpired:
         print(f"tests marked cuda: stopped after {TEST_SECONDS} s", flush=True)
         return "failed"
@@ -101,7 +101,7 @@ def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
 
     histogram = histogram_from(args)
     slots = histogram.max_sequence_length
-    packing = pack(histogram, max_sequences_per_pack=DEPTH)
+    packing = pack(histogram, max_sequences_per_pack=_DEPTH)
     work = draw_work(
         packing,
         packs=args.packs,
@@ -131,7 +131,7 @@ def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
     )
     print("\n" + table(rows, f"Training steps of {args.size}", (note,)).text())
     return {
-        "format": FORMAT,
+        "format": _FORMAT,
         "machine": details(device),
         "tests": tests,
         "model": {"size": args.size, **dict(zip(("hidden_size", "layers", "heads", "inner"), SIZES[args.size]))},
@@ -139,7 +139,7 @@ def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
             "histogram": histogram.name or str(args.histogram),
             "algorithm": packing.algorithm,
             "slots": slots,
-            "depth": DEPTH,
+            "depth": _DEPTH,
             "factor": work.packing_factor,
             "tokens_of_slots": work.tokens / (args.packs * slots),
         },

@@ -23,7 +23,7 @@ from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.planning.plan import CODE_WORDS, FULLEST_PUBLISHED, device_lines, memory_lines
 from ipu_packed_bert.report.packings import packed_factor
-from ipu_packed_bert.report.search import DEPTHS, Found, Outcome, Progress, Search, choice_of
+from ipu_packed_bert.report.search import DEPTHS, Found, Progress, Search, SearchOutcome, choice_of
 from ipu_packed_bert.settings.pretraining import Config, load_config
 from ipu_packed_bert.settings.reader import ConfigError, as_tree
 from ipu_packed_bert.settings.shipped import FOLDER, config_file
@@ -134,7 +134,7 @@ class _Factors:
 # ------------------------------------------------------------------------------------------------------------ printing
 
 
-def _page(base: Config, found: Outcome, factors: _Factors, *, ipus: int, best: int) -> List[str]:
+def _page(base: Config, found: SearchOutcome, factors: _Factors, *, ipus: int, best: int) -> List[str]:
     """At most `WIDTH` columns."""
     machine = TARGETS[base.placement.machine]
     failed = f"{found.tried:,} plans in {found.seconds:.1f} s, {found.tried - sum(found.failures.values()):,} fit"
@@ -205,7 +205,7 @@ def runs(numbers: Sequence[int]) -> str:
     return f"{numbers[0]},{least}" + ("" if least == most else f"-{most}") + f" x{len(numbers) - 1}"
 
 
-def _hand_tuned(found: Outcome) -> List[str]:
+def _hand_tuned(found: SearchOutcome) -> List[str]:
     """Why the configuration as written is as fast as it is."""
     if found.base is None:
         return [
@@ -222,7 +222,7 @@ def _hand_tuned(found: Outcome) -> List[str]:
     return [text, ""]
 
 
-def _as_json(found: Outcome, best: int) -> Dict[str, Any]:
+def _as_json(found: SearchOutcome, best: int) -> Dict[str, Any]:
     def one(each: Found) -> Dict[str, Any]:
         placement = each.config.placement
         return {

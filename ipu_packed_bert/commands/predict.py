@@ -34,7 +34,7 @@ from ipu_packed_bert.processes.ranks import refuse_several
 from ipu_packed_bert.settings.finetuning import GLUE, SQUAD, TOKENS
 from ipu_packed_bert.settings.reader import peek
 from ipu_packed_bert.settings.user_task import trust_what_was_named
-from ipu_packed_bert.tasks.files import FORMATS, STANDARD_INPUT, Source
+from ipu_packed_bert.tasks.files import FORMATS, STANDARD_INPUT, ExampleSource
 from pack_data.cli.command import ArgumentParser, counted, positive_int, progress_bar, typed
 from pack_data.reading.files import write_atomically
 
@@ -122,7 +122,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     form = args.format
     if args.file == STANDARD_INPUT:
         form = form or _STANDARD_INPUT.get(trained.tree["task"]["name"], "jsonl")
-    asked = Asked(Source.of(args.file, form), labels=args.score, cut=args.cut)
+    asked = Asked(ExampleSource.of(args.file, form), labels=args.score, cut=args.cut)
     with contextlib.closing(progress_bar(None, "tokenising", shown=args.progress, unit=" texts")) as bar:
         prepared = predictions.prepare(trained, asked, args.overrides, read=bar.update)
     task, packing = prepared.task, prepared.task.packs.packing

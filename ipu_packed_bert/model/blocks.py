@@ -17,7 +17,7 @@ TOGETHER = 64
 _Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Blocks(NamedTuple):
+class AttentionBlocks(NamedTuple):
     """Which tokens attend to each other."""
 
     groups: Tuple[Tuple[int, int, bool], ...]  # sequences, their length, whether they are computed (else context 0)
@@ -25,7 +25,7 @@ class Blocks(NamedTuple):
     back: Optional[torch.Tensor]  # int64 [T]: where each token is in that order
 
 
-def blocks_of(lengths: Sequence[int], device: Optional[torch.device] = None, padding: int = 0) -> Blocks:
+def blocks_of(lengths: Sequence[int], device: Optional[torch.device] = None, padding: int = 0) -> AttentionBlocks:
     """The blocks of sequences of these lengths, laid end to end.
 
     A length of 0 is no sequence.  padding: every so many-th length is padding, which nobody reads.  device: of the
@@ -43,7 +43,7 @@ def blocks_of(lengths: Sequence[int], device: Optional[torch.device] = None, pad
         first += length
     if all(len(starts) == 1 for starts in together.values()):
         alone = sorted(alone + [(starts[0], length, True) for length, starts in together.items()])
-        return Blocks(tuple((1, length, computed) for _, length, computed in alone), None, None)
+        return AttentionBlocks(tuple((1, length, computed) for _, length, computed in alone), None, None)
     groups = [(len(starts), length, True) for length, starts in together.items()]
     begins = [(start, length) for length, starts in together.items() for start in starts]
     begins += [(start, length) for start, length, _ in alone]
@@ -51,10 +51,10 @@ def blocks_of(lengths: Sequence[int], device: Optional[torch.device] = None, pad
     order = torch.cat([torch.arange(start, start + length) for start, length in begins])
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order))
-    return Blocks(tuple(groups), order.to(device), back.to(device))
+    return AttentionBlocks(tuple(groups), order.to(device), back.to(device))
 
 
-def attend_in_blocks(heads: Sequence[torch.Tensor], blocks: Blocks, attend: _Attend) -> torch.Tensor:
+def attend_in_blocks(heads: Sequence[torch.Tensor], blocks: AttentionBlocks, attend: _Attend) -> torch.Tensor:
     """Context [T, N, A] of every token.
 
     heads: query, key and value [T, N, A]; keys may have fewer heads, values another width.

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ipu_packed_bert.model.blocks import Blocks, attend_in_blocks, blocks_of
+from ipu_packed_bert.model.blocks import AttentionBlocks, attend_in_blocks, blocks_of
 
 
 class _Boundaries(NamedTuple):
     """Where the sequences of a micro-batch are, its rows laid end to end; the padding of a row counts as its last."""
 
     cumulative: torch.Tensor  # int32 [B (D + 1) + 1], first 0, last T; a length of 0 where a row has fewer sequences
-    blocks: Optional[Blocks]  # of the same, for calls that need numbers; None where a kernel reads the tensor
+    blocks: Optional[AttentionBlocks]  # of the same, for calls that need numbers; None where a kernel reads the tensor
 
 
 class SequenceBoundaries(nn.Module):

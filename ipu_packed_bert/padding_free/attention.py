@@ -20,7 +20,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import torch
 from torch.nn import functional as F
 
-from ipu_packed_bert.model.blocks import Blocks, attend_in_blocks, blocks_of
+from ipu_packed_bert.model.blocks import AttentionBlocks, attend_in_blocks, blocks_of
 
 NAME = "padding_free"
 
@@ -137,7 +137,11 @@ def _scored(
 
 # ---- a row: its boundaries, and the kernel or the blocks
 
-_last: Tuple[Any, int, Dict[Optional[int], Blocks]] = (lambda: None, 0, {})  # boundaries, their version, their blocks
+_last: Tuple[Any, int, Dict[Optional[int], AttentionBlocks]] = (
+    lambda: None,
+    0,
+    {},
+)  # boundaries, their version, their blocks
 
 
 def _lengths(boundaries: torch.Tensor, chunk: Optional[int]) -> List[int]:
@@ -149,7 +153,7 @@ def _lengths(boundaries: torch.Tensor, chunk: Optional[int]) -> List[int]:
     return [min(chunk, length - begin) for length in lengths for begin in range(0, length, chunk)]
 
 
-def _blocks(boundaries: torch.Tensor, tokens: int, chunk: Optional[int]) -> Blocks:
+def _blocks(boundaries: torch.Tensor, tokens: int, chunk: Optional[int]) -> AttentionBlocks:
     """Worked out once for all layers: they get the same tensor."""
     global _last
     reference, version, found = _last

@@ -105,7 +105,7 @@ def choose(model: Any, choice: Optional[Choice]) -> None:
 _PLACE = "_padding_free_choice"  # an attribute of the model: neither its configuration nor its weights have it
 
 
-def heads_of(hidden_size: int) -> int:
+def _heads_of(hidden_size: int) -> int:
     """Attention heads of a new Llama: of 64 dimensions, or a single smaller one."""
     return max(1, hidden_size // 64)
 
@@ -121,7 +121,7 @@ def new_llama(*, hidden_size: int, layers: int, vocabulary_size: int, positions:
         vocab_size=vocabulary_size,
         hidden_size=hidden_size,
         num_hidden_layers=layers,
-        num_attention_heads=heads_of(hidden_size),
+        num_attention_heads=_heads_of(hidden_size),
         intermediate_size=4 * hidden_size,
         max_position_embeddings=positions,
         use_cache=False,

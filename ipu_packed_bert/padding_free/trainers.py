@@ -182,7 +182,7 @@ def _lengths_of(dataset: Any) -> np.ndarray:
     return np.array([len(dataset[number]["input_ids"]) for number in range(len(dataset))], np.int64)
 
 
-class _Loader(DataLoader):
+class _RowLoader(DataLoader):
     """As Accelerate's: a trainer hands it the number of the epoch."""
 
     def set_epoch(self, epoch: int) -> None:
@@ -198,7 +198,7 @@ def _loader(theirs: Any, sampler: IndexBatchSampler, model: Any) -> DataLoader:
     names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "worker_init_fn")
     same = {name: getattr(theirs, name) for name in (*names, "multiprocessing_context")}
     view: Any = sampler.view(theirs.dataset)
-    return _Loader(
+    return _RowLoader(
         view,
         batch_sampler=sampler,
         collate_fn=_JoiningCollator(theirs.collate_fn, model, sampler.options.capacity),

@@ -126,7 +126,7 @@ class ModelledOverhead:
         pipeline = self.packed(depth)
         return self.calibration.interval(lambda parameters: overhead(pipeline, self.unpacked, parameters))
 
-    def fitted_overhead(self, depth: int) -> Interval:
+    def _fitted_overhead(self, depth: int) -> Interval:
         """:meth:`overhead` with the value at the fitted parameters."""
         value = overhead(self.packed(depth), self.unpacked, self.calibration.parameters)
         return self.overhead(depth)._replace(value=value)
@@ -196,7 +196,7 @@ def table1(
                 over = Interval(0.0, 0.0, 0.0)
             else:
                 depth = summary.largest_depth if key[1] is None else key[1]
-                over = compared.fitted_overhead(depth) if prefix else compared.overhead(depth)
+                over = compared._fitted_overhead(depth) if prefix else compared.overhead(depth)
             line.update(_overhead_columns(prefix, over, summary.packing_factor))
         lines.append(_beside_paper(line, _PAPER_ROWS.get(key)))
         if key[0] == "none" and sort is not None:
@@ -625,7 +625,7 @@ def points(
             _compared(
                 ("D9", f"overhead at depth {depth}, PopART graph of the paper's time", "%"),
                 paper,
-                [100.0 * end for end in paper_graph.fitted_overhead(depth)],
+                [100.0 * end for end in paper_graph._fitted_overhead(depth)],
                 0.0,
                 "fitted" if fitted else "rests on it",
                 left_out / paper - 1.0 if fitted else None,

@@ -77,7 +77,7 @@ class Found(NamedTuple):
     days: float  # of the whole run
 
 
-class Outcome(NamedTuple):
+class SearchOutcome(NamedTuple):
     base: Optional[Found]  # the configuration as written; None where it does not fit, or is for another pod
     best: List[Found]  # the fastest first
     tried: int
@@ -115,24 +115,24 @@ class Search:
 
     # Rounds -----------------------------------------------------------------------------------------------------------
 
-    def run(self) -> Outcome:
+    def run(self) -> SearchOutcome:
         base = None
         if self.base.ipus == self.ipus:
             made = plan(self.base, packing_factor=self.factor(self.base).value)
             if made.fits:
-                base = self.consider(self.base)
-                self.attempt(choice_of(self.base), fine=True)
-        for choice in self.first_round():
-            self.attempt(choice)
+                base = self._consider(self.base)
+                self._attempt(choice_of(self.base), fine=True)
+        for choice in self._first_round():
+            self._attempt(choice)
         for found in self.best()[:KEPT]:
-            for choice in self.second_round(choice_of(found.config)):
-                self.attempt(choice)
+            for choice in self._second_round(choice_of(found.config)):
+                self._attempt(choice)
         for found in self.best()[:KEPT]:
             for parts in self.parts():
-                self.attempt(choice_of(found.config)._replace(parts=parts))
+                self._attempt(choice_of(found.config)._replace(parts=parts))
         for found in self.best()[:REFINED]:
-            self.attempt(choice_of(found.config), fine=True)
-        return Outcome(
+            self._attempt(choice_of(found.config), fine=True)
+        return SearchOutcome(
             base,
             self.best(),
             len(self.tried),
@@ -156,7 +156,7 @@ class Search:
             fastest.setdefault(choice_of(found.config)[:4], found)
         return list(fastest.values())
 
-    def first_round(self) -> Iterator[_Choice]:
+    def _first_round(self) -> Iterator[_Choice]:
         start = choice_of(self.base)
         for ipus_per_replica in _powers_of_two(min(self.ipus, MOST_IPUS)):
             for recompute in (True, False):
@@ -164,15 +164,15 @@ class Search:
                     choice = start._replace(
                         ipus_per_replica=ipus_per_replica, recompute=recompute, layers_per_ipu=layers
                     )
-                    largest = largest_that_fits(MICRO_BATCHES[-1] + 1, partial(self.has_room, choice))
+                    largest = largest_that_fits(MICRO_BATCHES[-1] + 1, partial(self._has_room, choice))
                     if largest is None:
-                        self.fails(choice._replace(micro_batch=1), NO_ROOM)
+                        self._fails(choice._replace(micro_batch=1), NO_ROOM)
                         continue
                     for size in MICRO_BATCHES:
                         if largest / 2 <= size <= largest:
                             yield choice._replace(micro_batch=size)
 
-    def second_round(self, choice: _Choice) -> Iterator[_Choice]:
+    def _second_round(self, choice: _Choice) -> Iterator[_Choice]:
         packings: List[Tuple[str, Optional[int]]] = [(choice.packer, choice.depth)]
         most = _UNPROMISING * self.factor_of(*packings[0]).value
         for deeper in sorted(self.depths):  # a deeper one that packs no better only has more heads to compute
@@ -190,24 +190,24 @@ class Search:
 
     # One plan ---------------------------------------------------------------------------------------------------------
 
-    def attempt(self, choice: _Choice, *, fine: bool = False) -> None:
+    def _attempt(self, choice: _Choice, *, fine: bool = False) -> None:
         """fine: room for products in steps of 1 %."""
         if choice in self.tried and not fine:
             return
         try:
-            config = self.configured(choice, fine=fine)
+            config = self._configured(choice, fine=fine)
         except _Fails as why:
-            self.fails(choice, str(why))
+            self._fails(choice, str(why))
             return
         self.tried[choice] = None
-        self.consider(config)
+        self._consider(config)
 
-    def fails(self, choice: _Choice, why: str) -> None:
+    def _fails(self, choice: _Choice, why: str) -> None:
         if choice not in self.tried:
             self.tried[choice] = None
             self.failures[why] += 1
 
-    def consider(self, config: Config) -> Found:
+    def _consider(self, config: Config) -> Found:
         key = (choice_of(config), config.placement.available_memory_proportion)
         if key not in self.found:
             self.found[key] = self.modelled(config)
@@ -215,9 +215,9 @@ class Search:
         self.say(f"{len(self.tried):,} plans tried, {len(self.found):,} fit; the best: {best:,.0f} sequences/s")
         return self.found[key]
 
-    def configured(self, choice: _Choice, *, fine: bool) -> Config:
+    def _configured(self, choice: _Choice, *, fine: bool) -> Config:
         """The configuration of a choice. Raises Fails where it is no plan."""
-        roomy = self.with_choice(choice)
+        roomy = self._with_choice(choice)
         packs = roomy.batch.micro_batch * roomy.batch.gradient_accumulation * roomy.placement.replicas
         if abs(packs / self.packs - 1) > UPDATE_DIFFERS:
             raise _Fails(OTHER_UPDATE)
@@ -240,7 +240,7 @@ class Search:
         check_on_ipus(config)
         return config
 
-    def with_choice(self, choice: _Choice) -> Config:
+    def _with_choice(self, choice: _Choice) -> Config:
         """With the least room for products."""
         base = self.base
         replicas = self.ipus // choice.ipus_per_replica
@@ -274,8 +274,8 @@ class Search:
             ),
         )
 
-    def has_room(self, choice: _Choice, micro_batch: int) -> bool:
-        config = self.with_choice(choice._replace(micro_batch=micro_batch))
+    def _has_room(self, choice: _Choice, micro_batch: int) -> bool:
+        config = self._with_choice(choice._replace(micro_batch=micro_batch))
         # A plan checks the accumulation, which has nothing to do with room: one that is long enough for any.
         config = replace(config, batch=replace(config.batch, gradient_accumulation=1 << 20))
         return bool(plan(config, packing_factor=1.0).fits)

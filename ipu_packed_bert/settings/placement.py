@@ -15,7 +15,7 @@ from typing import NamedTuple, Sequence, Tuple
 from ipu_packed_bert.settings.schema import PlacementConfig
 
 
-class Part(NamedTuple):
+class PlacedPart(NamedTuple):
     """A part of a network that a placement moves as a whole."""
 
     name: str
@@ -53,7 +53,7 @@ class Placement(NamedTuple):
         return tuple(block for block in self.blocks if block.ipu == ipu)
 
 
-def place(placement: PlacementConfig, heads: Sequence[Part]) -> Placement:
+def place(placement: PlacementConfig, heads: Sequence[PlacedPart]) -> Placement:
     """The placement that a checked configuration asks for.
 
     heads: the parts of the task's network after the encoder.

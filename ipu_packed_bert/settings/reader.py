@@ -321,7 +321,7 @@ _MOST_YAML_BYTES = 1 << 20  # a configuration has a few kB
 _MOST_MERGED = 10_000  # keys that `<<` brings into one section: an alias of an alias may stand for millions
 
 
-class _Loader(yaml.SafeLoader):
+class _YamlLoader(yaml.SafeLoader):
     """Refuses a key that stands twice: of two values the first would go without a word."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
@@ -349,7 +349,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_YamlLoader.add_constructor("tag:yaml.org,2002:int", _YamlLoader.construct_yaml_int)
 
 
 def load_yaml(path: Union[str, Path], *, levels: int = 4) -> Any:
@@ -385,7 +385,7 @@ def parse_yaml(text: Union[str, bytes], source: Union[str, Path]) -> Any:
     try:
         if len(text) > _MOST_YAML_BYTES:
             raise ValueError(f"more than {_MOST_YAML_BYTES:,} bytes, too large for settings")
-        return yaml.load(text if isinstance(text, str) else text.decode("utf-8"), _Loader)
+        return yaml.load(text if isinstance(text, str) else text.decode("utf-8"), _YamlLoader)
     except RecursionError:
         problem = "it is nested too deeply"
     # PyYAML's own, and what its constructors raise for values that its patterns let through: 2001-13-45, !!int ''.

@@ -25,10 +25,10 @@ from ipu_packed_bert.settings.finetuning import (
     ClassificationConfig,
     FinetuneConfig,
 )
-from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
-from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows
+from ipu_packed_bert.tasks.files import AnyFile, ExampleSource, Faults, TableRow, plain_text, table_rows
 from ipu_packed_bert.tasks.scores import accuracy, macro_f1, matthews, micro_f1, pearson, spearman
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.reading.fields import named, shown
@@ -104,7 +104,7 @@ class ClassificationTask(ExampleTask):
         "scale",
     )
     prediction_fields = (*ExampleTask.prediction_fields, "cls_positions")
-    heads: Tuple[Part, ...] = (Part("pooler", "bert.pooler"), Part("classifier", "classifier"))
+    heads: Tuple[PlacedPart, ...] = (PlacedPart("pooler", "bert.pooler"), PlacedPart("classifier", "classifier"))
     of_slots = False
 
     def __init__(
@@ -246,7 +246,7 @@ def read_texts(file: AnyFile, kind: str, columns: ClassificationConfig, *, label
 
     labels: False leaves them unread.
     """
-    source = Source.of(file)
+    source = ExampleSource.of(file)
     faults = Faults(source)
     labelled: Optional[bool] = None
     wanted = [columns.text_column] + ([columns.second_text_column] if columns.second_text_column else [])

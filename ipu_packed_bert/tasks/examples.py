@@ -17,7 +17,7 @@ import numpy as np
 from ipu_packed_bert.data.global_batches import Batch, Packs
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, TaskConfig
 from ipu_packed_bert.settings.schema import ModelConfig
-from ipu_packed_bert.tasks.files import Source
+from ipu_packed_bert.tasks.files import ExampleSource
 from ipu_packed_bert.tasks.task import Counts, Evaluation, Metric, Task
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.building.assignment import assign
@@ -174,7 +174,7 @@ class Scored(NamedTuple):
 class Asked(NamedTuple):
     """A file whose records are all to be answered, in place of the configuration's files."""
 
-    source: Source
+    source: ExampleSource
     labels: bool = False  # read, to be scored by
     cut: bool = False  # what is too long loses its end, as in training; else it is refused
 
@@ -220,12 +220,12 @@ class ExampleTask(Task):
         self.training_packs: Optional[ExamplePacks] = None
         self.evaluation_packs: Optional[ExamplePacks] = None
 
-    def file(self, what: str) -> Optional[Source]:
+    def file(self, what: str) -> Optional[ExampleSource]:
         """Where `training` or `evaluation` is read from."""
         if self.asked is not None:
             return self.asked.source if what == "evaluation" else None
         name = getattr(self.config.data, what)
-        return None if name is None else Source.of(name)
+        return None if name is None else ExampleSource.of(name)
 
     @property
     def reads_labels(self) -> bool:

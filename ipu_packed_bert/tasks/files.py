@@ -45,16 +45,16 @@ FORMATS = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".c
 
 
 @dataclass(frozen=True)
-class Source:
+class ExampleSource:
     """A file to read, or standard input; its text is its name for messages."""
 
     path: Path
     format: str = ""  # of FORMATS' values; "" where the name's ending is none of them
 
     @classmethod
-    def of(cls, name: Union[str, Path, Source], format: Optional[str] = None) -> Source:
+    def of(cls, name: Union[str, Path, ExampleSource], format: Optional[str] = None) -> ExampleSource:
         """format: what it holds, whatever its name says; needed for standard input, which has no ending."""
-        if isinstance(name, Source):
+        if isinstance(name, ExampleSource):
             return name
         path = Path(name)
         ending = Path(path.stem).suffix if path.suffix in _SUFFIXES else path.suffix
@@ -96,7 +96,7 @@ class Source:
         return parse_json(text, str(self), _WAY_OUT)
 
 
-AnyFile = Union[str, Path, Source]
+AnyFile = Union[str, Path, ExampleSource]
 _MOST_FAULTS = 20  # lines of one message
 
 
@@ -156,7 +156,7 @@ class TableRow(NamedTuple):
     values: Dict[str, Any]
 
 
-def table_rows(source: Source, faults: Faults) -> Iterator[TableRow]:
+def table_rows(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:
     """CSV and TSV with a header, or JSONL, told apart by the name's ending (before .gz or .xz).
 
     faults: takes the records that cannot be read, in their order among those that can.
@@ -166,7 +166,7 @@ def table_rows(source: Source, faults: Faults) -> Iterator[TableRow]:
     return (_json_lines if source.format.startswith("json") else _delimited_lines)(source, faults)
 
 
-def _delimited_lines(source: Source, faults: Faults) -> Iterator[TableRow]:
+def _delimited_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:
     # A quote in a TSV file is a character like any other, as in the GLUE files.
     options: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if source.format == "tsv" else {}
     reader = csv.reader(source.lines(newline=""), **options)
@@ -185,7 +185,7 @@ def _delimited_lines(source: Source, faults: Faults) -> Iterator[TableRow]:
             raise ValueError(f"{source} line {reader.line_num}: not a table ({error})") from None
 
 
-def _json_lines(source: Source, faults: Faults) -> Iterator[TableRow]:
+def _json_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:
     for number, line in enumerate(source.lines(), 1):
         if not line.strip():
             continue

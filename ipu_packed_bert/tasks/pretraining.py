@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Optional, Tuple
 
 from ipu_packed_bert.data.data_sets import check_schema
-from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.tasks.task import Metric, Task
 from pack_data.store.packs import FIELDS, PackSchema
@@ -46,12 +46,12 @@ class Pretraining(Task):
         self.architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
 
     @property
-    def heads(self) -> Tuple[Part, ...]:
+    def heads(self) -> Tuple[PlacedPart, ...]:
         """What follows the last layer, as a placement may move it."""
         parts = [("MLM head", "cls.predictions")]
         if self._loss.next_sentence:
             parts += [("pooler", "bert.pooler"), ("NSP head", "cls.seq_relationship")]
-        return tuple(Part(name, module, with_table=True) for name, module in parts)
+        return tuple(PlacedPart(name, module, with_table=True) for name, module in parts)
 
     def network(self, attention: str) -> PackedBertForPreTraining:
         from ipu_packed_bert.model.packed import PackedBertForPreTraining

@@ -16,11 +16,11 @@ from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct
 from ipu_packed_bert.model.packed import PackedBert, hidden_score
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, SquadConfig
-from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks import squad
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Scored
-from ipu_packed_bert.tasks.files import Source
+from ipu_packed_bert.tasks.files import ExampleSource
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.reading.fields import said_of
@@ -102,7 +102,7 @@ class QuestionsTask(ExampleTask):
         "end_positions",
         "scale",
     )
-    heads: Tuple[Part, ...] = (Part("answer head", "qa_outputs"),)
+    heads: Tuple[PlacedPart, ...] = (PlacedPart("answer head", "qa_outputs"),)
     of_slots = True
 
     def __init__(
@@ -143,7 +143,7 @@ class QuestionsTask(ExampleTask):
             self.evaluation = self.windows.inputs
         self.pack()
 
-    def _read(self, name: Source) -> List[squad.Question]:
+    def _read(self, name: ExampleSource) -> List[squad.Question]:
         questions = squad.read_squad(name, labels=self.reads_labels)
         if self._squad.null_answers or self.asked is not None:
             return questions

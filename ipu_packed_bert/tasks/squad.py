@@ -13,7 +13,7 @@ import numpy as np
 
 from ipu_packed_bert.settings.finetuning import SquadConfig
 from ipu_packed_bert.tasks.examples import Inputs
-from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, plain_text, table_rows
+from ipu_packed_bert.tasks.files import AnyFile, ExampleSource, Faults, plain_text, table_rows
 from ipu_packed_bert.tasks.tokenizer import Tokenizer, Tokens
 from pack_data.reading.fields import Fields, named, shown
 
@@ -36,7 +36,7 @@ def read_squad(file: AnyFile, *, labels: bool = True) -> List[Question]:
 
     labels: False leaves the answers unread, and whether there is one.
     """
-    source = Source.of(file)
+    source = ExampleSource.of(file)
     faults = Faults(source)
     found = _Questions(source, labels)
     if source.format == "jsonl":
@@ -64,7 +64,7 @@ def read_squad(file: AnyFile, *, labels: bool = True) -> List[Question]:
 class _Questions:
     """Those read so far, each id once."""
 
-    def __init__(self, source: Source, labels: bool):
+    def __init__(self, source: ExampleSource, labels: bool):
         self.source, self.labels = source, labels
         self.questions: List[Question] = []
         self._ids: Set[str] = set()

@@ -9,7 +9,7 @@ import abc
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.data.global_batches import Batch, Layout
-from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import Configuration, ModelConfig
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Task(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def heads(self) -> Tuple[Part, ...]:
+    def heads(self) -> Tuple[PlacedPart, ...]:
         """The parts of the network that follow the encoder, in the order of the forward pass."""
 
     @abc.abstractmethod

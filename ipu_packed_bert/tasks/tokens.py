@@ -17,11 +17,11 @@ from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import PackedBert
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, TokensConfig
-from ipu_packed_bert.settings.placement import Part
+from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.classification import is_label, label_settings, refuse_too_long
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
-from ipu_packed_bert.tasks.files import AnyFile, Faults, Source, TableRow, plain_text, table_rows
+from ipu_packed_bert.tasks.files import AnyFile, ExampleSource, Faults, TableRow, plain_text, table_rows
 from ipu_packed_bert.tasks.scores import MARKS, span_scores
 from ipu_packed_bert.tasks.task import Metric
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
@@ -74,7 +74,7 @@ class TokensTask(ExampleTask):
     counts = {"sequences": "sequence_numbers", "labelled_tokens": "labels"}
     scales = {"scale": "labelled_tokens"}
     metrics = (Metric("loss", "loss", "labelled_tokens", "scale"), Metric("accuracy", "correct", "labelled_tokens"))
-    heads = (Part("classifier", "classifier"),)
+    heads = (PlacedPart("classifier", "classifier"),)
     of_slots = True
 
     def __init__(
@@ -200,7 +200,7 @@ def read_sentences(file: AnyFile, columns: TokensConfig, *, labels: bool = True)
 
     labels: False leaves them unread.
     """
-    source = Source.of(file)
+    source = ExampleSource.of(file)
     faults = Faults(source)
     if source.format == "csv":
         raise ValueError(f"{source}: read as CSV, and words come as CoNLL or JSONL; name it so, or convert it")
@@ -241,7 +241,7 @@ def _sentence(record: TableRow, where: str, columns: TokensConfig, labelled: boo
     return _Sentence(tuple(words), None if labels is None else tuple(map(str, labels)), where)
 
 
-def _conll_sentences(source: Source, labelled: bool) -> List[_Sentence]:
+def _conll_sentences(source: ExampleSource, labelled: bool) -> List[_Sentence]:
     sentences: List[_Sentence] = []
     rows: List[List[str]] = []
     for number, line in enumerate(chain(source.lines(), [""]), start=1):

@@ -59,7 +59,7 @@ class Totals(NamedTuple):
     tokens: int = 0
     seconds: float = 0.0
 
-    def plus(self, counts: Counts, seconds: float) -> Totals:
+    def _plus(self, counts: Counts, seconds: float) -> Totals:
         return Totals(
             self.packs + counts["packs"],
             self.sequences + counts["sequences"],
@@ -114,8 +114,8 @@ class RunLog(Log):
         lost = _missing_steps(made, first_step)
         if lost:
             self._say(f"note      {LOG} lacks {lost} of the {first_step:,} updates that the checkpoint has")
-        self._log = Lines(self._folder / LOG, self._say)
-        self._evaluations = Lines(self._folder / EVALUATIONS, self._say)
+        self._log = JsonlWriter(self._folder / LOG, self._say)
+        self._evaluations = JsonlWriter(self._folder / EVALUATIONS, self._say)
         self._events = Events(self._folder, first_step, self._say)
         if sys.stderr.isatty() if progress is None else progress:
             from tqdm import tqdm
@@ -147,10 +147,10 @@ class RunLog(Log):
             self._say(_PADDING_AVOIDED)
             self._first = (counts, result.seconds)
         else:
-            self._totals = self._totals.plus(counts, result.seconds)
+            self._totals = self._totals._plus(counts, result.seconds)
         recent = Totals()
         for each in self._recent:
-            recent = recent.plus(*each)
+            recent = recent._plus(*each)
         avoided = padding_avoided(recent.packs, recent.sequences, recent.tokens, self._max_sequence_length)
         if step % self._log_every == 0:
             self._events.add(
@@ -213,7 +213,7 @@ class RunLog(Log):
         """This process's steps but its first, or that one if there is no other."""
         if self._totals.packs or self._first is None:
             return self._totals
-        return Totals().plus(*self._first)
+        return Totals()._plus(*self._first)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -430,7 +430,7 @@ def commit_here() -> Optional[str]:
         return None
 
 
-class Lines:
+class JsonlWriter:
     """A log that is appended to: a record is in its file at once, or waits in memory while the disk is full.
 
     What is there of a line that did not fit is cut off again, so that the next one does not go on in it.

@@ -235,14 +235,14 @@ def compile_program(prepared: _Prepared) -> None:
         prepared.engine.predict(next(in_order(prepared.task.packs, prepared.layout)))
 
 
-class _Found(NamedTuple):
+class _Answers(NamedTuple):
     answers: List[Dict[str, Any]]  # one for each record, in the input's order
     metrics: Dict[str, Any]  # empty where no labels were read
     sequences: int
     seconds: float
 
 
-def predict(prepared: _Prepared, *, seen: Callable[[int], Any] = int) -> _Found:
+def predict(prepared: _Prepared, *, seen: Callable[[int], Any] = int) -> _Answers:
     """Raises NotFinite where the network's outputs are infinite or no numbers. seen: told of rows, as they are done."""
     task, packs = prepared.task, prepared.task.packs
     batches = _counted(in_order(packs, prepared.layout), prepared.layout.packs_per_update, len(packs), seen)
@@ -251,7 +251,7 @@ def predict(prepared: _Prepared, *, seen: Callable[[int], Any] = int) -> _Found:
     if not all(np.isfinite(each).all() for each in outputs):
         raise NotFinite("the network's outputs are infinite or no numbers; the model's weights are damaged")
     scored = task.score(outputs)
-    return _Found(scored.answers, dict(scored.metrics), counts["sequences"], seconds)
+    return _Answers(scored.answers, dict(scored.metrics), counts["sequences"], seconds)
 
 
 def _counted(batches: Iterator[Batch], rows: int, all_rows: int, seen: Callable[[int], Any]) -> Iterator[Batch]:

@@ -15,15 +15,15 @@ from pack_data.display.table import text_table
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 
 WAY = "OptimalPacking+PosID"
-NEAR = 1e-3  # of the lower bound
-LEGEND = """
+_NEAR = 1e-3  # of the lower bound
+_LEGEND = """
 A step takes as long as its longest rank; excess: how far that is above the lower bound, which is the mean of the ranks
 or the most expensive sequence. idle: share of the ranks' time spent waiting, of the whole epoch. over: rows with more
 tokens than they may have. by rows: plans that level the squared lengths of whole rows; levelled: plans with this cost;
 differencing: Karmarkar and Karp's method on the sequences of the first ten levelled steps; there `over` is of ranks."""
 
 
-class Evenness(NamedTuple):
+class _Evenness(NamedTuple):
     """The steps of an epoch, without its last one."""
 
     steps: int
@@ -34,7 +34,7 @@ class Evenness(NamedTuple):
     over: float  # share of the rows, or of the ranks where there are no rows, with more tokens than they may have
 
 
-def evenness(plan: EpochPlan, lengths: np.ndarray, options: BatchOptions, cost: StepCost) -> Evenness:
+def evenness(plan: EpochPlan, lengths: np.ndarray, options: BatchOptions, cost: StepCost) -> _Evenness:
     """Of a plan's steps; the last one, which has what is left, counts only where it is the only one."""
     costs = cost.of(lengths)
     loads = plan.loads(costs)
@@ -49,14 +49,16 @@ def evenness(plan: EpochPlan, lengths: np.ndarray, options: BatchOptions, cost: 
     return _evenness((loads.max(axis=1) / bounds)[counted], idle, over)
 
 
-def _evenness(ratios: np.ndarray, idle: float, over: float) -> Evenness:
+def _evenness(ratios: np.ndarray, idle: float, over: float) -> _Evenness:
     excess = np.maximum(ratios - 1, 0.0)  # a sum of costs rounds
-    return Evenness(len(excess), float(excess.mean()), float(excess.max()), float((excess <= NEAR).mean()), idle, over)
+    return _Evenness(
+        len(excess), float(excess.mean()), float(excess.max()), float((excess <= _NEAR).mean()), idle, over
+    )
 
 
 def differencing(
     plan: EpochPlan, lengths: np.ndarray, options: BatchOptions, cost: StepCost, most_steps: int
-) -> Evenness:
+) -> _Evenness:
     """The first steps' sequences dealt to the ranks by their costs alone."""
     ratios, over, mean, longest = [], [], 0.0, 0.0
     for step in range(min(most_steps, plan.steps)):
@@ -121,7 +123,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         spent = "-" if each["milliseconds"] is None else f"{each['milliseconds']:.1f}"
         rows.append([f"{each['ranks']:,}", each["plan"], f"{each['steps']:,}", *shares, spent])
     print("\n".join(text_table(rows, left=(1,))))
-    print(LEGEND)
+    print(_LEGEND)
     return 0
 
 

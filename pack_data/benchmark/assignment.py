@@ -38,19 +38,19 @@ from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn
 
-HISTOGRAM = "wikipedia_512"
-PART = 1 << 15  # sequences, as in a build
-BILLION = 10**9
+_HISTOGRAM = "wikipedia_512"
+_PART = 1 << 15  # sequences, as in a build
+_BILLION = 10**9
 
 
 def _draw(work: Path, sequences: int) -> Tuple[PackSchema, List[RunningTotals], List[np.ndarray]]:
     """Parts of a build that hold lengths alone, with the totals and the counts by length of each."""
-    weights = np.cumsum(LengthHistogram.published(HISTOGRAM).counts / LengthHistogram.published(HISTOGRAM).sequences)
+    weights = np.cumsum(LengthHistogram.published(_HISTOGRAM).counts / LengthHistogram.published(_HISTOGRAM).sequences)
     S = len(weights) - 1
     schema = PackSchema.of_tokens(S, 1, [StoredColumn("input_ids", SLOT, "|u1")])
     totals, counts = [], []
-    for part, first in enumerate(range(0, sequences, PART)):
-        draws = np.random.default_rng([0, part]).random(min(PART, sequences - first))
+    for part, first in enumerate(range(0, sequences, _PART)):
+        draws = np.random.default_rng([0, part]).random(min(_PART, sequences - first))
         lengths = np.minimum(np.searchsorted(weights, draws, side="right"), S)
         with open(work / f"{examples_name(part)}.bin", "wb") as file:  # of a part's columns the first
             lengths.astype(SpillFormat.of(schema).lengths_type).tofile(file)
@@ -86,12 +86,12 @@ class _Disk(threading.Thread):
         return self.most
 
 
-def measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, Any]:
+def _measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, Any]:
     """One assignment. Memory is the most of this process and of its largest worker, from the start of the program."""
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         schema, totals, counts = _draw(work, sequences)
-        histogram = LengthHistogram(np.asarray(np.sum(counts, axis=0, dtype=np.int64)), HISTOGRAM)
+        histogram = LengthHistogram(np.asarray(np.sum(counts, axis=0, dtype=np.int64)), _HISTOGRAM)
         packing = get_packer("optimal")(histogram, max_sequences_per_pack=depth)
         replace(packing, solve_seconds=0.0).save(work / "recipe.json")
         given = sum(path.stat().st_size for path in work.iterdir())
@@ -121,7 +121,7 @@ def measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, Any
         }
 
 
-COLUMNS = (
+_COLUMNS = (
     Column("sequences", "sequences", form=","),
     Column("assigned", "assigned"),
     Column("seconds", "seconds", form=",.1f"),
@@ -151,7 +151,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     check_counted()
     depth = args.max_sequences_per_pack
     if args.json and len(args.sequences) == 1:
-        print(json.dumps(measure(args.sequences[0], depth, args.workers)))
+        print(json.dumps(_measure(args.sequences[0], depth, args.workers)))
         return 0
     rows: List[Dict[str, Any]] = []
     for sequences in sorted(args.sequences):
@@ -164,15 +164,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             return done.returncode
         rows.append(json.loads(done.stdout))
     if sequences > IN_MEMORY:
-        largest, more = rows[-1], BILLION / sequences
+        largest, more = rows[-1], _BILLION / sequences
         grown = {key: largest[key] * more for key in ("seconds", "processor", "disk")}
-        rows.append({**largest, **grown, "sequences": Cell(BILLION, f"{BILLION:,} (computed)")})
+        rows.append({**largest, **grown, "sequences": Cell(_BILLION, f"{_BILLION:,} (computed)")})
     if args.json:
         print("\n".join(json.dumps(plain(row)) for row in rows))
         return 0
     processes = f"{args.workers} process{'' if args.workers == 1 else 'es'}"
-    title = f"lengths drawn from {HISTOGRAM}, depth {depth_text(depth)}, on disk in {processes}"
-    print(Table("assignment", title, COLUMNS, rows).text())
+    title = f"lengths drawn from {_HISTOGRAM}, depth {depth_text(depth)}, on disk in {processes}"
+    print(Table("assignment", title, _COLUMNS, rows).text())
     return 0
 
 

@@ -23,8 +23,8 @@ from pack_data.packers import get_packer
 from pack_data.proof import prove
 
 SLOTS = (4096, 8192, 32768, 131072)
-DEPTHS: Tuple[Optional[int], ...] = (4, 8, 16, 64, None)
-MOST_SEQUENCES = 200_000  # for packers whose time grows with their number, a minute or more beyond
+_DEPTHS: Tuple[Optional[int], ...] = (4, 8, 16, 64, None)
+_MOST_SEQUENCES = 200_000  # for packers whose time grows with their number, a minute or more beyond
 
 
 class Peer(NamedTuple):
@@ -105,10 +105,10 @@ def _ours(histogram: LengthHistogram, depth: Optional[int], name: str) -> Tuple[
 def rows(
     sequences: int,
     slots: Sequence[int] = SLOTS,
-    depths: Sequence[Optional[int]] = DEPTHS,
+    depths: Sequence[Optional[int]] = _DEPTHS,
     others: Sequence[Peer] = (),
 ) -> Iterator[Dict[str, Any]]:
-    """One packer on one case; by the keys of `COLUMNS`."""
+    """One packer on one case; by the keys of `_COLUMNS`."""
     for draw in (long_tail, thirds):
         for S in slots:
             histogram = draw(S, sequences)
@@ -118,7 +118,7 @@ def rows(
                 packers: Dict[str, Callable[[], Any]] = {
                     name: partial(_ours, histogram, depth, name) for name in ("optimal", "lpfhp")
                 }
-                for peer in others if depth is None and sequences <= MOST_SEQUENCES else ():
+                for peer in others if depth is None and sequences <= _MOST_SEQUENCES else ():
                     if histogram.tokens <= peer.most_tokens:
                         packers[peer.name] = partial(_others, peer, lengths, S)
                 bound = 0
@@ -142,7 +142,7 @@ def _others(peer: Peer, lengths: np.ndarray, slots: int) -> Tuple[int, None]:
     return peer.pack(lengths, slots), None
 
 
-COLUMNS = (
+_COLUMNS = (
     Column("lengths", "lengths"),
     Column("slots", "slots", form=","),
     Column("depth", "depth"),
@@ -165,4 +165,4 @@ def main(sequences: int) -> None:
         print(f"not installed: {name} (pip install {name})")
     with progress_bar(None, "packers", unit="row") as bar:
         found = [row for row in rows(sequences, others=others) if not bar.update()]
-    print(Table("rows", "", COLUMNS, found).markdown(), end="")
+    print(Table("rows", "", _COLUMNS, found).markdown(), end="")

@@ -11,7 +11,7 @@ import numpy as np
 
 from pack_data.building import sides
 from pack_data.building.options import BuildOptions, stated
-from pack_data.building.side import Side
+from pack_data.building.side import BuildSide
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
@@ -20,7 +20,7 @@ from pack_data.store.packs import PackSchema, default_predictions
 from pack_data.text.tokenizer_file import TOKENIZER, load_either
 
 
-def is_built(side: Side, plan: Mapping[str, Any], own_files: Sequence[Path]) -> bool:
+def is_built(side: BuildSide, plan: Mapping[str, Any], own_files: Sequence[Path]) -> bool:
     """Whether the data set of this plan is there and whole. ValueError where another one is in its place.
 
     plan: "options", "sources" and "given" of the build, as in manifests. own_files: files of the user's that may lie in

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 
 from pack_data.building import sides, source_parts
 from pack_data.building.options import BuildOptions
-from pack_data.building.side import Side
+from pack_data.building.side import BuildSide
 from pack_data.building.tasks import (
     ExamplesTask,
     SyntheticTask,
@@ -76,7 +76,7 @@ class _BuildInput(abc.ABC):
     make: Callable[[Any], _Note]
     count: Optional[int] = None
 
-    def __init__(self, options: BuildOptions, sides_: Sequence[Side], progress: Optional[bool]) -> None:
+    def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> None:
         self.options, self.sides, self.progress = options, sides_, progress
         self.work = sides_[0].work
         self.example_options = options.example_options()
@@ -128,7 +128,7 @@ class _BuildInput(abc.ABC):
         return schema
 
 
-def open_input(options: BuildOptions, sides_: Sequence[Side], progress: Optional[bool]) -> _BuildInput:
+def open_input(options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> _BuildInput:
     """The input that the options name."""
     if options.synthetic is not None:
         return _SyntheticInput(options, sides_, progress)
@@ -140,7 +140,7 @@ def open_input(options: BuildOptions, sides_: Sequence[Side], progress: Optional
 class _TextInput(_BuildInput):
     """Documents. They are dealt out to sides by their text and to the parts of a side at random."""
 
-    def __init__(self, options: BuildOptions, sides_: Sequence[Side], progress: Optional[bool]) -> None:
+    def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> None:
         super().__init__(options, sides_, progress)
         self.make = make_part
         self._left_out: Set[str] = set()
@@ -259,7 +259,7 @@ class _TextInput(_BuildInput):
 class _SourceInput(_BuildInput):
     """Sequences made elsewhere, in one of the formats of pack_data.formats."""
 
-    def __init__(self, options: BuildOptions, sides_: Sequence[Side], progress: Optional[bool]) -> None:
+    def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> None:
         super().__init__(options, sides_, progress)
         assert options.source is not None
         _refuse_held_out(options, "--from")
@@ -315,7 +315,7 @@ class _SourceInput(_BuildInput):
 class _SyntheticInput(_BuildInput):
     """Lengths drawn from a published histogram, random tokens."""
 
-    def __init__(self, options: BuildOptions, sides_: Sequence[Side], progress: Optional[bool]) -> None:
+    def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> None:
         super().__init__(options, sides_, progress)
         assert options.synthetic is not None
         _refuse_held_out(options, "--synthetic")
@@ -356,7 +356,7 @@ class _SyntheticInput(_BuildInput):
                 )
 
 
-def one_sided(options: BuildOptions, side: Side, count: int, places: Sequence[float] = ()) -> str:
+def one_sided(options: BuildOptions, side: BuildSide, count: int, places: Sequence[float] = ()) -> str:
     """The words of the refusal where a side would have no documents; places: those of all, where that is the reason."""
     nearest = sides.nearest_share(places, options.held_out) if places else None
     another = "choose another number" if nearest is None else f"--held-out {nearest!r} is the nearest that does"

@@ -10,7 +10,7 @@ from pack_data.building.tasks import examples_name
 from pack_data.store.data_set import Manifest
 
 
-class Side:
+class BuildSide:
     """A build makes one data set, or two: the training side and the held-out side (sides.py)."""
 
     def __init__(self, name: Optional[str], work: Path, out: Path, former: Optional[Manifest]) -> None:

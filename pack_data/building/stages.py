@@ -24,7 +24,7 @@ from pack_data.building.existing_data_set import fitted_schema, is_built, merged
 from pack_data.building.inputs import Files, VocabularyFile, one_sided, open_input
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import TaskRunner
-from pack_data.building.side import Side
+from pack_data.building.side import BuildSide
 from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import (
     ShardTask,
@@ -100,7 +100,7 @@ class Stages:
             check_out(held_out, list(options.given_files().values()))
             places = [(sides.TRAINING, work, self.out), (sides.HELD_OUT, work / HELD_OUT_WORK, held_out)]
         self.sides = [
-            Side(name, folder, out, read_manifest(out) if options.append else None) for name, folder, out in places
+            BuildSide(name, folder, out, read_manifest(out) if options.append else None) for name, folder, out in places
         ]
         self.input = open_input(options, self.sides, progress)
 
@@ -220,7 +220,7 @@ class Stages:
                 "are free; make room or choose another --out"
             )
 
-    def _made_with(self, side: Side, sources: Files) -> Dict[str, Any]:
+    def _made_with(self, side: BuildSide, sources: Files) -> Dict[str, Any]:
         """The manifest's account of what went in, that of the former data set included."""
         account = {**self._read(self.work / "examples.json").tree}
         if side.name == sides.HELD_OUT:
@@ -277,7 +277,7 @@ class Stages:
 
     def _packing(
         self,
-        side: Side,
+        side: BuildSide,
         parts_schema: PackSchema,
         fixed: Optional[PackSchema],
     ) -> Tuple[Packing, PackSchema]:
@@ -312,7 +312,7 @@ class Stages:
             write_json(schema_file, (fitted_schema(schema, fixed, side.out) if fixed else schema).to_json())
         return Packing.load(recipe), PackSchema.from_json(self._read(schema_file))
 
-    def _solve(self, side: Side, histogram: LengthHistogram, fixed: Optional[PackSchema]) -> Packing:
+    def _solve(self, side: BuildSide, histogram: LengthHistogram, fixed: Optional[PackSchema]) -> Packing:
         if self.options.recipe is not None and side is self.sides[0]:
             packing = Packing.load(self.options.recipe)
         else:
@@ -324,7 +324,7 @@ class Stages:
         packing.check(histogram)
         return packing
 
-    def _assignment(self, side: Side, parts_schema: PackSchema, packing: Packing) -> None:
+    def _assignment(self, side: BuildSide, parts_schema: PackSchema, packing: Packing) -> None:
         work, totals = side.work, _totals(side)
         seed = self.options.seed, self.options.epoch
         if len(parts_groups(totals)) > 1:
@@ -350,7 +350,7 @@ class Stages:
 
     # ---- sequences to packs -----------------------------------------------------------------------------------------
 
-    def _shards(self, side: Side, parts_schema: PackSchema, schema: PackSchema, packing: Packing) -> List[_Note]:
+    def _shards(self, side: BuildSide, parts_schema: PackSchema, schema: PackSchema, packing: Packing) -> List[_Note]:
         """Sorts the parts by shard and gathers the shards; returns their notes."""
         work, notes, per_shard = side.work, side.notes, max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
         count, first_shard = -(-packing.packs // per_shard), len(side.former.shards) if side.former else 0
@@ -424,7 +424,7 @@ class Stages:
 
     def _make_ready(
         self,
-        side: Side,
+        side: BuildSide,
         schema: PackSchema,
         packing: Packing,
         shards: Sequence[_Note],
@@ -477,13 +477,13 @@ class Stages:
         )
         return whole
 
-    def _keep(self, side: Side, former: Manifest, sources: Files) -> Packing:
+    def _keep(self, side: BuildSide, former: Manifest, sources: Files) -> Packing:
         """What is appended has nothing for this side: only the manifest changes, which says what went in."""
         write_manifest(side.ready, replace(former, made_with=self._made_with(side, sources)))
         return Packing.load(side.out / "recipe.json")
 
 
-def _totals(side: Side) -> List[RunningTotals]:
+def _totals(side: BuildSide) -> List[RunningTotals]:
     return [RunningTotals(*note["totals"]) for note in side.notes]
 
 

@@ -10,12 +10,12 @@ from typing import Any, Callable, Dict, Hashable, Iterator, List, Mapping, Named
 
 import numpy as np
 
-Side = TypeVar("Side", bound=Hashable)
-Result = TypeVar("Result")
+_Side = TypeVar("_Side", bound=Hashable)
+_Result = TypeVar("_Result")
 Clock = Callable[[], float]
 
 
-class Quartiles(NamedTuple):
+class _Quartiles(NamedTuple):
     low: float
     median: float
     high: float
@@ -25,11 +25,11 @@ class Quartiles(NamedTuple):
         return f"{self.median:.3f} ({self.low:.3f}..{self.high:.3f})"
 
 
-def quartiles(values: np.ndarray) -> Quartiles:
-    return Quartiles(*np.percentile(values, [25, 50, 75]).tolist())
+def quartiles(values: np.ndarray) -> _Quartiles:
+    return _Quartiles(*np.percentile(values, [25, 50, 75]).tolist())
 
 
-def timed(work: Callable[[], Result], clock: Clock = time.perf_counter) -> Tuple[float, Result]:
+def timed(work: Callable[[], _Result], clock: Clock = time.perf_counter) -> Tuple[float, _Result]:
     """Seconds, and what the work returns."""
     start = clock()
     result = work()
@@ -37,8 +37,8 @@ def timed(work: Callable[[], Result], clock: Clock = time.perf_counter) -> Tuple
 
 
 def rounds_in_turn(
-    sides: Mapping[Side, Callable[[int], Result]], rounds: int, bar: Any = None
-) -> Iterator[Tuple[int, Dict[Side, Result]]]:
+    sides: Mapping[_Side, Callable[[int], _Result]], rounds: int, bar: Any = None
+) -> Iterator[Tuple[int, Dict[_Side, _Result]]]:
     """The number of each round, and what each side returns in it. Round 0 warms up: its times are not to be counted.
 
     Every second round is in reverse order. bar: moves on after each side.
@@ -53,15 +53,15 @@ def rounds_in_turn(
 
 
 def seconds_in_turn(
-    sides: Mapping[Side, Callable[[], Any]],
+    sides: Mapping[_Side, Callable[[], Any]],
     rounds: int,
     clock: Clock = time.perf_counter,
     *,
     warm_up: bool = True,
     at_most: float = math.inf,
-) -> Dict[Side, np.ndarray]:
+) -> Dict[_Side, np.ndarray]:
     """Seconds of each side, one value a round. The rounds end early, after two, where a side has taken `at_most`."""
-    seconds: Dict[Side, List[float]] = {side: [] for side in sides}
+    seconds: Dict[_Side, List[float]] = {side: [] for side in sides}
     once = {side: lambda number, work=work: timed(work, clock)[0] for side, work in sides.items()}
     for number, found in rounds_in_turn(once, rounds if warm_up else rounds - 1):
         for side, taken in found.items():

@@ -385,7 +385,7 @@ class Programme:
         """Improves the bound with these prices, and returns best packs of at most `reach` sequences."""
         return self._packs(self._bound(prices), reach)
 
-    def improve(self, prices: np.ndarray) -> int:
+    def _improve(self, prices: np.ndarray) -> int:
         """Adds strategies worth more than 1 at these prices of the master; returns how many."""
         for smoothing in (0.8, 0.4, 0.0):
             candidates = self.price(smoothing * self.prices + (1 - smoothing) * prices, self.reach)
@@ -398,7 +398,7 @@ class Programme:
         candidates = self.price(prices, self.reach)
         return self.pool.add(candidates[self.pool.worth(prices, candidates) > 1 + _TOLERANCE])
 
-    def forget(self, prices: np.ndarray, used: np.ndarray, limit: int) -> None:
+    def _forget(self, prices: np.ndarray, used: np.ndarray, limit: int) -> None:
         """Keeps the strategies in use and those worth most at these prices, about `limit` in all."""
         if len(self.pool.strategies) > limit:
             worth = self.pool.worth(prices, self.pool.strategies)
@@ -418,8 +418,8 @@ class Programme:
             spare = np.ceil(self.bound - 1e-6) - self.bound  # what rounding up to whole packs adds
             if master.value - self.bound <= max(1e-5 * master.value, 0.2 * spare):
                 break
-            self.forget(prices, used, 3 * len(self.lengths))
-            if not self.improve(prices):
+            self._forget(prices, used, 3 * len(self.lengths))
+            if not self._improve(prices):
                 break
         return Relaxation(master.value, self.bound, self.prices, *result, exact=False)
 
@@ -429,7 +429,7 @@ class Programme:
         self.bound = float(weights @ self.prices)
         return self.solve_on(knots, lambda value, bound, prices: None)
 
-    def solve_coarse(self, progress: _Progress, rounds: int = 60) -> Relaxation:
+    def _solve_coarse(self, progress: _Progress, rounds: int = 60) -> Relaxation:
         """Solves for prices that are piecewise linear in the length, between knots.
 
         Such prices give a bound of the full programme. Its optimal prices mostly have few kinks, so few knots give
@@ -453,8 +453,8 @@ class Programme:
             used = master.packs > 0
             result = self.pool.strategies[used], master.packs[used]
             excess = slots @ master.packs - weights
-            self.forget(prices, used, 1500)
-            added = self.improve(prices)
+            self._forget(prices, used, 1500)
+            added = self._improve(prices)
             progress(master.value, self.bound, self.prices)
             if added and master.value - self.bound > 1e-7 * master.value:
                 continue
@@ -512,7 +512,7 @@ def relax(
     if seeds is not None:
         pool.add(seeds)
     if m > FULL_ROWS and not exact:
-        return programme.solve_coarse(progress)
+        return programme._solve_coarse(progress)
     if (seeds is None or not exact) and m > 2 * _COARSE_ROWS[0]:
         known = programme.bound
         for rows in _COARSE_ROWS:
@@ -541,7 +541,7 @@ def relax(
             break
         if round_ >= 8 and master.value <= np.ceil(programme.bound - 1e-6):
             break
-        programme.forget(master.prices, used, 3 * m)
-        if not programme.improve(master.prices):
+        programme._forget(master.prices, used, 3 * m)
+        if not programme._improve(master.prices):
             break
     return Relaxation(master.value, programme.bound, programme.prices, *result, exact=True)

@@ -36,7 +36,7 @@ class PacksByFreeSlots:
         """Free slots of the emptiest pack; 0 where none is open."""
         return self._free[-1] if self._free else 0
 
-    def least_free(self, length: int) -> Optional[int]:
+    def _least_free(self, length: int) -> Optional[int]:
         """Free slots of the fullest pack that still has room for `length`."""
         index = bisect_left(self._free, length)
         return self._free[index] if index < len(self._free) else None
@@ -62,7 +62,7 @@ def longest_first(histogram: LengthHistogram, max_sequences_per_pack: Optional[i
     for length in histogram.lengths[::-1].tolist():
         left = int(histogram.counts[length])
         while left:
-            free = packs.least_free(length)
+            free = packs._least_free(length)
             strategy, count = ((), left) if free is None else packs.pop(free)
             room = S if free is None else free
             times = min(room // length, left)  # how many of this length go into each of these packs

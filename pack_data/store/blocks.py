@@ -24,7 +24,7 @@ _DIGITS = 8  # of a checksum, hexadecimal
 
 
 @dataclass(frozen=True)
-class Blocks:
+class ChecksumBlocks:
     """The checksums of a shard: the crc32 of each `packs` records, the last of those that are left.
 
     crc32: 8 hexadecimal digits for each block, one behind another.
@@ -34,14 +34,14 @@ class Blocks:
     crc32: str
 
     @classmethod
-    def of(cls, records: np.ndarray) -> Blocks:
+    def of(cls, records: np.ndarray) -> ChecksumBlocks:
         """Those of the records of a whole shard."""
         sums = RunningBlocks(records.dtype)
         sums.add(records)
         return sums.blocks()
 
     @classmethod
-    def from_json(cls, fields: Fields, records: int) -> Blocks:
+    def from_json(cls, fields: Fields, records: int) -> ChecksumBlocks:
         """ValueError where these are not checksums of a shard of `records` packs."""
         fields.only("packs", "crc32")
         packs = fields.integer("packs", least=1, most=2**62)
@@ -80,8 +80,8 @@ class RunningBlocks:
                 self._sum, self._begun = 0, 0
             records = records[len(part) :]
 
-    def blocks(self) -> Blocks:
-        return Blocks(self._packs, "".join(self._whole) + (_digits(self._sum) if self._begun else ""))
+    def blocks(self) -> ChecksumBlocks:
+        return ChecksumBlocks(self._packs, "".join(self._whole) + (_digits(self._sum) if self._begun else ""))
 
 
 def crc32(records: np.ndarray, before: int = 0) -> int:

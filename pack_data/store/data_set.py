@@ -28,7 +28,7 @@ from pack_data.reading.fields import Fields, read_object, shown
 from pack_data.reading.files import file_in, remove_stale, sync_folder, temporary_name, write_atomically
 from pack_data.reading.npy import map_array
 from pack_data.sequences import digest
-from pack_data.store.blocks import Blocks, RunningBlocks
+from pack_data.store.blocks import ChecksumBlocks, RunningBlocks
 from pack_data.store.packs import PackSchema, decode, disassemble
 
 MANIFEST = "manifest.json"
@@ -54,7 +54,7 @@ class StoredFile:
     bytes: int
     sha256: str
     packs: int = 0
-    blocks: Optional[Blocks] = None
+    blocks: Optional[ChecksumBlocks] = None
 
     def to_json(self) -> Dict[str, Any]:
         data = asdict(self)
@@ -70,7 +70,7 @@ class StoredFile:
             fields.integer("bytes", least=0, most=_MOST),
             fields.hex_digest("sha256", 64),
             packs,
-            Blocks.from_json(fields.object("blocks"), packs) if table else None,
+            ChecksumBlocks.from_json(fields.object("blocks"), packs) if table else None,
         )
 
 

@@ -10,7 +10,7 @@ from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
-from pack_data.store.blocks import Blocks
+from pack_data.store.blocks import ChecksumBlocks
 from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, checksum
 from pack_data.verify import check_records, main, verify
 from tests.pack_data.text_corpus import build_small, write_corpus
@@ -76,7 +76,7 @@ def forge(data, change):
         np.save(data / place["file"], values)
         content = (data / place["file"]).read_bytes()
         place.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-        place["blocks"] = Blocks.of(values).to_json()
+        place["blocks"] = ChecksumBlocks.of(values).to_json()
     counts = np.bincount(lengths["lengths"].reshape(-1), minlength=65)[:65]
     counts[0] = 0
     manifest.update(

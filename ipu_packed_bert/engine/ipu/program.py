@@ -37,7 +37,7 @@ class _SerialisedProduct(nn.Module):
         return (product + bias_V).view(rows, slots, table_VH.shape[0])
 
 
-def checkpoint(module: nn.Module, inputs: Tuple, output: torch.Tensor) -> torch.Tensor:
+def _checkpoint(module: nn.Module, inputs: Tuple, output: torch.Tensor) -> torch.Tensor:
     """Forward hook: keep this output, recompute what led to it when gradients need it."""
     return poptorch.recomputationCheckpoint(output)
 
@@ -61,7 +61,7 @@ def _adapt(network: PackedBert, config: Configuration, task: Task) -> None:
     if config.engine.recomputes(ipus=True):
         layers: Any = network.bert.encoder.layer
         for layer in layers:
-            layer.register_forward_hook(checkpoint)
+            layer.register_forward_hook(_checkpoint)
 
 
 def _begin_blocks(network: PackedBert, placement: Placement) -> None:

@@ -20,8 +20,8 @@ from ipu_packed_bert.benchmarks.layouts import (
     UNPACKED,
     EngineSide,
     HuggingFaceSide,
-    Measured,
-    Outcome,
+    LayoutMeasured,
+    LayoutOutcome,
     measure_layouts,
     sorted_by_length,
     to_json,
@@ -132,10 +132,10 @@ def test_what_cannot_be_measured_is_a_line(work, config, monkeypatch):
 
 def test_figures_by_hand(work):
     def side(name, seconds):
-        return Measured(name, "", "float32", np.array(seconds), 1.0, 5, None)
+        return LayoutMeasured(name, "", "float32", np.array(seconds), 1.0, 5, None)
 
     sides = [side(PACKED, [1.0, 2.0, 1.0]), side(UNPACKED, [3.0, 1.9, 1.9]), side(SORTED, [1.9])]
-    packed, unpacked, hugging_face = to_json(Outcome(sides, []), work)
+    packed, unpacked, hugging_face = to_json(LayoutOutcome(sides, []), work)
     assert packed["sequences_per_second"] == work.sequences and unpacked["speed_up"] == 1.0
     assert packed["tokens_per_second"] == work.tokens
     assert packed["speed_up"] == 1.9 and packed["share_of_packing_factor"] == 1.9 / work.packing_factor

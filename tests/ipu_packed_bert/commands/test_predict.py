@@ -13,7 +13,7 @@ import yaml
 from ipu_packed_bert.commands import finetune, predict
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.tasks.examples import Asked
-from ipu_packed_bert.tasks.files import Source
+from ipu_packed_bert.tasks.files import ExampleSource
 from ipu_packed_bert.training import predictions
 from ipu_packed_bert.training.export import import_folder
 from pack_data.cli.command import run_main
@@ -44,7 +44,7 @@ def settings(kind, *more):
 def answered(model, file, kind, *more):
     """The lines of a model in float64."""
     trained = predictions.find_trained(model)
-    prepared = predictions.prepare(trained, Asked(Source.of(file), labels=False), settings(kind, *more))
+    prepared = predictions.prepare(trained, Asked(ExampleSource.of(file), labels=False), settings(kind, *more))
     engine = prepared.engine
     (engine.model if isinstance(engine, HostEngine) else engine._program).double()
     found = predictions.predict(prepared)

@@ -21,7 +21,7 @@ from ipu_packed_bert.training.log import (
     EVALUATIONS,
     LOG,
     Events,
-    Lines,
+    JsonlWriter,
     RunLog,
     Totals,
     data_of,
@@ -343,7 +343,7 @@ def test_a_full_disk_loses_no_line_and_leaves_no_half_of_one(tmp_path):
             return self.file.write(fits)
 
     said = []
-    lines = Lines(tmp_path / LOG, said.append)
+    lines = JsonlWriter(tmp_path / LOG, said.append)
     lines.append({"step": 1})
     disk = lines._file = Full(lines._file, room=5)
     for step in (2, 3):

@@ -85,7 +85,7 @@ def measure_apart(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: i
     # One thread each: algorithms are compared, and on a busy machine several threads wait for each other.
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pack_data.measuring", "scipy.optimize", "scipy.sparse"])
+    context.set_forkserver_preload(["pack_data.benchmark.one_packer", "scipy.optimize", "scipy.sparse"])
     for name, depth in jobs:
         here, there = context.Pipe(duplex=False)
         process = context.Process(target=_report, args=(there, name, histogram, depth, batch_size))
