@@ -21,7 +21,6 @@ from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.hugging_face import Weights, merged, read_folder
 from ipu_packed_bert.loader import Batch, Layout, in_order
 from ipu_packed_bert.run_folder import CHECKPOINTS, CONFIG
-from ipu_packed_bert.runs import on_engine
 from ipu_packed_bert.schema import PRETRAINING, ModelConfig
 from ipu_packed_bert.settings import OVERRIDE, load_yaml, parse_yaml, peek
 from ipu_packed_bert.start import PACKAGE, fine_tuned, folder_of, labels_of
@@ -191,7 +190,7 @@ def prepare(
     config = configured(trained, asked, overrides)
     choice = choose_engine(config, simulated=False)
     ipus = choice.kind != "host"
-    config = on_engine(config, choice).for_model(trained.model, ipus=ipus)
+    config = config.on_engine(choice.kind).for_model(trained.model, ipus=ipus)
     task = task_class(config.task.name)(
         config, Tokenizer(trained.vocabulary, read=read), trained.model, trained.labels, asked
     )

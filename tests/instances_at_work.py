@@ -26,8 +26,8 @@ from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.config import config_from_tree
 from ipu_packed_bert.loader import GlobalBatches, StoredPacks
 from ipu_packed_bert.processes import joined
-from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.training.examples import prepare
 from pack_data.command import run_main
 from pack_data.store import PackStore
 from tests.fakes.machine import machine

@@ -23,8 +23,8 @@ from ipu_packed_bert.config import config_from_tree
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.loader import GlobalBatches, StoredPacks
 from ipu_packed_bert.processes import Processes, Ranks
-from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.training.examples import prepare
 from pack_data.store import PackStore
 from tests.tiny_runs import held_out_of, tiny_settings
 

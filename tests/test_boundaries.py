@@ -60,7 +60,8 @@ ipu_packed_bert.engine
 ipu_packed_bert.train ipu_packed_bert.compare_unpacked
 ipu_packed_bert.runlog ipu_packed_bert.run_picture ipu_packed_bert.run_page ipu_packed_bert.unigram
 ipu_packed_bert.run_summary
-ipu_packed_bert.runs
+ipu_packed_bert.training.run
+ipu_packed_bert.training
 ipu_packed_bert.predictions
 ipu_packed_bert.throughput ipu_packed_bert.padding_free ipu_packed_bert.layouts
 ipu_packed_bert.report

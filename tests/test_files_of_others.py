@@ -274,8 +274,8 @@ def scratch(tmp_path_factory):
     for each in COMMANDS.values():
         each.main()
     import ipu_packed_bert.predictions
-    import ipu_packed_bert.runs
-    import ipu_packed_bert.train  # noqa: F401
+    import ipu_packed_bert.training.examples
+    import ipu_packed_bert.training.pretraining  # noqa: F401
 
     tiny_runs.tiny_config(folder / "ok.yml", tiny_runs.tiny_data(folder / "data"))
     bert = fine_tuning_files.tiny_checkpoint(folder / "bert")

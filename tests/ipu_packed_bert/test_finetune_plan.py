@@ -11,7 +11,7 @@ from ipu_packed_bert.cycles.lowering import COPIES
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.finetune_plan import plan_fine_tuning
-from ipu_packed_bert.runs import prepare
+from ipu_packed_bert.training.examples import prepare
 from pack_data.command import run_main
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed

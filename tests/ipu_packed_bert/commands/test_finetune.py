@@ -20,11 +20,11 @@ from ipu_packed_bert.commands.export import import_folder
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.loader import GlobalBatches, in_order
 from ipu_packed_bert.runlog import read_log
-from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks.examples import ExamplePacks, pack_inputs
 from ipu_packed_bert.tasks.scores import score_answers
 from ipu_packed_bert.tasks.settings import load_config
 from ipu_packed_bert.tensor_files import READS_TORCH_FILES
+from ipu_packed_bert.training.examples import prepare
 from pack_data.command import run_main
 from tests.fine_tuning_files import (
     KINDS,

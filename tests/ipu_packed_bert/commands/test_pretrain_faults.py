@@ -21,6 +21,7 @@ from ipu_packed_bert.checkpoint import checkpoints, load_checkpoint
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.runlog import LOG, read_log
+from ipu_packed_bert.training import pretraining
 from pack_data.command import run_main
 from tests.ranks_at_work import forking
 from tests.tiny_runs import not_drawn, tiny_config, tiny_data, tiny_settings
@@ -57,7 +58,7 @@ def trained(tiny, tmp_path_factory):
 def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(
     tiny, trained, tmp_path, capsys, monkeypatch, setting, there, here
 ):
-    monkeypatch.setattr(pretrain, "packing_factor", lambda *_: pytest.fail("went on"))
+    monkeypatch.setattr(pretraining, "packing_factor", lambda *_: pytest.fail("went on"))
     settings = yaml.safe_load(Path(tiny).read_text())
     key, value = setting.split("=")
     section, name = key.split(".")

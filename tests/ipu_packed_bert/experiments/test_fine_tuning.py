@@ -25,8 +25,8 @@ from ipu_packed_bert.experiments.ways import (
     slots_per_token,
 )
 from ipu_packed_bert.optim import build_optimizer
-from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks.examples import Inputs, pack_inputs
+from ipu_packed_bert.training.examples import prepare
 from tests.fine_tuning_files import tiny_checkpoint, tiny_config, training_file
 
 

@@ -19,8 +19,8 @@ from ipu_packed_bert.commands.export import import_folder
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.optim import build_optimizer
 from ipu_packed_bert.runlog import read_log
-from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks.settings import load_config
+from ipu_packed_bert.training.examples import prepare
 from pack_data.command import run_main
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed

@@ -12,10 +12,10 @@ from ipu_packed_bert.compare_unpacked import compare_unpacked
 from ipu_packed_bert.loader import GlobalBatches, in_order
 from ipu_packed_bert.model.packed import hidden_score
 from ipu_packed_bert.optim import build_optimizer
-from ipu_packed_bert.runs import prepare
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExamplePacks, Inputs, pack_inputs
 from ipu_packed_bert.tasks.questions import span_log_probabilities
+from ipu_packed_bert.training.examples import prepare
 from tests.fine_tuning_files import KINDS, SLOTS, tiny_checkpoint, tiny_config, training_file
 from tests.tolerances import assert_same, relative_error, relative_tolerance
 

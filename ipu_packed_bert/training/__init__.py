@@ -1,0 +1,1 @@
+"""One run for every task: `run` has what all share, `pretraining` and `examples` what a run of theirs adds."""
