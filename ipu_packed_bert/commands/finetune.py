@@ -11,7 +11,6 @@ from ipu_packed_bert.commands.run_options import (
     add_run_options,
     add_trust,
     add_which_run,
-    options_without_plan,
     parse_run,
 )
 from ipu_packed_bert.processes import Processes
@@ -44,11 +43,10 @@ class Finetune(Training):
     def load(self, path: Path, overrides: Sequence[str], *, stored: bool) -> FinetuneConfig:
         return load_config(path, overrides, stored=stored)
 
-    def plan(self, config: FinetuneConfig, args: argparse.Namespace) -> int:
-        from ipu_packed_bert.finetune_plan import print_plan
+    def plan(self, config: FinetuneConfig, args: argparse.Namespace) -> Any:
+        from ipu_packed_bert.finetune_plan import plan_fine_tuning
 
-        options = options_without_plan(args)
-        return print_plan(config, data_dir=args.data_dir, packing_factor=args.packing_factor, options=options)
+        return plan_fine_tuning(config, data_dir=args.data_dir, packing_factor=args.packing_factor)
 
     def kind(self) -> Any:
         from ipu_packed_bert.training.examples import ExamplesRun

@@ -10,7 +10,6 @@ from ipu_packed_bert.commands.run_options import (
     Training,
     add_run_options,
     add_which_run,
-    options_without_plan,
     parse_run,
 )
 from ipu_packed_bert.config import Config, load_config
@@ -65,10 +64,10 @@ class Pretrain(Training):
     def described(self, config: Config) -> Config:
         return described(config)[0]
 
-    def plan(self, config: Config, args: argparse.Namespace) -> int:
-        from ipu_packed_bert.plan import print_plan
+    def plan(self, config: Config, args: argparse.Namespace) -> Any:
+        from ipu_packed_bert.plan import plan
 
-        return print_plan(*described(config), packing_factor=args.packing_factor, options=options_without_plan(args))
+        return plan(*described(config), packing_factor=args.packing_factor)
 
     def kind(self) -> Any:
         from ipu_packed_bert.training.pretraining import PacksRun

@@ -149,8 +149,8 @@ class Training(abc.ABC):
         return config
 
     @abc.abstractmethod
-    def plan(self, config: Any, args: argparse.Namespace) -> int:
-        """Prints the plan; the exit status."""
+    def plan(self, config: Any, args: argparse.Namespace) -> Any:
+        """The `plan.RunPlan`."""
 
     @abc.abstractmethod
     def kind(self) -> Any:
@@ -176,7 +176,9 @@ class Training(abc.ABC):
             print(self.described(config).annotated(), end="")
             return 0
         if args.plan:
-            return self.plan(config, args)
+            from ipu_packed_bert.plan import print_plan
+
+            return print_plan(self.plan(config, args), options_without_plan(args))
         # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
         from ipu_packed_bert.training.run import run
 

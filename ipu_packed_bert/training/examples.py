@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -12,14 +10,11 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
-import torch
-
 from ipu_packed_bert.config import ConfigError
-from ipu_packed_bert.engine import EngineChoice, build_engine, choose_engine
+from ipu_packed_bert.engine import EngineChoice, choose_engine
 from ipu_packed_bert.hugging_face import merged, write_folder
 from ipu_packed_bert.identity import Identity, agree
-from ipu_packed_bert.loader import GlobalBatches
-from ipu_packed_bert.processes import ONE, Processes, flat
+from ipu_packed_bert.processes import ONE, Processes
 from ipu_packed_bert.resuming import stored_config
 from ipu_packed_bert.run_folder import EXPORT, MODEL
 from ipu_packed_bert.schema import schedule_too_short
@@ -30,7 +25,7 @@ from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.own import recorded
 from ipu_packed_bert.tasks.settings import FinetuneConfig
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
-from ipu_packed_bert.training.run import Beginning, Prepared
+from ipu_packed_bert.training.run import Begun, Prepared, machinery
 from pack_data.command import typed
 from pack_data.files import write_atomically
 
@@ -47,20 +42,12 @@ class ExamplesRun(Prepared):
     command = "finetune"
 
     @classmethod
-    def make(
-        cls,
-        config: FinetuneConfig,
-        args: argparse.Namespace,
-        processes: Processes,
-        begin: Beginning,
-        choice: EngineChoice,
-        opened: contextlib.ExitStack,
-    ) -> ExamplesRun:
+    def make(cls, config: FinetuneConfig, begun: Begun) -> ExamplesRun:
+        begin = begun.begin
         former = stored_config(begin.folder, begin.checkpoint.config, config) if begin.checkpoint else None
         # With the files' full names, so that the run can be resumed without --data-dir.
-        made = prepare(located(config, args.data_dir), former=former, processes=processes, choice=choice)
-        opened.enter_context(contextlib.closing(made.engine))
-        opened.enter_context(contextlib.closing(made.batches))
+        config = located(config, begun.args.data_dir)
+        made = prepare(config, former=former, processes=begun.processes, choice=begun.choice)
         if begin.checkpoint:
             agree(begin.checkpoint.identity, made.vocabulary, weights_of=begin.folder, data_of=made.start.description)
         return made
@@ -158,15 +145,12 @@ def prepare(
         updates_per_epoch = -(-len(packs) // config.packs_per_update(factor))
         steps = config.run.epochs * updates_per_epoch
         config = with_schedule(config, former, updates_per_epoch)
-    processes.refuse_differences(
-        {
-            **flat(config.as_dict()),
-            "the training file's digest": f"{packs.digest:016x}",
-            "the vocabulary's sha256": Identity.of(start.vocabulary).sha256,
-            "torch": torch.__version__,
-        }
+    vocabulary = Identity.of(start.vocabulary)
+    same = {"the training file's digest": f"{packs.digest:016x}", "the vocabulary's sha256": vocabulary.sha256}
+    machine = machinery(
+        config, task, packs, task.evaluation_packs, choice, factor=factor, processes=processes, same=same
     )
-    engine = build_engine(config, task, choice, packing_factor=factor, processes=processes)
+    engine = machine.engine
     state = engine.state()
     weights, loaded = merged(state["model"], start.weights)
     if config.data.training is None and loaded.fresh:
@@ -175,14 +159,7 @@ def prepare(
             "fine-tuned for this task"
         )
     engine.load_state({**state, "model": weights})
-    global_batches = GlobalBatches(
-        packs, task.layout(config, factor), held_out=task.evaluation_packs, share=engine.share
-    )
-    fresh = loaded.fresh if start.weights else ()
-    vocabulary = Identity.of(start.vocabulary)
-    return ExamplesRun(
-        config, task, engine, global_batches, engine.feed(global_batches), steps, vocabulary, start, fresh
-    )
+    return ExamplesRun(config, task, machine, steps, vocabulary, start, loaded.fresh if start.weights else ())
 
 
 def with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], updates_per_epoch: int) -> FinetuneConfig:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
-
-import torch
 
 from ipu_packed_bert.config import Config, check_accumulation
 from ipu_packed_bert.configurations import for_one_gpu
@@ -21,20 +17,19 @@ from ipu_packed_bert.data import (
     open_or_build,
     packing_factor,
 )
-from ipu_packed_bert.engine import EngineChoice, build_engine
+from ipu_packed_bert.engine import EngineChoice
 from ipu_packed_bert.engine.host.devices import find_device
 from ipu_packed_bert.engine.host.estimate import product_rate, whole_lines
 from ipu_packed_bert.identity import Identity, agree
 from ipu_packed_bert.loader import GlobalBatches, StoredPacks
 from ipu_packed_bert.plan import plan
-from ipu_packed_bert.processes import Processes, flat
 from ipu_packed_bert.resuming import SIZES
 from ipu_packed_bert.run_folder import CONFIG
 from ipu_packed_bert.runlog import data_of
 from ipu_packed_bert.schema import check_on_ipus
 from ipu_packed_bert.settings import DEFAULT, FILE, parse_yaml, peek, shown
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from ipu_packed_bert.training.run import Beginning, Prepared
+from ipu_packed_bert.training.run import Beginning, Begun, Prepared, machinery
 from ipu_packed_bert.unigram import unigram_baseline
 from pack_data.command import typed
 from pack_data.lengths.factors import PackingFactor
@@ -57,12 +52,11 @@ class PacksRun(Prepared):
     simulated = True
 
     @classmethod
-    def on_this_machine(
-        cls, config: Config, choice: EngineChoice, args: argparse.Namespace, begin: Beginning
-    ) -> Config:
-        if begin.checkpoint:  # what is left out without IPUs was decided when the run began
+    def on_this_machine(cls, config: Config, begun: Begun) -> Config:
+        args = begun.args
+        if begun.begin.checkpoint:  # what is left out without IPUs was decided when the run began
             config = replace(config, without_ipus=())
-        return for_this_machine(config, choice, whole=args.whole, packing_factor=args.packing_factor)
+        return for_this_machine(config, begun.choice, whole=args.whole, packing_factor=args.packing_factor)
 
     @classmethod
     def nothing_left(cls, config: Config, begin: Beginning) -> Optional[str]:
@@ -72,16 +66,9 @@ class PacksRun(Prepared):
         return f"{begin.folder} has made its {begin.step:,} updates already; to continue: {go_on}"
 
     @classmethod
-    def make(
-        cls,
-        config: Config,
-        args: argparse.Namespace,
-        processes: Processes,
-        begin: Beginning,
-        choice: EngineChoice,
-        opened: contextlib.ExitStack,
-    ) -> PacksRun:
+    def make(cls, config: Config, begun: Begun) -> PacksRun:
         """The configuration is completed by the data set."""
+        args, processes, begin, choice, opened = begun
         refuse_other_sizes(begin, config, _NETWORK)
         with processes.first_alone():
             config, store = open_or_build(config, progress=args.progress, build=processes.rank == 0)
@@ -106,26 +93,14 @@ class PacksRun(Prepared):
         task = Pretraining(config, store.schema)
         rows = config.model.vocabulary_size
         packs = StoredPacks(store, seed=config.run.seed, vocabulary=rows)
-        processes.refuse_differences(
-            {
-                **flat(config.as_dict()),
-                "the data set's digest": f"{store.manifest.digest:016x}",
-                "the arrangement of its packs": packs.arrangement,
-                "the held-out data set's digest": f"{evaluation.manifest.digest:016x}" if evaluation else None,
-                "torch": torch.__version__,
-            }
-        )
-        engine = build_engine(config, task, choice, packing_factor=factor.value, processes=processes)
-        opened.enter_context(contextlib.closing(engine))
-        global_batches = GlobalBatches(
-            packs,
-            task.layout(config, factor.value),
-            share=engine.share,
-            held_out=StoredPacks(evaluation, vocabulary=rows) if evaluation else None,
-        )
-        batches = opened.enter_context(contextlib.closing(engine.feed(global_batches)))
-        steps = config.run.steps
-        return cls(config, task, engine, global_batches, batches, steps, vocabulary, store, evaluation, factor)
+        held_out = StoredPacks(evaluation, vocabulary=rows) if evaluation else None
+        same = {
+            "the data set's digest": f"{store.manifest.digest:016x}",
+            "the arrangement of its packs": packs.arrangement,
+            "the held-out data set's digest": f"{evaluation.manifest.digest:016x}" if evaluation else None,
+        }
+        machine = machinery(config, task, packs, held_out, choice, factor=factor.value, processes=processes, same=same)
+        return cls(config, task, machine, config.run.steps, vocabulary, store, evaluation, factor)
 
     def describe(self, *, resumed: bool) -> None:
         print_data(self.config, self.store.manifest, resumed=resumed)

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
 
+import torch
+
 from ipu_packed_bert.checkpoint import Checkpoint, load_newest
-from ipu_packed_bert.engine import EngineChoice, choose_engine
+from ipu_packed_bert.engine import EngineChoice, build_engine, choose_engine
 from ipu_packed_bert.engine.base import Engine, saved_by
 from ipu_packed_bert.identity import Identity
 from ipu_packed_bert.launch import compiled_words
-from ipu_packed_bert.loader import GlobalBatches
+from ipu_packed_bert.loader import GlobalBatches, Packs
 from ipu_packed_bert.optim import schedule_change
-from ipu_packed_bert.processes import Processes
+from ipu_packed_bert.processes import Processes, flat
 from ipu_packed_bert.resuming import Changes, check_allowed, compare, stored_config
 from ipu_packed_bert.run_folder import ALLOWED, CHECKPOINTS, allowed_before, begun_with
 from ipu_packed_bert.run_summary import RunEnd
@@ -91,15 +93,49 @@ def first_look(args: argparse.Namespace) -> Beginning:
     return found
 
 
+class Begun(NamedTuple):
+    """What a run is made from, besides its configuration."""
+
+    args: argparse.Namespace
+    processes: Processes
+    begin: Beginning
+    choice: EngineChoice
+    opened: contextlib.ExitStack  # closes all that the run opens
+
+
+class Machinery(NamedTuple):
+    """What makes the updates."""
+
+    engine: Engine
+    global_batches: GlobalBatches
+    batches: Any  # the same, read in the way that suits the engine
+
+
+def machinery(
+    config: Configuration,
+    task: Task,
+    packs: Packs,
+    held_out: Optional[Packs],
+    choice: EngineChoice,
+    *,
+    factor: float,
+    processes: Processes,
+    same: Mapping[str, Any],
+) -> Machinery:
+    """Engine and batches. same: what, besides the configuration, must be the same in all processes."""
+    processes.refuse_differences({**flat(config.as_dict()), **same, "torch": torch.__version__})
+    engine = build_engine(config, task, choice, packing_factor=factor, processes=processes)
+    global_batches = GlobalBatches(packs, task.layout(config, factor), share=engine.share, held_out=held_out)
+    return Machinery(engine, global_batches, engine.feed(global_batches))
+
+
 @dataclass(frozen=True)
 class Prepared(abc.ABC):
     """All that is there before the first update; a class for each that a run may learn from."""
 
     config: Any  # of this class's kind of run, completed by the data
     task: Task
-    engine: Engine
-    global_batches: GlobalBatches
-    batches: Any  # the same, read in the way that suits the engine
+    machinery: Machinery
     steps: int  # updates of the whole run; 0: no training
     vocabulary: Identity  # of the data
 
@@ -108,7 +144,7 @@ class Prepared(abc.ABC):
     simulated: ClassVar[bool] = False  # whether `auto` may take the simulated device
 
     @classmethod
-    def on_this_machine(cls, config: Any, choice: EngineChoice, args: argparse.Namespace, begin: Beginning) -> Any:
+    def on_this_machine(cls, config: Any, begun: Begun) -> Any:
         """The configuration as it will run here."""
         return config
 
@@ -119,16 +155,16 @@ class Prepared(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def make(
-        cls,
-        config: Any,
-        args: argparse.Namespace,
-        processes: Processes,
-        begin: Beginning,
-        choice: EngineChoice,
-        opened: contextlib.ExitStack,
-    ) -> Prepared:
-        """Data, engine and batches; they are closed with ``opened``."""
+    def make(cls, config: Any, begun: Begun) -> Prepared:
+        """Data, engine and batches; what the class opens besides engine and batches is closed with ``begun.opened``."""
+
+    @property
+    def engine(self) -> Engine:
+        return self.machinery.engine
+
+    @property
+    def batches(self) -> Any:
+        return self.machinery.batches
 
     @abc.abstractmethod
     def describe(self, *, resumed: bool) -> None:
@@ -221,7 +257,7 @@ class Prepared(abc.ABC):
                 folder,
                 config,
                 engine,
-                self.global_batches,
+                self.machinery.global_batches,
                 log,
                 self.steps,
                 typed(self.command),
@@ -242,7 +278,9 @@ def run(kind: Type[Prepared], config: Configuration, args: argparse.Namespace, p
     """Trains, and writes the run down; the exit status."""
     begin = processes.of_first(first_look, args)
     choice = choose_engine(config, simulated=kind.simulated)
-    config = kind.on_this_machine(config.on_engine(choice.kind), choice, args, begin)
+    opened = contextlib.ExitStack()
+    begun = Begun(args, processes, begin, choice, opened)
+    config = kind.on_this_machine(config.on_engine(choice.kind), begun)
     changes = begin.changes(config, check_allowed(args.allow_change, config.sections))
     done = kind.nothing_left(config, begin)
     if done:
@@ -252,8 +290,10 @@ def run(kind: Type[Prepared], config: Configuration, args: argparse.Namespace, p
         print(line)
     if begin.own_task is not None and {SHA256: begin.own_task} != recorded(config.task.name):
         print(f"task      {config.task.name}: the file was changed after this run began; it goes on with the new one")
-    with contextlib.ExitStack() as opened:
-        made = kind.make(config, args, processes, begin, choice, opened)
+    with opened:
+        made = kind.make(config, begun)
+        opened.enter_context(contextlib.closing(made.engine))
+        opened.enter_context(contextlib.closing(made.batches))
         made.describe(resumed=begin.checkpoint is not None)
         print(f"engine    {made.engine.description}", flush=True)
         if made.steps:
