@@ -45,40 +45,40 @@ class FinetunePlan(RunPlan):
         each = self.updates_per_epoch
         return None if each is None else each * self.config.run.epochs
 
-    def sizes_words(self) -> str:
+    def _sizes_words(self) -> str:
         return f"; sizes: {self.sizes}"
 
-    def data_words(self) -> str:
+    def _data_words(self) -> str:
         rows = f"{self.config.task.name}, rows of {self.slots} slots"
         if self.task is None:
             return f"{rows}; {self.missing} is not there"
         packing = self.task.packs.packing
         return f"{rows}; {packing.sequences:,} sequences in {packing.packs:,} rows of up to {packing.largest_depth}"
 
-    def depth_words(self) -> str:
+    def _depth_words(self) -> str:
         return f"up to {self.depth} sequences"
 
-    def divided_words(self) -> str:
+    def _divided_words(self) -> str:
         return ""
 
-    def run_words(self) -> str:
+    def _run_words(self) -> str:
         epochs = f"{self.config.run.epochs} epoch{'' if self.config.run.epochs == 1 else 's'}"
         if self.task is None or self.task.training_packs is None:
             return epochs + ("" if self.config.data.training is not None else "; no training, only evaluation")
         return f"{epochs} of {self.updates_per_epoch:,} updates"
 
-    def ipu_lines(self) -> List[str]:
+    def _ipu_lines(self) -> List[str]:
         assert self.bytes_per_update is not None
         traffic = f"  traffic   {self.bytes_per_update / MIB:,.2f} MiB an update from host to device"
         return [*_cycles(self), traffic]
 
-    def speed_lines(self) -> List[str]:
+    def _speed_lines(self) -> List[str]:
         return []  # the cycles are above
 
-    def shared_micro_batches(self) -> Optional[int]:
+    def _shared_micro_batches(self) -> Optional[int]:
         return None
 
-    def with_smaller_words(self, smaller: int) -> str:
+    def _with_smaller_words(self, smaller: int) -> str:
         return f"--set batch.micro_batch={smaller} fits; an update stays as large"
 
 

@@ -126,11 +126,11 @@ class RunPlan:
         """Updates of the whole run; None while they are not known."""
         return int(self.config.run.steps)
 
-    def sizes_words(self) -> str:
+    def _sizes_words(self) -> str:
         """Where the network's sizes come from, where the configuration does not have them."""
         return ""
 
-    def data_words(self) -> str:
+    def _data_words(self) -> str:
         data = self.config.data
         depth = "any number of" if data.max_sequences_per_pack is None else f"up to {data.max_sequences_per_pack}"
         packs = (
@@ -139,26 +139,26 @@ class RunPlan:
         sequences = "one sequence each" if data.max_sequences_per_pack == 1 else f"{depth} sequences each"
         return f"{data.directory}: {packs}, {data.max_sequence_length} slots, {sequences}"
 
-    def depth_words(self) -> str:
+    def _depth_words(self) -> str:
         """How many sequences the mask keeps apart."""
         known = self.training_packs is not None or self.config.data.max_sequences_per_pack is not None
         return f"up to {self.depth} sequences" if known else "the data set's sequences"
 
-    def divided_words(self) -> str:
+    def _divided_words(self) -> str:
         """What the packing factor made of the accumulation."""
         unpacked = self.config.batch.gradient_accumulation
         if self.update is None or self.update.accumulation == unpacked:
             return ""
         return f" ({unpacked:,} / {self.update.factor.value:.3f}, rounded up)"
 
-    def run_words(self) -> str:
+    def _run_words(self) -> str:
         steps = self.config.run.steps
         if self.updates_per_epoch is None:
             return f"{steps:,} updates, an epoch's length is known once the data set is built"
         each = self.updates_per_epoch
         return f"{steps:,} updates, {each:,} an epoch: {steps / each:,.1f} epochs"
 
-    def ipu_lines(self) -> List[str]:
+    def _ipu_lines(self) -> List[str]:
         """What else is known of an update on IPUs."""
         assert self.update is not None and self.bytes_per_update is not None
         return [
@@ -166,7 +166,7 @@ class RunPlan:
             f" ({self.update.packs:,} packs of {self.bytes_per_pack:,} bytes)"
         ]
 
-    def speed_lines(self) -> List[str]:
+    def _speed_lines(self) -> List[str]:
         """What the cycle model says of a run on IPUs that fits, as the report prints it; nothing where it cannot."""
         from ipu_packed_bert.cycles.matmul import cache_folder
         from ipu_packed_bert.cycles.speed import known_speed
@@ -185,11 +185,11 @@ class RunPlan:
             "predicted by the cycle model"
         ]
 
-    def shared_micro_batches(self) -> Optional[int]:
+    def _shared_micro_batches(self) -> Optional[int]:
         """Micro-batches of an update, for the line of what several processes share."""
         return None if self.update is None else self.update.packs // self.config.batch.micro_batch
 
-    def with_smaller_words(self, smaller: int) -> str:
+    def _with_smaller_words(self, smaller: int) -> str:
         """How a smaller micro-batch that fits is asked for: the same packs in an update, from more micro-batches."""
         batch = self.config.batch
         accumulation = -(-batch.micro_batch * batch.gradient_accumulation // smaller)
@@ -402,8 +402,8 @@ def print_plan(made: RunPlan, options: Sequence[str] = ()) -> int:
         first, *rest = memory_words(made, None if made.fits else made.micro_batch_that_fits())
         text += [f"  verdict   {first}", *(f"            {line}" for line in rest)]
     if made.fits is not False:
-        text += made.speed_lines()
-        micro_batches = made.shared_micro_batches()
+        text += made._speed_lines()
+        micro_batches = made._shared_micro_batches()
         text += start_lines(made.config, options, command=made.command, micro_batches=micro_batches)
     print("\n".join(text))
     return 1 if made.fits is False else 0
@@ -426,7 +426,7 @@ def memory_words(made: RunPlan, smaller: Optional[int]) -> List[str]:
     found = fit_words(made)
     if made.fits:
         return [found]
-    return [found, _NOTHING_FITS if smaller is None else made.with_smaller_words(smaller)]
+    return [found, _NOTHING_FITS if smaller is None else made._with_smaller_words(smaller)]
 
 
 _NOTHING_FITS = "no micro-batch fits: more IPUs a replica, or other placement.layers_per_ipu"
@@ -462,8 +462,8 @@ def lines(made: RunPlan) -> List[str]:
     text = [
         f"{config.path}",
         f"  model     BERT, {model.num_layers} layers of {model.hidden_size:,}, {model.num_heads} heads,"
-        f" vocabulary {model.vocabulary_size:,}: {total / 1e6:,.1f} M parameters in {kept}{made.sizes_words()}",
-        f"  data      {made.data_words()}",
+        f" vocabulary {model.vocabulary_size:,}: {total / 1e6:,.1f} M parameters in {kept}{made._sizes_words()}",
+        f"  data      {made._data_words()}",
         *(_host_lines(made) if host else [*device_lines(made), "", *memory_lines(made)]),
         "",
     ]
@@ -472,14 +472,14 @@ def lines(made: RunPlan) -> List[str]:
     else:
         text += [
             f"  update    {update.packs:,} {made.row}s, about {update.sequences:,.0f} sequences"
-            f" = micro-batch {config.batch.micro_batch} x accumulation {update.accumulation:,}{made.divided_words()}"
+            f" = micro-batch {config.batch.micro_batch} x accumulation {update.accumulation:,}{made._divided_words()}"
             f" x replicas {config.placement.replicas}",
             f"  packing   {update.factor.value:.3f} sequences in a {made.row}, from {update.factor.source}",
         ]
     if update is not None or made.run_is_known:
-        text.append(f"  run       {made.run_words()}")
+        text.append(f"  run       {made._run_words()}")
     if not host and update is not None:
-        text += made.ipu_lines()
+        text += made._ipu_lines()
     return text
 
 
@@ -564,7 +564,7 @@ def _mask_words(made: RunPlan) -> str:
         return f"additive: {slots:,} x {slots:,} for each pack, added to every head's scores; {travels}"
     head, columns = made.model.hidden_size // made.model.num_heads, mask_columns(made.model, made.depth)
     return (
-        f"in the query/key product: heads of {head} + {columns} columns keep {made.depth_words()} and padding apart; "
+        f"in the query/key product: heads of {head} + {columns} columns keep {made._depth_words()} and padding apart; "
         f"{travels}"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import TYPE_CHECKING, Optional, Sequence, Type
 
 from ipu_packed_bert.commands.run_options import (
     Training,
@@ -19,8 +19,12 @@ from ipu_packed_bert.tasks.settings import FinetuneConfig, load_config
 from pack_data.command import ArgumentParser, typed
 from pack_data.lengths.factors import parse_factor
 
+if TYPE_CHECKING:
+    from ipu_packed_bert.plan import RunPlan
+    from ipu_packed_bert.training.examples import ExamplesRun
 
-class Finetune(Training):
+
+class Finetune(Training[FinetuneConfig]):
     def parse(self, argv: Optional[Sequence[str]]) -> argparse.Namespace:
         parser = ArgumentParser(prog=typed("finetune"), description=__doc__)
         add_which_run(parser, named="finetune_squad_packed", finished="; a finished one is evaluated again")
@@ -43,12 +47,12 @@ class Finetune(Training):
     def load(self, path: Path, overrides: Sequence[str], *, stored: bool) -> FinetuneConfig:
         return load_config(path, overrides, stored=stored)
 
-    def plan(self, config: FinetuneConfig, args: argparse.Namespace) -> Any:
+    def _plan(self, config: FinetuneConfig, args: argparse.Namespace) -> RunPlan:
         from ipu_packed_bert.finetune_plan import plan_fine_tuning
 
         return plan_fine_tuning(config, data_dir=args.data_dir, packing_factor=args.packing_factor)
 
-    def kind(self) -> Any:
+    def _kind(self) -> Type[ExamplesRun]:
         from ipu_packed_bert.training.examples import ExamplesRun
 
         return ExamplesRun

@@ -11,7 +11,7 @@ from ipu_packed_bert.commands import finetune, plan_search, pretrain
 from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.run_folder import CONFIG
 from ipu_packed_bert.schema import PRETRAINING
-from ipu_packed_bert.settings import load_yaml, peek
+from ipu_packed_bert.settings import ConfigError, load_yaml, peek
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -33,9 +33,12 @@ def of_fine_tuning(arguments: Sequence[str]) -> bool:
     parser.add_argument("--set", action="append", nargs="?", default=[])
     named, _ = parser.parse_known_args(arguments)
     path = Path(named.resume, CONFIG) if named.resume else config_file(named.config) if named.config else None
-    if path is None or not path.is_file():
+    if path is None:
         return False
-    tree, overrides = load_yaml(path), [each for each in named.set if each]
+    try:
+        tree, overrides = load_yaml(path), [each for each in named.set if each]
+    except ConfigError:
+        return False
     task = peek("task.name", tree, overrides)
     if task is None:  # only fine-tuning has these; its first task need not be named
         return any(peek(f"data.{name}", tree, overrides) is not None for name in ("training", "evaluation"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Optional, Sequence, Set
+from typing import TYPE_CHECKING, Optional, Sequence, Set, Type
 
 from ipu_packed_bert.commands.run_options import (
     Training,
@@ -17,8 +17,12 @@ from ipu_packed_bert.configurations import config_file
 from ipu_packed_bert.data import described
 from pack_data.command import ArgumentParser, typed
 
+if TYPE_CHECKING:
+    from ipu_packed_bert.plan import RunPlan
+    from ipu_packed_bert.training.pretraining import PacksRun
 
-class Pretrain(Training):
+
+class Pretrain(Training[Config]):
     def parse(self, argv: Optional[Sequence[str]]) -> argparse.Namespace:
         parser = ArgumentParser(prog=typed("pretrain"), description=__doc__)
         add_which_run(parser, named="packed_phase2_pod16")
@@ -57,19 +61,19 @@ class Pretrain(Training):
     def load(self, path: Path, overrides: Sequence[str], *, stored: bool) -> Config:
         return load_config(path, overrides)
 
-    def settled(self, args: argparse.Namespace) -> Set[str]:
+    def _settled(self, args: argparse.Namespace) -> Set[str]:
         # What the file says in place of an option, where no IPUs are, the run has settled when it began.
         return {key for key, _ in load_config(config_file(args.config)).without_ipus}
 
-    def described(self, config: Config) -> Config:
+    def _described(self, config: Config) -> Config:
         return described(config)[0]
 
-    def plan(self, config: Config, args: argparse.Namespace) -> Any:
+    def _plan(self, config: Config, args: argparse.Namespace) -> RunPlan:
         from ipu_packed_bert.plan import plan
 
         return plan(*described(config), packing_factor=args.packing_factor)
 
-    def kind(self) -> Any:
+    def _kind(self) -> Type[PacksRun]:
         from ipu_packed_bert.training.pretraining import PacksRun
 
         return PacksRun

@@ -10,12 +10,19 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, Collection, List, Mapping, Optional, Sequence
+from typing import TYPE_CHECKING, Collection, Generic, List, Mapping, Optional, Sequence, Type, TypeVar
 
 from ipu_packed_bert.configurations import config_file, refuse_no_run
 from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes import Processes, joined
 from ipu_packed_bert.run_folder import CONFIG
+from ipu_packed_bert.schema import Configuration
+
+if TYPE_CHECKING:
+    from ipu_packed_bert.plan import RunPlan
+    from ipu_packed_bert.training.run import Prepared
+
+C = TypeVar("C", bound=Configuration)
 
 # Options that are short for a --set of this setting.
 SHORT_FOR = {"engine": "engine.kind", "compare_unpacked": "run.compare_unpacked"}
@@ -129,7 +136,7 @@ def _there(folder: str) -> bool:
     return resumes(folder)
 
 
-class Training(abc.ABC):
+class Training(abc.ABC, Generic[C]):
     """A command that trains."""
 
     @abc.abstractmethod
@@ -137,24 +144,24 @@ class Training(abc.ABC):
         """The options, checked."""
 
     @abc.abstractmethod
-    def load(self, path: Path, overrides: Sequence[str], *, stored: bool) -> Any:
+    def load(self, path: Path, overrides: Sequence[str], *, stored: bool) -> C:
         """The configuration. stored: a run has written the file."""
 
-    def settled(self, args: argparse.Namespace) -> Collection[str]:
+    def _settled(self, args: argparse.Namespace) -> Collection[str]:
         """Settings that a run that --resume-if-there found has decided when it began, whatever --set says."""
         return ()
 
-    def described(self, config: Any) -> Any:
+    def _described(self, config: C) -> C:
         """The configuration with what its data say, where they are there."""
         return config
 
     @abc.abstractmethod
-    def plan(self, config: Any, args: argparse.Namespace) -> Any:
-        """The `plan.RunPlan`."""
+    def _plan(self, config: C, args: argparse.Namespace) -> RunPlan:
+        """What the configuration amounts to."""
 
     @abc.abstractmethod
-    def kind(self) -> Any:
-        """The class of `training.run.Prepared`; loads torch."""
+    def _kind(self) -> Type[Prepared[C]]:
+        """What its run learns from; loads torch."""
 
     def main(self, argv: Optional[Sequence[str]] = None) -> int:
         with joined(instances=instances) as processes:
@@ -164,7 +171,7 @@ class Training(abc.ABC):
         """Does what the options say; the exit status."""
         processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
         if resumes_there(args, processes):
-            settled = self.settled(args)
+            settled = self._settled(args)
             args.overrides = [each for each in args.overrides if each.partition("=")[0].strip() not in settled]
             args.start_from = None
         if args.resume or args.start_from:
@@ -173,18 +180,18 @@ class Training(abc.ABC):
         if config is None:
             config = self.load(config_file(args.config), args.overrides, stored=False)
         if args.show_config:
-            print(self.described(config).annotated(), end="")
+            print(self._described(config).annotated(), end="")
             return 0
         if args.plan:
             from ipu_packed_bert.plan import print_plan
 
-            return print_plan(self.plan(config, args), options_without_plan(args))
+            return print_plan(self._plan(config, args), options_without_plan(args))
         # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
         from ipu_packed_bert.training.run import run
 
-        return run(self.kind(), config, args, processes)
+        return run(self._kind(), config, args, processes)
 
-    def resumed_config(self, folder: str, overrides: Sequence[str] = ()) -> Any:
+    def resumed_config(self, folder: str, overrides: Sequence[str] = ()) -> C:
         """A run's configuration. It states the schedule's length, so that more steps do not change the next rate."""
         return self.load(Path(folder, CONFIG), overrides, stored=True)
 

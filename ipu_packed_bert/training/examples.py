@@ -31,7 +31,7 @@ from pack_data.files import write_atomically
 
 
 @dataclasses.dataclass(frozen=True)
-class ExamplesRun(Prepared):
+class ExamplesRun(Prepared[FinetuneConfig]):
     """A run that learns from files of examples."""
 
     task: ExampleTask
@@ -80,7 +80,7 @@ class ExamplesRun(Prepared):
             print(f"ranks     {batches.sharing}")
 
     @property
-    def data(self) -> Dict[str, Any]:
+    def _data(self) -> Dict[str, Any]:
         packing = self.task.packs.packing
         return {
             "digest": f"{self.task.packs.digest:016x}",
@@ -92,18 +92,18 @@ class ExamplesRun(Prepared):
         }
 
     @property
-    def evaluate_every(self) -> int:
+    def _evaluate_every(self) -> int:
         """At the end at least, where there is something to evaluate on."""
         return (self.config.run.evaluate_every or self.steps or 1) if self.task.evaluation else 0
 
-    def go_on(self, folder: Path) -> str:
+    def _go_on(self, folder: Path) -> str:
         longer = (
             "" if self.config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={2 * self.steps}"
         )
         epochs = 2 * self.config.run.epochs
         return f"{typed(self.command)} --resume {shlex.quote(str(folder))} --set run.epochs={epochs}{longer}"
 
-    def write_files(self, folder: Path) -> None:
+    def _write_files(self, folder: Path) -> None:
         vocabulary = self.start.vocabulary
         write_atomically(folder / vocabulary.file, vocabulary.text)
         about = {
@@ -114,7 +114,7 @@ class ExamplesRun(Prepared):
         }
         write_atomically(folder / EXPORT, json.dumps(about).encode())
 
-    def export(self, folder: Path, *, trained: bool) -> None:
+    def _export(self, folder: Path, *, trained: bool) -> None:
         if self.config.run.export and (trained or not (folder / MODEL).exists()):
             export(self, folder / MODEL)
             print(f"model     {folder / MODEL}, as transformers loads it ({self.task.architecture})")
@@ -144,7 +144,7 @@ def prepare(
     if task.training_packs is not None:
         updates_per_epoch = -(-len(packs) // config.packs_per_update(factor))
         steps = config.run.epochs * updates_per_epoch
-        config = with_schedule(config, former, updates_per_epoch)
+        config = _with_schedule(config, former, updates_per_epoch)
     vocabulary = Identity.of(start.vocabulary)
     same = {"the training file's digest": f"{packs.digest:016x}", "the vocabulary's sha256": vocabulary.sha256}
     machine = machinery(
@@ -162,7 +162,7 @@ def prepare(
     return ExamplesRun(config, task, machine, steps, vocabulary, start, loaded.fresh if start.weights else ())
 
 
-def with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], updates_per_epoch: int) -> FinetuneConfig:
+def _with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], updates_per_epoch: int) -> FinetuneConfig:
     """The length of the learning rate's schedule stated: `former`'s where a run is resumed, else all its updates."""
     steps = config.run.epochs * updates_per_epoch
     length = config.optimizer.schedule_steps or (former or config).run.epochs * updates_per_epoch

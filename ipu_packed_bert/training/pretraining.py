@@ -40,7 +40,7 @@ _NETWORK = sorted(SIZES - {"model.vocabulary_size", "model.max_position_embeddin
 
 
 @dataclass(frozen=True)
-class PacksRun(Prepared):
+class PacksRun(Prepared[Config]):
     """A run that learns from a data set of packs."""
 
     store: PackStore
@@ -62,7 +62,7 @@ class PacksRun(Prepared):
     def nothing_left(cls, config: Config, begin: Beginning) -> Optional[str]:
         if not begin.checkpoint or begin.step < config.run.steps:
             return None
-        go_on = how_to_go_on(begin.folder, config, begin.step)
+        go_on = _how_to_go_on(begin.folder, config, begin.step)
         return f"{begin.folder} has made its {begin.step:,} updates already; to continue: {go_on}"
 
     @classmethod
@@ -107,17 +107,17 @@ class PacksRun(Prepared):
         _print_batch(self.config, self.factor, self.batches)
 
     @property
-    def data(self) -> Dict[str, Any]:
+    def _data(self) -> Dict[str, Any]:
         return data_of(self.store.manifest)
 
     @property
-    def evaluate_every(self) -> int:
+    def _evaluate_every(self) -> int:
         return int(self.config.run.evaluate_every)
 
-    def go_on(self, folder: Path) -> str:
-        return how_to_go_on(folder, self.config)
+    def _go_on(self, folder: Path) -> str:
+        return _how_to_go_on(folder, self.config)
 
-    def baseline(self) -> Mapping[str, float]:
+    def _baseline(self) -> Mapping[str, float]:
         return unigram_baseline(
             self.store,
             self.evaluation,
@@ -125,7 +125,7 @@ class PacksRun(Prepared):
             normalisation=self.config.loss.normalisation,
         )
 
-    def note_other_data(self, saved: Mapping[str, Any]) -> None:
+    def _note_other_data(self, saved: Mapping[str, Any]) -> None:
         """One line where the same sequences are in other packs than those that the checkpoint's epoch began with."""
         if saved.get("packs") and saved.get("arrangement") not in (None, self.batches.state()["arrangement"]):
             print(
@@ -194,7 +194,7 @@ def _what_it_takes(config: Config, choice: EngineChoice, packing_factor: Optiona
     return whole_lines(made, device, rate=product_rate(device, config.engine))
 
 
-def how_to_go_on(folder: Any, config: Config, made: int = 0) -> str:
+def _how_to_go_on(folder: Any, config: Config, made: int = 0) -> str:
     """The command that continues a run after its last step: to the end of its schedule, else with a longer one.
 
     made: updates made already, where they may be more than the configuration's.

@@ -14,7 +14,7 @@ import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, ClassVar, Dict, Generic, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
 import torch
 
@@ -43,6 +43,8 @@ from ipu_packed_bert.tasks.task import Task
 from ipu_packed_bert.train import Log, Outcome, SilentLog, train
 from pack_data.command import typed
 from pack_data.decoding import said_of
+
+C = TypeVar("C", bound=Configuration)
 
 
 class Beginning(NamedTuple):
@@ -83,7 +85,7 @@ def beginning(resume: Optional[str], start_from: Optional[str] = None) -> Beginn
     return Beginning(resume, found, None, saved, allowed_before(resume, found.step), begun_with(resume).get(SHA256))
 
 
-def first_look(args: argparse.Namespace) -> Beginning:
+def _first_look(args: argparse.Namespace) -> Beginning:
     """What the run begins with. Raises ValueError where its folder holds another run, or another process writes it."""
     if args.resume:
         refuse_a_run_under_way(args.resume)
@@ -130,10 +132,10 @@ def machinery(
 
 
 @dataclass(frozen=True)
-class Prepared(abc.ABC):
+class Prepared(abc.ABC, Generic[C]):
     """All that is there before the first update; a class for each that a run may learn from."""
 
-    config: Any  # of this class's kind of run, completed by the data
+    config: C  # of this class's kind of run, completed by the data
     task: Task
     machinery: Machinery
     steps: int  # updates of the whole run; 0: no training
@@ -144,18 +146,18 @@ class Prepared(abc.ABC):
     simulated: ClassVar[bool] = False  # whether `auto` may take the simulated device
 
     @classmethod
-    def on_this_machine(cls, config: Any, begun: Begun) -> Any:
+    def on_this_machine(cls, config: C, begun: Begun) -> C:
         """The configuration as it will run here."""
         return config
 
     @classmethod
-    def nothing_left(cls, config: Any, begin: Beginning) -> Optional[str]:
+    def nothing_left(cls, config: C, begin: Beginning) -> Optional[str]:
         """What to print in place of a run that has made its updates already; None where it goes on."""
         return None
 
     @classmethod
     @abc.abstractmethod
-    def make(cls, config: Any, begun: Begun) -> Prepared:
+    def make(cls, config: C, begun: Begun) -> Prepared[C]:
         """Data, engine and batches; what the class opens besides engine and batches is closed with ``begun.opened``."""
 
     @property
@@ -172,29 +174,29 @@ class Prepared(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def data(self) -> Dict[str, Any]:
+    def _data(self) -> Dict[str, Any]:
         """The data, as environment.json has them."""
 
     @property
     @abc.abstractmethod
-    def evaluate_every(self) -> int:
+    def _evaluate_every(self) -> int:
         """Updates between evaluations; 0: none, not at the end either."""
 
     @abc.abstractmethod
-    def go_on(self, folder: Path) -> str:
+    def _go_on(self, folder: Path) -> str:
         """The whole command that continues the run in this folder after its last update."""
 
-    def baseline(self) -> Mapping[str, float]:
+    def _baseline(self) -> Mapping[str, float]:
         """See `run_summary.summarise`."""
         return {}
 
-    def note_other_data(self, saved: Mapping[str, Any]) -> None:
+    def _note_other_data(self, saved: Mapping[str, Any]) -> None:
         """A line where the data are others than those of a checkpoint whose batches were in this state."""
 
-    def write_files(self, folder: Path) -> None:
+    def _write_files(self, folder: Path) -> None:
         """What the run's folder has besides, from its beginning on."""
 
-    def export(self, folder: Path, *, trained: bool) -> None:
+    def _export(self, folder: Path, *, trained: bool) -> None:
         """Writes the network for others, where the configuration wants it. trained: updates were made just now."""
 
     def load(self, begin: Beginning, *, same_batch: bool) -> None:
@@ -207,7 +209,7 @@ class Prepared(abc.ABC):
             with said_of(begin.folder):
                 engine.load_state(begin.checkpoint.engine)
                 self.batches.load_state(begin.checkpoint.batches, same_batch=same_batch)
-                self.note_other_data(begin.checkpoint.batches)
+                self._note_other_data(begin.checkpoint.batches)
             if self.steps:
                 _print_schedule(begin, self.config)
             _print_other_ranks(begin.checkpoint, engine.processes)
@@ -223,10 +225,10 @@ class Prepared(abc.ABC):
             checkpoints,
             steps=self.steps,
             first_step=first_step,
-            evaluate_every=self.evaluate_every,
+            evaluate_every=self._evaluate_every,
             vocabulary=self.vocabulary,
         )
-        if self.evaluate_every and outcome.stopped_by is None and log.evaluated != outcome.step:
+        if self._evaluate_every and outcome.stopped_by is None and log.evaluated != outcome.step:
             found = self.task.evaluate(self.engine, log.watched(self.batches.held_out()))
             if found is not None:
                 log.evaluation(outcome.step, found)
@@ -236,7 +238,7 @@ class Prepared(abc.ABC):
         """The updates, in a run's folder; the exit status."""
         config, engine = self.config, self.engine
         written = environment(
-            device=engine.description, seed=config.run.seed, data=self.data, command=[sys.executable, *sys.argv]
+            device=engine.description, seed=config.run.seed, data=self._data, command=[sys.executable, *sys.argv]
         )
         if changes.allowed:
             written[ALLOWED] = changes.allowed_values
@@ -244,7 +246,7 @@ class Prepared(abc.ABC):
             args.resume or args.out, config, first_step=begin.step, saved=begin.saved, environment=written
         ) as folder:
             print(f"run       {folder}{f', from {self.unit} {begin.step:,}' if begin.step else ''}", flush=True)
-            self.write_files(folder)
+            self._write_files(folder)
             log = RunLog(
                 folder,
                 steps=self.steps,
@@ -261,22 +263,22 @@ class Prepared(abc.ABC):
                 log,
                 self.steps,
                 typed(self.command),
-                go_on=self.go_on(folder),
+                go_on=self._go_on(folder),
                 begin=f" --start-from {shlex.quote(begin.folder)}" if begin.weights else "",
-                baseline=self.baseline,
+                baseline=self._baseline,
                 progress=args.progress,
             )
             with contextlib.closing(log), end.if_not_finite():
                 outcome = self.trained(log, folder / CHECKPOINTS, begin.step)
             end.finish(outcome)
             if outcome.stopped_by is None and self.steps:
-                self.export(folder, trained=outcome.step > begin.step)
+                self._export(folder, trained=outcome.step > begin.step)
             return outcome.status
 
 
-def run(kind: Type[Prepared], config: Configuration, args: argparse.Namespace, processes: Processes) -> int:
+def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes: Processes) -> int:
     """Trains, and writes the run down; the exit status."""
-    begin = processes.of_first(first_look, args)
+    begin = processes.of_first(_first_look, args)
     choice = choose_engine(config, simulated=kind.simulated)
     opened = contextlib.ExitStack()
     begun = Begun(args, processes, begin, choice, opened)
@@ -307,7 +309,7 @@ def run(kind: Type[Prepared], config: Configuration, args: argparse.Namespace, p
         return made.train_and_write(args, begin, changes)
 
 
-def _print_schedule(begin: Beginning, config: Any) -> None:
+def _print_schedule(begin: Beginning, config: Configuration) -> None:
     """One line where the run goes on with other learning rates than it had."""
     assert begin.checkpoint is not None
     before = stored_config(begin.folder, begin.checkpoint.config, config)

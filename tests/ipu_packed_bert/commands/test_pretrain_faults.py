@@ -377,7 +377,7 @@ def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_pat
         (["--confg", "packed_host"], "--confg is no option, did you mean --config?"),
         (["--config", "packed_host", "--data", __file__], "a file; a data set is a folder"),
         (["--config", "a.yml", "--resume", "b"], "not allowed with argument"),
-        (["--config", "no.yml"], "no.yml: cannot be read (No such file or directory)"),
+        (["--config", "no.yml"], "no.yml: no such file; give a file of settings"),
         (["--resume", "nowhere"], "--resume nowhere: no run there (no config.yml); name the folder of a run"),
         (["--config", "packed_host", "--start-from", "nowhere"], "--start-from nowhere: no run there"),
         (["--config", "packed_hots"], "did you mean packed_host?"),
