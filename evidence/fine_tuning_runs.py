@@ -36,7 +36,7 @@ from ipu_packed_bert.tasks import squad
 from ipu_packed_bert.tasks.examples import Inputs, pack_inputs, rows_of
 from ipu_packed_bert.tasks.questions import QuestionsTask
 from ipu_packed_bert.tasks.scores import score_answer
-from ipu_packed_bert.training.finetuning_run import Prepared
+from ipu_packed_bert.training.examples import ExamplesRun
 from pack_data.cli.command import NotFinite
 from pack_data.packing import Packing
 
@@ -55,7 +55,7 @@ class Timing(NamedTuple):
 class Learner:
     """Updates and predictions of a task over passes of any shape, with its network and its optimiser."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: ExamplesRun) -> None:
         self.task, self.engine = prepared.task, prepared.engine
         self.config: Any = prepared.config  # a schedule takes that of any task
         self.network, self.optimizer = self.engine.model, self.engine.optimizer  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ from ipu_packed_bert.processes.ranks import joined
 from ipu_packed_bert.settings.pretraining import config_from_tree
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training import summary as run_summary
-from ipu_packed_bert.training.finetuning_run import prepare
+from ipu_packed_bert.training.examples import prepare
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
 from tests.fakes.machine import machine

@@ -24,7 +24,7 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.processes.ranks import Processes, Ranks
 from ipu_packed_bert.settings.pretraining import config_from_tree
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from ipu_packed_bert.training.finetuning_run import prepare
+from ipu_packed_bert.training.examples import prepare
 from pack_data.store.data_set import PackStore
 from tests.tiny_runs import held_out_of, tiny_settings
 

@@ -271,8 +271,9 @@ def scratch(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scratch")
     for each in COMMANDS.values():
         each.main()
-    import ipu_packed_bert.training.finetuning_run
-    import ipu_packed_bert.training.loop  # noqa: F401
+    import ipu_packed_bert.training.examples
+    import ipu_packed_bert.training.predictions
+    import ipu_packed_bert.training.pretraining  # noqa: F401
 
     tiny_runs.tiny_config(folder / "ok.yml", tiny_runs.tiny_data(folder / "data"))
     bert = fine_tuning_files.tiny_checkpoint(folder / "bert")

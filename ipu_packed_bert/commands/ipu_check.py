@@ -28,7 +28,7 @@ from ipu_packed_bert.cycles.matmul import cache_folder
 from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.data.data_sets import described
-from ipu_packed_bert.planning.plan import micro_batch_that_fits, plan
+from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.report import ipu_bundle, popvision
 from ipu_packed_bert.report.measured import model_work
 from ipu_packed_bert.settings.pretraining import Config, load_config
@@ -145,7 +145,7 @@ def explained(error: BaseException, config: Config) -> _Failed:
     if memory:
         ipu = int(memory[1]) // MK2.tiles if memory[1] else None
         on = "an IPU" if ipu is None else f"IPU {ipu}"
-        ways = ipu_bundle.way_out(config, ipu=ipu, smaller=micro_batch_that_fits(config, packing_factor=1.0))
+        ways = ipu_bundle.way_out(config, ipu=ipu, smaller=plan(config, packing_factor=1.0).micro_batch_that_fits())
         return _Failed(text, f"the program does not fit on {on}", "; or ".join(ways))
     if isinstance(error, ValueError):  # of this program, whose messages say the way out
         return _Failed(text, "this stage cannot be done as things are", "as the line says")
@@ -418,7 +418,7 @@ class _Check:
     def ways_out(self) -> List[str]:
         limit = MK2.memory_per_tile
         full = [each["ipu"] for each in self.bundle["measured"].get("memory", ()) if each["fullest_tile"] > limit]
-        smaller = micro_batch_that_fits(self.config, packing_factor=1.0)
+        smaller = plan(self.config, packing_factor=1.0).micro_batch_that_fits()
         return ipu_bundle.way_out(self.config, ipu=full[0] if len(full) == 1 else None, smaller=smaller)
 
     def loaded(self) -> str:

@@ -9,9 +9,9 @@ from typing import Optional, Sequence
 
 from ipu_packed_bert.commands import finetune, plan_search, pretrain
 from ipu_packed_bert.run_files.folder import CONFIG
-from ipu_packed_bert.settings.reader import load_yaml, peek
+from ipu_packed_bert.settings.reader import ConfigError, load_yaml, peek
 from ipu_packed_bert.settings.schema import PRETRAINING
-from ipu_packed_bert.settings.shipped import config_file, shipped_names
+from ipu_packed_bert.settings.shipped import config_file
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -33,9 +33,12 @@ def _of_fine_tuning(arguments: Sequence[str]) -> bool:
     parser.add_argument("--set", action="append", nargs="?", default=[])
     named, _ = parser.parse_known_args(arguments)
     path = Path(named.resume, CONFIG) if named.resume else config_file(named.config) if named.config else None
-    if path is None or not (path.is_file() or path.stem in shipped_names()):
+    if path is None:
         return False
-    tree, overrides = load_yaml(path), [each for each in named.set if each]
+    try:
+        tree, overrides = load_yaml(path), [each for each in named.set if each]
+    except ConfigError:
+        return False
     task = peek("task.name", tree, overrides)
     if task is None:  # only fine-tuning has these; its first task need not be named
         return any(peek(f"data.{name}", tree, overrides) is not None for name in ("training", "evaluation"))

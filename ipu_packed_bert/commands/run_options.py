@@ -1,15 +1,28 @@
-"""The options of every command that trains: which run to begin or to go on with, and where; their checks.
+"""What every command that trains does with its options: which run to begin or to go on with, and where; their checks.
 
 Loads no torch.
 """
 
 from __future__ import annotations
 
+import abc
 import argparse
 import json
-from typing import List, Mapping, Optional, Sequence
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Collection, Generic, List, Mapping, Optional, Sequence, Type, TypeVar
 
-from ipu_packed_bert.processes.ranks import Processes
+from ipu_packed_bert.engine import instances
+from ipu_packed_bert.processes.ranks import Processes, joined
+from ipu_packed_bert.run_files.folder import CONFIG
+from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings.shipped import config_file, refuse_no_run
+
+if TYPE_CHECKING:
+    from ipu_packed_bert.planning.plan import RunPlan
+    from ipu_packed_bert.training.run import Prepared
+
+C = TypeVar("C", bound=Configuration)
 
 # Options that are short for a --set of this setting.
 _SHORT_FOR = {"engine": "engine.kind", "compare_unpacked": "run.compare_unpacked"}
@@ -47,6 +60,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 def add_run_options(parser: argparse.ArgumentParser, *, setting: str) -> None:
     """The others that every task has. setting: an example of --set."""
+    parser.set_defaults(start_from=None, data_dir=None, whole=False)  # not every command has these
     add_settings(parser, f"override one setting, any number of times: --set {setting}")
     parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
     parser.add_argument(
@@ -99,7 +113,7 @@ def options_without_plan(args: argparse.Namespace) -> List[str]:
     """The options that begin, or go on with, the run that --plan tells of."""
     options = ["--resume", args.resume] if args.resume else ["--config", args.config]
     for option in ("start_from", "data_dir", "out"):
-        if getattr(args, option, None):
+        if getattr(args, option):
             options += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
     options += ["--resume-if-there"] * args.resume_if_there
     for option, values in (("--set", args.overrides), ("--allow-change", args.allow_change)):
@@ -122,11 +136,67 @@ def _there(folder: str) -> bool:
     return resumes(folder)
 
 
-def compiled_words(file: str, processes: Processes) -> str:
-    """Where the programs of engine.offline_export lie, and how they are run."""
-    if processes.size > 1:
-        return (
-            f"{file}-I-of-{processes.size}, by each instance I its own; under the same poprun line: --set "
-            f"engine.executable={file}"
-        )
-    return f"{file}; where the IPUs are: --set engine.executable={file}, with {file}.json beside it"
+class Training(abc.ABC, Generic[C]):
+    """A command that trains."""
+
+    @abc.abstractmethod
+    def parse(self, argv: Optional[Sequence[str]]) -> argparse.Namespace:
+        """The options, checked."""
+
+    @abc.abstractmethod
+    def load(self, path: Path, overrides: Sequence[str], *, stored: bool) -> C:
+        """The configuration. stored: a run has written the file."""
+
+    def _settled(self, args: argparse.Namespace) -> Collection[str]:
+        """Settings that a run that --resume-if-there found has decided when it began, whatever --set says."""
+        return ()
+
+    def _described(self, config: C) -> C:
+        """The configuration with what its data say, where they are there."""
+        return config
+
+    @abc.abstractmethod
+    def _plan(self, config: C, args: argparse.Namespace) -> RunPlan:
+        """What the configuration amounts to."""
+
+    @abc.abstractmethod
+    def _kind(self) -> Type[Prepared[C]]:
+        """What its run learns from; loads torch."""
+
+    def main(self, argv: Optional[Sequence[str]] = None) -> int:
+        with joined(instances=instances) as processes:
+            return self.begun(self.parse(argv), processes)
+
+    def begun(self, args: argparse.Namespace, processes: Processes) -> int:
+        """Does what the options say; the exit status."""
+        processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
+        if resumes_there(args, processes):
+            settled = self._settled(args)
+            args.overrides = [each for each in args.overrides if each.partition("=")[0].strip() not in settled]
+            args.start_from = None
+        if args.resume or args.start_from:
+            processes.of_first(_refuse_no_runs, args)
+        config = processes.of_first(self.resumed_config, args.resume, args.overrides) if args.resume else None
+        if config is None:
+            config = self.load(config_file(args.config), args.overrides, stored=False)
+        if args.show_config:
+            print(self._described(config).annotated(), end="")
+            return 0
+        if args.plan:
+            from ipu_packed_bert.planning.plan import print_plan
+
+            return print_plan(self._plan(config, args), options_without_plan(args))
+        # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
+        from ipu_packed_bert.training.run import run
+
+        return run(self._kind(), config, args, processes)
+
+    def resumed_config(self, folder: str, overrides: Sequence[str] = ()) -> C:
+        """A run's configuration. It states the schedule's length, so that more steps do not change the next rate."""
+        return self.load(Path(folder, CONFIG), overrides, stored=True)
+
+
+def _refuse_no_runs(args: argparse.Namespace) -> None:
+    for option, folder in (("--resume", args.resume), ("--start-from", args.start_from)):
+        if folder:
+            refuse_no_run(option, folder)

@@ -7,8 +7,9 @@ take for temporary values (placement.available_memory_proportion). The program a
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Callable, ClassVar, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.data.data_sets import known_packing_factor
@@ -16,7 +17,7 @@ from ipu_packed_bert.planning.host_memory import HostMemory, host_memory, multip
 from ipu_packed_bert.settings.launch_lines import start_lines
 from ipu_packed_bert.settings.placement import Block, Placement, place
 from ipu_packed_bert.settings.pretraining import Config, check_accumulation
-from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.settings.schema import ModelConfig, mask_columns
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.display.table import text_table
 from pack_data.lengths.factors import PackingFactor
@@ -92,17 +93,110 @@ class Update(NamedTuple):
     sequences: float
 
 
-class RunPlan(NamedTuple):
-    """What a configuration amounts to."""
+@dataclass(frozen=True)
+class RunPlan:
+    """What a configuration amounts to, and its words; `finetune_plan` has those of a run that learns from examples."""
 
-    config: Config
+    config: Any  # of this kind of run
+    model: ModelConfig
     update: Optional[Update]  # None while no packing factor is known
     placement: Placement
-    memory: Tuple[_Memory, ...]
     depth: int  # sequences that a pack has room for; a guess where neither configuration nor data set says it
     predictions: int  # masked tokens that a pack has room for
     bytes_per_pack: int  # host to device
-    training_packs: Optional[int]  # None while the data set is not built
+    training_packs: Optional[int]  # None while the data are not there
+
+    command: ClassVar[str] = "pretrain"
+    row: ClassVar[str] = "pack"  # what an update is made of
+    run_is_known: ClassVar[bool] = True  # without an update, too
+    unknown: ClassVar[str] = (
+        "unknown: no data set yet and no published packing factor for {slots} slots; give --packing-factor"
+    )
+
+    @cached_property
+    def memory(self) -> Tuple[_Memory, ...]:
+        return tuple(ipu_memory(self, ipu) for ipu in range(self.placement.ipus))
+
+    @property
+    def slots(self) -> int:
+        return int(self.config.data.max_sequence_length)
+
+    @property
+    def steps(self) -> Optional[int]:
+        """Updates of the whole run; None while they are not known."""
+        return int(self.config.run.steps)
+
+    def _sizes_words(self) -> str:
+        """Where the network's sizes come from, where the configuration does not have them."""
+        return ""
+
+    def _data_words(self) -> str:
+        data = self.config.data
+        depth = "any number of" if data.max_sequences_per_pack is None else f"up to {data.max_sequences_per_pack}"
+        packs = (
+            "packs still to be built" if self.training_packs is None else f"{self.training_packs:,} packs to train on"
+        )
+        sequences = "one sequence each" if data.max_sequences_per_pack == 1 else f"{depth} sequences each"
+        return f"{data.directory}: {packs}, {data.max_sequence_length} slots, {sequences}"
+
+    def _depth_words(self) -> str:
+        """How many sequences the mask keeps apart."""
+        known = self.training_packs is not None or self.config.data.max_sequences_per_pack is not None
+        return f"up to {self.depth} sequences" if known else "the data set's sequences"
+
+    def _divided_words(self) -> str:
+        """What the packing factor made of the accumulation."""
+        unpacked = self.config.batch.gradient_accumulation
+        if self.update is None or self.update.accumulation == unpacked:
+            return ""
+        return f" ({unpacked:,} / {self.update.factor.value:.3f}, rounded up)"
+
+    def _run_words(self) -> str:
+        steps = self.config.run.steps
+        if self.updates_per_epoch is None:
+            return f"{steps:,} updates, an epoch's length is known once the data set is built"
+        each = self.updates_per_epoch
+        return f"{steps:,} updates, {each:,} an epoch: {steps / each:,.1f} epochs"
+
+    def _ipu_lines(self) -> List[str]:
+        """What else is known of an update on IPUs."""
+        assert self.update is not None and self.bytes_per_update is not None
+        return [
+            f"  traffic   {self.bytes_per_update / MIB:,.1f} MiB an update from host to device"
+            f" ({self.update.packs:,} packs of {self.bytes_per_pack:,} bytes)"
+        ]
+
+    def _speed_lines(self) -> List[str]:
+        """What the cycle model says of a run on IPUs that fits, as the report prints it; nothing where it cannot."""
+        from ipu_packed_bert.cycles.matmul import cache_folder
+        from ipu_packed_bert.cycles.speed import known_speed
+
+        if self.config.engine.kind == "host" or self.update is None:
+            return []
+        found = known_speed(self.config, self.update.factor.value, cache_folder())
+        if found is None:
+            return [
+                "  speed     packed-bert report, with the same --config and --set, computes it; then it stands here, "
+                "too"
+            ]
+        low, rate, high = found.rate
+        return [
+            f"  speed     {rate:,.0f} sequences/s, {low:,.0f} to {high:,.0f}; {found.days:.3f} days for the run: "
+            "predicted by the cycle model"
+        ]
+
+    def _shared_micro_batches(self) -> Optional[int]:
+        """Micro-batches of an update, for the line of what several processes share."""
+        return None if self.update is None else self.update.packs // self.config.batch.micro_batch
+
+    def _with_smaller_words(self, smaller: int) -> str:
+        """How a smaller micro-batch that fits is asked for: the same packs in an update, from more micro-batches."""
+        batch = self.config.batch
+        accumulation = -(-batch.micro_batch * batch.gradient_accumulation // smaller)
+        return (
+            f"--set batch.micro_batch={smaller} fits; with --set batch.gradient_accumulation={accumulation} "
+            "an update stays as large"
+        )
 
     @property
     def bytes_per_update(self) -> Optional[int]:
@@ -146,6 +240,16 @@ class RunPlan(NamedTuple):
             return True
         return False if max(memory.total for memory in self.memory) > IPU_BYTES else None
 
+    def micro_batch_that_fits(self) -> Optional[int]:
+        """The largest micro-batch below the configured one that counts no more than `FULLEST_PUBLISHED`."""
+        batch = self.config.batch
+
+        def fits(micro_batch: int) -> bool:
+            config = replace(self.config, batch=replace(batch, micro_batch=micro_batch))
+            return bool(replace(self, config=config).fits)
+
+        return largest_that_fits(batch.micro_batch, fits)
+
 
 def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None) -> RunPlan:
     """The plan of a configuration; ConfigError where an update has fewer micro-batches than the pipeline has stages."""
@@ -167,9 +271,9 @@ def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor:
     slots = config.data.max_sequence_length
     return RunPlan(
         config=config,
+        model=config.model,
         update=update,
         placement=placement,
-        memory=tuple(ipu_memory(config, placement, ipu, predictions, depth) for ipu in range(placement.ipus)),
         depth=depth,
         predictions=predictions,
         # int32: four fields of slots, three of masked tokens, three of sequences; and two float32 scales.
@@ -186,38 +290,20 @@ class _HostNeeds(NamedTuple):
 
 
 def host_needs(made: RunPlan) -> _HostNeeds:
-    config, model = made.config, made.config.model
-    slots = config.data.max_sequence_length
+    config, model, slots = made.config, made.model, made.slots
     pack = multiply_adds(
         model, slots=slots, predictions=made.predictions, recomputes=config.engine.recomputes(ipus=False)
     )
+    number = sum(memory.parameters for memory in made.memory)
     return _HostNeeds(
-        host_memory(
-            config,
-            model,
-            parameters=sum(memory.parameters for memory in made.memory),
-            slots=slots,
-            predictions=made.predictions,
-        ),
-        None if made.update is None else pack * made.update.packs * config.run.steps,
+        host_memory(config, model, parameters=number, slots=slots, predictions=made.predictions),
+        None if made.update is None or made.steps is None else pack * made.update.packs * made.steps,
     )
-
-
-def micro_batch_that_fits(
-    config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None
-) -> Optional[int]:
-    """The largest micro-batch below the configured one that counts no more than `FULLEST_PUBLISHED`."""
-
-    def fits(micro_batch: int) -> bool:
-        smaller = replace(config, batch=replace(config.batch, micro_batch=micro_batch))
-        return bool(plan(smaller, manifest, packing_factor=packing_factor).fits)
-
-    return largest_that_fits(config.batch.micro_batch, fits)
 
 
 def largest_that_fits(below: int, fits: Callable[[int], bool]) -> Optional[int]:
     """The largest micro-batch below this one that fits; None if not even one row does."""
-    # Memory grows with the micro-batch, so that the largest that fits is found by halving.
+    # _Memory grows with the micro-batch, so that the largest that fits is found by halving.
     low, high = 0, below
     while high - low > 1:
         middle = (low + high) // 2
@@ -225,21 +311,21 @@ def largest_that_fits(below: int, fits: Callable[[int], bool]) -> Optional[int]:
     return low or None
 
 
-def ipu_memory(config: Config, placement: Placement, ipu: int, predictions: int, depth: int) -> _Memory:
-    engine, model = config.engine, config.model
-    blocks = placement.on(ipu)
-    number = sum(parameters(block, model) for block in blocks)
+def ipu_memory(made: RunPlan, ipu: int) -> _Memory:
+    config, engine = made.config, made.config.engine
+    blocks = made.placement.on(ipu)
+    number = sum(parameters(block, made.model) for block in blocks)
     optimizer = 0.0
     if not config.placement.optimizer_state_off_chip:
         optimizer = number * (_WIDTH[engine.first_moment_type] + _WIDTH["float32"])
         if config.placement.replicated_tensor_sharding:
             optimizer /= config.placement.replicas
-    kept, at_work = _activations(config, placement, ipu, predictions, depth)
+    kept, at_work = _activations(made, ipu)
     return _Memory(
         ipu=ipu,
         blocks=blocks,
         parameters=number,
-        weights=number * _width(config),
+        weights=number * _width(made),
         gradients=number * _WIDTH[engine.gradient_accumulator_type],
         optimizer=optimizer,
         kept=kept,
@@ -248,103 +334,79 @@ def ipu_memory(config: Config, placement: Placement, ipu: int, predictions: int,
     )
 
 
-def _width(config: Config) -> int:
-    return _WIDTH["float16" if config.engine.half_weights else "float32"]
+def _width(made: RunPlan) -> int:
+    return _WIDTH["float16" if made.config.engine.half_weights else "float32"]
 
 
-def _activations(config: Config, placement: Placement, ipu: int, predictions: int, depth: int) -> Tuple[float, float]:
+def _activations(made: RunPlan, ipu: int) -> Tuple[float, float]:
     """Kept from forward to backward for every micro-batch under way, and the layer being worked on.
 
     In a pipeline of f forward stages, stage i runs backwards 2 (f - 1 - i) micro-batches after it ran forwards.
     """
-    stages = placement.stages
+    engine, stages = made.config.engine, made.placement.stages
+    recomputes = engine.recomputes(ipus=True)
     kept, at_work = 0.0, 0.0
     for index, stage in enumerate(stages):
         if stage.ipu != ipu:
             continue
         under_way = 2 * (len(stages) - 1 - index) + 1
         layers = sum(1 for block in stage.blocks if ".layer." in block.module)
-        outputs = layers if config.engine.recomputes(ipus=True) else 0
+        outputs = layers if recomputes else 0
         # What comes into the stage, with the mask for its layers; and each layer's checkpoint, or all it computed.
-        kept += under_way * (_hidden(config) + (_mask(config, depth) if layers else 0.0) + outputs * _hidden(config))
-        if not config.engine.recomputes(ipus=True):
-            kept += under_way * layers * _layer(config, depth)
+        kept += under_way * (_hidden(made) + (_mask(made) if layers else 0.0) + outputs * _hidden(made))
+        if not recomputes:
+            kept += under_way * layers * _layer(made)
         for block in stage.blocks:
             if ".layer." in block.module:
-                at_work = max(at_work, _layer(config, depth))
+                at_work = max(at_work, _layer(made))
             elif block.module == "cls.predictions":
                 # Logits, and their soft-max and gradient.
-                width = _width(config) + 2 * (_width(config) if config.engine.half_logits else _WIDTH["float32"])
-                at_work = max(at_work, width * config.batch.micro_batch * predictions * config.model.vocabulary_size)
+                width = _width(made) + 2 * (_width(made) if engine.half_logits else _WIDTH["float32"])
+                rows = made.config.batch.micro_batch
+                at_work = max(at_work, width * rows * made.predictions * made.model.vocabulary_size)
     return kept, at_work
 
 
-def _hidden(config: Config) -> float:
-    return _width(config) * config.batch.micro_batch * config.data.max_sequence_length * config.model.hidden_size
+def _hidden(made: RunPlan) -> float:
+    return _width(made) * made.config.batch.micro_batch * made.slots * made.model.hidden_size
 
 
-def _mask(config: Config, depth: int) -> float:
+def _mask(made: RunPlan) -> float:
     """What every layer reads: two codes for each slot, or a number for each pair of slots."""
-    slots = config.data.max_sequence_length
-    numbers = 2 * config.mask_columns(depth) if config.engine.mask == "product" else slots
-    return _width(config) * config.batch.micro_batch * slots * numbers
+    columns = 2 * mask_columns(made.model, made.depth)
+    numbers = columns if made.config.engine.mask == "product" else made.slots
+    return _width(made) * made.config.batch.micro_batch * made.slots * numbers
 
 
-def _layer(config: Config, depth: int) -> float:
+def _layer(made: RunPlan) -> float:
     """All that one layer computes forwards (Korthikanti et al. 2022, arXiv 2205.05198, section 4.1), in bytes."""
-    slots, model = config.data.max_sequence_length, config.model
+    slots, model = made.slots, made.model
     scores = 5 if model.attention_dropout else 2
     half = 34 * slots * model.hidden_size + scores * model.num_heads * slots * slots
-    if config.engine.mask == "product":
+    if made.config.engine.mask == "product":
         # Query and key once more, joined with their codes.
-        half += 2 * 2 * slots * (model.hidden_size + model.num_heads * config.mask_columns(depth))
-    return half * config.batch.micro_batch * _width(config) / _WIDTH["float16"]
+        half += 2 * 2 * slots * (model.hidden_size + model.num_heads * mask_columns(model, made.depth))
+    return half * made.config.batch.micro_batch * _width(made) / _WIDTH["float16"]
 
 
 # ------------------------------------------------------------------------------------------------------------ printing
 
 
-def print_plan(
-    config: Config,
-    manifest: Optional[Manifest] = None,
-    *,
-    packing_factor: Optional[float] = None,
-    options: Sequence[str] = (),
-) -> int:
-    """Print :func:`plan` and its verdict; returns the exit status, 1 where the memory does not fit.
+def print_plan(made: RunPlan, options: Sequence[str] = ()) -> int:
+    """Print a plan and its verdict; returns the exit status, 1 where the memory does not fit.
 
     options: of the command that starts the run, see :func:`launch.start_lines`.
     """
-    made = plan(config, manifest, packing_factor=packing_factor)
     text = lines(made)
-    if config.engine.kind != "host":
-        smaller = None if made.fits else micro_batch_that_fits(config, manifest, packing_factor=packing_factor)
-        text += verdict(made, smaller)
+    if made.config.engine.kind != "host":
+        first, *rest = memory_words(made, None if made.fits else made.micro_batch_that_fits())
+        text += [f"  verdict   {first}", *(f"            {line}" for line in rest)]
     if made.fits is not False:
-        text += _speed_lines(made)
-        micro_batches = None if made.update is None else made.update.packs // config.batch.micro_batch
-        text += start_lines(config, options, micro_batches=micro_batches)
+        text += made._speed_lines()
+        micro_batches = made._shared_micro_batches()
+        text += start_lines(made.config, options, command=made.command, micro_batches=micro_batches)
     print("\n".join(text))
     return 1 if made.fits is False else 0
-
-
-def _speed_lines(made: RunPlan) -> List[str]:
-    """What the cycle model says of a run on IPUs that fits, as the report prints it; nothing where it cannot."""
-    from ipu_packed_bert.cycles.matmul import cache_folder
-    from ipu_packed_bert.cycles.speed import known_speed
-
-    if made.config.engine.kind == "host" or made.update is None:
-        return []
-    found = known_speed(made.config, made.update.factor.value, cache_folder())
-    if found is None:
-        return [
-            "  speed     packed-bert report, with the same --config and --set, computes it; then it stands here, too"
-        ]
-    low, rate, high = found.rate
-    return [
-        f"  speed     {rate:,.0f} sequences/s, {low:,.0f} to {high:,.0f}; {found.days:.3f} days for the run: predicted"
-        " by the cycle model"
-    ]
 
 
 MEMORY_PARTS = ("weights", "gradients", "state", "kept", "at work", "products")
@@ -359,31 +421,15 @@ def memory_parts(memory: _Memory) -> Dict[str, float]:
     return dict(zip(MEMORY_PARTS, found))
 
 
-def verdict(made: RunPlan, smaller: Optional[int]) -> List[str]:
-    """:func:`memory_words` as lines of the plan."""
-    first, *rest = memory_words(made, smaller)
-    return [f"  verdict   {first}", *(f"            {line}" for line in rest)]
-
-
 def memory_words(made: RunPlan, smaller: Optional[int]) -> List[str]:
     """Whether the counted memory fits; where it does not surely, the way out: ``smaller``, a micro-batch that does."""
     found = fit_words(made)
     if made.fits:
         return [found]
-    config = made.config
-    if smaller is None:
-        way = NOTHING_FITS
-    else:
-        # The same packs in an update, from smaller and more micro-batches.
-        accumulation = -(-config.batch.micro_batch * config.batch.gradient_accumulation // smaller)
-        way = (
-            f"--set batch.micro_batch={smaller} fits; with --set batch.gradient_accumulation={accumulation} "
-            "an update stays as large"
-        )
-    return [found, way]
+    return [found, _NOTHING_FITS if smaller is None else made._with_smaller_words(smaller)]
 
 
-NOTHING_FITS = "no micro-batch fits: more IPUs a replica, or other placement.layers_per_ipu"
+_NOTHING_FITS = "no micro-batch fits: more IPUs a replica, or other placement.layers_per_ipu"
 
 
 def fit_words(made: RunPlan) -> str:
@@ -409,45 +455,35 @@ def fit_words(made: RunPlan) -> str:
 
 def lines(made: RunPlan) -> List[str]:
     """The plan as text, without the verdict: of the host where the configuration names it, else of the IPUs."""
-    config, model = made.config, made.config.model
+    config, model, update = made.config, made.model, made.update
     total = sum(memory.parameters for memory in made.memory)
     host = config.engine.kind == "host"
     kept = "float32" if host or not config.engine.half_weights else "float16"
     text = [
         f"{config.path}",
         f"  model     BERT, {model.num_layers} layers of {model.hidden_size:,}, {model.num_heads} heads,"
-        f" vocabulary {model.vocabulary_size:,}: {total / 1e6:,.1f} M parameters in {kept}",
-        f"  data      {_data(made)}",
+        f" vocabulary {model.vocabulary_size:,}: {total / 1e6:,.1f} M parameters in {kept}{made._sizes_words()}",
+        f"  data      {made._data_words()}",
+        *(_host_lines(made) if host else [*device_lines(made), "", *memory_lines(made)]),
+        "",
     ]
-    text += (host_lines(made) if host else ipu_lines(made)) + [""]
-    if made.update is None:
-        text.append(
-            "  update    unknown: no data set yet and no published packing factor for "
-            f"{config.data.max_sequence_length} slots; give --packing-factor"
-        )
+    if update is None:
+        text.append(f"  update    {made.unknown.format(slots=made.slots)}")
     else:
-        update = made.update
-        divided = (
-            f" ({config.batch.gradient_accumulation:,} / {update.factor.value:.3f}, rounded up)"
-            if update.accumulation != config.batch.gradient_accumulation
-            else ""
-        )
         text += [
-            f"  update    {update.packs:,} packs, about {update.sequences:,.0f} sequences"
-            f" = micro-batch {config.batch.micro_batch} x accumulation {update.accumulation:,}{divided}"
+            f"  update    {update.packs:,} {made.row}s, about {update.sequences:,.0f} sequences"
+            f" = micro-batch {config.batch.micro_batch} x accumulation {update.accumulation:,}{made._divided_words()}"
             f" x replicas {config.placement.replicas}",
-            f"  packing   {update.factor.value:.3f} sequences in a pack, from {update.factor.source}",
+            f"  packing   {update.factor.value:.3f} sequences in a {made.row}, from {update.factor.source}",
         ]
-    text.append(f"  run       {config.run.steps:,} updates, {_epochs(made)}")
-    if not host and made.update is not None and made.bytes_per_update is not None:
-        text.append(
-            f"  traffic   {made.bytes_per_update / MIB:,.1f} MiB an update from host to device"
-            f" ({made.update.packs:,} packs of {made.bytes_per_pack:,} bytes)"
-        )
+    if update is not None or made.run_is_known:
+        text.append(f"  run       {made._run_words()}")
+    if not host and update is not None:
+        text += made._ipu_lines()
     return text
 
 
-def host_lines(made: RunPlan) -> List[str]:
+def _host_lines(made: RunPlan) -> List[str]:
     engine = made.config.engine
     threads = "as many threads as torch chooses"
     if engine.threads is not None:
@@ -465,10 +501,6 @@ def host_lines(made: RunPlan) -> List[str]:
         f"  memory    {_mib(memory.held)} MiB of weights, gradients and optimiser state; {_mib(memory.activations)} MiB"
         f" kept of {rows} pack{_s(rows)} at a time; {_mib(memory.most)} MiB in a step, computed",
     ]
-
-
-def ipu_lines(made: RunPlan) -> List[str]:
-    return [*device_lines(made), "", *memory_lines(made)]
 
 
 def device_lines(made: RunPlan) -> List[str]:
@@ -526,32 +558,15 @@ def _machine(config: Config) -> str:
     return f"{target.name.capitalize()}, {target.clock_hz / 1e9:.2f} GHz"
 
 
-def _data(made: RunPlan) -> str:
-    data = made.config.data
-    depth = "any number of" if data.max_sequences_per_pack is None else f"up to {data.max_sequences_per_pack}"
-    packs = "packs still to be built" if made.training_packs is None else f"{made.training_packs:,} packs to train on"
-    one = data.max_sequences_per_pack == 1
-    sequences = "one sequence each" if one else f"{depth} sequences each"
-    return f"{data.directory}: {packs}, {data.max_sequence_length} slots, {sequences}"
-
-
 def _mask_words(made: RunPlan) -> str:
-    config, slots = made.config, made.config.data.max_sequence_length
-    travels = f"{_mib(_mask(config, made.depth))} MiB to each IPU"
-    if config.engine.mask == "additive":
+    slots, travels = made.slots, f"{_mib(_mask(made))} MiB to each IPU"
+    if made.config.engine.mask == "additive":
         return f"additive: {slots:,} x {slots:,} for each pack, added to every head's scores; {travels}"
-    head, columns = config.model.hidden_size // config.model.num_heads, config.mask_columns(made.depth)
-    known = made.training_packs is not None or config.data.max_sequences_per_pack is not None
-    sequences = f"up to {made.depth} sequences" if known else "the data set's sequences"
+    head, columns = made.model.hidden_size // made.model.num_heads, mask_columns(made.model, made.depth)
     return (
-        f"in the query/key product: heads of {head} + {columns} columns keep {sequences} and padding apart; {travels}"
+        f"in the query/key product: heads of {head} + {columns} columns keep {made._depth_words()} and padding apart; "
+        f"{travels}"
     )
-
-
-def _epochs(made: RunPlan) -> str:
-    if made.updates_per_epoch is None:
-        return "an epoch's length is known once the data set is built"
-    return f"{made.updates_per_epoch:,} an epoch: {made.config.run.steps / made.updates_per_epoch:,.1f} epochs"
 
 
 def _blocks(blocks: Tuple[Block, ...]) -> str:

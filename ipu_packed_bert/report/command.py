@@ -32,7 +32,7 @@ from typing import Any, Callable, Container, List, Optional, Sequence, Set, Tupl
 
 from ipu_packed_bert.cycles import arrangement, calibration, matmul, points, target, workload
 from ipu_packed_bert.cycles.pipeline import Parameters
-from ipu_packed_bert.planning.plan import RunPlan, memory_words, micro_batch_that_fits, plan
+from ipu_packed_bert.planning.plan import RunPlan, memory_words, plan
 from ipu_packed_bert.report import headline, measured, operators, paper, pictures, scaling, schedule, sources
 from ipu_packed_bert.report.packings import Packings, packed_factor
 from ipu_packed_bert.report.page import page_of
@@ -153,7 +153,7 @@ class _OverheadReport:
         made = self.planned(config, depth, packing_factor)
         if made.fits is not False:
             return None
-        smaller = micro_batch_that_fits(made.config, packing_factor=packing_factor)
+        smaller = made.micro_batch_that_fits()
         line = f"{name}: {'; '.join(memory_words(made, smaller))}"
         if line not in self.too_large:
             self.too_large.append(line)

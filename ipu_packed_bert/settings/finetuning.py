@@ -271,7 +271,7 @@ class FinetuneConfig(Configuration):
 
     @property
     def schedule_steps(self) -> int:
-        """Updates of the learning rate's schedule; stated once the data are known (`runs.with_schedule`)."""
+        """Updates of the learning rate's schedule; stated once the data are known (`training.examples`)."""
         return self.optimizer.schedule_steps or 1
 
 

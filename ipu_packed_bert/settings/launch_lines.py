@@ -89,6 +89,16 @@ def _divisor(number: int, least: int) -> int:
     return next((each for each in range(max(1, least), number) if number % each == 0), number)
 
 
+def compiled_words(file: str, processes: int) -> str:
+    """Where the programs of engine.offline_export lie, and how they are run."""
+    if processes > 1:
+        return (
+            f"{file}-I-of-{processes}, by each instance I its own; under the same poprun line: --set "
+            f"engine.executable={file}"
+        )
+    return f"{file}; where the IPUs are: --set engine.executable={file}, with {file}.json beside it"
+
+
 def _name(config: Configuration) -> str:
     """As --config takes it: the name of a configuration that comes with the program, else its file."""
     path = Path(config.path)

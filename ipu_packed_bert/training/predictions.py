@@ -38,7 +38,6 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask
 from ipu_packed_bert.tasks.starting_weights import PACKAGE, fine_tuned, folder_of, labels_of
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
-from ipu_packed_bert.training.finetuning_run import on_engine
 from pack_data.cli.command import NotFinite
 from pack_data.reading.fields import Fields, read_object
 from pack_data.text.tokenizer_file import AnyVocabulary
@@ -191,7 +190,7 @@ def prepare(
     config = _configured(trained, asked, overrides)
     choice = choose_engine(config, simulated=False)
     ipus = choice.kind != "host"
-    config = on_engine(config, choice).for_model(trained.model, ipus=ipus)
+    config = config.on_engine(choice.kind).for_model(trained.model, ipus=ipus)
     task = task_class(config.task.name)(
         config, Tokenizer(trained.vocabulary, read=read), trained.model, trained.labels, asked
     )

@@ -18,12 +18,15 @@ from ipu_packed_bert.report import command as report_command
 from ipu_packed_bert.report.sources import LoggedRun
 from ipu_packed_bert.run_files.folder import EVALUATIONS, EXPORT, LOG, read_log
 from ipu_packed_bert.run_files.safetensors_files import READS_TORCH_FILES
+from ipu_packed_bert.settings.allowed_changes import SIZES
 from ipu_packed_bert.settings.finetuning import FinetuneConfig
 from ipu_packed_bert.settings.finetuning import load_config as load_finetune_config
 from ipu_packed_bert.settings.pretraining import load_config
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.starting_weights import find_start
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
+from ipu_packed_bert.training.pretraining import refuse_other_sizes
+from ipu_packed_bert.training.run import beginning
 from pack_data.reading.fields import said_of
 from pack_data.text.wordpiece import load_vocabulary
 from tests import fine_tuning_files, tiny_runs
@@ -150,9 +153,9 @@ def _report(folder: Path) -> Found:
 def _resumed(folder: Path) -> Found:
     """What --resume does before the first update."""
     run = folder / "run"
-    config = pretrain.resumed_config(str(run), [])
-    begin = pretrain.beginning(str(run), None)
-    begin.refuse_other_sizes(config, pretrain.SIZES, str(run))
+    config = pretrain.COMMAND.resumed_config(str(run))
+    begin = beginning(str(run))
+    refuse_other_sizes(begin, config, sorted(SIZES))
     assert begin.checkpoint is not None
     identity = begin.checkpoint.identity
     with contextlib.closing(host_engine(config)) as engine, said_of(run):

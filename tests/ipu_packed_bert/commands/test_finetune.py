@@ -21,8 +21,8 @@ from ipu_packed_bert.run_files.safetensors_files import READS_TORCH_FILES
 from ipu_packed_bert.settings.finetuning import load_config
 from ipu_packed_bert.tasks.examples import ExamplePacks, pack_inputs
 from ipu_packed_bert.tasks.scores import score_answers
+from ipu_packed_bert.training.examples import prepare
 from ipu_packed_bert.training.export import import_folder
-from ipu_packed_bert.training.finetuning_run import prepare
 from ipu_packed_bert.training.log import read_log
 from pack_data.cli.command import run_main
 from tests.fine_tuning_files import (

@@ -20,6 +20,7 @@ from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files import checkpoints as checkpoint
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
+from ipu_packed_bert.training import pretraining
 from ipu_packed_bert.training import summary as run_summary
 from ipu_packed_bert.training.log import LOG, read_log
 from pack_data.cli.command import run_main
@@ -58,7 +59,7 @@ def trained(tiny, tmp_path_factory):
 def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(
     tiny, trained, tmp_path, capsys, monkeypatch, setting, there, here
 ):
-    monkeypatch.setattr(pretrain, "packing_factor", lambda *_: pytest.fail("went on"))
+    monkeypatch.setattr(pretraining, "packing_factor", lambda *_: pytest.fail("went on"))
     settings = yaml.safe_load(Path(tiny).read_text())
     key, value = setting.split("=")
     section, name = key.split(".")
@@ -377,7 +378,7 @@ def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_pat
         (["--confg", "packed_host"], "--confg is no option, did you mean --config?"),
         (["--config", "packed_host", "--data", __file__], "a file; a data set is a folder"),
         (["--config", "a.yml", "--resume", "b"], "not allowed with argument"),
-        (["--config", "no.yml"], "no.yml: no such file"),
+        (["--config", "no.yml"], "no.yml: no such file; give a file of settings"),
         (["--resume", "nowhere"], "--resume nowhere: no run there (no config.yml); name the folder of a run"),
         (["--config", "packed_host", "--start-from", "nowhere"], "--start-from nowhere: no run there"),
         (["--config", "packed_hots"], "did you mean packed_host?"),

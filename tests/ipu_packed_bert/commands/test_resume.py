@@ -19,6 +19,8 @@ from ipu_packed_bert.processes.ranks import Processes
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG
 from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.training import pretraining
+from ipu_packed_bert.training import run as training
 from ipu_packed_bert.training.log import EVALUATIONS, LOG, read_log
 from pack_data.cli.command import run_main
 from pack_data.packers import PACKERS
@@ -133,8 +135,8 @@ def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys)
     def meeting(engine, batch, rate):
         if not met and checkpoints(folder / "checkpoints"):
             with monkeypatch.context() as patch:  # it is refused before anything costly
-                patch.setattr(pretrain, "open_or_build", lambda *_, **__: pytest.fail("the data set was opened"))
-                patch.setattr(pretrain, "beginning", lambda *_: pytest.fail("a checkpoint was read"))
+                patch.setattr(pretraining, "open_or_build", lambda *_, **__: pytest.fail("the data set was opened"))
+                patch.setattr(training, "beginning", lambda *_: pytest.fail("a checkpoint was read"))
                 met.append(run_main(pretrain.main, ["--resume", str(folder)]))
         return original(engine, batch, rate)
 
@@ -213,9 +215,9 @@ def test_a_finished_run_refuses_what_a_run_under_way_refuses(options, words, und
 
 def test_the_command_to_type_names_the_script_as_it_was_typed(monkeypatch):
     monkeypatch.setattr("sys.argv", ["../a b/run_pretraining.py", "--plan"])
-    assert pretrain.resume_command("my run") == "python '../a b/run_pretraining.py' --resume 'my run'"
+    assert pretraining.resume_command("my run") == "python '../a b/run_pretraining.py' --resume 'my run'"
     monkeypatch.setattr("sys.argv", ["pytest"])
-    assert pretrain.resume_command("run") == "python run_pretraining.py --resume run"
+    assert pretraining.resume_command("run") == "python run_pretraining.py --resume run"
 
 
 def test_a_run_folder_rebuilds_the_run(tiny, undisturbed, tmp_path):

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ipu_packed_bert.commands.pretrain import for_this_machine, parse
+from ipu_packed_bert.commands.pretrain import parse
 from ipu_packed_bert.engine import choose_engine
 from ipu_packed_bert.engine.host.estimate import duration, product_rate, whole_lines
 from ipu_packed_bert.planning.plan import host_needs, plan
 from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.training.pretraining import for_this_machine
 from pack_data.cli.command import run_main
 from tests.fakes.cuda import pretend
 

@@ -12,9 +12,10 @@ import torch
 from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.model.packed import BATCH_FIELDS
-from ipu_packed_bert.processes.ranks import Processes, joined, refuse_several
+from ipu_packed_bert.processes.ranks import joined, refuse_several
 from ipu_packed_bert.run_files.checkpoints import newest_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, EVALUATIONS, LOG, read_log
+from ipu_packed_bert.settings.launch_lines import compiled_words
 from ipu_packed_bert.settings.pretraining import load_config
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.cli.command import run_main
@@ -200,13 +201,12 @@ def test_each_instance_has_a_program_of_its_own(found, folder):
 
 def test_the_files_that_are_told_of_are_those_that_instances_write():
     """By both commands that compile."""
-    from ipu_packed_bert.engine.ipu.poprun import GlooInstances, Instance
+    from ipu_packed_bert.engine.ipu.poprun import Instance
 
-    assert finetune.compiled_words is pretrain.compiled_words
-    words = finetune.compiled_words("program", GlooInstances(None, 0, 2, 0))
+    words = compiled_words("program", 2)
     for index in range(2):
         assert words.replace("-I-", f"-{index}-").startswith(Instance(index, 2, 2, True).own("program") + ",")
-    assert finetune.compiled_words("program", Processes()).startswith("program; ")
+    assert compiled_words("program", 1).startswith("program; ")
 
 
 # ---- what is exchanged ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from ipu_packed_bert.cycles.lowering import COPIES
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.planning.finetuning_plan import plan_fine_tuning
-from ipu_packed_bert.training.finetuning_run import prepare
+from ipu_packed_bert.training.examples import prepare
 from pack_data.cli.command import run_main
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
@@ -52,12 +52,12 @@ def test_the_plan_is_what_runs(checkpoint, tmp_path, kind):
         run = prepare(config)
         run.engine.step(next(run.batches), 1e-3)
         (program,) = machine.programs
-    update, batches = made.run.update, run.batches
+    update, batches = made.update, run.batches
     assert (update.packs, update.accumulation) == (batches.packs_per_update, run.engine.accumulation)
     assert made.config.batch == run.config.batch and made.config.placement == run.config.placement
-    assert made.run.training_stages == 2 * len(program.stages) - 1 == config.pipeline_stages == 3
+    assert made.training_stages == 2 * len(program.stages) - 1 == config.pipeline_stages == 3
     # Every weight is counted, on the IPU on which it is read; of a head two outputs.
-    counted = [memory.parameters for memory in made.run.memory]
+    counted = [memory.parameters for memory in made.memory]
     read = [0, 0]
     for name, parameter in run.engine._program.named_parameters():
         size = parameter.numel()
@@ -67,7 +67,7 @@ def test_the_plan_is_what_runs(checkpoint, tmp_path, kind):
     assert counted == read
     # Bytes of a row, as the host sends them.
     batch = batches.first()
-    assert made.run.bytes_per_pack == sum(batch[name][0].nbytes for name in made.task.fields)
+    assert made.bytes_per_pack == sum(batch[name][0].nbytes for name in made.task.fields)
 
 
 @pytest.mark.parametrize("kind", ["squad", "multi_label"])

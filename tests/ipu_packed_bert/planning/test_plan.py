@@ -22,7 +22,6 @@ from ipu_packed_bert.planning.plan import (
     MIB,
     fit_words,
     lines,
-    micro_batch_that_fits,
     parameters,
     plan,
     print_plan,
@@ -66,7 +65,7 @@ def test_parameters_are_the_models(path):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_configuration_has_a_plan_that_fits(path, capsys):
     config = load_config(path)
-    assert print_plan(config, packing_factor=FACTOR) == 0
+    assert print_plan(plan(config, packing_factor=FACTOR)) == 0
     text = capsys.readouterr().out
     made = plan(config, packing_factor=FACTOR)
     if config.engine.kind != "host":
@@ -89,7 +88,7 @@ def test_half_logits_save_what_the_page_says():
 
 def test_the_machine_is_named_with_its_clock(capsys):
     for machine, words in (("pod16", "4 replicas of 4 IPUs = 16 IPUs, Mk2, 1.33 GHz"), ("bow_pod64", "Bow, 1.85 GHz")):
-        print_plan(load_config(ROOT / "configs" / f"packed_phase2_{machine}.yml"), packing_factor=FACTOR)
+        print_plan(plan(load_config(ROOT / "configs" / f"packed_phase2_{machine}.yml"), packing_factor=FACTOR))
         assert words in capsys.readouterr().out
 
 
@@ -214,7 +213,7 @@ def test_the_verdict_on_memory(micro_batch, fits, status, words, capsys):
     path = ROOT / "configs" / "packed_phase2_pod16.yml"
     config = load_config(path, [f"batch.micro_batch={micro_batch}"])
     made = plan(config, packing_factor=FACTOR)
-    assert made.fits is fits and print_plan(config, packing_factor=FACTOR) == status
+    assert made.fits is fits and print_plan(plan(config, packing_factor=FACTOR)) == status
     text = capsys.readouterr().out
     assert words in text and bool(re.search(r"\d{3}% #{10}!", text)) == (fits is False)
     # What it proposes: as many packs in an update, and it fits; one more in a micro-batch does not.
@@ -238,8 +237,8 @@ def test_where_no_micro_batch_fits(capsys):
             "placement.available_memory_proportion=[0.2]",
         ],
     )
-    assert micro_batch_that_fits(config, packing_factor=FACTOR) is None
-    assert print_plan(config, packing_factor=FACTOR) == 1 and "no micro-batch fits" in capsys.readouterr().out
+    assert plan(config, packing_factor=FACTOR).micro_batch_that_fits() is None
+    assert print_plan(plan(config, packing_factor=FACTOR)) == 1 and "no micro-batch fits" in capsys.readouterr().out
 
 
 def test_predictions_that_are_left_out_are_those_of_the_length():
@@ -290,7 +289,7 @@ def test_a_packing_factor_above_the_depth_is_refused_by_every_plan(tmp_path):
 @pytest.mark.parametrize("path", [path for path in CONFIGS if "_host" in path.name], ids=lambda path: path.stem)
 def test_the_plan_of_a_host_configuration_is_of_the_host(path, capsys):
     config = load_config(path)
-    assert print_plan(config, packing_factor=FACTOR) == 0
+    assert print_plan(plan(config, packing_factor=FACTOR)) == 0
     text = capsys.readouterr().out
     assert "IPU  blocks" not in text and "pipeline" not in text and "no IPU" in text
     # Four float32 values a parameter: 3,136,962 of them are 47.9 MiB.
@@ -315,7 +314,7 @@ def test_the_speed_is_the_reports_and_needs_a_traced_graph(cycle_cache, monkeypa
     small += ["data.vocabulary_size=512", "data.max_sequence_length=128", "data.max_predictions_per_sequence=20"]
     config = load_config(ROOT / "configs" / "packed_phase2_pod4.yml", ["without_ipus=null", *small])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert print_plan(config, packing_factor=FACTOR) == 0
+    assert print_plan(plan(config, packing_factor=FACTOR)) == 0
     assert "speed     packed-bert report" in capsys.readouterr().out and not list(tmp_path.rglob("trace_*"))
 
     def without_torch(name):
@@ -323,11 +322,11 @@ def test_the_speed_is_the_reports_and_needs_a_traced_graph(cycle_cache, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr("ipu_packed_bert.cycles.tracing.metadata.version", without_torch)
-        assert print_plan(config, packing_factor=FACTOR) == 0
+        assert print_plan(plan(config, packing_factor=FACTOR)) == 0
     assert "speed     packed-bert report" in capsys.readouterr().out
     monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
     options = [word for each in small for word in ("--set", each)] + ["--packing-factor", str(FACTOR)]
     assert report.main(["--config", "packed_phase2_pod4", *options]) == 0  # beside the configuration as written
     said = re.findall(r"4 IPUs: ([0-9,]+ sequences/s, [0-9,]+ to\s+[0-9,]+)", capsys.readouterr().out)[-1]
-    assert print_plan(config, packing_factor=FACTOR) == 0
+    assert print_plan(plan(config, packing_factor=FACTOR)) == 0
     assert " ".join(said.split()) in capsys.readouterr().out

@@ -375,7 +375,7 @@ def printed_for(config):
         for ipu in (None, *range(config.placement.ipus_per_replica)):
             for smaller in (None, 1):
                 texts += way_out(full, ipu=ipu, smaller=smaller)
-        texts += memory_words(plan(full, packing_factor=1.0)._replace(config=full), 1)
+        texts += memory_words(plan(full, packing_factor=1.0), 1)
         texts.append(pretraining.schedule_too_short("", 2 * config.run.steps, config.run.steps))
     found = [tuple(SET.findall(text)) for text in texts]
     return list(dict.fromkeys(settings for settings in found if settings))

@@ -15,7 +15,7 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExamplePacks, Inputs, pack_inputs
 from ipu_packed_bert.tasks.questions import span_log_probabilities
 from ipu_packed_bert.training.compare_unpacked import compare_unpacked
-from ipu_packed_bert.training.finetuning_run import prepare
+from ipu_packed_bert.training.examples import prepare
 from tests.fine_tuning_files import KINDS, SLOTS, tiny_checkpoint, tiny_config, training_file
 from tests.tolerances import assert_same, relative_error, relative_tolerance
 

@@ -1,0 +1,78 @@
+"""One run for every task: what every run does stands in one file, and both commands that train begin it there."""
+
+import ast
+import contextlib
+
+import pytest
+
+from ipu_packed_bert.commands import finetune, plan, pretrain
+from ipu_packed_bert.training import run as training
+from ipu_packed_bert.training.examples import ExamplesRun
+from ipu_packed_bert.training.pretraining import PacksRun
+from pack_data.cli.command import run_main
+from tests import house
+from tests.tiny_runs import tiny_config, tiny_data
+
+
+def callers_of(name):
+    """The files of the training package that call a function or class of this name."""
+    for path in (house.ROOT / "ipu_packed_bert").rglob("*.py"):
+        calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+        if any(getattr(call, "id", None) == name for call in calls):
+            yield path.relative_to(house.ROOT / "ipu_packed_bert").as_posix()
+
+
+@pytest.mark.parametrize(
+    "name, file",
+    [
+        ("compare", "training/run.py"),  # what a resumed run may change
+        ("schedule_change", "training/run.py"),
+        ("open_run_folder", "training/run.py"),
+        ("RunLog", "training/run.py"),
+        ("RunEnd", "training/run.py"),
+        ("start_lines", "plan.py"),
+        ("resumes_there", "commands/run_options.py"),
+        ("options_without_plan", "commands/run_options.py"),
+    ],
+)
+def test_what_every_run_does_stands_in_one_file(name, file):
+    assert list(callers_of(name)) == [file]
+
+
+@pytest.mark.parametrize(
+    "main, file, kind",
+    [(pretrain.main, "pre.yml", PacksRun), (finetune.main, "fine.yml", ExamplesRun)],
+    ids=["pretrain", "finetune"],
+)
+def test_both_commands_begin_the_same_run(tmp_path, monkeypatch, main, file, kind):
+    (tmp_path / "train.json").write_text("{}")
+    (tmp_path / "fine.yml").write_text(f"data: {{training: {tmp_path}/train.json}}\n")
+    tiny_config(tmp_path / "pre.yml", tiny_data(tmp_path / "data"))
+    found = []
+    monkeypatch.setattr(training, "run", lambda kind, config, args, processes: found.append((kind, config)) or 0)
+    assert run_main(main, ["--config", str(tmp_path / file)]) == 0
+    ((begun, config),) = found
+    assert begun is kind and config.path == str(tmp_path / file)
+
+
+def test_a_run_closes_what_it_opened_whatever_happens(tmp_path, monkeypatch):
+    """Also where its weights do not fit: engine and data set are closed."""
+    closed = []
+    make = PacksRun.make.__func__
+
+    def watched(cls, config, begun):
+        begun.opened.callback(closed.append, "all")
+        return make(cls, config, begun)
+
+    monkeypatch.setattr(PacksRun, "make", classmethod(watched))
+    monkeypatch.setattr(PacksRun, "load", lambda *_, **__: (_ for _ in ()).throw(ValueError("no")))
+    tiny_config(tmp_path / "pre.yml", tiny_data(tmp_path / "data"))
+    with contextlib.suppress(SystemExit):
+        assert run_main(pretrain.main, ["--config", str(tmp_path / "pre.yml"), "--out", str(tmp_path / "run")]) == 2
+    assert closed == ["all"]
+
+
+def test_the_plan_knows_the_task_of_a_configuration_that_is_made_of_others(capsys):
+    """Of names without a file of their own, too: `configs/derived.yml`."""
+    assert run_main(plan.main, ["--config", "finetune_squad_packed_pod4"]) == 0
+    assert "squad, rows of 384 slots" in capsys.readouterr().out
