@@ -28,7 +28,7 @@ from pack_data.formats.records import (
 )
 
 # "number": files in use have these masks in either type.
-_FIELDS = tuple(
+FIELDS = tuple(
     tfrecord.Field(f"packed_{name}", "number" if name.endswith("_mask") and name != "input_mask" else "int64")
     for name in (
         "input_ids",
@@ -71,7 +71,7 @@ def _value(features: Mapping[str, np.ndarray]) -> Pack:
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The packs of one file, in its order."""
-    return tfrecord.read_records(path, bad, _FIELDS, _value, lambda rows: [None] * len(rows))
+    return tfrecord.read_records(path, bad, FIELDS, _value, lambda rows: [None] * len(rows))
 
 
 def shape(path: str) -> RowWidths:

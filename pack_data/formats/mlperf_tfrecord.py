@@ -24,7 +24,7 @@ from pack_data.formats.records import (
 from pack_data.formats.whole_blocks import together, unpacked_examples
 from pack_data.sequences import Example
 
-_FIELDS = tuple(
+FIELDS = tuple(
     tfrecord.Field(name, "float" if name == "masked_lm_weights" else "int64")
     for name in (
         "input_ids",
@@ -36,7 +36,7 @@ _FIELDS = tuple(
         "next_sentence_labels",
     )
 )
-NAMES = [field.name for field in _FIELDS]
+NAMES = [field.name for field in FIELDS]
 
 
 def _value(features: Mapping[str, np.ndarray]) -> Example:
@@ -59,7 +59,7 @@ def _value(features: Mapping[str, np.ndarray]) -> Example:
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The examples of one file, in its order."""
-    return tfrecord.read_records(path, bad, _FIELDS, _value, lambda rows: together(rows, NAMES, unpacked_examples))
+    return tfrecord.read_records(path, bad, FIELDS, _value, lambda rows: together(rows, NAMES, unpacked_examples))
 
 
 def shape(path: str) -> RowWidths:
@@ -67,7 +67,7 @@ def shape(path: str) -> RowWidths:
     for _, data in tfrecord.read_frames(path, BadRecords(allowed=2**62)):
         try:
             features = tfrecord.parse(data)
-            tfrecord.demand(features, _FIELDS)
+            tfrecord.demand(features, FIELDS)
         except RecordError:
             continue
         return RowWidths(len(features["input_ids"]), len(features["masked_lm_positions"]))

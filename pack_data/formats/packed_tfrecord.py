@@ -17,7 +17,7 @@ from pack_data.formats.records import PACK_FIELDS, Record, RecordError, RowWidth
 from pack_data.formats.whole_blocks import consecutive_packs, together
 
 FLOATS = ("masked_lm_weights", "next_sentence_weights")
-_FIELDS = tuple(tfrecord.Field(name, "float" if name in FLOATS else "int64") for name in PACK_FIELDS)
+FIELDS = tuple(tfrecord.Field(name, "float" if name in FLOATS else "int64") for name in PACK_FIELDS)
 
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
@@ -25,7 +25,7 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
     return tfrecord.read_records(
         path,
         bad,
-        _FIELDS,
+        FIELDS,
         lambda features: checked_pack(features)[0],
         lambda rows: together(rows, PACK_FIELDS, consecutive_packs),
     )

@@ -136,7 +136,7 @@ def _message_class():
     one, many = kind.LABEL_OPTIONAL, kind.LABEL_REPEATED
     file = descriptor.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
     lists = (("BytesList", kind.TYPE_BYTES), ("FloatList", kind.TYPE_FLOAT), ("Int64List", kind.TYPE_INT64))
-    feature = file.message_type.add(name="_Feature")
+    feature = file.message_type.add(name="Feature")
     feature.oneof_decl.add(name="kind")
     for number, (name, value) in enumerate(lists, 1):
         file.message_type.add(name=name).field.add(name="value", number=1, label=many, type=value)

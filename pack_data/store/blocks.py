@@ -19,7 +19,7 @@ import numpy as np
 from pack_data.reading.fields import Fields
 
 # Bytes of records under one checksum, about: 750 packs at 512.
-_BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
 _DIGITS = 8  # of a checksum, hexadecimal
 
 
@@ -66,7 +66,7 @@ class RunningBlocks:
     """The checksums of records that are written bit by bit."""
 
     def __init__(self, dtype: np.dtype) -> None:
-        self._packs = max(1, _BLOCK_BYTES // dtype.itemsize)
+        self._packs = max(1, BLOCK_BYTES // dtype.itemsize)
         self._whole: List[str] = []
         self._sum, self._begun = 0, 0
 

@@ -42,7 +42,7 @@ def _checkpoint(module: nn.Module, inputs: Tuple, output: torch.Tensor) -> torch
     return poptorch.recomputationCheckpoint(output)
 
 
-def _adapt(network: PackedBert, config: Configuration, task: Task) -> None:
+def adapt(network: PackedBert, config: Configuration, task: Task) -> None:
     """Put into a network what the device needs differently, in place; names, shapes and values of its weights stay."""
     if config.engine.mask == "product":
         depth = task.max_sequences_per_pack
@@ -100,7 +100,7 @@ class Predictions(nn.Module):
 def build_program(config: Configuration, task: Task, placement: Placement) -> Program:
     """The network as PopTorch gets it, with its initial weights."""
     network = build_network(task, config.run.seed, attention="eager")
-    _adapt(network, config, task)
+    adapt(network, config, task)
     _begin_blocks(network, placement)
     if config.engine.half_weights:
         network.half()

@@ -30,7 +30,7 @@ def callers_of(name):
         ("open_run_folder", "training/run.py"),
         ("RunLog", "training/run.py"),
         ("RunEnd", "training/run.py"),
-        ("start_lines", "plan.py"),
+        ("start_lines", "planning/plan.py"),
         ("resumes_there", "commands/run_options.py"),
         ("options_without_plan", "commands/run_options.py"),
     ],
