@@ -95,11 +95,13 @@ class EngineConfig:
     device: str = setting("auto", "host; auto: CUDA, else the CPU", choices=("auto", "cpu", "cuda"))
     precision: str = setting(
         "float32",
-        "host, of products",
+        "CPU and GPU only: the number type of matrix products",
         choices=("float32", "tf32", "bfloat16"),
         note="; float16 would need a scaled loss, bfloat16 needs none",
     )
-    attention: str = setting("auto", "host", choices=("auto", "eager", "sdpa", "varlen"))
+    attention: str = setting(
+        "auto", "CPU and GPU only: the attention kernel", choices=("auto", "eager", "sdpa", "varlen")
+    )
     compile: bool = setting(False, "host: torch.compile")
     deterministic: bool = setting(False, "CUDA: the same bits in every run, slower; CPUs always give them")
     threads: Optional[int] = setting(None, "host; null: as many as torch chooses", minimum=1)

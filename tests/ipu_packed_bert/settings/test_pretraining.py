@@ -1,5 +1,7 @@
 """Settings: what is read, what is refused and in which words, and the arithmetic that follows from them."""
 
+import dataclasses
+import re
 import subprocess
 import sys
 
@@ -19,7 +21,7 @@ from ipu_packed_bert.settings.pretraining import (
     load_config,
 )
 from ipu_packed_bert.settings.reader import SettingsReader
-from ipu_packed_bert.settings.schema import PlacementConfig
+from ipu_packed_bert.settings.schema import EngineConfig, PlacementConfig
 from tests.tiny_runs import tiny_settings
 
 
@@ -413,3 +415,10 @@ def test_a_size_beyond_every_network_is_refused_before_anything_is_allocated(tmp
     (tmp_path / "a.yml").write_text(f"model: {{{setting}: 1000000000}}\n")
     with pytest.raises(ConfigError, match=f"model.{setting} is 1000000000; must be at least .* and at most"):
         load_config(tmp_path / "a.yml")
+
+
+def test_a_meaning_is_more_than_the_machine_that_reads_the_setting():
+    """As --show-config prints it: `host` alone, or `host, of products`, says nothing of what is decided."""
+    for field in dataclasses.fields(EngineConfig):
+        left = re.sub(r"\b(host|IPUs?|CPUs?|CUDA|GPU|only|and|of|products)\b|\W+", "", field.metadata["meaning"])
+        assert len(left) > 3, field.name
