@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 
@@ -93,6 +94,15 @@ def test_who_may_import_what(path):
             "ipu_packed_bert.settings.placement",
         ):
             assert root != "torch", f"{name} imports {imported}"
+
+
+def test_private_names_stay_in_their_module():
+    """And each class name stands once: limits in tests/house_limits.json."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in house.PACKAGES:
+                private = [alias.name for alias in node.names if re.match("_(?!_)", alias.name)]
+                assert not private, f"{module_name(path)} imports {private} from {node.module}"
 
 
 def test_the_model_knows_no_device():
