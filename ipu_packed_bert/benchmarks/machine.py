@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import platform
-from typing import Any, Dict
+from typing import TYPE_CHECKING, Any, Dict
 
-import torch
-
-from ipu_packed_bert.engine.host.devices import capability, device_name
-from ipu_packed_bert.engine.host.estimate import memory_here
 from pack_data.cli.command import counted
 from pack_data.cli.cores import available_cores
 from pack_data.cli.timing import versions
 
+if TYPE_CHECKING:
+    import torch
+
+# torch loads inside the functions: commands that print the machine have a --help without it.
+
 
 def machine() -> str:
     """This machine in one line: processor or CUDA device, cores, versions."""
+    import torch
+
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
     else:
@@ -26,6 +29,11 @@ def machine() -> str:
 
 def details(device: torch.device) -> Dict[str, Any]:
     """What the numbers of a device depend on, by name."""
+    import torch
+
+    from ipu_packed_bert.engine.host.devices import capability, device_name
+    from ipu_packed_bert.engine.host.estimate import memory_here
+
     found = capability(device)
     return {
         "device": device_name(device),

@@ -14,7 +14,7 @@ from pack_data.sequences import Example, Sequences, starts_of
 from pack_data.store.data_set import PackStore, StoreWriter
 from pack_data.store.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
 
-_PACKS = 256  # decoded or assembled at a time
+PACKS = 256  # decoded or assembled at a time
 
 
 def kind(path: str) -> str:
@@ -39,8 +39,8 @@ def _blocks(path: str) -> Iterator[Tuple[int, PackSchema, np.ndarray]]:
     with PackStore.open(Path(path)) as store:
         number = 0
         for shard in store.shards():
-            for start in range(0, len(shard), _PACKS):
-                records = np.array(shard[start : start + _PACKS])
+            for start in range(0, len(shard), PACKS):
+                records = np.array(shard[start : start + PACKS])
                 yield number, store.schema, records
                 number += len(records)
 
@@ -97,7 +97,7 @@ def write(path: str, packs: Callable[[], Iterable[Record]], widths: RowWidths) -
     size, predictions, depth = widths.of_packs()
     schema = PackSchema.bert(size, depth, predictions, vocabulary_size=largest + 1)
     writer, records, count = StoreWriter(Path(path), schema), iter(packs()), 0
-    for block in iter(lambda: list(islice(records, _PACKS)), []):
+    for block in iter(lambda: list(islice(records, PACKS)), []):
         examples: List[Example] = []
         pack: List[int] = []
         slot: List[int] = []

@@ -64,7 +64,7 @@ def adapt(network: PackedBert, config: Configuration, task: Task) -> None:
             layer.register_forward_hook(_checkpoint)
 
 
-def _begin_blocks(network: PackedBert, placement: Placement) -> None:
+def begin_blocks(network: PackedBert, placement: Placement) -> None:
     """Mark in a network where the blocks of `placement` begin, in place."""
     for block in placement.blocks:
         poptorch.BeginBlock(network.get_submodule(block.module), block.name, ipu_id=block.ipu)
@@ -101,7 +101,7 @@ def build_program(config: Configuration, task: Task, placement: Placement) -> Pr
     """The network as PopTorch gets it, with its initial weights."""
     network = build_network(task, config.run.seed, attention="eager")
     adapt(network, config, task)
-    _begin_blocks(network, placement)
+    begin_blocks(network, placement)
     if config.engine.half_weights:
         network.half()
     return Program(network)
