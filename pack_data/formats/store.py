@@ -28,7 +28,7 @@ def shape(path: str) -> RowWidths:
         return RowWidths(schema.max_sequence_length, schema.max_predictions_per_pack, schema.max_sequences_per_pack)
 
 
-def _predictions_per_sequence(path: str) -> int:
+def predictions_per_sequence(path: str) -> int:
     """What the data set was built with, 0 where it does not say."""
     with PackStore.open(Path(path)) as store:
         return store.manifest.max_predictions_per_sequence
