@@ -26,6 +26,7 @@ from pack_data.sequences import Sequences
 from pack_data.store.data_set import PackStore, StoreWriter
 from pack_data.store.packs import FIELDS, SEQUENCE, SLOT, PackSchema, StoredColumn, assemble
 from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example
+from tests.pack_data.text_corpus import build_small, write_corpus
 
 S, P, D = 24, 4, 3
 ROOT = Path(__file__).resolve().parents[3]
@@ -410,3 +411,12 @@ def test_a_conversion_that_is_alive_loses_nothing(tmp_path, packed, monkeypatch,
         unfinished.write_text("")
         assert command(packed, tmp_path / name, *options) == 2
         assert "is writing" in capsys.readouterr().err and unfinished.exists() and not (tmp_path / name).exists()
+
+
+def test_a_data_set_unpacked_has_the_predictions_that_it_was_built_with(tmp_path):
+    with build_small(write_corpus(tmp_path / "corpus", documents=12), tmp_path / "data") as store:
+        predictions, sequences = store.manifest.max_predictions_per_sequence, store.manifest.sequences
+    assert command(tmp_path / "data", tmp_path / "out.tfrecord", "--unpack") == 0
+    source = open_source(tmp_path / "out.tfrecord")
+    assert (source.format, source.shape()) == ("mlperf_tfrecord", RowWidths(64, predictions, None))
+    assert sum(1 for _ in source.read()) == sequences
