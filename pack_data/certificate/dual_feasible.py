@@ -70,7 +70,7 @@ def _long_are_whole(histogram: LengthHistogram) -> Prices:
 
 
 def _many_beside_long(lengths: np.ndarray, S: int, depth: int) -> Prices:
-    """Up to S / 2 each sequence is worth 1 / depth; a longer one, of which a pack has one, what its companions leave."""
+    """Up to S / 2 a sequence is worth 1 / depth; a longer one, of which a pack has one, what its companions leave."""
     shortest = int(lengths[0])
     beside = np.minimum(depth - 1, (S - lengths) // shortest)
     return Prices(np.where(2 * lengths > S, depth - beside, 1), depth)

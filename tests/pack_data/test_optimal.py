@@ -14,7 +14,8 @@ from pack_data.histogram import LengthHistogram
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing import Packing
 from pack_data.proof import prove
-from pack_data.solver import column_generation
+from pack_data.solver import column_generation, programmes
+from pack_data.solver.search import Limits, found_quickly
 from tests.pack_data_strategies import histograms
 
 depths = st.sampled_from([1, 2, 3, 4, 8, None])
@@ -81,7 +82,7 @@ def test_degenerate_sets(lengths, S, depth):
 
 def test_more_lengths_than_the_full_programme_takes(monkeypatch):
     # Bound and packs come from the coarse programme: everything is placed, the bound is proved, the gap is small.
-    for module in (column_generation, optimal):
+    for module in (column_generation, programmes):
         monkeypatch.setattr(module, "FULL_ROWS", 100)
     histogram = synthetic_histogram("lognormal:mean=60,max=512,n=20000,seed=1")
     packing = optimal.pack(histogram, max_sequences_per_pack=6)
@@ -121,7 +122,7 @@ def test_long_packs_of_few_sequences():
 @pytest.mark.parametrize("center, sigma", [(700, 1.2), (131_072 / 3.5, 0.5)])
 def test_rows_of_131_072_slots_need_no_programme(center, sigma, monkeypatch):
     # The tables of the programme would take 131,072 x 131,072 numbers.
-    monkeypatch.setattr(optimal, "relax", None)
+    monkeypatch.setattr(programmes, "relax", None)
     lengths = np.random.default_rng(0).lognormal(np.log(center) - sigma**2 / 2, sigma, 20_000)
     lengths = np.clip(np.rint(lengths), 1, 131_072).astype(np.int64)
     histogram = LengthHistogram.from_lengths(lengths, 131_072)
@@ -133,7 +134,7 @@ def test_rows_of_131_072_slots_need_no_programme(center, sigma, monkeypatch):
 
 def test_deep_packs_of_long_rows_need_no_programme(monkeypatch):
     # At most 100 sequences of 1 to 40 tokens in packs of 131,072 slots: 30 packs, were it not for the four longest.
-    monkeypatch.setattr(optimal, "relax", None)
+    monkeypatch.setattr(programmes, "relax", None)
     lengths = np.concatenate([np.random.default_rng(0).integers(1, 41, 3000), [131_072] * 4])
     histogram = LengthHistogram.from_lengths(lengths, 131_072)
     packing = optimal.pack(histogram, max_sequences_per_pack=100)
@@ -166,15 +167,15 @@ def test_a_programme_cut_short_leaves_its_bound(monkeypatch):
     def out_of_time(self):
         asked.append(self)
         if len(asked) > 6:
-            raise optimal._TimeIsUp
+            raise programmes._TimeIsUp
 
-    monkeypatch.setattr(optimal._Progress, "_check", out_of_time)
+    monkeypatch.setattr(programmes._Progress, "_check", out_of_time)
     cut = optimal.pack(histogram, max_sequences_per_pack=3)
     assert prove(cut).lower_bound == cut.lower_bound > plain
 
 
 def test_prices_that_prove_less_do_not_replace_those_that_prove_more():
-    with optimal._Progress(1, False, np.inf) as bar:
+    with programmes._Progress(1, False, np.inf) as bar:
         bar.programme(9.0, 5.0, np.array([1.0]))
         bar.keep(7.0, np.array([2.0]))  # of the first programme, as it ends
         bar.programme(9.0, 6.0, np.array([3.0]))  # of the second one, which time may cut short
@@ -186,10 +187,8 @@ def test_the_longest_are_priced_by_the_shortest_that_are_there():
     # granted; prices on knots do not.
     lengths = np.clip(np.rint(np.random.default_rng(0).lognormal(6.05, 1.2, 20_000)), 1, 2048).astype(np.int64)
     histogram = LengthHistogram.from_lengths(lengths, 2048)
-    plain = optimal._without_programme(histogram, 3, 3, 0.0)
-    found = optimal._on_knots(histogram, 3, 3, plain, 0.0, False)
-    assert found.lower_bound == plain.lower_bound  # no time, no programme
-    found = optimal._on_knots(histogram, 3, 3, plain, np.inf, False)
+    plain = found_quickly(histogram, Limits.of(histogram, 3, None))
+    found = programmes._on_knots(plain, False)
     assert len(histogram.lengths) > 1000 and found.lower_bound > plain.lower_bound and found.gap <= 2
     assert prove(
         Packing.of(
@@ -210,9 +209,9 @@ def test_the_grid_packs_everything_and_its_prices_prove_a_bound(depth, seed, mon
     # The way of rows beyond 2,048 slots, at a size that the exhaustive tests and the full programme reach.
     histogram = synthetic_histogram(f"lognormal:mean=90,max=300,n=3000,seed={seed}")
     full = optimal.pack(histogram, max_sequences_per_pack=depth)
-    monkeypatch.setattr(optimal, "_LARGE", 64)
-    monkeypatch.setattr(optimal, "_QUICK", 16)
-    monkeypatch.setattr(optimal, "relax", None)
+    monkeypatch.setattr(programmes, "LARGE", 64)
+    monkeypatch.setattr(programmes, "_QUICK", 16)
+    monkeypatch.setattr(programmes, "relax", None)
     packing = optimal.pack(histogram, max_sequences_per_pack=depth)
     packing.check(histogram)
     assert prove(packing).lower_bound == packing.lower_bound <= full.packs
