@@ -18,6 +18,7 @@ from pack_data.solver.search import DEEP, LARGE, Found, number
 _SMALL = 256  # lengths; up to so many the full programme is solved wherever the coarse one leaves a gap
 _QUICK = 1000  # lengths; up to so many it takes a second or two
 _ENOUGH = 2e-4  # of the packs: a gap at which the full programme is not begun
+_NEAR_ENOUGH = 1e-4  # of the bound: a gap below which a programme on a grid of lengths seldom leads
 _TABLES = 1 << 20
 _ON_KNOTS, _KNOTS = 1 << 18, 64  # slots x sequences of a pack up to which prices on so many knots take a second or two
 _STEPS = 1 << 33  # additions that a proof of prices between the plain ones may cost: seconds
@@ -28,7 +29,8 @@ def improved(found: Found, progress: Optional[bool]) -> Found:
     S, m, depth = found.histogram.max_sequence_length, len(found.histogram.lengths), found.limits.depth
     if m > _QUICK and S * depth <= _ON_KNOTS:
         found = _on_knots(found, progress)
-    if found.pays(found.programme_seconds):
+    near_enough = S > LARGE and found.gap <= max(1, _NEAR_ENOUGH * found.lower_bound)
+    if not near_enough and found.pays(found.programme_seconds):
         # The tables of the programme are products of S x S where packs are deep.
         by_shape = S > LARGE and (m > _QUICK or depth > DEEP)
         found = _by_shape(found) if by_shape else _by_programme(found, progress).mended()

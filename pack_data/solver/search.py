@@ -22,7 +22,7 @@ from pack_data.solver.free_slots import longest_first
 from pack_data.solver.repair import mend
 
 _SLOT = 5e-7  # seconds that one slot less is worth
-_SEQUENCE = 1e-6  # seconds for each sequence that are spent in any case: counting and dealing take as long
+_SEQUENCE = 2e-6  # seconds for each sequence that are spent in any case: counting and dealing take as long
 # The same where rows are short and sequences more than a call has in the middle of a training: there linear programmes
 # take less than a second and mostly end at the bound.
 _SHORT_ROWS, _CALL = 60e-6, 1000
@@ -172,8 +172,8 @@ def found_quickly(histogram: LengthHistogram, limits: Limits) -> Found:
         and histogram.sequences > _DENSE * limits.depth * bound
     ):
         found = found.with_fewer(fill_evenly(histogram.counts, limits.depth))
-    # Where the programme is worth its time, the steps before it take no longer than it would.
-    most = found.programme_seconds if found.pays(found.programme_seconds) else math.inf
+    # In short rows the programme leads further than all other steps: where it pays, they take no longer than it would.
+    most = found.programme_seconds if S <= LARGE and found.pays(found.programme_seconds) else math.inf
     filling = len(found.packs) * MADE * len(depths_tried(histogram.counts, limits.depth))
     if filling <= most and found.pays(filling):
         found = found.with_fewer(fill_exactly(histogram.counts, limits.depth, found.lower_bound))
