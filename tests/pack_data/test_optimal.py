@@ -2,6 +2,7 @@
 
 import json
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -144,7 +145,7 @@ def test_deep_packs_of_long_rows_need_no_programme(monkeypatch):
 
 def test_a_spent_budget_gives_the_best_found_with_its_proof(monkeypatch):
     """Whenever time is up: all is packed, and the bound is proved. A clock that ticks at each look stands in."""
-    histogram = synthetic_histogram("lognormal:mean=60,max=256,n=3000,seed=1")
+    histogram = synthetic_histogram("uniform:max=256,n=3000,seed=1")
     full = optimal.pack(histogram, max_sequences_per_pack=4)
     found = []
     for looks in (1, 4, 8, 16, 64, 10_000):
@@ -159,9 +160,9 @@ def test_a_spent_budget_gives_the_best_found_with_its_proof(monkeypatch):
 
 
 def test_a_programme_cut_short_leaves_its_bound(monkeypatch):
-    # Plain prices prove 1,364 packs here; a programme that is stopped while it improves its bound proves more.
-    histogram = synthetic_histogram("lognormal:mean=60,max=256,n=3000,seed=1")
-    plain = optimal.pack(histogram, max_sequences_per_pack=3, budget=1e-9).lower_bound
+    # Plain prices prove 843 packs here; a programme that is stopped while it improves its bound proves more.
+    histogram = synthetic_histogram("lognormal:mean=90,max=300,n=3000,seed=0")
+    plain = optimal.pack(histogram, max_sequences_per_pack=4, budget=1e-9).lower_bound
     asked = []
 
     def out_of_time(self):
@@ -170,7 +171,7 @@ def test_a_programme_cut_short_leaves_its_bound(monkeypatch):
             raise programmes._TimeIsUp
 
     monkeypatch.setattr(programmes._Progress, "_check", out_of_time)
-    cut = optimal.pack(histogram, max_sequences_per_pack=3)
+    cut = optimal.pack(histogram, max_sequences_per_pack=4)
     assert prove(cut).lower_bound == cut.lower_bound > plain
 
 
@@ -254,7 +255,7 @@ def test_a_budget_of_nothing_is_refused():
 
 
 def test_progress_is_shown_on_request_and_not_otherwise(capsys):
-    argv = ["--synthetic", "lognormal:mean=20,max=64,n=200", "--json"]
+    argv = ["--synthetic", "uniform:max=256,n=3000,seed=1", "--json"]
     assert run_main(optimal.main, argv) == 0
     assert capsys.readouterr().err == ""
     assert run_main(optimal.main, [*argv, "--progress"]) == 0
@@ -265,6 +266,32 @@ def declared_maximum(path):
     """The number in the file's name that no length exceeds (`squad_1_1_384.csv`: 384), else the longest length."""
     longest = LengthHistogram.from_csv(path, 1 << 20).longest
     return min((int(number) for number in re.findall(r"\d+", path.stem) if int(number) >= longest), default=longest)
+
+
+def test_the_same_work_whatever_the_clock_says(monkeypatch):
+    # Without a budget no step asks the clock: one that leaps changes nothing.
+    histogram = synthetic_histogram("uniform:max=256,n=3000,seed=1")
+    plain = optimal.pack(histogram, max_sequences_per_pack=3)
+    clock = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr(optimal.time, "perf_counter", lambda: float(next(clock)))
+    again = optimal.pack(histogram, max_sequences_per_pack=3)
+    assert (again.strategies, again.repeats, again.certificate) == (plain.strategies, plain.repeats, plain.certificate)
+
+
+def test_a_step_that_cannot_pay_is_not_begun(monkeypatch):
+    # 1,000 uniform lengths: decreasing fit is as good as any packing known, and no linear programme is solved.
+    monkeypatch.setattr(programmes, "improved", None)
+    lengths = np.random.default_rng(7).integers(1, 4097, 1000)
+    packing = optimal.pack(LengthHistogram.from_lengths(lengths, 4096), max_sequences_per_pack=None)
+    assert packing.gap <= 1 + 0.004 * packing.lower_bound
+
+
+def test_prices_of_10_to_the_15_sequences_are_small_fractions():
+    # A third and a half of a pack: rounded to 2^-40 the thirds would lose 300 packs.
+    histogram = LengthHistogram([10**15 + 1 if length in (6, 10) else 0 for length in range(21)])
+    found = found_quickly(histogram, Limits.of(histogram, 3, None))._replace(worth=Fraction(0))
+    proved = found.proved_by(np.array([1 / 3, 1 / 2]))
+    assert proved.worth == Fraction(5 * (10**15 + 1), 6) and proved.certificate.denominator == 6
 
 
 def test_every_histogram_of_the_data_folder(data_dir):
