@@ -8,7 +8,7 @@ Toth, "Knapsack Problems" (1990). Each value is a whole number, so nothing is lo
 
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple, Optional
+from typing import List, NamedTuple, Optional
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from pack_data.histogram import LengthHistogram
 
 _MOST = 24  # functions tried of each family; each costs some steps for each length that occurs
 _PARTS = 64  # sequences of a pack down to which they are counted; more different prices would take long to check
+_ROUNDED = 1e-12  # relative: of a worth in float64
 _STEPS = 1 << 33  # additions that checking prices may cost: seconds
 
 
@@ -26,37 +27,47 @@ class Prices(NamedTuple):
     unit: int
 
     def packs(self, counts: np.ndarray) -> int:
-        """The bound: packs that these sequences, int64 [lengths], need."""
-        worth = int(counts @ self.by_length)
-        if float(counts.sum()) * float(self.by_length.max(initial=0)) >= 2.0**62:  # beyond int64: exactly, by Python
-            worth = sum(count * price for count, price in zip(counts.tolist(), self.by_length.tolist()))
+        """The bound: packs that these sequences, int64 [lengths], need. Exact: counts may go to 10^15."""
+        worth = sum(count * price for count, price in zip(counts.tolist(), self.by_length.tolist()))
         return -(-worth // self.unit)
+
+
+class _Family(NamedTuple):
+    prices: np.ndarray  # int64 [functions, lengths]
+    units: np.ndarray  # int64 [functions]
 
 
 def best_prices(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> Prices:
     """Those with the highest bound; of equal ones the first. The histogram has at least one sequence."""
     counts = histogram.counts[histogram.lengths]
-    return max(_families(histogram, max_sequences_per_pack), key=lambda prices: prices.packs(counts))
+    families = _families(histogram, max_sequences_per_pack)
+    worth = np.concatenate([family.prices @ counts.astype(float) / family.units for family in families])
+    every = [Prices(row, unit) for family in families for row, unit in zip(family.prices, family.units.tolist())]
+    best = np.flatnonzero(worth > worth.max() * (1 - _ROUNDED) - 1)  # the others are a pack below
+    bounds = [every[index].packs(counts) for index in best.tolist()]
+    return every[best[bounds.index(max(bounds))]]
 
 
-def _families(histogram: LengthHistogram, limit: Optional[int]) -> Iterator[Prices]:
+def _families(histogram: LengthHistogram, limit: Optional[int]) -> List[_Family]:
     S, lengths = histogram.max_sequence_length, histogram.lengths
     room = S // int(lengths[0])
     depth = room if limit is None else min(limit, room)
-    tokens, sequences = Prices(lengths, S), Prices(np.ones_like(lengths), depth)
     scarce_slots = histogram.tokens * depth >= histogram.sequences * S
-    yield tokens if scarce_slots else sequences  # the one with the highest worth, rounded or not
-    yield _long_are_whole(histogram)
+    plain = _one(lengths, S) if scarce_slots else _one(np.ones_like(lengths), depth)
+    families = [plain, _long_are_whole(histogram)]
     if limit is not None and S * depth**2 <= _STEPS:
-        yield _many_beside_long(lengths, S, depth)
-    for k in range(2, _MOST + 2):
-        yield _rounded_to_parts(lengths, S, k)
+        families.append(_many_beside_long(lengths, S, depth))
+    families.append(_rounded_to_parts(lengths, S, np.arange(2, _MOST + 2)))
     short = lengths[(2 * lengths <= S) & (_PARTS * lengths >= S)]
-    for index in np.unique(np.linspace(0, len(short) - 1, min(_MOST, len(short))).astype(np.int64)).tolist():
-        yield _counted_by(lengths, S, int(short[index]))
+    places = np.unique(np.linspace(0, len(short) - 1, min(_MOST, len(short))).astype(np.int64))
+    return [*families, _counted_by(lengths, S, short[places])]
 
 
-def _long_are_whole(histogram: LengthHistogram) -> Prices:
+def _one(prices: np.ndarray, unit: int) -> _Family:
+    return _Family(prices[None], np.array([unit]))
+
+
+def _long_are_whole(histogram: LengthHistogram) -> _Family:
     """L2: for the best k, a sequence is worth 1 above S - k tokens, tokens / S from k tokens on, and 0 below.
 
     What still fits beside one that is worth 1 is worth nothing.
@@ -66,24 +77,26 @@ def _long_are_whole(histogram: LengthHistogram) -> Prices:
     every_k = np.append(lengths[2 * lengths <= S], (S + 1) // 2)  # between two lengths the longer one is the better k
     low, high = np.searchsorted(lengths, every_k), np.searchsorted(lengths, S - every_k, side="right")
     k = every_k[(S * (number[-1] - number[high]) + tokens[high] - tokens[low]).argmax()]
-    return Prices(np.where(lengths > S - k, S, np.where(lengths < k, 0, lengths)), S)
+    return _one(np.where(lengths > S - k, S, np.where(lengths < k, 0, lengths)), S)
 
 
-def _many_beside_long(lengths: np.ndarray, S: int, depth: int) -> Prices:
+def _many_beside_long(lengths: np.ndarray, S: int, depth: int) -> _Family:
     """Up to S / 2 a sequence is worth 1 / depth; a longer one, of which a pack has one, what its companions leave."""
     shortest = int(lengths[0])
     beside = np.minimum(depth - 1, (S - lengths) // shortest)
-    return Prices(np.where(2 * lengths > S, depth - beside, 1), depth)
+    return _one(np.where(2 * lengths > S, depth - beside, 1), depth)
 
 
-def _rounded_to_parts(lengths: np.ndarray, S: int, k: int) -> Prices:
+def _rounded_to_parts(lengths: np.ndarray, S: int, k: np.ndarray) -> _Family:
     """u^(k): a length is rounded down to (k + 1)-ths of a pack, which are worth 1 / k; a whole number of them stays."""
+    k = k[:, None]
     parts, rest = np.divmod((k + 1) * lengths, S)
-    return Prices(np.where(rest == 0, k * lengths, S * parts), k * S)
+    return _Family(np.where(rest == 0, k * lengths, S * parts), k[:, 0] * S)
 
 
-def _counted_by(lengths: np.ndarray, S: int, p: int) -> Prices:
+def _counted_by(lengths: np.ndarray, S: int, p: np.ndarray) -> _Family:
     """phi^(p / S): from p to S / 2 tokens a sequence counts as one of the S // p that fit; a longer one as many as it
     leaves no room for."""
+    p = p[:, None]
     most = S // p
-    return Prices(np.where(2 * lengths > S, most - (S - lengths) // p, np.where(lengths < p, 0, 1)), most)
+    return _Family(np.where(2 * lengths > S, most - (S - lengths) // p, np.where(lengths < p, 0, 1)), most[:, 0])
