@@ -20,8 +20,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.benchmarks.texts import encode, text_sets
+from ipu_packed_bert.benchmarks.work import machine
 from ipu_packed_bert.engine.host.devices import clock_of
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import switch

@@ -125,8 +125,8 @@ def _in_ranks(args: argparse.Namespace, options: List[str]) -> int:
 def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     """What `--json` prints."""
     # torch loads from here on: a wrong option is refused without it.
-    from ipu_packed_bert.benchmarks.machine import machine
     from ipu_packed_bert.benchmarks.packed import attentions_beside, compare_attention, compare_layouts
+    from ipu_packed_bert.benchmarks.work import machine
 
     histogram = histogram_from(args)
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)

@@ -61,7 +61,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         why = "finds none" if torch.version.cuda else "is built for CPUs"
         raise ValueError(f"no CUDA device: torch {torch.__version__} {why}; nothing was run")
     device = torch.device(args.device)
-    from ipu_packed_bert.benchmarks.machine import details
+    from ipu_packed_bert.benchmarks.work import details
 
     print(", ".join(f"{key} {value}" for key, value in details(device).items() if value), flush=True)
     tests = None if args.device == "cpu" else run_tests()
@@ -97,7 +97,7 @@ def run_tests() -> str:
 def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
     """The layouts in each precision, printed as a table; what is written as JSON."""
     from ipu_packed_bert.benchmarks.layouts import measure_layouts, table, to_json
-    from ipu_packed_bert.benchmarks.machine import details
+    from ipu_packed_bert.benchmarks.work import details
 
     histogram = histogram_from(args)
     slots = histogram.max_sequence_length

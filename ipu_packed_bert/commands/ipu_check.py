@@ -75,7 +75,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     # A missing SDK and poprun are one line, before anything is written.
     choose_engine(replace(config, engine=replace(config.engine, kind="ipu", offline_export="program")))
-    from ipu_packed_bert.engine.ipu.inventory import inventory
+    from ipu_packed_bert.engine.ipu.devices import inventory
 
     found = inventory(config)
     _refuse_too_few_micro_batches(args.micro_batches, config, simulated=found.model_asked_by is not None)
@@ -168,7 +168,7 @@ class _Check:
     """The stages, and the bundle as far as it has got."""
 
     def __init__(self, config: Config, args: Any, inventory: Any):
-        """inventory: what `engine.ipu.inventory` found."""
+        """inventory: what `inventory` found."""
         self.args, self.inventory = args, inventory
         self.asked = replace(config, engine=replace(config.engine, kind="ipu"))
         name = f"ipu-check-{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from ipu_packed_bert.padding_free.models import base_of, choice_of, first_position
-from ipu_packed_bert.padding_free.windows import ignored_reach, too_long
+from ipu_packed_bert.padding_free.models import base_of, choice_of, first_position, ignored_reach, too_long
 from pack_data.batching.collators import Example, collate, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import BatchSampler

@@ -18,12 +18,15 @@ from ipu_packed_bert.padding_free.models import (
     attention_of,
     base_of,
     choice_of,
+    far_settings,
+    ignored_reach,
     refuse_first_fsdp,
+    row_settings,
     text_config,
+    too_long,
     unwrapped,
 )
 from ipu_packed_bert.padding_free.update import to_device, without_labels
-from ipu_packed_bert.padding_free.windows import far_settings, ignored_reach, row_settings, too_long
 from pack_data.batching.collators import padding_free_batch
 
 _Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]

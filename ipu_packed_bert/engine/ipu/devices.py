@@ -156,3 +156,20 @@ def refuse_too_many(config: Configuration, replicas: int) -> None:
             f"{_ipus_of(config)} out among processes: poprun --num-instances {instances_for(config)}"
             f" --num-replicas {config.placement.replicas}"
         )
+
+
+class _Inventory(NamedTuple):
+    poptorch: str  # its version
+    attached: int  # IPUs of the largest device, of those no larger than the configuration's
+    architecture: Optional[int]  # of the hardware, 2 for Mk2 and Bow; None without any
+    model_asked_by: Optional[str]  # what asks for a simulated device
+
+
+def inventory(config: Configuration) -> _Inventory:
+    """Raises ValueError in one of several instances that poprun started."""
+    if find_instance(config).instances > 1:
+        raise ValueError(f"{config.path}: poprun started several instances; the check is one process, without poprun")
+    wanted = config.ipus
+    attached = wanted if poptorch.ipuHardwareIsAvailable(wanted) else fewer_attached(wanted)
+    architecture = int(poptorch.ipuHardwareVersion()) if attached else None
+    return _Inventory(poptorch.__version__, attached, architecture, model_asked_by(config))

@@ -9,7 +9,7 @@ import torch
 
 from ipu_packed_bert.commands.pretrain import parse
 from ipu_packed_bert.engine import choose_engine
-from ipu_packed_bert.engine.host.estimate import duration, product_rate, whole_lines
+from ipu_packed_bert.engine.host.devices import duration, product_rate, whole_lines
 from ipu_packed_bert.planning.plan import host_needs, plan
 from ipu_packed_bert.settings.pretraining import load_config
 from ipu_packed_bert.training.pretraining import for_this_machine
@@ -73,7 +73,7 @@ def test_memory_and_hours_follow_from_the_plan(monkeypatch):
     fast, slow = (whole_lines(made, cpu, rate=rate)[1] for rate in (1e15, 1e12))
     hours = needs.multiply_adds / (0.5 * 1e15) / 3600
     assert duration(hours) in fast and fast != slow
-    monkeypatch.setattr("ipu_packed_bert.engine.host.estimate.memory_here", lambda device: 1 << 30)
+    monkeypatch.setattr("ipu_packed_bert.engine.host.devices.memory_here", lambda device: 1 << 30)
     assert "more than there is" in whole_lines(made, cpu, rate=1e12)[0]
     assert product_rate(cpu, made.config.engine, size=32) > 0
 

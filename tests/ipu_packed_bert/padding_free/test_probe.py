@@ -9,9 +9,9 @@ import torch
 
 from ipu_packed_bert.padding_free import PaddingFreeCollator, attention, probe, use_padding_free
 from ipu_packed_bert.padding_free.collators import inputs_for
-from ipu_packed_bert.padding_free.families import build
+from ipu_packed_bert.padding_free.matrix import build
+from ipu_packed_bert.padding_free.models import far_settings
 from ipu_packed_bert.padding_free.probe import check_no_leak, plain_forward
-from ipu_packed_bert.padding_free.windows import far_settings
 from tests.padding_free_models import (
     CONFIGS,
     SIZE,

@@ -9,8 +9,8 @@ import torch
 
 from ipu_packed_bert.padding_free import collators, probe, use_padding_free
 from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
+from ipu_packed_bert.padding_free.models import Reach, attention_reach, row_settings
 from ipu_packed_bert.padding_free.probe import check_no_leak
-from ipu_packed_bert.padding_free.windows import Reach, attention_reach, row_settings
 from tests.padding_free_models import (
     SIZE,
     WINDOW,
