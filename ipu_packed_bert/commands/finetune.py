@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.training.examples import ExamplesRun
 
 
-class Finetune(Training[FinetuneConfig]):
+class _Finetune(Training[FinetuneConfig]):
     def parse(self, argv: Optional[Sequence[str]]) -> argparse.Namespace:
         parser = ArgumentParser(prog=typed("finetune"), description=__doc__)
         add_which_run(parser, named="finetune_squad_packed", finished="; a finished one is evaluated again")
@@ -62,5 +62,5 @@ class Finetune(Training[FinetuneConfig]):
         return super().begun(args, processes)
 
 
-COMMAND = Finetune()
-parse, main, begun = COMMAND.parse, COMMAND.main, COMMAND.begun
+_COMMAND = _Finetune()
+parse, main, begun = _COMMAND.parse, _COMMAND.main, _COMMAND.begun

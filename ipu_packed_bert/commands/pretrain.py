@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.training.pretraining import PacksRun
 
 
-class Pretrain(Training[Config]):
+class _Pretrain(Training[Config]):
     def parse(self, argv: Optional[Sequence[str]]) -> argparse.Namespace:
         parser = ArgumentParser(prog=typed("pretrain"), description=__doc__)
         add_which_run(parser, named="packed_phase2_pod16")
@@ -79,5 +79,5 @@ class Pretrain(Training[Config]):
         return PacksRun
 
 
-COMMAND = Pretrain()
-parse, main, begun = COMMAND.parse, COMMAND.main, COMMAND.begun
+_COMMAND = _Pretrain()
+parse, main, begun = _COMMAND.parse, _COMMAND.main, _COMMAND.begun

@@ -176,7 +176,7 @@ class Training(abc.ABC, Generic[C]):
             args.start_from = None
         if args.resume or args.start_from:
             processes.of_first(_refuse_no_runs, args)
-        config = processes.of_first(self.resumed_config, args.resume, args.overrides) if args.resume else None
+        config = processes.of_first(self._resumed_config, args.resume, args.overrides) if args.resume else None
         if config is None:
             config = self.load(config_file(args.config), args.overrides, stored=False)
         if args.show_config:
@@ -191,7 +191,7 @@ class Training(abc.ABC, Generic[C]):
 
         return run(self._kind(), config, args, processes)
 
-    def resumed_config(self, folder: str, overrides: Sequence[str] = ()) -> C:
+    def _resumed_config(self, folder: str, overrides: Sequence[str] = ()) -> C:
         """A run's configuration. It states the schedule's length, so that more steps do not change the next rate."""
         return self.load(Path(folder, CONFIG), overrides, stored=True)
 

@@ -122,7 +122,7 @@ class HostEngine(Engine):
         self._attention = pick_attention(config, task, self._device)
         self._recomputes = config.engine.recomputes(ipus=False)
         if self._recomputes and config.engine.compile:
-            refuse_compiled()
+            _refuse_compiled()
         self.model = self._build().to(self._device)
         # One object, so that a compiled program knows it again.
         self._padding_mask = PaddingMask(hidden_score(self._attention.kind))
@@ -139,7 +139,7 @@ class HostEngine(Engine):
         self._reduction = None
         if processes.size > 1:
             program = self._programs["training"]
-            self._reduction = Reduction(self.model, program, self._device, compiled=config.engine.compile)
+            self._reduction = _Reduction(self.model, program, self._device, compiled=config.engine.compile)
         # Dropout draws from a stream of the engine's own, so that a resumed run continues it, whoever else draws.
         self._random = self._new_random_stream(0)
 
@@ -158,7 +158,7 @@ class HostEngine(Engine):
         elif config.engine.precision == "bfloat16":
             network.attention_mask.products = arithmetic(config.engine.precision, self._device)
         if self._recomputes:
-            recompute_layers(network)
+            _recompute_layers(network)
         return network
 
     @property
@@ -294,10 +294,7 @@ class HostEngine(Engine):
         return self._feed(cut([torch.from_numpy(batch[name]) for name in names], size))
 
     def _result(self, totals: List[float], batch: Batch, start: float) -> StepResult:
-        own = self.task.count(batch)
-        found = self.processes.summed([*totals, *own.values()])
-        sums = dict(zip(self.task.outputs, found))
-        counts = {name: int(count) for name, count in zip(own, found[len(sums) :])}
+        sums, counts = self._summed(totals, batch)
         number = micro_batches(self.task, batch, self._config.batch.micro_batch)
         if self._reduction is not None:
             number = self._update
@@ -392,7 +389,7 @@ class HostEngine(Engine):
             self._random = {**self._random, **own}
 
 
-def recompute_layers(network: Any) -> None:
+def _recompute_layers(network: Any) -> None:
     """Keep only each layer's input for the backward pass, in place: memory for a third of a forward and backward pass.
 
     Values, gradients and the stream of random numbers stay the same, bit for bit: dropout draws again what it drew.
@@ -402,7 +399,7 @@ def recompute_layers(network: Any) -> None:
         layer.forward = functools.partial(_recomputed, layer.forward)
 
 
-def refuse_compiled() -> None:
+def _refuse_compiled() -> None:
     """Raise ValueError where this torch cannot compile recomputed layers."""
     if not hasattr(torch, "compiler"):  # before torch 2.1
         raise ValueError(
@@ -417,7 +414,7 @@ def _recomputed(forward: Any, *inputs: Any) -> torch.Tensor:
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=True)
 
 
-class Reduction:
+class _Reduction:
     """The training program of a network, whose gradients are the means over the processes after the last micro-batch.
 
     torch's DistributedDataParallel does it. One all-reduce of a flat gradient after the last backward pass has the same

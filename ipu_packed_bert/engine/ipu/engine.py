@@ -19,7 +19,6 @@ from ipu_packed_bert.engine.ipu.executable import (
     note_of,
     program_facts,
     refuse_another,
-    sdk_versions,
     write_note,
 )
 from ipu_packed_bert.engine.ipu.feed import BatchesAhead, Reader
@@ -27,7 +26,8 @@ from ipu_packed_bert.engine.ipu.options import build_optimizer, evaluation_optio
 from ipu_packed_bert.engine.ipu.poprun import find_instance
 from ipu_packed_bert.engine.ipu.program import Predictions, build_program
 from ipu_packed_bert.engine.ipu.sdk import poptorch
-from ipu_packed_bert.engine.ipu.state import fill, moments, plain, same_shapes
+from ipu_packed_bert.engine.ipu.state import fill, moments, plain
+from ipu_packed_bert.model.optimizer import MOMENTS, refuse_other_shapes
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.placement import place
 from ipu_packed_bert.settings.schema import Configuration
@@ -96,7 +96,8 @@ class IpuEngine(Engine):
             accumulation=self.accumulation,
             betas=betas,
             instance=self.instance,
-            versions=sdk_versions(poptorch),
+            # Executables load only where these are the same.
+            versions={"poptorch": poptorch.__version__, "torch": torch.__version__},
         )
         if config.engine.executable is not None:
             refuse_another(self.instance.own(config.engine.executable), self._facts)
@@ -302,10 +303,7 @@ class IpuEngine(Engine):
         """Means over the sequences of the update, of all instances."""
         # One value a replica, or a scalar where there is one: sums over micro-batches either way.
         totals = [float(output.to(torch.float64).sum()) for output in outputs]
-        own = self.task.count(batch)
-        found = self.processes.summed([*totals, *own.values()])
-        sums = dict(zip(self.task.outputs, found))
-        counts = {name: int(count) for name, count in zip(own, found[len(sums) :])}
+        sums, counts = self._summed(totals, batch)
         scaled = {scale: float(batch[scale][0]) * counts[count] for scale, count in self.task.scales.items()}
         return StepResult(self.task.means(sums, counts, scaled), seconds, cycles, counts=counts)
 
@@ -316,16 +314,11 @@ class IpuEngine(Engine):
         parameters = self._parameters()
         state: Dict[str, Any] = {"model": parameters}
         if random is None:
-            held = self._waiting or {"exp_avg": {}, "exp_avg_sq": {}}
-            state["optimizer"] = {
-                "step": self._updates,
-                **{
-                    moment: {
-                        name: held[moment].get(name, torch.zeros_like(p)).clone() for name, p in parameters.items()
-                    }
-                    for moment in ("exp_avg", "exp_avg_sq")
-                },
-            }
+            held = self._waiting or {moment: {} for moment in MOMENTS}
+            state["optimizer"] = {"step": self._updates}
+            for moment in MOMENTS:
+                found = {name: held[moment].get(name, torch.zeros_like(each)) for name, each in parameters.items()}
+                state["optimizer"][moment] = {name: tensor.clone() for name, tensor in found.items()}
             return state
         state["optimizer"] = {"step": self._updates, **moments(self._optimizer.state_dict()["ipu_state"], parameters)}
         state["ipu_random"] = random
@@ -363,11 +356,9 @@ class IpuEngine(Engine):
 
     def load_state(self, state: Dict[str, Any]) -> None:
         parameters = dict(self._network.named_parameters())
-        for part, tensors in (
-            ("model", state["model"]),
-            *((m, state["optimizer"][m]) for m in ("exp_avg", "exp_avg_sq")),
-        ):
-            same_shapes(part, tensors, parameters)
+        refuse_other_shapes("model state", state["model"], parameters)
+        for moment in MOMENTS:
+            refuse_other_shapes(f"optimizer state: {moment}", state["optimizer"][moment], parameters)
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(state["model"][name])

@@ -354,7 +354,7 @@ def test_a_state_of_another_model_is_refused(sdk):
     config = make_config()
     other = host_engine(change(config, model={"hidden_size": 32}), packing_factor=1.0).state()
     engine = make_engine(sdk, config)
-    with pytest.raises(ValueError, match="in the checkpoint"):
+    with pytest.raises(ValueError, match="load it into the model it was saved from"):
         engine.load_state(other)
 
 
