@@ -26,7 +26,7 @@ from ipu_packed_bert.planning.host_memory import host_memory
 from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.cli.timing import quartiles, seconds_in_turn
-from pack_data.display.table import Column, Table
+from pack_data.display.table import Column
 
 PACKED, DENSE, UNPACKED = "packed", "packed, dense mask", "unpacked, padded"
 SORTED, FLASH = "Hugging Face, sorted by length", "Hugging Face, FlashAttention, no padding"
@@ -344,7 +344,8 @@ def to_json(outcome: LayoutOutcome, work: BenchmarkWork) -> List[Dict[str, Any]]
     return found
 
 
-_COLUMNS = (
+# Of a table of the rows of `to_json`.
+COLUMNS = (
     Column("name", "layout"),
     Column("precision", "precision"),
     Column("sequences_per_second", "seq/s", form=",.1f"),
@@ -354,8 +355,3 @@ _COLUMNS = (
     Column("peak_memory_bytes", "peak GiB", form=".2f", scale=2**30),
     Column("computed_memory_bytes", "computed", form=".2f", scale=2**30),
 )
-
-
-def table(rows: Sequence[Dict[str, Any]], title: str, notes: Tuple[str, ...]) -> Table:
-    """rows: of `to_json`."""
-    return Table("layouts", title, _COLUMNS, rows, notes)

@@ -123,17 +123,15 @@ def options_without_plan(args: argparse.Namespace) -> List[str]:
 
 def resumes_there(args: argparse.Namespace, processes: Processes) -> bool:
     """Whether --resume-if-there found a run to go on with; the options then are as --resume gives them."""
+    if not args.resume_if_there:
+        return False
+    from ipu_packed_bert.training.log import resumes
+
     # Rank 0 alone reads and writes run folders: the others may be on machines that have none.
-    if not (args.resume_if_there and processes.of_first(_there, args.out)):
+    if not processes.of_first(resumes, args.out):
         return False
     args.resume, args.out = args.out, None
     return True
-
-
-def _there(folder: str) -> bool:
-    from ipu_packed_bert.training.log import resumes
-
-    return resumes(folder)
 
 
 class Training(abc.ABC, Generic[C]):

@@ -27,7 +27,7 @@ from pack_data.batching.sampler import BatchSampler
 Inputs = Dict[str, Any]  # keyword arguments of a model's forward pass
 
 
-def same_example(position_ids: torch.Tensor) -> torch.Tensor:
+def _same_example(position_ids: torch.Tensor) -> torch.Tensor:
     """Which tokens a token may attend to: those of its own example up to itself.
 
     position_ids: [1, tokens], from 0 for each example.  Returns bool [1, 1, tokens, tokens] (query, key).
@@ -69,7 +69,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
         more = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
         more.update(max_length_q=longest, max_length_k=longest)
     elif choice.boundaries == "attention_mask":
-        mask = same_example(tensors["position_ids"])
+        mask = _same_example(tensors["position_ids"])
         if choice.attention == "eager":
             # Half of the type's least number: scores are added to it, and the sum must stay finite.
             dtype = base_of(model).dtype

@@ -22,7 +22,7 @@ from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import use_padding_free
 from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
 from ipu_packed_bert.padding_free.models import Choice
-from ipu_packed_bert.padding_free.update import without_labels
+from ipu_packed_bert.padding_free.update import logits_of
 from pack_data.cli.command import ArgumentParser, run_main
 from pack_data.display.table import Column, Table
 
@@ -72,7 +72,7 @@ def measure(family: str, attention: str, seed: int = 0) -> _Verdict:
     with torch.no_grad():
         rows = [torch.from_numpy(example["input_ids"])[None] for example in examples]
         expected = torch.cat([_losses_of(reference(ids).logits, ids) for ids in rows])
-        found = _losses_of(model(**without_labels(inputs), use_cache=False).logits, inputs["labels"])
+        found = _losses_of(logits_of(model, inputs), inputs["labels"])
     return _Verdict(family, attention, choice, float((found - expected).abs().max()), "")
 
 
@@ -113,7 +113,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         near = difflib.get_close_matches(unknown[0], FAMILIES, n=1)
         meant = f", did you mean {near[0]!r}?" if near else ""
         parser.error(f"{unknown[0]!r} is no family{meant}; a name with a comma or a space is one argument in quotes")
-    _quiet()
+    # Warnings of Transformers about tiny models are no news here.
+    logging: Any = __import__("transformers").logging
+    logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
     verdicts, absent = [], []
     for family in options.families or FAMILIES:
         try:
@@ -131,13 +134,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         f"wrong without an error: {len(wrong)}"
     )
     return 1 if wrong else 0
-
-
-def _quiet() -> None:
-    """Warnings of Transformers about tiny models are no news here."""
-    logging: Any = __import__("transformers").logging
-    logging.set_verbosity_error()
-    warnings.simplefilter("ignore")
 
 
 VOCABULARY = 50

@@ -8,6 +8,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ipu_packed_bert.padding_free.attention import NAME
 
+WAY_OUT = "use a padding way for it, such as RandomSampling+Padding"
+
 
 class Choice(NamedTuple):
     """How the examples of a row are kept apart in a model."""
@@ -49,12 +51,18 @@ def in_first_fsdp(model: Any) -> bool:
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
 
 
-def refuse_first_fsdp(model: Any) -> None:
-    """Raises ValueError for a model that the probe cannot know."""
+def refuse_unfit(model: Any) -> None:
+    """Raises ValueError for a model that the probe cannot know, or whose layers count tokens from the row's begin."""
     if in_first_fsdp(model):
         raise ValueError(
             "the model is in FullyShardedDataParallel (FSDP1), in which it is not probed; call use_padding_free(model) "
             "before it is wrapped, or shard it with fully_shard"
+        )
+    found = row_settings(text_config(model))
+    if found:
+        raise ValueError(
+            f"{type(base_of(model)).__name__} attends by the place of a token in the row ({', '.join(found)}), so that "
+            f"an example depends on those before it; {WAY_OUT}"
         )
 
 
@@ -105,11 +113,6 @@ def choose(model: Any, choice: Optional[Choice]) -> None:
 _PLACE = "_padding_free_choice"  # an attribute of the model: neither its configuration nor its weights have it
 
 
-def _heads_of(hidden_size: int) -> int:
-    """Attention heads of a new Llama: of 64 dimensions, or a single smaller one."""
-    return max(1, hidden_size // 64)
-
-
 def new_llama(*, hidden_size: int, layers: int, vocabulary_size: int, positions: int) -> Any:
     """A new Llama, for measurements; its attention is sdpa, and torch's seed decides the weights.
 
@@ -121,7 +124,7 @@ def new_llama(*, hidden_size: int, layers: int, vocabulary_size: int, positions:
         vocab_size=vocabulary_size,
         hidden_size=hidden_size,
         num_hidden_layers=layers,
-        num_attention_heads=_heads_of(hidden_size),
+        num_attention_heads=max(1, hidden_size // 64),  # of 64 dimensions, or a single smaller one
         intermediate_size=4 * hidden_size,
         max_position_embeddings=positions,
         use_cache=False,
@@ -143,8 +146,8 @@ def ignored_reach(model: Any) -> Optional[Reach]:
     """
     choice = choice_of(model)
     if "flash" in choice.attention:
-        return attention_reach(text_config(model), windows=False)
-    return attention_reach(text_config(model)) if choice.boundaries == "attention_mask" else None
+        return _attention_reach(text_config(model), windows=False)
+    return _attention_reach(text_config(model)) if choice.boundaries == "attention_mask" else None
 
 
 def too_long(model: Any, reach: Reach, what: str, way_out: str) -> ValueError:
@@ -156,7 +159,7 @@ def too_long(model: Any, reach: Reach, what: str, way_out: str) -> ValueError:
     )
 
 
-def attention_reach(config: Any, *, windows: bool = True) -> Optional[Reach]:
+def _attention_reach(config: Any, *, windows: bool = True) -> Optional[Reach]:
     """The smallest window or chunk of all layers; None where every layer attends to all earlier tokens.
 
     For an example of at most so many tokens, windows and chunks make no difference.  windows: whether windows count.

@@ -189,7 +189,7 @@ def test_tests_that_cannot_run_are_said(capsys, monkeypatch):
 
 def test_options_that_contradict_each_other():
     with pytest.raises(ValueError, match="multiple of --micro-batch"):
-        gpu.parse(["--packs", "3", "--micro-batch", "2"])
+        gpu.main(["--packs", "3", "--micro-batch", "2"])
 
 
 def test_an_interpreter_without_the_packages_is_one_line():

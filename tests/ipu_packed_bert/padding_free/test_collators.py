@@ -16,7 +16,6 @@ from ipu_packed_bert.padding_free.collators import (
     Batches,
     PaddingCollator,
     PaddingFreeCollator,
-    same_example,
 )
 from ipu_packed_bert.padding_free.update import accumulate, mean_loss
 from pack_data.batching.plans import WAYS, BatchOptions
@@ -95,7 +94,7 @@ def test_rows_of_one_shape_have_the_same_losses(kind, attention):
 
 def test_the_mask_by_hand():
     """Examples of two, one and two tokens."""
-    mask = same_example(torch.tensor([[0, 1, 0, 0, 1]]))
+    mask = PaddingFreeCollator(a_model())(some_examples(4, [2, 1, 2]))["attention_mask"]
     assert mask.int().tolist() == [
         [[[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]]
     ]

@@ -11,7 +11,8 @@ from ipu_packed_bert.padding_free import PaddingFreeCollator, attention, probe, 
 from ipu_packed_bert.padding_free.collators import inputs_for
 from ipu_packed_bert.padding_free.matrix import build
 from ipu_packed_bert.padding_free.models import far_settings
-from ipu_packed_bert.padding_free.probe import check_no_leak, plain_forward
+from ipu_packed_bert.padding_free.probe import check_no_leak
+from ipu_packed_bert.padding_free.update import logits_of
 from tests.padding_free_models import (
     CONFIGS,
     SIZE,
@@ -182,7 +183,7 @@ def test_a_leak_of_training_mode_alone_is_refused(monkeypatch):
 
 def test_gradients_that_leak_are_refused_though_the_logits_are_right():
     def with_gradient(model, inputs):
-        logits = plain_forward(model, inputs)
+        logits = logits_of(model, inputs)
         mean = logits.mean(dim=1, keepdim=True)
         return logits + mean - mean.detach()
 
@@ -192,7 +193,7 @@ def test_gradients_that_leak_are_refused_though_the_logits_are_right():
 
 def test_gradients_that_are_wrong_are_refused_though_the_logits_are_right():
     def half_a_gradient(model, inputs):
-        logits = plain_forward(model, inputs)
+        logits = logits_of(model, inputs)
         return (logits + logits.detach()) / 2
 
     with pytest.raises(ValueError, match="gradients of an example in a row are not those that it has alone"):

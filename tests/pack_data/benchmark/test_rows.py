@@ -1,8 +1,5 @@
 """The table of long rows: ours are proven, others' counts stand beside them, what is not installed is said."""
 
-import numpy as np
-import pytest
-
 from pack_data.benchmark import __main__ as benchmark
 from pack_data.benchmark import rows as row_benchmark
 from pack_data.cli.command import run_main
@@ -37,20 +34,4 @@ def test_what_is_not_installed_is_one_line_each(monkeypatch, capsys):
     assert run_main(benchmark.main, ["--rows", "--sequences", "20"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[1] == "not installed: no_such_packer (pip install no_such_packer)"
-    assert [cell.strip() for cell in printed[-1].strip("| ").split("|")] == [
-        "x",
-        "-",
-        "x",
-        "x",
-        "-",
-        "-",
-        "-",
-        "-",
-        "-",
-    ]
-
-
-@pytest.mark.parametrize("draw", [row_benchmark.long_tail, row_benchmark.thirds])
-def test_the_lengths_are_the_same_each_time(draw):
-    assert draw(1024, 500) == draw(1024, 500) and draw(1024, 500).sequences == 500
-    assert np.diff(draw(1024, 500).lengths).min() > 0
+    assert [cell.strip() for cell in printed[-1].strip("| ").split("|")] == "x - x x - - - - -".split()
