@@ -90,18 +90,6 @@ def config_of(
     )
 
 
-def stretched(packing: Packing, slots: int) -> Packing:
-    """The same packs with all lengths multiplied, so that rows of `slots`, a multiple of the packing's, are as full."""
-    factor, rest = divmod(slots, packing.max_sequence_length)
-    if rest:
-        raise ValueError(
-            f"rows of {slots} slots: not a multiple of {packing.max_sequence_length}, the histogram's; only whole "
-            "multiples are stretched to"
-        )
-    strategies = tuple(tuple(factor * length for length in strategy) for strategy in packing.strategies)
-    return Packing(packing.algorithm, slots, packing.max_sequences_per_pack, strategies, packing.repeats)
-
-
 def draw_work(
     packing: Packing,
     *,

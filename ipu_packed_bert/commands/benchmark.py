@@ -18,7 +18,7 @@ import subprocess
 import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ipu_packed_bert.benchmarks.work import SIZES, add_arguments, check_arguments, config_of, draw_work, stretched
+from ipu_packed_bert.benchmarks.work import SIZES, add_arguments, check_arguments, config_of, draw_work
 from ipu_packed_bert.processes.ranks import Processes, joined
 from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import (
@@ -33,6 +33,7 @@ from pack_data.cli.command import (
 )
 from pack_data.lengths.options import histogram_from
 from pack_data.packers import PACKERS, get_packer
+from pack_data.packing import Packing
 from pack_data.store.packs import default_predictions
 
 _BOTH = ("float32", "bfloat16")
@@ -130,7 +131,7 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
 
     histogram = histogram_from(args)
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
-    plans = [stretched(packing, slots) for slots in args.lengths or args.slots or [packing.max_sequence_length]]
+    plans = [_stretched(packing, slots) for slots in args.lengths or args.slots or [packing.max_sequence_length]]
     precisions = _pick_precisions(args.precision, processes)
     works = [
         draw_work(
@@ -182,6 +183,18 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
         "machine": machine(),
         **found,
     }
+
+
+def _stretched(packing: Packing, slots: int) -> Packing:
+    """The same packs with all lengths multiplied, so that rows of `slots`, a multiple of the packing's, are as full."""
+    factor, rest = divmod(slots, packing.max_sequence_length)
+    if rest:
+        raise ValueError(
+            f"rows of {slots} slots: not a multiple of {packing.max_sequence_length}, the histogram's; only whole "
+            "multiples are stretched to"
+        )
+    strategies = tuple(tuple(factor * length for length in strategy) for strategy in packing.strategies)
+    return Packing(packing.algorithm, slots, packing.max_sequences_per_pack, strategies, packing.repeats)
 
 
 def _pick_precisions(asked: str, processes: Processes) -> Tuple[str, ...]:

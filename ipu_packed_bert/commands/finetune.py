@@ -6,13 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Sequence, Type
 
-from ipu_packed_bert.commands.run_options import (
-    Training,
-    add_run_options,
-    add_trust,
-    add_which_run,
-    parse_run,
-)
+from ipu_packed_bert.commands.run_options import Training, add_run_options, add_trust, add_which_run, parse_run
 from ipu_packed_bert.processes.ranks import Processes
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, load_config
 from ipu_packed_bert.settings.user_task import trust_what_was_named

@@ -33,8 +33,7 @@ _DEPTH = 3
 
 def _parse(argv: Optional[Sequence[str]]) -> Any:
     parser = ArgumentParser(
-        prog=typed("gpu"),
-        description="The tests marked cuda, and training steps in several layouts.",
+        prog=typed("gpu"), description="The tests marked cuda, and training steps in several layouts."
     )
     add_arguments(parser, size="base", micro_batch=32, packs=128, rounds=10)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

@@ -159,6 +159,7 @@ class _Check:
         self.folder: Path = args.out or Path("runs", name)
         self.file = self.folder / "bundle.json"
         self.engine: Any = None
+        self._batch: Any = None
         self.bundle: Dict[str, Any] = {
             "format": ipu_bundle.FORMAT,
             "kind": ipu_bundle.KIND,

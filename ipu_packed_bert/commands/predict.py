@@ -42,10 +42,7 @@ _STANDARD_INPUT = {SQUAD: "json", TOKENS: "conll"}  # what is read there, unless
 
 
 def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    parser = ArgumentParser(
-        prog=typed("predict"),
-        description=__doc__,
-    )
+    parser = ArgumentParser(prog=typed("predict"), description=__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="a fine-tuning run, or a Hugging Face folder")
     parser.add_argument("file", metavar="FILE", help="what to answer; - is standard input")
     parser.add_argument(

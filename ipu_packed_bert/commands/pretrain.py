@@ -6,12 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Sequence, Set, Type
 
-from ipu_packed_bert.commands.run_options import (
-    Training,
-    add_run_options,
-    add_which_run,
-    parse_run,
-)
+from ipu_packed_bert.commands.run_options import Training, add_run_options, add_which_run, parse_run
 from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.settings.pretraining import Config, load_config
 from ipu_packed_bert.settings.shipped import config_file

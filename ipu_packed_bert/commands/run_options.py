@@ -109,7 +109,7 @@ def parse_run(
     return args
 
 
-def options_without_plan(args: argparse.Namespace) -> List[str]:
+def _options_without_plan(args: argparse.Namespace) -> List[str]:
     """The options that begin, or go on with, the run that --plan tells of."""
     options = ["--resume", args.resume] if args.resume else ["--config", args.config]
     for option in ("start_from", "data_dir", "out"):
@@ -121,7 +121,7 @@ def options_without_plan(args: argparse.Namespace) -> List[str]:
     return options
 
 
-def resumes_there(args: argparse.Namespace, processes: Processes) -> bool:
+def _resumes_there(args: argparse.Namespace, processes: Processes) -> bool:
     """Whether --resume-if-there found a run to go on with; the options then are as --resume gives them."""
     if not args.resume_if_there:
         return False
@@ -168,7 +168,7 @@ class Training(abc.ABC, Generic[C]):
     def begun(self, args: argparse.Namespace, processes: Processes) -> int:
         """Does what the options say; the exit status."""
         processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
-        if resumes_there(args, processes):
+        if _resumes_there(args, processes):
             settled = self._settled(args)
             args.overrides = [each for each in args.overrides if each.partition("=")[0].strip() not in settled]
             args.start_from = None
@@ -183,7 +183,7 @@ class Training(abc.ABC, Generic[C]):
         if args.plan:
             from ipu_packed_bert.planning.plan import print_plan
 
-            return print_plan(self._plan(config, args), options_without_plan(args))
+            return print_plan(self._plan(config, args), _options_without_plan(args))
         # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
         from ipu_packed_bert.training.run import run
 

@@ -149,9 +149,5 @@ class Engine(abc.ABC):
         """The same batches, read in the way that suits the device."""
         return batches
 
-    def cycles(self) -> Optional[int]:
-        """Device cycles of the last step; None where the device has no counter."""
-        return None
-
     def close(self) -> None:
         """Let go of the device."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from ipu_packed_bert.padding_free.models import base_of, choice_of, first_position, ignored_reach, too_long
+from ipu_packed_bert.padding_free.models import base_of, choice_of, ignored_reach, too_long
 from pack_data.batching.collators import Example, collate, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import BatchSampler
@@ -56,7 +56,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     Raises ValueError where an example is longer than a window or chunk that this ignores.
     """
     tensors = {name: torch.as_tensor(values) for name, values in batch.items()}
-    tensors["position_ids"] = tensors["position_ids"] + first_position(model)
+    tensors["position_ids"] = tensors["position_ids"] + _first_position(model)
     if "cumulative_lengths" not in tensors:
         return tensors
     boundaries, longest = tensors.pop("cumulative_lengths"), int(tensors.pop("max_length"))
@@ -79,6 +79,15 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
         lengths = boundaries.diff()
         more["seq_idx"] = torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32), lengths)[None]
     return {**tensors, **more}
+
+
+def _first_position(model: Any) -> int:
+    """The position of an example's first token: RoBERTa's family counts from padding_idx + 1, all others from 0."""
+    for module in base_of(model).modules():
+        padding = getattr(getattr(module, "position_embeddings", None), "padding_idx", None)
+        if padding is not None:
+            return int(padding) + 1
+    return 0
 
 
 class PaddingFreeCollator:
@@ -126,14 +135,7 @@ class Batches:
     """
 
     def __init__(
-        self,
-        way: str,
-        dataset: Sequence[Example],
-        options: BatchOptions,
-        model: Any,
-        *,
-        rank: int = 0,
-        pad_id: int = 0,
+        self, way: str, dataset: Sequence[Example], options: BatchOptions, model: Any, *, rank: int = 0, pad_id: int = 0
     ) -> None:
         lengths = np.array([len(example["input_ids"]) for example in dataset])
         self.sampler = BatchSampler(way, lengths, options, rank)

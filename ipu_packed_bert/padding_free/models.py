@@ -58,7 +58,7 @@ def refuse_unfit(model: Any) -> None:
             "the model is in FullyShardedDataParallel (FSDP1), in which it is not probed; call use_padding_free(model) "
             "before it is wrapped, or shard it with fully_shard"
         )
-    found = row_settings(text_config(model))
+    found = _row_settings(text_config(model))
     if found:
         raise ValueError(
             f"{type(base_of(model)).__name__} attends by the place of a token in the row ({', '.join(found)}), so that "
@@ -75,15 +75,6 @@ def text_config(model: Any) -> Any:
 def attention_of(model: Any) -> str:
     """The attention implementation a Hugging Face model was loaded with: "eager", "sdpa", "flash_attention_2", ..."""
     return getattr(base_of(model).config, "_attn_implementation", None) or "eager"
-
-
-def first_position(model: Any) -> int:
-    """The position of an example's first token: RoBERTa's family counts from padding_idx + 1, all others from 0."""
-    for module in base_of(model).modules():
-        padding = getattr(getattr(module, "position_embeddings", None), "padding_idx", None)
-        if padding is not None:
-            return int(padding) + 1
-    return 0
 
 
 def choice_of(model: Any) -> Choice:
@@ -191,7 +182,7 @@ def _windows_are_on(config: Any) -> bool:
     return getattr(config, "use_sliding_window", None) is not False and not none_left
 
 
-def row_settings(config: Any) -> List[str]:
+def _row_settings(config: Any) -> List[str]:
     """Settings by which a model treats a token by its place in the row, whatever its example: `name = value`.
 
     Llama 4 scales the queries of its layers without rotary positions; DeepSeek-V4 joins groups of tokens of the row.

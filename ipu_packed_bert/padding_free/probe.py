@@ -74,12 +74,7 @@ def _check_window(model: Any, longest: Optional[int] = None) -> None:
 
 
 def check_no_leak(
-    model: Any,
-    *,
-    longest: Optional[int] = None,
-    forward: _Forward = logits_of,
-    vocabulary_size: int = 0,
-    seed: int = 0,
+    model: Any, *, longest: Optional[int] = None, forward: _Forward = logits_of, vocabulary_size: int = 0, seed: int = 0
 ) -> None:
     """Raise ValueError unless each example of a row gets the logits and gradients that it gets alone.
 
@@ -465,8 +460,7 @@ def _outputs(model: Any, traced: _Traced) -> Dict[str, Tuple[Optional[torch.Tens
 
     handles = [
         module.register_forward_hook(
-            lambda module, given, named, output, name=name: keep(name, given, named, output),
-            with_kwargs=True,
+            lambda module, given, named, output, name=name: keep(name, given, named, output), with_kwargs=True
         )
         for name, module in model.named_modules()
         if name

@@ -101,10 +101,7 @@ def _ours(histogram: LengthHistogram, depth: Optional[int], name: str) -> Tuple[
 
 
 def rows(
-    sequences: int,
-    slots: Sequence[int] = SLOTS,
-    depths: Sequence[Optional[int]] = _DEPTHS,
-    others: Sequence[Peer] = (),
+    sequences: int, slots: Sequence[int] = SLOTS, depths: Sequence[Optional[int]] = _DEPTHS, others: Sequence[Peer] = ()
 ) -> Iterator[Dict[str, Any]]:
     """One packer on one case; by the keys of `_COLUMNS`."""
     for name in _LENGTHS:

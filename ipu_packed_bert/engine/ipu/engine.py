@@ -13,14 +13,7 @@ import torch
 from ipu_packed_bert.data.global_batches import Batch, GlobalBatches
 from ipu_packed_bert.engine.base import Engine, StepResult, micro_batches, saved_by
 from ipu_packed_bert.engine.ipu.devices import Device, refuse_too_many
-from ipu_packed_bert.engine.ipu.executable import (
-    Facts,
-    input_facts,
-    note_of,
-    program_facts,
-    refuse_another,
-    write_note,
-)
+from ipu_packed_bert.engine.ipu.executable import Facts, input_facts, note_of, program_facts, refuse_another, write_note
 from ipu_packed_bert.engine.ipu.feed import BatchesAhead, Reader
 from ipu_packed_bert.engine.ipu.options import build_optimizer, evaluation_options, training_options
 from ipu_packed_bert.engine.ipu.poprun import find_instance
@@ -111,7 +104,6 @@ class IpuEngine(Engine):
         )
         self._inference: Dict[str, _Inference] = {}  # by "evaluation" and "prediction", once they were asked for
         self._updates = 0
-        self._cycles: Optional[int] = None
         self._waiting: Optional[Dict[str, Any]] = None  # optimiser state for a program not yet compiled
         self._waiting_rng: Optional[List[int]] = None
         self._host_is_behind = False  # the device has weights that were not read back
@@ -184,9 +176,8 @@ class IpuEngine(Engine):
         self._updates += 1
         self._host_is_behind = True
         self._weights_changed()
-        if self.config.engine.log_cycles and self.device.kind == "ipu":
-            self._cycles = int(self._training.cycleCount())
-        return self._result(outputs, batch, seconds, self._cycles)
+        counted = self.config.engine.log_cycles and self.device.kind == "ipu"
+        return self._result(outputs, batch, seconds, int(self._training.cycleCount()) if counted else None)
 
     def evaluate(self, batch: Batch) -> StepResult:
         outputs, seconds = self._infer("evaluation", batch)
@@ -236,9 +227,6 @@ class IpuEngine(Engine):
     def _weights_changed(self) -> None:
         for program in self._inference.values():
             program.stale = True
-
-    def cycles(self) -> Optional[int]:
-        return self._cycles
 
     def close(self) -> None:
         # An instance that fails alone must not wait for the others on the device: it ends, which frees its IPUs.

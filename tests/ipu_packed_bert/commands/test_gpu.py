@@ -153,16 +153,7 @@ def test_the_command_writes_one_json_and_prints_one_table(capsys, monkeypatch, t
     options = ["--device", "cpu", *TINY, "--histogram", str(lengths), "--max-sequence-length", "64"]
     assert gpu.main([*options, "--json", str(out)]) == 0
     found = json.loads(out.read_text())
-    assert set(found) == {
-        "format",
-        "machine",
-        "tests",
-        "model",
-        "packing",
-        "work",
-        "layouts",
-        "not_measured",
-    }
+    assert set(found) == {"format", "machine", "tests", "model", "packing", "work", "layouts", "not_measured"}
     assert found["tests"] is None and found["machine"]["device"] == "CPU" and found["packing"]["slots"] == 64
     names = [row["name"] for row in found["layouts"]]
     assert names[:3] == [PACKED, DENSE, UNPACKED]

@@ -186,12 +186,7 @@ def test_labels_are_read_to_score_alone(models, tmp_path, capsys):
             ["line 2: question is 1; must be a text", "line 3: context is missing"],
         ),
         ("single_label", "long.csv", "text\n" + 2 * ("river " * 90 + "\n"), ["line 2: 90 tokens, the", "line 3: 90"]),
-        (
-            "tokens",
-            "long.conll",
-            2 * ("river\n" * 70 + "\n"),
-            ["line 1: 70 tokens, the rows have", "line 72"],
-        ),
+        ("tokens", "long.conll", 2 * ("river\n" * 70 + "\n"), ["line 1: 70 tokens, the rows have", "line 72"]),
     ],
 )
 def test_damaged_records_are_a_line_each(models, tmp_path, capsys, kind, name, text, messages):

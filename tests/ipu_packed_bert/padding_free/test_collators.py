@@ -12,11 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipu_packed_bert.padding_free import collators
-from ipu_packed_bert.padding_free.collators import (
-    Batches,
-    PaddingCollator,
-    PaddingFreeCollator,
-)
+from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator, PaddingFreeCollator
 from ipu_packed_bert.padding_free.update import accumulate, mean_loss
 from pack_data.batching.plans import WAYS, BatchOptions
 from tests.padding_free_models import CONFIGS, a_model, examples_of, some_examples, token_losses

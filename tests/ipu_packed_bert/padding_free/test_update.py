@@ -12,14 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from ipu_packed_bert.padding_free import cost, update
 from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator
-from ipu_packed_bert.padding_free.update import (
-    IGNORED,
-    accumulate,
-    cross_entropy_sum,
-    loss_sum,
-    mean_loss,
-    take_step,
-)
+from ipu_packed_bert.padding_free.update import IGNORED, accumulate, cross_entropy_sum, loss_sum, mean_loss, take_step
 from tests.padding_free_models import a_model, alone, some_examples
 from tests.ranks_at_work import run_all
 from tests.tolerances import assert_same, relative_error

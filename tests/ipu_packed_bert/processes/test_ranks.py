@@ -9,10 +9,7 @@ from tests.tiny_runs import tiny_data
 from tests.tolerances import assert_same
 
 # Packs of an update, in micro-batches of one or two; 37 packs make an epoch, so that its last update is incomplete.
-SHAPES = {
-    "six packs": ["batch.micro_batch=1", "batch.gradient_accumulation=9"],
-    "four packs, two at a time": [],
-}
+SHAPES = {"six packs": ["batch.micro_batch=1", "batch.gradient_accumulation=9"], "four packs, two at a time": []}
 SIZES = {"six packs": (1, 2, 3, 4), "four packs, two at a time": (1, 3)}
 STEPS = {"six packs": 8, "four packs, two at a time": 11}
 PACKS = {"six packs": (6, 1), "four packs, two at a time": (4, 1)}  # of the fullest update, of the emptiest
