@@ -21,6 +21,7 @@ from ipu_packed_bert.benchmarks.work import BenchmarkWork
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.engine.host.devices import autocast, clock_of, numerics_of
+from ipu_packed_bert.model.hugging_face import bert_settings
 from ipu_packed_bert.model.packed import PaddingMask, hidden_score
 from ipu_packed_bert.planning.host_memory import host_memory
 from ipu_packed_bert.settings.pretraining import Config
@@ -96,20 +97,9 @@ class HuggingFaceSide(_Side):
     ):
         import transformers
 
-        model = config.model
         try:
             self._model = transformers.BertForPreTraining._from_config(
-                transformers.BertConfig(
-                    vocab_size=model.vocabulary_size,
-                    hidden_size=model.hidden_size,
-                    num_hidden_layers=model.num_layers,
-                    num_attention_heads=model.num_heads,
-                    intermediate_size=model.intermediate_size,
-                    max_position_embeddings=model.max_position_embeddings,
-                    hidden_dropout_prob=model.hidden_dropout,
-                    attention_probs_dropout_prob=model.attention_dropout,
-                    layer_norm_eps=model.layer_norm_eps,
-                ),
+                transformers.BertConfig(**bert_settings(config.model)),
                 attn_implementation=attention,
             )
         except (ImportError, TypeError, ValueError) as error:

@@ -16,7 +16,8 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.benchmarks.work import SIZES, add_arguments, check_arguments, config_of, draw_work
 from ipu_packed_bert.processes.ranks import Processes, joined
@@ -152,21 +153,16 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     cases = [
         (config_of(args.size, work, engine, micro_batch=args.micro_batch), work) for work in works for engine in engines
     ]
+    comparisons: List[Callable[..., Dict[str, Any]]] = [partial(compare_attention, *case) for case in cases]
+    if not args.lengths:
+        comparisons = [
+            partial(compare_layouts, *case, unpacked_attention=attention, processes=processes)
+            for case in cases
+            for attention in attentions_beside(case[0])
+        ]
     shown = None if processes.rank == 0 else False
-    if args.lengths:
-        with progress_bar(2 * (args.rounds + 1) * len(cases), "rounds", shown=shown) as bar:
-            found = {"comparisons": [compare_attention(*case, rounds=args.rounds, bar=bar) for case in cases]}
-    else:
-        sides = [(*case, attention) for case in cases for attention in attentions_beside(case[0])]
-        with progress_bar(2 * (args.rounds + 1) * len(sides), "rounds", shown=shown) as bar:
-            found = {
-                "measurements": [
-                    compare_layouts(
-                        config, work, rounds=args.rounds, bar=bar, unpacked_attention=attention, processes=processes
-                    )
-                    for config, work, attention in sides
-                ]
-            }
+    with progress_bar(2 * (args.rounds + 1) * len(comparisons), "rounds", shown=shown) as bar:
+        made = [compare(rounds=args.rounds, bar=bar) for compare in comparisons]
     hidden, layers, _, _ = SIZES[args.size]
     return {
         "size": args.size,
@@ -181,7 +177,7 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
         "micro_batch": args.micro_batch,
         "rounds": args.rounds,
         "machine": machine(),
-        **found,
+        "comparisons" if args.lengths else "measurements": made,
     }
 
 

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import distributed
 
-from ipu_packed_bert.engine.host.devices import clock_of
 from ipu_packed_bert.padding_free.collators import Inputs, PaddingFreeCollator
 from ipu_packed_bert.padding_free.models import new_llama
 from ipu_packed_bert.padding_free.update import loss_sum, to_device
@@ -47,7 +46,11 @@ def _row(model: Any, lengths: Sequence[int], seed: int = 0) -> Inputs:
 
 
 def _pass(model: Any, inputs: Inputs) -> None:
-    loss_sum(model, inputs).backward()
+    """Forward and backward; returns when a GPU is done."""
+    loss = loss_sum(model, inputs)
+    loss.backward()
+    if loss.is_cuda:
+        torch.cuda.synchronize()
 
 
 def fit(rows: Sequence[Sequence[int]], seconds: Sequence[float]) -> MeasuredCost:
@@ -88,7 +91,7 @@ def measure_cost(model: Any, *, max_sequence_length: int, repeats: int = 3) -> M
     device = next(model.parameters()).device
     passes = {tuple(row): partial(_pass, model, _row(model, row)) for row in rows}
     passes[tuple(rows[0])]()  # the first pass sets up
-    times = seconds_in_turn(passes, repeats, clock_of(device), warm_up=False)
+    times = seconds_in_turn(passes, repeats, warm_up=False)
     least = [float(each.min()) for each in times.values()]
     model.zero_grad(set_to_none=True)
     if not (distributed.is_available() and distributed.is_initialized()):
