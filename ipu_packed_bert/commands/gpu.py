@@ -66,7 +66,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     print(", ".join(f"{key} {value}" for key, value in details(device).items() if value), flush=True)
     tests = None if args.device == "cpu" else run_tests()
     try:
-        found = benchmark(args, device, tests)
+        found = _benchmark(args, device, tests)
     except AssertionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -94,7 +94,7 @@ def run_tests() -> str:
     return "failed" if finished.returncode else "passed"
 
 
-def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
+def _benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
     """The layouts in each precision, printed as a table; what is written as JSON."""
     from ipu_packed_bert.benchmarks.layouts import COLUMNS, measure_layouts, to_json
     from ipu_packed_bert.benchmarks.work import details

@@ -267,7 +267,7 @@ def padding_free_attention(
     carried = _is_carried(attention_mask)
     # Some code says is_causal=False where it gives a mask, which is then causal.  So are boundaries in its place.
     causal = carried or bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    window, chunk = reach_of(module, sliding_window)
+    window, chunk = _reach_of(module, sliding_window)
     if window is not None and not causal:
         raise ValueError(f'{name} has a window on both sides, which attn_implementation="{NAME}" does not compute')
     settings = Settings(scaling, dropout, causal, window, softcap, s_aux)
@@ -350,7 +350,7 @@ if hasattr(torch, "compiler") and hasattr(torch.compiler, "disable"):
     _refuse_contradiction = torch.compiler.disable(_refuse_contradiction)
 
 
-def reach_of(module: torch.nn.Module, window: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
+def _reach_of(module: torch.nn.Module, window: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
     """Window and chunk of a layer: the window that it hands over, else what its configuration says of its kind."""
     kind, chunk = _layer_kind(module), None
     if kind is not None and "sliding" in kind and window is None:

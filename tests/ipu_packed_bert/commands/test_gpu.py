@@ -90,7 +90,7 @@ def test_other_work_is_exit_status_1_in_one_line(monkeypatch, tmp_path, capsys):
     def wrong(*_, **__):
         raise AssertionError("one does other work")
 
-    monkeypatch.setattr(gpu, "benchmark", wrong)
+    monkeypatch.setattr(gpu, "_benchmark", wrong)
     assert run_main(gpu.main, ["--device", "cpu", "--json", str(tmp_path / "gpu.json")]) == 1
     assert capsys.readouterr().err == "error: one does other work\n" and not (tmp_path / "gpu.json").exists()
 

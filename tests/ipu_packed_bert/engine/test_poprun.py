@@ -39,7 +39,7 @@ from tests.instances_at_work import (
 from tests.pretraining import global_batches, ipu_engine
 from tests.refusals import refused
 from tests.tiny_runs import tiny_config, tiny_data
-from tests.tolerances import assert_same
+from tests.tolerances import same_state
 
 LEGS = (1, 2, 4, 1)  # instances of a run that is resumed three times
 SAVED, STEPS = 3, 5  # update after which a run is told to stop; updates of a whole one
@@ -101,14 +101,6 @@ def folder(work):
 @pytest.fixture(scope="module")
 def found(work):
     return work[1]
-
-
-def same_state(one, other):
-    """Weights and both moments, within 1e-12 of their size."""
-    for part in ("model", "exp_avg", "exp_avg_sq"):
-        expected, given = ({**each["engine"], **each["engine"]["optimizer"]}[part] for each in (one, other))
-        assert expected.keys() == given.keys() and {tensor.dtype for tensor in given.values()} == {torch.float64}
-        assert_same(found=[given[name] for name in expected], expected=expected.values(), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("size", [2, 4])

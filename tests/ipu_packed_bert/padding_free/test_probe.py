@@ -226,7 +226,7 @@ def test_few_positions_are_enough(positions):
 def test_a_window_that_the_attention_ignores_is_refused_unless_no_example_is_so_long(monkeypatch):
     model = a_windowed_model("mistral")
     use_padding_free(model)
-    monkeypatch.setattr(attention, "reach_of", lambda module, window: (None, None))
+    monkeypatch.setattr(attention, "_reach_of", lambda module, window: (None, None))
     for longest in (None, 2 * WINDOW):
         match = f"sliding_window is {WINDOW}, first in model.layers.0.self_attn "
         with pytest.raises(ValueError, match=match) as caught:
