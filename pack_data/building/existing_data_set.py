@@ -10,8 +10,8 @@ from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tup
 import numpy as np
 
 from pack_data.building import sides
+from pack_data.building.inputs import BuildSide
 from pack_data.building.options import BuildOptions, stated
-from pack_data.building.side import BuildSide
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing

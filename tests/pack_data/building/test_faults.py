@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pack_data.building import inputs, stages, tasks
-from pack_data.building.atomic_replace import COMMIT, complete
+from pack_data.building.work_folder import COMMIT, complete
 from pack_data.reading import files
 from pack_data.store.data_set import PackStore
 from pack_data.verify import verify

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pack_data.build import main as build_main
 from pack_data.building import inputs, sides, stages
-from pack_data.building.atomic_replace import COMMIT
 from pack_data.building.sides import held_out_folder
+from pack_data.building.work_folder import COMMIT
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore, read_manifest
 from pack_data.store.packs import disassemble

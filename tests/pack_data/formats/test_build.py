@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from pack_data import BuildOptions, build
 from pack_data.build import main as build_main
+from pack_data.building import inputs
 from pack_data.cli.bad_records import Origin
 from pack_data.cli.command import run_main
 from pack_data.formats import mlperf_tfrecord, packed_tfrecord
@@ -131,12 +132,10 @@ def test_a_foreign_number_of_each_example_is_kept(tmp_path, examples):
 
 
 def test_parts_are_joined_in_order(tmp_path, examples, monkeypatch):
-    from pack_data.building import source_parts as parts
-
     source = tmp_path / "a.tfrecord"
     mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
     one = made(source, tmp_path / "one")
-    monkeypatch.setattr(parts, "PART", 7)
+    monkeypatch.setattr(inputs, "SOURCE_PART", 7)
     many = made(source, tmp_path / "many")
     assert many.manifest.shards == one.manifest.shards
     assert many.manifest.made_with["parts"] == 9
