@@ -72,10 +72,3 @@ def _value(features: Mapping[str, np.ndarray]) -> Pack:
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The packs of one file, in its order."""
     return tfrecord.read_records(path, bad, FIELDS, _value, lambda rows: [None] * len(rows))
-
-
-def shape(path: str) -> RowWidths:
-    """Row widths, from the first good record."""
-    for record in read(path, BadRecords(allowed=2**62)):
-        return shape_of_pack(record.value)
-    return RowWidths()

@@ -6,7 +6,7 @@ float: masked_lm_weights [P], 1 for a prediction.  P is 20 at S = 128 and 76 at 
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, Mapping
+from typing import Dict, Iterable, Iterator
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from pack_data.formats.records import (
     Record,
     RecordError,
     RowWidths,
-    example_from_row,
-    predictions_by_weight,
+    example_from_columns,
     row_from_example,
-    single,
 )
 from pack_data.formats.whole_blocks import together, unpacked_examples
 from pack_data.sequences import Example
@@ -39,27 +37,11 @@ FIELDS = tuple(
 NAMES = [field.name for field in FIELDS]
 
 
-def _value(features: Mapping[str, np.ndarray]) -> Example:
-    weights = features["masked_lm_weights"]
-    if len(weights) != len(features["masked_lm_positions"]):
-        raise RecordError(
-            f"masked_lm_weights has {len(weights)} values and masked_lm_positions "
-            f"{len(features['masked_lm_positions'])}, must be equal"
-        )
-    return example_from_row(
-        features["input_ids"],
-        features["input_mask"],
-        features["segment_ids"],
-        features["masked_lm_positions"],
-        features["masked_lm_ids"],
-        predictions_by_weight(weights),
-        single("next_sentence_labels", features["next_sentence_labels"]),
-    )
-
-
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The examples of one file, in its order."""
-    return tfrecord.read_records(path, bad, FIELDS, _value, lambda rows: together(rows, NAMES, unpacked_examples))
+    return tfrecord.read_records(
+        path, bad, FIELDS, example_from_columns, lambda rows: together(rows, NAMES, unpacked_examples)
+    )
 
 
 def shape(path: str) -> RowWidths:
@@ -77,14 +59,8 @@ def shape(path: str) -> RowWidths:
 def write(path: str, records: Iterable[Record], widths: RowWidths) -> int:
     """Write examples, return how many.  Raises ValueError naming the record that does not fit the widths."""
 
-    def messages() -> Iterator[bytes]:
-        for record in records:
-            try:
-                row = row_from_example(record.value, widths)
-                row["masked_lm_weights"] = row["masked_lm_weights"].astype(np.float32)
-                message = tfrecord.message({**record.foreign, **row})
-            except RecordError as error:
-                raise ValueError(f"{record.origin}: {error}") from None
-            yield message
+    def features(example: Example) -> Dict[str, np.ndarray]:
+        row = row_from_example(example, widths)
+        return {**row, "masked_lm_weights": row["masked_lm_weights"].astype(np.float32)}
 
-    return tfrecord.write_frames(path, messages())
+    return tfrecord.write_records(path, records, features)

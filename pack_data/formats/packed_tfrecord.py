@@ -13,7 +13,7 @@ import numpy as np
 
 from pack_data.cli.bad_records import BadRecords
 from pack_data.formats import tfrecord
-from pack_data.formats.records import PACK_FIELDS, Record, RecordError, RowWidths, checked_pack, shape_of_pack
+from pack_data.formats.records import PACK_FIELDS, Pack, Record, RowWidths, checked_pack
 from pack_data.formats.whole_blocks import consecutive_packs, together
 
 FLOATS = ("masked_lm_weights", "next_sentence_weights")
@@ -31,25 +31,10 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
     )
 
 
-def shape(path: str) -> RowWidths:
-    """Row widths, from the first good record."""
-    for record in read(path, BadRecords(allowed=2**62)):
-        return shape_of_pack(record.value)
-    return RowWidths()
-
-
 def write(path: str, records: Iterable[Record], widths: RowWidths) -> int:
     """Write packs, return how many."""
 
-    def messages() -> Iterator[bytes]:
-        for record in records:
-            features = {name: record.value[name] for name in PACK_FIELDS}
-            for name in FLOATS:
-                features[name] = features[name].astype(np.float32)
-            try:
-                message = tfrecord.message({**record.foreign, **features})
-            except RecordError as error:
-                raise ValueError(f"{record.origin}: {error}") from None
-            yield message
+    def features(pack: Pack) -> Pack:
+        return {name: pack[name].astype(np.float32) if name in FLOATS else pack[name] for name in PACK_FIELDS}
 
-    return tfrecord.write_frames(path, messages())
+    return tfrecord.write_records(path, records, features)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pack_data.formats import mlperf_tfrecord
-from pack_data.formats.records import RecordError, RowWidths, checked_pack, pack_from_examples
+from pack_data.formats.records import RecordError, RowWidths, checked_pack, example_from_columns, pack_from_examples
 from pack_data.formats.whole_blocks import consecutive_packs, together, unpacked_examples
 from pack_data.store.packs import FIELDS
 from tests.format_samples import mlperf_row, random_examples
@@ -44,13 +44,13 @@ def test_examples(data, seed):
     )
     for row, value in zip(rows, together(rows, mlperf_tfrecord.NAMES, unpacked_examples)):
         if value is not None:
-            assert value == mlperf_tfrecord._value(row)
+            assert value == example_from_columns(row)
         else:
             # Only the width of the first row is looked at together.
             with_own_width = together([row], mlperf_tfrecord.NAMES, unpacked_examples)[0]
             if with_own_width is None:
                 with pytest.raises(RecordError):
-                    mlperf_tfrecord._value(row)
+                    example_from_columns(row)
 
 
 @settings(max_examples=80)

@@ -96,11 +96,11 @@ def test_a_bad_line_is_named_and_may_be_left_out(tmp_path, line, words):
 
 
 def test_what_is_no_tokenised_jsonl_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no field holds a list of integers.*--corpus"):
+    with pytest.raises(ValueError, match="no column of integer lists.*--corpus"):
         open_source(write(tmp_path / "a.jsonl", [{"text": "a b"}]))
     with pytest.raises(ValueError, match="holds no record"):
         open_source(write(tmp_path / "b.jsonl", [" "]))
-    with pytest.raises(ValueError, match="text is no list of integers"):
+    with pytest.raises(ValueError, match="text is no column of integer lists"):
         open_source(write(tmp_path / "c.jsonl", ROWS), columns=("text",))
     whole = (tmp_path / "whole.jsonl.gz", tmp_path / "cut.jsonl.gz")
     write(whole[0], ROWS * 50)
