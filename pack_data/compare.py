@@ -116,27 +116,11 @@ def table(case: Case, rows: Sequence[Row]) -> str:
         f"{histogram.max_sequence_length} slots; speed-up at most {histogram.theoretical_speedup:.3f}"
     )
     quoted = histogram.name == "wikipedia_512"
-    head = [
-        "packer",
-        "packs",
-        "all tokens",
-        "padding",
-        "strategies",
-        "efficiency",
-        "factor",
-        "speed-up",
-        "above bound",
-        "",
-        "solved in",
-        "memory",
-    ] + (["paper: EFF %, p, realised"] if quoted else [])
+    head = "packer,packs,all tokens,padding,strategies,efficiency,factor,speed-up,above bound,,solved in,memory"
+    heads = head.split(",") + (["paper: EFF %, p, realised"] if quoted else [])
     blocks: Dict[Optional[int], List[List[str]]] = {}
     for row in rows:
-        gap = (
-            ("-", "")
-            if row.gap is None
-            else (f"{row.gap:,}", f"{row.gap / row.lower_bound:.2%}" if row.lower_bound else "")
-        )
+        share = f"{row.gap / row.lower_bound:.2%}" if row.gap is not None and row.lower_bound else ""
         cells = [
             row.algorithm.upper(),
             f"{row.packs:,}",
@@ -146,7 +130,8 @@ def table(case: Case, rows: Sequence[Row]) -> str:
             f"{row.efficiency:.3%}",
             f"{row.packing_factor:.3f}",
             f"{row.speedup:.3f}",
-            *gap,
+            "-" if row.gap is None else f"{row.gap:,}",
+            share,
             _time(row.solve_seconds),
             _bytes(row.peak_memory),
         ]
@@ -154,7 +139,7 @@ def table(case: Case, rows: Sequence[Row]) -> str:
             cells.append(_TABLE_1.get((row.algorithm, row.max_sequences_per_pack), ""))
         blocks.setdefault(row.max_sequences_per_pack, []).append(cells)
     heading, *written = text_table(
-        [head] + [cells for block in blocks.values() for cells in block], left={0, len(head) - 1} if quoted else {0}
+        [heads] + [cells for block in blocks.values() for cells in block], left={0, len(heads) - 1} if quoted else {0}
     )
     texts = iter(written)
     lines = [title, "", "   " + heading, "-" * (3 + len(heading))]
@@ -189,7 +174,7 @@ def _bytes(number: Optional[int]) -> str:
     return "-" if number is None else f"{number / 2**20:,.1f} MiB"
 
 
-def write_csv(path: str, case: Case, rows: Sequence[Row]) -> None:
+def _write_csv(path: str, case: Case, rows: Sequence[Row]) -> None:
     """A line for each row, with the name of its histogram in front; unlimited depth and unknown values are empty."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -286,7 +271,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     else:
         print(table(case, rows))
     if args.csv:
-        write_csv(args.csv, case, rows)
+        _write_csv(args.csv, case, rows)
     if args.plot:
         pictures = [picture for picture in (padding_map(rows), gap_map(rows)) if picture.rows]
         write(pictures or [padding_map(rows)], args.plot)

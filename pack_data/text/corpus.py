@@ -306,66 +306,11 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 # A full stop after one of these, or after a single capital, ends no sentence.
 _ABBREVIATIONS = frozenset(
-    [
-        "mr",
-        "mrs",
-        "ms",
-        "dr",
-        "prof",
-        "rev",
-        "hon",
-        "st",
-        "sr",
-        "jr",
-        "vs",
-        "cf",
-        "no",
-        "nos",
-        "fig",
-        "figs",
-        "eq",
-        "sec",
-        "vol",
-        "vols",
-        "pp",
-        "ed",
-        "eds",
-        "al",
-        "inc",
-        "ltd",
-        "co",
-        "corp",
-        "gen",
-        "col",
-        "lt",
-        "sgt",
-        "capt",
-        "maj",
-        "rep",
-        "sen",
-        "gov",
-        "pres",
-        "jan",
-        "feb",
-        "mar",
-        "apr",
-        "jun",
-        "jul",
-        "aug",
-        "sep",
-        "sept",
-        "oct",
-        "nov",
-        "dec",
-        "approx",
-        "dept",
-        "est",
-        "e.g",
-        "i.e",
-        "viz",
-        "u.s",
-        "u.k",
-    ]
+    (
+        "mr mrs ms dr prof rev hon st sr jr vs cf no nos fig figs eq sec vol vols pp ed eds al inc ltd co "
+        "corp gen col lt sgt capt maj rep sen gov pres jan feb mar apr jun jul aug sep sept oct nov dec "
+        "approx dept est e.g i.e viz u.s u.k"
+    ).split()
 )
 _SENTENCE_END = re.compile(
     r"[.!?]+[\"')\]\u201d\u2019]*(?P<gap>\s+)(?=[\"'(\[\u201c\u2018]*[^\Wa-z_])|(?<=[\u3002\uff01\uff1f])(?P<none>)(?=.)"

@@ -7,6 +7,7 @@ from typing import Any, List, Sequence
 from pack_data.build import BuildOptions, build
 from pack_data.sequences import Example
 from pack_data.store.data_set import PackStore
+from pack_data.text.examples import make_examples, tokenise
 
 WORDS = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
@@ -31,6 +32,11 @@ def write_corpus(folder: Path, documents: int = 60, seed: int = 0) -> Path:
     for number in range(documents):
         (folder / f"{number:03d}.txt").write_text(document(rng))
     return folder
+
+
+def examples_of(documents, vocabulary, options, part=0):
+    """Text to examples."""
+    return make_examples(tokenise(documents, vocabulary), vocabulary, options, part)
 
 
 def words_of(example: Example, tokens: Sequence[str]) -> List[List[int]]:
