@@ -71,4 +71,4 @@ def _value(features: Mapping[str, np.ndarray]) -> Pack:
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The packs of one file, in its order."""
-    return tfrecord.read_records(path, bad, FIELDS, _value, lambda rows: [None] * len(rows))
+    return tfrecord.read_records(path, bad, FIELDS, _value)
