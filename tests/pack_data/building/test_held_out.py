@@ -1,6 +1,5 @@
 """Documents held out: whole ones, with their copies, never in the training data; both data sets appear together."""
 
-import os
 import shutil
 
 import numpy as np
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pack_data.build import main as build_main
-from pack_data.building import inputs, sides, stages
+from pack_data.building import sides
 from pack_data.building.sides import held_out_folder
 from pack_data.building.work_folder import COMMIT
 from pack_data.cli.command import run_main
@@ -18,17 +17,13 @@ from pack_data.store.packs import disassemble
 from pack_data.text.corpus import Document, documents, file_documents
 from pack_data.text.wordpiece import load_vocabulary
 from pack_data.verify import verify
-from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.pack_data.text_corpus import Stopped, build_small, content, stop_before_rename, write_corpus
+
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 SHARE = 0.3
 HOW = dict(held_out=SHARE, duplication_factor=5, packer="optimal")
 QUICK = dict(held_out=SHARE, duplication_factor=1, packer="spfhp")
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    monkeypatch.setattr(inputs, "PART_CHARACTERS", 6000)
-    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +61,6 @@ def word_sequences(folder):
 
 def eight_grams(sequences):
     return {tuple(words[start : start + 8]) for words in sequences for start in range(len(words) - 7)}
-
-
-def content(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def both(out):
@@ -133,23 +124,6 @@ def test_the_bytes_do_not_depend_on_workers(corpus, tmp_path):
     for name, workers in (("one", 1), ("two", 2)):
         build_small(corpus, tmp_path / name, workers=workers, **HOW).close()
     assert both(tmp_path / "one") == both(tmp_path / "two")
-
-
-class Stopped(BaseException):
-    """Ends a build where it stands, as a signal would."""
-
-
-def stop_before_rename(monkeypatch, count):
-    replace, done = os.replace, [0]
-
-    def counted(*paths):
-        done[0] += 1
-        if done[0] == count:
-            raise Stopped
-        replace(*paths)
-
-    monkeypatch.setattr(os, "replace", counted)
-    return done
 
 
 @pytest.mark.parametrize("former", [False, True], ids=["nothing there", "over a former build"])

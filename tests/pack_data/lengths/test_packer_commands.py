@@ -53,18 +53,8 @@ def test_options_of_their_own(capsys, lengths_csv):
     assert seeds[0] == seeds[1]
     assert run("sort", *lengths_csv, "--batch-size", "4") == 0
     assert "different lengths" in capsys.readouterr().out
-    assert (
-        run(
-            "spfhp",
-            "--histogram",
-            "squad_1_1_384",
-            "--max-sequence-length",
-            "512",
-            "--max-sequences-per-pack",
-            "unlimited",
-        )
-        == 0
-    )
+    options = "--histogram squad_1_1_384 --max-sequence-length 512 --max-sequences-per-pack unlimited"
+    assert run("spfhp", *options.split()) == 0
     assert "pack of 512 slots" in capsys.readouterr().out
     assert run("spfhp", "--synthetic", "uniform:max=9,n=100") == 0
     assert "uniform:max=9,n=100" in capsys.readouterr().out

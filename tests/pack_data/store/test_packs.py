@@ -246,13 +246,6 @@ def test_a_stored_column_takes_the_place_of_the_derived_one():
     )
 
 
-@pytest.mark.parametrize(
-    "largest, kind", [(255, "|u1"), (256, "<u2"), (65535, "<u2"), (65536, "<u4"), (2**31 - 1, "<u4")]
-)
-def test_the_smallest_type_holds_its_largest_value(largest, kind):
-    assert smallest_type(largest) == kind and np.array([largest]).astype(kind)[0] == largest
-
-
 def test_types_at_their_limits():
     """Ids have two bytes from 256 on (one byte for so few ids is not worth another layout), four from 65,537 tokens
     on."""
@@ -262,7 +255,9 @@ def test_types_at_their_limits():
         assert types["input_ids"] == types["masked_lm_ids"] == kind
         assert types["first_segment_lengths"] == types["masked_lm_positions"] == "|u1"
     assert {column.dtype for column in PackSchema.bert(256, 3, 10, vocabulary_size=300).columns} == {"<u2", "|u1"}
-    with pytest.raises(ValueError, match="a batch is int32"):
+    for largest, kind in ((255, "|u1"), (256, "<u2"), (65535, "<u2"), (65536, "<u4"), (2**31 - 1, "<u4")):
+        assert smallest_type(largest) == kind and np.array([largest]).astype(kind)[0] == largest
+    with pytest.raises(ValueError, match="a batch is int32, so values up to 2147483647"):
         smallest_type(2**31)
 
 
@@ -285,8 +280,6 @@ def test_schema_survives_json_and_refuses_nonsense():
         PackSchema.of_tokens(4, 1, [StoredColumn("a", SLOT, "|u1"), StoredColumn("a", SLOT, "|u1")])
     with pytest.raises(ValueError, match="lengths"):
         PackSchema.of_tokens(4, 1, [StoredColumn("lengths", SLOT, "|u1")])
-    with pytest.raises(ValueError, match="2147483647"):
-        smallest_type(1 << 31)
 
 
 def test_published_numbers_of_predictions():

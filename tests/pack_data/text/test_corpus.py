@@ -45,11 +45,6 @@ def test_blank_lines_separate_documents_on_request(tmp_path):
     assert [document.lines for document in documents(tmp_path / "a.txt")] == [["One.", "Two.", "Three."]]
 
 
-def test_the_last_line_needs_no_end(tmp_path):
-    (tmp_path / "a.txt").write_text("One line.\nThe last one.")
-    assert [document.lines for document in documents(tmp_path)] == [["One line.", "The last one."]]
-
-
 GOOD = '{"text": "Good."}\n'
 BAD_LINES = [
     ('{"text": "a \\ud800 b"}\n', r"the text holds \\ud800, half of a surrogate pair"),
@@ -221,21 +216,6 @@ def test_a_build_leaves_out_bad_lines_on_request_and_says_which(tmp_path, capsys
     assert ["line 2" in skipped[0], "line 3" in skipped[1], len(skipped)] == [True, True, 2]
     with build_small(tmp_path / "good", tmp_path / "whole", vocabulary_size=100) as whole:
         assert whole.manifest.shards == store.manifest.shards and "skipped" not in whole.manifest.made_with
-    run_main(
-        main,
-        [
-            "--corpus",
-            str(tmp_path / "bad"),
-            "--skip-bad",
-            "2",
-            "--vocabulary-size",
-            "100",
-            "--workers",
-            "1",
-            "--out",
-            str(tmp_path / "again"),
-            "--max-sequence-length",
-            "64",
-        ],
-    )
+    options = "--skip-bad 2 --vocabulary-size 100 --workers 1 --max-sequence-length 64".split()
+    run_main(main, ["--corpus", str(tmp_path / "bad"), "--out", str(tmp_path / "again"), *options])
     assert capsys.readouterr().err.count("skipped ") == 2
