@@ -9,6 +9,7 @@ import abc
 import json
 import random
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from itertools import chain
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
@@ -119,6 +120,7 @@ class _BuildInput(abc.ABC):
         self.options, self.sides, self.progress = options, sides_, progress
         self.work = sides_[0].work
         self.example_options = options.example_options()
+        self.given_vocabulary = options.vocabulary if options.tokenizer is None else options.tokenizer
 
     @abc.abstractmethod
     def files(self) -> Files:
@@ -199,9 +201,8 @@ class _TextInput(_BuildInput):
         """Trained on the training side."""
         options, path = self.options, self.work / self.vocabulary_name
         if not path.exists():
-            given = options.vocabulary if options.tokenizer is None else options.tokenizer
-            if given is not None:
-                content = Path(given).read_bytes()
+            if self.given_vocabulary is not None:
+                content = Path(self.given_vocabulary).read_bytes()
             else:
                 documents = self._training_documents()
                 with said_of(options.corpus):
@@ -346,12 +347,11 @@ class _SourceInput(_BuildInput):
         return _DiskNeed(0.0, float(sum(sizes)))
 
     def vocabulary(self) -> VocabularyFile:
-        given = self.options.vocabulary if self.options.tokenizer is None else self.options.tokenizer
-        if given is None:
-            return VocabularyFile(0, None)
         path = self.work / self.vocabulary_name
+        if self.given_vocabulary is None:
+            return VocabularyFile(0, None)
         if not path.exists():
-            write_atomically(path, Path(given).read_bytes())
+            write_atomically(path, Path(self.given_vocabulary).read_bytes())
         return VocabularyFile(len(load_either(path, self.options.lower_case)), path)
 
     def schema(self, vocabulary_size: int) -> PackSchema:
@@ -470,13 +470,28 @@ class _SyntheticInput(_BuildInput):
 
 def one_sided(options: BuildOptions, side: BuildSide, count: int, places: Sequence[float] = ()) -> str:
     """The words of the refusal where a side would have no documents; places: those of all, where that is the reason."""
-    nearest = sides.nearest_share(places, options.held_out) if places else None
+    nearest = _nearest_share(places, options.held_out) if places else None
     another = "choose another number" if nearest is None else f"--held-out {nearest!r} is the nearest that does"
     return (
         f"{options.corpus}: --held-out {options.held_out:g} puts none of its {count:,} documents with text on the "
         f"{side.name} side (a document is held out where the hash of its text, as a fraction, is below that "
         f"number); {another}, or give more documents"
     )
+
+
+def _nearest_share(places: Sequence[float], held_out: float) -> Optional[float]:
+    """The number of few digits nearest to `held_out` that leaves no side of the documents empty; None: there is none.
+
+    places: those of the documents, all of which `held_out` puts on one side.
+    """
+    lowest, highest = min(places), max(places)
+    rounding = ROUND_CEILING if held_out <= lowest else ROUND_FLOOR
+    edge = Decimal(lowest if held_out <= lowest else highest)
+    for digits in range(2, 18):
+        share = float(edge.quantize(Decimal(1).scaleb(edge.adjusted() - digits + 1), rounding))
+        if lowest < share <= highest and share < 1:
+            return share
+    return None
 
 
 def _refuse_held_out(options: BuildOptions, option: str) -> None:

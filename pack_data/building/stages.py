@@ -211,7 +211,7 @@ class Stages:
         """Refuses to begin what the disk cannot hold: sorted sequences and shards lie there together at the end."""
         need = self.input.need()
         already = sum(path.stat().st_size for path in self.work.rglob("*"))
-        needed, free = need.text + need.tokens * _BYTES_PER_TOKEN - already, free_bytes(self.work)
+        needed, free = need.text + need.tokens * _BYTES_PER_TOKEN - already, shutil.disk_usage(self.work).free
         if needed > free:
             raise ValueError(
                 f"{self.out}: the build needs about {needed / 1e6:,.0f} MB of disk, {free / 1e6:,.0f} MB "
@@ -491,7 +491,3 @@ def _counts(note: _Note, max_sequence_length: int) -> np.ndarray:
     lengths, sequences, _ = np.array(note["lengths"], dtype=np.int64).reshape(-1, 3).T
     counts[lengths] = sequences
     return counts
-
-
-def free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free

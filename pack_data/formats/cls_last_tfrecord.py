@@ -31,16 +31,9 @@ from pack_data.formats.records import (
 FIELDS = tuple(
     tfrecord.Field(f"packed_{name}", "number" if name.endswith("_mask") and name != "input_mask" else "int64")
     for name in (
-        "input_ids",
-        "input_mask",
-        "segment_ids",
-        "position_ids",
-        "masked_lm_positions",
-        "masked_lm_ids",
-        "masked_lm_mask",
-        "next_sentence_labels",
-        "next_sentence_mask",
-    )
+        "input_ids input_mask segment_ids position_ids masked_lm_positions masked_lm_ids masked_lm_mask "
+        "next_sentence_labels next_sentence_mask"
+    ).split()
 )
 
 

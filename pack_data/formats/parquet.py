@@ -257,13 +257,6 @@ def shape(path: str, columns: Sequence[str] = ()) -> RowWidths:
 
 # ---- writing -----------------------------------------------------------------------------------------------------
 
-_EXAMPLE_TYPES = {
-    "input_ids": np.int32,
-    "segment_ids": np.int8,
-    "masked_lm_positions": np.int32,
-    "masked_lm_ids": np.int32,
-}
-
 
 def _example_row(example) -> Dict[str, np.ndarray]:
     segments = np.zeros(len(example.input_ids), np.int8)
@@ -281,7 +274,8 @@ def _fields(content: str, first: Record):
     """The Arrow schema of what is to be written, from its first record."""
     arrow = _arrow()
     if content == "examples":
-        own = [(name, arrow.list_(arrow.from_numpy_dtype(np.dtype(kind)))) for name, kind in _EXAMPLE_TYPES.items()]
+        row = {name: values for name, values in _example_row(first.value).items() if name != "next_sentence_labels"}
+        own = [(name, arrow.list_(arrow.from_numpy_dtype(values.dtype))) for name, values in row.items()]
         own.append(("next_sentence_labels", arrow.int8()))
     elif content == "packs":
         own = [

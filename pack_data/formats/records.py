@@ -204,32 +204,6 @@ def _checked_example(
     )
 
 
-def row_from_example(example: Example, shape: RowWidths) -> Dict[str, np.ndarray]:
-    """The padded row of an example: int32, [S] and [P], next_sentence_labels [1].  RecordError if it is too long."""
-    length, predictions = len(example.input_ids), len(example.masked_lm_positions)
-    if shape.max_sequence_length is None or shape.max_predictions is None:
-        raise ValueError(
-            "a fixed-width file needs its widths: give --max-sequence-length and --max-predictions-per-sequence"
-        )
-    if length > shape.max_sequence_length:
-        raise RecordError(f"{length} tokens, a row holds {shape.max_sequence_length} (--max-sequence-length)")
-    if predictions > shape.max_predictions:
-        raise RecordError(
-            f"{predictions} predictions, a row holds {shape.max_predictions} (--max-predictions-per-sequence)"
-        )
-    row = {name: np.zeros(shape.max_sequence_length, np.int32) for name in ("input_ids", "input_mask", "segment_ids")}
-    row["input_ids"][:length] = example.input_ids
-    row["input_mask"][:length] = 1
-    row["segment_ids"][example.first_segment_length : length] = 1
-    for name in P_FIELDS:
-        row[name] = np.zeros(shape.max_predictions, np.int32)
-    row["masked_lm_positions"][:predictions] = example.masked_lm_positions
-    row["masked_lm_ids"][:predictions] = example.masked_lm_ids
-    row["masked_lm_weights"][:predictions] = 1
-    row["next_sentence_labels"] = np.array([example.next_sentence_label], np.int32)
-    return row
-
-
 def tokens_from_columns(row: Dict[str, np.ndarray]) -> _Tokens:
     """A token sequence out of columns of one length; an attention_mask cuts its padding off. Raises RecordError."""
     sizes = {name: len(values) for name, values in row.items()}

@@ -9,8 +9,10 @@ import contextlib
 import io
 import json
 import multiprocessing
+import operator
 import os
 from concurrent.futures import ProcessPoolExecutor
+from functools import reduce
 from itertools import islice
 from pathlib import Path
 from typing import IO, Iterable, Iterator, List, NamedTuple, Optional, Sequence
@@ -21,7 +23,7 @@ from pack_data.cli.bad_records import MOST_RECORD_BYTES, add_record_limit
 from pack_data.cli.command import ArgumentParser, check_output, check_picture, positive_int, process_count, progress_bar
 from pack_data.display.picture import Axis, Bars, Series, write
 from pack_data.display.table import account
-from pack_data.histogram import PUBLISHED, LengthHistogram, merge
+from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.reading.files import COMPRESSED, LONGEST_LINE, open_regular, open_unpacked, short_lines
 from pack_data.reading.npy import map_array
 from pack_data.sequences import LONGEST
@@ -63,7 +65,9 @@ def count(
             counted.append(histogram)
             bar.update()
     S = max_sequence_length or max(histogram.max_sequence_length for histogram in counted)
-    return merge([histogram.with_max_sequence_length(S) for histogram in counted], " + ".join(map(_name, sources)))
+    total = reduce(operator.add, (histogram.with_max_sequence_length(S) for histogram in counted))
+    name = " + ".join(map(_name, sources))
+    return total if total.name == name else LengthHistogram(total.counts, name)
 
 
 def _map(parts: List[_Part], workers: int) -> Iterator[LengthHistogram]:

@@ -9,6 +9,7 @@ import sys
 import time
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -164,7 +165,7 @@ def test_a_build_that_begins_while_another_one_ends_is_refused(corpus, tmp_path,
 
 
 def test_a_disk_too_small_is_said_before_anything_is_made(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(stages, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
     with pytest.raises(ValueError, match="needs about .* MB .* free"):
         build_small(corpus, tmp_path / "data")
     assert not (tmp_path / "data").exists()

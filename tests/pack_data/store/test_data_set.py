@@ -179,15 +179,7 @@ def test_every_changed_field_of_a_manifest_is_refused(folder):
         "parts": 1,
         "documents": 1,
     }
-    free = {
-        "algorithm",
-        "seed",
-        "max_predictions_per_sequence",
-        "vocabulary_size",
-        "lower_bound",
-        "lp_bound",
-        "made_with",
-    }
+    free = set("algorithm seed max_predictions_per_sequence vocabulary_size lower_bound lp_bound made_with".split())
     refused = 0
     rng = np.random.default_rng(0)
     for path in leaves(manifest):
