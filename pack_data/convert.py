@@ -27,6 +27,7 @@ TARGETS = {
     "arrow": ("packs", "examples", "token_packs", "tokens"),
     "store": ("packs",),
 }
+_PACK_FIRST = "; pack them first: python -m pack_data.build --from SRC --out DIR, then convert DIR"
 _WORDS = {
     "examples": "examples",
     "packs": "packs",
@@ -86,11 +87,7 @@ def convert(
     if kind not in TARGETS[to_format]:
         raise ValueError(
             f"{source.path} holds {kind}, {to_format} holds {' or '.join(TARGETS[to_format])}"
-            + (
-                "; pack them first: python -m pack_data.build --from SRC --out DIR, then convert DIR"
-                if kind == "examples"
-                else ""
-            )
+            + _PACK_FIRST * (kind == "examples")
         )
     if os.path.exists(destination) and any(os.path.samefile(destination, file) for file in source.files):
         raise ValueError(f"{destination}: is one of the files to read")

@@ -79,26 +79,20 @@ def work_folder(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _without_builds(out: Path) -> Iterator[None]:
-    """No build writes `out` while this is entered; what a stopped build left to go on with stays.
+def only_writer_of_packs(out: Path) -> Iterator[None]:
+    """For who writes a data set to `out` himself: no build writes `out` while this is entered.
 
-    ValueError as `work_folder`.
+    What a killed writer has left is removed; what a stopped build left to go on with stays. ValueError as
+    `work_folder`.
     """
     with _held(out, str(out), "make room for it") as work:
         try:
+            if not (work / COMMIT).exists():  # else those are files of a build
+                remove_leftovers(out)
             yield
         finally:
             if [item.name for item in work.iterdir()] == [_LOCK]:
                 _remove(work)
-
-
-@contextmanager
-def only_writer_of_packs(out: Path) -> Iterator[None]:
-    """As `_without_builds`, for who writes a data set to `out` himself: what a killed one has left is removed."""
-    with _without_builds(out):
-        if not (out.with_name(f"{out.name}.building") / COMMIT).exists():  # else those are files of a build
-            remove_leftovers(out)
-        yield
 
 
 @contextmanager

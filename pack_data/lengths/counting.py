@@ -124,7 +124,8 @@ def _count_part(part: _Part) -> LengthHistogram:
         histogram = LengthHistogram.published(path)
         return histogram if S is None else histogram.with_max_sequence_length(S)
     if os.path.isdir(path):
-        return _count_data_set(path, S)
+        histogram = LengthHistogram(np.array(read_manifest(Path(path)).histogram, np.int64), Path(path).name)
+        return histogram if S is None else histogram.with_max_sequence_length(S)
     if _begins_as_histogram(path):  # its name may end in anything
         histogram = LengthHistogram.from_csv(path, S or LONGEST)
         return histogram.with_max_sequence_length(S or max(histogram.longest, 1))
@@ -136,7 +137,10 @@ def _count_part(part: _Part) -> LengthHistogram:
     if path.endswith(".npy"):
         lengths = map_array(path, way_out="give a .npy array of lengths").reshape(-1)
         return _count_blocks(path, (lengths[at : at + _BLOCK] for at in range(0, len(lengths), _BLOCK)), S)
-    return _count_blocks(path, _formats(path, max_record_bytes), S)
+    from pack_data.formats.detect import open_source
+
+    blocks = open_source(path, max_record_bytes=max_record_bytes).blocks()
+    return _count_blocks(path, (block.lengths for block in blocks), S)
 
 
 @contextlib.contextmanager
@@ -174,20 +178,6 @@ def _is_length(line: str) -> bool:
         return not line.strip() or abs(int(line)) <= LONGEST
     except ValueError:
         return False
-
-
-def _formats(path: str, max_record_bytes: int) -> Iterator[np.ndarray]:
-    """The lengths of the sequences in a file that pack_data.formats knows."""
-    from pack_data.formats.detect import open_source
-
-    source = open_source(path, max_record_bytes=max_record_bytes)
-    for block in source.blocks():
-        yield block.lengths
-
-
-def _count_data_set(path: str, S: Optional[int]) -> LengthHistogram:
-    histogram = LengthHistogram(np.array(read_manifest(Path(path)).histogram, np.int64), Path(path).name)
-    return histogram if S is None else histogram.with_max_sequence_length(S)
 
 
 def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> LengthHistogram:

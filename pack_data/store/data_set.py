@@ -392,18 +392,15 @@ class StoreWriter:
         self._waiting.append(records)
         while sum(map(len, self._waiting)) >= self.packs_per_shard:
             joined = np.concatenate(self._waiting)
-            self._write(joined[: self.packs_per_shard])
+            self._shards.append(write_shard(self.folder, len(self._shards), joined[: self.packs_per_shard]))
             self._waiting = [joined[self.packs_per_shard :]]
-
-    def _write(self, records: np.ndarray) -> None:
-        self._shards.append(write_shard(self.folder, len(self._shards), records))
 
     def finish(self, *, algorithm: str, files: Sequence[str] = (), **about: Any) -> PackStore:
         """Writes what waits and the manifest. `files`: names of further files already in the folder; `about`: the
         optional fields of Manifest."""
         rest = np.concatenate(self._waiting) if self._waiting else np.zeros(0, self.schema.record_dtype)
         if len(rest):
-            self._write(rest)
+            self._shards.append(write_shard(self.folder, len(self._shards), rest))
         self._waiting = []
         packs = sum(shard.packs for shard in self._shards)
         manifest = Manifest(
@@ -419,7 +416,13 @@ class StoreWriter:
             files=tuple(stored_file(self.folder, name) for name in files),
             **about,
         )
-        _commit(self.folder, manifest)
+        # One rename makes the folder this data set; then files of the former one go.
+        former = named_files(self.folder / MANIFEST)
+        sync_folder(self.folder)
+        write_manifest(self.folder, manifest)
+        for name in former - named_files(self.folder / MANIFEST):
+            if (self.folder / name).exists():
+                (self.folder / name).unlink()
         return PackStore.open(self.folder)
 
 
@@ -429,17 +432,6 @@ def lengths_of(schema: PackSchema, records: np.ndarray) -> np.ndarray:
     for name in table.dtype.names:
         table[name] = records[name]
     return table
-
-
-def _commit(folder: Path, manifest: Manifest) -> None:
-    """Makes the folder this data set, in one rename, and removes files of the former one."""
-    folder = Path(folder)
-    former = named_files(folder / MANIFEST)
-    sync_folder(folder)
-    write_manifest(folder, manifest)
-    for name in former - named_files(folder / MANIFEST):
-        if (folder / name).exists():
-            (folder / name).unlink()
 
 
 def remove_leftovers(folder: Path) -> None:
