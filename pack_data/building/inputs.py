@@ -43,8 +43,6 @@ from pack_data.text.corpus import (
     Document,
     content_digest,
     documents,
-    file_documents,
-    relative_name,
     source_files,
 )
 from pack_data.text.tokenizer_file import TOKENIZER, load_either
@@ -231,19 +229,9 @@ class _TextInput(_BuildInput):
         return {"skipped": skipped} if skipped else {}
 
     def _documents(self, bad: BadRecords) -> Iterator[Document]:
-        how: Dict[str, Any] = {
-            "json_field": self.options.json_field,
-            "separator": self.options.document_separator,
-            "bad": bad,
-        }
-        if not self._left_out:
-            return documents(self.options.corpus, **how)
-        files = (
-            path
-            for path in source_files(self.options.corpus)
-            if relative_name(path, self.options.corpus) not in self._left_out
-        )
-        return chain.from_iterable(file_documents(path, **how) for path in files)
+        options, left_out = self.options, self._left_out
+        how: Dict[str, Any] = {"json_field": options.json_field, "separator": options.document_separator}
+        return documents(options.corpus, bad=bad, left_out=left_out, **how)
 
     def _training_documents(self) -> Iterator[Document]:
         """Part by part, each part a fair sample of them."""

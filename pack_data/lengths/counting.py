@@ -12,10 +12,10 @@ import multiprocessing
 import operator
 import os
 from concurrent.futures import ProcessPoolExecutor
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
-from typing import IO, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import IO, Callable, Iterable, Iterator, List, Optional, Sequence
 
 import numpy as np
 
@@ -34,14 +34,6 @@ _BLOCK = 1 << 20  # lengths held in memory at a time
 _WORTH_PROCESSES = 1 << 25  # bytes
 
 
-class _Part(NamedTuple):
-    """A file to count, or something that has been counted already."""
-
-    path: str
-    max_sequence_length: Optional[int]  # None: the one that the source states, or its longest sequence
-    max_record_bytes: int = MOST_RECORD_BYTES
-
-
 def count(
     sources: Sequence[str],
     max_sequence_length: Optional[int] = None,
@@ -55,13 +47,14 @@ def count(
     pack_data.formats reads.  Without max_sequence_length, S is the largest S that a source states, or the longest
     sequence met.
     """
-    parts = [_Part(path, max_sequence_length, max_record_bytes) for source in sources for path in _files(source)]
+    parts = [path for source in sources for path in _files(source)]
     if workers is None:  # small files are counted before the first process has started
-        size = sum(os.path.getsize(part.path) for part in parts if os.path.isfile(part.path))
+        size = sum(os.path.getsize(part) for part in parts if os.path.isfile(part))
         workers = min(len(parts), os.cpu_count() or 1) if size > _WORTH_PROCESSES else 1
     counted: List[LengthHistogram] = []
     with progress_bar(len(parts), "counting", shown=None if len(parts) > 1 else False, unit="file") as bar:
-        for histogram in _map(parts, workers):
+        of_part = partial(_count_part, S=max_sequence_length, max_record_bytes=max_record_bytes)
+        for histogram in _map(of_part, parts, workers):
             counted.append(histogram)
             bar.update()
     S = max_sequence_length or max(histogram.max_sequence_length for histogram in counted)
@@ -70,15 +63,15 @@ def count(
     return total if total.name == name else LengthHistogram(total.counts, name)
 
 
-def _map(parts: List[_Part], workers: int) -> Iterator[LengthHistogram]:
+def _map(of_part: Callable[[str], LengthHistogram], parts: List[str], workers: int) -> Iterator[LengthHistogram]:
     if workers <= 1:
-        yield from map(_count_part, parts)
+        yield from map(of_part, parts)
         return
     methods = multiprocessing.get_all_start_methods()
     with ProcessPoolExecutor(
         workers, multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     ) as pool:
-        yield from pool.map(_count_part, parts)
+        yield from pool.map(of_part, parts)
 
 
 def _name(source: str) -> str:
@@ -118,8 +111,8 @@ def _files(source: str) -> List[str]:
     return files_of(source)
 
 
-def _count_part(part: _Part) -> LengthHistogram:
-    path, S, max_record_bytes = part
+def _count_part(path: str, S: Optional[int], max_record_bytes: int) -> LengthHistogram:
+    """S: None is the one that the source states, or its longest sequence."""
     if path in PUBLISHED:
         histogram = LengthHistogram.published(path)
         return histogram if S is None else histogram.with_max_sequence_length(S)

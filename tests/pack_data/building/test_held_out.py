@@ -14,7 +14,7 @@ from pack_data.building.work_folder import COMMIT
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore, read_manifest
 from pack_data.store.packs import disassemble
-from pack_data.text.corpus import Document, documents, file_documents
+from pack_data.text.corpus import Document, documents
 from pack_data.text.wordpiece import load_vocabulary
 from pack_data.verify import verify
 from tests.pack_data.text_corpus import Stopped, build_small, content, stop_before_rename, write_corpus
@@ -114,7 +114,7 @@ def test_a_document_that_was_cut_stays_together(monkeypatch, tmp_path):
     folder = write_corpus(tmp_path, 40)
     held = {}
     for path in sorted(folder.iterdir()):
-        parts = [held_out for _, held_out in sides.split(file_documents(path), 0.5)]
+        parts = [held_out for _, held_out in sides.split(documents(path), 0.5)]
         assert len(set(parts)) == 1
         held[path.name] = (parts[0], len(parts))
     assert {side for side, count in held.values() if count > 1} == {False, True}
@@ -210,9 +210,7 @@ def test_appending_documents_of_one_side(corpus, tmp_path, side):
     assert names_its_training_side(*before)
     more = write_corpus(tmp_path / "more", 30, seed=1)
     new = next(
-        path
-        for path in sorted(more.iterdir())
-        if [held for _, held in sides.split(file_documents(path), SHARE)] == [side]
+        path for path in sorted(more.iterdir()) if [held for _, held in sides.split(documents(path), SHARE)] == [side]
     )
     shutil.copy(new, grown / "new.txt")
     build_small(grown, out, append=True, **HOW).close()
