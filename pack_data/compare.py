@@ -11,8 +11,8 @@ import csv
 import json
 import multiprocessing
 import sys
-from dataclasses import asdict, fields
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import asdict, fields, replace
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from pack_data.benchmark.one_packer import Job, Row, measure, measure_apart
 from pack_data.cli.command import (
@@ -83,7 +83,9 @@ def compare(
     jobs = plan(algorithms, case.depths)
     rows: List[Row] = []
     with progress_bar(len(jobs), case.histogram.name or "compare", shown=progress, unit="packing") as bar:
-        for row in _run(jobs, case.histogram, batch_size, isolated):
+        apart = isolated and "forkserver" in multiprocessing.get_all_start_methods()
+        here = (measure(name, case.histogram, depth, batch_size) for name, depth in jobs)
+        for row in measure_apart(jobs, case.histogram, batch_size) if apart else here:
             rows.append(row)
             bar.set_postfix_str(f"{row.algorithm} depth {depth_text(row.max_sequences_per_pack)}")
             bar.update()
@@ -96,13 +98,7 @@ def compare(
 def _bounded(row: Row, bound: Optional[int]) -> Row:
     if row.lower_bound is not None or bound is None or row.algorithm == "sort":
         return row
-    return Row(**{**asdict(row), "lower_bound": bound, "gap": row.packs - bound})
-
-
-def _run(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int, isolated: bool) -> Iterator[Row]:
-    if isolated and "forkserver" in multiprocessing.get_all_start_methods():
-        return measure_apart(jobs, histogram, batch_size)
-    return (measure(name, histogram, depth, batch_size) for name, depth in jobs)
+    return replace(row, lower_bound=bound, gap=row.packs - bound)
 
 
 # ---- what is printed and drawn ---------------------------------------------------------------------------------------
