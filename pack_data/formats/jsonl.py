@@ -74,7 +74,7 @@ def _lines(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
             if len(line) > bad.longest and not line.endswith(b"\n"):
                 while line and not line.endswith(b"\n"):
                     line = file.readline(_CHUNK)
-                bad.add(origin, bad.too_long("it"))
+                bad.add(origin, bad.too_long())
             elif line.strip():
                 yield origin, line
 

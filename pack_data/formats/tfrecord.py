@@ -85,7 +85,7 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
                     if length > _LARGEST_MESSAGE:
                         bad.stop(origin, f"says it has {length} bytes, at byte {position}: no message is that large")
                     if length > bad.longest:  # passed over but for its last byte, which says whether it is there
-                        bad.add(origin, f"{bad.too_long('it')}, at byte {position}")
+                        bad.add(origin, f"{bad.too_long()}, at byte {position}")
                         file.seek(length + CHECKSUM.size - 1, os.SEEK_CUR)
                         if not file.read(1):
                             return

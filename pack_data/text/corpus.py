@@ -118,7 +118,7 @@ def _json_documents(path: Path, handle: IO[str], json_field: str, bad: BadRecord
         if len(line) > bad.longest and not line.endswith("\n"):
             while line and not line.endswith("\n"):
                 line = handle.readline(LONGEST_DOCUMENT)
-            bad.add(Origin(str(path), number, "line"), f"{bad.too_long('it')}, or cut it into several documents")
+            bad.add(Origin(str(path), number, "line"), f"{bad.too_long()}, or cut it into several documents")
         elif line.strip():
             try:
                 text = _json_text(line, json_field)
