@@ -87,7 +87,7 @@ def test_no_module_that_is_run_is_silent(tmp_path):
     names, commands = ["pack_data.page_sections"], 0
     for path in (path for package in ("pack_data", "ipu_packed_bert") for path in (ROOT / package).rglob("*.py")):
         source = path.read_text()
-        if path.stem == "__init__" or not re.search(r"^def main\(|ArgumentParser\(", source, re.M):
+        if path.stem == "__init__" or not re.search(r"^(def main\(|main = )|ArgumentParser\(", source, re.M):
             continue
         if "\nif __name__ ==" in source:
             assert re.search(r"\((run_main|entry)\(", source.partition("\nif __name__ ==")[2]), path
