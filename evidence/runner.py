@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 from urllib.parse import quote
 
-from ipu_packed_bert.benchmarks.machine import machine
+from ipu_packed_bert.benchmarks.work import machine
 from pack_data.cli.command import counted, progress_bar
 from pack_data.reading.files import locked, write_atomically
 

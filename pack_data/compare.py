@@ -11,8 +11,8 @@ import csv
 import json
 import multiprocessing
 import sys
-from dataclasses import asdict, fields
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import asdict, fields, replace
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from pack_data.benchmark.one_packer import Job, Row, measure, measure_apart
 from pack_data.cli.command import (
@@ -83,7 +83,9 @@ def compare(
     jobs = plan(algorithms, case.depths)
     rows: List[Row] = []
     with progress_bar(len(jobs), case.histogram.name or "compare", shown=progress, unit="packing") as bar:
-        for row in _run(jobs, case.histogram, batch_size, isolated):
+        apart = isolated and "forkserver" in multiprocessing.get_all_start_methods()
+        here = (measure(name, case.histogram, depth, batch_size) for name, depth in jobs)
+        for row in measure_apart(jobs, case.histogram, batch_size) if apart else here:
             rows.append(row)
             bar.set_postfix_str(f"{row.algorithm} depth {depth_text(row.max_sequences_per_pack)}")
             bar.update()
@@ -96,13 +98,7 @@ def compare(
 def _bounded(row: Row, bound: Optional[int]) -> Row:
     if row.lower_bound is not None or bound is None or row.algorithm == "sort":
         return row
-    return Row(**{**asdict(row), "lower_bound": bound, "gap": row.packs - bound})
-
-
-def _run(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int, isolated: bool) -> Iterator[Row]:
-    if isolated and "forkserver" in multiprocessing.get_all_start_methods():
-        return measure_apart(jobs, histogram, batch_size)
-    return (measure(name, histogram, depth, batch_size) for name, depth in jobs)
+    return replace(row, lower_bound=bound, gap=row.packs - bound)
 
 
 # ---- what is printed and drawn ---------------------------------------------------------------------------------------
@@ -116,27 +112,11 @@ def table(case: Case, rows: Sequence[Row]) -> str:
         f"{histogram.max_sequence_length} slots; speed-up at most {histogram.theoretical_speedup:.3f}"
     )
     quoted = histogram.name == "wikipedia_512"
-    head = [
-        "packer",
-        "packs",
-        "all tokens",
-        "padding",
-        "strategies",
-        "efficiency",
-        "factor",
-        "speed-up",
-        "above bound",
-        "",
-        "solved in",
-        "memory",
-    ] + (["paper: EFF %, p, realised"] if quoted else [])
+    head = "packer,packs,all tokens,padding,strategies,efficiency,factor,speed-up,above bound,,solved in,memory"
+    heads = head.split(",") + (["paper: EFF %, p, realised"] if quoted else [])
     blocks: Dict[Optional[int], List[List[str]]] = {}
     for row in rows:
-        gap = (
-            ("-", "")
-            if row.gap is None
-            else (f"{row.gap:,}", f"{row.gap / row.lower_bound:.2%}" if row.lower_bound else "")
-        )
+        share = f"{row.gap / row.lower_bound:.2%}" if row.gap is not None and row.lower_bound else ""
         cells = [
             row.algorithm.upper(),
             f"{row.packs:,}",
@@ -146,7 +126,8 @@ def table(case: Case, rows: Sequence[Row]) -> str:
             f"{row.efficiency:.3%}",
             f"{row.packing_factor:.3f}",
             f"{row.speedup:.3f}",
-            *gap,
+            "-" if row.gap is None else f"{row.gap:,}",
+            share,
             _time(row.solve_seconds),
             _bytes(row.peak_memory),
         ]
@@ -154,7 +135,7 @@ def table(case: Case, rows: Sequence[Row]) -> str:
             cells.append(_TABLE_1.get((row.algorithm, row.max_sequences_per_pack), ""))
         blocks.setdefault(row.max_sequences_per_pack, []).append(cells)
     heading, *written = text_table(
-        [head] + [cells for block in blocks.values() for cells in block], left={0, len(head) - 1} if quoted else {0}
+        [heads] + [cells for block in blocks.values() for cells in block], left={0, len(heads) - 1} if quoted else {0}
     )
     texts = iter(written)
     lines = [title, "", "   " + heading, "-" * (3 + len(heading))]
@@ -189,7 +170,7 @@ def _bytes(number: Optional[int]) -> str:
     return "-" if number is None else f"{number / 2**20:,.1f} MiB"
 
 
-def write_csv(path: str, case: Case, rows: Sequence[Row]) -> None:
+def _write_csv(path: str, case: Case, rows: Sequence[Row]) -> None:
     """A line for each row, with the name of its histogram in front; unlimited depth and unknown values are empty."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -286,7 +267,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     else:
         print(table(case, rows))
     if args.csv:
-        write_csv(args.csv, case, rows)
+        _write_csv(args.csv, case, rows)
     if args.plot:
         pictures = [picture for picture in (padding_map(rows), gap_map(rows)) if picture.rows]
         write(pictures or [padding_map(rows)], args.plot)

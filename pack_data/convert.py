@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, Optional, Sequence
+from typing import Iterator, Optional, Sequence, Tuple
 
 from pack_data.building.work_folder import only_writer_of_packs
 from pack_data.cli.bad_records import add_reading_options
@@ -27,23 +26,13 @@ TARGETS = {
     "arrow": ("packs", "examples", "token_packs", "tokens"),
     "store": ("packs",),
 }
+_PACK_FIRST = "; pack them first: python -m pack_data.build --from SRC --out DIR, then convert DIR"
 _WORDS = {
     "examples": "examples",
     "packs": "packs",
     "tokens": "token sequences",
     "token_packs": "packs of token sequences",
 }
-
-
-@dataclass(frozen=True)
-class _Conversion:
-    """What was done: the format and kind written, how many records, bad ones skipped, foreign columns left out."""
-
-    format: str
-    kind: str
-    written: int
-    bad: int
-    foreign_lost: Sequence[str] = ()
 
 
 def _target_format(destination: str, kind: str) -> str:
@@ -69,8 +58,8 @@ def convert(
     unpack: bool = False,
     widths: Optional[RowWidths] = None,
     shown: Optional[bool] = None,
-) -> _Conversion:
-    """Write every good record of `source` to `destination`.
+) -> Tuple[str, str, int]:
+    """Writes every good record of `source` to `destination`. Returns format and kind, and how many records.
 
     unpack: take packs apart into sequences, also where the target could hold packs.  widths: row widths of an unpacked
     TFRecord (S and P), else those of the source.  Raises ValueError.
@@ -86,11 +75,7 @@ def convert(
     if kind not in TARGETS[to_format]:
         raise ValueError(
             f"{source.path} holds {kind}, {to_format} holds {' or '.join(TARGETS[to_format])}"
-            + (
-                "; pack them first: python -m pack_data.build --from SRC --out DIR, then convert DIR"
-                if kind == "examples"
-                else ""
-            )
+            + _PACK_FIRST * (kind == "examples")
         )
     if os.path.exists(destination) and any(os.path.samefile(destination, file) for file in source.files):
         raise ValueError(f"{destination}: is one of the files to read")
@@ -119,7 +104,7 @@ def convert(
             written = module.write(destination, records(), kind, to_format == "arrow")
         else:
             written = module.write(destination, records(), widths)
-    return _Conversion(to_format, kind, written, source.bad.count, source.foreign_lost)
+    return to_format, kind, written
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -164,7 +149,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     args = parser.parse_args(argv)
     source = open_source(args.source, args.from_format, args.skip_bad, args.columns, args.max_record_bytes)
-    done = convert(
+    to_format, kind, written = convert(
         source,
         args.destination,
         args.to_format,
@@ -173,15 +158,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         widths=RowWidths(args.max_sequence_length, args.max_predictions_per_sequence),
     )
     print(
-        f"{args.source} ({source.format}, {_WORDS[source.kind]}) -> {args.destination} ({done.format}): "
-        f"{done.written:,} {_WORDS[done.kind]}"
+        f"{args.source} ({source.format}, {_WORDS[source.kind]}) -> {args.destination} ({to_format}): "
+        f"{written:,} {_WORDS[kind]}"
     )
-    if done.bad:
+    if source.bad.count:
         print(source.report(), file=sys.stderr)
-        print(f"{done.bad} bad records skipped of {args.skip_bad} allowed", file=sys.stderr)
-    if done.foreign_lost:
+        print(f"{source.bad.count} bad records skipped of {args.skip_bad} allowed", file=sys.stderr)
+    if source.foreign_lost:
         print(
-            f"left out: {', '.join(done.foreign_lost)} (a value for a whole pack belongs to no single sequence)",
+            f"left out: {', '.join(source.foreign_lost)} (a value for a whole pack belongs to no single sequence)",
             file=sys.stderr,
         )
     return 0

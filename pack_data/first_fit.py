@@ -7,7 +7,8 @@ Fine-tuning libraries pack by this rule or by its best-fit sibling, usually with
 from __future__ import annotations
 
 import time
-from typing import Optional, Sequence
+from functools import partial
+from typing import Optional
 
 import numpy as np
 
@@ -27,8 +28,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
     return Packing.of("first_fit", histogram, max_sequences_per_pack, packs, solve_seconds=time.perf_counter() - start)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_packer(argv, pack, name="first_fit", description="First-fit decreasing over samples.")
+main = partial(run_packer, pack=pack, name="first_fit", description="First-fit decreasing over samples.")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -119,15 +120,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_packer(
-        argv,
-        pack,
-        name="greedy",
-        description="Concatenates sequences as they arrive, in a random order.",
-        add_options=_add_options,
-        options=lambda args: {"seed": args.seed},
-    )
+main = partial(
+    run_packer,
+    pack=pack,
+    name="greedy",
+    description="Concatenates sequences as they arrive, in a random order.",
+    add_options=_add_options,
+    options=lambda args: {"seed": args.seed},
+)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ as many of one length into each pack as fit, and so into new packs.
 from __future__ import annotations
 
 import time
-from typing import Optional, Sequence
+from functools import partial
+from typing import Optional
 
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
@@ -25,8 +26,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
     return Packing.of("lpfhp", histogram, max_sequences_per_pack, groups, solve_seconds=time.perf_counter() - start)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_packer(argv, pack, name="lpfhp", description="Longest-pack-first histogram-packing: fast, best fit.")
+main = partial(run_packer, pack=pack, name="lpfhp", description="Longest-pack-first histogram-packing: fast, best fit.")
 
 
 if __name__ == "__main__":

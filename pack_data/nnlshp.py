@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter, defaultdict
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -174,15 +175,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_packer(
-        argv,
-        pack,
-        name="nnlshp",
-        description="Non-negative least squares histogram-packing: strategies that fill a pack.",
-        add_options=_add_options,
-        options=lambda args: {"rounds": args.rounds, "solver": args.solver},
-    )
+main = partial(
+    run_packer,
+    pack=pack,
+    name="nnlshp",
+    description="Non-negative least squares histogram-packing: strategies that fill a pack.",
+    add_options=_add_options,
+    options=lambda args: {"rounds": args.rounds, "solver": args.solver},
+)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Optional, Sequence
+from functools import partial
+from typing import Optional
 
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
@@ -20,8 +21,9 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int] = 
     return Packing.of("none", histogram, 1, packs, solve_seconds=time.perf_counter() - start)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_packer(argv, pack, name="none", description="The baseline: one sequence in each pack.", default_depth=1)
+main = partial(
+    run_packer, pack=pack, name="none", description="The baseline: one sequence in each pack.", default_depth=1
+)
 
 
 if __name__ == "__main__":

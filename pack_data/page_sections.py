@@ -21,7 +21,7 @@ from pack_data.packing import Packing
 from pack_data.proof import prove, statement
 from pack_data.store.data_set import PackStore
 
-RECIPE = "recipe.json"  # of a data set
+_RECIPE = "recipe.json"  # of a data set
 DEPTHS: Tuple[Optional[int], ...] = (2, 3, 4, 8, None)
 # NNLSHP lists the strategies of packs this long in seconds; those of longer ones need far more time and memory.
 _LONGEST_NNLSHP = 1024
@@ -31,7 +31,7 @@ _COLUMNS = 160  # of the picture of all packs
 _PLACES = 6  # sequences of a pack with a colour of their own
 
 
-class Drawn(NamedTuple):
+class _Drawn(NamedTuple):
     """One pack. numbers: int [S], the sequence that each slot belongs to, from 1; 0 in padding."""
 
     title: str
@@ -40,12 +40,7 @@ class Drawn(NamedTuple):
     columns: Tuple[Column, ...]
 
 
-def packers_for(histogram: LengthHistogram) -> List[str]:
-    """The packers that are compared unless told otherwise."""
-    return [name for name in ALGORITHMS if name != "nnlshp" or histogram.max_sequence_length <= _LONGEST_NNLSHP]
-
-
-def histogram_of(store: PackStore) -> LengthHistogram:
+def _histogram_of(store: PackStore) -> LengthHistogram:
     """The lengths of a data set's sequences, for its packs."""
     counts = np.array(store.manifest.histogram, np.int64)
     histogram = LengthHistogram(counts, store.folder.resolve().name)
@@ -68,7 +63,7 @@ def _facts_table(name: str, title: str, facts: Mapping[str, Any], rows: Sequence
 # ---- lengths ---------------------------------------------------------------------------------------------------------
 
 
-def lengths_section(histogram: LengthHistogram) -> Section:
+def _lengths_section(histogram: LengthHistogram) -> Section:
     S = histogram.max_sequence_length
     facts = statistics(histogram)
     rows = [
@@ -137,25 +132,26 @@ def _lengths_text(strategy: Sequence[int]) -> str:
     )
 
 
-def filling_section(packing: Packing, made: str) -> Section:
+def _filling_section(packing: Packing, made: str) -> Section:
     """made: how the packing was made, in words.  ValueError where there is no pack."""
     if not packing.packs:
         raise ValueError("the packing holds no pack; there is nothing to look at")
     S, depth, packs = packing.max_sequence_length, packing.largest_depth, packing.packs
     most_used = sorted(range(len(packing.strategies)), key=lambda n: (-packing.repeats[n], n))
     shown, listed = most_used[:_SHOWN], most_used[:_LISTED]
-    names = [_lengths_text(packing.strategies[n]) for n in shown]
+
+    def filled(numbers: Sequence[int]) -> Tuple[Tuple[str, ...], Axis, Tuple[Series, ...]]:
+        """The strategies with these numbers as bars."""
+        names = tuple(_lengths_text(packing.strategies[n]) for n in numbers)
+        hints = [f"{name}: {packing.repeats[n]:,} packs" for n, name in zip(numbers, names)]
+        parts = [_parts(packing.strategies[n], depth, S) for n in numbers]
+        return names, Axis("slots", most=float(S)), _stack(parts, hints, depth)
+
     top = Bars(
         "The strategies that are used most, and how they fill a pack"
         if len(shown) < len(packing.strategies)
         else "The strategies, and how they fill a pack",
-        tuple(names),
-        Axis("slots", most=float(S)),
-        _stack(
-            [_parts(packing.strategies[n], depth, S) for n in shown],
-            [f"{name}: {packing.repeats[n]:,} packs" for n, name in zip(shown, names)],
-            depth,
-        ),
+        *filled(shown),
         stacked=True,
         across=True,
         ends=tuple(f"{packing.repeats[n]:,} packs" for n in shown),
@@ -165,13 +161,7 @@ def filling_section(packing: Packing, made: str) -> Section:
     at = [int(np.searchsorted(ends, (2 * n + 1) * packs // (2 * count), side="right")) for n in range(count)]
     every = Bars(
         "All packs side by side, from the longest first sequence to the shortest",
-        tuple(_lengths_text(packing.strategies[n]) for n in at),
-        Axis("slots", most=float(S)),
-        _stack(
-            [_parts(packing.strategies[n], depth, S) for n in at],
-            [f"{_lengths_text(packing.strategies[n])}: {packing.repeats[n]:,} packs" for n in at],
-            depth,
-        ),
+        *filled(at),
         along="packs",
         stacked=True,
         edges=tuple(packs * n / count for n in range(count + 1)),
@@ -201,24 +191,19 @@ def filling_section(packing: Packing, made: str) -> Section:
         ),
         [
             {
-                "strategy": Cell(list(packing.strategies[n]), names_of),
-                "sequences": len(packing.strategies[n]),
+                "strategy": Cell(list(strategy), _lengths_text(strategy)),
+                "sequences": len(strategy),
                 "packs": packing.repeats[n],
                 "share": packing.repeats[n] / packs,
-                "tokens": sum(packing.strategies[n]),
-                "padding": S - sum(packing.strategies[n]),
+                "tokens": sum(strategy),
+                "padding": S - sum(strategy),
             }
-            for n, names_of in ((n, _lengths_text(packing.strategies[n])) for n in listed)
+            for n, strategy in ((n, packing.strategies[n]) for n in listed)
         ],
     )
     facts = packing.to_json()
     rows = [
-        (
-            "packs",
-            "packs",
-            ",",
-            f"of {S} slots; different strategies: {len(packing.strategies):,}",
-        ),
+        ("packs", "packs", ",", f"of {S} slots; different strategies: {len(packing.strategies):,}"),
         ("packing_factor", "packing factor", ".3f", f"sequences in a pack; at most {packing.theoretical_speedup:.3f}"),
         ("efficiency", "efficiency", ".3%", "of all slots hold a token"),
         ("padding_tokens", "padding", ",", "empty slots"),
@@ -277,25 +262,26 @@ def _waste_section(histogram: LengthHistogram, rows: Sequence[Row]) -> Section:
         ends=tuple(f"{1 - row.efficiency:.2%} padding" for row in chosen),
         notes=("Each depth by the packer that needs the fewest packs there.",) if best else (),
     )
+    columns = (
+        Column("algorithm", "packer"),
+        Column("max_sequences_per_pack", "depth"),
+        Column("packs", "packs"),
+        Column("padding_tokens", "padding"),
+        Column("efficiency", "efficiency", form=".3%"),
+        Column("packing_factor", "factor", form=".3f"),
+        Column("speedup", "speed-up", form=".3f"),
+        Column("strategies", "strategies"),
+        Column("lower_bound", "proven least"),
+        Column("gap", "above it"),
+        Column("solve_seconds", "solved in s", form=",.3f"),
+    )
     table = Table(
         "packers",
         "Every packer at every depth",
-        (
-            Column("algorithm", "packer"),
-            Column("max_sequences_per_pack", "depth"),
-            Column("packs", "packs"),
-            Column("padding_tokens", "padding"),
-            Column("efficiency", "efficiency", form=".3%"),
-            Column("packing_factor", "factor", form=".3f"),
-            Column("speedup", "speed-up", form=".3f"),
-            Column("strategies", "strategies"),
-            Column("lower_bound", "proven least"),
-            Column("gap", "above it"),
-            Column("solve_seconds", "solved in s", form=",.3f"),
-        ),
+        columns,
         [
             {
-                **{key: getattr(row, key) for key in _ROW},
+                **{column.key: getattr(row, column.key) for column in columns},
                 "algorithm": Cell(row.algorithm, row.algorithm.upper()),
                 "max_sequences_per_pack": Cell(row.max_sequences_per_pack, depth_text(row.max_sequences_per_pack)),
             }
@@ -311,19 +297,6 @@ def _waste_section(histogram: LengthHistogram, rows: Sequence[Row]) -> Section:
     return Section(
         "Waste by depth and packer", (rows_of, padding_map(rows), gap_map(rows), table) if packers else (table,)
     )
-
-
-_ROW = (
-    "packs",
-    "padding_tokens",
-    "efficiency",
-    "packing_factor",
-    "speedup",
-    "strategies",
-    "lower_bound",
-    "gap",
-    "solve_seconds",
-)
 
 
 # ---- the proof -------------------------------------------------------------------------------------------------------
@@ -385,7 +358,7 @@ def _proof_section(packing: Packing, made: str) -> Section:
 # ---- one pack --------------------------------------------------------------------------------------------------------
 
 
-def _drawn_strategy(packing: Packing) -> Optional[Drawn]:
+def _drawn_strategy(packing: Packing) -> Optional[_Drawn]:
     """The strategy used most among those of two sequences at least, else the one used most; None for no packs."""
     if not packing.strategies:
         return None
@@ -395,10 +368,10 @@ def _drawn_strategy(packing: Packing) -> Optional[Drawn]:
     numbers = np.zeros(packing.max_sequence_length, np.int64)
     numbers[: sum(strategy)] = np.repeat(np.arange(1, len(strategy) + 1), strategy)
     title = f"The pack {_lengths_text(strategy)}, of which there are {packing.repeats[chosen]:,}"
-    return Drawn(title, numbers, *_sequences_of(numbers))
+    return _Drawn(title, numbers, *_sequences_of(numbers))
 
 
-def drawn_pack(store: PackStore, pack: int) -> Drawn:
+def _drawn_pack(store: PackStore, pack: int) -> _Drawn:
     """A pack of a data set as its batches have it."""
     if not 0 <= pack < len(store):
         raise ValueError(f"--pack {pack}: {store.folder} has packs 0 to {len(store) - 1}")
@@ -413,7 +386,7 @@ def drawn_pack(store: PackStore, pack: int) -> Drawn:
             own = batch["input_mask"] == row["sequence"]
             row["second"] = int(batch["segment_ids"][own].sum())
         columns += (Column("second", "tokens of its second segment"),)
-    return Drawn(f"Pack {pack:,} of {store.folder.resolve().name}", batch["input_mask"], rows, columns)
+    return _Drawn(f"Pack {pack:,} of {store.folder.resolve().name}", batch["input_mask"], rows, columns)
 
 
 def _sequences_of(numbers: np.ndarray) -> Tuple[List[Dict[str, Any]], Tuple[Column, ...]]:
@@ -433,7 +406,7 @@ def _runs(numbers: np.ndarray) -> List[Tuple[int, int, int]]:
     return [(start, end, int(numbers[start])) for start, end in zip(starts, [*starts[1:], len(numbers)]) if end > start]
 
 
-def pack_section(drawn: Drawn) -> Section:
+def _pack_section(drawn: _Drawn) -> Section:
     S = len(drawn.numbers)
     runs = _runs(drawn.numbers)
     count = max((number for _, _, number in runs), default=0)
@@ -488,11 +461,11 @@ def _seen(name: str, rows: Tuple[int, int], columns: Tuple[int, int]) -> str:
 # ---- together --------------------------------------------------------------------------------------------------------
 
 
-def packing_of(store: PackStore) -> Packing:
+def _packing_of(store: PackStore) -> Packing:
     """The packing of a data set: its recipe with the proof where it has one, else what its packs hold."""
     manifest = store.manifest
-    recipe = Path(store.folder) / RECIPE
-    if any(entry.file == RECIPE for entry in manifest.files) and recipe.is_file():
+    recipe = Path(store.folder) / _RECIPE
+    if any(entry.file == _RECIPE for entry in manifest.files) and recipe.is_file():
         packing = Packing.load(recipe)
         if packing.packs == manifest.packs and packing.sequences == manifest.sequences:
             return packing
@@ -500,7 +473,7 @@ def packing_of(store: PackStore) -> Packing:
     found, counts = np.unique(lengths, axis=0, return_counts=True)
     packs = (([int(n) for n in row if n], int(count)) for row, count in zip(found, counts))
     depth = manifest.schema.max_sequences_per_pack
-    return Packing.of(manifest.algorithm, histogram_of(store), depth, packs, lower_bound=manifest.lower_bound)
+    return Packing.of(manifest.algorithm, _histogram_of(store), depth, packs, lower_bound=manifest.lower_bound)
 
 
 def sections_of_histogram(
@@ -512,10 +485,9 @@ def sections_of_histogram(
     packers: Optional[Sequence[str]] = None,
     progress: Optional[bool] = False,
 ) -> Tuple[Section, ...]:
-    """packer, depth: of the packing that is drawn. packers, depths: of those that are compared; None: `packers_for`."""
+    """packer, depth: of the packing that is drawn. packers, depths: of the comparison; None: all but the slow."""
     packing = get_packer(packer)(histogram, max_sequences_per_pack=depth)
-    made = f"{packer.upper()}, {'any depth' if depth is None else f'depth {depth}'}"
-    return _sections(histogram, packing, made, _drawn_strategy(packing), depths, packers, progress)
+    return _sections(histogram, packing, _made(packer, depth), _drawn_strategy(packing), depths, packers, progress)
 
 
 def sections_of_data_set(
@@ -527,26 +499,31 @@ def sections_of_data_set(
     progress: Optional[bool] = False,
 ) -> Tuple[Section, ...]:
     """pack: the number of the one that is drawn."""
-    packing = packing_of(store)
-    depth = packing.max_sequences_per_pack
-    made = f"{packing.algorithm.upper()}, {'any depth' if depth is None else f'depth {depth}'}, as the data set has it"
-    return _sections(histogram_of(store), packing, made, drawn_pack(store, pack), depths, packers, progress)
+    packing = _packing_of(store)
+    made = f"{_made(packing.algorithm, packing.max_sequences_per_pack)}, as the data set has it"
+    return _sections(_histogram_of(store), packing, made, _drawn_pack(store, pack), depths, packers, progress)
+
+
+def _made(packer: str, depth: Optional[int]) -> str:
+    return f"{packer.upper()}, {'any depth' if depth is None else f'depth {depth}'}"
 
 
 def _sections(
     histogram: LengthHistogram,
     packing: Packing,
     made: str,
-    drawn: Optional[Drawn],
+    drawn: Optional[_Drawn],
     depths: Sequence[Optional[int]],
     packers: Optional[Sequence[str]],
     progress: Optional[bool],
 ) -> Tuple[Section, ...]:
-    rows = compare(Case(histogram, tuple(depths)), packers or packers_for(histogram), progress=progress)
+    if packers is None:
+        packers = [name for name in ALGORITHMS if name != "nnlshp" or histogram.max_sequence_length <= _LONGEST_NNLSHP]
+    rows = compare(Case(histogram, tuple(depths)), packers, progress=progress)
     found = [
-        lengths_section(histogram),
-        filling_section(packing, made),
+        _lengths_section(histogram),
+        _filling_section(packing, made),
         _waste_section(histogram, rows),
         _proof_section(packing, made),
     ]
-    return tuple(found) + ((pack_section(drawn),) if drawn is not None else ())
+    return tuple(found) + ((_pack_section(drawn),) if drawn is not None else ())

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from pack_data.certificate import Certificate, Proof, proven_bound
+from pack_data.certificate import Proof, proven_bound
 from pack_data.packing import Packing
 
 _ROUNDING = Fraction(1, 10**12)  # relative; lp_bound is a float
-
-
-def _certificate_of(packing: Packing) -> Certificate:
-    """The certificate of a packing; raises ValueError where it has none."""
-    if packing.certificate is None:
-        raise ValueError(f"the {packing.algorithm} recipe has no certificate; the optimal packer writes one")
-    return packing.certificate
 
 
 def prove(packing: Packing) -> Proof:
@@ -23,7 +16,9 @@ def prove(packing: Packing) -> Proof:
     Raises ValueError where the packing has no certificate, or one that does not prove its bounds, or where a pack
     breaks a limit.
     """
-    certificate = _certificate_of(packing)
+    certificate = packing.certificate
+    if certificate is None:
+        raise ValueError(f"the {packing.algorithm} recipe has no certificate; the optimal packer writes one")
     packing.check_form()
     for limit in ("max_sequence_length", "max_sequences_per_pack"):
         ours, theirs = getattr(packing, limit), getattr(certificate, limit)
@@ -46,6 +41,7 @@ def prove(packing: Packing) -> Proof:
 
 def statement(packing: Packing, proof: Proof) -> str:
     """The proof as one sentence."""
+    assert packing.certificate is not None, "what was proved has one"
     depth = packing.max_sequences_per_pack
     most = "" if depth is None else f" at most {depth} sequences and"
     verdict = (
@@ -54,7 +50,7 @@ def statement(packing: Packing, proof: Proof) -> str:
         else (f"the best possible has at most {packing.packs - proof.lower_bound:,} fewer")
     )
     return (
-        f"proved in exact arithmetic: with the {len(_certificate_of(packing).lengths):,} prices stored, no "
+        f"proved in exact arithmetic: with the {len(packing.certificate.lengths):,} prices stored, no "
         f"pack of{most} {packing.max_sequence_length} slots is worth more than 1, all {packing.sequences:,} "
         f"sequences are worth {float(proof.worth):,.3f}, so at least {proof.lower_bound:,} packs are needed; "
         f"this recipe makes {packing.packs:,}: {verdict}"

@@ -20,6 +20,11 @@ from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.reading.fields import whole_number
 
+_REPORTED = (
+    "max_sequence_length batch_size seed sequences tokens batches slots padding_tokens efficiency speedup shapes "
+    "solve_seconds"
+).split()
+
 
 @dataclass(frozen=True)
 class Batching:
@@ -58,21 +63,7 @@ class Batching:
         return self.max_sequence_length * self.sequences / self.slots if self.slots else 1.0
 
     def to_json(self) -> Dict[str, Any]:
-        return {
-            "algorithm": "sort",
-            "max_sequence_length": self.max_sequence_length,
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "sequences": self.sequences,
-            "tokens": self.tokens,
-            "batches": self.batches,
-            "slots": self.slots,
-            "padding_tokens": self.padding_tokens,
-            "efficiency": self.efficiency,
-            "speedup": self.speedup,
-            "shapes": self.shapes,
-            "solve_seconds": self.solve_seconds,
-        }
+        return {"algorithm": "sort", **{name: getattr(self, name) for name in _REPORTED}}
 
     def table(self, name: str = "") -> str:
         title = f"SORT  batches of {self.batch_size}, each padded to its longest sequence" + (

@@ -7,7 +7,8 @@ The histogram is read from the longest length to the shortest; sequences go to t
 from __future__ import annotations
 
 import time
-from typing import Optional, Sequence
+from functools import partial
+from typing import Optional
 
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
@@ -39,8 +40,9 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
     return Packing.of("spfhp", histogram, max_sequences_per_pack, groups, solve_seconds=time.perf_counter() - start)
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    return run_packer(argv, pack, name="spfhp", description="Shortest-pack-first histogram-packing: fast, worst fit.")
+main = partial(
+    run_packer, pack=pack, name="spfhp", description="Shortest-pack-first histogram-packing: fast, worst fit."
+)
 
 
 if __name__ == "__main__":

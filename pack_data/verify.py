@@ -7,17 +7,16 @@ all sequences that was taken before they were packed, every sequence exactly onc
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Union
 
 import numpy as np
 
 from pack_data.cli.command import ArgumentParser, counted, progress_bar, run_main
 from pack_data.packing import Packing
 from pack_data.proof import prove
-from pack_data.reading.files import file_in, open_regular
+from pack_data.reading.files import file_in, sha256_of
 from pack_data.sequences import digest
 from pack_data.store.data_set import (
     REBUILD,
@@ -104,17 +103,14 @@ def _table(folder: Path, entry: StoredFile, dtype: np.dtype, first: int) -> np.n
 
 def _check_sum(folder: Path, entry: StoredFile) -> None:
     path = file_in(folder, entry.file, way_out=REBUILD)
-    content = hashlib.sha256()
-    size = 0
-    with open_regular(path, way_out=REBUILD) as handle:
-        for block in iter(lambda: handle.read(1 << 20), b""):
-            content.update(block)
-            size += len(block)
+    sizes: List[int] = []
+    found = sha256_of(path, way_out=REBUILD, seen=sizes.append)
+    size = sum(sizes)
     if size != entry.bytes:
         raise ValueError(
             f"{path}: {size} bytes where the manifest says {entry.bytes}; the file is cut or was replaced, {REBUILD}"
         )
-    if content.hexdigest() != entry.sha256:
+    if found != entry.sha256:
         raise ValueError(f"{path}: its sha256 is not the manifest's; a byte was changed, {REBUILD}")
 
 

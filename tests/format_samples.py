@@ -1,9 +1,11 @@
 """Examples and files for the tests of the formats; the TFRecord encoder here shares no code with the package."""
 
 import struct
+from pathlib import Path
 
 import numpy as np
 
+from pack_data.formats.detect import open_source
 from pack_data.sequences import Example
 
 
@@ -48,6 +50,25 @@ def mlperf_row(given, S, P):
         "masked_lm_weights": [1.0] * p + [0.0] * (P - p),
         "next_sentence_labels": [given.next_sentence_label],
     }
+
+
+def damaged(rng, raw):
+    """A file's bytes cut, or with one bit flipped, behind its first eight bytes."""
+    if rng.integers(2):
+        return raw[: int(rng.integers(8, len(raw)))]
+    place = int(rng.integers(8, len(raw)))
+    return raw[:place] + bytes([raw[place] ^ 1 << int(rng.integers(8))]) + raw[place + 1 :]
+
+
+def assert_in_order_or_one_line(path):
+    """What is read of a damaged file is in order, each record once, and what is said is one line."""
+    numbers = []
+    try:
+        for record in open_source(path, skip_bad=6).read():
+            numbers.append(record.origin.record)
+    except ValueError as error:
+        assert "\n" not in str(error) and Path(path).name in str(error)
+    assert numbers == sorted(set(numbers))
 
 
 # ---- protobuf wire format and TFRecord frames by hand ------------------------------------------------------------

@@ -26,3 +26,11 @@ def assert_same(*, found, expected, dtype: torch.dtype) -> None:
     """`found` and `expected` are lists of tensors, equal up to the rounding of `dtype`."""
     error, allowed = relative_error(found, expected), relative_tolerance(dtype=dtype)
     assert error <= allowed, f"relative L2 error {error:.1e} over {allowed:.1e}"
+
+
+def same_state(one, several):
+    """Weights and both moments of a checkpoint in float64, within 1e-12 of their size."""
+    for part in ("model", "exp_avg", "exp_avg_sq"):
+        expected, found = ({**each["engine"], **each["engine"]["optimizer"]}[part] for each in (one, several))
+        assert expected.keys() == found.keys() and {tensor.dtype for tensor in found.values()} == {torch.float64}
+        assert_same(found=[found[name] for name in expected], expected=expected.values(), dtype=torch.float64)

@@ -21,12 +21,13 @@ from ipu_packed_bert.benchmarks.work import BenchmarkWork
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.engine.host.devices import autocast, clock_of, numerics_of
+from ipu_packed_bert.model.hugging_face import bert_settings
 from ipu_packed_bert.model.packed import PaddingMask, hidden_score
 from ipu_packed_bert.planning.host_memory import host_memory
 from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.cli.timing import quartiles, seconds_in_turn
-from pack_data.display.table import Column, Table
+from pack_data.display.table import Column
 
 PACKED, DENSE, UNPACKED = "packed", "packed, dense mask", "unpacked, padded"
 SORTED, FLASH = "Hugging Face, sorted by length", "Hugging Face, FlashAttention, no padding"
@@ -96,20 +97,9 @@ class HuggingFaceSide(_Side):
     ):
         import transformers
 
-        model = config.model
         try:
             self._model = transformers.BertForPreTraining._from_config(
-                transformers.BertConfig(
-                    vocab_size=model.vocabulary_size,
-                    hidden_size=model.hidden_size,
-                    num_hidden_layers=model.num_layers,
-                    num_attention_heads=model.num_heads,
-                    intermediate_size=model.intermediate_size,
-                    max_position_embeddings=model.max_position_embeddings,
-                    hidden_dropout_prob=model.hidden_dropout,
-                    attention_probs_dropout_prob=model.attention_dropout,
-                    layer_norm_eps=model.layer_norm_eps,
-                ),
+                transformers.BertConfig(**bert_settings(config.model)),
                 attn_implementation=attention,
             )
         except (ImportError, TypeError, ValueError) as error:
@@ -344,7 +334,8 @@ def to_json(outcome: LayoutOutcome, work: BenchmarkWork) -> List[Dict[str, Any]]
     return found
 
 
-_COLUMNS = (
+# Of a table of the rows of `to_json`.
+COLUMNS = (
     Column("name", "layout"),
     Column("precision", "precision"),
     Column("sequences_per_second", "seq/s", form=",.1f"),
@@ -354,8 +345,3 @@ _COLUMNS = (
     Column("peak_memory_bytes", "peak GiB", form=".2f", scale=2**30),
     Column("computed_memory_bytes", "computed", form=".2f", scale=2**30),
 )
-
-
-def table(rows: Sequence[Dict[str, Any]], title: str, notes: Tuple[str, ...]) -> Table:
-    """rows: of `to_json`."""
-    return Table("layouts", title, _COLUMNS, rows, notes)

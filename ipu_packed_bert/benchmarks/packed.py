@@ -14,8 +14,7 @@ from ipu_packed_bert.data.global_batches import SameSequences
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine, pick_attention
 from ipu_packed_bert.engine.host.attention import dense_attention
-from ipu_packed_bert.engine.host.devices import find_device
-from ipu_packed_bert.engine.host.estimate import product_rate
+from ipu_packed_bert.engine.host.devices import find_device, product_rate
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.settings.schema import EngineConfig

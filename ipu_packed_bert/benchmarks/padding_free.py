@@ -20,8 +20,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from ipu_packed_bert.benchmarks.machine import machine
 from ipu_packed_bert.benchmarks.texts import encode, text_sets
+from ipu_packed_bert.benchmarks.work import machine
 from ipu_packed_bert.engine.host.devices import clock_of
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import switch
@@ -66,7 +66,7 @@ class Setup(NamedTuple):
     longest: int = 512  # tokens of an example in the epoch
 
     @property
-    def clock(self) -> Clock:
+    def _clock(self) -> Clock:
         return clock_of(torch.device(self.device), of_process=True)
 
     @property
@@ -74,7 +74,7 @@ class Setup(NamedTuple):
         return BatchOptions(4 * self.batch_size, self.longest)
 
 
-class _TimedWay(NamedTuple):
+class _RowLine(NamedTuple):
     """One row length of one data set."""
 
     data: str
@@ -137,7 +137,7 @@ def _fill(lengths: np.ndarray, slots: int) -> List[int]:
     return row
 
 
-def measure_rows(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> _TimedWay:
+def measure_rows(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> _RowLine:
     """Padded and padding-free, the same examples, in turns."""
     draw = np.random.default_rng(slots)
     examples = _examples_of(_fill(lengths, slots), setup.vocabulary, draw)
@@ -168,8 +168,8 @@ def measure_rows(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> _T
     worst = max(abs(loss / losses[PADDED] - 1) for loss in losses.values())
     if not worst < 1e-4:
         raise RuntimeError(f"{data}, rows of {slots}: the losses differ by {worst:.1e}; times mean nothing then")
-    times = seconds_in_turn({side: partial(turn, side) for side in sides}, setup.rounds, setup.clock, warm_up=False)
-    return _TimedWay(
+    times = seconds_in_turn({side: partial(turn, side) for side in sides}, setup.rounds, setup._clock, warm_up=False)
+    return _RowLine(
         data,
         slots,
         len(examples),
@@ -199,7 +199,7 @@ def _measure_ways(data: str, lengths: np.ndarray, setup: Setup, examples: int) -
         _train_on(model, list(Batches(way, dataset, setup._epoch_batches, model)), setup.device)
 
     epochs = {way + side: partial(epoch, way, side) for way in WAYS for side in _sides(way)}
-    times = seconds_in_turn(epochs, setup.rounds, setup.clock)
+    times = seconds_in_turn(epochs, setup.rounds, setup._clock)
     return {name: float(np.median(times[WAYS[0]] / each)) for name, each in times.items()}
 
 
@@ -223,7 +223,7 @@ _ROWS = (
 )
 
 
-def rows_table(lines: Sequence[_TimedWay]) -> str:
+def _rows_table(lines: Sequence[_RowLine]) -> str:
     rows = [
         {
             **line._asdict(),
@@ -274,7 +274,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         lines.append(measure_rows(name, lengths[name], slots, setup))
         print(f"{name} {slots:,}: {lines[-1].relative[OURS]:.2f}", file=sys.stderr, flush=True)
     lines.sort(key=lambda line: list(lengths).index(line.data))
-    print(rows_table(lines))
+    print(_rows_table(lines))
     missed = [f"{line.data} {line.slots:,}" for line in lines if line.relative[OURS] > line.goal]
     print(
         f"goal reached in {len(lines) - len(missed)} of {len(lines)} lines{'; not: ' * bool(missed)}{', '.join(missed)}"

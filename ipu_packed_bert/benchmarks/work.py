@@ -1,16 +1,19 @@
-"""The work that a benchmark of a network gives each side: sequences drawn from a packing, a model by its size."""
+"""What every benchmark of a network is made of: sequences drawn from a packing, a model by its size, the machine."""
 
 from __future__ import annotations
 
 import argparse
-from typing import List, NamedTuple, Tuple
+import platform
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig
 from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
-from pack_data.cli.command import positive_int
+from pack_data.cli.command import counted, positive_int
+from pack_data.cli.cores import available_cores
+from pack_data.cli.timing import versions
 from pack_data.lengths.options import add_histogram_arguments
 from pack_data.packing import Packing
 from pack_data.sequences import Example, Sequences
@@ -87,18 +90,6 @@ def config_of(
     )
 
 
-def stretched(packing: Packing, slots: int) -> Packing:
-    """The same packs with all lengths multiplied, so that rows of `slots`, a multiple of the packing's, are as full."""
-    factor, rest = divmod(slots, packing.max_sequence_length)
-    if rest:
-        raise ValueError(
-            f"rows of {slots} slots: not a multiple of {packing.max_sequence_length}, the histogram's; only whole "
-            "multiples are stretched to"
-        )
-    strategies = tuple(tuple(factor * length for length in strategy) for strategy in packing.strategies)
-    return Packing(packing.algorithm, slots, packing.max_sequences_per_pack, strategies, packing.repeats)
-
-
 def draw_work(
     packing: Packing,
     *,
@@ -162,3 +153,47 @@ def draw_work(
         tokens=int(sum(lengths)),
         vocabulary=vocabulary,
     )
+
+
+if TYPE_CHECKING:
+    import torch
+
+# torch loads inside the functions: commands that print the machine have a --help without it.
+
+
+def machine() -> str:
+    """This machine in one line: processor or CUDA device, cores, versions."""
+    import torch
+
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    else:
+        cores, threads = counted(available_cores(), "core"), counted(torch.get_num_threads(), "torch thread")
+        device = f"{_processor()}, {cores}, {threads}"
+    return f"{device}; Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def details(device: torch.device) -> Dict[str, Any]:
+    """What the numbers of a device depend on, by name."""
+    import torch
+
+    from ipu_packed_bert.engine.host.devices import capability, device_name, memory_here
+
+    found = capability(device)
+    return {
+        "device": device_name(device),
+        "capability": f"{found[0]}.{found[1]}" if found else None,
+        "memory_bytes": memory_here(device),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        **versions("transformers", "flash_attn"),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()

@@ -44,7 +44,7 @@ class _Adjusted(NamedTuple):
         factor = manifest.packing_factor
         lines = [
             f"# {origin.path} for the packs in {self.config.data.directory}: {factor:.3f} sequences a pack.",
-            f"# {summary(self.config, factor)} (packedBERT, section 3.3); made by packed-bert adjust.",
+            f"# {_summary(self.config, factor)} (packedBERT, section 3.3); made by packed-bert adjust.",
         ]
         return "\n".join(lines) + "\n\n" + self.config.to_yaml()
 
@@ -103,7 +103,7 @@ def _divided(steps: int, divisor: float) -> int:
     return int(math.ceil(steps / divisor))
 
 
-def summary(config: Config, packing_factor: float) -> str:
+def _summary(config: Config, packing_factor: float) -> str:
     """What the adjustment comes to, in one line."""
     optimizer, batch = config.optimizer, config.batch
     beta1, beta2 = config.betas(packing_factor)
@@ -140,10 +140,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     check_folder("--out", args.out, "what two files are written to")
     args.out.mkdir(parents=True, exist_ok=True)
     print(f"{args.data}: {manifest.packing_factor:.3f} sequences a pack")
-    print(f"unpacked       {summary(config, 1.0)}")
+    print(f"unpacked       {_summary(config, 1.0)}")
     for adjustment, each in zip(_ADJUSTMENTS, adjusted):
         write_atomically(args.out / each.name, each.text(config, manifest).encode())
-        print(f"{adjustment:<14} {summary(each.config, manifest.packing_factor)}")
+        print(f"{adjustment:<14} {_summary(each.config, manifest.packing_factor)}")
         file = shlex.quote(str(args.out / each.name))
         print(f"{'':<14} {typed('pretrain')} --config {file}")
     return 0

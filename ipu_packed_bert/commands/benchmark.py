@@ -16,9 +16,10 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ipu_packed_bert.benchmarks.work import SIZES, add_arguments, check_arguments, config_of, draw_work, stretched
+from ipu_packed_bert.benchmarks.work import SIZES, add_arguments, check_arguments, config_of, draw_work
 from ipu_packed_bert.processes.ranks import Processes, joined
 from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import (
@@ -33,6 +34,7 @@ from pack_data.cli.command import (
 )
 from pack_data.lengths.options import histogram_from
 from pack_data.packers import PACKERS, get_packer
+from pack_data.packing import Packing
 from pack_data.store.packs import default_predictions
 
 _BOTH = ("float32", "bfloat16")
@@ -125,12 +127,12 @@ def _in_ranks(args: argparse.Namespace, options: List[str]) -> int:
 def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     """What `--json` prints."""
     # torch loads from here on: a wrong option is refused without it.
-    from ipu_packed_bert.benchmarks.machine import machine
     from ipu_packed_bert.benchmarks.packed import attentions_beside, compare_attention, compare_layouts
+    from ipu_packed_bert.benchmarks.work import machine
 
     histogram = histogram_from(args)
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
-    plans = [stretched(packing, slots) for slots in args.lengths or args.slots or [packing.max_sequence_length]]
+    plans = [_stretched(packing, slots) for slots in args.lengths or args.slots or [packing.max_sequence_length]]
     precisions = _pick_precisions(args.precision, processes)
     works = [
         draw_work(
@@ -151,21 +153,16 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     cases = [
         (config_of(args.size, work, engine, micro_batch=args.micro_batch), work) for work in works for engine in engines
     ]
+    comparisons: List[Callable[..., Dict[str, Any]]] = [partial(compare_attention, *case) for case in cases]
+    if not args.lengths:
+        comparisons = [
+            partial(compare_layouts, *case, unpacked_attention=attention, processes=processes)
+            for case in cases
+            for attention in attentions_beside(case[0])
+        ]
     shown = None if processes.rank == 0 else False
-    if args.lengths:
-        with progress_bar(2 * (args.rounds + 1) * len(cases), "rounds", shown=shown) as bar:
-            found = {"comparisons": [compare_attention(*case, rounds=args.rounds, bar=bar) for case in cases]}
-    else:
-        sides = [(*case, attention) for case in cases for attention in attentions_beside(case[0])]
-        with progress_bar(2 * (args.rounds + 1) * len(sides), "rounds", shown=shown) as bar:
-            found = {
-                "measurements": [
-                    compare_layouts(
-                        config, work, rounds=args.rounds, bar=bar, unpacked_attention=attention, processes=processes
-                    )
-                    for config, work, attention in sides
-                ]
-            }
+    with progress_bar(2 * (args.rounds + 1) * len(comparisons), "rounds", shown=shown) as bar:
+        made = [compare(rounds=args.rounds, bar=bar) for compare in comparisons]
     hidden, layers, _, _ = SIZES[args.size]
     return {
         "size": args.size,
@@ -180,8 +177,20 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
         "micro_batch": args.micro_batch,
         "rounds": args.rounds,
         "machine": machine(),
-        **found,
+        "comparisons" if args.lengths else "measurements": made,
     }
+
+
+def _stretched(packing: Packing, slots: int) -> Packing:
+    """The same packs with all lengths multiplied, so that rows of `slots`, a multiple of the packing's, are as full."""
+    factor, rest = divmod(slots, packing.max_sequence_length)
+    if rest:
+        raise ValueError(
+            f"rows of {slots} slots: not a multiple of {packing.max_sequence_length}, the histogram's; only whole "
+            "multiples are stretched to"
+        )
+    strategies = tuple(tuple(factor * length for length in strategy) for strategy in packing.strategies)
+    return Packing(packing.algorithm, slots, packing.max_sequences_per_pack, strategies, packing.repeats)
 
 
 def _pick_precisions(asked: str, processes: Processes) -> Tuple[str, ...]:

@@ -6,13 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Sequence, Type
 
-from ipu_packed_bert.commands.run_options import (
-    Training,
-    add_run_options,
-    add_trust,
-    add_which_run,
-    parse_run,
-)
+from ipu_packed_bert.commands.run_options import Training, add_run_options, add_trust, add_which_run, parse_run
 from ipu_packed_bert.processes.ranks import Processes
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, load_config
 from ipu_packed_bert.settings.user_task import trust_what_was_named
@@ -24,7 +18,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.training.examples import ExamplesRun
 
 
-class Finetune(Training[FinetuneConfig]):
+class _Finetune(Training[FinetuneConfig]):
     def parse(self, argv: Optional[Sequence[str]]) -> argparse.Namespace:
         parser = ArgumentParser(prog=typed("finetune"), description=__doc__)
         add_which_run(parser, named="finetune_squad_packed", finished="; a finished one is evaluated again")
@@ -62,5 +56,5 @@ class Finetune(Training[FinetuneConfig]):
         return super().begun(args, processes)
 
 
-COMMAND = Finetune()
-parse, main, begun = COMMAND.parse, COMMAND.main, COMMAND.begun
+_COMMAND = _Finetune()
+parse, main, begun = _COMMAND.parse, _COMMAND.main, _COMMAND.begun

@@ -18,6 +18,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from ipu_packed_bert.benchmarks.work import DROPOUT, SIZES, add_arguments, check_arguments, config_of, draw_work
 from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import ArgumentParser, typed
+from pack_data.display.table import Table
 from pack_data.lengths.options import histogram_from
 from pack_data.reading.files import write_atomically
 from pack_data.spfhp import pack
@@ -30,10 +31,9 @@ TEST_SECONDS, SIDE_SECONDS = 270, 15.0  # for all tests; for each layout, which 
 _DEPTH = 3
 
 
-def parse(argv: Optional[Sequence[str]]) -> Any:
+def _parse(argv: Optional[Sequence[str]]) -> Any:
     parser = ArgumentParser(
-        prog=typed("gpu"),
-        description="The tests marked cuda, and training steps in several layouts.",
+        prog=typed("gpu"), description="The tests marked cuda, and training steps in several layouts."
     )
     add_arguments(parser, size="base", micro_batch=32, packs=128, rounds=10)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -52,7 +52,7 @@ def parse(argv: Optional[Sequence[str]]) -> Any:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    args = parse(argv)
+    args = _parse(argv)
     if importlib.util.find_spec("torch") is None:
         raise ValueError(f"no torch in {sys.executable}; name an interpreter that has it: make gpu PYTHON=...")
     import torch
@@ -61,12 +61,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         why = "finds none" if torch.version.cuda else "is built for CPUs"
         raise ValueError(f"no CUDA device: torch {torch.__version__} {why}; nothing was run")
     device = torch.device(args.device)
-    from ipu_packed_bert.benchmarks.machine import details
+    from ipu_packed_bert.benchmarks.work import details
 
     print(", ".join(f"{key} {value}" for key, value in details(device).items() if value), flush=True)
     tests = None if args.device == "cpu" else run_tests()
     try:
-        found = benchmark(args, device, tests)
+        found = _benchmark(args, device, tests)
     except AssertionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -94,10 +94,10 @@ def run_tests() -> str:
     return "failed" if finished.returncode else "passed"
 
 
-def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
+def _benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
     """The layouts in each precision, printed as a table; what is written as JSON."""
-    from ipu_packed_bert.benchmarks.layouts import measure_layouts, table, to_json
-    from ipu_packed_bert.benchmarks.machine import details
+    from ipu_packed_bert.benchmarks.layouts import COLUMNS, measure_layouts, to_json
+    from ipu_packed_bert.benchmarks.work import details
 
     histogram = histogram_from(args)
     slots = histogram.max_sequence_length
@@ -129,7 +129,7 @@ def benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
         f"Packing factor {work.packing_factor:.3f}; forward and backward pass, median of up to {args.rounds} rounds,"
         f" micro-batches of {args.micro_batch} rows, dropout {DROPOUT:g}."
     )
-    print("\n" + table(rows, f"Training steps of {args.size}", (note,)).text())
+    print("\n" + Table("layouts", f"Training steps of {args.size}", COLUMNS, rows, (note,)).text())
     return {
         "format": _FORMAT,
         "machine": details(device),

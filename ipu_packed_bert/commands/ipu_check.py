@@ -21,7 +21,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.matmul import cache_folder
@@ -75,11 +75,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     # A missing SDK and poprun are one line, before anything is written.
     choose_engine(replace(config, engine=replace(config.engine, kind="ipu", offline_export="program")))
-    from ipu_packed_bert.engine.ipu.inventory import inventory
+    from ipu_packed_bert.engine.ipu.devices import inventory
 
     found = inventory(config)
-    _refuse_too_few_micro_batches(args.micro_batches, config, simulated=found.model_asked_by is not None)
-    _refuse_a_check_in(args.out)
+    checked = config if found.model_asked_by is None else config.applied_without_ipus()[0]
+    if args.micro_batches is not None and args.micro_batches < checked.pipeline_stages:
+        raise ValueError(
+            f"--micro-batches is {args.micro_batches}; must be at least {checked.pipeline_stages}, the stages of the "
+            "pipeline"
+        )
+    # The profile and the program of a former check would be taken for those of this one.
+    if args.out is not None and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        raise ValueError(f"--out {args.out}: exists and is not an empty folder; give another one")
     check = _Check(config, args, found)
     try:
         check.run()
@@ -90,22 +97,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     print("\n" + "\n".join(check.finish()))
     print(f"\nbundle    {check.file}, to be attached to a report; the profile is in {check.folder / 'profile'}")
     return int(check.bundle["verdict"]["status"])
-
-
-def _refuse_too_few_micro_batches(number: Optional[int], config: Config, *, simulated: bool) -> None:
-    """Raises ValueError where so many do not fill the pipeline of what is checked."""
-    if simulated:
-        config, _ = config.applied_without_ipus()
-    if number is not None and number < config.pipeline_stages:
-        raise ValueError(
-            f"--micro-batches is {number}; must be at least {config.pipeline_stages}, the stages of the pipeline"
-        )
-
-
-def _refuse_a_check_in(folder: Optional[Path]) -> None:
-    """Raises ValueError where the profile and the program of a former check would be taken for those of this one."""
-    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"--out {folder}: exists and is not an empty folder; give another one")
 
 
 class _LeftOut(Exception):
@@ -157,24 +148,18 @@ def explained(error: BaseException, config: Config) -> _Failed:
     )
 
 
-class _Place(NamedTuple):
-    """Where the updates run."""
-
-    kind: str  # "ipu", "ipu_model" or "none"
-    config: Config  # as it is checked
-
-
 class _Check:
     """The stages, and the bundle as far as it has got."""
 
     def __init__(self, config: Config, args: Any, inventory: Any):
-        """inventory: what `engine.ipu.inventory` found."""
+        """inventory: what `inventory` found."""
         self.args, self.inventory = args, inventory
         self.asked = replace(config, engine=replace(config.engine, kind="ipu"))
         name = f"ipu-check-{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.folder: Path = args.out or Path("runs", name)
         self.file = self.folder / "bundle.json"
         self.engine: Any = None
+        self._batch: Any = None
         self.bundle: Dict[str, Any] = {
             "format": ipu_bundle.FORMAT,
             "kind": ipu_bundle.KIND,
@@ -189,23 +174,10 @@ class _Check:
         self.fits = True  # as far as it is known
         self.set_place("none", replace(self.asked, without_ipus=()))
 
-    @property
-    def config(self) -> Config:
-        return self.place.config
-
     def run(self) -> None:
         try:
-            for name, stage in (
-                ("attached", self.attached),
-                ("versions", self.versions),
-                ("predicted", self.predicted),
-                ("compiled", self.compiled),
-                ("loaded", self.loaded),
-                ("updates", self.updates),
-                ("profile", self.profile),
-                ("counted", self.counted),
-            ):
-                self.stage(name, stage)
+            for name in ("attached", "versions", "predicted", "compiled", "loaded", "updates", "profile", "counted"):
+                self.stage(name, getattr(self, name))
         finally:
             self.close()
 
@@ -291,7 +263,7 @@ class _Check:
         return f"{there.attached} IPUs, as many as wanted ({placement.replicas} x {placement.ipus_per_replica})"
 
     def set_place(self, kind: str, config: Config) -> None:
-        """Where the updates run, and the configuration with few micro-batches."""
+        """Where the updates run, "ipu", "ipu_model" or "none", and the configuration with few micro-batches."""
         number = max(self.args.micro_batches or 0, config.pipeline_stages)
         config = replace(
             config,
@@ -301,12 +273,8 @@ class _Check:
                 config.engine, log_cycles=False, executable_cache=None, offline_export=None, executable=None
             ),
         ).with_schedule()
-        self.place, self._batch = _Place(kind, config), None
+        self.kind, self.config, self._batch = kind, config, None
         self.bundle["device"]["kind"] = kind
-        self.describe()
-
-    def describe(self) -> None:
-        config = self.config
         self.bundle["configuration"] = {
             "name": config.name,
             "micro_batches": config.batch.gradient_accumulation,
@@ -337,16 +305,9 @@ class _Check:
         config = self.config
         found, said = self.bundle["predicted"], []
         made = plan(config, packing_factor=1.0)
+        kinds = ("ipu", "weights", "gradients", "optimizer", "activations")
         found["memory"] = [
-            {
-                "ipu": memory.ipu,
-                "weights": memory.weights,
-                "gradients": memory.gradients,
-                "optimizer": memory.optimizer,
-                "activations": memory.activations,
-                "together": memory.total,
-            }
-            for memory in made.memory
+            {**{kind: getattr(memory, kind) for kind in kinds}, "together": memory.total} for memory in made.memory
         ]
         fits = {True: "fits", False: "does not fit", None: "tight, unknown"}[made.fits]
         found["fits"] = made.fits
@@ -423,7 +384,7 @@ class _Check:
 
     def loaded(self) -> str:
         self.refuse_what_does_not_fit()
-        if self.place.kind != "ipu":
+        if self.kind != "ipu":
             raise _LeftOut("a compiled program runs on IPUs only")
         if not self.done("compiled"):
             raise _LeftOut("there is no compiled program; the next stage compiles one where it runs")
@@ -434,28 +395,27 @@ class _Check:
 
     def updates(self) -> str:
         self.refuse_what_does_not_fit()
-        if self.place.kind == "none":
+        if self.kind == "none":
             raise _LeftOut("there are not enough IPUs for one replica")
-        measured = self.bundle["measured"]
         with profiling(self.args.updates):
             if self.engine is None:
                 engine = self.engine_of(
-                    profile_directory=str(self.profile_folder / "run"), ipu_model=self.place.kind == "ipu_model"
+                    profile_directory=str(self.profile_folder / "run"), ipu_model=self.kind == "ipu_model"
                 )
                 engine.compile(self.batch())
-            losses, seconds, _ = self.make_updates(measured, "losses", "seconds")
+            losses, seconds, _ = self.make_updates("")
             self.close()  # the profile is written when the program is let go of
         first, last = ("not finite" if loss is None else f"{loss:.4f}" for loss in (losses[0], losses[-1]))
         return f"{len(losses)}, loss {first} to {last}, {sorted(seconds)[len(seconds) // 2]:.3f} s each"
 
-    def make_updates(self, measured: Dict[str, Any], losses_as: str, seconds_as: str) -> Any:
-        """As many updates as wanted on one batch; what came of each goes into the bundle at once."""
+    def make_updates(self, prefix: str) -> Tuple[List[Optional[float]], List[float], List[int]]:
+        """Losses, seconds and cycles of as many updates as wanted on one batch, which the bundle gets at once."""
         from ipu_packed_bert.model.optimizer import learning_rate
 
         losses: List[Optional[float]] = []
         seconds: List[float] = []
         cycles: List[int] = []
-        measured[losses_as], measured[seconds_as] = losses, seconds
+        self.bundle["measured"].update({f"{prefix}losses": losses, f"{prefix}seconds": seconds})
         for number in range(self.args.updates):
             result = self.engine.step(self.batch(), learning_rate(min(number, self.config.run.steps - 1), self.config))
             losses.append(result.loss if math.isfinite(result.loss) else None)
@@ -491,7 +451,7 @@ class _Check:
 
     def read_memory(self, part: str) -> None:
         """Of the program for IPUs: the IPU Model may have other tiles, and no limit."""
-        if part == "compiled" or self.place.kind == "ipu":
+        if part == "compiled" or self.kind == "ipu":
             memory = self.read(part).memory
             if memory:
                 self.bundle["measured"]["memory"] = [each._asdict() for each in memory]
@@ -508,14 +468,14 @@ class _Check:
 
     def counted(self) -> str:
         self.refuse_what_does_not_fit()
-        if self.place.kind != "ipu":
+        if self.kind != "ipu":
             raise _LeftOut("only IPUs count cycles")
         if self.args.no_count:
             raise _LeftOut("--no-count")
         self.engine_of(log_cycles=True, profile_directory=None)
         self.engine.compile(self.batch())
         measured = self.bundle["measured"]
-        _, _, cycles = self.make_updates(measured, "counted_losses", "counted_seconds")
+        _, _, cycles = self.make_updates("counted_")
         measured["counted_cycles"] = sorted(cycles[1:] or cycles)[len(cycles[1:] or cycles) // 2]
         self.close()
         return f"{measured['counted_cycles']:,} cycles of an update, the median without the first; no profile"
@@ -535,22 +495,19 @@ class _Check:
 
     def batch(self) -> Any:
         """One global batch; the same in every stage."""
-        if self._batch is None:
-            self._batch = self._drawn()
-        return self._batch
-
-    def _drawn(self) -> Any:
         from ipu_packed_bert.benchmarks.work import draw_work
 
         config = self.config
-        return draw_work(
-            self.packing(),
-            packs=config.packs_per_update(1.0),
-            micro_batch=config.batch.micro_batch,
-            vocabulary=config.model.vocabulary_size,
-            max_predictions=config.predictions_per_sequence,
-            seed=config.run.seed,
-        ).packed
+        if self._batch is None:
+            self._batch = draw_work(
+                self.packing(),
+                packs=config.packs_per_update(1.0),
+                micro_batch=config.batch.micro_batch,
+                vocabulary=config.model.vocabulary_size,
+                max_predictions=config.predictions_per_sequence,
+                seed=config.run.seed,
+            ).packed
+        return self._batch
 
 
 def _host_loss(config: Config, batch: Any) -> float:
@@ -563,40 +520,38 @@ def _host_loss(config: Config, batch: Any) -> float:
 
 
 @contextlib.contextmanager
-def _hardware_meant() -> Iterator[None]:
-    """While entered, nothing asks PopTorch for the IPU Model, which it would compile for."""
-    names = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
-    former = {name: os.environ.pop(name) for name in names if name in os.environ}
+def _environment(**settings: Optional[str]) -> Iterator[None]:
+    """While entered, the environment has these variables, or has them not where they are None."""
+    former = {name: os.environ.pop(name, None) for name in settings}
+    os.environ.update({name: text for name, text in settings.items() if text is not None})
     try:
         yield
     finally:
-        os.environ.update(former)
+        for name, text in former.items():
+            os.environ.pop(name, None)
+            if text is not None:
+                os.environ[name] = text
 
 
-@contextlib.contextmanager
-def profiling(runs: int) -> Iterator[None]:
+def _hardware_meant() -> ContextManager[None]:
+    """While entered, nothing asks PopTorch for the IPU Model, which it would compile for."""
+    return _environment(POPTORCH_IPU_MODEL=None, POPTORCH_SMALL_IPU_MODEL=None)
+
+
+def profiling(runs: int) -> ContextManager[None]:
     """Poplar profiles so many runs of a program, instead of two, and finishes one that does not fit.
 
     Poplar reads these options from the environment; what the user set there stays.
     """
-    former = os.environ.get("POPLAR_ENGINE_OPTIONS")
     try:
-        given = json.loads(former) if former else {}
+        given = json.loads(os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}")
     except ValueError:
         raise ValueError("POPLAR_ENGINE_OPTIONS: no JSON; unset it, or mend it") from None
     options = {
         "autoReport.executionProfileProgramRunCount": str(runs + 2),  # weights come and go in runs of their own
         "debug.allowOutOfMemory": "true",
-        **given,
     }
-    os.environ["POPLAR_ENGINE_OPTIONS"] = json.dumps(options)
-    try:
-        yield
-    finally:
-        if former is None:
-            del os.environ["POPLAR_ENGINE_OPTIONS"]
-        else:
-            os.environ["POPLAR_ENGINE_OPTIONS"] = former
+    return _environment(POPLAR_ENGINE_OPTIONS=json.dumps({**options, **given}))
 
 
 if __name__ == "__main__":

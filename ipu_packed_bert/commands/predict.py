@@ -35,17 +35,14 @@ from ipu_packed_bert.settings.finetuning import GLUE, SQUAD, TOKENS
 from ipu_packed_bert.settings.reader import peek
 from ipu_packed_bert.settings.user_task import trust_what_was_named
 from ipu_packed_bert.tasks.files import FORMATS, STANDARD_INPUT, ExampleSource
-from pack_data.cli.command import ArgumentParser, counted, positive_int, progress_bar, typed
+from pack_data.cli.command import ArgumentParser, check_output, counted, positive_int, progress_bar, typed
 from pack_data.reading.files import write_atomically
 
 _STANDARD_INPUT = {SQUAD: "json", TOKENS: "conll"}  # what is read there, unless --format says so; else jsonl
 
 
 def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
-    parser = ArgumentParser(
-        prog=typed("predict"),
-        description=__doc__,
-    )
+    parser = ArgumentParser(prog=typed("predict"), description=__doc__)
     parser.add_argument("run", metavar="RUN", type=Path, help="a fine-tuning run, or a Hugging Face folder")
     parser.add_argument("file", metavar="FILE", help="what to answer; - is standard input")
     parser.add_argument(
@@ -90,24 +87,13 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     return args
 
 
-def _check_output(output: Optional[Path], file: str, *, overwrite: bool) -> None:
-    """ValueError where the answers could not be written in the end, or would replace what is there."""
-    if output is None:
-        return
-    if output.is_dir() or not output.parent.is_dir():
-        what = "is a folder" if output.is_dir() else f"{output.parent} is no folder"
-        raise ValueError(f"--output {output}: {what}; name a file in one that is there")
-    if output.exists():
-        if file != STANDARD_INPUT and Path(file).exists() and output.samefile(file):
-            raise ValueError(f"--output {output}: is what is to be answered; name another file")
-        if not overwrite:
-            raise ValueError(f"--output {output}: exists; name another file, or add --overwrite")
-
-
 def main(argv: Optional[Sequence[str]] = None) -> int:
     refuse_several("the answers")
     args = _parse(argv)
-    _check_output(args.output, args.file, overwrite=args.overwrite)
+    if args.output is not None:
+        check_output("--output", args.output, reads=[args.file])
+        if args.output.exists() and not args.overwrite:
+            raise ValueError(f"--output {args.output}: exists; name another file, or add --overwrite")
     if args.file != STANDARD_INPUT and not Path(args.file).is_file():
         problem = "a folder" if Path(args.file).is_dir() else "no such file"
         raise ValueError(f"{args.file}: {problem}; name the records to answer, or - for standard input")

@@ -6,12 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Sequence, Set, Type
 
-from ipu_packed_bert.commands.run_options import (
-    Training,
-    add_run_options,
-    add_which_run,
-    parse_run,
-)
+from ipu_packed_bert.commands.run_options import Training, add_run_options, add_which_run, parse_run
 from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.settings.pretraining import Config, load_config
 from ipu_packed_bert.settings.shipped import config_file
@@ -22,7 +17,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.training.pretraining import PacksRun
 
 
-class Pretrain(Training[Config]):
+class _Pretrain(Training[Config]):
     def parse(self, argv: Optional[Sequence[str]]) -> argparse.Namespace:
         parser = ArgumentParser(prog=typed("pretrain"), description=__doc__)
         add_which_run(parser, named="packed_phase2_pod16")
@@ -79,5 +74,5 @@ class Pretrain(Training[Config]):
         return PacksRun
 
 
-COMMAND = Pretrain()
-parse, main, begun = COMMAND.parse, COMMAND.main, COMMAND.begun
+_COMMAND = _Pretrain()
+parse, main, begun = _COMMAND.parse, _COMMAND.main, _COMMAND.begun

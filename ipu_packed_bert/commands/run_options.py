@@ -109,7 +109,7 @@ def parse_run(
     return args
 
 
-def options_without_plan(args: argparse.Namespace) -> List[str]:
+def _options_without_plan(args: argparse.Namespace) -> List[str]:
     """The options that begin, or go on with, the run that --plan tells of."""
     options = ["--resume", args.resume] if args.resume else ["--config", args.config]
     for option in ("start_from", "data_dir", "out"):
@@ -121,19 +121,17 @@ def options_without_plan(args: argparse.Namespace) -> List[str]:
     return options
 
 
-def resumes_there(args: argparse.Namespace, processes: Processes) -> bool:
+def _resumes_there(args: argparse.Namespace, processes: Processes) -> bool:
     """Whether --resume-if-there found a run to go on with; the options then are as --resume gives them."""
+    if not args.resume_if_there:
+        return False
+    from ipu_packed_bert.training.log import resumes
+
     # Rank 0 alone reads and writes run folders: the others may be on machines that have none.
-    if not (args.resume_if_there and processes.of_first(_there, args.out)):
+    if not processes.of_first(resumes, args.out):
         return False
     args.resume, args.out = args.out, None
     return True
-
-
-def _there(folder: str) -> bool:
-    from ipu_packed_bert.training.log import resumes
-
-    return resumes(folder)
 
 
 class Training(abc.ABC, Generic[C]):
@@ -170,13 +168,13 @@ class Training(abc.ABC, Generic[C]):
     def begun(self, args: argparse.Namespace, processes: Processes) -> int:
         """Does what the options say; the exit status."""
         processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
-        if resumes_there(args, processes):
+        if _resumes_there(args, processes):
             settled = self._settled(args)
             args.overrides = [each for each in args.overrides if each.partition("=")[0].strip() not in settled]
             args.start_from = None
         if args.resume or args.start_from:
             processes.of_first(_refuse_no_runs, args)
-        config = processes.of_first(self.resumed_config, args.resume, args.overrides) if args.resume else None
+        config = processes.of_first(self._resumed_config, args.resume, args.overrides) if args.resume else None
         if config is None:
             config = self.load(config_file(args.config), args.overrides, stored=False)
         if args.show_config:
@@ -185,13 +183,13 @@ class Training(abc.ABC, Generic[C]):
         if args.plan:
             from ipu_packed_bert.planning.plan import print_plan
 
-            return print_plan(self._plan(config, args), options_without_plan(args))
+            return print_plan(self._plan(config, args), _options_without_plan(args))
         # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
         from ipu_packed_bert.training.run import run
 
         return run(self._kind(), config, args, processes)
 
-    def resumed_config(self, folder: str, overrides: Sequence[str] = ()) -> C:
+    def _resumed_config(self, folder: str, overrides: Sequence[str] = ()) -> C:
         """A run's configuration. It states the schedule's length, so that more steps do not change the next rate."""
         return self.load(Path(folder, CONFIG), overrides, stored=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -133,6 +133,13 @@ class Engine(abc.ABC):
     def load_state(self, state: Dict[str, Any]) -> None:
         """Continue from what `state` returned. Raises ValueError where names or shapes are not this model's."""
 
+    def _summed(self, totals: Sequence[float], batch: Batch) -> Tuple[Dict[str, float], Counts]:
+        """The outputs of a batch by name, and what it holds, summed over the processes."""
+        own = self.task.count(batch)
+        found = self.processes.summed([*totals, *own.values()])
+        counts = {name: int(count) for name, count in zip(own, found[len(self.task.outputs) :])}
+        return dict(zip(self.task.outputs, found)), counts
+
     @property
     def share(self) -> Tuple[int, int]:
         """(index, parts): which part of each global batch this process reads; `loader.GlobalBatches` takes it."""
@@ -141,10 +148,6 @@ class Engine(abc.ABC):
     def feed(self, batches: GlobalBatches) -> Iterator[Batch]:
         """The same batches, read in the way that suits the device."""
         return batches
-
-    def cycles(self) -> Optional[int]:
-        """Device cycles of the last step; None where the device has no counter."""
-        return None
 
     def close(self) -> None:
         """Let go of the device."""

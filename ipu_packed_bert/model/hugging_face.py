@@ -132,7 +132,7 @@ def write_folder(
         "pad_token_id": vocabulary.padding,
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
-        **{theirs: getattr(model, ours) for ours, theirs, _ in _KEYS},
+        **bert_settings(model),
         **settings,
     }
     _write_tokenizer(folder, model, vocabulary)
@@ -140,6 +140,11 @@ def write_folder(
     write_atomically(folder / SAFETENSORS, save(tensors, metadata={"format": "pt"}))
     # Last, so that a folder whose writing was cut short doesn't look like a model.
     write_atomically(folder / "config.json", _json(config))
+
+
+def bert_settings(model: ModelConfig) -> Dict[str, Any]:
+    """The sizes of a model by their names in config.json, which are those of transformers' BertConfig."""
+    return {theirs: getattr(model, ours) for ours, theirs, _ in _KEYS}
 
 
 def _json(values: Mapping[str, Any]) -> bytes:

@@ -10,6 +10,8 @@ import torch
 from ipu_packed_bert.settings.schema import Configuration, OptimizerSettings
 from pack_data.reading.fields import named
 
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of an optimiser's state, by parameter
+
 
 class Lamb(torch.optim.Optimizer):
     """LAMB as PopTorch 3.4 defines it, so that both engines take the same step.
@@ -141,14 +143,13 @@ def neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> D
     names = list(model.named_parameters())
     return {
         "step": int(optimizer.param_groups[0]["step"]),
-        "exp_avg": {name: _copy(optimizer.state[parameter]["exp_avg"]) for name, parameter in names},
-        "exp_avg_sq": {name: _copy(optimizer.state[parameter]["exp_avg_sq"]) for name, parameter in names},
+        **{each: {name: _copy(optimizer.state[parameter][each]) for name, parameter in names} for each in MOMENTS},
     }
 
 
 def load_neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module, state: Dict[str, Any]) -> None:
     """Continue from what `neutral_state` returned. Raises ValueError where names or shapes are not the model's."""
-    for moment in ("exp_avg", "exp_avg_sq"):
+    for moment in MOMENTS:
         refuse_other_shapes(f"optimizer state: {moment}", state[moment], dict(model.named_parameters()))
         for name, parameter in model.named_parameters():
             optimizer.state[parameter][moment].copy_(state[moment][name])

@@ -137,11 +137,8 @@ def _scored(
 
 # ---- a row: its boundaries, and the kernel or the blocks
 
-_last: Tuple[Any, int, Dict[Optional[int], AttentionBlocks]] = (
-    lambda: None,
-    0,
-    {},
-)  # boundaries, their version, their blocks
+# Boundaries, their version, their blocks.
+_last: Tuple[Any, int, Dict[Optional[int], AttentionBlocks]] = (lambda: None, 0, {})
 
 
 def _lengths(boundaries: torch.Tensor, chunk: Optional[int]) -> List[int]:
@@ -270,7 +267,7 @@ def padding_free_attention(
     carried = _is_carried(attention_mask)
     # Some code says is_causal=False where it gives a mask, which is then causal.  So are boundaries in its place.
     causal = carried or bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    window, chunk = reach_of(module, sliding_window)
+    window, chunk = _reach_of(module, sliding_window)
     if window is not None and not causal:
         raise ValueError(f'{name} has a window on both sides, which attn_implementation="{NAME}" does not compute')
     settings = Settings(scaling, dropout, causal, window, softcap, s_aux)
@@ -353,7 +350,7 @@ if hasattr(torch, "compiler") and hasattr(torch.compiler, "disable"):
     _refuse_contradiction = torch.compiler.disable(_refuse_contradiction)
 
 
-def reach_of(module: torch.nn.Module, window: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
+def _reach_of(module: torch.nn.Module, window: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
     """Window and chunk of a layer: the window that it hands over, else what its configuration says of its kind."""
     kind, chunk = _layer_kind(module), None
     if kind is not None and "sliding" in kind and window is None:
@@ -421,7 +418,9 @@ def _padding_free_mask(*args: Any, **keywords: Any) -> Optional[torch.Tensor]:
         boundaries = _boundaries_of(function, tokens, keywords) if keywords.get("batch_size") == 1 else None
         if boundaries is not None:
             return boundaries.expand(1, 1, 2, -1)
-    return _library_mask()(*args, **keywords)
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **keywords)
 
 
 def _boundaries_of(function: Any, tokens: int, keywords: Dict[str, Any]) -> Optional[torch.Tensor]:
@@ -447,12 +446,6 @@ def _length_of(keywords: Dict[str, Any], which: str) -> Optional[int]:
 def _is_carried(mask: Any) -> bool:
     """Whether this is no mask but boundaries, as `_padding_free_mask` gives them."""
     return torch.is_tensor(mask) and mask.dim() == 4 and mask.dtype == torch.int32 and mask.shape[2] == 2
-
-
-def _library_mask() -> Any:
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-
-    return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
 
 
 def _register() -> bool:

@@ -7,16 +7,17 @@ from typing import Any, Dict, List, Mapping, Optional
 
 from ipu_packed_bert.padding_free.attention import NAME, REGISTERED
 from ipu_packed_bert.padding_free.models import (
+    WAY_OUT,
     Choice,
     attention_of,
     base_of,
     choice_of,
     choose,
     chosen_for,
-    refuse_first_fsdp,
+    refuse_unfit,
     text_config,
 )
-from ipu_packed_bert.padding_free.probe import WAY_OUT, check_no_leak, refuse_row_settings
+from ipu_packed_bert.padding_free.probe import check_no_leak
 
 _logger = logging.getLogger(__name__)
 
@@ -33,8 +34,7 @@ def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Op
 
     Raises ValueError where nothing is right; the model then stays as it was.
     """
-    refuse_first_fsdp(model)
-    refuse_row_settings(model)
+    refuse_unfit(model)
     base, loaded, before = base_of(model), attention_of(model), chosen_for(model)
     cached = getattr(base.config, "use_cache", None)
     refusals: Dict[str, str] = {}

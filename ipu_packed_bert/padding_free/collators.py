@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from ipu_packed_bert.padding_free.models import base_of, choice_of, first_position
-from ipu_packed_bert.padding_free.windows import ignored_reach, too_long
+from ipu_packed_bert.padding_free.models import base_of, choice_of, ignored_reach, too_long
 from pack_data.batching.collators import Example, collate, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import BatchSampler
@@ -28,7 +27,7 @@ from pack_data.batching.sampler import BatchSampler
 Inputs = Dict[str, Any]  # keyword arguments of a model's forward pass
 
 
-def same_example(position_ids: torch.Tensor) -> torch.Tensor:
+def _same_example(position_ids: torch.Tensor) -> torch.Tensor:
     """Which tokens a token may attend to: those of its own example up to itself.
 
     position_ids: [1, tokens], from 0 for each example.  Returns bool [1, 1, tokens, tokens] (query, key).
@@ -57,7 +56,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     Raises ValueError where an example is longer than a window or chunk that this ignores.
     """
     tensors = {name: torch.as_tensor(values) for name, values in batch.items()}
-    tensors["position_ids"] = tensors["position_ids"] + first_position(model)
+    tensors["position_ids"] = tensors["position_ids"] + _first_position(model)
     if "cumulative_lengths" not in tensors:
         return tensors
     boundaries, longest = tensors.pop("cumulative_lengths"), int(tensors.pop("max_length"))
@@ -70,7 +69,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
         more = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
         more.update(max_length_q=longest, max_length_k=longest)
     elif choice.boundaries == "attention_mask":
-        mask = same_example(tensors["position_ids"])
+        mask = _same_example(tensors["position_ids"])
         if choice.attention == "eager":
             # Half of the type's least number: scores are added to it, and the sum must stay finite.
             dtype = base_of(model).dtype
@@ -80,6 +79,15 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
         lengths = boundaries.diff()
         more["seq_idx"] = torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32), lengths)[None]
     return {**tensors, **more}
+
+
+def _first_position(model: Any) -> int:
+    """The position of an example's first token: RoBERTa's family counts from padding_idx + 1, all others from 0."""
+    for module in base_of(model).modules():
+        padding = getattr(getattr(module, "position_embeddings", None), "padding_idx", None)
+        if padding is not None:
+            return int(padding) + 1
+    return 0
 
 
 class PaddingFreeCollator:
@@ -127,14 +135,7 @@ class Batches:
     """
 
     def __init__(
-        self,
-        way: str,
-        dataset: Sequence[Example],
-        options: BatchOptions,
-        model: Any,
-        *,
-        rank: int = 0,
-        pad_id: int = 0,
+        self, way: str, dataset: Sequence[Example], options: BatchOptions, model: Any, *, rank: int = 0, pad_id: int = 0
     ) -> None:
         lengths = np.array([len(example["input_ids"]) for example in dataset])
         self.sampler = BatchSampler(way, lengths, options, rank)

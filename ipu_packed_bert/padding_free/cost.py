@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
+from dataclasses import replace
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from ipu_packed_bert.padding_free.update import loss_sum, to_device
 from pack_data.batching.balanced import StepCost
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.cli.command import ArgumentParser, positive_int, process_count, run_main
+from pack_data.cli.timing import rounds_in_turn, seconds_in_turn, timed
 
 _WAY = "OptimalPacking+PosID"
 
@@ -44,13 +45,12 @@ def _row(model: Any, lengths: Sequence[int], seed: int = 0) -> Inputs:
     return to_device(PaddingFreeCollator(model)(examples), next(model.parameters()).device)
 
 
-def _seconds(model: Any, inputs: Inputs) -> float:
-    cuda = next(model.parameters()).device.type == "cuda"
-    start = time.perf_counter()
-    loss_sum(model, inputs).backward()
-    if cuda:
+def _pass(model: Any, inputs: Inputs) -> None:
+    """Forward and backward; returns when a GPU is done."""
+    loss = loss_sum(model, inputs)
+    loss.backward()
+    if loss.is_cuda:
         torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def fit(rows: Sequence[Sequence[int]], seconds: Sequence[float]) -> MeasuredCost:
@@ -88,13 +88,14 @@ def measure_cost(model: Any, *, max_sequence_length: int, repeats: int = 3) -> M
         for tokens in (max_sequence_length // 4, max_sequence_length // 2, max_sequence_length)
         for count in (1, 4, 16)
     ]
-    inputs = [_row(model, row) for row in rows]
-    _seconds(model, inputs[0])  # the first pass sets up
-    least = [min(times) for times in zip(*([_seconds(model, each) for each in inputs] for _ in range(repeats)))]
+    device = next(model.parameters()).device
+    passes = {tuple(row): partial(_pass, model, _row(model, row)) for row in rows}
+    passes[tuple(rows[0])]()  # the first pass sets up
+    times = seconds_in_turn(passes, repeats, warm_up=False)
+    least = [float(each.min()) for each in times.values()]
     model.zero_grad(set_to_none=True)
     if not (distributed.is_available() and distributed.is_initialized()):
         return fit(rows, least)
-    device = next(model.parameters()).device
     slowest = torch.tensor(least, dtype=torch.float64, device=device)
     distributed.all_reduce(slowest, op=distributed.ReduceOp.MAX)
     found = fit(rows, slowest.tolist())
@@ -124,41 +125,30 @@ def _steps(rank: int, ranks: int, meeting: str, given: Dict[str, Any], results: 
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
     slots, lengths = given["slots"], np.array(given["lengths"])
     model = _small_llama(slots)
-    plans = []
-    for cost in (None, StepCost(*given["cost"])):
-        plans.append(get_way(_WAY).plan(lengths, BatchOptions(1, slots, ranks, cost=cost)))
-    seconds: List[List[float]] = [[], []]
-    chosen = np.random.default_rng(0).permutation(min(plan.steps for plan in plans) - 1)[: given["steps"]]
-    for step in [int(chosen[0]), *chosen.tolist()]:  # the first one sets up
-        for number, plan in enumerate(plans):
-            row = [piece.stop - piece.start for (pieces) in plan.batch(step, rank) for piece in pieces]
-            inputs = _row(model, row)
-            distributed.barrier()
-            start = time.perf_counter()
-            loss_sum(model, inputs).backward()
-            for parameter in model.parameters():
-                distributed.all_reduce(parameter.grad)
-            seconds[number].append(time.perf_counter() - start)
-            model.zero_grad(set_to_none=True)
+    options = BatchOptions(1, slots, ranks)
+    costs = {"by rows": None, "levelled": StepCost(*given["cost"])}
+    plans = {name: get_way(_WAY).plan(lengths, replace(options, cost=cost)) for name, cost in costs.items()}
+    most = min(plan.steps for plan in plans.values()) - 1
+    chosen = np.random.default_rng(0).permutation(most)[: given["steps"]].tolist()
+
+    def update(inputs: Inputs) -> None:
+        _pass(model, inputs)
+        for parameter in model.parameters():
+            distributed.all_reduce(parameter.grad)
+
+    def seconds_of(plan: Any, number: int) -> float:
+        step = chosen[max(0, number - 1)]
+        inputs = _row(model, [piece.stop - piece.start for pieces in plan.batch(step, rank) for piece in pieces])
+        distributed.barrier()
+        seconds, _ = timed(partial(update, inputs))
+        model.zero_grad(set_to_none=True)
+        return seconds
+
+    sides = {name: partial(seconds_of, plan) for name, plan in plans.items()}
+    seconds = [[found[name] for name in sides] for number, found in rounds_in_turn(sides, len(chosen)) if number]
     if not rank:
-        np.save(results, np.array(seconds)[:, 1:])
+        np.save(results, seconds)
     distributed.destroy_process_group()
-
-
-def _measure_ranks(
-    lengths: np.ndarray, slots: int, cost: StepCost, *, ranks: int = 2, steps: int = 40
-) -> Tuple[float, float]:
-    """Mean seconds of a step with the plan by rows and with the levelled one, in as many processes as ranks (gloo).
-
-    The same steps' numbers of both plans in turn, drawn at random; they hold different examples of one data set.
-    """
-    given = {"slots": slots, "lengths": lengths.tolist(), "cost": (cost.linear, cost.quadratic), "steps": steps}
-    with tempfile.TemporaryDirectory() as folder:
-        results = os.path.join(folder, "seconds.npy")
-        arguments = (ranks, os.path.join(folder, "meeting"), given, results)
-        torch.multiprocessing.spawn(_steps, arguments, nprocs=ranks)
-        by_rows, levelled = np.load(results).mean(axis=1).tolist()
-    return by_rows, levelled
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -177,7 +167,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         f"{found.cost.quadratic * 1e9:.3f} ns a token squared; every row measured is within {found.error:.0%} of it"
     )
     lengths = np.clip(np.rint(np.random.default_rng(0).lognormal(np.log(slots / 20), 1.2, args.examples)), 1, slots)
-    by_rows, levelled = _measure_ranks(lengths.astype(np.int64), slots, found.cost, ranks=args.ranks, steps=args.steps)
+    cost = found.cost
+    given = {"slots": slots, "lengths": lengths.astype(int).tolist(), "steps": args.steps}
+    given["cost"] = (cost.linear, cost.quadratic)
+    # The same numbers of steps of both plans, drawn at random; they hold different examples of one data set.
+    with tempfile.TemporaryDirectory() as folder:
+        results = os.path.join(folder, "seconds.npy")
+        arguments = (args.ranks, os.path.join(folder, "meeting"), given, results)
+        torch.multiprocessing.spawn(_steps, arguments, nprocs=args.ranks)
+        by_rows, levelled = np.load(results).mean(axis=0).tolist()
     print(
         f"{args.ranks} processes, {args.steps} steps of each plan in turn: {by_rows * 1e3:.1f} ms a step by rows, "
         f"{levelled * 1e3:.1f} ms levelled, {by_rows / levelled:.3f} times as fast"

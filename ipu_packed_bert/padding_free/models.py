@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ipu_packed_bert.padding_free.attention import NAME
+
+WAY_OUT = "use a padding way for it, such as RandomSampling+Padding"
 
 
 class Choice(NamedTuple):
@@ -49,12 +51,18 @@ def in_first_fsdp(model: Any) -> bool:
     return any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules())
 
 
-def refuse_first_fsdp(model: Any) -> None:
-    """Raises ValueError for a model that the probe cannot know."""
+def refuse_unfit(model: Any) -> None:
+    """Raises ValueError for a model that the probe cannot know, or whose layers count tokens from the row's begin."""
     if in_first_fsdp(model):
         raise ValueError(
             "the model is in FullyShardedDataParallel (FSDP1), in which it is not probed; call use_padding_free(model) "
             "before it is wrapped, or shard it with fully_shard"
+        )
+    found = _row_settings(text_config(model))
+    if found:
+        raise ValueError(
+            f"{type(base_of(model)).__name__} attends by the place of a token in the row ({', '.join(found)}), so that "
+            f"an example depends on those before it; {WAY_OUT}"
         )
 
 
@@ -67,15 +75,6 @@ def text_config(model: Any) -> Any:
 def attention_of(model: Any) -> str:
     """The attention implementation a Hugging Face model was loaded with: "eager", "sdpa", "flash_attention_2", ..."""
     return getattr(base_of(model).config, "_attn_implementation", None) or "eager"
-
-
-def first_position(model: Any) -> int:
-    """The position of an example's first token: RoBERTa's family counts from padding_idx + 1, all others from 0."""
-    for module in base_of(model).modules():
-        padding = getattr(getattr(module, "position_embeddings", None), "padding_idx", None)
-        if padding is not None:
-            return int(padding) + 1
-    return 0
 
 
 def choice_of(model: Any) -> Choice:
@@ -105,11 +104,6 @@ def choose(model: Any, choice: Optional[Choice]) -> None:
 _PLACE = "_padding_free_choice"  # an attribute of the model: neither its configuration nor its weights have it
 
 
-def _heads_of(hidden_size: int) -> int:
-    """Attention heads of a new Llama: of 64 dimensions, or a single smaller one."""
-    return max(1, hidden_size // 64)
-
-
 def new_llama(*, hidden_size: int, layers: int, vocabulary_size: int, positions: int) -> Any:
     """A new Llama, for measurements; its attention is sdpa, and torch's seed decides the weights.
 
@@ -121,9 +115,121 @@ def new_llama(*, hidden_size: int, layers: int, vocabulary_size: int, positions:
         vocab_size=vocabulary_size,
         hidden_size=hidden_size,
         num_hidden_layers=layers,
-        num_attention_heads=_heads_of(hidden_size),
+        num_attention_heads=max(1, hidden_size // 64),  # of 64 dimensions, or a single smaller one
         intermediate_size=4 * hidden_size,
         max_position_embeddings=positions,
         use_cache=False,
     )
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+
+
+class Reach(NamedTuple):
+    """The smallest window or chunk of all layers."""
+
+    tokens: int
+    setting: str  # its name in the configuration
+
+
+def ignored_reach(model: Any) -> Optional[Reach]:
+    """The smallest window or chunk that a padding-free batch ignores; None where there is none.
+
+    One mask for all layers has no windows or chunks.  Flash attention gets no mask, and its kernel applies windows.
+    """
+    choice = choice_of(model)
+    if "flash" in choice.attention:
+        return _attention_reach(text_config(model), windows=False)
+    return _attention_reach(text_config(model)) if choice.boundaries == "attention_mask" else None
+
+
+def too_long(model: Any, reach: Reach, what: str, way_out: str) -> ValueError:
+    """The error for examples that exceed `reach`.  what: their length; way_out: what else to do about it."""
+    return ValueError(
+        f"{type(base_of(model)).__name__}: {what}, {reach.setting} is {reach.tokens}, and this padding-free batch "
+        f"ignores it; call use_padding_free(model), which finds an attention that applies windows and chunks, "
+        f"{way_out}, or use a padding way, such as RandomSampling+Padding"
+    )
+
+
+def _attention_reach(config: Any, *, windows: bool = True) -> Optional[Reach]:
+    """The smallest window or chunk of all layers; None where every layer attends to all earlier tokens.
+
+    For an example of at most so many tokens, windows and chunks make no difference.  windows: whether windows count.
+    """
+    used = {
+        "sliding_window": windows and _has_layers(config, "sliding") and _windows_are_on(config),
+        "attention_chunk_size": _has_layers(config, "chunk"),
+    }
+    sizes = {setting: getattr(config, setting, None) for setting, in_use in used.items() if in_use}
+    found = [Reach(tokens, setting) for setting, tokens in sizes.items() if isinstance(tokens, int) and tokens > 0]
+    return min(found, default=None)
+
+
+def _has_layers(config: Any, kind: str) -> bool:
+    """Whether some layer is of this kind, for example "sliding_attention".  Without layer_types every layer may be."""
+    kinds = getattr(config, "layer_types", None)
+    return kinds is None or any(kind in each for each in kinds)
+
+
+def _windows_are_on(config: Any) -> bool:
+    """False where the configuration has a window that no layer uses.
+
+    The layers from number max_window_layers on have a window.  layer_types, where there is one, says it already.
+    """
+    if getattr(config, "layer_types", None) is not None:
+        return True
+    first, layers = getattr(config, "max_window_layers", None), getattr(config, "num_hidden_layers", None)
+    none_left = isinstance(first, int) and isinstance(layers, int) and first >= layers
+    return getattr(config, "use_sliding_window", None) is not False and not none_left
+
+
+def _row_settings(config: Any) -> List[str]:
+    """Settings by which a model treats a token by its place in the row, whatever its example: `name = value`.
+
+    Llama 4 scales the queries of its layers without rotary positions; DeepSeek-V4 joins groups of tokens of the row.
+    """
+    found = []
+    rotary = getattr(config, "no_rope_layers", None)  # 1 where a layer has rotary positions
+    if getattr(config, "attn_temperature_tuning", None) and not (rotary and all(rotary)):
+        found.append("floor_scale")
+    found += [name for name, value in vars(config).items() if name.startswith(("compress_ra", "indexer_compress_ra"))]
+    return [f"{name} = {getattr(config, name)}" for name in found if getattr(config, name, None)]
+
+
+# What the attention of an example longer than this may depend on, by the names that configurations use.
+_REACHING = ("window", "chunk", "local_attention")
+_COUNTS = ("max_window_layers", "num_", "use_")  # numbers of layers and the like, not of tokens
+
+
+def far_settings(config: Any) -> List[Reach]:
+    """Everything that may make examples of more than so many tokens behave otherwise, from near to far.
+
+    Windows and chunks by any name, and the length from which rotary positions of the kinds "dynamic" and "longrope" are
+    stretched: for the whole row, if one of its examples is longer.  A setting too many here costs a longer test only.
+    """
+    found = []
+    for name, tokens in vars(config).items():
+        reaching = any(word in name for word in _REACHING) and not name.startswith(_COUNTS)
+        if reaching and _is_count(tokens):
+            found.append(Reach(tokens, name))
+    for name in ("rope_parameters", "rope_scaling"):
+        for each in _dictionaries(getattr(config, name, None)):
+            kind = each.get("rope_type", each.get("type"))
+            trained = each.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            trained = trained or getattr(config, "max_position_embeddings", None)
+            if kind in ("dynamic", "longrope", "su") and _is_count(trained):
+                found.append(Reach(int(trained or 0), f"{name} of the kind {kind}, original_max_position_embeddings"))
+    return sorted(set(found))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _dictionaries(value: Any) -> Iterator[Dict[str, Any]]:
+    """The dictionary, and those in it."""
+    if isinstance(value, dict):
+        yield value
+        for each in value.values():
+            yield from _dictionaries(each)

@@ -15,15 +15,18 @@ from torch.nn import functional as F
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
 from ipu_packed_bert.padding_free.models import (
+    WAY_OUT,
     attention_of,
     base_of,
     choice_of,
-    refuse_first_fsdp,
+    far_settings,
+    ignored_reach,
+    refuse_unfit,
     text_config,
+    too_long,
     unwrapped,
 )
-from ipu_packed_bert.padding_free.update import to_device, without_labels
-from ipu_packed_bert.padding_free.windows import far_settings, ignored_reach, row_settings, too_long
+from ipu_packed_bert.padding_free.update import logits_of, to_device
 from pack_data.batching.collators import padding_free_batch
 
 _Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]
@@ -43,12 +46,6 @@ _LENGTH = 11  # tokens of a test example, at most
 _DRAWS = 3  # other examples to try
 # What a model may raise for inputs that it does not take.
 _ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-WAY_OUT = "use a padding way for it, such as RandomSampling+Padding"
-
-
-def plain_forward(model: Any, inputs: Inputs) -> torch.Tensor:
-    """Logits as `padding_free.update` computes them."""
-    return model(**without_labels(inputs), use_cache=False).logits
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor, typical: bool = False) -> float:
@@ -61,7 +58,7 @@ def _difference(found: torch.Tensor, expected: torch.Tensor, typical: bool = Fal
     return error if error == error else float("inf")
 
 
-def check_window(model: Any, longest: Optional[int] = None) -> None:
+def _check_window(model: Any, longest: Optional[int] = None) -> None:
     """Raise ValueError where an example may be longer than a window or chunk that padding-free batches ignore.
 
     longest: tokens of the longest example; by default the most that the model takes.
@@ -77,12 +74,7 @@ def check_window(model: Any, longest: Optional[int] = None) -> None:
 
 
 def check_no_leak(
-    model: Any,
-    *,
-    longest: Optional[int] = None,
-    forward: _Forward = plain_forward,
-    vocabulary_size: int = 0,
-    seed: int = 0,
+    model: Any, *, longest: Optional[int] = None, forward: _Forward = logits_of, vocabulary_size: int = 0, seed: int = 0
 ) -> None:
     """Raise ValueError unless each example of a row gets the logits and gradients that it gets alone.
 
@@ -100,21 +92,10 @@ def check_no_leak(
     4. And with examples longer than each window, chunk or trained length below `longest`?
     Where not, the error names the first layer at fault, or the setting, and what to do.
     """
-    refuse_first_fsdp(model)
-    refuse_row_settings(model)
-    check_window(model, longest)
+    refuse_unfit(model)
+    _check_window(model, longest)
     with _undisturbed(model):
         _Probe(model, longest, forward, vocabulary_size, seed).run()
-
-
-def refuse_row_settings(model: Any) -> None:
-    """Raise ValueError for a model whose layers count tokens from the begin of the row, not of the example."""
-    found = row_settings(text_config(model))
-    if found:
-        raise ValueError(
-            f"{type(base_of(model)).__name__} attends by the place of a token in the row ({', '.join(found)}), so that "
-            f"an example depends on those before it; {WAY_OUT}"
-        )
 
 
 @contextlib.contextmanager
@@ -164,7 +145,7 @@ class _Probe:
         self.length = min([_LENGTH] + [limit for limit in limits if isinstance(limit, int)])
         self.far = [each for each in far if self.longest is None or each.tokens < self.longest]
         if reach is not None:
-            self.far = []  # `check_window` has seen that no example is so long
+            self.far = []  # `_check_window` has seen that no example is so long
         parameters = list(self.model.parameters())
         self.device = parameters[0].device
         self.draw = torch.Generator().manual_seed(seed)
@@ -479,8 +460,7 @@ def _outputs(model: Any, traced: _Traced) -> Dict[str, Tuple[Optional[torch.Tens
 
     handles = [
         module.register_forward_hook(
-            lambda module, given, named, output, name=name: keep(name, given, named, output),
-            with_kwargs=True,
+            lambda module, given, named, output, name=name: keep(name, given, named, output), with_kwargs=True
         )
         for name, module in model.named_modules()
         if name

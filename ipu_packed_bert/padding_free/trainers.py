@@ -89,13 +89,15 @@ def pack_into(
     lengths = _lengths_of(theirs().dataset)
 
     def sampler() -> IndexBatchSampler:
-        options = BatchOptions(trainer._train_batch_size, row, args.world_size, _seed(args))
+        seed = args.seed if args.data_seed is None else args.data_seed
+        options = BatchOptions(trainer._train_batch_size, row, args.world_size, seed)
         return IndexBatchSampler(way, lengths, options, args.process_index, longer=longer)
 
     def get_train_dataloader() -> DataLoader:
         return _loader(theirs(), sampler(), trainer.model)
 
-    before = _plain_updates(theirs(), args)
+    # Updates of an epoch before packing; the loader has the batches of one rank.
+    before = max(1, -(-len(theirs()) // (args.world_size * args.gradient_accumulation_steps)))
     made = sampler()
     if made.longer.longer and accelerator.is_main_process:
         _logger.warning("%s", made.longer)
@@ -103,11 +105,6 @@ def pack_into(
     if accelerator.is_main_process:
         print(_changed_updates(trainer, before, made, lengths), flush=True)
     return made
-
-
-def _plain_updates(loader: Any, args: Any) -> int:
-    """Updates of an epoch before packing; `loader` has the batches of one rank."""
-    return max(1, -(-len(loader) // (args.world_size * args.gradient_accumulation_steps)))
 
 
 def _changed_updates(trainer: Any, before: int, sampler: IndexBatchSampler, lengths: np.ndarray) -> str:
@@ -165,10 +162,6 @@ def _shares(trainer: Any) -> bool:
     layout = getattr(trainer.accelerator, "parallelism_config", None)
     sizes = [getattr(layout, name, 1) for name in ("tp_size", "cp_size", "sp_size")]
     return any((size or 1) > 1 for size in [*sizes, getattr(trainer.model, "_tp_size", 1)])
-
-
-def _seed(args: Any) -> int:
-    return args.seed if args.data_seed is None else args.data_seed
 
 
 def _lengths_of(dataset: Any) -> np.ndarray:

@@ -30,7 +30,7 @@ class UpdateResult(NamedTuple):
     supervised_tokens: int  # predicted tokens
 
 
-def supervised(labels: torch.Tensor) -> torch.Tensor:
+def _supervised(labels: torch.Tensor) -> torch.Tensor:
     """Number of predicted tokens, a scalar where the labels are, so that a device is not waited for.
 
     labels: [rows, tokens].  The first token of a row is never predicted, as no token stands before it.
@@ -38,9 +38,9 @@ def supervised(labels: torch.Tensor) -> torch.Tensor:
     return (labels[:, 1:] != IGNORED).sum()
 
 
-def without_labels(inputs: Inputs) -> Inputs:
-    """The arguments of a forward pass that computes no loss of its own."""
-    return {name: value for name, value in inputs.items() if name != "labels"}
+def logits_of(model: Any, inputs: Inputs) -> torch.Tensor:
+    """[rows, tokens, vocabulary], by a forward pass that computes no loss of its own and keeps no cache."""
+    return model(**{name: value for name, value in inputs.items() if name != "labels"}, use_cache=False).logits
 
 
 class _CrossEntropySum(torch.autograd.Function):
@@ -89,8 +89,7 @@ def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
 
 def loss_sum(model: Any, inputs: Inputs) -> torch.Tensor:
     """Sum of the cross-entropies of the predicted tokens of one micro-batch: a scalar, in float32 or float64."""
-    logits = model(**without_labels(inputs), use_cache=False).logits
-    return cross_entropy_sum(logits, inputs["labels"])
+    return cross_entropy_sum(logits_of(model, inputs), inputs["labels"])
 
 
 def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
@@ -107,7 +106,7 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
     averaged = _is_averaged(model)
     own = torch.tensor([0.0, len(micro_batches), len(micro_batches) ** 2], dtype=torch.float64, device=device)
     if micro_batches:  # a rank without any must take part, or the others would wait for it for ever
-        own[0] = torch.stack([supervised(inputs["labels"]) for inputs in micro_batches]).sum()
+        own[0] = torch.stack([_supervised(inputs["labels"]) for inputs in micro_batches]).sum()
     if ranks > 1:
         distributed.all_reduce(own)
     tokens, number, squares = (int(value) for value in own.tolist())
@@ -206,7 +205,7 @@ def mean_loss(model: Any, batches: Iterable[Inputs], device: Optional[torch.devi
         for inputs in batches:
             moved = inputs if device is None else to_device(inputs, device)
             sums.append(loss_sum(model, moved).double())
-            counts.append(supervised(moved["labels"]))
+            counts.append(_supervised(moved["labels"]))
     model.train(training)
     tokens = int(torch.stack(counts).sum()) if counts else 0
     if not tokens:

@@ -312,7 +312,7 @@ def of_poprun(environment: Mapping[str, str] = os.environ) -> bool:
     return any(name.startswith("POPDIST_") for name in environment)
 
 
-def refuse_launcher(environment: Mapping[str, str] = os.environ) -> None:
+def _refuse_launcher(environment: Mapping[str, str] = os.environ) -> None:
     """Raises ValueError in a process that was started beside others in a way that does not make them one run."""
     if of_poprun(environment):
         return
@@ -335,7 +335,7 @@ def refuse_launcher(environment: Mapping[str, str] = os.environ) -> None:
 
 def refuse_several(command: str, environment: Mapping[str, str] = os.environ) -> None:
     """Raises ValueError in each of several processes of a command that one process makes."""
-    refuse_launcher(environment)
+    _refuse_launcher(environment)
     if of_poprun(environment):
         raise ValueError(
             f"poprun started this process: each would make all of {command} for itself; start it once, without poprun"
@@ -359,7 +359,7 @@ def joined(
     instances: what makes the ranks of poprun's processes, None where it started one; not given where `command` runs
     without IPUs.  Raises ValueError where another launcher started this process beside others.
     """
-    refuse_launcher(environment)
+    _refuse_launcher(environment)
     if of_poprun(environment):
         if instances is None:
             refuse_several(command, environment)

@@ -18,8 +18,7 @@ from ipu_packed_bert.data.data_sets import (
 )
 from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
 from ipu_packed_bert.engine import EngineChoice
-from ipu_packed_bert.engine.host.devices import find_device
-from ipu_packed_bert.engine.host.estimate import product_rate, whole_lines
+from ipu_packed_bert.engine.host.devices import find_device, product_rate, whole_lines
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree

@@ -12,6 +12,7 @@ tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
@@ -256,10 +257,7 @@ def _optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.
 
 
 def _rows_by_work(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
-    packing = _recipe(lengths.tobytes(), options.max_sequence_length)
-    pack, _ = assign(lengths, packing, int(rng.integers(2**63)))
-    order = np.argsort(pack, kind="stable")
-    rows = [row.tolist() for row in np.split(order, np.cumsum(np.bincount(pack, minlength=packing.packs))[:-1])]
+    rows = [row.tolist() for row in _optimal_rows(lengths, options.max_sequence_length, rng)]
     work = np.array([int((lengths[row] ** 2).sum()) for row in rows])
 
     # Rows sorted by work, in groups of one row a rank.  Each step gets one of the next `count` groups, at random.
@@ -299,13 +297,8 @@ def _rows_by_work(lengths: np.ndarray, options: BatchOptions, rng: np.random.Gen
 def _levelled_packing(
     lengths: np.ndarray, options: BatchOptions, cost: StepCost, rng: np.random.Generator
 ) -> EpochPlan:
-    def rows_of(given: np.ndarray, slots: int) -> List[np.ndarray]:
-        recipe = _recipe(given.tobytes(), slots)
-        row, _ = assign(given, recipe, int(rng.integers(2**63)))
-        ends = np.cumsum(np.bincount(row, minlength=recipe.packs))
-        return np.split(np.argsort(row, kind="stable"), ends[:-1])
-
     sizes = {"batch_size": options.batch_size, "ranks": options.ranks}
+    rows_of = partial(_optimal_rows, rng=rng)
     batches = balanced_batches(lengths, cost, options.max_sequence_length, **sizes, rng=rng, pack=rows_of)
     last = batches[-options.ranks :]
     if not all(last):  # no rank is idle, where that is possible
@@ -338,6 +331,14 @@ def _give_enough_examples(steps: List[List[int]], examples: List[int], work: np.
     if enough:
         _, step, place = min(enough)
         steps[-1][at], steps[step][place] = steps[step][place], given
+
+
+def _optimal_rows(lengths: np.ndarray, slots: int, rng: np.random.Generator) -> List[np.ndarray]:
+    """The numbers of the examples of each row of an optimal packing."""
+    recipe = _recipe(lengths.tobytes(), slots)
+    row, _ = assign(lengths, recipe, int(rng.integers(2**63)))
+    ends = np.cumsum(np.bincount(row, minlength=recipe.packs))
+    return np.split(np.argsort(row, kind="stable"), ends[:-1])
 
 
 _RECIPES: Dict[Tuple[bytes, int], Packing] = {}

@@ -46,7 +46,7 @@ def _time_assignment(histogram: LengthHistogram, packing: Packing) -> Row:
     return "assignment", f"{seconds:.2f} s", most
 
 
-def scaled(histogram: LengthHistogram, sequences: int) -> LengthHistogram:
+def _scaled(histogram: LengthHistogram, sequences: int) -> LengthHistogram:
     """As many sequences in the same proportions (largest remainders)."""
     exact = histogram.counts * (sequences / histogram.sequences)
     counts = np.floor(exact).astype(np.int64)
@@ -187,7 +187,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 0
     check_counted()
     args.sequences = args.sequences or whole.sequences // 16
-    histogram = scaled(whole, args.sequences)
+    histogram = _scaled(whole, args.sequences)
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
     rows = [_time_assignment(histogram, packing), *_time_build(args)]
     print(

@@ -22,14 +22,7 @@ from pack_data.building.assignment_on_disk import assign_on_disk
 from pack_data.building.runner import open_runner
 from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import examples_name
-from pack_data.cli.command import (
-    ArgumentParser,
-    depth_text,
-    parse_depth,
-    positive_int,
-    process_count,
-    run_main,
-)
+from pack_data.cli.command import ArgumentParser, depth_text, parse_depth, positive_int, process_count, run_main
 from pack_data.cli.cores import available_cores
 from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.cli.timing import timed

@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from dataclasses import dataclass, replace
-from typing import Iterator, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
 
 from pack_data.cli.command import depth_text
 from pack_data.cli.memory import PeakMemory
@@ -37,47 +37,24 @@ class Row:
     peak_memory: Optional[int]  # bytes above what the process had before; None where the system does not tell
 
 
+_OF_A_PACKING = ("max_sequences_per_pack", "packs", "largest_depth", "packing_factor", "lower_bound", "gap")
+
+
 def measure(algorithm: str, histogram: LengthHistogram, depth: Optional[int], batch_size: int = 256) -> Row:
     """Packs once.  The bound is the packer's own, if it gives one."""
-    unpacked = histogram.max_sequence_length * histogram.sequences
     memory = PeakMemory()
+    made: Any
     if algorithm == "sort":
-        batching = batch(histogram, batch_size=batch_size)
-        row = Row(
-            "sort",
-            1,
-            batching.sequences,
-            batching.slots,
-            batching.padding_tokens,
-            None,
-            1,
-            batching.efficiency,
-            1.0,
-            batching.speedup,
-            None,
-            None,
-            batching.solve_seconds,
-            None,
-        )
+        made = batch(histogram, batch_size=batch_size)
+        own: Dict[str, Any] = dict(max_sequences_per_pack=1, packs=made.sequences, strategies=None, largest_depth=1)
+        own.update(packing_factor=1.0, speedup=made.speedup, lower_bound=None, gap=None)
     else:
-        packing = get_packer(algorithm)(histogram, max_sequences_per_pack=depth)
-        row = Row(
-            algorithm,
-            packing.max_sequences_per_pack,
-            packing.packs,
-            packing.slots,
-            packing.padding_tokens,
-            len(packing.strategies),
-            packing.largest_depth,
-            packing.efficiency,
-            packing.packing_factor,
-            unpacked / packing.slots if packing.slots else 1.0,
-            packing.lower_bound,
-            packing.gap,
-            packing.solve_seconds,
-            None,
-        )
-    return replace(row, peak_memory=memory.added())
+        made = get_packer(algorithm)(histogram, max_sequences_per_pack=depth)
+        unpacked = histogram.max_sequence_length * histogram.sequences
+        own = {name: getattr(made, name) for name in _OF_A_PACKING}
+        own.update(strategies=len(made.strategies), speedup=unpacked / made.slots if made.slots else 1.0)
+    same = {name: getattr(made, name) for name in ("slots", "padding_tokens", "efficiency", "solve_seconds")}
+    return Row(algorithm=algorithm, **own, **same, peak_memory=memory.added())
 
 
 def measure_apart(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int) -> Iterator[Row]:

@@ -35,20 +35,18 @@ class Peer(NamedTuple):
     most_tokens: float = math.inf  # in all, beyond which it is left out
 
 
-def long_tail(slots: int, sequences: int) -> LengthHistogram:
-    """Log-normal lengths around 425 tokens, 870 in the mean, with a long tail; those above the slots are cut."""
-    drawn = np.random.default_rng(0).lognormal(math.log(700) - 0.5, 1.2, sequences)
-    return LengthHistogram.from_lengths(_whole(drawn, slots), slots, "long tail")
+# Log-normal lengths: name -> the middle one's logarithm in rows of so many slots, and their spread.
+_LENGTHS: Dict[str, Tuple[Callable[[int], float], float]] = {
+    "long tail": (lambda slots: math.log(700) - 0.5, 1.2),  # around 425 tokens, 870 in the mean
+    "around S / 3.5": (lambda slots: math.log(slots / 3.5), 0.6),  # where decreasing fits waste most
+}
 
 
-def thirds(slots: int, sequences: int) -> LengthHistogram:
-    """Log-normal lengths around slots / 3.5, where decreasing fits waste most."""
-    drawn = np.random.default_rng(0).lognormal(math.log(slots / 3.5), 0.6, sequences)
-    return LengthHistogram.from_lengths(_whole(drawn, slots), slots, "around S / 3.5")
-
-
-def _whole(drawn: np.ndarray, slots: int) -> np.ndarray:
-    return np.clip(np.rint(drawn), 1, slots).astype(np.int64)
+def _drawn(name: str, slots: int, sequences: int) -> LengthHistogram:
+    """Lengths of this name; those above the slots are cut."""
+    middle, spread = _LENGTHS[name]
+    drawn = np.random.default_rng(0).lognormal(middle(slots), spread, sequences)
+    return LengthHistogram.from_lengths(np.clip(np.rint(drawn), 1, slots).astype(np.int64), slots, name)
 
 
 def _peers() -> Tuple[List[Peer], List[str]]:
@@ -103,33 +101,30 @@ def _ours(histogram: LengthHistogram, depth: Optional[int], name: str) -> Tuple[
 
 
 def rows(
-    sequences: int,
-    slots: Sequence[int] = SLOTS,
-    depths: Sequence[Optional[int]] = _DEPTHS,
-    others: Sequence[Peer] = (),
+    sequences: int, slots: Sequence[int] = SLOTS, depths: Sequence[Optional[int]] = _DEPTHS, others: Sequence[Peer] = ()
 ) -> Iterator[Dict[str, Any]]:
     """One packer on one case; by the keys of `_COLUMNS`."""
-    for draw in (long_tail, thirds):
+    for name in _LENGTHS:
         for S in slots:
-            histogram = draw(S, sequences)
+            histogram = _drawn(name, S, sequences)
             lengths = np.repeat(histogram.lengths, histogram.counts[histogram.lengths])
-            for depth in depths if draw is long_tail else (None,):
+            for depth in depths if name == "long tail" else (None,):
                 case = {"lengths": histogram.name, "slots": S, "depth": depth_text(depth)}
                 packers: Dict[str, Callable[[], Any]] = {
-                    name: partial(_ours, histogram, depth, name) for name in ("optimal", "lpfhp")
+                    packer: partial(_ours, histogram, depth, packer) for packer in ("optimal", "lpfhp")
                 }
                 for peer in others if depth is None and sequences <= _MOST_SEQUENCES else ():
                     if histogram.tokens <= peer.most_tokens:
                         packers[peer.name] = partial(_others, peer, lengths, S)
                 bound = 0
-                for name, pack in packers.items():
+                for packer, pack in packers.items():
                     memory = PeakMemory()
                     seconds, (packs, proven) = timed(pack, time.process_time)
                     added = memory.added()
                     bound = bound if proven is None else proven
                     yield {
                         **case,
-                        "packer": name,
+                        "packer": packer,
                         "packs": packs,
                         "above": packs - bound,
                         "share": percent((packs - bound) / bound),

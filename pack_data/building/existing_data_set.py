@@ -10,8 +10,8 @@ from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tup
 import numpy as np
 
 from pack_data.building import sides
+from pack_data.building.inputs import BuildSide
 from pack_data.building.options import BuildOptions, stated
-from pack_data.building.side import BuildSide
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
@@ -100,19 +100,10 @@ def with_former_options(options: BuildOptions, given: Optional[Collection[str]] 
     kept = {
         name: made_with[name]
         for name in (
-            "vocabulary_size",
-            "lower_case",
-            "max_sequence_length",
-            "max_predictions_per_sequence",
-            "max_sequences_per_pack",
-            "duplication_factor",
-            "short_sequence_probability",
-            "masked_lm_probability",
-            "whole_word_masking",
-            "seed",
-            "epoch",
-            "held_out",
-        )
+            "vocabulary_size lower_case max_sequence_length max_predictions_per_sequence max_sequences_per_pack "
+            "duplication_factor short_sequence_probability masked_lm_probability whole_word_masking seed epoch "
+            "held_out"
+        ).split()
     }
     kept["packer"] = algorithm if algorithm in PACKERS else made_with["packer"]
     if given is None:

@@ -8,37 +8,41 @@ from __future__ import annotations
 import abc
 import json
 import random
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from itertools import chain
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from pack_data.building import sides, source_parts
+from pack_data.building import sides
 from pack_data.building.options import BuildOptions
-from pack_data.building.side import BuildSide
 from pack_data.building.tasks import (
     ExamplesTask,
     SyntheticTask,
+    examples_name,
     make_part,
     make_synthetic_part,
     read_text,
     remove_and_build_again,
+    save_examples,
     text_name,
     write_json,
 )
+from pack_data.building.work_folder import READY
 from pack_data.cli.bad_records import BadRecords
 from pack_data.cli.command import progress_bar
-from pack_data.formats.detect import open_source
+from pack_data.formats.detect import integer_columns, open_source
 from pack_data.histogram import LengthHistogram
 from pack_data.reading.fields import read_object, said_of
-from pack_data.reading.files import write_atomically
-from pack_data.store.packs import PackSchema
+from pack_data.reading.files import sha256_of, write_atomically
+from pack_data.sequences import Sequences
+from pack_data.store.data_set import MANIFEST, Manifest
+from pack_data.store.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 from pack_data.text.corpus import (
     EMBEDDED,
     Document,
     content_digest,
     documents,
-    file_documents,
-    relative_name,
     source_files,
 )
 from pack_data.text.tokenizer_file import TOKENIZER, load_either
@@ -47,12 +51,46 @@ from pack_data.text.wordpiece import train_vocabulary
 # Characters of text in one part (some 8 of the longest documents, thousands of ordinary ones), and characters that wait
 # in memory until they are written to their parts.
 PART_CHARACTERS, TEXT_IN_MEMORY = 8 << 20, 64 << 20
-SYNTHETIC_PART = 1 << 15
+SYNTHETIC_PART = SOURCE_PART = 1 << 15  # sequences
 # English text gives a token for about four characters, and a second segment now and then comes for nothing.
 _CHARACTERS_PER_TOKEN = 3.5
+_IDS = ("input_ids", "masked_lm_ids")
+_TAKEN = ("lengths", "prediction_counts", "pack_in_shard", "slot")  # names of the build's own columns
 
 _Note = Dict[str, Any]
 Files = List[List[str]]  # name and sha256 of each
+
+
+class BuildSide:
+    """A build makes one data set, or two: the training side and the held-out side (sides.py)."""
+
+    def __init__(self, name: Optional[str], work: Path, out: Path, former: Optional[Manifest]) -> None:
+        """name: one of sides.py, None for the only one; former: the data set in `out` that is appended to."""
+        self.name, self.work, self.out, self.former = name, work, out, former
+        # Parts are numbered on, so that what is appended draws other random numbers.
+        self.first_stream: int = former.made_with["parts"] if former else 0
+        # Of each part of what is new, see tasks.save_examples; known when all parts are made.
+        self.notes: List[Dict[str, Any]] = []
+
+    @property
+    def ready(self) -> Path:
+        """The folder of finished files."""
+        return self.work / READY
+
+    @property
+    def sequences(self) -> int:
+        """How many are new."""
+        return sum(note["totals"][0] for note in self.notes)
+
+    @property
+    def digest(self) -> int:
+        """Of all sequences of this side, the former ones included (sequences.py)."""
+        former = self.former.digest if self.former else 0
+        return (sum(note["digest"] for note in self.notes) + former) % (1 << 64)
+
+    def is_missing(self, part: int) -> bool:
+        """Whether the examples of a part are still to be made."""
+        return not (self.work / f"{examples_name(part)}.json").exists()
 
 
 class _DiskNeed(NamedTuple):
@@ -80,6 +118,7 @@ class _BuildInput(abc.ABC):
         self.options, self.sides, self.progress = options, sides_, progress
         self.work = sides_[0].work
         self.example_options = options.example_options()
+        self.given_vocabulary = options.vocabulary if options.tokenizer is None else options.tokenizer
 
     @abc.abstractmethod
     def files(self) -> Files:
@@ -160,9 +199,8 @@ class _TextInput(_BuildInput):
         """Trained on the training side."""
         options, path = self.options, self.work / self.vocabulary_name
         if not path.exists():
-            given = options.vocabulary if options.tokenizer is None else options.tokenizer
-            if given is not None:
-                content = Path(given).read_bytes()
+            if self.given_vocabulary is not None:
+                content = Path(self.given_vocabulary).read_bytes()
             else:
                 documents = self._training_documents()
                 with said_of(options.corpus):
@@ -191,19 +229,9 @@ class _TextInput(_BuildInput):
         return {"skipped": skipped} if skipped else {}
 
     def _documents(self, bad: BadRecords) -> Iterator[Document]:
-        how: Dict[str, Any] = {
-            "json_field": self.options.json_field,
-            "separator": self.options.document_separator,
-            "bad": bad,
-        }
-        if not self._left_out:
-            return documents(self.options.corpus, **how)
-        files = (
-            path
-            for path in source_files(self.options.corpus)
-            if relative_name(path, self.options.corpus) not in self._left_out
-        )
-        return chain.from_iterable(file_documents(path, **how) for path in files)
+        options, left_out = self.options, self._left_out
+        how: Dict[str, Any] = {"json_field": options.json_field, "separator": options.document_separator}
+        return documents(options.corpus, bad=bad, left_out=left_out, **how)
 
     def _training_documents(self) -> Iterator[Document]:
         """Part by part, each part a fair sample of them."""
@@ -256,20 +284,47 @@ class _TextInput(_BuildInput):
         }
 
 
+@dataclass(frozen=True)
+class _SourceTask:
+    """A part of a source, already read."""
+
+    work: str
+    part: int
+    sequences: Sequences
+    schema: PackSchema
+
+
+def _make_source_part(task: _SourceTask) -> _Note:
+    """Writes a part and notes the smallest and largest value of each column."""
+    columns = {SLOT: task.sequences.tokens, SEQUENCE: task.sequences.scalars, PREDICTION: task.sequences.predictions}
+    ranges = {}
+    for column in task.schema.columns:
+        values = columns[column.axis][column.name]
+        if len(values):
+            ranges[column.name] = [int(values.min()), int(values.max())]
+    return save_examples(Path(task.work), task.part, task.sequences, task.schema, documents=0, ranges=ranges)
+
+
 class _SourceInput(_BuildInput):
-    """Sequences made elsewhere, in one of the formats of pack_data.formats."""
+    """Sequences made elsewhere, in one of the formats of pack_data.formats.
+
+    The largest id is known only after the last record. So the parts have the widest types, and the packs the smallest
+    types that hold what was read.
+    """
 
     def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> None:
         super().__init__(options, sides_, progress)
         assert options.source is not None
         _refuse_held_out(options, "--from")
-        self.make = source_parts.make_source_part
+        self.make = _make_source_part
         self._source = open_source(
             options.source, options.source_format, options.skip_bad, options.columns, options.max_record_bytes
         )
 
     def files(self) -> Files:
-        return [list(entry) for entry in source_parts.content_digest(self._source)]
+        source = self._source
+        files = source.files if source.format != "store" else [str(Path(source.path) / MANIFEST)]
+        return [[Path(file).name, sha256_of(file)] for file in files]
 
     def leave_out(self, names: Set[str]) -> None:
         self._source.files = [file for file in self._source.files if Path(file).name not in names]
@@ -280,27 +335,44 @@ class _SourceInput(_BuildInput):
         return _DiskNeed(0.0, float(sum(sizes)))
 
     def vocabulary(self) -> VocabularyFile:
-        given = self.options.vocabulary if self.options.tokenizer is None else self.options.tokenizer
-        if given is None:
-            return VocabularyFile(0, None)
         path = self.work / self.vocabulary_name
+        if self.given_vocabulary is None:
+            return VocabularyFile(0, None)
         if not path.exists():
-            write_atomically(path, Path(given).read_bytes())
+            write_atomically(path, Path(self.given_vocabulary).read_bytes())
         return VocabularyFile(len(load_either(path, self.options.lower_case)), path)
 
     def schema(self, vocabulary_size: int) -> PackSchema:
-        return source_parts.parts_schema(
-            self._source, self.options.max_sequence_length, self.example_options.max_predictions_per_sequence
-        )
+        """The columns of the first record, with the widest types. ValueError where there is no record."""
+        source, S = self._source, self.options.max_sequence_length
+        first = next(source.examples(), None)
+        if first is None:
+            raise ValueError(f"{source.path}: has no record; nothing to pack")
+        tokens = list(first.value) if source.unpacked_kind == "tokens" else []
+        extra = [StoredColumn(name, SEQUENCE, "<i4") for name in integer_columns(first)]
+        for name in [column.name for column in extra] + tokens:
+            if name in _TAKEN:
+                raise ValueError(
+                    f"{first.origin.path}: a column may not be called {name}, the build has one of that name; rename it"
+                )
+        if source.unpacked_kind == "tokens":
+            return PackSchema.of_tokens(S, 1, [StoredColumn(name, SLOT, "<i4") for name in tokens] + extra)
+        predictions = self.example_options.max_predictions_per_sequence
+        return PackSchema.bert(S, 1, predictions, vocabulary_size=1 << 31, extra=extra)
 
-    def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[source_parts.SourceTask]:
-        return source_parts.tasks(self._source, self.work, schema, self.sides[0].is_missing)
+    def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[_SourceTask]:
+        """Every record is read, those of finished parts too, because parts count records."""
+        for part, sequences in enumerate(self._source.blocks(SOURCE_PART, schema.max_sequence_length)):
+            if self.sides[0].is_missing(part):
+                yield _SourceTask(str(self.work.resolve()), part, sequences, schema)
 
     def account(self) -> Dict[str, Any]:
         return {"skipped": [str(bad) for bad in self._source.bad.found], "left_out": list(self._source.foreign_lost)}
 
     def settled_vocabulary_size(self, notes: Sequence[_Note], size: int) -> int:
-        ids = source_parts.vocabulary_size(notes)
+        """Largest token id + 1 where no vocabulary was given; 0 where no column is called input_ids."""
+        ranges = _ranges(notes)
+        ids = _range_of_ids(ranges)[1] + 1 if "input_ids" in ranges else 0
         if size and ids > size:
             raise ValueError(
                 f"{self.options.source}: token id {ids - 1} is not in the vocabulary of {size}; "
@@ -309,7 +381,35 @@ class _SourceInput(_BuildInput):
         return size or ids
 
     def packed_schema(self, schema: PackSchema, notes: Sequence[_Note]) -> PackSchema:
-        return source_parts.narrowed(schema, notes)
+        """The smallest types that hold the values of all parts. All token ids have one type."""
+        ranges, bert = _ranges(notes), schema.kind == BERT
+        # The types of positions and labels follow from the shape of the pack.
+        own = {"first_segment_lengths", "next_sentence_labels", "masked_lm_positions"} if bert else set()
+
+        def narrowed(column: StoredColumn) -> StoredColumn:
+            if column.name in own:
+                return column
+            low, high = _range_of_ids(ranges) if bert and column.name in _IDS else ranges.get(column.name, (0, 0))
+            signed = (("|i1", 7), ("<i2", 15), ("<i4", 31))
+            fitting = (name for name, bits in signed if low >= -(1 << bits) and high < 1 << bits)
+            return replace(column, dtype=smallest_type(high) if low >= 0 else next(fitting))
+
+        return replace(schema, columns=tuple(map(narrowed, schema.columns)))
+
+
+def _ranges(notes: Sequence[_Note]) -> Dict[str, Tuple[int, int]]:
+    """The smallest and largest value of each column, of all parts."""
+    ranges: Dict[str, Tuple[int, int]] = {}
+    for note in notes:
+        for name, (low, high) in note["ranges"].items():
+            before = ranges.get(name, (low, high))
+            ranges[name] = (min(before[0], low), max(before[1], high))
+    return ranges
+
+
+def _range_of_ids(ranges: Mapping[str, Tuple[int, int]]) -> Tuple[int, int]:
+    found = [ranges[name] for name in _IDS if name in ranges]
+    return min(low for low, _ in found), max(high for _, high in found)
 
 
 class _SyntheticInput(_BuildInput):
@@ -358,13 +458,28 @@ class _SyntheticInput(_BuildInput):
 
 def one_sided(options: BuildOptions, side: BuildSide, count: int, places: Sequence[float] = ()) -> str:
     """The words of the refusal where a side would have no documents; places: those of all, where that is the reason."""
-    nearest = sides.nearest_share(places, options.held_out) if places else None
+    nearest = _nearest_share(places, options.held_out) if places else None
     another = "choose another number" if nearest is None else f"--held-out {nearest!r} is the nearest that does"
     return (
         f"{options.corpus}: --held-out {options.held_out:g} puts none of its {count:,} documents with text on the "
         f"{side.name} side (a document is held out where the hash of its text, as a fraction, is below that "
         f"number); {another}, or give more documents"
     )
+
+
+def _nearest_share(places: Sequence[float], held_out: float) -> Optional[float]:
+    """The number of few digits nearest to `held_out` that leaves no side of the documents empty; None: there is none.
+
+    places: those of the documents, all of which `held_out` puts on one side.
+    """
+    lowest, highest = min(places), max(places)
+    rounding = ROUND_CEILING if held_out <= lowest else ROUND_FLOOR
+    edge = Decimal(lowest if held_out <= lowest else highest)
+    for digits in range(2, 18):
+        share = float(edge.quantize(Decimal(1).scaleb(edge.adjusted() - digits + 1), rounding))
+        if lowest < share <= highest and share < 1:
+            return share
+    return None
 
 
 def _refuse_held_out(options: BuildOptions, option: str) -> None:

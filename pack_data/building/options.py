@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
@@ -100,18 +100,11 @@ class BuildOptions:
 
     def example_options(self) -> ExampleOptions:
         """The options of the examples. ValueError where one is out of range."""
-        predictions = self.max_predictions_per_sequence
-        if predictions is None:
-            predictions = default_predictions(self.max_sequence_length, self.masked_lm_probability)
-        return ExampleOptions(
-            self.max_sequence_length,
-            predictions,
-            self.duplication_factor,
-            self.short_sequence_probability,
-            self.masked_lm_probability,
-            self.seed,
-            self.whole_word_masking,
-        )
+        chosen = {field.name: getattr(self, field.name) for field in fields(ExampleOptions)}
+        if self.max_predictions_per_sequence is None:
+            S = self.max_sequence_length
+            chosen["max_predictions_per_sequence"] = default_predictions(S, self.masked_lm_probability)
+        return ExampleOptions(**chosen)
 
     def given_files(self) -> Dict[str, Path]:
         """The user's files that go into the data set, by option."""

@@ -6,7 +6,6 @@ any order, and twice: each writes whole files under names of its own.
 
 from __future__ import annotations
 
-import abc
 import multiprocessing
 import os
 import signal
@@ -25,14 +24,13 @@ _GUARD = (
 )
 
 
-class TaskRunner(abc.ABC):
-    """Runs tasks and gives their results."""
+class TaskRunner:
+    """Runs tasks and gives their results: this one runs them one after another, here."""
 
-    @abc.abstractmethod
     def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         """The results, in no promised order. Tasks are drawn when there is room for them, not all at once."""
+        return map(function, tasks)
 
-    @abc.abstractmethod
     def close(self) -> None:
         """Ends the workers."""
 
@@ -42,17 +40,7 @@ def open_runner(workers: Optional[int], dask: Optional[str]) -> TaskRunner:
     if dask is not None:
         return DaskRunner(dask)
     workers = available_cores() if workers is None else workers
-    return _ProcessRunner(workers) if workers > 1 else SerialRunner()
-
-
-class SerialRunner(TaskRunner):
-    """One task after another, here."""
-
-    def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
-        return map(function, tasks)
-
-    def close(self) -> None:
-        pass
+    return _ProcessRunner(workers) if workers > 1 else TaskRunner()
 
 
 def check_not_in_a_starting_worker() -> None:

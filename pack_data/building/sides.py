@@ -7,9 +7,8 @@ other document's side, and two data sets of one corpus can be compared by their 
 from __future__ import annotations
 
 import hashlib
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, Mapping, Tuple, Union
 
 from pack_data.text.corpus import Document
 
@@ -49,21 +48,6 @@ def split(documents: Iterable[Document], held_out: float) -> Iterator[Tuple[Docu
         if held_out and not document.continues:
             side = place(document.lines) < held_out
         yield document, side
-
-
-def nearest_share(places: Sequence[float], held_out: float) -> Optional[float]:
-    """The number of few digits nearest to `held_out` that leaves no side of the documents empty; None: there is none.
-
-    places: those of the documents, all of which `held_out` puts on one side.
-    """
-    lowest, highest = min(places), max(places)
-    rounding = ROUND_CEILING if held_out <= lowest else ROUND_FLOOR
-    edge = Decimal(lowest if held_out <= lowest else highest)
-    for digits in range(2, 18):
-        share = float(edge.quantize(Decimal(1).scaleb(edge.adjusted() - digits + 1), rounding))
-        if lowest < share <= highest and share < 1:
-            return share
-    return None
 
 
 def of_one_build(training_digest: int, evaluation: Mapping[str, Any]) -> bool:

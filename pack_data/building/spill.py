@@ -27,10 +27,6 @@ class RunningTotals(NamedTuple):
     predictions: int
 
 
-def totals_of(sequences: Sequences) -> RunningTotals:
-    return RunningTotals(len(sequences), int(sequences.lengths.sum()), int(sequences.prediction_counts.sum()))
-
-
 @dataclass(frozen=True)
 class SpillFormat:
     """The columns of a file. The lengths come first, so that they can be read alone."""
@@ -89,9 +85,6 @@ class SpillFormat:
             columns[PREDICTION],
             columns[SEQUENCE],
         )
-
-    def read_all(self, path: Path, totals: RunningTotals) -> Sequences:
-        return self.read(path, totals, RunningTotals(0, 0, 0), totals)
 
     def read_lengths(self, path: Path, totals: RunningTotals) -> np.ndarray:
         """The lengths alone, [sequences], in the type of the file."""

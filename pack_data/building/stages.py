@@ -19,12 +19,10 @@ import numpy as np
 from pack_data.building import sides
 from pack_data.building.assignment import assign
 from pack_data.building.assignment_on_disk import assign_on_disk, parts_groups, places_of_parts
-from pack_data.building.atomic_replace import Replacement, announce, complete
 from pack_data.building.existing_data_set import fitted_schema, is_built, merged, split_overfull
-from pack_data.building.inputs import Files, VocabularyFile, one_sided, open_input
+from pack_data.building.inputs import BuildSide, Files, VocabularyFile, one_sided, open_input
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import TaskRunner
-from pack_data.building.side import BuildSide
 from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import (
     ShardTask,
@@ -40,7 +38,7 @@ from pack_data.building.tasks import (
     sorted_name,
     write_json,
 )
-from pack_data.building.work_folder import HELD_OUT_WORK, PLAN, check_out, clear
+from pack_data.building.work_folder import HELD_OUT_WORK, PLAN, announce, check_out, clear, complete
 from pack_data.cli.command import progress_bar
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
@@ -140,7 +138,7 @@ class Stages:
                 packings.append(self._make_ready(side, schema, packing, shards, made_with, vocabulary))
             fixed = schema  # packs of the held-out side have the shape of the training side's
         with self._timed("commit"):
-            announce(self.work, [Replacement(side.work, side.out) for side in self.sides])
+            announce(self.work, [(side.work, side.out) for side in self.sides])
             complete(self.work)
             store = PackStore.open(self.out)
         return Built(store, packings[0], self.seconds, tuple(self._remarks(packings[0])))
@@ -213,7 +211,7 @@ class Stages:
         """Refuses to begin what the disk cannot hold: sorted sequences and shards lie there together at the end."""
         need = self.input.need()
         already = sum(path.stat().st_size for path in self.work.rglob("*"))
-        needed, free = need.text + need.tokens * _BYTES_PER_TOKEN - already, free_bytes(self.work)
+        needed, free = need.text + need.tokens * _BYTES_PER_TOKEN - already, shutil.disk_usage(self.work).free
         if needed > free:
             raise ValueError(
                 f"{self.out}: the build needs about {needed / 1e6:,.0f} MB of disk, {free / 1e6:,.0f} MB "
@@ -493,7 +491,3 @@ def _counts(note: _Note, max_sequence_length: int) -> np.ndarray:
     lengths, sequences, _ = np.array(note["lengths"], dtype=np.int64).reshape(-1, 3).T
     counts[lengths] = sequences
     return counts
-
-
-def free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free

@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
-from pack_data.building.spill import RunningTotals, SpillFormat, totals_of
+from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.reading.fields import Fields, parse_json, read_object
 from pack_data.reading.files import replacing, write_atomically
 from pack_data.reading.npy import map_array
@@ -96,7 +96,7 @@ def save_examples(work: Path, part: int, sequences: Sequences, schema: PackSchem
     SpillFormat.of(schema).write(work / f"{name}.bin", sequences)
     note = {
         "part": part,
-        "totals": list(totals_of(sequences)),
+        "totals": [len(sequences), int(sequences.lengths.sum()), int(sequences.prediction_counts.sum())],
         "digest": digest(sequences),
         "lengths": _count_lengths(sequences),
         **about,
@@ -208,7 +208,7 @@ def sort_part(task: SortTask) -> int:
     source, index_file = work / f"{examples_name(task.part)}.bin", work / f"{sorted_name(task.part)}.npy"
     if index_file.exists():  # a cluster may run a finished task again
         return task.part
-    sequences = SpillFormat.of(task.schema).read_all(source, task.totals)
+    sequences = SpillFormat.of(task.schema).read(source, task.totals, RunningTotals(0, 0, 0), task.totals)
     own = slice(task.first, task.first + task.totals.sequences)
     names = places_names(task.group)
     pack, slots = (_places(work, name)[own].astype(np.int64) for name in names)

@@ -1,19 +1,27 @@
-"""OUT.building, where a build works: held by one build at a time, and kept for the next one if it is killed."""
+"""OUT.building, where a build works: held by one build at a time, and kept for the next one if it is killed.
+
+Several data sets are replaced together, even if the program is stopped. A build writes finished files into the folder
+`ready` of each work folder. Then it writes commit.json, which says what goes where; the rename of that file is the
+moment of the change. `complete` moves the files. If it is stopped, the next build of the same data set begins with it
+again. So before that moment every data set is the former one, and after it every one becomes the new one.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
-from pack_data.building.atomic_replace import COMMIT, READY, complete
-from pack_data.reading.fields import read_object
-from pack_data.reading.files import locked
-from pack_data.store.data_set import MANIFEST, remove_leftovers
+from pack_data.reading.fields import Fields, read_json, read_object
+from pack_data.reading.files import locked, sync_folder, write_atomically
+from pack_data.store.data_set import MANIFEST, named_files, remove_leftovers
 
-PLAN, LOCK = "plan.json", "lock"
+PLAN, COMMIT, READY, _LOCK = "plan.json", "commit.json", "ready", "lock"
 HELD_OUT_WORK = "held-out"
 # The names of files that a build makes in its work folder; it removes no others.
 _OWN = re.compile(
@@ -71,26 +79,20 @@ def work_folder(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _without_builds(out: Path) -> Iterator[None]:
-    """No build writes `out` while this is entered; what a stopped build left to go on with stays.
+def only_writer_of_packs(out: Path) -> Iterator[None]:
+    """For who writes a data set to `out` himself: no build writes `out` while this is entered.
 
-    ValueError as `work_folder`.
+    What a killed writer has left is removed; what a stopped build left to go on with stays. ValueError as
+    `work_folder`.
     """
     with _held(out, str(out), "make room for it") as work:
         try:
+            if not (work / COMMIT).exists():  # else those are files of a build
+                remove_leftovers(out)
             yield
         finally:
-            if [item.name for item in work.iterdir()] == [LOCK]:
+            if [item.name for item in work.iterdir()] == [_LOCK]:
                 _remove(work)
-
-
-@contextmanager
-def only_writer_of_packs(out: Path) -> Iterator[None]:
-    """As `_without_builds`, for who writes a data set to `out` himself: what a killed one has left is removed."""
-    with _without_builds(out):
-        if not (out.with_name(f"{out.name}.building") / COMMIT).exists():  # else those are files of a build
-            remove_leftovers(out)
-        yield
 
 
 @contextmanager
@@ -103,13 +105,13 @@ def _held(out: Path, called: str, way_out: str) -> Iterator[Path]:
     except OSError as error:
         raise ValueError(f"{called}: the folder {work} cannot be made or read ({error.strerror}); {way_out}") from None
     busy = f"{out}: another build is writing this data set; wait for it or choose another --out"
-    with locked(work / LOCK, busy):
+    with locked(work / _LOCK, busy):
         yield work
 
 
 def _check_made_by_a_build(work: Path, out: Path) -> None:
     """ValueError for a folder of this name that holds something else."""
-    if all(item.name == LOCK or re.fullmatch(re.escape(PLAN) + r"[.\d]+\.tmp", item.name) for item in work.iterdir()):
+    if all(item.name == _LOCK or re.fullmatch(re.escape(PLAN) + r"[.\d]+\.tmp", item.name) for item in work.iterdir()):
         return
     try:
         made_by_a_build = "options" in read_object(work / PLAN, way_out="")
@@ -122,7 +124,7 @@ def _check_made_by_a_build(work: Path, out: Path) -> None:
         )
 
 
-def clear(folder: Path, keep: Sequence[str] = (LOCK,)) -> None:
+def clear(folder: Path, keep: Sequence[str] = (_LOCK,)) -> None:
     """Removes what builds make; other files stay.
 
     The notes go last, the plan after all: what a kill leaves behind is still known as a build's, and is cleared again.
@@ -138,10 +140,88 @@ def clear(folder: Path, keep: Sequence[str] = (LOCK,)) -> None:
 
 def _remove(work: Path) -> None:
     """Removes the work folder; its notes go last, so that what a kill leaves behind is still known as a build's."""
-    notes = (COMMIT, PLAN, LOCK)
+    notes = (COMMIT, PLAN, _LOCK)
     clear(work, keep=notes)
     for name in notes:
         if (work / name).exists():
             (work / name).unlink()
     if not any(work.iterdir()):
         work.rmdir()
+
+
+# ---- the change from the former data sets to the new ones ------------------------------------------------------------
+
+
+def announce(work: Path, targets: Sequence[Tuple[Path, Path]]) -> None:
+    """Notes in `work` what goes where.
+
+    targets: of each data set its work folder, whose `ready` holds the files, and the folder that they go into. `work`
+    is the work folder of the first and holds those of the others.
+    """
+    entries: List[Dict[str, Any]] = []
+    for own, out in targets:
+        new = named_files(own / READY / MANIFEST)
+        gone = sorted(named_files(out / MANIFEST) - new)
+        entries.append(
+            {"work": own.relative_to(work).as_posix(), "out": out.name, "files": sorted(new), "remove": gone}
+        )
+        sync_folder(own / READY)
+    write_atomically(work / COMMIT, (json.dumps(entries) + "\n").encode())
+
+
+def complete(work: Path) -> bool:
+    """Does what commit.json in `work` says and is not done yet. False if there is no commit.json."""
+    note = work / COMMIT
+    if not note.exists():
+        return False
+    entries = _read_commit(note)
+    for entry in entries:
+        ready, out = work / entry["work"] / READY, work.parent / entry["out"]
+        out.mkdir(parents=True, exist_ok=True)
+        for name in entry["files"]:
+            _move(ready / name, out / name)
+        sync_folder(out)
+    # The first target's manifest comes last: where it is new, the others are.
+    for entry in reversed(entries):
+        out = work.parent / entry["out"]
+        _move(work / entry["work"] / READY / MANIFEST, out / MANIFEST)
+        sync_folder(out)
+    for entry in entries:
+        for name in entry["remove"]:
+            path = work.parent / entry["out"] / name
+            if path.exists():
+                path.unlink()
+    return True
+
+
+def _read_commit(note: Path) -> List[Dict[str, Any]]:
+    """What `announce` wrote. ValueError where it names anything but files of this build and of its data sets."""
+    way_out = f"remove the folder {note.parent} and build again"
+    whole = Fields.of({"data_sets": read_json(note, way_out=way_out)}, note, way_out)
+    entries: List[Dict[str, Any]] = []
+    for entry in whole.list_of("data_sets", Fields.object):
+        out, work = entry.text("out", printable=False), entry.text("work", printable=False)
+        for name, value, beside in (("out", out, True), ("work", work, False)):
+            if (value != Path(value).name or value in ("", "..")) and (beside or value != "."):
+                raise entry.error(name, "must be the name of a folder, without a path")
+        names = {name: entry.list_of(name, Fields.plain_name) for name in ("files", "remove")}
+        entries.append({"out": out, "work": work, **names})
+    return entries
+
+
+def _move(source: Path, target: Path) -> None:
+    """Renames, or copies to another file system. Does nothing if the file was moved before."""
+    if not source.exists():
+        return
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        temporary = target.with_name(f"{target.name}.building")
+        with open(source, "rb") as data, open(temporary, "wb") as out:
+            shutil.copyfileobj(data, out)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, target)
+        source.unlink()

@@ -19,7 +19,7 @@ from pack_data.reading.fields import said_of
 from pack_data.store.data_set import PackStore
 
 
-def stored_histogram(folder: Path) -> LengthHistogram:
+def _stored_histogram(folder: Path) -> LengthHistogram:
     """The lengths of the sequences in a data set, counted in its packs, which are checked as they are read."""
     with PackStore.open(folder) as store:
         counts = np.zeros(store.schema.max_sequence_length + 1, np.int64)
@@ -55,7 +55,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     packing = Packing.load(recipe)
     histogram = None
     if args.data is not None:
-        histogram = stored_histogram(args.data)
+        histogram = _stored_histogram(args.data)
     elif args.histogram is not None:
         histogram = named_histogram(args.histogram, packing.max_sequence_length)
     with said_of(recipe):

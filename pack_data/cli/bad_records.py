@@ -63,9 +63,9 @@ class BadRecords:
             )
             raise ValueError(f"{bad} ({already})")
 
-    def too_long(self, what: str) -> str:
+    def too_long(self) -> str:
         """The reason for a record of more than `longest` bytes."""
-        return f"{what} is longer than {self.longest:,} bytes; raise --max-record-bytes where the memory is there"
+        return f"it is longer than {self.longest:,} bytes; raise --max-record-bytes where the memory is there"
 
     def stop(self, origin: Origin, reason: str) -> None:
         """Raise ValueError whatever is allowed: it is not known how many records follow this place."""

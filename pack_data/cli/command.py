@@ -181,16 +181,23 @@ def _whole_number(text: str) -> int:
     return int(number[0].replace(",", "")) if number else -1
 
 
-def positive_int(text: str) -> int:
-    """An argparse type: a whole number of at least 1; `1_000` and `1,000` are read as well."""
-    value = _whole_number(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return value
+def _at_least(least: int) -> Callable[[str], int]:
+    """An argparse type: a whole number of at least so much; `1_000` and `1,000` are read as well."""
+
+    def number(text: str) -> int:
+        value = _whole_number(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return value
+
+    return number
+
+
+positive_int, count_from_zero = _at_least(1), _at_least(0)
 
 
 def positive_ints(text: str) -> List[int]:
-    """An argparse type: such numbers, separated by commas."""
+    """An argparse type: numbers of at least 1, separated by commas."""
     return [positive_int(part) for part in text.split(",")]
 
 
@@ -213,14 +220,6 @@ def positive_seconds(text: str) -> float:
         value = 0.0
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return value
-
-
-def count_from_zero(text: str) -> int:
-    """An argparse type: a whole number of at least 0."""
-    value = _whole_number(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return value
 
 

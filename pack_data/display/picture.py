@@ -127,11 +127,6 @@ class HeatMap(NamedTuple):
     down: str  # what the rows are
     notes: Tuple[str, ...] = ()
 
-    def shades(self) -> List[_Values]:
-        """How dark each cell is, from 0 to 1: the square root shows small differences between small values."""
-        most = max([value for row in self.values for value in row if value is not None and value > 0], default=1.0)
-        return [tuple(None if each is None else (max(0.0, each) / most) ** 0.5 for each in row) for row in self.values]
-
 
 class Tile(NamedTuple):
     """A rectangle from (left, top) to (right, bottom), of the series with this number."""
@@ -194,21 +189,6 @@ _UNDATED = {
 _SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 
 
-def _new_figure(width: float = 8.0, height: float = 4.5, *, rows: int = 1, columns: int = 1) -> Tuple[Any, List[Any]]:
-    """A figure of so many inches, drawn without a display, and its axes, row by row."""
-    figure = load_package("matplotlib.figure", "drawing").Figure(figsize=(width, height), layout="constrained")
-    every = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in every:
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    return figure, every
-
-
-def _save(figure: Any, path: Union[str, Path], *, dots_per_inch: int = 150) -> None:
-    """Writes the figure, whole or not at all; the suffix of the name says how, .png where there is none."""
-    write_atomically(Path(path), _encoded(figure, Path(path).suffix[1:].lower() or "png", dots_per_inch))
-
-
 def _encoded(figure: Any, form: str, dots_per_inch: int = 150) -> bytes:
     image = io.BytesIO()
     figure.savefig(image, dpi=dots_per_inch, format=form, metadata=_UNDATED.get(form))
@@ -222,20 +202,20 @@ def write(pictures: Sequence[Picture], path: Union[str, Path]) -> None:
         write_atomically(path, ElementTree.tostring(_svg(pictures)) + b"\n")
         return
     with _settings():
-        _save(_figure(pictures, []), path, dots_per_inch=200)
+        write_atomically(path, _encoded(_figure(pictures, []), path.suffix[1:].lower() or "png", dots_per_inch=200))
 
 
 def write_each(pictures: Sequence[Picture], path: Union[str, Path]) -> List[Path]:
     """A file for each picture: `path` itself for a single one, else its name with that of the picture."""
     path = Path(path)
-    paths = [path.with_name(f"{path.stem}_{name}{path.suffix}") for name in names_of(pictures)]
+    paths = [path.with_name(f"{path.stem}_{name}{path.suffix}") for name in _names_of(pictures)]
     paths = [path] if len(pictures) == 1 else paths
     for picture, each in zip(pictures, paths):
         write([picture], each)
     return paths
 
 
-def names_of(pictures: Sequence[Picture]) -> List[str]:
+def _names_of(pictures: Sequence[Picture]) -> List[str]:
     """The titles as parts of files' names, no two alike."""
     found: List[str] = []
     for picture in pictures:
@@ -305,8 +285,8 @@ def _figure(pictures: Sequence[Picture], hints: List[Sequence[str]]) -> Any:
 
     heads = [0.08 + 0.15 * _legend_lines(picture)[1] for picture in pictures]
     heights = [_height(picture) + head for picture, head in zip(pictures, heads)]
-    figure, every = _new_figure(WIDTH, sum(heights), rows=len(pictures))
-    every[0].get_gridspec().set_height_ratios(heights)
+    figure = load_package("matplotlib.figure", "drawing").Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+    every = list(figure.subplots(len(pictures), 1, squeeze=False, height_ratios=heights).flat)
     for axes, picture, head in zip(every, pictures, heads):
         handles = _DRAWERS[type(picture)](_Axes(axes, hints), picture)
         # Title and legend begin at the figure's edge, not at that of the axes, which long names move to the right. The
@@ -502,7 +482,7 @@ def _level(number: int) -> Dict[str, Any]:
     return {"color": "#c65f3f", "linestyle": ("--", ":", "-.")[number % 3], "linewidth": 1.0}
 
 
-def thinned(x: Sequence[float], y: Sequence[Any], most: int = 400) -> List[int]:
+def _thinned(x: Sequence[float], y: Sequence[Any], most: int = 400) -> List[int]:
     """Places of at most about `most` points that look like all of them: of each range the lowest and the highest."""
     count = len(x)
     if count <= most:
@@ -521,7 +501,7 @@ def thinned(x: Sequence[float], y: Sequence[Any], most: int = 400) -> List[int]:
 def _lines(on: _Axes, lines: Lines) -> _Handles:
     handles: _Handles = []
     for number, line in enumerate(lines.lines):
-        kept = thinned(line.x, line.y)
+        kept = _thinned(line.x, line.y)
         few = line.points or len(line.x) <= _MARKS
         style = {
             "color": FILLS[number % len(FILLS)],
@@ -575,11 +555,13 @@ def _point(lines: Lines, line: Line, place: int) -> str:
 def _heat_map(on: _Axes, heat: HeatMap) -> _Handles:
     corners, words, colours = [], [], []
     blue = [int(FILLS[0][at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    for down, (name, row, shades) in enumerate(zip(heat.rows, heat.values, heat.shades())):
-        for along, (value, shade) in enumerate(zip(row, shades)):
-            if value is None or shade is None:
+    most = max([value for row in heat.values for value in row if value is not None and value > 0], default=1.0)
+    for down, (name, row) in enumerate(zip(heat.rows, heat.values)):
+        for along, value in enumerate(row):
+            if value is None:
                 continue
-            share = 0.04 + 0.96 * shade
+            # The square root shows small differences between small values.
+            share = 0.04 + 0.96 * (max(0.0, value) / most) ** 0.5
             corners.append((float(along), along + 1.0, float(down), down + 1.0))
             words.append(f"{name}, {heat.columns[along]}: {format(value, heat.form)}")
             colours.append(tuple(1.0 - share * (1.0 - part) for part in blue))

@@ -31,16 +31,9 @@ from pack_data.formats.records import (
 FIELDS = tuple(
     tfrecord.Field(f"packed_{name}", "number" if name.endswith("_mask") and name != "input_mask" else "int64")
     for name in (
-        "input_ids",
-        "input_mask",
-        "segment_ids",
-        "position_ids",
-        "masked_lm_positions",
-        "masked_lm_ids",
-        "masked_lm_mask",
-        "next_sentence_labels",
-        "next_sentence_mask",
-    )
+        "input_ids input_mask segment_ids position_ids masked_lm_positions masked_lm_ids masked_lm_mask "
+        "next_sentence_labels next_sentence_mask"
+    ).split()
 )
 
 
@@ -71,11 +64,4 @@ def _value(features: Mapping[str, np.ndarray]) -> Pack:
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The packs of one file, in its order."""
-    return tfrecord.read_records(path, bad, FIELDS, _value, lambda rows: [None] * len(rows))
-
-
-def shape(path: str) -> RowWidths:
-    """Row widths, from the first good record."""
-    for record in read(path, BadRecords(allowed=2**62)):
-        return shape_of_pack(record.value)
-    return RowWidths()
+    return tfrecord.read_records(path, bad, FIELDS, _value)

@@ -22,7 +22,15 @@ import numpy as np
 
 from pack_data.cli.bad_records import MOST_RECORD_BYTES, BadRecords
 from pack_data.formats import tfrecord
-from pack_data.formats.records import UNPACKED, Record, RecordError, RowWidths, checked_pack, checked_token_pack
+from pack_data.formats.records import (
+    UNPACKED,
+    Record,
+    RecordError,
+    RowWidths,
+    checked_pack,
+    checked_token_pack,
+    shape_of_pack,
+)
 from pack_data.reading.fields import said_of, whole_number
 from pack_data.reading.files import check_regular, open_regular
 from pack_data.sequences import Sequences
@@ -281,8 +289,17 @@ class Source:
 
     def shape(self) -> RowWidths:
         """Row widths, from the first file that has a good record; None for what the format does not fix."""
-        shapes = (module_of(self.format).shape(file, **self._options()) for file in self.files)
-        return next((shape for shape in shapes if shape.max_sequence_length is not None), RowWidths())
+        module = module_of(self.format)
+        for file in self.files:
+            # Packs in files of records are as wide as the first good one.
+            if self.kind == "packs" and self.format not in ("store", "hdf5"):
+                first = next(module.read(file, BadRecords(allowed=2**62), **self._options()), None)
+                widths = RowWidths() if first is None else shape_of_pack(first.value)
+            else:
+                widths = module.shape(file, **self._options()) if hasattr(module, "shape") else RowWidths()
+            if widths.max_sequence_length is not None:
+                return widths
+        return RowWidths()
 
     def example_shape(self) -> RowWidths:
         """Row widths of the unpacked examples.

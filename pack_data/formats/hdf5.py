@@ -24,22 +24,21 @@ import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import (
+    EXAMPLE_FIELDS,
     PACK_FIELDS,
     Record,
     RecordError,
     RowWidths,
     checked_pack,
-    example_from_row,
+    example_from_columns,
     integers,
-    predictions_by_position,
-    single,
 )
 from pack_data.reading.fields import one_line, shown
 from pack_data.reading.files import check_regular, open_regular
 from pack_data.reading.packages import load_package
+from pack_data.sequences import Example
 
 _ROWS = 512  # read at a time
-_EXAMPLE_FIELDS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 _STORED_PACK_FIELDS = tuple(name for name in PACK_FIELDS if name != "masked_lm_weights")
 # h5py raises errors of nearly every kind on a damaged file, depending on the place of the damage.
 _DAMAGE = (Exception,)
@@ -110,7 +109,7 @@ def _columns(path: str, file, longest: Optional[int] = None) -> Dict[str, Any]:
     if ragged and longest is not None:
         _check_heaps(path)
     packed = "positions" in found
-    needed = _STORED_PACK_FIELDS if packed else _EXAMPLE_FIELDS
+    needed = _STORED_PACK_FIELDS if packed else EXAMPLE_FIELDS
     missing = [name for name in needed if name not in found]
     if missing:
         raise ValueError(f"{path}: has no data set {missing[0]}; it has {', '.join(sorted(found))[:200] or 'none'}")
@@ -194,17 +193,10 @@ def _rows(path: str, columns: Dict[str, Any], bad: BadRecords) -> Iterator[Tuple
             yield Origin(path, row), {name: values[row - start] for name, values in block.items()}
 
 
-def _example(row: Dict[str, np.ndarray]):
-    positions = integers("masked_lm_positions", row["masked_lm_positions"])
-    return example_from_row(
-        row["input_ids"],
-        row.get("input_mask"),
-        row["segment_ids"],
-        positions,
-        row["masked_lm_ids"],
-        predictions_by_position(positions),
-        single("next_sentence_labels", row["next_sentence_labels"]),
-    )
+def _example(row: Dict[str, np.ndarray]) -> Example:
+    zeros = np.flatnonzero(integers("masked_lm_positions", row["masked_lm_positions"]) == 0)
+    # Without weights, predictions end at the first position 0, which [CLS] holds.
+    return example_from_columns(row, int(zeros[0]) if len(zeros) else len(row["masked_lm_positions"]))
 
 
 def _pack(row: Dict[str, np.ndarray]):
@@ -225,7 +217,7 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
     with _open(path) as file:
         columns = _columns(path, file, bad.longest)
         packed = "positions" in columns
-        known = PACK_FIELDS if packed else _EXAMPLE_FIELDS + ("input_mask",)
+        known = PACK_FIELDS if packed else EXAMPLE_FIELDS + ("input_mask",)
         foreign = [name for name in columns if name not in known]
         for origin, row in _rows(path, columns, bad):
             try:

@@ -16,13 +16,10 @@ import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import (
-    DERIVED,
-    EXAMPLE_FIELDS,
     Record,
     RecordError,
-    RowWidths,
+    content_of,
     example_from_columns,
-    refuse_incomplete,
     tokens_from_columns,
 )
 from pack_data.reading.files import open_unpacked
@@ -77,7 +74,7 @@ def _lines(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
             if len(line) > bad.longest and not line.endswith(b"\n"):
                 while line and not line.endswith(b"\n"):
                     line = file.readline(_CHUNK)
-                bad.add(origin, bad.too_long("it"))
+                bad.add(origin, bad.too_long())
             elif line.strip():
                 yield origin, line
 
@@ -85,21 +82,7 @@ def _lines(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
 def _content(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
     """What the file holds by its first record, and which fields that takes. Raises ValueError."""
     lists = [name for name, value in row.items() if isinstance(value, np.ndarray)]
-    for name in columns:
-        if name not in lists:
-            raise ValueError(f"{path}: {name} is no list of integers; those are {', '.join(lists) or 'none'}")
-    if columns:
-        mask = ("attention_mask",) if "attention_mask" in lists and "attention_mask" not in columns else ()
-        return "tokens", tuple(columns) + mask
-    refuse_incomplete(path, [name for name in row if name in lists or name != "positions"])
-    if all(name in row for name in EXAMPLE_FIELDS):
-        return "examples", EXAMPLE_FIELDS + tuple(name for name in DERIVED if name in row)
-    if not lists:
-        raise ValueError(
-            f"{path}: no field holds a list of integers; there are {', '.join(row)[:200] or 'none'} "
-            "(text is a corpus: --corpus)"
-        )
-    return "tokens", tuple(lists)
+    return content_of(path, list(row), lists, columns, packs=False)
 
 
 def _first(path: str, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
@@ -134,8 +117,3 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
             bad.add(origin, str(error))
             continue
         yield Record(origin, value, {name: value for name, value in row.items() if name not in own})
-
-
-def shape(path: str, columns: Sequence[str] = ()) -> RowWidths:
-    """Lines have no common width."""
-    return RowWidths()

@@ -6,60 +6,72 @@ float: masked_lm_weights [P], 1 for a prediction.  P is 20 at S = 128 and 76 at 
 
 from __future__ import annotations
 
-from typing import Iterable, Iterator, Mapping
+from typing import Dict, Iterable, Iterator, List, Mapping, Optional
 
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords
 from pack_data.formats import tfrecord
 from pack_data.formats.records import (
+    DERIVED,
+    EXAMPLE_FIELDS,
+    P_FIELDS,
+    PACK_FIELDS,
     Record,
     RecordError,
     RowWidths,
-    example_from_row,
-    predictions_by_weight,
-    row_from_example,
-    single,
+    distinct_places,
+    example_from_columns,
+    ids_in_range,
 )
-from pack_data.formats.whole_blocks import together, unpacked_examples
 from pack_data.sequences import Example
 
 FIELDS = tuple(
     tfrecord.Field(name, "float" if name == "masked_lm_weights" else "int64")
-    for name in (
-        "input_ids",
-        "input_mask",
-        "segment_ids",
-        "masked_lm_positions",
-        "masked_lm_ids",
-        "masked_lm_weights",
-        "next_sentence_labels",
-    )
+    for name in PACK_FIELDS
+    if name in EXAMPLE_FIELDS + DERIVED
 )
-NAMES = [field.name for field in FIELDS]
 
 
-def _value(features: Mapping[str, np.ndarray]) -> Example:
-    weights = features["masked_lm_weights"]
-    if len(weights) != len(features["masked_lm_positions"]):
-        raise RecordError(
-            f"masked_lm_weights has {len(weights)} values and masked_lm_positions "
-            f"{len(features['masked_lm_positions'])}, must be equal"
+def unpacked_examples(rows: Mapping[str, np.ndarray]) -> List[Optional[Example]]:
+    """The examples of padded MLPerf rows, int64 and float32 [rows, width]; None where a row is to be checked alone."""
+    ids, mask, segments = rows["input_ids"], rows["input_mask"], rows["segment_ids"]
+    positions, labels, weights = rows["masked_lm_positions"], rows["masked_lm_ids"], rows["masked_lm_weights"]
+    same = ids.shape == mask.shape == segments.shape and positions.shape == labels.shape == weights.shape
+    if not same or rows["next_sentence_labels"].shape[1] != 1:
+        return [None] * len(ids)
+    S, P, next_sentence = ids.shape[1], positions.shape[1], rows["next_sentence_labels"][:, 0]
+    lengths = np.count_nonzero(mask, axis=1)
+    firsts = lengths - np.count_nonzero(segments, axis=1)
+    predictions = np.count_nonzero(weights, axis=1)
+    slot = np.arange(S)
+    real = slot < lengths[:, None]
+    used = np.arange(P) < predictions[:, None]
+    good = (lengths > 0) & (firsts > 0) & ((next_sentence == 0) | (next_sentence == 1))
+    good &= (mask == real).all(axis=1) & ids_in_range(ids, real)
+    good &= (segments == (real & (slot >= firsts[:, None]))).all(axis=1)
+    good &= (weights == used).all(axis=1) & ids_in_range(labels, used)
+    good &= (np.where(used, positions < lengths[:, None], positions == 0) & (positions >= 0)).all(axis=1)
+    good &= distinct_places(positions, used, S)
+    return [
+        Example(
+            ids[row, :length].tolist(),
+            int(first),
+            positions[row, :count].tolist(),
+            labels[row, :count].tolist(),
+            int(label),
         )
-    return example_from_row(
-        features["input_ids"],
-        features["input_mask"],
-        features["segment_ids"],
-        features["masked_lm_positions"],
-        features["masked_lm_ids"],
-        predictions_by_weight(weights),
-        single("next_sentence_labels", features["next_sentence_labels"]),
-    )
+        if fine
+        else None
+        for row, (fine, length, first, count, label) in enumerate(
+            zip(good.tolist(), lengths.tolist(), firsts.tolist(), predictions.tolist(), next_sentence.tolist())
+        )
+    ]
 
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The examples of one file, in its order."""
-    return tfrecord.read_records(path, bad, FIELDS, _value, lambda rows: together(rows, NAMES, unpacked_examples))
+    return tfrecord.read_records(path, bad, FIELDS, example_from_columns, unpacked_examples)
 
 
 def shape(path: str) -> RowWidths:
@@ -74,17 +86,37 @@ def shape(path: str) -> RowWidths:
     return RowWidths()
 
 
+def _row(example: Example, shape: RowWidths) -> Dict[str, np.ndarray]:
+    """The padded row of an example: int32, [S] and [P], next_sentence_labels [1].  RecordError if it is too long."""
+    length, predictions = len(example.input_ids), len(example.masked_lm_positions)
+    if shape.max_sequence_length is None or shape.max_predictions is None:
+        raise ValueError(
+            "a fixed-width file needs its widths: give --max-sequence-length and --max-predictions-per-sequence"
+        )
+    if length > shape.max_sequence_length:
+        raise RecordError(f"{length} tokens, a row holds {shape.max_sequence_length} (--max-sequence-length)")
+    if predictions > shape.max_predictions:
+        raise RecordError(
+            f"{predictions} predictions, a row holds {shape.max_predictions} (--max-predictions-per-sequence)"
+        )
+    row = {name: np.zeros(shape.max_sequence_length, np.int32) for name in ("input_ids", "input_mask", "segment_ids")}
+    row["input_ids"][:length] = example.input_ids
+    row["input_mask"][:length] = 1
+    row["segment_ids"][example.first_segment_length : length] = 1
+    for name in P_FIELDS:
+        row[name] = np.zeros(shape.max_predictions, np.int32)
+    row["masked_lm_positions"][:predictions] = example.masked_lm_positions
+    row["masked_lm_ids"][:predictions] = example.masked_lm_ids
+    row["masked_lm_weights"][:predictions] = 1
+    row["next_sentence_labels"] = np.array([example.next_sentence_label], np.int32)
+    return row
+
+
 def write(path: str, records: Iterable[Record], widths: RowWidths) -> int:
     """Write examples, return how many.  Raises ValueError naming the record that does not fit the widths."""
 
-    def messages() -> Iterator[bytes]:
-        for record in records:
-            try:
-                row = row_from_example(record.value, widths)
-                row["masked_lm_weights"] = row["masked_lm_weights"].astype(np.float32)
-                message = tfrecord.message({**record.foreign, **row})
-            except RecordError as error:
-                raise ValueError(f"{record.origin}: {error}") from None
-            yield message
+    def features(example: Example) -> Dict[str, np.ndarray]:
+        row = _row(example, widths)
+        return {**row, "masked_lm_weights": row["masked_lm_weights"].astype(np.float32)}
 
-    return tfrecord.write_frames(path, messages())
+    return tfrecord.write_records(path, records, features)

@@ -22,15 +22,14 @@ import numpy as np
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import (
     DERIVED,
-    EXAMPLE_FIELDS,
     PACK_FIELDS,
     Record,
     RecordError,
     RowWidths,
     checked_pack,
     checked_token_pack,
+    content_of,
     example_from_columns,
-    refuse_incomplete,
     tokens_from_columns,
 )
 from pack_data.reading.fields import one_line, shown
@@ -115,28 +114,10 @@ def _of_numbers(path: str, schema, names: Tuple[str, ...]) -> Tuple[str, ...]:
 
 def _kind(path: str, schema, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
     """What the file holds, and which columns that takes.  Raises ValueError."""
-    lists = _integer_lists(schema)
     if len(set(schema.names)) != len(schema.names):
         raise ValueError(f"{path}: two columns have one name")
-    if columns:
-        for name in columns:
-            if name not in lists:
-                raise ValueError(
-                    f"{path}: {name} is no column of integer lists; those are {', '.join(lists) or 'none'}"
-                )
-        mask = ("attention_mask",) if "attention_mask" in lists and "attention_mask" not in columns else ()
-        return "tokens", tuple(columns) + mask
-    refuse_incomplete(path, [name for name in schema.names if name in lists or name != "positions"])
-    if all(name in schema.names for name in PACK_FIELDS):
-        return "packs", _of_numbers(path, schema, PACK_FIELDS)
-    if all(name in schema.names for name in EXAMPLE_FIELDS):
-        own = EXAMPLE_FIELDS + tuple(name for name in DERIVED if name in schema.names)
-        return "examples", _of_numbers(path, schema, own)
-    if "input_mask" in lists and "positions" in lists and len(lists) > 2:
-        return "token_packs", tuple(lists)
-    if not lists:
-        raise ValueError(f"{path}: has no column of integer lists; its columns are {', '.join(schema.names) or 'none'}")
-    return "tokens", tuple(lists)
+    content, own = content_of(path, schema.names, _integer_lists(schema), columns)
+    return content, _of_numbers(path, schema, own) if content in ("packs", "examples") else own
 
 
 def kind(path: str, columns: Sequence[str] = ()) -> str:
@@ -224,6 +205,14 @@ class _Lists:
         return self._values[begin:end]
 
 
+def _lists(batch, names: Iterable[str]) -> Dict[str, _Lists]:
+    return {name: _Lists(name, batch.column(batch.schema.get_field_index(name))) for name in names}
+
+
+def _batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
+    return (_parquet_batches if _magic(path).startswith(PARQUET_MAGIC) else _arrow_batches)(path, bad)
+
+
 def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
     """The records of one file, in its order."""
     content, own = _kind(path, _schema(path), columns)
@@ -234,9 +223,8 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
         "token_packs": dict,
     }
     value_of = readers[content]
-    batches = _parquet_batches if _magic(path).startswith(PARQUET_MAGIC) else _arrow_batches
-    for start, batch in batches(path, bad):
-        lists = {name: _Lists(name, batch.column(batch.schema.get_field_index(name))) for name in own}
+    for start, batch in _batches(path, bad):
+        lists = _lists(batch, own)
         foreign = {name: batch.column(index) for index, name in enumerate(batch.schema.names) if name not in lists}
         for row in range(batch.num_rows):
             origin = Origin(path, start + row)
@@ -245,16 +233,10 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
                 value = value_of({name: values[row] for name, values in lists.items()})
                 if content == "token_packs":
                     # Lists of another length are not one value a token: foreign.
-                    others.update(
-                        {
-                            name: values
-                            for name, values in value.items()
-                            if name != "positions" and len(values) != len(value["input_mask"])
-                        }
-                    )
-                    value = checked_token_pack({name: values for name, values in value.items() if name not in others})[
-                        0
-                    ]
+                    wide = len(value["input_mask"])
+                    whole = {name: each for name, each in value.items() if name == "positions" or len(each) == wide}
+                    others.update({name: each for name, each in value.items() if name not in whole})
+                    value = checked_token_pack(whole)[0]
             except RecordError as error:
                 bad.add(origin, str(error))
                 continue
@@ -265,31 +247,15 @@ def shape(path: str, columns: Sequence[str] = ()) -> RowWidths:
     """Row widths, from the first good record of a file that pads its rows; none for one that does not."""
     schema = _schema(path)
     content, own = _kind(path, schema, columns)
-    if content == "packs":
-        for record in read(path, BadRecords(allowed=2**62)):
-            return RowWidths(
-                *(len(record.value[name]) for name in ("input_ids", "masked_lm_positions", "next_sentence_weights"))
-            )
     if content == "examples" and all(name in own for name in DERIVED):
-        batches = _parquet_batches if _magic(path).startswith(PARQUET_MAGIC) else _arrow_batches
-        for _, batch in batches(path, BadRecords(allowed=2**62)):
-            rows = [
-                _Lists(name, batch.column(batch.schema.get_field_index(name)))
-                for name in ("input_ids", "masked_lm_positions")
-            ]
+        for _, batch in _batches(path, BadRecords(allowed=2**62)):
             if batch.num_rows:
-                return RowWidths(*(len(values[0]) for values in rows))
+                lists = _lists(batch, ("input_ids", "masked_lm_positions"))
+                return RowWidths(*(len(values[0]) for values in lists.values()))
     return RowWidths()
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
-
-_EXAMPLE_TYPES = {
-    "input_ids": np.int32,
-    "segment_ids": np.int8,
-    "masked_lm_positions": np.int32,
-    "masked_lm_ids": np.int32,
-}
 
 
 def _example_row(example) -> Dict[str, np.ndarray]:
@@ -308,7 +274,8 @@ def _fields(content: str, first: Record):
     """The Arrow schema of what is to be written, from its first record."""
     arrow = _arrow()
     if content == "examples":
-        own = [(name, arrow.list_(arrow.from_numpy_dtype(np.dtype(kind)))) for name, kind in _EXAMPLE_TYPES.items()]
+        row = {name: values for name, values in _example_row(first.value).items() if name != "next_sentence_labels"}
+        own = [(name, arrow.list_(arrow.from_numpy_dtype(values.dtype))) for name, values in row.items()]
         own.append(("next_sentence_labels", arrow.int8()))
     elif content == "packs":
         own = [

@@ -47,7 +47,36 @@ class RecordError(ValueError):
     """What is wrong with one record; the reader that catches it knows which record it was."""
 
 
-def refuse_incomplete(path: str, names: Sequence[str]) -> None:
+def content_of(
+    path: str, names: Sequence[str], lists: Sequence[str], columns: Sequence[str], *, packs: bool = True
+) -> Tuple[str, Tuple[str, ...]]:
+    """The kind of a file of columns, and which columns that takes. Raises ValueError.
+
+    names: of all its columns; lists: of those of integer lists; columns: those that the user chose. packs: whether such
+    a file can hold packs.
+    """
+    for name in columns:
+        if name not in lists:
+            raise ValueError(f"{path}: {name} is no column of integer lists; those are {', '.join(lists) or 'none'}")
+    if columns:
+        mask = ("attention_mask",) if "attention_mask" in lists and "attention_mask" not in columns else ()
+        return "tokens", tuple(columns) + mask
+    _refuse_incomplete(path, [name for name in names if name in lists or name != "positions"])
+    if packs and all(name in names for name in PACK_FIELDS):
+        return "packs", PACK_FIELDS
+    if all(name in names for name in EXAMPLE_FIELDS):
+        return "examples", EXAMPLE_FIELDS + tuple(name for name in DERIVED if name in names)
+    if packs and "input_mask" in lists and "positions" in lists and len(lists) > 2:
+        return "token_packs", tuple(lists)
+    if not lists:
+        raise ValueError(
+            f"{path}: has no column of integer lists; its columns are {', '.join(names)[:200] or 'none'} "
+            "(text is a corpus: --corpus)"
+        )
+    return "tokens", tuple(lists)
+
+
+def _refuse_incomplete(path: str, names: Sequence[str]) -> None:
     """ValueError where a file of columns is meant to hold packs or examples, and some of their fields are not there."""
     for what, telling, wanted in _MEANT:
         missing = [name for name in wanted if name not in names]
@@ -108,6 +137,17 @@ def _first(values: np.ndarray, wrong: np.ndarray) -> str:
     return f"{values[at]:g} at index {at}"
 
 
+def ids_in_range(values: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """bool [rows]: ids in their range where used, 0 elsewhere."""
+    return ((values >= 0) & (values <= LARGEST_ID) & ((values == 0) | used)).all(axis=1)
+
+
+def distinct_places(positions: np.ndarray, used: np.ndarray, width: int) -> np.ndarray:
+    """bool [rows]: no used position comes twice."""
+    apart = np.sort(np.where(used, positions, width + np.arange(positions.shape[1])), axis=1)
+    return (np.diff(apart, axis=1) != 0).all(axis=1)
+
+
 def _real_tokens(input_mask: np.ndarray) -> int:
     """Real tokens of an unpacked row: its mask is ones, then zeros.  Raises RecordError."""
     length = int(np.count_nonzero(input_mask))
@@ -145,11 +185,7 @@ def _checked_example(
     length = len(input_ids)
     if length == 0:
         raise RecordError("input_ids is empty, a record needs at least one token")
-    if len(masked_lm_positions) != len(masked_lm_ids):
-        raise RecordError(
-            f"masked_lm_positions has {len(masked_lm_positions)} values and masked_lm_ids "
-            f"{len(masked_lm_ids)}, must be equal"
-        )
+    _equal("masked_lm_positions", masked_lm_positions, "masked_lm_ids", masked_lm_ids)
     outside = masked_lm_positions >= length
     if outside.any():
         raise RecordError(
@@ -166,99 +202,6 @@ def _checked_example(
         masked_lm_ids=masked_lm_ids.tolist(),
         next_sentence_label=int(next_sentence_label),
     )
-
-
-def example_from_row(
-    input_ids: np.ndarray,
-    input_mask: Optional[np.ndarray],
-    segment_ids: np.ndarray,
-    masked_lm_positions: np.ndarray,
-    masked_lm_ids: np.ndarray,
-    predictions: int,
-    next_sentence_label: int,
-) -> Example:
-    """An example out of a padded row: [S], [S] or None where nothing is padded, [S], [P], [P], how many of P count.
-
-    Raises RecordError: unequal lengths, a mask or segments of the wrong form, values outside their range.
-    """
-    input_ids = integers("input_ids", input_ids)
-    segment_ids = integers("segment_ids", segment_ids, 1)
-    if len(segment_ids) != len(input_ids):
-        raise RecordError(f"segment_ids has {len(segment_ids)} values and input_ids {len(input_ids)}, must be equal")
-    length = len(input_ids)
-    if input_mask is not None:
-        input_mask = integers("input_mask", input_mask)
-        if len(input_mask) != len(input_ids):
-            raise RecordError(f"input_mask has {len(input_mask)} values and input_ids {len(input_ids)}, must be equal")
-        length = _real_tokens(input_mask)
-    positions = integers("masked_lm_positions", masked_lm_positions)
-    ids = integers("masked_lm_ids", masked_lm_ids)
-    if len(positions) != len(ids):
-        raise RecordError(
-            f"masked_lm_positions has {len(positions)} values and masked_lm_ids {len(ids)}, must be equal"
-        )
-    if (
-        input_ids[length:].any()
-        or segment_ids[length:].any()
-        or positions[predictions:].any()
-        or ids[predictions:].any()
-    ):
-        raise RecordError("a value behind the last real token or prediction is not 0")
-    return _checked_example(
-        input_ids[:length],
-        _first_segment(segment_ids[:length]),
-        positions[:predictions],
-        ids[:predictions],
-        next_sentence_label,
-    )
-
-
-def single(name: str, values: np.ndarray) -> int:
-    """The one number of a feature of length 1.  Raises RecordError."""
-    values = integers(name, np.atleast_1d(values))
-    if len(values) != 1:
-        raise RecordError(f"{name} has {len(values)} values, must have 1")
-    return int(values[0])
-
-
-def predictions_by_weight(weights: np.ndarray) -> int:
-    """How many predictions an unpacked row has: its weights are ones, then zeros.  Raises RecordError."""
-    used = int(np.count_nonzero(weights))
-    if not (weights[:used] == 1).all():
-        raise RecordError("masked_lm_weights is not ones followed by zeros")
-    return used
-
-
-def predictions_by_position(positions: np.ndarray) -> int:
-    """How many predictions a row without weights has: they end at the first position 0, which [CLS] holds."""
-    zeros = np.flatnonzero(np.asarray(positions) == 0)
-    return int(zeros[0]) if len(zeros) else len(positions)
-
-
-def row_from_example(example: Example, shape: RowWidths) -> Dict[str, np.ndarray]:
-    """The padded row of an example: int32, [S] and [P], next_sentence_labels [1].  RecordError if it is too long."""
-    length, predictions = len(example.input_ids), len(example.masked_lm_positions)
-    if shape.max_sequence_length is None or shape.max_predictions is None:
-        raise ValueError(
-            "a fixed-width file needs its widths: give --max-sequence-length and --max-predictions-per-sequence"
-        )
-    if length > shape.max_sequence_length:
-        raise RecordError(f"{length} tokens, a row holds {shape.max_sequence_length} (--max-sequence-length)")
-    if predictions > shape.max_predictions:
-        raise RecordError(
-            f"{predictions} predictions, a row holds {shape.max_predictions} (--max-predictions-per-sequence)"
-        )
-    row = {name: np.zeros(shape.max_sequence_length, np.int32) for name in ("input_ids", "input_mask", "segment_ids")}
-    row["input_ids"][:length] = example.input_ids
-    row["input_mask"][:length] = 1
-    row["segment_ids"][example.first_segment_length : length] = 1
-    for name in P_FIELDS:
-        row[name] = np.zeros(shape.max_predictions, np.int32)
-    row["masked_lm_positions"][:predictions] = example.masked_lm_positions
-    row["masked_lm_ids"][:predictions] = example.masked_lm_ids
-    row["masked_lm_weights"][:predictions] = 1
-    row["next_sentence_labels"] = np.array([example.next_sentence_label], np.int32)
-    return row
 
 
 def tokens_from_columns(row: Dict[str, np.ndarray]) -> _Tokens:
@@ -287,23 +230,56 @@ def tokens_from_columns(row: Dict[str, np.ndarray]) -> _Tokens:
     return row
 
 
-def example_from_columns(row: Dict[str, np.ndarray]) -> Example:
-    """An example out of EXAMPLE_FIELDS and those of DERIVED that there are. Raises RecordError."""
-    if "masked_lm_weights" in row:
-        if len(row["masked_lm_weights"]) != len(row["masked_lm_positions"]):
-            raise RecordError("masked_lm_weights and masked_lm_positions have different lengths")
-        predictions = predictions_by_weight(row["masked_lm_weights"])
-    else:
-        predictions = len(row["masked_lm_positions"])
-    return example_from_row(
-        row["input_ids"],
-        row.get("input_mask"),
-        row["segment_ids"],
-        row["masked_lm_positions"],
-        row["masked_lm_ids"],
-        predictions,
-        single("next_sentence_labels", row["next_sentence_labels"]),
+def example_from_columns(row: Mapping[str, np.ndarray], predictions: Optional[int] = None) -> Example:
+    """An example out of EXAMPLE_FIELDS [S] and [P], and those of DERIVED that there are; without input_mask nothing is
+    padded.
+
+    predictions: how many of P count; None: as masked_lm_weights says, or all. Raises RecordError: unequal lengths, a
+    mask, weights or segments of the wrong form, values outside their range.
+    """
+    if predictions is None:
+        predictions = _weighted(row)
+    labels = integers("next_sentence_labels", np.atleast_1d(row["next_sentence_labels"]))
+    if len(labels) != 1:
+        raise RecordError(f"next_sentence_labels has {len(labels)} values, must have 1")
+    input_ids = integers("input_ids", row["input_ids"])
+    segment_ids = integers("segment_ids", row["segment_ids"], 1)
+    _equal("segment_ids", segment_ids, "input_ids", input_ids)
+    length = len(input_ids)
+    if row.get("input_mask") is not None:
+        input_mask = integers("input_mask", row["input_mask"])
+        _equal("input_mask", input_mask, "input_ids", input_ids)
+        length = _real_tokens(input_mask)
+    positions = integers("masked_lm_positions", row["masked_lm_positions"])
+    ids = integers("masked_lm_ids", row["masked_lm_ids"])
+    _equal("masked_lm_positions", positions, "masked_lm_ids", ids)
+    unused = input_ids[length:], segment_ids[length:], positions[predictions:], ids[predictions:]
+    if any(values.any() for values in unused):
+        raise RecordError("a value behind the last real token or prediction is not 0")
+    return _checked_example(
+        input_ids[:length],
+        _first_segment(segment_ids[:length]),
+        positions[:predictions],
+        ids[:predictions],
+        int(labels[0]),
     )
+
+
+def _weighted(row: Mapping[str, np.ndarray]) -> int:
+    """How many predictions an unpacked row has: its weights are ones, then zeros. Raises RecordError."""
+    if "masked_lm_weights" not in row:
+        return len(row["masked_lm_positions"])
+    weights = row["masked_lm_weights"]
+    _equal("masked_lm_weights", weights, "masked_lm_positions", row["masked_lm_positions"])
+    used = int(np.count_nonzero(weights))
+    if not (weights[:used] == 1).all():
+        raise RecordError("masked_lm_weights is not ones followed by zeros")
+    return used
+
+
+def _equal(name: str, values: np.ndarray, other: str, others: np.ndarray) -> None:
+    if len(values) != len(others):
+        raise RecordError(f"{name} has {len(values)} values and {other} {len(others)}, must be equal")
 
 
 # ---- one pack ----------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 _LARGEST_MESSAGE = 2**31 - 1  # what a protobuf message may have
 _BLOCK = 64  # records checked together
 
+_ManyValues = Callable[[Mapping[str, np.ndarray]], List[Optional[Value]]]  # of name -> [rows, width]
 _Feature = Any  # int64 [n], float32 [n], or a list of byte strings
 
 
@@ -84,7 +85,7 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
                     if length > _LARGEST_MESSAGE:
                         bad.stop(origin, f"says it has {length} bytes, at byte {position}: no message is that large")
                     if length > bad.longest:  # passed over but for its last byte, which says whether it is there
-                        bad.add(origin, f"{bad.too_long('it')}, at byte {position}")
+                        bad.add(origin, f"{bad.too_long()}, at byte {position}")
                         file.seek(length + CHECKSUM.size - 1, os.SEEK_CUR)
                         if not file.read(1):
                             return
@@ -121,6 +122,20 @@ def write_frames(path: str, messages: Iterable[bytes]) -> int:
         if file is not raw:
             file.close()
     return count
+
+
+def write_records(path: str, records: Iterable[Record], features_of: Callable[[Value], Mapping[str, _Feature]]) -> int:
+    """Writes the features of each record, and its foreign columns; returns how many. ValueError names the record."""
+
+    def messages() -> Iterator[bytes]:
+        for record in records:
+            try:
+                data = message({**record.foreign, **features_of(record.value)})
+            except RecordError as error:
+                raise ValueError(f"{record.origin}: {error}") from None
+            yield data
+
+    return write_frames(path, messages())
 
 
 # ---- tf.train.Example --------------------------------------------------------------------------------------------
@@ -248,12 +263,12 @@ def read_records(
     bad: BadRecords,
     fields: Sequence[Field],
     value_of: Callable[[Mapping[str, _Feature]], Value],
-    values_of: Callable[[Sequence[Optional[Mapping[str, _Feature]]]], List[Optional[Value]]],
+    values_of: Optional[_ManyValues] = None,
 ) -> Iterator[Record]:
     """The records of one file that have `fields`, in its order.
 
-    values_of gives the values of many records at once, None for one that is to be looked at alone; value_of gives that
-    one's value or raises RecordError.
+    values_of checks many rows at once, in a tenth of the time: it gives the values of those that are right in the usual
+    layout, None for one that is to be looked at alone. value_of gives that one's value or raises RecordError.
     """
     known = {field.name for field in fields}
     for block in _blocks(read_frames(path, bad)):
@@ -267,7 +282,7 @@ def read_records(
             except RecordError as error:
                 parsed.append(None)
                 reasons[number] = str(error)
-        for number, value in enumerate(values_of(parsed)):
+        for number, value in enumerate(_together(parsed, sorted(known), values_of)):
             origin, whole = block[number][0], parsed[number]
             if whole is not None and value is None:
                 try:
@@ -294,3 +309,21 @@ def _blocks(frames: Iterator[Tuple[Origin, bytes]]) -> Iterator[List[Tuple[Origi
         if not block:
             return
         yield block
+
+
+def _together(
+    rows: Sequence[Optional[Mapping[str, np.ndarray]]],
+    names: Sequence[str],
+    values_of: Optional[_ManyValues],
+) -> List:
+    """`values_of` the rows that have the widths of the first one, None for the others (None as a row stays None)."""
+    there = [(number, row) for number, row in enumerate(rows) if row is not None]
+    values: List = [None] * len(rows)
+    if not there or values_of is None:
+        return values
+    widths = [there[0][1][name].shape for name in names]
+    chosen = [(number, row) for number, row in there if [row[name].shape for name in names] == widths]
+    stacked = {name: np.stack([row[name] for _, row in chosen]) for name in names}
+    for (number, _), value in zip(chosen, values_of(stacked)):
+        values[number] = value
+    return values

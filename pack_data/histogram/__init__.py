@@ -6,13 +6,11 @@ Histograms of parts can be added: `python -m pack_data.histogram FILES` counts f
 from __future__ import annotations
 
 import csv
-import functools
 import io
-import operator
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
+from typing import Any, Dict, Iterator, List, Optional, Union
 
 import numpy as np
 
@@ -244,12 +242,6 @@ class LengthHistogram:
     def theoretical_speedup(self) -> float:
         """S x sequences / tokens: the packing factor of a packing without any padding (1 for no sequences)."""
         return self.max_sequence_length * self.sequences / self.tokens if self.sequences else 1.0
-
-
-def merge(histograms: Iterable[LengthHistogram], name: Optional[str] = None) -> LengthHistogram:
-    """The sum of at least one histogram."""
-    total = functools.reduce(operator.add, histograms)
-    return total if name in (None, total.name) else LengthHistogram(total.counts, name)
 
 
 def whole_slots(max_sequence_length: Any) -> int:

@@ -9,11 +9,13 @@ import contextlib
 import io
 import json
 import multiprocessing
+import operator
 import os
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
-from typing import IO, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import IO, Callable, Iterable, Iterator, List, Optional, Sequence
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from pack_data.cli.bad_records import MOST_RECORD_BYTES, add_record_limit
 from pack_data.cli.command import ArgumentParser, check_output, check_picture, positive_int, process_count, progress_bar
 from pack_data.display.picture import Axis, Bars, Series, write
 from pack_data.display.table import account
-from pack_data.histogram import PUBLISHED, LengthHistogram, merge
+from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.reading.files import COMPRESSED, LONGEST_LINE, open_regular, open_unpacked, short_lines
 from pack_data.reading.npy import map_array
 from pack_data.sequences import LONGEST
@@ -30,14 +32,6 @@ from pack_data.store.data_set import MANIFEST, read_manifest
 _TEXT = (".txt", ".lengths", ".csv")
 _BLOCK = 1 << 20  # lengths held in memory at a time
 _WORTH_PROCESSES = 1 << 25  # bytes
-
-
-class _Part(NamedTuple):
-    """A file to count, or something that has been counted already."""
-
-    path: str
-    max_sequence_length: Optional[int]  # None: the one that the source states, or its longest sequence
-    max_record_bytes: int = MOST_RECORD_BYTES
 
 
 def count(
@@ -53,28 +47,31 @@ def count(
     pack_data.formats reads.  Without max_sequence_length, S is the largest S that a source states, or the longest
     sequence met.
     """
-    parts = [_Part(path, max_sequence_length, max_record_bytes) for source in sources for path in _files(source)]
+    parts = [path for source in sources for path in _files(source)]
     if workers is None:  # small files are counted before the first process has started
-        size = sum(os.path.getsize(part.path) for part in parts if os.path.isfile(part.path))
+        size = sum(os.path.getsize(part) for part in parts if os.path.isfile(part))
         workers = min(len(parts), os.cpu_count() or 1) if size > _WORTH_PROCESSES else 1
     counted: List[LengthHistogram] = []
     with progress_bar(len(parts), "counting", shown=None if len(parts) > 1 else False, unit="file") as bar:
-        for histogram in _map(parts, workers):
+        of_part = partial(_count_part, S=max_sequence_length, max_record_bytes=max_record_bytes)
+        for histogram in _map(of_part, parts, workers):
             counted.append(histogram)
             bar.update()
     S = max_sequence_length or max(histogram.max_sequence_length for histogram in counted)
-    return merge([histogram.with_max_sequence_length(S) for histogram in counted], " + ".join(map(_name, sources)))
+    total = reduce(operator.add, (histogram.with_max_sequence_length(S) for histogram in counted))
+    name = " + ".join(map(_name, sources))
+    return total if total.name == name else LengthHistogram(total.counts, name)
 
 
-def _map(parts: List[_Part], workers: int) -> Iterator[LengthHistogram]:
+def _map(of_part: Callable[[str], LengthHistogram], parts: List[str], workers: int) -> Iterator[LengthHistogram]:
     if workers <= 1:
-        yield from map(_count_part, parts)
+        yield from map(of_part, parts)
         return
     methods = multiprocessing.get_all_start_methods()
     with ProcessPoolExecutor(
         workers, multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     ) as pool:
-        yield from pool.map(_count_part, parts)
+        yield from pool.map(of_part, parts)
 
 
 def _name(source: str) -> str:
@@ -114,13 +111,14 @@ def _files(source: str) -> List[str]:
     return files_of(source)
 
 
-def _count_part(part: _Part) -> LengthHistogram:
-    path, S, max_record_bytes = part
+def _count_part(path: str, S: Optional[int], max_record_bytes: int) -> LengthHistogram:
+    """S: None is the one that the source states, or its longest sequence."""
     if path in PUBLISHED:
         histogram = LengthHistogram.published(path)
         return histogram if S is None else histogram.with_max_sequence_length(S)
     if os.path.isdir(path):
-        return _count_data_set(path, S)
+        histogram = LengthHistogram(np.array(read_manifest(Path(path)).histogram, np.int64), Path(path).name)
+        return histogram if S is None else histogram.with_max_sequence_length(S)
     if _begins_as_histogram(path):  # its name may end in anything
         histogram = LengthHistogram.from_csv(path, S or LONGEST)
         return histogram.with_max_sequence_length(S or max(histogram.longest, 1))
@@ -132,7 +130,10 @@ def _count_part(part: _Part) -> LengthHistogram:
     if path.endswith(".npy"):
         lengths = map_array(path, way_out="give a .npy array of lengths").reshape(-1)
         return _count_blocks(path, (lengths[at : at + _BLOCK] for at in range(0, len(lengths), _BLOCK)), S)
-    return _count_blocks(path, _formats(path, max_record_bytes), S)
+    from pack_data.formats.detect import open_source
+
+    blocks = open_source(path, max_record_bytes=max_record_bytes).blocks()
+    return _count_blocks(path, (block.lengths for block in blocks), S)
 
 
 @contextlib.contextmanager
@@ -170,20 +171,6 @@ def _is_length(line: str) -> bool:
         return not line.strip() or abs(int(line)) <= LONGEST
     except ValueError:
         return False
-
-
-def _formats(path: str, max_record_bytes: int) -> Iterator[np.ndarray]:
-    """The lengths of the sequences in a file that pack_data.formats knows."""
-    from pack_data.formats.detect import open_source
-
-    source = open_source(path, max_record_bytes=max_record_bytes)
-    for block in source.blocks():
-        yield block.lengths
-
-
-def _count_data_set(path: str, S: Optional[int]) -> LengthHistogram:
-    histogram = LengthHistogram(np.array(read_manifest(Path(path)).histogram, np.int64), Path(path).name)
-    return histogram if S is None else histogram.with_max_sequence_length(S)
 
 
 def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> LengthHistogram:

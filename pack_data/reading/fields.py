@@ -97,7 +97,7 @@ class Fields:
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 
-    def path(self, key: _Key) -> str:
+    def _path(self, key: _Key) -> str:
         """The name of a field from the top of the file: `shards[3].sha256`."""
         if isinstance(key, int):
             return f"{self.where}[{key}]"
@@ -106,7 +106,7 @@ class Fields:
 
     def error(self, key: _Key, rule: str) -> _FieldError:
         """To be raised where a field breaks a rule."""
-        return _FieldError(f"{self.source}: {self.path(key)} is {shown(self.any(key))}; {rule}; {self.way_out}")
+        return _FieldError(f"{self.source}: {self._path(key)} is {shown(self.any(key))}; {rule}; {self.way_out}")
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
@@ -144,7 +144,7 @@ class Fields:
         """The value, whatever it is."""
         if isinstance(self.values, Mapping):
             if key not in self.values:
-                raise _FieldError(f"{self.source}: {self.path(key)} is missing; {self.way_out}")
+                raise _FieldError(f"{self.source}: {self._path(key)} is missing; {self.way_out}")
             return self.values[key]  # type: ignore[index]
         return self.values[int(key)]
 
@@ -203,7 +203,7 @@ class Fields:
         value = self.any(key)
         if not isinstance(value, dict):
             raise self.error(key, "must be an object with named fields")
-        return Fields(self.source, value, self.way_out, self.path(key))
+        return Fields(self.source, value, self.way_out, self._path(key))
 
     def list_of(
         self,
@@ -220,7 +220,7 @@ class Fields:
             raise self.error(key, "must be a list")
         if len(value) > longest or (length is not None and len(value) != length):
             raise self.error(key, f"must have {f'at most {longest}' if length is None else length} items")
-        items = Fields(self.source, value, self.way_out, self.path(key))
+        items = Fields(self.source, value, self.way_out, self._path(key))
         return [take(items, number, *inner, **rule) for number in range(len(value))]
 
     def integers(

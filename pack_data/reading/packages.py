@@ -11,21 +11,9 @@ from typing import Optional
 _INSTALLED_AS = {"yaml": "pyyaml", "google.protobuf": "protobuf", "google_crc32c": "google-crc32c"}
 # Everything else of ours that can be missing.
 _PACKAGES = (
-    "numpy",
-    "scipy",
-    "tokenizers",
-    "tqdm",
-    "torch",
-    "tensorboard",
-    "safetensors",
-    "transformers",
-    "matplotlib",
-    "jinja2",
-    "h5py",
-    "pyarrow",
-    "dask",
-    "distributed",
-)
+    "numpy scipy tokenizers tqdm torch tensorboard safetensors transformers matplotlib jinja2 h5py pyarrow dask "
+    "distributed"
+).split()
 
 
 def load_package(module: str, what: str) -> ModuleType:

@@ -1,7 +1,7 @@
 """Packs on disk: a folder of shards and a manifest. A kill at any moment leaves a whole data set or none.
 
-    manifest.json             what the data set is, and the checksum of every other file and of every block of packs
-                              (blocks.py); written last, by atomic rename
+    manifest.json             what the data set is, and the checksum of every other file and of every block of packs;
+                              written last, by atomic rename
     packs-00000-1f2e3d4c.npy  structured array, one record a pack (PackSchema.record_dtype), memory-mapped for reading
     lengths-1f2e3d4c.npy      the lengths (and masked counts) of every pack's sequences, read without the shards
     recipe.json               the packing: strategies, repeats, certificate
@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shlex
+import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
@@ -28,7 +29,6 @@ from pack_data.reading.fields import Fields, read_object, shown
 from pack_data.reading.files import file_in, remove_stale, sync_folder, temporary_name, write_atomically
 from pack_data.reading.npy import map_array
 from pack_data.sequences import digest
-from pack_data.store.blocks import ChecksumBlocks, RunningBlocks
 from pack_data.store.packs import PackSchema, decode, disassemble
 
 MANIFEST = "manifest.json"
@@ -41,6 +41,81 @@ _PACKS_PER_SHARD = 8192
 REBUILD = "build the data set again, with --overwrite"
 # Slots are counted in int64.
 _MOST = 2**62
+# Bytes of records under one checksum, about: 750 packs at 512.
+BLOCK_BYTES = 1 << 20
+_DIGITS = 8  # of a checksum, hexadecimal
+
+
+@dataclass(frozen=True)
+class ChecksumBlocks:
+    """The checksums of a shard: the crc32 of each `packs` records, the last of those that are left.
+
+    A reader of few packs sees damage in them: a block is checked when its first pack is asked for, while the sha256
+    needs the whole file. crc32 finds what a disk or a copy changes, in less than a microsecond a pack; against somebody
+    who changes packs on purpose only the sha256 helps. crc32: 8 hexadecimal digits for each block, one behind another.
+    """
+
+    packs: int
+    crc32: str
+
+    @classmethod
+    def of(cls, records: np.ndarray) -> ChecksumBlocks:
+        """Those of the records of a whole shard."""
+        sums = _RunningBlocks(records.dtype)
+        sums.add(records)
+        return sums.blocks()
+
+    @classmethod
+    def from_json(cls, fields: Fields, records: int) -> ChecksumBlocks:
+        """ValueError where these are not checksums of a shard of `records` packs."""
+        fields.only("packs", "crc32")
+        packs = fields.integer("packs", least=1, most=2**62)
+        return cls(packs, fields.hex_digest("crc32", -(-records // packs) * _DIGITS))
+
+    def to_json(self) -> Dict[str, Any]:
+        return asdict(self)
+
+    def count(self, records: int) -> int:
+        """Blocks of a shard of `records` packs."""
+        return -(-records // self.packs)
+
+    def damaged(self, records: np.ndarray, block: int) -> bool:
+        """Whether the records of a block are not those that were written; `records`: of the whole shard."""
+        first = block * self.packs
+        return (
+            _digits(crc32(records[first : first + self.packs])) != self.crc32[block * _DIGITS : (block + 1) * _DIGITS]
+        )
+
+
+class _RunningBlocks:
+    """The checksums of records that are written bit by bit."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._packs = max(1, BLOCK_BYTES // dtype.itemsize)
+        self._whole: List[str] = []
+        self._sum, self._begun = 0, 0
+
+    def add(self, records: np.ndarray) -> None:
+        while len(records):
+            part = records[: self._packs - self._begun]
+            self._sum = crc32(part, self._sum)
+            self._begun += len(part)
+            if self._begun == self._packs:
+                self._whole.append(_digits(self._sum))
+                self._sum, self._begun = 0, 0
+            records = records[len(part) :]
+
+    def blocks(self) -> ChecksumBlocks:
+        return ChecksumBlocks(self._packs, "".join(self._whole) + (_digits(self._sum) if self._begun else ""))
+
+
+def crc32(records: np.ndarray, before: int = 0) -> int:
+    """The checksum of records that follow others with the checksum `before`."""
+    return zlib.crc32(np.ascontiguousarray(records).view(np.uint8).data, before)
+
+
+def _digits(value: int) -> str:
+    return f"{value:0{_DIGITS}x}"
 
 
 @dataclass(frozen=True)
@@ -258,7 +333,7 @@ def write_table(folder: Path, stem: str, dtype: np.dtype, blocks: Iterator[np.nd
     Hash and checksums are computed while the bytes are written.
     """
     temporary = temporary_name(folder / stem)
-    written, sums = 0, RunningBlocks(dtype)
+    written, sums = 0, _RunningBlocks(dtype)
     with open(temporary, "wb") as raw:
         out = _Hashed(raw)
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (records,)}
@@ -317,18 +392,15 @@ class StoreWriter:
         self._waiting.append(records)
         while sum(map(len, self._waiting)) >= self.packs_per_shard:
             joined = np.concatenate(self._waiting)
-            self._write(joined[: self.packs_per_shard])
+            self._shards.append(write_shard(self.folder, len(self._shards), joined[: self.packs_per_shard]))
             self._waiting = [joined[self.packs_per_shard :]]
-
-    def _write(self, records: np.ndarray) -> None:
-        self._shards.append(write_shard(self.folder, len(self._shards), records))
 
     def finish(self, *, algorithm: str, files: Sequence[str] = (), **about: Any) -> PackStore:
         """Writes what waits and the manifest. `files`: names of further files already in the folder; `about`: the
         optional fields of Manifest."""
         rest = np.concatenate(self._waiting) if self._waiting else np.zeros(0, self.schema.record_dtype)
         if len(rest):
-            self._write(rest)
+            self._shards.append(write_shard(self.folder, len(self._shards), rest))
         self._waiting = []
         packs = sum(shard.packs for shard in self._shards)
         manifest = Manifest(
@@ -344,7 +416,13 @@ class StoreWriter:
             files=tuple(stored_file(self.folder, name) for name in files),
             **about,
         )
-        _commit(self.folder, manifest)
+        # One rename makes the folder this data set; then files of the former one go.
+        former = named_files(self.folder / MANIFEST)
+        sync_folder(self.folder)
+        write_manifest(self.folder, manifest)
+        for name in former - named_files(self.folder / MANIFEST):
+            if (self.folder / name).exists():
+                (self.folder / name).unlink()
         return PackStore.open(self.folder)
 
 
@@ -354,17 +432,6 @@ def lengths_of(schema: PackSchema, records: np.ndarray) -> np.ndarray:
     for name in table.dtype.names:
         table[name] = records[name]
     return table
-
-
-def _commit(folder: Path, manifest: Manifest) -> None:
-    """Makes the folder this data set, in one rename, and removes files of the former one."""
-    folder = Path(folder)
-    former = named_files(folder / MANIFEST)
-    sync_folder(folder)
-    write_manifest(folder, manifest)
-    for name in former - named_files(folder / MANIFEST):
-        if (folder / name).exists():
-            (folder / name).unlink()
 
 
 def remove_leftovers(folder: Path) -> None:

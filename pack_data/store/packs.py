@@ -20,17 +20,11 @@ from pack_data.sequences import LONGEST, Sequences
 BERT, TOKENS = "bert_pretraining", "tokens"
 
 # The fields of a batch of BERT packs in the order of the model's arguments, named as in the packed MLPerf format.
-FIELDS = (
-    "input_ids",
-    "input_mask",
-    "segment_ids",
-    "positions",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "masked_lm_weights",
-    "next_sentence_positions",
-    "next_sentence_labels",
-    "next_sentence_weights",
+FIELDS = tuple(
+    (
+        "input_ids input_mask segment_ids positions masked_lm_positions masked_lm_ids masked_lm_weights "
+        "next_sentence_positions next_sentence_labels next_sentence_weights"
+    ).split()
 )
 
 # One value for each slot [S], for each sequence [D], for each masked token [P].

@@ -19,7 +19,7 @@ import warnings
 from functools import lru_cache
 from itertools import chain, count
 from pathlib import Path
-from typing import IO, Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import IO, Any, Callable, Container, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.reading.files import open_unpacked, sha256_of
@@ -42,20 +42,34 @@ class Document(NamedTuple):
 
 
 def documents(
-    source: Union[str, Path], *, json_field: str = "text", separator: str = "file", bad: Optional[BadRecords] = None
+    source: Union[str, Path],
+    *,
+    json_field: str = "text",
+    separator: str = "file",
+    bad: Optional[BadRecords] = None,
+    left_out: Container[str] = (),
 ) -> Iterator[Document]:
     """The documents of a file, a folder (all files below it, in order of their paths) or the `embedded` corpus.
 
     JSONL (.json, .jsonl, .ndjson): each line is an object with a text in `json_field`. Any other file is UTF-8 text;
     each line is a paragraph or a sentence. separator: a document is a file ("file"), or what stands between blank lines
     ("blank-line", the input format of BERT's reference code). bad: how many lines may be left out; one more that cannot
-    be read is a ValueError.
+    be read is a ValueError. left_out: names of files, as `relative_name` gives them, that are not read.
     """
     if str(source) == EMBEDDED:
         yield from _embedded_documents()
         return
+    bad = BadRecords() if bad is None else bad
     for path in source_files(source):
-        yield from file_documents(path, json_field=json_field, separator=separator, bad=bad)
+        if relative_name(path, source) in left_out:
+            continue
+        suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED_SUFFIXES]
+        # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
+        with open_unpacked(path) as file, io.TextIOWrapper(file, "utf-8", "surrogateescape") as handle:
+            if suffixes and suffixes[-1] in _JSON_SUFFIXES:
+                yield from _json_documents(path, handle, json_field, bad)
+            else:
+                yield from _text_documents(path, handle, separator, bad)
 
 
 def source_files(source: Union[str, Path]) -> List[Path]:
@@ -82,20 +96,6 @@ def relative_name(path: Path, source: Union[str, Path]) -> str:
     return path.name if path == Path(source) else path.relative_to(source).as_posix()
 
 
-def file_documents(
-    path: Path, *, json_field: str = "text", separator: str = "file", bad: Optional[BadRecords] = None
-) -> Iterator[Document]:
-    """The documents of one file; see `documents`."""
-    bad = BadRecords() if bad is None else bad
-    suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED_SUFFIXES]
-    # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
-    with open_unpacked(path) as file, io.TextIOWrapper(file, "utf-8", "surrogateescape") as handle:
-        if suffixes and suffixes[-1] in _JSON_SUFFIXES:
-            yield from _json_documents(path, handle, json_field, bad)
-        else:
-            yield from _text_documents(path, handle, separator, bad)
-
-
 def _not_text(text: str) -> str:
     """Why a text cannot be used; "" where it can."""
     if text.isascii():
@@ -118,7 +118,7 @@ def _json_documents(path: Path, handle: IO[str], json_field: str, bad: BadRecord
         if len(line) > bad.longest and not line.endswith("\n"):
             while line and not line.endswith("\n"):
                 line = handle.readline(LONGEST_DOCUMENT)
-            bad.add(Origin(str(path), number, "line"), f"{bad.too_long('it')}, or cut it into several documents")
+            bad.add(Origin(str(path), number, "line"), f"{bad.too_long()}, or cut it into several documents")
         elif line.strip():
             try:
                 text = _json_text(line, json_field)
@@ -306,66 +306,11 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 # A full stop after one of these, or after a single capital, ends no sentence.
 _ABBREVIATIONS = frozenset(
-    [
-        "mr",
-        "mrs",
-        "ms",
-        "dr",
-        "prof",
-        "rev",
-        "hon",
-        "st",
-        "sr",
-        "jr",
-        "vs",
-        "cf",
-        "no",
-        "nos",
-        "fig",
-        "figs",
-        "eq",
-        "sec",
-        "vol",
-        "vols",
-        "pp",
-        "ed",
-        "eds",
-        "al",
-        "inc",
-        "ltd",
-        "co",
-        "corp",
-        "gen",
-        "col",
-        "lt",
-        "sgt",
-        "capt",
-        "maj",
-        "rep",
-        "sen",
-        "gov",
-        "pres",
-        "jan",
-        "feb",
-        "mar",
-        "apr",
-        "jun",
-        "jul",
-        "aug",
-        "sep",
-        "sept",
-        "oct",
-        "nov",
-        "dec",
-        "approx",
-        "dept",
-        "est",
-        "e.g",
-        "i.e",
-        "viz",
-        "u.s",
-        "u.k",
-    ]
+    (
+        "mr mrs ms dr prof rev hon st sr jr vs cf no nos fig figs eq sec vol vols pp ed eds al inc ltd co "
+        "corp gen col lt sgt capt maj rep sen gov pres jan feb mar apr jun jul aug sep sept oct nov dec "
+        "approx dept est e.g i.e viz u.s u.k"
+    ).split()
 )
 _SENTENCE_END = re.compile(
     r"[.!?]+[\"')\]\u201d\u2019]*(?P<gap>\s+)(?=[\"'(\[\u201c\u2018]*[^\Wa-z_])|(?<=[\u3002\uff01\uff1f])(?P<none>)(?=.)"

@@ -248,10 +248,3 @@ def _with_masks(
         {"masked_lm_positions": positions, "masked_lm_ids": labels},
         {"first_segment_lengths": a_length + 2, "next_sentence_labels": label},
     )
-
-
-def examples_of(
-    documents: Sequence[Document], vocabulary: AnyVocabulary, options: ExampleOptions, part: int = 0
-) -> Sequences:
-    """Text to examples: `tokenise`, then `make_examples`."""
-    return make_examples(tokenise(documents, vocabulary), vocabulary, options, part)

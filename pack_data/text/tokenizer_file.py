@@ -5,17 +5,16 @@ The special tokens are the file's own: those of BERT ([CLS], [SEP], [MASK]) or t
 
 from __future__ import annotations
 
-import hashlib
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Dict, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Dict, Optional, Union
 
 import numpy as np
 
 from pack_data.reading.fields import Fields, one_line, parse_json
 from pack_data.reading.files import read_regular
-from pack_data.text.wordpiece import VOCABULARY, Special, Vocabulary, encode, load_vocabulary
+from pack_data.text.wordpiece import VOCABULARY, Encoder, Special, Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -25,7 +24,7 @@ _MOST_BYTES = 1 << 28
 _SPECIAL = (("[CLS]", "[SEP]", "[MASK]"), ("<s>", "</s>", "<mask>"))  # first, separator, mask
 
 
-class TokenizerFile:
+class TokenizerFile(Encoder):
     """Text to token ids as a tokenizer.json says; known by the sha256 of the file.
 
     ValueError where the file is none, or has no special tokens for the first place, between segments and for a mask.
@@ -46,7 +45,7 @@ class TokenizerFile:
             raise ValueError(f"{name}: no tokenizer ({one_line(error)}); {way_out}") from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        self._content, self._name = content, name
+        self.text, self._name, self._tokenizer = content, name, self.tokenizer
         self._numbers = self.tokenizer.get_vocab(with_added_tokens=True)
         self.special = self._special_tokens()
 
@@ -63,11 +62,6 @@ class TokenizerFile:
     def __len__(self) -> int:
         """Ids are below this."""
         return max(self._numbers.values()) + 1
-
-    @property
-    def text(self) -> bytes:
-        """The content of the file."""
-        return self._content
 
     @cached_property
     def names(self) -> Dict[int, str]:
@@ -95,7 +89,7 @@ class TokenizerFile:
         from tokenizers.processors import TemplateProcessing
 
         # One of its own: truncation and padding are as the file has them.
-        tokenizer, (first, separator, _) = Tokenizer.from_str(self._content.decode()), self.special
+        tokenizer, (first, separator, _) = Tokenizer.from_str(self.text.decode()), self.special
         parts = [tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", "b")]
         wanted = [first, *parts[0], separator], [*parts[1], separator]
         single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
@@ -104,7 +98,7 @@ class TokenizerFile:
             and (single.ids, single.type_ids) == (wanted[0], [0] * len(wanted[0]))
             and (pair.ids, pair.type_ids) == (sum(wanted, []), [0] * len(wanted[0]) + [1] * len(wanted[1]))
         ):
-            return self._content
+            return self.text
         tokenizer.no_truncation()
         tokenizer.no_padding()
         begin, end = self.names[first], self.names[separator]
@@ -114,10 +108,6 @@ class TokenizerFile:
             special_tokens=[(begin, first), (end, separator)],
         )
         return tokenizer.to_str(pretty=True).encode()
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self._content).hexdigest()
 
     @cached_property
     def continues(self) -> np.ndarray:
@@ -132,10 +122,6 @@ class TokenizerFile:
         found = np.zeros(len(self), bool)
         found[[number for token, number in self._numbers.items() if token.startswith(prefix)]] = True
         return found
-
-    def encode(self, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
-        """As `Vocabulary.encode`."""
-        return encode(self.tokenizer, sentences)
 
 
 AnyVocabulary = Union[Vocabulary, TokenizerFile]

@@ -33,8 +33,30 @@ class Special(NamedTuple):
     mask: int  # [MASK]
 
 
+class Encoder:
+    """What a vocab.txt and a tokenizer.json have in common."""
+
+    text: bytes  # the content of the file
+    _tokenizer: Any
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text).hexdigest()
+
+    def encode(self, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
+        """Token ids of all sentences, flat int32, and the number of each, int64 [sentences], without special tokens."""
+        ids: List[np.ndarray] = [np.zeros(0, dtype=np.int32)]
+        lengths: List[int] = []
+        # In blocks: the library's result takes a hundred bytes for each token.
+        for start in range(0, len(sentences), 4096):
+            for item in self._tokenizer.encode_batch(list(sentences[start : start + 4096]), add_special_tokens=False):
+                ids.append(np.array(item.ids, dtype=np.int32))
+                lengths.append(len(ids[-1]))
+        return np.concatenate(ids), np.array(lengths, dtype=np.int64)
+
+
 @dataclass(frozen=True, eq=False)
-class Vocabulary:
+class Vocabulary(Encoder):
     """Tokens by id. Text is cleaned and split as BERT does; `lower_case` also strips accents."""
 
     tokens: Tuple[str, ...]
@@ -78,38 +100,16 @@ class Vocabulary:
         return np.array([token.startswith("##") for token in self.tokens])
 
     @property
-    def text(self) -> bytes:
+    def text(self) -> bytes:  # type: ignore[override]
         """The content of vocab.txt."""
         return ("\n".join(self.tokens) + "\n").encode()
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.text).hexdigest()
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
         from tokenizers import models
 
-        tokenizer = _untrained(
-            models.WordPiece(self.ids, unk_token="[UNK]", max_input_chars_per_word=100), self.lower_case
-        )
-        return tokenizer
-
-    def encode(self, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
-        """Token ids of all sentences, flat int32, and the number of each, int64 [sentences], without special tokens."""
-        return encode(self._tokenizer, sentences)
-
-
-def encode(tokenizer: Tokenizer, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
-    """As `Vocabulary.encode`."""
-    ids: List[np.ndarray] = [np.zeros(0, dtype=np.int32)]
-    lengths: List[int] = []
-    # In blocks: the library's result takes a hundred bytes for each token.
-    for start in range(0, len(sentences), 4096):
-        for item in tokenizer.encode_batch(list(sentences[start : start + 4096]), add_special_tokens=False):
-            ids.append(np.array(item.ids, dtype=np.int32))
-            lengths.append(len(ids[-1]))
-    return np.concatenate(ids), np.array(lengths, dtype=np.int64)
+        model = models.WordPiece(self.ids, unk_token="[UNK]", max_input_chars_per_word=100)
+        return _untrained(model, self.lower_case)
 
 
 def _untrained(model: Any, lower_case: bool) -> Tokenizer:

@@ -21,8 +21,7 @@ from pack_data.histogram import __main__ as histogram_command
 from pack_data.lengths.counting import count
 from pack_data.packing import Packing
 from pack_data.proof import prove
-from pack_data.store.blocks import ChecksumBlocks
-from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, checksum
+from pack_data.store.data_set import CHECKSUM, MANIFEST, ChecksumBlocks, PackStore, checksum
 from pack_data.store.packs import FIELDS
 from pack_data.text.corpus import documents
 from pack_data.text.wordpiece import load_vocabulary

@@ -153,7 +153,7 @@ def _report(folder: Path) -> Found:
 def _resumed(folder: Path) -> Found:
     """What --resume does before the first update."""
     run = folder / "run"
-    config = pretrain.COMMAND.resumed_config(str(run))
+    config = load_config(run / "config.yml")
     begin = beginning(str(run))
     refuse_other_sizes(begin, config, sorted(SIZES))
     assert begin.checkpoint is not None

@@ -14,23 +14,14 @@ from pack_data.store.packs import disassemble
 from pack_data.text.wordpiece import load_vocabulary
 from pack_data.verify import main as verify_main
 from pack_data.verify import verify
-from tests.pack_data.text_corpus import build_small, words_of, write_corpus
+from tests.pack_data.text_corpus import build_small, content, words_of, write_corpus
+
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    """Several parts and shards although the corpus is small."""
-    monkeypatch.setattr(inputs, "PART_CHARACTERS", 6000)
-    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
-
-
-def content(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_text_becomes_a_whole_data_set(corpus, tmp_path):
@@ -179,22 +170,8 @@ def test_synthetic_sequences_take_the_same_way(tmp_path, monkeypatch):
 
 
 def test_the_commands_as_a_user_types_them(corpus, tmp_path, capsys):
-    arguments = [
-        "--corpus",
-        str(corpus),
-        "--out",
-        str(tmp_path / "data"),
-        "--max-sequence-length",
-        "64",
-        "--packer",
-        "spfhp",
-        "--max-sequences-per-pack",
-        "2",
-        "--vocabulary-size",
-        "200",
-        "--workers",
-        "1",
-    ]
+    how = "--max-sequence-length 64 --packer spfhp --max-sequences-per-pack 2 --vocabulary-size 200 --workers 1".split()
+    arguments = ["--corpus", str(corpus), "--out", str(tmp_path / "data"), *how]
     assert run_main(build_main, arguments) == 0
     said = capsys.readouterr().out
     assert "packing factor" in said and "bytes a pack" in said

@@ -104,8 +104,9 @@ def test_the_smallest_limits_are_limits():
 def test_packs_that_int64_might_not_hold_are_refused():
     """At 2^62 exactly, too: sums within the programme go beyond the best pack."""
     assert best_pack_value([5], [2**61 - 1], 10, 2) == 2**62 - 2
-    with pytest.raises(ValueError, match="64-bit"):
-        best_pack_value([5], [2**61], 10, 2)
+    for length, price, slots, depth in ((5, 2**61, 10, 2), (1, 2**60, 100, None)):
+        with pytest.raises(ValueError, match="64-bit"):
+            best_pack_value([length], [price], slots, depth)
 
 
 def test_the_exhaustive_search_knows_hand_worked_cases():
@@ -213,33 +214,19 @@ def squad():
     return pack(LengthHistogram.published("squad_1_1_384"), max_sequences_per_pack=3)
 
 
-def test_prices_too_high_prove_nothing(squad):
-    prices = list(squad.certificate.prices)
-    prices[len(prices) // 2] += squad.certificate.denominator // 100
-    forged = replace(squad, certificate=replace(squad.certificate, prices=tuple(prices)))
-    with pytest.raises(ValueError, match="more than 1"):
-        prove(forged)
-
-
-def test_a_smaller_denominator_proves_nothing(squad):
-    forged = replace(squad, certificate=replace(squad.certificate, denominator=squad.certificate.denominator - 1))
-    with pytest.raises(ValueError, match="more than 1"):
-        prove(forged)
-
-
-def test_a_higher_claim_than_proved_is_refused(squad):
-    with pytest.raises(ValueError, match="claims"):
-        prove(replace(squad, lower_bound=squad.lower_bound + 1))
-
-
-def test_prices_for_other_limits_are_refused(squad):
-    with pytest.raises(ValueError, match="max_sequences_per_pack"):
-        prove(replace(squad, max_sequences_per_pack=4))
-
-
-def test_prices_beyond_64_bits_are_refused():
-    with pytest.raises(ValueError, match="64-bit"):
-        best_pack_value([1], [2**60], 100, None)
+@pytest.mark.parametrize(
+    "change, certificate, said",
+    [
+        ({}, lambda c: {"prices": (*c.prices[:-1], c.prices[-1] + c.denominator // 100)}, "more than 1"),
+        ({}, lambda c: {"denominator": c.denominator - 1}, "more than 1"),
+        ({"lower_bound": 40_196}, lambda c: {}, "claims"),
+        ({"max_sequences_per_pack": 4}, lambda c: {}, "max_sequences_per_pack"),
+    ],
+)
+def test_a_forged_proof_is_refused(squad, change, certificate, said):
+    own = replace(squad.certificate, **certificate(squad.certificate))
+    with pytest.raises(ValueError, match=said):
+        prove(replace(squad, certificate=own, **change))
 
 
 def test_a_recipe_is_proved_again_from_its_file(tmp_path, squad, capsys):
@@ -260,32 +247,15 @@ def raise_price(recipe):
     recipe["certificate"]["prices"][-1] *= 2
 
 
-def raise_bound(recipe):
-    recipe["accounting"]["lower_bound"] += 1
-    recipe["accounting"]["gap"] -= 1
-
-
-def drop_price(recipe):
-    del recipe["certificate"]["prices"][0]
-
-
-def turn_to_text(recipe):
-    recipe["certificate"]["denominator"] = "1"
-
-
-def take_certificate(recipe):
-    recipe["certificate"] = None
-
-
-def take_field(recipe):
-    del recipe["certificate"]["denominator"]
-
-
-def raise_worth(recipe):
-    recipe["accounting"]["lp_bound"] += 1e-6
-
-
-CHANGES = [raise_price, raise_bound, drop_price, turn_to_text, take_certificate, take_field, raise_worth]
+CHANGES = [
+    raise_price,
+    lambda recipe: recipe["accounting"].update(lower_bound=recipe["accounting"]["lower_bound"] + 1),
+    lambda recipe: recipe["certificate"]["prices"].pop(0),
+    lambda recipe: recipe["certificate"].update(denominator="1"),
+    lambda recipe: recipe.update(certificate=None),
+    lambda recipe: recipe["certificate"].pop("denominator"),
+    lambda recipe: recipe["accounting"].update(lp_bound=recipe["accounting"]["lp_bound"] + 1e-6),
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -297,10 +267,6 @@ def test_a_forged_recipe_is_one_line_and_status_2(change, tmp_path, squad, capsy
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("error: ") and printed.err.count("\n") == 1 and str(path) in printed.err
-
-
-def test_a_certificate_survives_json(squad):
-    assert Certificate.from_json(json.loads(json.dumps(squad.certificate.to_json()))) == squad.certificate
 
 
 def test_a_packing_made_by_hand_breaks_no_limit_unseen():
@@ -376,7 +342,8 @@ def test_the_checker_agrees_with_the_proof(case):
     histogram = LengthHistogram.from_lengths(np.array(lengths, int), slots)
     packing = pack(histogram, max_sequences_per_pack=depth)
     counts = {length: lengths.count(length) for length in lengths}
-    assert checked(packing, counts) is None and checked(packing) is None
+    for right in (checked(packing, counts), checked(packing), checked(replace(packing, lp_bound=None))):
+        assert right is None
     assert "needed; the recipe says" in checked(replace(packing, lower_bound=packing.lower_bound + 1))
     assert "lp_bound is not" in checked(replace(packing, lp_bound=packing.lp_bound + 1))
     assert "the histogram has" in checked(packing, {**counts, slots: counts.get(slots, 0) + 1})
@@ -433,10 +400,6 @@ def test_the_checker_says_what_is_wrong_in_one_line(tmp_path, squad, wrong):
     recipe.write_text(json.dumps(given))
     refused = subprocess.run([sys.executable, checker.__file__, str(recipe)], capture_output=True, text=True)
     assert refused.returncode == 1 and refused.stderr.startswith("wrong: ") and refused.stderr.count("\n") == 1
-
-
-def test_the_checker_takes_a_recipe_without_an_lp_bound(squad):
-    assert checked(replace(squad, lp_bound=None)) is None
 
 
 def test_the_checker_is_short_and_runs_without_any_package(tmp_path, squad):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pack_data import pack
-from pack_data.histogram import PUBLISHED, LengthHistogram, merge
+from pack_data.histogram import PUBLISHED, LengthHistogram
 from tests.pack_data_strategies import histograms, lengths_of
 
 
@@ -61,7 +61,7 @@ def test_merging_counts_both(first, second):
     S = max(first.max_sequence_length, second.max_sequence_length)
     first, second = first.with_max_sequence_length(S), second.with_max_sequence_length(S)
     both = first + second
-    assert both == second + first == merge([first, second])
+    assert both == second + first
     assert both == LengthHistogram.from_lengths(np.concatenate([lengths_of(first), lengths_of(second)]), S)
 
 
@@ -111,13 +111,6 @@ def test_bad_csv_is_told_with_its_line(tmp_path, text, words):
     assert str(path) in str(caught.value)
 
 
-def test_a_file_that_is_no_text(tmp_path):
-    path = tmp_path / "bad.csv"
-    path.write_bytes(bytes(range(256)))
-    with pytest.raises(ValueError, match="not a text table"):
-        LengthHistogram.from_csv(path, 10)
-
-
 @pytest.mark.parametrize(
     "make, words",
     [
@@ -159,9 +152,11 @@ def test_equality_is_about_counts():
 
 def test_counts_whose_slots_do_not_fit_are_refused(tmp_path):
     path = tmp_path / "huge.csv"
-    path.write_text("length,count\n500,4000000000000000000\n")
-    with pytest.raises(ValueError, match="huge: the counts add up to 2\\^62 slots or more"):
-        LengthHistogram.from_csv(path, 512)
+    for rows in ("500,4000000000000000000", f"8,{2**61}\n9,{2**61}"):
+        path.write_text(f"length,count\n{rows}\n")
+        with pytest.raises(ValueError, match="huge: the counts add up to 2\\^62 slots or more") as raised:
+            LengthHistogram.from_csv(path, 512)
+        assert str(path) in str(raised.value)
 
 
 @pytest.mark.parametrize("lengths", [[-1, 3], [3, 3]])
@@ -252,11 +247,3 @@ def test_a_table_is_an_ordinary_file(tmp_path):
     for path in (tmp_path / "a.csv", "/dev/zero", tmp_path, tmp_path / "none"):
         with pytest.raises(ValueError, match="a histogram is a CSV file"):
             LengthHistogram.from_csv(path, 10)
-
-
-def test_counts_beyond_the_account_are_said_of_their_file(tmp_path):
-    path = tmp_path / "h.csv"
-    path.write_text(f"length,count\n8,{2**61}\n9,{2**61}\n")
-    with pytest.raises(ValueError, match="2\\^62 slots or more") as raised:
-        LengthHistogram.from_csv(path, 16)
-    assert str(path) in str(raised.value)

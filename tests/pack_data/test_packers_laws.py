@@ -9,25 +9,10 @@ from pack_data.packers import PACKERS, get_packer, packs_at_depth
 from pack_data.packing import Packing
 from tests.pack_data_strategies import DEPTHS, SPECIAL, depths, histograms, lengths_of
 
-KEYS = [  # the order in which every packer prints them
-    "algorithm",
-    "max_sequence_length",
-    "max_sequences_per_pack",
-    "sequences",
-    "tokens",
-    "packs",
-    "slots",
-    "padding_tokens",
-    "efficiency",
-    "packing_factor",
-    "theoretical_speedup",
-    "strategies",
-    "largest_depth",
-    "lower_bound",
-    "lp_bound",
-    "gap",
-    "solve_seconds",
-]
+KEYS = (
+    "algorithm max_sequence_length max_sequences_per_pack sequences tokens packs slots padding_tokens efficiency "
+    "packing_factor theoretical_speedup strategies largest_depth lower_bound lp_bound gap solve_seconds"
+).split()
 
 
 def assert_lawful(packing: Packing, histogram: LengthHistogram, depth) -> None:

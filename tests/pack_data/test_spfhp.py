@@ -2,46 +2,34 @@
 
 import pytest
 
-from pack_data import lpfhp, spfhp
+from pack_data import spfhp
 from pack_data.histogram import LengthHistogram
+from pack_data.packers import get_packer
+
+# Packs by depth, and the deepest pack without a limit: the published programs (graphcore/examples,
+# tutorials/blogs_code/packedBERT) on the published histograms.
+PUBLISHED = [
+    ("spfhp", "wikipedia_512", 16, {1: 16_279_552, 2: 10_101_683, 3: 9_094_695, 4: 8_658_996, 6: 8_324_436,
+                                    8: 8_224_673, 10: 8_176_869, 12: 8_166_708, 16: 8_166_708, None: 8_166_708}),
+    ("spfhp", "squad_1_1_384", 3, {2: 45_335, 3: 40_711, None: 40_711}),
+    ("lpfhp", "wikipedia_512", 29, {2: 10_099_081, 3: 9_090_154, 4: 8_657_119, 8: 8_207_569, 12: 8_149_619,
+                                    16: 8_140_006, None: 8_138_483}),
+    ("lpfhp", "squad_1_1_384", 4, {None: 40_631}),
+]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def wikipedia():
-    return LengthHistogram.published("wikipedia_512")
+@pytest.mark.parametrize("packer, name, deepest, packs", PUBLISHED)
+def test_as_many_packs_as_the_published_program(packer, name, deepest, packs):
+    histogram = LengthHistogram.published(name)
+    for depth, expected in packs.items():
+        packing = get_packer(packer)(histogram, max_sequences_per_pack=depth)
+        packing.check(histogram)
+        assert (packing.packs, packing.largest_depth) == (expected, min(depth or deepest, deepest))
 
 
-@pytest.fixture(scope="module")
-def squad():
-    return LengthHistogram.published("squad_1_1_384")
-
-
-# The published programs (graphcore/examples, tutorials/blogs_code/packedBERT) on the published histograms.
-@pytest.mark.parametrize(
-    "depth, packs",
-    [
-        (1, 16_279_552),
-        (2, 10_101_683),
-        (3, 9_094_695),
-        (4, 8_658_996),
-        (6, 8_324_436),
-        (8, 8_224_673),
-        (10, 8_176_869),
-        (12, 8_166_708),
-        (16, 8_166_708),
-        (None, 8_166_708),
-    ],
-)
-def test_spfhp_on_wikipedia(wikipedia, depth, packs):
-    packing = spfhp.pack(wikipedia, max_sequences_per_pack=depth)
-    packing.check(wikipedia)
-    assert packing.packs == packs
-    assert packing.largest_depth == min(depth or 16, 16 if packs == 8_166_708 else depth)
-
-
-def test_spfhp_on_wikipedia_without_a_limit(wikipedia):
-    packing = spfhp.pack(wikipedia, max_sequences_per_pack=None)
-    assert (packing.largest_depth, len(packing.strategies), packing.padding_tokens) == (16, 508, 16_558_323)
+def test_spfhp_on_wikipedia_without_a_limit():
+    packing = spfhp.pack(LengthHistogram.published("wikipedia_512"), max_sequences_per_pack=None)
+    assert (len(packing.strategies), packing.padding_tokens) == (508, 16_558_323)
 
 
 # Table 1 of the paper, to its printed digits.
@@ -49,38 +37,6 @@ def test_spfhp_on_wikipedia_without_a_limit(wikipedia):
     "depth, efficiency, factor",
     [(2, 80.5, 1.61), (3, 89.4, 1.79), (4, 93.9, 1.88), (8, 98.9, 1.98), (None, 99.6, 1.99)],
 )
-def test_table_1(wikipedia, depth, efficiency, factor):
-    packing = spfhp.pack(wikipedia, max_sequences_per_pack=depth)
-    assert round(100 * packing.efficiency, 1) == efficiency
-    assert round(packing.packing_factor, 2) == factor
-
-
-@pytest.mark.parametrize("depth, packs", [(2, 45_335), (3, 40_711), (None, 40_711)])
-def test_spfhp_on_squad(squad, depth, packs):
-    packing = spfhp.pack(squad, max_sequences_per_pack=depth)
-    packing.check(squad)
-    assert packing.packs == packs
-    assert packing.largest_depth == min(depth or 3, 3)
-
-
-@pytest.mark.parametrize(
-    "depth, packs",
-    [
-        (2, 10_099_081),
-        (3, 9_090_154),
-        (4, 8_657_119),
-        (8, 8_207_569),
-        (12, 8_149_619),
-        (16, 8_140_006),
-        (None, 8_138_483),
-    ],
-)
-def test_lpfhp_on_wikipedia(wikipedia, depth, packs):
-    packing = lpfhp.pack(wikipedia, max_sequences_per_pack=depth)
-    packing.check(wikipedia)
-    assert packing.packs == packs
-    assert packing.largest_depth == (29 if depth is None else depth)
-
-
-def test_lpfhp_on_squad(squad):
-    assert lpfhp.pack(squad, max_sequences_per_pack=None).packs == 40_631
+def test_table_1(depth, efficiency, factor):
+    packing = spfhp.pack(LengthHistogram.published("wikipedia_512"), max_sequences_per_pack=depth)
+    assert (round(100 * packing.efficiency, 1), round(packing.packing_factor, 2)) == (efficiency, factor)

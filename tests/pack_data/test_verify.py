@@ -10,8 +10,7 @@ from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
-from pack_data.store.blocks import ChecksumBlocks
-from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, checksum
+from pack_data.store.data_set import CHECKSUM, MANIFEST, ChecksumBlocks, PackStore, checksum
 from pack_data.verify import check_records, main, verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 

@@ -1,12 +1,14 @@
 """A small made-up English-like corpus, and builds of it, for the tests of the way from text to store."""
 
+import os
 import random
 from pathlib import Path
-from typing import Any, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 from pack_data.build import BuildOptions, build
 from pack_data.sequences import Example
 from pack_data.store.data_set import PackStore
+from pack_data.text.examples import make_examples, tokenise
 
 WORDS = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
@@ -31,6 +33,11 @@ def write_corpus(folder: Path, documents: int = 60, seed: int = 0) -> Path:
     for number in range(documents):
         (folder / f"{number:03d}.txt").write_text(document(rng))
     return folder
+
+
+def examples_of(documents, vocabulary, options, part=0):
+    """Text to examples."""
+    return make_examples(tokenise(documents, vocabulary), vocabulary, options, part)
 
 
 def words_of(example: Example, tokens: Sequence[str]) -> List[List[int]]:
@@ -70,3 +77,29 @@ def build_small(corpus: Path, out: Path, **options: Any) -> PackStore:
             }
         )
     )
+
+
+def content(folder: Path) -> Dict[str, bytes]:
+    """The files of a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+class Stopped(BaseException):
+    """Ends a build where it stands, as a signal would."""
+
+
+def stop_before_rename(monkeypatch: Any, count: int) -> List[int]:
+    """Stops the program before its `count`-th rename. Every file appears by a rename: so between any two files.
+
+    Returns a list with the number of renames so far.
+    """
+    replace, done = os.replace, [0]
+
+    def counted(*paths: Any) -> None:
+        done[0] += 1
+        if done[0] == count:
+            raise Stopped
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", counted)
+    return done

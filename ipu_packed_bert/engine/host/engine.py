@@ -13,6 +13,10 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches, saved_by
@@ -26,8 +30,6 @@ from ipu_packed_bert.engine.host.devices import (
     refuse_precision,
 )
 from ipu_packed_bert.engine.host.feed import cut, feed_for
-from ipu_packed_bert.engine.host.recompute import recompute_layers, refuse_compiled
-from ipu_packed_bert.engine.host.reduction import Reduction
 from ipu_packed_bert.model.optimizer import (
     build_optimizer,
     clip,
@@ -120,7 +122,7 @@ class HostEngine(Engine):
         self._attention = pick_attention(config, task, self._device)
         self._recomputes = config.engine.recomputes(ipus=False)
         if self._recomputes and config.engine.compile:
-            refuse_compiled()
+            _refuse_compiled()
         self.model = self._build().to(self._device)
         # One object, so that a compiled program knows it again.
         self._padding_mask = PaddingMask(hidden_score(self._attention.kind))
@@ -137,7 +139,7 @@ class HostEngine(Engine):
         self._reduction = None
         if processes.size > 1:
             program = self._programs["training"]
-            self._reduction = Reduction(self.model, program, self._device, compiled=config.engine.compile)
+            self._reduction = _Reduction(self.model, program, self._device, compiled=config.engine.compile)
         # Dropout draws from a stream of the engine's own, so that a resumed run continues it, whoever else draws.
         self._random = self._new_random_stream(0)
 
@@ -156,7 +158,7 @@ class HostEngine(Engine):
         elif config.engine.precision == "bfloat16":
             network.attention_mask.products = arithmetic(config.engine.precision, self._device)
         if self._recomputes:
-            recompute_layers(network)
+            _recompute_layers(network)
         return network
 
     @property
@@ -292,10 +294,7 @@ class HostEngine(Engine):
         return self._feed(cut([torch.from_numpy(batch[name]) for name in names], size))
 
     def _result(self, totals: List[float], batch: Batch, start: float) -> StepResult:
-        own = self.task.count(batch)
-        found = self.processes.summed([*totals, *own.values()])
-        sums = dict(zip(self.task.outputs, found))
-        counts = {name: int(count) for name, count in zip(own, found[len(sums) :])}
+        sums, counts = self._summed(totals, batch)
         number = micro_batches(self.task, batch, self._config.batch.micro_batch)
         if self._reduction is not None:
             number = self._update
@@ -388,3 +387,75 @@ class HostEngine(Engine):
                 if used[device].shape != stream.shape or used[device].dtype != stream.dtype:
                     raise ValueError(f"random: the state of {device} is not one that torch gives; resume another run")
             self._random = {**self._random, **own}
+
+
+def _recompute_layers(network: Any) -> None:
+    """Keep only each layer's input for the backward pass, in place: memory for a third of a forward and backward pass.
+
+    Values, gradients and the stream of random numbers stay the same, bit for bit: dropout draws again what it drew.
+    """
+    layer: Any
+    for layer in network.bert.encoder.layer:
+        layer.forward = functools.partial(_recomputed, layer.forward)
+
+
+def _refuse_compiled() -> None:
+    """Raise ValueError where this torch cannot compile recomputed layers."""
+    if not hasattr(torch, "compiler"):  # before torch 2.1
+        raise ValueError(
+            f"engine.recompute_layers: true does not go with engine.compile: true in torch {torch.__version__}; switch "
+            "one off"
+        )
+
+
+def _recomputed(forward: Any, *inputs: Any) -> torch.Tensor:
+    if not torch.is_grad_enabled():
+        return forward(*inputs)
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=True)
+
+
+class _Reduction:
+    """The training program of a network, whose gradients are the means over the processes after the last micro-batch.
+
+    torch's DistributedDataParallel does it. One all-reduce of a flat gradient after the last backward pass has the same
+    sums and the same bytes; this one sends a bucket while the backward pass still makes the next, and its buckets are
+    the gradients, so that they take no second memory (`forget`). What speaks against it elsewhere does not hold here:
+    all shapes are constant, each process has as many micro-batches, and every parameter has a gradient in each of them,
+    also where all packs are empty, so nothing unused is looked for. Float64 sums differ from one process's by their
+    order alone.
+    """
+
+    def __init__(
+        self, network: nn.Module, program: Callable[[List[torch.Tensor]], Any], device: torch.device, *, compiled: bool
+    ):
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if compiled:
+            # A compiled program is one graph, which DistributedDataParallel's buckets must not cut.
+            from torch._dynamo import config as dynamo
+
+            dynamo.optimize_ddp = False
+        # Numbers and objects travel by the default group, gloo: it needs no device, and notices at once who has ended.
+        group = dist.new_group(backend="nccl") if device.type == "cuda" else None
+        self._reduced = DistributedDataParallel(
+            _Called(network, program), gradient_as_bucket_view=True, process_group=group
+        )
+
+    def __call__(self, fields: List[torch.Tensor]) -> Any:
+        return self._reduced(*fields)
+
+    def after(self, *, last: bool) -> ContextManager:
+        """While entered, gradients stay in this process, unless these are the last of the update."""
+        return contextlib.nullcontext() if last else self._reduced.no_sync()
+
+
+class _Called(nn.Module):
+    """A network that is run by its program, which may be compiled."""
+
+    def __init__(self, network: nn.Module, program: Callable[[List[torch.Tensor]], Any]):
+        super().__init__()
+        self.network = network
+        self._program = program
+
+    def forward(self, *fields: torch.Tensor) -> Any:
+        return self._program(list(fields))

@@ -36,14 +36,14 @@ def find_device(config: Configuration, *, simulated: bool = True) -> Optional[De
         return Device(
             "ipu", f"no device: compiles for {_ipus_of(config)} into {config.engine.offline_export}", offline=True
         )
-    asked_by = model_asked_by(config)
+    asked_by = _model_asked_by(config)
     if asked_by is not None:
         return Device(
             "ipu_model", f"Poplar IPU Model, as asked for by {asked_by}: simulated, slow, without cycle counts"
         )
     if poptorch.ipuHardwareIsAvailable(config.ipus):
         return Device("ipu", f"IPU hardware: {_ipus_of(config)}")
-    attached = fewer_attached(config.ipus)
+    attached = _fewer_attached(config.ipus)
     if attached:
         raise ValueError(_too_few(config, attached))
     if config.engine.kind == "auto" and simulated:
@@ -56,7 +56,7 @@ def _device_of_instance(config: Configuration, instance: Instance) -> Device:
     if config.engine.offline_export is not None:
         file = instance.own(config.engine.offline_export)
         return Device("ipu", f"no device: compiles for {_ipus_of(config)} in {number} instances, into {file}", True)
-    asked_by = model_asked_by(config)
+    asked_by = _model_asked_by(config)
     if asked_by is not None:
         raise ValueError(
             f"{config.path}: poprun started {number} instances, and {asked_by} asks for the Poplar IPU Model, which is "
@@ -66,7 +66,7 @@ def _device_of_instance(config: Configuration, instance: Instance) -> Device:
     words = f"{own} IPU{'' if own == 1 else 's'} ({instance.replicas} x {placement.ipus_per_replica})"
     if poptorch.ipuHardwareIsAvailable(own):
         return Device("ipu", f"IPU hardware: {_ipus_of(config)} in {number} instances of {words}")
-    attached = fewer_attached(own)
+    attached = _fewer_attached(own)
     raise ValueError(
         f"{config.path}: instance {instance.rank} of {number} finds no device of {words}, its part of "
         f"{_ipus_of(config)}; "
@@ -76,7 +76,7 @@ def _device_of_instance(config: Configuration, instance: Instance) -> Device:
     )
 
 
-def model_asked_by(config: Configuration) -> Optional[str]:
+def _model_asked_by(config: Configuration) -> Optional[str]:
     """What asks for a simulated device, None if nothing does."""
     if _switched_on("POPTORCH_IPU_MODEL"):  # wins over the small one in PopTorch
         return "POPTORCH_IPU_MODEL"
@@ -89,7 +89,7 @@ def _switched_on(variable: str) -> bool:
     return os.environ.get(variable, "").strip() not in ("", "0")
 
 
-def fewer_attached(wanted: int) -> int:
+def _fewer_attached(wanted: int) -> int:
     """IPUs of the largest device that this process can attach, of those smaller than a device of `wanted` IPUs; 0
     without any.
 
@@ -156,3 +156,20 @@ def refuse_too_many(config: Configuration, replicas: int) -> None:
             f"{_ipus_of(config)} out among processes: poprun --num-instances {instances_for(config)}"
             f" --num-replicas {config.placement.replicas}"
         )
+
+
+class _Inventory(NamedTuple):
+    poptorch: str  # its version
+    attached: int  # IPUs of the largest device, of those no larger than the configuration's
+    architecture: Optional[int]  # of the hardware, 2 for Mk2 and Bow; None without any
+    model_asked_by: Optional[str]  # what asks for a simulated device
+
+
+def inventory(config: Configuration) -> _Inventory:
+    """Raises ValueError in one of several instances that poprun started."""
+    if find_instance(config).instances > 1:
+        raise ValueError(f"{config.path}: poprun started several instances; the check is one process, without poprun")
+    wanted = config.ipus
+    attached = wanted if poptorch.ipuHardwareIsAvailable(wanted) else _fewer_attached(wanted)
+    architecture = int(poptorch.ipuHardwareVersion()) if attached else None
+    return _Inventory(poptorch.__version__, attached, architecture, _model_asked_by(config))

@@ -13,21 +13,14 @@ import torch
 from ipu_packed_bert.data.global_batches import Batch, GlobalBatches
 from ipu_packed_bert.engine.base import Engine, StepResult, micro_batches, saved_by
 from ipu_packed_bert.engine.ipu.devices import Device, refuse_too_many
-from ipu_packed_bert.engine.ipu.executable import (
-    Facts,
-    input_facts,
-    note_of,
-    program_facts,
-    refuse_another,
-    sdk_versions,
-    write_note,
-)
+from ipu_packed_bert.engine.ipu.executable import Facts, input_facts, note_of, program_facts, refuse_another, write_note
 from ipu_packed_bert.engine.ipu.feed import BatchesAhead, Reader
 from ipu_packed_bert.engine.ipu.options import build_optimizer, evaluation_options, training_options
 from ipu_packed_bert.engine.ipu.poprun import find_instance
 from ipu_packed_bert.engine.ipu.program import Predictions, build_program
 from ipu_packed_bert.engine.ipu.sdk import poptorch
-from ipu_packed_bert.engine.ipu.state import fill, moments, plain, same_shapes
+from ipu_packed_bert.engine.ipu.state import fill, moments, plain
+from ipu_packed_bert.model.optimizer import MOMENTS, refuse_other_shapes
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.placement import place
 from ipu_packed_bert.settings.schema import Configuration
@@ -96,7 +89,8 @@ class IpuEngine(Engine):
             accumulation=self.accumulation,
             betas=betas,
             instance=self.instance,
-            versions=sdk_versions(poptorch),
+            # Executables load only where these are the same.
+            versions={"poptorch": poptorch.__version__, "torch": torch.__version__},
         )
         if config.engine.executable is not None:
             refuse_another(self.instance.own(config.engine.executable), self._facts)
@@ -110,7 +104,6 @@ class IpuEngine(Engine):
         )
         self._inference: Dict[str, _Inference] = {}  # by "evaluation" and "prediction", once they were asked for
         self._updates = 0
-        self._cycles: Optional[int] = None
         self._waiting: Optional[Dict[str, Any]] = None  # optimiser state for a program not yet compiled
         self._waiting_rng: Optional[List[int]] = None
         self._host_is_behind = False  # the device has weights that were not read back
@@ -183,9 +176,8 @@ class IpuEngine(Engine):
         self._updates += 1
         self._host_is_behind = True
         self._weights_changed()
-        if self.config.engine.log_cycles and self.device.kind == "ipu":
-            self._cycles = int(self._training.cycleCount())
-        return self._result(outputs, batch, seconds, self._cycles)
+        counted = self.config.engine.log_cycles and self.device.kind == "ipu"
+        return self._result(outputs, batch, seconds, int(self._training.cycleCount()) if counted else None)
 
     def evaluate(self, batch: Batch) -> StepResult:
         outputs, seconds = self._infer("evaluation", batch)
@@ -235,9 +227,6 @@ class IpuEngine(Engine):
     def _weights_changed(self) -> None:
         for program in self._inference.values():
             program.stale = True
-
-    def cycles(self) -> Optional[int]:
-        return self._cycles
 
     def close(self) -> None:
         # An instance that fails alone must not wait for the others on the device: it ends, which frees its IPUs.
@@ -302,10 +291,7 @@ class IpuEngine(Engine):
         """Means over the sequences of the update, of all instances."""
         # One value a replica, or a scalar where there is one: sums over micro-batches either way.
         totals = [float(output.to(torch.float64).sum()) for output in outputs]
-        own = self.task.count(batch)
-        found = self.processes.summed([*totals, *own.values()])
-        sums = dict(zip(self.task.outputs, found))
-        counts = {name: int(count) for name, count in zip(own, found[len(sums) :])}
+        sums, counts = self._summed(totals, batch)
         scaled = {scale: float(batch[scale][0]) * counts[count] for scale, count in self.task.scales.items()}
         return StepResult(self.task.means(sums, counts, scaled), seconds, cycles, counts=counts)
 
@@ -316,16 +302,11 @@ class IpuEngine(Engine):
         parameters = self._parameters()
         state: Dict[str, Any] = {"model": parameters}
         if random is None:
-            held = self._waiting or {"exp_avg": {}, "exp_avg_sq": {}}
-            state["optimizer"] = {
-                "step": self._updates,
-                **{
-                    moment: {
-                        name: held[moment].get(name, torch.zeros_like(p)).clone() for name, p in parameters.items()
-                    }
-                    for moment in ("exp_avg", "exp_avg_sq")
-                },
-            }
+            held = self._waiting or {moment: {} for moment in MOMENTS}
+            state["optimizer"] = {"step": self._updates}
+            for moment in MOMENTS:
+                found = {name: held[moment].get(name, torch.zeros_like(each)) for name, each in parameters.items()}
+                state["optimizer"][moment] = {name: tensor.clone() for name, tensor in found.items()}
             return state
         state["optimizer"] = {"step": self._updates, **moments(self._optimizer.state_dict()["ipu_state"], parameters)}
         state["ipu_random"] = random
@@ -363,11 +344,9 @@ class IpuEngine(Engine):
 
     def load_state(self, state: Dict[str, Any]) -> None:
         parameters = dict(self._network.named_parameters())
-        for part, tensors in (
-            ("model", state["model"]),
-            *((m, state["optimizer"][m]) for m in ("exp_avg", "exp_avg_sq")),
-        ):
-            same_shapes(part, tensors, parameters)
+        refuse_other_shapes("model state", state["model"], parameters)
+        for moment in MOMENTS:
+            refuse_other_shapes(f"optimizer state: {moment}", state["optimizer"][moment], parameters)
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(state["model"][name])

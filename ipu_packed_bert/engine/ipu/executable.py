@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
-import torch
-
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.ipu.poprun import Instance
 from ipu_packed_bert.settings.reader import plain, shown
@@ -98,8 +96,3 @@ def refuse_another(executable: str, facts: Facts) -> None:
 
 def _before(compiled: Fields, name: str) -> str:
     return shown(compiled.any(name))[:200] if name in compiled else "of another version"
-
-
-def sdk_versions(poptorch: Any) -> Dict[str, str]:
-    """Executables load only where these are the same."""
-    return {"poptorch": poptorch.__version__, "torch": torch.__version__}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Optional, Tuple
 
 import torch
+
+from ipu_packed_bert.model.optimizer import MOMENTS
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -15,7 +17,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # PopART's names of an optimiser's tensors: a prefix, three underscores and the weight's name in the compiled model.
-_MOMENTS = {"Accl1": "exp_avg", "Accl2": "exp_avg_sq"}
+_MOMENTS = dict(zip(("Accl1", "Accl2"), MOMENTS))
 
 
 def _weight_of(key: str, names: Iterable[str]) -> Tuple[str, Optional[str]]:
@@ -54,15 +56,3 @@ def fill(device: Dict[str, torch.Tensor], state: Dict[str, Any]) -> None:
             device[key] = state[_MOMENTS[prefix]][name].to(tensor.dtype).reshape(tensor.shape).clone()
         elif prefix == "Step":
             device[key] = torch.full_like(tensor, state["step"])
-
-
-def same_shapes(part: str, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> None:
-    """Raise ValueError where names or shapes of a state's tensors are not those of the model."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wrong = sorted(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
-    if wrong:
-        raise ValueError(
-            f"{part} of {wrong[0]} is {found.get(wrong[0])} in the checkpoint, {wanted.get(wrong[0])} in the model"
-            f" ({len(wrong)} differ); load it into the model it was saved from"
-        )

@@ -42,13 +42,8 @@ def test_both_files_load_and_hold_what_the_paper_says(tmp_path):
 
 def test_a_stated_schedule_shrinks_with_the_steps(tmp_path):
     data, out = tiny_data(tmp_path / "data"), tmp_path / "configs"
-    assert (
-        run_main(
-            adjust.main,
-            ["--config", str(unpacked(tmp_path, schedule_steps=24)), "--data", str(data), "--out", str(out)],
-        )
-        == 0
-    )
+    origin = unpacked(tmp_path, schedule_steps=24)
+    assert run_main(adjust.main, f"--config {origin} --data {data} --out {out}".split()) == 0
     divided, betas = load_config(out / "packed_tiny_accumulation.yml"), load_config(out / "packed_tiny_betas.yml")
     assert divided.schedule_steps == 24 and betas.run.steps <= betas.schedule_steps <= 2 * betas.run.steps < 24
 
@@ -66,14 +61,8 @@ def test_what_cannot_be_adjusted_is_one_line(tmp_path, capsys, depth, complaint)
 
 
 def test_no_file_is_overwritten(tmp_path, capsys):
-    arguments = [
-        "--config",
-        str(unpacked(tmp_path)),
-        "--data",
-        str(tiny_data(tmp_path / "data")),
-        "--out",
-        str(tmp_path / "configs"),
-    ]
+    origin, data = unpacked(tmp_path), tiny_data(tmp_path / "data")
+    arguments = f"--config {origin} --data {data} --out {tmp_path / 'configs'}".split()
     assert run_main(adjust.main, arguments) == 0
     former = (tmp_path / "configs" / "packed_tiny_betas.yml").read_bytes()
     assert run_main(adjust.main, arguments) == 2

@@ -21,7 +21,13 @@ from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from tests.tolerances import assert_same
 
-QUICK = ["--size", "tiny", "--rounds", "7"]
+
+def options_of(folder, counts, more):
+    """Of sequences of at most 64 tokens. counts: "LENGTH,COUNT ..."."""
+    lengths = folder / "lengths.csv"
+    lengths.write_text("\n".join(["length,count", *counts.split(), ""]), encoding="utf-8")
+    options = f"--size tiny --rounds 7 --histogram {lengths} --max-sequence-length 64 --vocabulary-size 50 {more}"
+    return options.split()
 
 
 @pytest.fixture(scope="module")
@@ -97,21 +103,7 @@ def test_shares_of_several_processes_are_the_whole_work(work):
 
 
 def test_two_ranks_share_the_work_and_one_reports(capfd, tmp_path):
-    lengths = tmp_path / "lengths.csv"
-    lengths.write_text("length,count\n40,6\n24,6\n", encoding="utf-8")
-    options = [
-        "--size",
-        "tiny",
-        "--rounds",
-        "7",
-        "--histogram",
-        str(lengths),
-        "--max-sequence-length",
-        "64",
-        "--vocabulary-size",
-        "50",
-    ]
-    options += ["--packs", "2", "--micro-batch", "1", "--precision", "float32", "--threads", "1", "--ranks", "2"]
+    options = options_of(tmp_path, "40,6 24,6", "--packs 2 --micro-batch 1 --precision float32 --threads 1 --ranks 2")
     assert main(options + ["--json"]) == 0
     found = json.loads(capfd.readouterr().out)["measurements"]
     assert [(each["ranks"], each["packing_factor"]) for each in found] == [(2, 2.0)] and found[0]["speed_up"] > 0
@@ -120,21 +112,9 @@ def test_two_ranks_share_the_work_and_one_reports(capfd, tmp_path):
 def test_longer_rows_have_stretched_sequences_and_both_attentions_on_the_unpacked_side(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(SIZES, "tiny", (16, 1, 2, 16))
     monkeypatch.setitem(VARLEN_FROM, torch.float32, 128)
-    lengths = tmp_path / "lengths.csv"
-    lengths.write_text("length,count\n40,6\n24,6\n", encoding="utf-8")  # every pack is 40 + 24
-    options = [
-        "--size",
-        "tiny",
-        "--rounds",
-        "7",
-        "--histogram",
-        str(lengths),
-        "--max-sequence-length",
-        "64",
-        "--vocabulary-size",
-        "50",
-    ]
-    options += ["--packs", "2", "--precision", "float32", "--threads", "1", "--slots", "64,128", "--json"]
+    options = options_of(
+        tmp_path, "40,6 24,6", "--packs 2 --precision float32 --threads 1 --slots 64,128 --json"
+    )  # every pack is 40 + 24
     assert main(options) == 0
     found = json.loads(capsys.readouterr().out)["measurements"]
     assert [(each["slots"], each["attention"]["packed"], each["attention"]["unpacked"]) for each in found] == [
@@ -147,21 +127,7 @@ def test_longer_rows_have_stretched_sequences_and_both_attentions_on_the_unpacke
 
 def test_command(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(SIZES, "tiny", (16, 1, 2, 16))
-    lengths = tmp_path / "lengths.csv"
-    lengths.write_text("length,count\n64,5\n40,9\n24,9\n", encoding="utf-8")
-    options = [
-        "--size",
-        "tiny",
-        "--rounds",
-        "7",
-        "--histogram",
-        str(lengths),
-        "--max-sequence-length",
-        "64",
-        "--vocabulary-size",
-        "50",
-    ]
-    options += ["--packs", "2", "--precision", "float32", "--threads", "1", "--packer", "spfhp"]
+    options = options_of(tmp_path, "64,5 40,9 24,9", "--packs 2 --precision float32 --threads 1 --packer spfhp")
     assert main(options + ["--json"]) == 0
     output = json.loads(capsys.readouterr().out)
     (figures,) = output["measurements"]
@@ -174,21 +140,9 @@ def test_command(capsys, monkeypatch, tmp_path):
 
 def test_dense_and_varlen_go_over_the_same_packs_at_each_length(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(SIZES, "tiny", (16, 1, 2, 16))
-    lengths = tmp_path / "lengths.csv"
-    lengths.write_text("length,count\n40,6\n24,6\n", encoding="utf-8")  # every pack is 40 + 24
-    options = [
-        "--size",
-        "tiny",
-        "--rounds",
-        "7",
-        "--histogram",
-        str(lengths),
-        "--max-sequence-length",
-        "64",
-        "--vocabulary-size",
-        "50",
-    ]
-    options += ["--packs", "2", "--micro-batch", "2", "--threads", "1", "--packer", "spfhp"]
+    options = options_of(
+        tmp_path, "40,6 24,6", "--packs 2 --micro-batch 2 --threads 1 --packer spfhp"
+    )  # every pack is 40 + 24
     assert main(options + ["--precision", "both", "--lengths", "64,128", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)["comparisons"]
     assert [(each["slots"], each["precision"], each["dense_attention"]) for each in figures] == [

@@ -66,25 +66,24 @@ def weights_of(run):
 
 
 def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
+    run = tmp_path / "run"
     config = written(tmp_path, checkpoint, run={"evaluate_every": 2})
-    assert command("--config", config, "--out", tmp_path / "run") == 0
+    assert command("--config", config, "--out", run) == 0
     out = capsys.readouterr().out
     assert "initialised, not in the checkpoint: qa_outputs" in out and "held out after step 2: exact" in out
-    records = read_log(tmp_path / "run" / "log.jsonl")
+    records = read_log(run / "log.jsonl")
     assert [record["step"] for record in records] == list(range(1, len(records) + 1))
     epoch = [record["sequences"] for record in records[: len(records) // 2]]
     assert (
         sum(epoch)
         == sum(record["sequences"] for record in records[len(records) // 2 :])
-        == json.loads((tmp_path / "run" / "environment.json").read_text())["data"]["sequences"]
+        == json.loads((run / "environment.json").read_text())["data"]["sequences"]
     )
     assert all(record["sequences"] >= record["packs"] for record in records) and any(
         record["sequences"] > record["packs"] for record in records
     )
-    assert [record["step"] for record in evaluations(tmp_path / "run")] == sorted(
-        {*range(2, len(records), 2), len(records)}
-    )
-    predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
+    assert [record["step"] for record in evaluations(run)] == sorted({*range(2, len(records), 2), len(records)})
+    predictions = json.loads((run / "predictions.json").read_text())
     assert list(predictions) == [f"q{number}" for number in range(20)]
     content = json.loads((tmp_path / "train.json").read_text())
     answers = {
@@ -93,26 +92,26 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
         for paragraph in article["paragraphs"]
         for entry in paragraph["qas"]
     }
-    scores = evaluations(tmp_path / "run")[-1]
+    scores = evaluations(run)[-1]
     assert {name: scores[name] for name in ("exact", "f1")} == {
         name: score_answers(predictions, answers)[name] for name in ("exact", "f1")
     }
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json.loads((run / "summary.json").read_text())
     assert summary["task"] == "squad" and summary["steps"] == len(records)
     assert {name: summary["held_out"][name] for name in ("exact", "f1")} == {
         name: scores[name] for name in ("exact", "f1")
     }
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    environment = json.loads((run / "environment.json").read_text())
     assert environment["seed"] == 3 and environment["data"]["algorithm"] == "spfhp"
-    assert yaml.safe_load((tmp_path / "run" / "config.yml").read_text())["data"]["training"] == str(
+    assert yaml.safe_load((run / "config.yml").read_text())["data"]["training"] == str(
         (tmp_path / "train.json").resolve()
     )
     # Two more epochs, and the exported model is the new one.
     from ipu_packed_bert.model.hugging_face import read_folder
 
-    before = read_folder(tmp_path / "run" / "model").weights
+    before = read_folder(run / "model").weights
     updates = len(records)
-    assert command("--resume", tmp_path / "run", "--set", "run.epochs=4") == 2
+    assert command("--resume", run, "--set", "run.epochs=4") == 2
     error = capsys.readouterr().err
     assert (
         f"run.epochs is 4, {2 * updates} updates; optimizer.schedule_steps is {updates}" in error
@@ -120,32 +119,33 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     )
     longer = f"optimizer.schedule_steps={2 * updates}"
     assert longer in error
-    assert command("--resume", tmp_path / "run", "--set", "run.epochs=4", "--set", longer) == 0
-    rates = [record["learning_rate"] for record in read_log(tmp_path / "run" / "log.jsonl")]
+    assert command("--resume", run, "--set", "run.epochs=4", "--set", longer) == 0
+    rates = [record["learning_rate"] for record in read_log(run / "log.jsonl")]
     assert rates[:updates] == [record["learning_rate"] for record in records]
     assert (
         f"update {updates + 1} has a learning rate of {rates[updates]:.3g}, it would have been 0"
         in capsys.readouterr().out
     )
-    after = read_folder(tmp_path / "run" / "model").weights
-    assert set(after) == set(weights_of(tmp_path / "run")) and not torch.equal(
+    after = read_folder(run / "model").weights
+    assert set(after) == set(weights_of(run)) and not torch.equal(
         before["qa_outputs.weight"], after["qa_outputs.weight"]
     )
-    assert torch.equal(after["qa_outputs.weight"], weights_of(tmp_path / "run")["qa_outputs.weight"])
-    assert not (tmp_path / "run" / "model.partial").exists()
+    assert torch.equal(after["qa_outputs.weight"], weights_of(run)["qa_outputs.weight"])
+    assert not (run / "model.partial").exists()
     # A second run is not written over the first.
-    assert command("--config", config, "--out", tmp_path / "run") == 2
+    assert command("--config", config, "--out", run) == 2
     assert "holds a run already" in capsys.readouterr().err
 
 
 def test_it_learns(tmp_path, checkpoint):
     """The first word of a text says its class: learnt in packs to more than the third that guessing gives."""
+    run = tmp_path / "run"
     config = written(
         tmp_path, checkpoint, "single_label", run={"epochs": 40, "export": False}, batch={"micro_batch": 8}
     )
-    assert command("--config", config, "--out", tmp_path / "run") == 0
-    assert evaluations(tmp_path / "run")[-1]["accuracy"] > 55.0
-    labels = [each["prediction"] for each in json.loads((tmp_path / "run" / "predictions.json").read_text())]
+    assert command("--config", config, "--out", run) == 0
+    assert evaluations(run)[-1]["accuracy"] > 55.0
+    labels = [each["prediction"] for each in json.loads((run / "predictions.json").read_text())]
     assert len(labels) == 40 and set(labels) <= {"0", "1", "2"}
 
 
@@ -223,6 +223,7 @@ def test_a_resumed_run_says_that_the_file_of_its_own_task_was_changed(tmp_path, 
 
 
 def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, capsys, monkeypatch):
+    run = tmp_path / "run"
     config = written(tmp_path, checkpoint, run={"export": False, "checkpoint_every": 1, "evaluate_every": 1})
     step = HostEngine.step
 
@@ -235,11 +236,11 @@ def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, cap
 
     with monkeypatch.context() as patched:
         patched.setattr(HostEngine, "step", breaking)
-        assert command("--config", config, "--out", tmp_path / "run", "--set", "optimizer.warmup_fraction=0.0") == 3
+        assert command("--config", config, "--out", run, "--set", "optimizer.warmup_fraction=0.0") == 3
     error = capsys.readouterr().err
     assert error.startswith("error: update 3: the held-out loss after it is nan") and error.count("\n") == 1
-    assert load_checkpoint(newest_checkpoint(tmp_path / "run" / "checkpoints")).step == 2
-    assert command("--resume", tmp_path / "run") == 0
+    assert load_checkpoint(newest_checkpoint(run / "checkpoints")).step == 2
+    assert command("--resume", run) == 0
 
 
 @pytest.mark.parametrize(
@@ -290,13 +291,14 @@ def test_every_start(tmp_path, checkpoint, form):
 
 @pytest.mark.parametrize("task", KINDS)
 def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task):
+    run = tmp_path / "run"
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     config = written(tmp_path, checkpoint, task)
-    assert command("--config", config, "--out", tmp_path / "run") == 0
-    made = prepare(load_config(tmp_path / "run" / "config.yml"))
-    made.engine.load_state(load_checkpoint(newest_checkpoint(tmp_path / "run" / "checkpoints")).engine)
+    assert command("--config", config, "--out", run) == 0
+    made = prepare(load_config(run / "config.yml"))
+    made.engine.load_state(load_checkpoint(newest_checkpoint(run / "checkpoints")).engine)
     outputs = outputs_of(made)
-    theirs = getattr(transformers, made.task.architecture).from_pretrained(str(tmp_path / "run" / "model")).eval()
+    theirs = getattr(transformers, made.task.architecture).from_pretrained(str(run / "model")).eval()
     inputs, starts = made.task.evaluation, np.cumsum(made.task.evaluation.lengths)
     for number in range(0, len(inputs), 7):
         tokens = slice(int(starts[number] - inputs.lengths[number]), int(starts[number]))
@@ -310,32 +312,26 @@ def test_exported_it_scores_the_same_in_transformers(tmp_path, checkpoint, task)
         )
         assert float((torch.from_numpy(outputs[number]) - expected).abs().max()) < 1e-4
     # `export` writes the same folder, from what the run has kept.
-    assert run_main(export.main, [str(tmp_path / "run"), str(tmp_path / "exported")]) == 0
+    assert run_main(export.main, [str(run), str(tmp_path / "exported")]) == 0
     for name in ("config.json", "model.safetensors", "vocab.txt"):
-        assert (tmp_path / "exported" / name).read_bytes() == (tmp_path / "run" / "model" / name).read_bytes()
+        assert (tmp_path / "exported" / name).read_bytes() == (run / "model" / name).read_bytes()
     # Ours evaluates it too, without training, and from another table only what that asks for.
     again = load_config(config, ["data.training=null", f"model.checkpoint={tmp_path / 'run' / 'model'}"])
     (tmp_path / "again.yml").write_text(again.to_yaml())
     assert command("--config", tmp_path / "again.yml", "--out", tmp_path / "again") == 0
-    assert (tmp_path / "again" / "predictions.json").read_bytes() == (
-        tmp_path / "run" / "predictions.json"
-    ).read_bytes()
+    assert (tmp_path / "again" / "predictions.json").read_bytes() == (run / "predictions.json").read_bytes()
     scores = [evaluations(tmp_path / name)[-1] for name in ("run", "again")]
     metrics = set(scores[0]) - {"step", "seconds"}
     assert len(metrics) > 2 and all(scores[0][name] == scores[1][name] for name in metrics)
 
 
 def test_files_without_labels_are_answered_and_not_scored(tmp_path, checkpoint):
+    run = tmp_path / "run"
     config = written(tmp_path, checkpoint, "single_label")
     (tmp_path / "new.csv").write_text("text\nriver stone\ncastle\n")
-    assert (
-        command(
-            "--config", config, "--out", tmp_path / "run", "--data-dir", tmp_path, "--set", "data.evaluation=new.csv"
-        )
-        == 0
-    )
-    assert len(json.loads((tmp_path / "run" / "predictions.json").read_text())) == 2
-    assert "accuracy" not in evaluations(tmp_path / "run")[-1]
+    assert command("--config", config, "--out", run, "--data-dir", tmp_path, "--set", "data.evaluation=new.csv") == 0
+    assert len(json.loads((run / "predictions.json").read_text())) == 2
+    assert "accuracy" not in evaluations(run)[-1]
 
 
 def test_paragraphs_of_the_training_file_are_left_out(tmp_path, checkpoint):

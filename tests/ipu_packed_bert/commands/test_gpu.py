@@ -90,7 +90,7 @@ def test_other_work_is_exit_status_1_in_one_line(monkeypatch, tmp_path, capsys):
     def wrong(*_, **__):
         raise AssertionError("one does other work")
 
-    monkeypatch.setattr(gpu, "benchmark", wrong)
+    monkeypatch.setattr(gpu, "_benchmark", wrong)
     assert run_main(gpu.main, ["--device", "cpu", "--json", str(tmp_path / "gpu.json")]) == 1
     assert capsys.readouterr().err == "error: one does other work\n" and not (tmp_path / "gpu.json").exists()
 
@@ -153,16 +153,7 @@ def test_the_command_writes_one_json_and_prints_one_table(capsys, monkeypatch, t
     options = ["--device", "cpu", *TINY, "--histogram", str(lengths), "--max-sequence-length", "64"]
     assert gpu.main([*options, "--json", str(out)]) == 0
     found = json.loads(out.read_text())
-    assert set(found) == {
-        "format",
-        "machine",
-        "tests",
-        "model",
-        "packing",
-        "work",
-        "layouts",
-        "not_measured",
-    }
+    assert set(found) == {"format", "machine", "tests", "model", "packing", "work", "layouts", "not_measured"}
     assert found["tests"] is None and found["machine"]["device"] == "CPU" and found["packing"]["slots"] == 64
     names = [row["name"] for row in found["layouts"]]
     assert names[:3] == [PACKED, DENSE, UNPACKED]
@@ -189,7 +180,7 @@ def test_tests_that_cannot_run_are_said(capsys, monkeypatch):
 
 def test_options_that_contradict_each_other():
     with pytest.raises(ValueError, match="multiple of --micro-batch"):
-        gpu.parse(["--packs", "3", "--micro-batch", "2"])
+        gpu.main(["--packs", "3", "--micro-batch", "2"])
 
 
 def test_an_interpreter_without_the_packages_is_one_line():

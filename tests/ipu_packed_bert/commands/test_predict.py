@@ -186,12 +186,7 @@ def test_labels_are_read_to_score_alone(models, tmp_path, capsys):
             ["line 2: question is 1; must be a text", "line 3: context is missing"],
         ),
         ("single_label", "long.csv", "text\n" + 2 * ("river " * 90 + "\n"), ["line 2: 90 tokens, the", "line 3: 90"]),
-        (
-            "tokens",
-            "long.conll",
-            2 * ("river\n" * 70 + "\n"),
-            ["line 1: 70 tokens, the rows have", "line 72"],
-        ),
+        ("tokens", "long.conll", 2 * ("river\n" * 70 + "\n"), ["line 1: 70 tokens, the rows have", "line 72"]),
     ],
 )
 def test_damaged_records_are_a_line_each(models, tmp_path, capsys, kind, name, text, messages):
@@ -262,7 +257,7 @@ def test_interrupted_it_leaves_what_was_there(models, tmp_path, capsys, monkeypa
     assert run(models["regression"], file, "regression", "--output", output) == 2
     assert "exists; name another file, or add --overwrite" in capsys.readouterr().err
     assert run(models["regression"], file, "regression", "--output", file, "--overwrite") == 2
-    assert "is what is to be answered" in capsys.readouterr().err
+    assert "is what is to be read" in capsys.readouterr().err
     # Nor are answers written that are no numbers.
     monkeypatch.setattr(HostEngine, "predict", lambda engine, batch: np.full((4, SLOTS, 1), np.nan, np.float32))
     assert run(models["regression"], file, "regression", "--output", output, "--overwrite") == 3
@@ -280,7 +275,7 @@ def test_interrupted_it_leaves_what_was_there(models, tmp_path, capsys, monkeypa
         (["--set", "data.evaluation=other.csv"], "--set data.evaluation=...: is of training and changes no answer"),
         (["--set", "batch.sequences_per_update=8"], "batch.sequences_per_update=...: is of training"),
         (["--set", "run.seed=7"], "--set run.seed=...: is of training"),
-        (["--output", "no/such/folder"], "no/such is no folder"),
+        (["--output", "no/such/folder"], "there is no folder no/such"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(models, tmp_path, capsys, more, message):

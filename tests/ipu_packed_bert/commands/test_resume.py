@@ -114,20 +114,6 @@ def test_after_a_signal(tiny, undisturbed, tmp_path, monkeypatch, capsys, number
     assert results(folder) == results(undisturbed)
 
 
-def test_the_test_notices_a_lost_random_stream(tiny, undisturbed, tmp_path, monkeypatch):
-    """With dropout, forgetting the state of the random stream must show."""
-    folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        stop_at(patch, 5, signal.SIGTERM)
-        pretrain.main(["--config", tiny, "--out", str(folder)])
-    original = HostEngine.load_state
-    monkeypatch.setattr(HostEngine, "load_state", lambda engine, state: original(engine, {**state, "random": {}}))
-    pretrain.main(["--resume", str(folder)])
-    mine, theirs = read_log(folder / LOG), read_log(undisturbed / LOG)
-    assert [record["loss"] for record in mine[:5]] == [record["loss"] for record in theirs[:5]]
-    assert [record["loss"] for record in mine[5:]] != [record["loss"] for record in theirs[5:]]
-
-
 def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys):
     """A second run or resumption, started while the first one trains, is refused; the first one is undisturbed."""
     folder, original, met = tmp_path / "run", HostEngine.step, []

@@ -9,12 +9,13 @@ import torch
 
 from ipu_packed_bert.commands.pretrain import parse
 from ipu_packed_bert.engine import choose_engine
-from ipu_packed_bert.engine.host.estimate import duration, product_rate, whole_lines
+from ipu_packed_bert.engine.host.devices import product_rate, whole_lines
 from ipu_packed_bert.planning.plan import host_needs, plan
 from ipu_packed_bert.settings.pretraining import load_config
 from ipu_packed_bert.training.pretraining import for_this_machine
 from pack_data.cli.command import run_main
 from tests.fakes.cuda import pretend
+from tests.refusals import refused
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 POD16 = CONFIGS / "packed_phase2_pod16.yml"
@@ -39,9 +40,8 @@ def test_without_ipus_a_gpu_comes_before_the_cpu_and_is_named(monkeypatch):
 
 
 def test_a_configuration_for_gpus_is_refused_in_one_line_where_none_is():
-    with pytest.raises(ValueError, match="engine.device=cpu") as caught:
+    with refused("engine.device=cpu"):
         choose_engine(load_config(CONFIGS / "packed_phase2_gpu1.yml"))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("gpu", [True, False])
@@ -70,16 +70,11 @@ def test_memory_and_hours_follow_from_the_plan(monkeypatch):
     # BERT-large, about 6 x 336 M x 512 FLOP a pack, 8,192 packs an update: half of it in multiply-adds.
     per_pack = needs.multiply_adds / (8192 * 2137)
     assert per_pack == pytest.approx(3 * 305e6 * 512, rel=0.15)
-    fast, slow = (whole_lines(made, cpu, rate=rate)[1] for rate in (1e15, 1e12))
-    hours = needs.multiply_adds / (0.5 * 1e15) / 3600
-    assert duration(hours) in fast and fast != slow
-    monkeypatch.setattr("ipu_packed_bert.engine.host.estimate.memory_here", lambda device: 1 << 30)
+    for hours, text in ((7.06, "7.1 hours"), (49.0, "2.0 days"), (24 * 365.25 * 3, "3.0 years")):
+        assert f" {text} for" in whole_lines(made, cpu, rate=needs.multiply_adds / (0.5 * 3600 * hours))[1]
+    monkeypatch.setattr("ipu_packed_bert.engine.host.devices.memory_here", lambda device: 1 << 30)
     assert "more than there is" in whole_lines(made, cpu, rate=1e12)[0]
     assert product_rate(cpu, made.config.engine, size=32) > 0
-
-
-def test_durations_in_the_unit_that_a_person_takes():
-    assert [duration(hours) for hours in (7.06, 49.0, 24 * 365.25 * 3)] == ["7.1 hours", "2.0 days", "3.0 years"]
 
 
 def test_whole_is_for_a_new_run():

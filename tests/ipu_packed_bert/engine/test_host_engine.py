@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 
 import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.engine import build_engine, choose_engine
-from ipu_packed_bert.engine.host import HostEngine, pick_attention
+from ipu_packed_bert.engine.host import pick_attention
 from ipu_packed_bert.engine.host.engine import _Program
 from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.model.packed import BATCH_FIELDS
@@ -18,6 +16,7 @@ from ipu_packed_bert.settings.pretraining import BatchConfig, Config, OptimizerC
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.packed_examples import lay_out, with_scales
 from tests.pretraining import count, host_engine, initial_network
+from tests.refusals import refused
 from tests.tiny_runs import TINY
 from tests.tolerances import assert_same
 from tests.update_batches import SLOTS, change, make_batches
@@ -228,9 +227,8 @@ def test_what_is_refused():
         engine.step({name: values for name, values in batch.items() if name != "positions"}, 1e-2)
     state = engine.state()
     state["model"]["cls.predictions.bias"] = torch.zeros(5)
-    with pytest.raises(ValueError, match="model state of cls.predictions.bias is") as caught:
+    with refused("model state of cls.predictions.bias is"):
         engine.load_state(state)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -257,18 +255,6 @@ def test_too_little_memory_names_the_settings_that_decide_it(monkeypatch):
         ) as caught:
             call()
         assert "\n" not in str(caught.value) and "engine.recompute_layers=true" in str(caught.value)
-
-
-def test_missing_sdk_is_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "poptorch", None)  # as if it were not installed
-    for name in [name for name in sys.modules if name.startswith("ipu_packed_bert.engine.ipu")]:
-        monkeypatch.delitem(sys.modules, name)
-    config = change(CONFIG, engine={"kind": "ipu"})
-    with pytest.raises(ValueError, match="Poplar SDK") as caught:
-        choose_engine(config)
-    assert "\n" not in str(caught.value) and "--engine host" in str(caught.value)
-    assert choose_engine(CONFIG).kind == "host"
-    assert isinstance(build_engine(CONFIG, Pretraining(CONFIG), choose_engine(CONFIG), packing_factor=1.0), HostEngine)
 
 
 def test_without_next_sentence_prediction():

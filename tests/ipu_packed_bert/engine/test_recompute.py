@@ -9,6 +9,7 @@ from ipu_packed_bert.engine.host.engine import _Program
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config
 from ipu_packed_bert.settings.schema import ModelConfig
 from tests.pretraining import host_engine
+from tests.refusals import refused
 from tests.tiny_runs import TINY
 from tests.update_batches import change, make_batches
 
@@ -85,9 +86,8 @@ def test_compiled_it_is_still_one_graph(monkeypatch):
     config = change(CONFIG, model={"hidden_dropout": 0.0, "attention_dropout": 0.0, "num_layers": 2})
     compiled = change(recomputing(config, True), engine={"compile": True})
     if not hasattr(torch, "compiler"):
-        with pytest.raises(ValueError, match="engine.compile") as caught:
+        with refused("engine.compile"):
             host_engine(compiled, device="cpu")
-        assert "\n" not in str(caught.value)
         return
     (batch,) = make_batches(1, depth=3, micro_batch=2)
     found = [host_engine(each, device="cpu") for each in (config, compiled)]

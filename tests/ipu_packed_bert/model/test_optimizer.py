@@ -261,16 +261,6 @@ def test_a_constant_rate_goes_on_after_its_schedule():
     assert problem.startswith("run.steps is 9; optimizer.schedule_steps is 4")
 
 
-@given(steps=st.integers(1, 500), fraction=st.floats(0, 1))
-def test_schedule_rises_to_the_peak_and_falls(steps, fraction):
-    config = Config(optimizer=OptimizerConfig(learning_rate=2.0, warmup_fraction=fraction), run=RunConfig(steps=steps))
-    rates = [learning_rate(step, config) for step in range(steps)]
-    assert max(rates) == 2.0 and min(rates) > 0.0
-    peak = rates.index(2.0)
-    assert rates[: peak + 1] == sorted(rates[: peak + 1]) and rates[peak:] == sorted(rates[peak:], reverse=True)
-    assert round(fraction * steps) <= peak + 1
-
-
 @given(steps=st.integers(1, 200), more=st.integers(0, 50), fraction=st.floats(0, 1))
 def test_fewer_steps_leave_the_schedule_as_it_is(steps, more, fraction):
     whole = Config(

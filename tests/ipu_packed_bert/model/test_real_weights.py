@@ -107,11 +107,7 @@ def furthest(network, mask, sentences, fields, where):
 
 @pytest.mark.parametrize(
     "attention, dtype, allowed",
-    [
-        ("eager", torch.float32, 1e-5),
-        ("sdpa", torch.float32, 1e-5),
-        ("eager", torch.float64, 1e-12),
-    ],
+    [("eager", torch.float32, 1e-5), ("sdpa", torch.float32, 1e-5), ("eager", torch.float64, 1e-12)],
 )
 def test_in_a_pack_as_alone(pretrained, sentences, attention, dtype, allowed):
     fields, where = packs_of(sentences)

@@ -13,6 +13,7 @@ pytest.importorskip("transformers", minversion="4.57", reason="for models of Tra
 
 from ipu_packed_bert.padding_free import attention  # noqa: E402
 from ipu_packed_bert.padding_free.attention import Settings, attend_row, padding_free_attention  # noqa: E402
+from tests.refusals import refused
 
 HEADS, WIDTH = 4, 8
 
@@ -125,9 +126,8 @@ LAYER = SimpleNamespace(is_causal=True)
 
 def test_boundaries_of_another_row_are_refused():
     heads = heads_of(10)
-    with pytest.raises(ValueError, match="must rise from 0 to 10") as caught:
+    with refused("must rise from 0 to 10"):
         padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries_of([3, 4]))
-    assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="same boundaries for both"):
         padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries_of([3, 7]), cu_seq_lens_k=boundaries_of([4, 6]))
 
@@ -141,9 +141,8 @@ def test_boundaries_of_another_row_are_refused():
     ],
 )
 def test_what_it_does_not_compute_is_refused(given_, match):
-    with pytest.raises(ValueError, match=match) as caught:
+    with refused(match):
         padding_free_attention(LAYER, *heads_of(10), cu_seq_lens_q=boundaries_of([3, 7]), **given_)
-    assert "\n" not in str(caught.value)
 
 
 def test_boundaries_that_change_in_place_are_read_again():

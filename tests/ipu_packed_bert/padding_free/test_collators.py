@@ -12,12 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipu_packed_bert.padding_free import collators
-from ipu_packed_bert.padding_free.collators import (
-    Batches,
-    PaddingCollator,
-    PaddingFreeCollator,
-    same_example,
-)
+from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator, PaddingFreeCollator
 from ipu_packed_bert.padding_free.update import accumulate, mean_loss
 from pack_data.batching.plans import WAYS, BatchOptions
 from tests.padding_free_models import CONFIGS, a_model, examples_of, some_examples, token_losses
@@ -95,7 +90,7 @@ def test_rows_of_one_shape_have_the_same_losses(kind, attention):
 
 def test_the_mask_by_hand():
     """Examples of two, one and two tokens."""
-    mask = same_example(torch.tensor([[0, 1, 0, 0, 1]]))
+    mask = PaddingFreeCollator(a_model())(some_examples(4, [2, 1, 2]))["attention_mask"]
     assert mask.int().tolist() == [
         [[[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]]
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ipu_packed_bert.padding_free import choice, matrix
-from ipu_packed_bert.padding_free.families import FAMILIES
+from ipu_packed_bert.padding_free.matrix import FAMILIES
 from pack_data.cli.command import run_main
 from tests.padding_free_models import transformers
 

@@ -20,6 +20,7 @@ from ipu_packed_bert.padding_free.models import choice_of
 from ipu_packed_bert.padding_free.trainers import WAYS_OF_EQUAL_EPOCHS, _lengths_of
 from pack_data.batching.plans import BatchOptions, get_way
 from tests.batching_ways import MSL, drawn
+from tests.refusals import refused
 from tests.tolerances import relative_error
 from tests.trainer_runs import (
     ROW,
@@ -120,14 +121,12 @@ def test_bf16_after_an_evaluation_keeps_our_attention(tmp_path):
 def test_pairs_and_one_answer_a_row_are_refused_in_one_line(tmp_path):
     trainer = a_trainer("trainer", tmp_path)
     trainer.train_dataset = datasets.Dataset.from_list([{"prompt_ids": [3], "chosen_ids": [4], "rejected_ids": [5]}])
-    with pytest.raises(ValueError, match="no input_ids, but prompt_ids, chosen_ids, rejected_ids: pairs") as caught:
+    with refused("no input_ids, but prompt_ids, chosen_ids, rejected_ids: pairs"):
         pack_into(trainer, max_sequence_length=ROW)
-    assert "\n" not in str(caught.value)
     trainer = a_trainer("trainer", tmp_path)
     trainer.model = transformers.AutoModelForSequenceClassification.from_config(trainer.model.config)
-    with pytest.raises(ValueError, match="one answer a row") as caught:
+    with refused("one answer a row"):
         pack_into(trainer, max_sequence_length=ROW)
-    assert "\n" not in str(caught.value)
 
 
 def test_longer_examples_are_cut_or_left_out_and_it_is_said(tmp_path, caplog):

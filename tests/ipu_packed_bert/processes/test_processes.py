@@ -3,7 +3,7 @@
 import pytest
 
 from ipu_packed_bert.commands import finetune, pretrain
-from ipu_packed_bert.processes.ranks import joined, refuse_launcher
+from ipu_packed_bert.processes.ranks import joined, refuse_several
 from pack_data.cli.command import run_main
 
 TORCHRUN = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -41,5 +41,7 @@ def test_one_process_is_one(environment):
         assert (processes.rank, processes.size) == (0, 1)
 
 
-def test_torchrun_under_another_launcher_passes():
-    refuse_launcher({**TORCHRUN, "SLURM_STEP_NUM_TASKS": "2"})
+def test_torchrun_under_another_launcher_passes_where_several_may_run():
+    """Its processes are torchrun's, whatever started them."""
+    with pytest.raises(ValueError, match="every process of torchrun would make all of it"):
+        refuse_several("it", {**TORCHRUN, "SLURM_STEP_NUM_TASKS": "2"})

@@ -6,13 +6,10 @@ import torch
 from tests.fine_tuning_files import tiny_checkpoint, tiny_config, training_file
 from tests.ranks_at_work import Job, at_work, fine_tuned, pretrained
 from tests.tiny_runs import tiny_data
-from tests.tolerances import assert_same
+from tests.tolerances import same_state
 
 # Packs of an update, in micro-batches of one or two; 37 packs make an epoch, so that its last update is incomplete.
-SHAPES = {
-    "six packs": ["batch.micro_batch=1", "batch.gradient_accumulation=9"],
-    "four packs, two at a time": [],
-}
+SHAPES = {"six packs": ["batch.micro_batch=1", "batch.gradient_accumulation=9"], "four packs, two at a time": []}
 SIZES = {"six packs": (1, 2, 3, 4), "four packs, two at a time": (1, 3)}
 STEPS = {"six packs": 8, "four packs, two at a time": 11}
 PACKS = {"six packs": (6, 1), "four packs, two at a time": (4, 1)}  # of the fullest update, of the emptiest
@@ -47,14 +44,6 @@ def found(tmp_path_factory):
         for size in (1, 3):
             jobs.append(Job(f"{kind}, {size}", size, fine_tuned, dict(config=config, steps=3)))
     return at_work(folder, jobs)
-
-
-def same_state(one, several):
-    """Weights and both moments, within 1e-12 of their size."""
-    for part in ("model", "exp_avg", "exp_avg_sq"):
-        expected, found = ({**each["engine"], **each["engine"]["optimizer"]}[part] for each in (one, several))
-        assert expected.keys() == found.keys() and {tensor.dtype for tensor in found.values()} == {torch.float64}
-        assert_same(found=[found[name] for name in expected], expected=expected.values(), dtype=torch.float64)
 
 
 def same_records(one, other):

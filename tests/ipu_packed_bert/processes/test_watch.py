@@ -185,8 +185,7 @@ def poison(engine, monkeypatch, value, what="gradient", at=(1,)):
 
 
 @pytest.mark.parametrize(
-    "what, value",
-    [("gradient", float("nan")), ("gradient", float("-inf")), ("gradient", 1e30), ("loss", float("inf"))],
+    "what, value", [("gradient", float("nan")), ("gradient", float("-inf")), ("gradient", 1e30), ("loss", float("inf"))]
 )
 def test_an_update_that_is_not_finite_changes_nothing_but_the_random_stream(monkeypatch, what, value):
     """1e30 is finite, but its square is not: the norm overflows."""

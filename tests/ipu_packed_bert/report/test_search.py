@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipu_packed_bert.commands import plan as plan_command
-from ipu_packed_bert.commands import plan_search
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.planning.plan import FULLEST_PUBLISHED, plan
 from ipu_packed_bert.report import command, search
@@ -118,7 +117,7 @@ def test_what_is_written_is_what_was_found(where, tmp_path):
         base.write_text((FOLDER / "packed_phase2_pod16.yml").read_text())
     _, _, found = searched("packed_phase2_pod16")
     best, file = found.best[0], tmp_path / "best.yml"
-    plan_search.write(file, base, best, command="x")
+    plan_command.write(file, base, best, command="x")
     written = load_config(file, ["without_ipus=null"])
     assert written.sections == best.config.sections
     assert ("extends" in file.read_text()) == (where == "extends")
@@ -131,7 +130,7 @@ def test_what_is_written_is_what_was_found(where, tmp_path):
 def test_the_command_in_the_file_has_every_option_that_decides_the_plan():
     words = "--search --config packed_phase2_pod4 --set batch.micro_batch=2 --ipus 8 --packing-factor 1.5".split()
     for more in (["--histogram", "squad_1_1_384", "--max-sequence-length", "384"], ["--synthetic", "uniform:n=5"], []):
-        line = plan_search.command_line(plan_search.parse([*words, *more]))
+        line = plan_command.command_line(plan_command.parse([*words, *more]))
         assert line.split() == ["packed-bert", "plan", *words, *more]
 
 

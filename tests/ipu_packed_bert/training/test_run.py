@@ -31,8 +31,8 @@ def callers_of(name):
         ("RunLog", "training/run.py"),
         ("RunEnd", "training/run.py"),
         ("start_lines", "planning/plan.py"),
-        ("resumes_there", "commands/run_options.py"),
-        ("options_without_plan", "commands/run_options.py"),
+        ("_resumes_there", "commands/run_options.py"),
+        ("_options_without_plan", "commands/run_options.py"),
     ],
 )
 def test_what_every_run_does_stands_in_one_file(name, file):

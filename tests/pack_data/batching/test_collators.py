@@ -15,70 +15,8 @@ PAPER = [list(range(10, 14)), list(range(20, 28)), list(range(30, 35)), list(ran
 def test_the_example_of_the_paper():
     """ "Enhancing Training Efficiency Using Packing with Flash Attention", section 3.5."""
     batch = padding_free_batch([{"input_ids": ids} for ids in PAPER])
-    assert batch["input_ids"].tolist() == [
-        [
-            10,
-            11,
-            12,
-            13,
-            20,
-            21,
-            22,
-            23,
-            24,
-            25,
-            26,
-            27,
-            30,
-            31,
-            32,
-            33,
-            34,
-            40,
-            41,
-            42,
-            43,
-            44,
-            45,
-            46,
-            47,
-            48,
-            49,
-            410,
-        ]
-    ]
-    assert batch["labels"].tolist() == [
-        [
-            -100,
-            11,
-            12,
-            13,
-            -100,
-            21,
-            22,
-            23,
-            24,
-            25,
-            26,
-            27,
-            -100,
-            31,
-            32,
-            33,
-            34,
-            -100,
-            41,
-            42,
-            43,
-            44,
-            45,
-            46,
-            47,
-            48,
-            49,
-            410,
-        ]
-    ]
+    assert batch["input_ids"].tolist() == [sum(PAPER, [])]
+    assert batch["labels"].tolist() == [sum(([-100, *ids[1:]] for ids in PAPER), [])]
     assert batch["position_ids"].tolist() == [
         [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
     ]

@@ -7,10 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pack_data.batching.pieces import PieceNumbers, PieceView
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import BatchSampler, IndexBatchSampler
-from pack_data.lengths.overlong import Span
 from tests.batching_ways import MSL, drawn, every_way
 
 
@@ -133,23 +131,19 @@ def test_longer_examples_are_refused_unless_something_else_is_asked_for():
         IndexBatchSampler("Multipack+PosID", [3, 33], BatchOptions(1, MSL))
 
 
-def test_a_number_is_its_piece():
-    numbers = PieceNumbers(examples=7, longest=50)
-    pieces = [
-        (example, Span(start, stop)) for example in (0, 6) for start, stop in [(0, 1), (0, 50), (13, 50), (49, 50)]
-    ]
-    pieces += [(example, None) for example in range(7)]
-    found = {numbers.number(*piece): piece for piece in pieces}
-    assert len(found) == len(pieces) and [numbers.number(example, None) for example in range(7)] == list(range(7))
-    assert all((numbers.example(number), numbers.span(number)) == piece for number, piece in found.items())
-
-
-def test_what_has_a_value_a_token_is_cut_and_the_rest_stays():
-    numbers = PieceNumbers(1, 4)
-    example = {"input_ids": [5, 6, 7, 8], "labels": np.arange(4), "text": "four", "name": [1]}
-    item = PieceView([example], numbers)[numbers.number(0, Span(1, 3))]
-    assert item["input_ids"] == [6, 7] and item["labels"].tolist() == [1, 2]
-    assert item["text"] == "four" and item["name"] == [1] and example["input_ids"] == [5, 6, 7, 8]
+@pytest.mark.parametrize("together", [False, True])
+def test_what_has_a_value_a_token_is_cut_and_the_rest_stays(together):
+    """Every piece of examples that are split is read under its own number."""
+    texts = [np.arange(100 * number, 100 * number + length) for number, length in enumerate((7, 50, 3 * MSL))]
+    dataset = [{"input_ids": text.tolist(), "labels": text, "text": "four", "name": [1]} for text in texts]
+    sampler = IndexBatchSampler("Multipack+PosID", list(map(len, texts)), BatchOptions(2, MSL), longer="split")
+    view, found = sampler.view(dataset), []
+    for numbers in sampler:
+        for item in view.__getitems__(numbers) if together else map(view.__getitem__, numbers):
+            assert item["input_ids"] == item["labels"].tolist() and item["text"] == "four" and item["name"] == [1]
+            found += item["input_ids"]
+    assert sorted(found) == np.concatenate(texts).tolist()
+    assert [len(example["input_ids"]) for example in dataset] == list(map(len, texts))
 
 
 def test_the_view_of_another_data_set_is_refused():

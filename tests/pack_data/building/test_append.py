@@ -1,29 +1,23 @@
 """Adding to a data set: nothing is packed twice, nothing lost, and the proof holds for the whole."""
 
-import os
+import shutil
 
 import numpy as np
 import pytest
 
 from pack_data.build import BuildOptions, build
 from pack_data.build import main as build_main
-from pack_data.building import inputs, stages
 from pack_data.building.existing_data_set import split_overfull
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packing import Packing
 from pack_data.proof import prove
-from pack_data.sequences import digest
 from pack_data.store.data_set import PackStore
 from pack_data.store.packs import disassemble
 from pack_data.verify import verify
-from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.pack_data.text_corpus import Stopped, build_small, content, stop_before_rename, write_corpus
 
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    monkeypatch.setattr(inputs, "PART_CHARACTERS", 6000)
-    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 @pytest.fixture
@@ -57,69 +51,30 @@ def test_only_what_is_new_is_packed_and_the_proof_is_for_all(grown):
     assert prove(packing).lower_bound == after.lower_bound and packing.gap <= 4
 
 
-def test_appending_equals_packing_the_new_files_alone(grown, tmp_path):
-    """What is appended adds up: the digest of the new sequences is the digest of the whole less that of the old."""
-    corpus, data = grown
-    old = sequences_of(data)
-    with build_small(corpus, data, append=True, packer="optimal") as store:
-        assert store.manifest.sequences > len(old)
-        assert (store.manifest.digest - digest(old)) % 2**64 == digest(
-            disassemble(store.schema, store.records(np.arange(store.manifest.packs))).take(
-                np.arange(len(old), store.manifest.sequences)
-            )
-        )
-
-
 def test_a_second_time_there_is_nothing_new(grown):
     corpus, data = grown
     build_small(corpus, data, append=True, packer="optimal").close()
-    files = {path.name: path.read_bytes() for path in data.iterdir()}
+    files = content(data)
     build_small(corpus, data, append=True, packer="optimal").close()
-    assert files == {path.name: path.read_bytes() for path in data.iterdir()}
+    assert files == content(data)
     assert not data.with_name("data.building").exists()
 
 
 def test_stopped_while_appending(grown, monkeypatch):
     corpus, data = grown
-
-    class Stopped(BaseException):
-        pass
-
-    class Renames:
-        """os.replace that counts, and stops the program at one of them."""
-
-        def __init__(self, stop_at=0):
-            self.made, self.stop_at, self.replace = 0, stop_at, os.replace
-
-        def __call__(self, *paths):
-            self.made += 1
-            if self.made == self.stop_at:
-                raise Stopped
-            self.replace(*paths)
-
-    expected, total = None, 0
+    shutil.copytree(data, data.with_name("copy"))
+    with monkeypatch.context() as patch:  # how many renames an undisturbed run makes
+        made = stop_before_rename(patch, 0)
+        build_small(corpus, data.with_name("copy"), append=True, packer="optimal").close()
     for last in (5, 3, 2, 1, 0):  # stopped that many renames before the end: recipe, vocabulary, lengths, manifest
-        if expected is None:
-            # How many renames an undisturbed run makes, on a copy.
-            copy = data.with_name("copy")
-            copy.mkdir()
-            for path in data.iterdir():
-                (copy / path.name).write_bytes(path.read_bytes())
-            renames = Renames()
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "replace", renames)
-                build_small(corpus, copy, append=True, packer="optimal").close()
-            total, expected = renames.made, {path.name: path.read_bytes() for path in copy.iterdir()}
         fresh = data.with_name(f"stopped{last}")
-        fresh.mkdir()
-        for path in data.iterdir():
-            (fresh / path.name).write_bytes(path.read_bytes())
+        shutil.copytree(data, fresh)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", Renames(total - last))
+            stop_before_rename(patch, made[0] - last)
             with pytest.raises(Stopped):
                 build_small(corpus, fresh, append=True, packer="optimal")
         build_small(corpus, fresh, append=True, packer="optimal").close()
-        assert {path.name: path.read_bytes() for path in fresh.iterdir()} == expected
+        assert content(fresh) == content(data.with_name("copy"))
 
 
 def test_a_pack_with_too_many_masked_tokens_is_split_and_nothing_is_lost():
@@ -129,14 +84,9 @@ def test_a_pack_with_too_many_masked_tokens_is_split_and_nothing_is_lost():
     masked = np.zeros(17, int)
     masked[[9, 4, 2]] = 3, 2, 1
     assert split_overfull(packing, masked, 6) == packing
-    assert dict(zip(*[split_overfull(packing, masked, 5).strategies, split_overfull(packing, masked, 5).repeats])) == {
-        (9, 4): 10,
-        (2,): 10,
-    }
-    assert dict(zip(*[split_overfull(packing, masked, 3).strategies, split_overfull(packing, masked, 3).repeats])) == {
-        (9,): 10,
-        (4, 2): 10,
-    }
+    for most, packs in ((5, {(9, 4): 10, (2,): 10}), (3, {(9,): 10, (4, 2): 10})):
+        split = split_overfull(packing, masked, most)
+        assert dict(zip(split.strategies, split.repeats)) == packs
     with pytest.raises(ValueError, match="3 masked tokens"):
         split_overfull(packing, masked, 2)
 
@@ -178,12 +128,12 @@ def test_an_option_that_would_not_be_obeyed_is_refused(grown, tmp_path, monkeypa
     lines = (data / "vocab.txt").read_text().splitlines()
     (tmp_path / "another.txt").write_text("\n".join(lines[:-1]) + "\n")
     (tmp_path / "broken.txt").write_text("no vocabulary")
-    before = {path.name: path.read_bytes() for path in data.iterdir()}
+    before = content(data)
     command = ["--corpus", str(corpus), "--out", str(data), "--append", "--workers", "1"]
     assert run_main(build_main, command + given) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1 and (given[0] in said or given[1] in said)
-    assert {path.name: path.read_bytes() for path in data.iterdir()} == before
+    assert content(data) == before
 
 
 def test_options_that_agree_with_the_data_set_may_be_given(grown, tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pack_data.build import BuildOptions, build
 from pack_data.building import assignment_on_disk as on_disk
 from pack_data.building import stages
-from pack_data.building.runner import SerialRunner
+from pack_data.building.runner import TaskRunner
 from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import examples_name, places_names
 from pack_data.histogram import LengthHistogram
@@ -48,7 +48,7 @@ class Job:
             self.totals,
             self.counts,
             self.seed,
-            runner or SerialRunner(),
+            runner or TaskRunner(),
         )
         return self.places()
 
@@ -122,7 +122,7 @@ class Killed(Exception):
     pass
 
 
-class Stops(SerialRunner):
+class Stops(TaskRunner):
     """Runs some tasks, and some of those a second time, then is killed."""
 
     def __init__(self, tasks):

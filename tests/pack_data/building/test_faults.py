@@ -9,49 +9,24 @@ import sys
 import time
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pack_data.building import inputs, stages, tasks
-from pack_data.building.atomic_replace import COMMIT, complete
+from pack_data.building.work_folder import COMMIT, complete
 from pack_data.reading import files
 from pack_data.store.data_set import PackStore
 from pack_data.verify import verify
-from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.pack_data.text_corpus import Stopped, build_small, content, stop_before_rename, write_corpus
+
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("faults"), documents=30)
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    monkeypatch.setattr(inputs, "PART_CHARACTERS", 6000)
-    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
-
-
-def content(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-class Stopped(BaseException):
-    """Ends a build where it stands, as a signal would."""
-
-
-def stop_after(monkeypatch, count):
-    """The build is stopped before its `count`-th rename: every file appears by a rename, so between any two files."""
-    replace, done = os.replace, [0]
-
-    def counted(*paths):
-        done[0] += 1
-        if done[0] == count:
-            raise Stopped
-        replace(*paths)
-
-    monkeypatch.setattr(os, "replace", counted)
-    return done
 
 
 def test_stopped_between_any_two_files(corpus, tmp_path, monkeypatch):
@@ -61,14 +36,14 @@ def test_stopped_between_any_two_files(corpus, tmp_path, monkeypatch):
     build_small(corpus, tmp_path / "former", seed=9).close()
     former = content(tmp_path / "former")
     with monkeypatch.context() as patch:
-        done = stop_after(patch, 0)
+        done = stop_before_rename(patch, 0)
         build_small(corpus, tmp_path / "counted").close()
     assert done[0] > 15
     for count in range(1, done[0] + 1, 3):
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(tmp_path / "former", out)
         with monkeypatch.context() as patch:
-            stop_after(patch, count)
+            stop_before_rename(patch, count)
             with pytest.raises(Stopped):
                 build_small(corpus, out, overwrite=True)
         # Until the manifest changes, the former data set is there and whole.
@@ -190,7 +165,7 @@ def test_a_build_that_begins_while_another_one_ends_is_refused(corpus, tmp_path,
 
 
 def test_a_disk_too_small_is_said_before_anything_is_made(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(stages, "free_bytes", lambda folder: 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
     with pytest.raises(ValueError, match="needs about .* MB .* free"):
         build_small(corpus, tmp_path / "data")
     assert not (tmp_path / "data").exists()
@@ -200,23 +175,9 @@ def test_kill_9_at_random_moments(tmp_path):
     """The process and its workers are killed again and again, a little later each time, until a run ends."""
 
     def command(out, workers):
-        return [
-            sys.executable,
-            "-m",
-            "pack_data.build",
-            "--synthetic",
-            "wikipedia_512",
-            "--sequences",
-            "40000",
-            "--packer",
-            "spfhp",
-            "--seed",
-            "1",
-            "--workers",
-            str(workers),
-            "--out",
-            str(tmp_path / out),
-        ]
+        options = "--synthetic wikipedia_512 --sequences 40000 --packer spfhp --seed 1".split()
+        where = ["--workers", str(workers), "--out", str(tmp_path / out)]
+        return [sys.executable, "-m", "pack_data.build", *options, *where]
 
     began = time.perf_counter()
     subprocess.run(command("calm", 1), check=True, stdout=subprocess.DEVNULL)

@@ -1,6 +1,5 @@
 """Documents held out: whole ones, with their copies, never in the training data; both data sets appear together."""
 
-import os
 import shutil
 
 import numpy as np
@@ -9,26 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pack_data.build import main as build_main
-from pack_data.building import inputs, sides, stages
-from pack_data.building.atomic_replace import COMMIT
+from pack_data.building import sides
 from pack_data.building.sides import held_out_folder
+from pack_data.building.work_folder import COMMIT
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore, read_manifest
 from pack_data.store.packs import disassemble
-from pack_data.text.corpus import Document, documents, file_documents
+from pack_data.text.corpus import Document, documents
 from pack_data.text.wordpiece import load_vocabulary
 from pack_data.verify import verify
-from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.pack_data.text_corpus import Stopped, build_small, content, stop_before_rename, write_corpus
+
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 SHARE = 0.3
 HOW = dict(held_out=SHARE, duplication_factor=5, packer="optimal")
 QUICK = dict(held_out=SHARE, duplication_factor=1, packer="spfhp")
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    monkeypatch.setattr(inputs, "PART_CHARACTERS", 6000)
-    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +61,6 @@ def word_sequences(folder):
 
 def eight_grams(sequences):
     return {tuple(words[start : start + 8]) for words in sequences for start in range(len(words) - 7)}
-
-
-def content(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def both(out):
@@ -123,7 +114,7 @@ def test_a_document_that_was_cut_stays_together(monkeypatch, tmp_path):
     folder = write_corpus(tmp_path, 40)
     held = {}
     for path in sorted(folder.iterdir()):
-        parts = [held_out for _, held_out in sides.split(file_documents(path), 0.5)]
+        parts = [held_out for _, held_out in sides.split(documents(path), 0.5)]
         assert len(set(parts)) == 1
         held[path.name] = (parts[0], len(parts))
     assert {side for side, count in held.values() if count > 1} == {False, True}
@@ -133,23 +124,6 @@ def test_the_bytes_do_not_depend_on_workers(corpus, tmp_path):
     for name, workers in (("one", 1), ("two", 2)):
         build_small(corpus, tmp_path / name, workers=workers, **HOW).close()
     assert both(tmp_path / "one") == both(tmp_path / "two")
-
-
-class Stopped(BaseException):
-    """Ends a build where it stands, as a signal would."""
-
-
-def stop_before_rename(monkeypatch, count):
-    replace, done = os.replace, [0]
-
-    def counted(*paths):
-        done[0] += 1
-        if done[0] == count:
-            raise Stopped
-        replace(*paths)
-
-    monkeypatch.setattr(os, "replace", counted)
-    return done
 
 
 @pytest.mark.parametrize("former", [False, True], ids=["nothing there", "over a former build"])
@@ -236,9 +210,7 @@ def test_appending_documents_of_one_side(corpus, tmp_path, side):
     assert names_its_training_side(*before)
     more = write_corpus(tmp_path / "more", 30, seed=1)
     new = next(
-        path
-        for path in sorted(more.iterdir())
-        if [held for _, held in sides.split(file_documents(path), SHARE)] == [side]
+        path for path in sorted(more.iterdir()) if [held for _, held in sides.split(documents(path), SHARE)] == [side]
     )
     shutil.copy(new, grown / "new.txt")
     build_small(grown, out, append=True, **HOW).close()

@@ -115,20 +115,8 @@ def test_a_writer_removes_what_the_former_data_set_had_and_no_more(corpus, tmp_p
 
 def test_the_same_again_builds_nothing(corpus, tmp_path, monkeypatch, capsys):
     out = tmp_path / "data"
-    arguments = [
-        "--corpus",
-        str(corpus),
-        "--out",
-        str(out),
-        "--max-sequence-length",
-        "64",
-        "--vocabulary-size",
-        "200",
-        "--workers",
-        "1",
-        "--held-out",
-        "0.4",
-    ]
+    how = "--max-sequence-length 64 --vocabulary-size 200 --workers 1 --held-out 0.4".split()
+    arguments = ["--corpus", str(corpus), "--out", str(out), *how]
     assert run_main(build_main, arguments) == 0
     assert "in 1 shard," in capsys.readouterr().out
     before = content(tmp_path)

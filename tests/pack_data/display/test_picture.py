@@ -24,9 +24,7 @@ from pack_data.display.picture import (
     Tile,
     Tiles,
     drawings,
-    names_of,
     short,
-    thinned,
     write,
     write_each,
 )
@@ -82,7 +80,9 @@ def test_the_same_picture_is_the_same_bytes(tmp_path, ending):
 
 def test_each_has_a_file_and_a_size_for_a_paper(tmp_path):
     written = write_each(PICTURES, tmp_path / "all.svg")
-    assert [path.name for path in written] == [f"all_{name}.svg" for name in names_of(PICTURES)]
+    assert [path.name for path in written] == [
+        f"all_{name}.svg" for name in "upward across edges lines powers heat tiles rows".split()
+    ]
     for path, each in zip(written, PICTURES):
         root = ElementTree.fromstring(path.read_bytes())
         assert root.get("aria-label") == each.title and root.get("width") == f"{72 * picture.WIDTH:g}pt"
@@ -188,24 +188,24 @@ def test_thinning_keeps_the_extremes():
     numbers = random.Random(0)
     y = [numbers.random() for _ in range(10_000)]
     y[1234], y[5678], y[77] = 9.0, -9.0, None
-    kept = thinned(range(len(y)), y)
-    assert kept == sorted(set(kept)) and len(kept) <= 402
-    assert {0, 1234, 5678, 9999} <= set(kept) and 77 not in kept
-    assert thinned(range(400), y) == list(range(400))
+    for count, most in ((10_000, 402), (400, 399)):
+        line = Line("a", tuple(map(float, range(count))), tuple(y[:count]), hints=tuple(map(str, range(count))))
+        kept = [int(words) for words, _ in shapes(drawn(Lines("Many", Axis("x"), Axis("y"), (line,))))]
+        assert kept == sorted(set(kept)) and most / 2 < len(kept) <= most
+        assert {0, 1234, 5678, count - 1} & set(range(count)) <= set(kept) and 77 not in kept
 
 
-def test_long_titles_have_names_of_their_own():
+def test_long_titles_have_names_of_their_own(tmp_path):
     long = [PICTURES[0]._replace(title="x" * 70 + end) for end in "abc"]
-    assert len(set(names_of(long))) == 3
     alike = [PICTURES[0]._replace(title=title) for title in ("x", "x 3", "X", "X 3")]
-    assert len(set(names_of(alike))) == 4
+    for pictures in (long, alike):
+        assert len(set(write_each(pictures, tmp_path / "p.svg"))) == len(pictures)
 
 
 def test_a_heat_map_takes_values_below_0():
     heat = HeatMap("h", ("r",), ("2", "3", "4"), ((-1.0, None, 4.0),), ".1f", "depth", "packer")
     assert [words for words, _ in shapes(drawn(heat))] == ["r, 2: -1.0", "r, 4: 4.0"]
-    assert heat.shades() == [(0.0, None, 1.0)]
-    assert heat._replace(values=((-1.0, -2.0),)).shades() == [(0.0, 0.0)]
+    assert len(shapes(drawn(heat._replace(values=((-1.0, None, -2.0),))))) == 2
 
 
 def lightness(colour):

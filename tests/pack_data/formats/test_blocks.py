@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pack_data.formats import mlperf_tfrecord
-from pack_data.formats.records import RecordError, RowWidths, checked_pack, pack_from_examples
-from pack_data.formats.whole_blocks import consecutive_packs, together, unpacked_examples
+from pack_data.formats.mlperf_tfrecord import unpacked_examples
+from pack_data.formats.packed_tfrecord import consecutive_packs
+from pack_data.formats.records import RecordError, RowWidths, checked_pack, example_from_columns, pack_from_examples
 from pack_data.store.packs import FIELDS
 from tests.format_samples import mlperf_row, random_examples
 
@@ -36,33 +36,45 @@ def damaged(draw, rows):
     return rows
 
 
+def stacked(rows):
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def vouched(rows, values_of):
+    """The value of each row looked at alone, which is that of all of one shape looked at together."""
+    alone = [values_of(stacked([row]))[0] for row in rows]
+    same = [n for n, row in enumerate(rows) if all(row[name].shape == rows[0][name].shape for name in row)]
+    for number, value in zip(same, values_of(stacked([rows[number] for number in same]))):
+        np.testing.assert_equal(value, alone[number])
+    return alone
+
+
 @settings(max_examples=80)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_examples(data, seed):
     rows = damaged(
         data.draw, [arrays(mlperf_row(each, S, P)) for each in random_examples(np.random.default_rng(seed), 4, S, P)]
     )
-    for row, value in zip(rows, together(rows, mlperf_tfrecord.NAMES, unpacked_examples)):
+    for row, value in zip(rows, vouched(rows, unpacked_examples)):
         if value is not None:
-            assert value == mlperf_tfrecord._value(row)
+            assert value == example_from_columns(row)
         else:
-            # Only the width of the first row is looked at together.
-            with_own_width = together([row], mlperf_tfrecord.NAMES, unpacked_examples)[0]
-            if with_own_width is None:
-                with pytest.raises(RecordError):
-                    mlperf_tfrecord._value(row)
+            with pytest.raises(RecordError):
+                example_from_columns(row)
+
+
+def packs_of(rng, count):
+    return [
+        arrays(pack_from_examples(random_examples(rng, 1 + number % D, S // D, P), RowWidths(S, P * D, D)))
+        for number in range(count)
+    ]
 
 
 @settings(max_examples=80)
 @given(data=st.data(), seed=st.integers(0, 2**32))
 def test_packs(data, seed):
-    rng = np.random.default_rng(seed)
-    rows = [
-        arrays(pack_from_examples(random_examples(rng, int(rng.integers(1, D + 1)), S // D, P), RowWidths(S, P * D, D)))
-        for _ in range(4)
-    ]
-    rows = damaged(data.draw, rows)
-    for row, value in zip(rows, together(rows, FIELDS, consecutive_packs)):
+    rows = damaged(data.draw, packs_of(np.random.default_rng(seed), 4))
+    for row, value in zip(rows, vouched(rows, consecutive_packs)):
         if value is not None:
             alone = checked_pack(row)[0]
             assert all(
@@ -73,17 +85,5 @@ def test_packs(data, seed):
 def test_good_rows_are_all_vouched_for():
     rng = np.random.default_rng(0)
     examples = random_examples(rng, 30, S, P)
-    assert (
-        together([arrays(mlperf_row(each, S, P)) for each in examples], mlperf_tfrecord.NAMES, unpacked_examples)
-        == examples
-    )
-    packs = [
-        arrays(pack_from_examples(random_examples(rng, 1 + number % D, S // D, P), RowWidths(S, P * D, D)))
-        for number in range(30)
-    ]
-    assert all(value is not None for value in together(packs, FIELDS, consecutive_packs))
-
-
-def test_rows_without_a_message_stay_without():
-    assert together([None, None], ["x"], lambda rows: []) == [None, None]
-    assert together([], ["x"], lambda rows: []) == []
+    assert unpacked_examples(stacked([arrays(mlperf_row(each, S, P)) for each in examples])) == examples
+    assert all(value is not None for value in consecutive_packs(stacked(packs_of(rng, 30))))

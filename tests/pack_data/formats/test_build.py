@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from pack_data import BuildOptions, build
 from pack_data.build import main as build_main
+from pack_data.building import inputs
 from pack_data.cli.bad_records import Origin
 from pack_data.cli.command import run_main
 from pack_data.formats import mlperf_tfrecord, packed_tfrecord
@@ -131,12 +132,10 @@ def test_a_foreign_number_of_each_example_is_kept(tmp_path, examples):
 
 
 def test_parts_are_joined_in_order(tmp_path, examples, monkeypatch):
-    from pack_data.building import source_parts as parts
-
     source = tmp_path / "a.tfrecord"
     mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
     one = made(source, tmp_path / "one")
-    monkeypatch.setattr(parts, "PART", 7)
+    monkeypatch.setattr(inputs, "SOURCE_PART", 7)
     many = made(source, tmp_path / "many")
     assert many.manifest.shards == one.manifest.shards
     assert many.manifest.made_with["parts"] == 9
@@ -146,21 +145,15 @@ def command(*arguments):
     return run_main(build_main, [str(argument) for argument in arguments])
 
 
+def options(tmp_path, *more):
+    files = ("--from", tmp_path / "a.tfrecord", "--out", tmp_path / "out")
+    return (*files, "--packer", "spfhp", "--workers", 1, *more)
+
+
 def test_the_command_says_what_it_skipped(tmp_path, capsys):
     good = frame(tf_example(mlperf_row(example(), 8, 2)))
     (tmp_path / "a.tfrecord").write_bytes(good + frame(b"junk") + good)
-    common = (
-        "--from",
-        tmp_path / "a.tfrecord",
-        "--out",
-        tmp_path / "out",
-        "--max-sequence-length",
-        16,
-        "--packer",
-        "spfhp",
-        "--workers",
-        1,
-    )
+    common = options(tmp_path, "--max-sequence-length", 16)
     assert command(*common) == 2
     assert "record 1" in capsys.readouterr().err
     assert command(*common, "--skip-bad", 1) == 0
@@ -170,7 +163,7 @@ def test_the_command_says_what_it_skipped(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "options, reason",
+    "given, reason",
     [
         (("--max-sequence-length", 6), "record 0: 7 tokens, a pack has 6 slots"),
         (("--format", "hdf5"), "HDF5 cannot open it"),
@@ -178,15 +171,10 @@ def test_the_command_says_what_it_skipped(tmp_path, capsys):
         (("--columns", "x"), "columns can be chosen in Parquet"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, capsys, options, reason):
+def test_mistakes_are_one_line(tmp_path, capsys, given, reason):
     pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
     (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), 8, 2))))
-    assert (
-        command(
-            "--from", tmp_path / "a.tfrecord", "--out", tmp_path / "out", "--packer", "spfhp", "--workers", 1, *options
-        )
-        == 2
-    )
+    assert command(*options(tmp_path, *given)) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and reason in error
 
@@ -194,21 +182,7 @@ def test_mistakes_are_one_line(tmp_path, capsys, options, reason):
 def test_ids_outside_the_vocabulary_are_refused(tmp_path, capsys):
     (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), 8, 2))))
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
-    assert (
-        command(
-            "--from",
-            tmp_path / "a.tfrecord",
-            "--out",
-            tmp_path / "out",
-            "--packer",
-            "spfhp",
-            "--workers",
-            1,
-            "--vocabulary",
-            tmp_path / "vocab.txt",
-        )
-        == 2
-    )
+    assert command(*options(tmp_path, "--vocabulary", tmp_path / "vocab.txt")) == 2
     assert "is not in the vocabulary of 6" in capsys.readouterr().err
 
 

@@ -40,20 +40,18 @@ def test_each_line_is_a_sequence_of_its_integer_lists(tmp_path, name):
     assert named_histogram(path, 8) == count([path], 8) and count([path]).counts.tolist() == [0, 1, 0, 1, 1]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(ROWS[0]).encode())
-    assert values(open_source(str(path))) == [{name: ROWS[0][name] for name in ("input_ids", "labels")}]
-
-
-def test_lists_alone_are_input_ids(tmp_path):
-    path = write(tmp_path / "a.jsonl", [[3, 4], [5]])
-    assert values(open_source(path)) == [{"input_ids": [3, 4]}, {"input_ids": [5]}]
-
-
-def test_an_attention_mask_cuts_padding_off(tmp_path):
-    path = write(tmp_path / "a.jsonl", [{"input_ids": [3, 4, 0], "attention_mask": [1, 1, 0]}])
-    assert values(open_source(path)) == [{"input_ids": [3, 4]}]
+@pytest.mark.parametrize(
+    "content, sequences",
+    [
+        (b"[3, 4]\n[5]\n", [[3, 4], [5]]),
+        (b'\xef\xbb\xbf{"input_ids": [3, 4]}', [[3, 4]]),
+        (b'{"input_ids": [3, 4, 0], "attention_mask": [1, 1, 0]}\n', [[3, 4]]),
+    ],
+    ids=["lists alone", "byte order mark", "attention mask"],
+)
+def test_other_forms_of_a_line(tmp_path, content, sequences):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    assert values(open_source(str(tmp_path / "a.jsonl"))) == [{"input_ids": ids} for ids in sequences]
 
 
 def test_examples_are_known_by_their_fields(tmp_path):
@@ -96,11 +94,11 @@ def test_a_bad_line_is_named_and_may_be_left_out(tmp_path, line, words):
 
 
 def test_what_is_no_tokenised_jsonl_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="no field holds a list of integers.*--corpus"):
+    with pytest.raises(ValueError, match="no column of integer lists.*--corpus"):
         open_source(write(tmp_path / "a.jsonl", [{"text": "a b"}]))
     with pytest.raises(ValueError, match="holds no record"):
         open_source(write(tmp_path / "b.jsonl", [" "]))
-    with pytest.raises(ValueError, match="text is no list of integers"):
+    with pytest.raises(ValueError, match="text is no column of integer lists"):
         open_source(write(tmp_path / "c.jsonl", ROWS), columns=("text",))
     whole = (tmp_path / "whole.jsonl.gz", tmp_path / "cut.jsonl.gz")
     write(whole[0], ROWS * 50)

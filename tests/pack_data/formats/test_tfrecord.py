@@ -1,7 +1,6 @@
 """TFRecord: frames and checksums, the three formats kept in them, and what damage does."""
 
 import gzip
-import struct
 import tracemalloc
 from pathlib import Path
 
@@ -109,14 +108,6 @@ def test_a_flipped_length_ends_the_file_whatever_may_be_skipped(tmp_path):
         for record in open_source(path, skip_bad=1000).read():
             got.append(record.value)
     assert got == [example(seed=0)]
-
-
-def test_an_absurd_length_is_refused_before_memory_is_taken(tmp_path):
-    length = struct.pack("<Q", 2**60)
-    path = tmp_path / "a.tfrecord"
-    path.write_bytes(length + struct.pack("<I", tfrecord.masked_crc(length)) + b"x" * 30)
-    with pytest.raises(ValueError, match="record 0: says it has 1152921504606846976 bytes"):
-        list(tfrecord.read_frames(str(path), BadRecords(9)))
 
 
 def test_more_bad_records_than_allowed_are_counted_in_the_message(tmp_path):
@@ -339,19 +330,10 @@ CLS_LAST = {
 }
 
 
-def test_a_pack_made_by_hand(tmp_path):
-    path = write(tmp_path / "a.tfrecord", tf_example(PACKED))
-    source = open_source(path)
-    assert (source.format, source.kind, source.shape()) == ("packed_tfrecord", "packs", RowWidths(10, 5, 3))
-    (record,) = source.read()
-    assert {name: array.tolist() for name, array in record.value.items()} == PACKED
-    assert [record.value for record in source.examples()] == UNPACKED
-
-
-def test_a_pack_with_cls_at_the_end_is_the_same_pack(tmp_path):
-    path = write(tmp_path / "a.tfrecord", tf_example(CLS_LAST))
-    source = open_source(path)
-    assert (source.format, source.kind, source.shape()) == ("cls_last_tfrecord", "packs", RowWidths(10, 5, 3))
+@pytest.mark.parametrize("name, row", [("packed_tfrecord", PACKED), ("cls_last_tfrecord", CLS_LAST)])
+def test_a_pack_made_by_hand(tmp_path, name, row):
+    source = open_source(write(tmp_path / "a.tfrecord", tf_example(row)))
+    assert (source.format, source.kind, source.shape()) == (name, "packs", RowWidths(10, 5, 3))
     (record,) = source.read()
     assert {name: array.tolist() for name, array in record.value.items()} == PACKED
     assert [record.value for record in source.examples()] == UNPACKED

@@ -17,15 +17,18 @@ from pack_data.reading.files import locked
 from pack_data.text.corpus import documents
 
 
-def test_a_killed_process_leaves_no_lock_behind(tmp_path):
+def holding(path, more=""):
+    """A process that holds a lock."""
     program = (
-        "import sys, time; from pathlib import Path; from pack_data.reading.files import locked\n"
-        "with locked(Path(sys.argv[1]), 'taken'):\n    print('held', flush=True); time.sleep(60)"
+        "import os, sys, time; from pathlib import Path; from pack_data.reading.files import locked\n"
+        f"with locked(Path(sys.argv[1]), 'taken'):\n{more}    print('held', flush=True); time.sleep(60)"
     )
+    return subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, universal_newlines=True)
+
+
+def test_a_killed_process_leaves_no_lock_behind(tmp_path):
     path = tmp_path / "lock"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, universal_newlines=True
-    )
+    holder = holding(path)
     try:
         assert holder.stdout.readline() == "held\n"
         words = rf"^taken \(process {holder.pid} on {platform.node()}, since 2.*\)$"
@@ -60,16 +63,8 @@ def test_a_process_of_another_machine_that_did_not_end_in_order_is_named(tmp_pat
 
 def test_a_child_of_a_killed_process_may_hold_the_lock_a_moment_longer(tmp_path):
     """Between fork and exec a child has the open files of its parent, the lock among them."""
-    program = (
-        "import os, sys, time; from pathlib import Path; from pack_data.reading.files import locked\n"
-        "with locked(Path(sys.argv[1]), 'taken'):\n"
-        "    if os.fork() == 0:\n        time.sleep(0.3); os._exit(0)\n"
-        "    print('held', flush=True); time.sleep(60)"
-    )
     path = tmp_path / "lock"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, universal_newlines=True
-    )
+    holder = holding(path, "    if os.fork() == 0:\n        time.sleep(0.3); os._exit(0)\n")
     assert holder.stdout.readline() == "held\n"
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()

@@ -9,7 +9,7 @@ import pytest
 from pack_data.build import BuildOptions, build
 from pack_data.convert import convert
 from pack_data.formats.detect import open_source
-from pack_data.store import blocks
+from pack_data.store import data_set
 from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum
 from pack_data.store.packs import PackSchema
 from pack_data.verify import verify
@@ -22,7 +22,7 @@ BLOCKS = [(0, 2), (3, 5), (6, 6), (7, 9), (10, 12), (13, 13), (14, 16), (17, 19)
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", PACKS * SCHEMA.record_dtype.itemsize)
+    monkeypatch.setattr(data_set, "BLOCK_BYTES", PACKS * SCHEMA.record_dtype.itemsize)
 
 
 def written(tmp_path):
@@ -73,7 +73,7 @@ def test_no_changed_byte_of_a_shard_is_read(folder):
 
 
 def test_no_changed_byte_of_the_lengths_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", PACKS * SCHEMA.lengths_dtype.itemsize)
+    monkeypatch.setattr(data_set, "BLOCK_BYTES", PACKS * SCHEMA.lengths_dtype.itemsize)
     folder = written(tmp_path)
     lengths = next(folder.glob("lengths-*.npy"))
     with PackStore.open(folder) as store:
@@ -93,8 +93,8 @@ def test_no_changed_byte_of_the_lengths_is_read(tmp_path, monkeypatch):
 
 def test_a_block_is_checked_once_and_only_when_it_is_touched(folder, monkeypatch):
     checked = []
-    crc32 = blocks.crc32
-    monkeypatch.setattr(blocks, "crc32", lambda part: checked.append(part.tobytes()) or crc32(part))
+    crc32 = data_set.crc32
+    monkeypatch.setattr(data_set, "crc32", lambda part: checked.append(part.tobytes()) or crc32(part))
     whole, rng = records(20), np.random.default_rng(0)
     parts = [whole[begin : end + 1].tobytes() for begin, end in BLOCKS]
     with PackStore.open(folder) as store:
@@ -120,7 +120,7 @@ def test_threads_read_together(folder):
 
 
 def test_a_pack_larger_than_a_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(data_set, "BLOCK_BYTES", 1)
     writer = StoreWriter(tmp_path, SCHEMA)
     writer.add(records(4))
     with writer.finish(algorithm="none") as store:

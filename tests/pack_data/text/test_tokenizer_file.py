@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from pack_data.build import BuildOptions, build
-from pack_data.building import inputs, stages
 from pack_data.store.data_set import PackStore
 from pack_data.text.tokenizer_file import TOKENIZER, TokenizerFile, load_either, load_tokenizer
 from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary
 from pack_data.verify import verify
 from tests.pack_data.text_corpus import write_corpus
+
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 TEXTS = ["The packer packs packed packs.", "A packing of packs: unpacked, repacked!", "Ünïcode and 数字 too."] * 5
 ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -46,12 +47,6 @@ def wordpiece():
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    monkeypatch.setattr(inputs, "PART_CHARACTERS", 6000)
-    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
 
 
 @pytest.fixture

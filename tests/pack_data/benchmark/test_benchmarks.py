@@ -1,9 +1,9 @@
-"""The table of long rows: ours are proven, others' counts stand beside them, what is not installed is said."""
+"""A build has a row for each stage, assignment one for each number of sequences, long rows one for each packer."""
 
-import numpy as np
-import pytest
+import json
 
 from pack_data.benchmark import __main__ as benchmark
+from pack_data.benchmark import assignment
 from pack_data.benchmark import rows as row_benchmark
 from pack_data.cli.command import run_main
 
@@ -37,20 +37,26 @@ def test_what_is_not_installed_is_one_line_each(monkeypatch, capsys):
     assert run_main(benchmark.main, ["--rows", "--sequences", "20"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[1] == "not installed: no_such_packer (pip install no_such_packer)"
-    assert [cell.strip() for cell in printed[-1].strip("| ").split("|")] == [
-        "x",
-        "-",
-        "x",
-        "x",
-        "-",
-        "-",
-        "-",
-        "-",
-        "-",
+    assert [cell.strip() for cell in printed[-1].strip("| ").split("|")] == "x - x x - - - - -".split()
+
+
+def test_a_build_has_a_row_for_each_stage(capsys):
+    assert benchmark.main(["--sequences", "2000", "--workers", "1"]) == 0
+    printed = capsys.readouterr().out
+    labels = ("assignment", "drawing", "assign and write", "processors", "memory", "reading, random", "checksums")
+    assert all(label in printed for label in labels)
+    assert "2,000 sequences drawn" in printed and "of 2,000 lengths to packs" in printed
+
+
+def test_assignment_has_a_row_for_each_number(capsys):
+    options = ["--sequences", "3000", "2000", "--workers", "1"]
+    assert assignment.main([*options, "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["sequences"], each["assigned"], each["worker"]) for each in found] == [
+        (2000, "in memory", None),
+        (3000, "in memory", None),
     ]
-
-
-@pytest.mark.parametrize("draw", [row_benchmark.long_tail, row_benchmark.thirds])
-def test_the_lengths_are_the_same_each_time(draw):
-    assert draw(1024, 500) == draw(1024, 500) and draw(1024, 500).sequences == 500
-    assert np.diff(draw(1024, 500).lengths).min() > 0
+    assert all(each["seconds"] > 0 and each["own"] > 0 for each in found)
+    assert assignment.main(options) == 0
+    printed = capsys.readouterr().out
+    assert "2,000" in printed and "in memory" in printed and "MiB a worker" in printed
