@@ -28,6 +28,7 @@ from pack_data.building.tasks import (
 from pack_data.cli.bad_records import BadRecords
 from pack_data.cli.command import progress_bar
 from pack_data.formats.detect import open_source
+from pack_data.formats.megatron import tokens_file
 from pack_data.histogram import LengthHistogram
 from pack_data.reading.fields import read_object, said_of
 from pack_data.reading.files import write_atomically
@@ -276,7 +277,11 @@ class _SourceInput(_BuildInput):
 
     def need(self) -> _DiskNeed:
         """Foreign files take about a byte for a token."""
-        sizes = [Path(path).stat().st_size for path in self._source.files if Path(path).is_file()]
+        files = [
+            *self._source.files,
+            *(map(tokens_file, self._source.files) if self._source.format == "megatron" else ()),
+        ]
+        sizes = [Path(path).stat().st_size for path in files if Path(path).is_file()]
         return _DiskNeed(0.0, float(sum(sizes)))
 
     def vocabulary(self) -> VocabularyFile:

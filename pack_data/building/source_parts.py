@@ -6,12 +6,14 @@ that hold what was read.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from pack_data.building.tasks import save_examples
 from pack_data.formats.detect import Source, integer_columns
+from pack_data.formats.megatron import tokens_file
 from pack_data.reading.files import sha256_of
 from pack_data.sequences import Sequences
 from pack_data.store.data_set import MANIFEST
@@ -112,4 +114,8 @@ def _together(ranges: Mapping[str, Tuple[int, int]], names: Sequence[str]) -> Tu
 def content_digest(source: Source) -> List[Tuple[str, str]]:
     """(name, sha256) of every file: what goes in, whatever its path."""
     files = source.files if source.format != "store" else [str(Path(source.path) / MANIFEST)]
-    return [(Path(file).name, sha256_of(file)) for file in files]
+    if source.format != "megatron":
+        return [(Path(file).name, sha256_of(file)) for file in files]
+    # The same index may belong to other tokens.
+    both = [(file, sha256_of(file) + sha256_of(tokens_file(file))) for file in files]
+    return [(Path(file).name, hashlib.sha256(sums.encode()).hexdigest()) for file, sums in both]

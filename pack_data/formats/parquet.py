@@ -3,9 +3,9 @@
 What a file holds is told by its columns: the ten fields of the packed format are packs; input_ids, segment_ids,
 masked_lm_positions, masked_lm_ids and next_sentence_labels (a number, or a list of one) are pre-training examples,
 with or without padding, input_mask and masked_lm_weights; input_mask and positions beside other integer lists are
-packs of token sequences; some of these fields without the others are refused; anything else is token sequences, every
-column of integer lists. Where columns are named, those are token sequences whatever there is.  An
-attention_mask only tells padding: its zeros are cut off and it is not kept.
+packs of token sequences, and so is seq_start_id beside input_ids (packed_parquet.py); some of these fields without the
+others are refused; anything else is token sequences, every column of integer lists. Where columns are named, those are
+token sequences whatever there is.  An attention_mask only tells padding: its zeros are cut off and it is not kept.
 All other columns are foreign and are handed on with their type.
 
 An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; written is the stream.
@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Seque
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
+from pack_data.formats.packed_parquet import STARTS, TOKENS, with_numbers
 from pack_data.formats.records import (
     DERIVED,
     EXAMPLE_FIELDS,
@@ -132,6 +133,8 @@ def _kind(path: str, schema, columns: Sequence[str]) -> Tuple[str, Tuple[str, ..
     if all(name in schema.names for name in EXAMPLE_FIELDS):
         own = EXAMPLE_FIELDS + tuple(name for name in DERIVED if name in schema.names)
         return "examples", _of_numbers(path, schema, own)
+    if TOKENS in lists and STARTS in lists and not {"input_mask", "positions"} & set(lists):
+        return "token_packs", tuple(lists)
     if "input_mask" in lists and "positions" in lists and len(lists) > 2:
         return "token_packs", tuple(lists)
     if not lists:
@@ -244,6 +247,7 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
             try:
                 value = value_of({name: values[row] for name, values in lists.items()})
                 if content == "token_packs":
+                    value = with_numbers(value) if "input_mask" not in value else value
                     # Lists of another length are not one value a token: foreign.
                     others.update(
                         {
