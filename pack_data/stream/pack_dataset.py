@@ -134,6 +134,11 @@ class _PackedRows:
         example, start = self._fitted.beginning(number)
         columns, length = self._examples[example], int(self._fitted.lengths[number])
         tokens = len(columns[_TOKENS])
+        if tokens < start + length:
+            raise ValueError(
+                f"example {example} has {tokens} tokens, it was packed as one of {start + length} or more; give pack "
+                "the lengths of these examples"
+            )
         return {
             name: np.asarray(values)[start : start + length]
             for name, values in columns.items()
@@ -167,8 +172,8 @@ def _read(path: str) -> Sequences:
 
 
 def _lengths(examples: Any) -> np.ndarray:
-    if hugging_face.is_data_set(examples):
-        return hugging_face.lengths_of(examples)
+    if hugging_face.is_data_set(examples):  # of the tokens themselves: a column length may count something else
+        return hugging_face.lengths_of(examples.select_columns([_TOKENS] if _TOKENS in examples.column_names else []))
     if isinstance(examples, _Examples):
         return examples.lengths
     return np.array([len(examples[number][_TOKENS]) for number in range(len(examples))], np.int64)

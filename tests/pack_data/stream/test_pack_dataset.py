@@ -81,6 +81,12 @@ def test_the_rows_of_pack_are_its_bins():
         assert set(row) == {"input_ids", "input_mask", "positions"}
 
 
+def test_an_example_shorter_than_it_was_packed_is_named():
+    rows = PackDataset([{"input_ids": [5, 6]}], packed=pack([3], max_sequence_length=8))
+    with pytest.raises(ValueError, match="example 0 has 2 tokens, it was packed as one of 3"):
+        rows[0]
+
+
 def test_a_loss_mask_ignores_labels():
     rows = PackDataset([{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 0]}], max_sequence_length=4)
     assert rows.collate([rows[0]])["labels"].tolist() == [[-100, 6, -100]]
@@ -176,5 +182,9 @@ def test_data_sets_of_hugging_face(tmp_path):
     for source in (dataset, tmp_path / "saved"):
         rows = PackDataset(source, max_sequence_length=S)
         assert sequences_in([rows[number] for number in range(len(rows))]) == sorted(GIVEN)
+    misleading = dataset.add_column("length", [1] * len(GIVEN))  # of something else than tokens
+    assert sum(PackDataset(misleading, max_sequence_length=S).lengths) == sum(lengths)
+    with pytest.raises(ValueError, match="columns none; lengths"):
+        PackDataset(dataset.select_columns("text"), max_sequence_length=S)
     with pytest.raises(ValueError, match="columns text; lengths come from a column length, lengths or input_ids"):
         pack(dataset.select_columns("text"), max_sequence_length=S)
