@@ -13,6 +13,7 @@ from pack_data.histogram import LengthHistogram
 from pack_data.lengths.overlong import Fitted, fit
 from pack_data.optimal import pack as pack_optimally
 from pack_data.packing import Packing
+from pack_data.reading import hugging_face
 from pack_data.reading.fields import shown, whole_number
 
 
@@ -57,7 +58,8 @@ def pack(
         packed.packing.efficiency        # tokens / slots
         packed.packing.lower_bound       # no packing has fewer packs; `prove(packed.packing)` checks that again
 
-    lengths: whole numbers [n], each from 1 to max_sequence_length, in any order: list, array, or what NumPy reads.
+    lengths: whole numbers [n], each from 1 to max_sequence_length, in any order: list, array, or what NumPy reads;
+    or a `datasets.Dataset`, whose column length, lengths or input_ids says them.
     max_sequences_per_pack: the packing depth; None is unlimited.
     seed: decides which of the sequences of one length goes where, and the order of the packs.
     longer: what becomes of a sequence of more than max_sequence_length tokens: "raise" a ValueError, "truncate" it,
@@ -74,7 +76,7 @@ def pack(
     Raises ValueError, which names the sequence, where a length does not fit.
     """
     try:
-        given = np.asarray(lengths)
+        given = np.asarray(hugging_face.lengths_of(lengths) if hugging_face.is_data_set(lengths) else lengths)
     except ValueError as error:  # rows of different lengths
         raise ValueError(f"lengths = {shown(lengths)}; give one whole number for each sequence ({error})") from None
     if given.ndim != 1:
