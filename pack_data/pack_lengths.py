@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, List, Optional
@@ -14,6 +15,7 @@ from pack_data.lengths.overlong import Fitted, fit
 from pack_data.optimal import pack as pack_optimally
 from pack_data.packing import Packing
 from pack_data.reading.fields import shown, whole_number
+from pack_data.solver.two_capacities import TwoPrices, pack_two, within_capacities
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,7 @@ class PackedLengths:
     slot: np.ndarray
     packing: Packing
     fitted: Fitted
+    prices: Optional[TwoPrices] = None  # where there are weights: `prices.prove(lengths, weights)` proves lower_bound
 
     def __repr__(self) -> str:
         return f"PackedLengths({len(self.pack):,} sequences in {self.packing.packs:,} packs: .bins, .packing, .fitted)"
@@ -48,6 +51,8 @@ def pack(
     max_sequences_per_pack: Optional[int] = None,
     seed: int = 0,
     longer: str = "raise",
+    weights: Any = None,
+    capacity: Optional[int] = None,
 ) -> PackedLengths:
     """Packs sequences of these lengths into as few rows of max_sequence_length slots as the optimal packer finds.
 
@@ -66,6 +71,10 @@ def pack(
         packed.fitted.example, packed.fitted.start, packed.fitted.stop    # [0, 0, 0, 1], [0, 4, 8, 0], [4, 8, 9, 2]
         print(packed.fitted.longer)      # 1 of 2 examples is longer than 4 tokens: split into 3 pieces
 
+    weights, capacity: a second amount of each sequence, whole numbers [n] of at least 0, such as its images, masked
+    tokens or squared length, and how much of it a pack holds at most. Then the packer is that of
+    solver/two_capacities.py, `.packing` has no certificate, and the proof of its bound is `.prices`.
+
     No pack holds more than max_sequence_length tokens or max_sequences_per_pack sequences, and each sequence is in
     exactly one. The time to solve depends on the lengths that occur, not on how many sequences have them: a second
     where sequences in a pack are not limited, some seconds where they are. Each sequence adds some 20 bytes and 0.1
@@ -73,14 +82,54 @@ def pack(
     `bins` is made when it is first asked for; for millions of packs, `pack` and `slot` are the smaller form.
     Raises ValueError, which names the sequence, where a length does not fit.
     """
-    try:
-        given = np.asarray(lengths)
-    except ValueError as error:  # rows of different lengths
-        raise ValueError(f"lengths = {shown(lengths)}; give one whole number for each sequence ({error})") from None
-    if given.ndim != 1:
-        raise ValueError(f"lengths have {given.ndim} dimensions; give one whole number for each sequence")
+    given = _one_each("lengths", lengths)
     seed = whole_number("seed", seed, least=0)
     fitted = fit(given, max_sequence_length, longer)
     histogram = LengthHistogram.from_lengths(fitted.lengths, max_sequence_length)
+    if weights is not None or capacity is not None:
+        given = _one_each("weights", [] if weights is None else weights)
+        return _packed_with_weights(fitted, histogram, given, capacity, max_sequences_per_pack, seed)
     packing = pack_optimally(histogram, max_sequences_per_pack=max_sequences_per_pack, progress=False)
     return PackedLengths(*assign(fitted.lengths, packing, seed), packing, fitted)
+
+
+def _one_each(name: str, values: Any) -> np.ndarray:
+    """An argument with one whole number for each sequence, as an array of one dimension."""
+    try:
+        given = np.asarray(values)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{name} = {shown(values)}; give one whole number for each sequence ({error})") from None
+    if given.ndim != 1:
+        raise ValueError(f"{name} have {given.ndim} dimensions; give one whole number for each sequence")
+    return given
+
+
+def _packed_with_weights(
+    fitted: Fitted, histogram: LengthHistogram, given: np.ndarray, capacity: Any, depth: Optional[int], seed: int
+) -> PackedLengths:
+    """given: the weight of each sequence, and so of its piece, also where the sequence was truncated."""
+    start, random = time.perf_counter(), np.random.default_rng(seed)
+    if len(given) != fitted.longer.examples:
+        raise ValueError(f"{len(given)} weights for {fitted.longer.examples} lengths; give one for each sequence")
+    if fitted.longer.rule == "split" and fitted.longer.longer:
+        raise ValueError("longer = 'split' does not tell the weight of each piece; give lengths and weights of pieces")
+    S, names = histogram.max_sequence_length, fitted.example
+    lengths, weights = within_capacities(fitted.lengths, given[names], S, capacity, names)
+    order = random.permutation(len(lengths))  # of equal sequences, who goes where
+    found = pack_two(
+        lengths[order], weights[order], max_sequence_length=S, capacity=capacity, max_sequences_per_pack=depth
+    )
+    pack, slot = np.empty_like(found.pack), np.empty_like(found.slot)
+    pack[order], slot[order] = random.permutation(found.packs)[found.pack], found.slot
+    by_pack = lengths[np.lexsort((slot, pack))].tolist()
+    ends = np.cumsum(np.bincount(pack, minlength=found.packs)).tolist()
+    packs = ((by_pack[start:end], 1) for start, end in zip([0, *ends], ends))
+    packing = Packing.of(
+        "two capacities",
+        histogram,
+        depth,
+        packs,
+        solve_seconds=time.perf_counter() - start,
+        lower_bound=found.lower_bound,
+    )
+    return PackedLengths(pack, slot, packing, fitted, found.prices)
