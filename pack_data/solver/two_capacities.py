@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -22,8 +22,6 @@ _MOST_CAPACITY = 1 << 36
 _UNITS = 1 << 18  # of the capacity of a mix; its sizes are rounded down to them
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the tokens in a mix
 _BEST = 3  # candidates that get the bounds of dual_feasible.py, beside the tokens alone
-# Sequences and pairs looked for, after which no round is begun, and no try: these as often for each sequence at most.
-_ROUND_WORK, _WORK, _WORK_EACH = 60_000, 90_000, 10
 
 Packs = List[Tuple[Tuple[int, ...], int]]  # (groups of a pack, packs like it)
 
@@ -221,7 +219,10 @@ _GONE = 0.3  # of the groups, after which the lists are made again
 _TARGETS = 64  # strategies after which the target is measured again
 _CROWDED = 1.3  # the depth in mean sequences of a pack, below which the limit on sequences matters
 _SHORT = 0.8  # of all that packs fall short of value 1 by: what the worst that are opened to be packed again hold
-_WORST, _FEWEST, _TRIES = 1000, 30, 60  # of them at most; others at least; tries in all
+_WORST, _FEWEST = 1000, 300  # of them at most; others at least
+# Sequences and pairs looked for, after which nothing is tried again, in all and for each sequence; packs above the
+# bound, of all, that are few enough.
+_ROUND_WORK, _WORK, _WORK_EACH, _NEAR_ENOUGH = 60_000, 110_000, 10, 1e-3
 _NONE = 9.0  # cost of what does not fit
 
 
@@ -234,53 +235,49 @@ class _Groups:
     limits: Tuple[int, int, int]  # S, C, depth
 
     def packed(self, counts: np.ndarray, lower_bound: int, prices: TwoPrices) -> Packs:
-        """Packs for so many of each group: the best of some rounds, mended; `lower_bound` are enough."""
-        best: Packs = []
-        fewest, work = int(counts.sum()) + 1, 0
-        for rules in _ROUNDS:
-            if fewest > lower_bound and 2 * work <= _ROUND_WORK:
-                packs, cost = self._filled(counts, rules)
-                work += cost
-                best, fewest = min((best, fewest), (packs, _number(packs)), key=lambda found: found[1])
+        """Packs for so many of each group: all by some rules, then the worst and some others again and again."""
         worth = np.zeros(prices.certificate.max_sequence_length + 1)
         worth[list(prices.certificate.lengths)] = prices.certificate.prices
         worth = worth[prices.sizes(self.lengths, self.weights)] / prices.certificate.denominator
-        random, tries = np.random.default_rng(0), 0
-        most = min(_WORK, _WORK_EACH * int(counts.sum()))
-        while fewest > lower_bound and work < most and tries < _TRIES:
-            opened = _opened(best, worth, random)
-            part = np.zeros_like(counts)
-            for index in opened.tolist():
-                np.add.at(part, list(best[index][0]), best[index][1])
-            packs, cost = self._filled(part, _ROUNDS[tries % len(_ROUNDS)])
-            work, tries = work + cost, tries + 1
-            had = sum(best[index][1] for index in opened.tolist())
-            if _number(packs) <= had:
-                stay = np.delete(np.arange(len(best)), opened)
-                best, fewest = [*(best[index] for index in stay.tolist()), *packs], fewest - had + _number(packs)
+        best: Packs = [((group,), number) for group, number in enumerate(counts.tolist())]
+        fewest = sequences = int(counts.sum())
+        random, work, tries, rules = np.random.default_rng(0), 0, 0, 0
+        while fewest > (1 + _NEAR_ENOUGH) * lower_bound and work < min(_WORK, _WORK_EACH * sequences):
+            whole = tries < len(_ROUNDS) and 2 * work <= _ROUND_WORK
+            opened = set() if whole else _opened(best, worth, random)
+            part = [pack for index, pack in enumerate(best) if whole or index in opened]
+            packs, cost = self._filled(part, _ROUNDS[(tries if whole else rules) % len(_ROUNDS)])
+            fewer = _number(part) - _number(packs)
+            if fewer >= 0:
+                best = [*(pack for index, pack in enumerate(best) if not whole and index not in opened), *packs]
+            if whole and fewer > 0:
+                rules = tries
+            elif not whole and fewer <= 0:
+                rules += 1
+            fewest, work, tries = fewest - max(0, fewer), work + cost, tries + 1
         return best
 
-    def _filled(self, counts: np.ndarray, rules: _Rules) -> Tuple[Packs, int]:
-        """Packs for so many of each group, and the work done."""
-        there = np.flatnonzero(counts)
-        filling = _Filling(self.lengths[there], self.weights[there], counts[there], self.limits, rules)
-        packs = [(tuple(there[list(groups)].tolist()), repeats) for groups, repeats in filling.packs()]
-        return packs, filling.work
+    def _filled(self, packs: Packs, rules: _Rules) -> Tuple[Packs, int]:
+        """The sequences of these packs, packed again, and the work done."""
+        groups = np.fromiter(chain.from_iterable(held for held, _ in packs), np.int64)
+        repeats = np.repeat([number for _, number in packs], [len(held) for held, _ in packs])
+        there, place = np.unique(groups, return_inverse=True)
+        counts = np.bincount(place.ravel(), repeats).astype(np.int64)
+        filling = _Filling(self.lengths[there], self.weights[there], counts, self.limits, rules)
+        return [(tuple(there[list(held)].tolist()), number) for held, number in filling.packs()], filling.work
 
 
 def _number(packs: Packs) -> int:
     return sum(repeats for _, repeats in packs)
 
 
-def _opened(packs: Packs, worth: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _opened(packs: Packs, worth: np.ndarray, random: np.random.Generator) -> Set[int]:
     """Indices of the strategies that fall short of value 1 most, and of as many others at random."""
-    repeats = np.array([number for _, number in packs])
-    short = np.array([1.0 - float(worth[list(groups)].sum()) for groups, _ in packs])
-    order = np.argsort(-short, kind="stable")
-    missing = np.cumsum((short * repeats)[order])
+    short = np.array([number * (1.0 - float(worth[list(groups)].sum())) for groups, number in packs])
+    order = np.argsort(-short / [number for _, number in packs], kind="stable")
+    missing = np.cumsum(short[order])
     many = min(_WORST, int(np.searchsorted(missing, _SHORT * missing[-1])) + 1)
-    others = order[many:]
-    return np.concatenate([order[:many], random.permutation(others)[: max(_FEWEST, many)]])
+    return {*order[:many].tolist(), *random.permutation(order[many:])[: max(_FEWEST, many)].tolist()}
 
 
 class _Filling:
