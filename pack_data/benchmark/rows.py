@@ -49,7 +49,7 @@ def _drawn(name: str, slots: int, sequences: int) -> LengthHistogram:
     return LengthHistogram.from_lengths(np.clip(np.rint(drawn), 1, slots).astype(np.int64), slots, name)
 
 
-def _peers() -> Tuple[List[Peer], List[str]]:
+def installed_peers() -> Tuple[List[Peer], List[str]]:
     """The packers that are installed, and the names of the packages that are not."""
     found: List[Peer] = []
     missing: List[str] = []
@@ -152,7 +152,7 @@ _COLUMNS = (
 
 def main(sequences: int) -> None:
     """Prints the table as Markdown."""
-    others, missing = _peers()
+    others, missing = installed_peers()
     print(
         f"{counted(sequences, 'sequence')}; above: packs over the proven bound; seconds of one core, the proof included"
     )

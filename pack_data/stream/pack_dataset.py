@@ -63,9 +63,7 @@ class PackDataset:
                 raise ValueError(f"{shown(source)}: is not packed yet; give max_sequence_length, the slots of a row")
             packed = pack(_lengths(examples), max_sequence_length=max_sequence_length, **options)
         if packed.rounding:
-            raise ValueError(
-                "multiple_of: rows are joined without padding; pad the examples themselves and leave it out"
-            )
+            raise ValueError("multiple_of: rows are joined without padding; pad the examples and leave it out")
         self._rows = _PackedRows(examples, packed)
 
     @property

@@ -4,6 +4,7 @@ import json
 
 from pack_data.benchmark import __main__ as benchmark
 from pack_data.benchmark import assignment
+from pack_data.benchmark import cases as many_cases
 from pack_data.benchmark import rows as row_benchmark
 from pack_data.cli.command import run_main
 
@@ -28,12 +29,26 @@ def test_each_case_has_ours_and_the_peers(monkeypatch):
     assert rows[4]["packs"] == 300
 
 
+def test_many_cases_have_ours_and_the_peers_where_the_depth_is_not_limited():
+    naive = row_benchmark.Peer("lightbinpack", lambda lengths, slots: len(lengths))
+    found = many_cases.cases(12, [naive], most=256)
+    assert len({(case.kind, case.sequences, case.slots, case.depth) for case in found}) > 6
+    for case in found:
+        assert case.gap >= 0 and case.sequences <= 256 and bool(case.peers) == (case.depth is None)
+        assert all(packs == case.sequences for packs, _ in case.peers.values())
+        assert case.ratio is None or case.packs == case.sequences
+    values = {what.strip(): value for what, value, _ in many_cases.summary(found)}
+    assert values["more packs than a peer"] == "0"
+
+
 def test_what_is_not_installed_is_one_line_each(monkeypatch, capsys):
     monkeypatch.setattr(row_benchmark, "SLOTS", (64,))
     monkeypatch.setattr(row_benchmark, "_PEERS", {"no_such_packer": lambda: __import__("no_such_packer")})
     monkeypatch.setattr(
         row_benchmark, "rows", lambda sequences, others: iter([dict.fromkeys("lengths depth packer".split(), "x")])
     )
+    assert run_main(benchmark.main, ["--cases", "2", "--sequences", "64"]) == 0
+    assert "2 cases, processor seconds" in capsys.readouterr().out
     assert run_main(benchmark.main, ["--rows", "--sequences", "20"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[1] == "not installed: no_such_packer (pip install no_such_packer)"
