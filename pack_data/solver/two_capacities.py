@@ -216,9 +216,9 @@ _TARGETS = 64  # strategies after which the target is measured again
 _CROWDED = 1.3  # the depth in mean sequences of a pack, below which the limit on sequences matters
 _SHORT = 0.8  # of all that packs fall short of value 1 by: what the worst that are opened to be packed again hold
 _WORST, _FEWEST = 1000, 30  # of them at most; others at least
-# Sequences and pairs looked for, after which nothing is tried again, in all and for each sequence; packs above the
-# bound, of all, that are few enough.
-_ROUND_WORK, _WORK, _WORK_EACH, _NEAR_ENOUGH = 60_000, 110_000, 7, 1e-3
+# Sequences and pairs looked for, after which all are not packed again, and nothing is, and that for each sequence.
+_ROUND_WORK, _WORK, _WORK_EACH = 60_000, 140_000, 7
+_NEAR_ENOUGH, _PATIENCE = 1e-3, 12  # packs above the bound, of all, that are few enough; tries without one pack less
 _NONE = 9.0  # cost of what does not fit
 
 
@@ -237,8 +237,9 @@ class _Groups:
         worth = worth[prices.sizes(self.lengths, self.weights)] / prices.certificate.denominator
         best: Packs = [((group,), number) for group, number in enumerate(counts.tolist())]
         fewest = sequences = int(counts.sum())
-        random, work, tries, rules = np.random.default_rng(0), 0, 0, 0
-        while fewest > (1 + _NEAR_ENOUGH) * lower_bound and work < min(_WORK, _WORK_EACH * sequences):
+        random, work, tries, rules, failed = np.random.default_rng(0), 0, 0, 0, 0
+        most = min(_WORK, _WORK_EACH * sequences)
+        while fewest > (1 + _NEAR_ENOUGH) * lower_bound and work < most and failed < _PATIENCE:
             whole = tries < len(_ROUNDS) and 2 * work <= _ROUND_WORK
             opened = set() if whole else _opened(best, worth, random)
             part = [pack for index, pack in enumerate(best) if whole or index in opened]
@@ -250,6 +251,7 @@ class _Groups:
                 rules = tries
             elif not whole and fewer <= 0:
                 rules += 1
+            failed = 0 if whole or fewer > 0 else failed + 1
             fewest, work, tries = fewest - max(0, fewer), work + cost, tries + 1
         return best
 
