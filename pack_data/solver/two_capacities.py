@@ -44,10 +44,9 @@ class Mix(NamedTuple):
         scale = _UNITS << 20
         return cls(round(share * scale / max_sequence_length), round((1 - share) * scale / capacity), 1 << 20)
 
-    def sizes(self, lengths: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """int64 [n]."""
-        sizes: np.ndarray = (self.tokens * lengths + self.weight * weights) // self.parts
-        return sizes
+    def sizes(self, length: Any, weight: Any) -> Any:
+        """Of one sequence or pack, int, or of many, int64 [n]."""
+        return (self.tokens * length + self.weight * weight) // self.parts
 
 
 @dataclass(frozen=True)
@@ -75,15 +74,14 @@ class TwoPrices:
         totals = [mix.tokens * self.max_sequence_length + mix.weight * self.capacity for mix in mixes]
         if max(totals) >= 2**62:
             raise ValueError("certificate: its sizes do not fit 64-bit arithmetic; pack again")
-        if 2 * self.k > totals[0] // self.first.parts + 1:
+        if 2 * self.k > self.first.sizes(self.max_sequence_length, self.capacity) + 1:
             raise ValueError(f"certificate: k = {self.k} is more than half a pack; pack again")
-        if self.certificate.max_sequence_length != totals[1] // self.second.parts:
+        if self.certificate.max_sequence_length != self.second.sizes(self.max_sequence_length, self.capacity):
             raise ValueError("certificate: it is for other capacities than the two; pack again")
 
     def sizes(self, lengths: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """int64 [n]: the sizes that the certificate has prices for; a sequence of size 0 is worth nothing."""
-        full = np.array([self.max_sequence_length]), np.array([self.capacity])
-        (X,), (Y,) = self.first.sizes(*full).tolist(), self.second.sizes(*full).tolist()
+        X, Y = (mix.sizes(self.max_sequence_length, self.capacity) for mix in (self.first, self.second))
         first, second = (mix.sizes(lengths, weights) for mix in (self.first, self.second))
         sizes: np.ndarray = np.where(first > X - self.k, Y, np.where(first < self.k, 0, second))
         return sizes
@@ -129,8 +127,7 @@ def pack_two(
     keys, group, counts = np.unique(lengths * (C + 1) + weights, return_inverse=True, return_counts=True)
     groups = _Groups(keys // (C + 1), keys % (C + 1), (S, C, D or max(1, len(lengths))))
     packs = groups.packed(counts, lower_bound, prices)
-    number = sum(repeats for _, repeats in packs)
-    return TwoCapacities(*_dealt(packs, group, lengths), number, lower_bound, prices)
+    return TwoCapacities(*_dealt(packs, group, lengths), _number(packs), lower_bound, prices)
 
 
 def within_capacities(
@@ -164,7 +161,7 @@ def _best_prices(lengths: np.ndarray, weights: np.ndarray, S: int, C: int, D: Op
     steps = sorted((step for mix in mixes for step in _steps(mix, mixes, lengths, weights, S, C)), key=lambda s: -s[0])
     best: Tuple[Optional[TwoPrices], int] = (None, -1)
     for _, first, k, second in [*steps[:_BEST], (0.0, mixes[0], 0, mixes[0])]:
-        Y = int(second.sizes(np.array([S]), np.array([C]))[0])
+        Y = second.sizes(S, C)
         unpriced = TwoPrices(S, C, first, k, second, Certificate(Y, D, (), (), 1))
         sizes = unpriced.sizes(lengths, weights)
         histogram = LengthHistogram.from_lengths(sizes[sizes > 0], Y)
@@ -183,14 +180,13 @@ def _steps(
 ) -> List[Tuple[float, Mix, int, Mix]]:
     """(packs that all are worth, first, k, second) with the best k for each second mix, at sizes as prices."""
     order = np.argsort(first.sizes(lengths, weights), kind="stable")
-    sizes, full = first.sizes(lengths, weights)[order], (np.array([S]), np.array([C]))
-    X = int(first.sizes(*full)[0])
+    sizes, X = first.sizes(lengths, weights)[order], first.sizes(S, C)
     every_k = np.concatenate([[0], np.unique(sizes[2 * sizes <= X]), [(X + 1) // 2]])
     low, high = np.searchsorted(sizes, every_k), np.searchsorted(sizes, X - every_k, side="right")
     found = []
     for second in mixes:
         below = np.concatenate([[0], np.cumsum(second.sizes(lengths, weights)[order])])
-        worth = len(sizes) - high + (below[high] - below[low]) / int(second.sizes(*full)[0])
+        worth = len(sizes) - high + (below[high] - below[low]) / second.sizes(S, C)
         best = int(worth.argmax())
         found.append((float(worth[best]), first, int(every_k[best]), second))
     return found
@@ -219,10 +215,10 @@ _GONE = 0.3  # of the groups, after which the lists are made again
 _TARGETS = 64  # strategies after which the target is measured again
 _CROWDED = 1.3  # the depth in mean sequences of a pack, below which the limit on sequences matters
 _SHORT = 0.8  # of all that packs fall short of value 1 by: what the worst that are opened to be packed again hold
-_WORST, _FEWEST = 1000, 300  # of them at most; others at least
-# Sequences and pairs looked for, after which nothing is tried again, in all and for each sequence; packs above the
-# bound, of all, that are few enough.
-_ROUND_WORK, _WORK, _WORK_EACH, _NEAR_ENOUGH = 60_000, 110_000, 10, 1e-3
+_WORST, _FEWEST = 1000, 30  # of them at most; others at least
+# Sequences and pairs looked for, after which all are not packed again, and nothing is, and that for each sequence.
+_ROUND_WORK, _WORK, _WORK_EACH = 60_000, 140_000, 7
+_NEAR_ENOUGH, _PATIENCE = 1e-3, 12  # packs above the bound, of all, that are few enough; tries without one pack less
 _NONE = 9.0  # cost of what does not fit
 
 
@@ -241,8 +237,9 @@ class _Groups:
         worth = worth[prices.sizes(self.lengths, self.weights)] / prices.certificate.denominator
         best: Packs = [((group,), number) for group, number in enumerate(counts.tolist())]
         fewest = sequences = int(counts.sum())
-        random, work, tries, rules = np.random.default_rng(0), 0, 0, 0
-        while fewest > (1 + _NEAR_ENOUGH) * lower_bound and work < min(_WORK, _WORK_EACH * sequences):
+        random, work, tries, rules, failed = np.random.default_rng(0), 0, 0, 0, 0
+        most = min(_WORK, _WORK_EACH * sequences)
+        while fewest > (1 + _NEAR_ENOUGH) * lower_bound and work < most and failed < _PATIENCE:
             whole = tries < len(_ROUNDS) and 2 * work <= _ROUND_WORK
             opened = set() if whole else _opened(best, worth, random)
             part = [pack for index, pack in enumerate(best) if whole or index in opened]
@@ -254,6 +251,7 @@ class _Groups:
                 rules = tries
             elif not whole and fewer <= 0:
                 rules += 1
+            failed = 0 if whole or fewer > 0 else failed + 1
             fewest, work, tries = fewest - max(0, fewer), work + cost, tries + 1
         return best
 
@@ -428,7 +426,8 @@ class _Filling:
         start, stop = self._from(), len(self._order)
         half = int(np.searchsorted(self._softness, self._softness[start] / 2, side="right")) if start < stop else stop
         span = min(stop, max(half, start + _FIRST)) - start
-        first = self._fitting(self._order[start + np.arange(min(_FIRST, span)) * span // _FIRST])
+        number = min(_FIRST, span)
+        first = self._fitting(self._order[start + np.arange(number) * span // max(1, number)])
         if not len(first):
             return _NONE, []
         tokens, weight = self._tokens - self._lengths[first], self._weight - self._weights[first]
@@ -454,15 +453,9 @@ class _Filling:
 
 def _dealt(packs: Packs, group: np.ndarray, lengths: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     """(pack, slot) int64 [n] of each sequence, where its group is int [n]; in a pack the longest comes first."""
-    repeats = np.array([number for _, number in packs], np.int64)
-    depths = np.array([len(groups) for groups, _ in packs], np.int64)
-    groups = np.fromiter(chain.from_iterable(groups for groups, _ in packs), np.int64, int(depths.sum()))
-    # One entry for each place of a strategy, then one for each of its packs.
-    of_place = np.repeat(np.arange(len(packs)), depths)
-    copies = repeats[of_place]
-    starts = (np.cumsum(repeats) - repeats)[of_place]
-    nth = np.arange(int(copies.sum())) - np.repeat(np.cumsum(copies) - copies, copies)
-    places, groups = np.repeat(starts, copies) + nth, np.repeat(groups, copies)
+    every = [groups for groups, repeats in packs for _ in range(repeats)]
+    groups = np.fromiter(chain.from_iterable(every), np.int64)
+    places = np.repeat(np.arange(len(every)), [len(groups) for groups in every])
     pack = np.empty(len(lengths), np.int64)
     pack[np.argsort(group.ravel(), kind="stable")] = places[np.argsort(groups, kind="stable")]
     order = np.lexsort((-lengths, pack))
