@@ -19,7 +19,6 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from pack_data.benchmark import cases as many_cases
-from pack_data.benchmark import rows as long_rows
 from pack_data.build import BuildOptions, build_and_report
 from pack_data.building.assignment import assign
 from pack_data.cli.command import ArgumentParser, parse_depth, positive_int, process_count, run_main
@@ -170,19 +169,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--sequences",
         type=positive_int,
         metavar="N",
-        help=f"how many (default a sixteenth of the {whole.sequences:,} of Wikipedia; with --rows 100,000; with "
+        help=f"how many (default a sixteenth of the {whole.sequences:,} of Wikipedia; with "
         "--cases at most so many, 1,000,000)",
-    )
-    parser.add_argument(
-        "--rows",
-        action="store_true",
-        help="instead: rows of 4,096 to 131,072 slots at many depths, beside the packers of others that are installed",
     )
     parser.add_argument(
         "--cases",
         type=positive_int,
         metavar="N",
-        help="instead: N cases out of 1,344 of lengths, rows and depths, beside those packers (50: some minutes)",
+        help="instead: N cases out of 1,344 of lengths, rows and depths, beside the packers of others that are "
+        "installed (50: some minutes)",
     )
     parser.add_argument("--packer", choices=PACKERS, default="optimal")
     parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
@@ -192,9 +187,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parser.parse_args(argv)
     if args.cases:
         many_cases.main(args.cases, args.sequences)
-        return 0
-    if args.rows:
-        long_rows.main(args.sequences or 100_000)
         return 0
     check_counted()
     args.sequences = args.sequences or whole.sequences // 16

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.benchmark.rows import Peer, installed_peers
+from pack_data.benchmark.peers import Peer, installed_peers
 from pack_data.building.assignment import assign
 from pack_data.cli.command import depth_text, progress_bar
 from pack_data.cli.timing import timed
