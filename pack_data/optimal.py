@@ -1,6 +1,7 @@
 """The optimal packer, with a proof: `python -m pack_data.optimal`.
 
-The cutting-stock linear programme (solver/column_generation.py) says how few packs there can be. Its solution is
+Decreasing fits and bounds that need no solver come first (solver/search.py). Where they leave a gap that is worth its
+time, the cutting-stock linear programme says how few packs there can be (solver/column_generation.py). Its solution is
 rounded to whole packs (solver/rounding.py); its prices, as whole numbers, become a certificate that anyone can check.
 """
 
@@ -29,14 +30,12 @@ def pack(
     """Packs into very nearly as few packs as any packing of this depth can; the result carries the proof.
 
     What holds always: no packing of this depth has fewer packs than `lower_bound`, an exact proof, and `packs -
-    lower_bound` is the most that a better packing could save. What is measured: that gap is 0 or 1, seldom 2, on data
-    sets of up to 2,048 slots. Beyond 2,048 slots the work ends where it is below 0.02 %, and more than a thousand
-    different lengths are packed by a programme on a grid of lengths (solver/grid_programme.py). The gap has no
-    guaranteed limit.
+    lower_bound` is the most that a better packing could save. What is measured stands in docs/packing.md; the gap has
+    no guaranteed limit. A step is begun only where what it may win is worth its time (solver/search.py).
 
-    max_sequences_per_pack None is unlimited.  budget: seconds, after which no further improvement is begun; then the
-    result depends on how fast the machine is.  progress: whether to show it on stderr; None: where that is a terminal,
-    if it takes long.
+    max_sequences_per_pack None is unlimited.  budget: seconds in which every step is begun, and after which none is;
+    then the result depends on how fast the machine is.  progress: whether to show it on stderr; None: where that is a
+    terminal, if it takes long.
     """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
