@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -114,7 +115,7 @@ def _measure(number: int, combination: Tuple[str, int, int, Optional[int]], peer
     found: Dict[str, Tuple[int, float]] = {}
     for peer in peers if depth is None else ():
         if lengths.sum() <= peer.most_tokens:
-            taken, packs = least(lambda peer=peer: peer.pack(lengths, slots))
+            taken, packs = least(partial(peer.pack, lengths, slots))
             found[peer.name] = packs, taken
     return Case(kind, sequences, slots, depth, packing.packs, packing.lower_bound or 0, seconds, found)
 

@@ -69,7 +69,7 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
                         f"has {size} bytes"
                     )
                 if length * width > bad.longest:
-                    raise RecordError(bad.too_long("it"))
+                    raise RecordError(bad.too_long())
                 file.seek(start)
                 ids = integers("input_ids", np.frombuffer(file.read(length * width), index.dtype))
             except RecordError as error:

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from pack_data.build import BuildOptions, build
+from pack_data.cli.bad_records import BadRecords
 from pack_data.convert import convert, main
+from pack_data.formats import megatron
 from pack_data.formats.detect import open_source
 from tests.token_sequences import random_sequences, sequences_of, write_megatron
 
@@ -50,6 +52,13 @@ def test_a_damaged_index_is_one_line(tmp_path, damage, words):
     with pytest.raises(ValueError, match=words) as refused:
         list(open_source(index, "megatron").read())
     assert str(index) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_record_beyond_the_limit_is_bad(tmp_path):
+    index = write_megatron(tmp_path / "a", [[1] * 3, [2] * 9])
+    bad = BadRecords(allowed=1, longest=16)
+    assert [len(record.value["input_ids"]) for record in megatron.read(str(index), bad)] == [3]
+    assert "longer than 16 bytes" in str(bad.found[0])
 
 
 def test_an_index_alone_names_the_missing_file(tmp_path):
