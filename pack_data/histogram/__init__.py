@@ -172,7 +172,9 @@ class LengthHistogram:
     def rounded_up(self, multiple_of: int) -> LengthHistogram:
         """Each length rounded up to a multiple, which max_sequence_length must be as well."""
         if self.max_sequence_length % multiple_of:
-            raise ValueError(f"max_sequence_length = {self.max_sequence_length} is no multiple of {multiple_of}; choose another")
+            raise ValueError(
+                f"max_sequence_length = {self.max_sequence_length} is no multiple of {multiple_of}; choose another"
+            )
         counts = np.zeros_like(self.counts)
         np.add.at(counts, -(-self.lengths // multiple_of) * multiple_of, self.counts[self.lengths])
         return LengthHistogram(counts, self.name)

@@ -35,6 +35,7 @@ _LENGTH, _LONG = 2e-4, 8192  # seconds of a linear programme for each length; sl
 # Sequences of a pack above which its tables are products of the slots; slots from which that takes long.
 DEEP, _DEEP_TABLES = 64, 1024
 _SCARCE = 1.001  # a bound of so many times the slots that the tokens take: slots are not what is scarce
+_MENDING = 5.0  # seconds at most
 _DENSE = 0.8  # of the sequences that so many packs could hold
 _PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this
 _SMALL_UNITS, _WHOLE = 4096, 1e-7  # or are fractions with so small a denominator, up to so much
@@ -116,7 +117,7 @@ class Found(NamedTuple):
         prices[list(self.certificate.lengths)] = np.array(self.certificate.prices, np.float64)
         prices /= self.certificate.denominator
         depth, until = self.limits.depth, self.limits.until
-        seconds = min(most_seconds, math.inf if until < math.inf else self.patience)
+        seconds = math.inf if until < math.inf else min(most_seconds, self.patience, _MENDING)
         most = seconds / (MADE * len(depths_tried(self.histogram.counts, depth)))
         return self.with_fewer(mend(self.packs, prices, depth, self.lower_bound, most, until))
 
