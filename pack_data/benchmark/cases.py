@@ -67,7 +67,7 @@ _DRAWN: Dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
 
 
 @dataclass(frozen=True)
-class Case:
+class PackingCase:
     """One packing, and what the peers made of the same lengths."""
 
     kind: str
@@ -96,7 +96,7 @@ class Case:
         return None if packs != self.packs else self.seconds / seconds if self.seconds > _ALLOWED else 0.0
 
 
-def _measure(number: int, combination: Tuple[str, int, int, Optional[int]], peers: Sequence[Peer]) -> Case:
+def _measure(number: int, combination: Tuple[str, int, int, Optional[int]], peers: Sequence[Peer]) -> PackingCase:
     kind, sequences, slots, depth = combination
     lengths = _DRAWN[kind](np.random.default_rng(number), sequences, slots)
     times = 3 if sequences <= _REPEATED else 1
@@ -117,10 +117,10 @@ def _measure(number: int, combination: Tuple[str, int, int, Optional[int]], peer
         if lengths.sum() <= peer.most_tokens:
             taken, packs = least(partial(peer.pack, lengths, slots))
             found[peer.name] = packs, taken
-    return Case(kind, sequences, slots, depth, packing.packs, packing.lower_bound or 0, seconds, found)
+    return PackingCase(kind, sequences, slots, depth, packing.packs, packing.lower_bound or 0, seconds, found)
 
 
-def cases(number: int, peers: Sequence[Peer], most: int = _SEQUENCES[-1]) -> List[Case]:
+def cases(number: int, peers: Sequence[Peer], most: int = _SEQUENCES[-1]) -> List[PackingCase]:
     """So many cases, all different; most: sequences of the largest."""
     every = list(product(_DRAWN, [n for n in _SEQUENCES if n <= most], _SLOTS, _DEPTHS))
     chosen = np.random.default_rng(0).permutation(len(every))[:number].tolist()
@@ -128,7 +128,7 @@ def cases(number: int, peers: Sequence[Peer], most: int = _SEQUENCES[-1]) -> Lis
         return [_measure(index, every[index], peers) for index in chosen if not bar.update()]
 
 
-def summary(found: Sequence[Case]) -> List[Tuple[str, str, str]]:
+def summary(found: Sequence[PackingCase]) -> List[Tuple[str, str, str]]:
     """Rows of text: what was measured, the value, what it counts."""
     equal = [case.ratio for case in found if case.ratio is not None]
     more = [case for case in found if any(packs < case.packs for packs, _ in case.peers.values())]
@@ -172,7 +172,7 @@ _COLUMNS = (
 )
 
 
-def _worst(found: Sequence[Case], title: str, key: Callable[[Case], float]) -> Table:
+def _worst(found: Sequence[PackingCase], title: str, key: Callable[[PackingCase], float]) -> Table:
     worst = sorted(found, key=key, reverse=True)[:10]
     rows = [
         {

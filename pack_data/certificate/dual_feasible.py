@@ -20,7 +20,7 @@ _ROUNDED = 1e-12  # relative: of a worth in float64
 _STEPS = 1 << 33  # additions that checking prices may cost: seconds
 
 
-class Prices(NamedTuple):
+class FunctionPrices(NamedTuple):
     """What each length that occurs is worth; no pack is worth more than `unit`."""
 
     by_length: np.ndarray  # int64 [lengths]
@@ -32,23 +32,25 @@ class Prices(NamedTuple):
         return -(-worth // self.unit)
 
 
-class _Family(NamedTuple):
+class _Functions(NamedTuple):
     prices: np.ndarray  # int64 [functions, lengths]
     units: np.ndarray  # int64 [functions]
 
 
-def best_prices(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> Prices:
+def best_prices(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> FunctionPrices:
     """Those with the highest bound; of equal ones the first. The histogram has at least one sequence."""
     counts = histogram.counts[histogram.lengths]
     families = _families(histogram, max_sequences_per_pack)
     worth = np.concatenate([family.prices @ counts.astype(float) / family.units for family in families])
-    every = [Prices(row, unit) for family in families for row, unit in zip(family.prices, family.units.tolist())]
+    every = [
+        FunctionPrices(row, unit) for family in families for row, unit in zip(family.prices, family.units.tolist())
+    ]
     best = np.flatnonzero(worth > worth.max() * (1 - _ROUNDED) - 1)  # the others are a pack below
     bounds = [every[index].packs(counts) for index in best.tolist()]
     return every[best[bounds.index(max(bounds))]]
 
 
-def _families(histogram: LengthHistogram, limit: Optional[int]) -> List[_Family]:
+def _families(histogram: LengthHistogram, limit: Optional[int]) -> List[_Functions]:
     S, lengths = histogram.max_sequence_length, histogram.lengths
     room = S // int(lengths[0])
     depth = room if limit is None else min(limit, room)
@@ -63,11 +65,11 @@ def _families(histogram: LengthHistogram, limit: Optional[int]) -> List[_Family]
     return [*families, _counted_by(lengths, S, short[places])]
 
 
-def _one(prices: np.ndarray, unit: int) -> _Family:
-    return _Family(prices[None], np.array([unit]))
+def _one(prices: np.ndarray, unit: int) -> _Functions:
+    return _Functions(prices[None], np.array([unit]))
 
 
-def _long_are_whole(histogram: LengthHistogram) -> _Family:
+def _long_are_whole(histogram: LengthHistogram) -> _Functions:
     """L2: for the best k, a sequence is worth 1 above S - k tokens, tokens / S from k tokens on, and 0 below.
 
     What still fits beside one that is worth 1 is worth nothing.
@@ -80,23 +82,23 @@ def _long_are_whole(histogram: LengthHistogram) -> _Family:
     return _one(np.where(lengths > S - k, S, np.where(lengths < k, 0, lengths)), S)
 
 
-def _many_beside_long(lengths: np.ndarray, S: int, depth: int) -> _Family:
+def _many_beside_long(lengths: np.ndarray, S: int, depth: int) -> _Functions:
     """Up to S / 2 a sequence is worth 1 / depth; a longer one, of which a pack has one, what its companions leave."""
     shortest = int(lengths[0])
     beside = np.minimum(depth - 1, (S - lengths) // shortest)
     return _one(np.where(2 * lengths > S, depth - beside, 1), depth)
 
 
-def _rounded_to_parts(lengths: np.ndarray, S: int, k: np.ndarray) -> _Family:
+def _rounded_to_parts(lengths: np.ndarray, S: int, k: np.ndarray) -> _Functions:
     """u^(k): a length is rounded down to (k + 1)-ths of a pack, which are worth 1 / k; a whole number of them stays."""
     k = k[:, None]
     parts, rest = np.divmod((k + 1) * lengths, S)
-    return _Family(np.where(rest == 0, k * lengths, S * parts), k[:, 0] * S)
+    return _Functions(np.where(rest == 0, k * lengths, S * parts), k[:, 0] * S)
 
 
-def _counted_by(lengths: np.ndarray, S: int, p: np.ndarray) -> _Family:
+def _counted_by(lengths: np.ndarray, S: int, p: np.ndarray) -> _Functions:
     """phi^(p / S): from p to S / 2 tokens a sequence counts as one of the S // p that fit; a longer one as many as it
     leaves no room for."""
     p = p[:, None]
     most = S // p
-    return _Family(np.where(2 * lengths > S, most - (S - lengths) // p, np.where(lengths < p, 0, 1)), most[:, 0])
+    return _Functions(np.where(2 * lengths > S, most - (S - lengths) // p, np.where(lengths < p, 0, 1)), most[:, 0])

@@ -58,10 +58,8 @@ def run_packer(
     else:
         print(packing.table(histogram.name))
         if args.multiple_of > 1:
-            added = histogram.tokens - given.tokens
-            print(
-                f"\nrounded up to multiples of {args.multiple_of}: {counted(added, 'slot')} of the tokens above are rounding"
-            )
+            added = counted(histogram.tokens - given.tokens, "slot")
+            print(f"\nrounded up to multiples of {args.multiple_of}: {added} of the tokens above are rounding")
         if args.out:
             print(f"\nrecipe written to {args.out}")
     return 0

@@ -130,7 +130,7 @@ class _Supply:
         return ()
 
     def _pair_below(self, room: int, near: int, short: int) -> Tuple[int, ...]:
-        """Two lengths of `room` tokens together or up to `short` less: the most of the first reach that has any; else ()."""
+        """Two lengths of `room` tokens together or up to `short` less, the most in the first reach that has any."""
         lengths = np.flatnonzero(self._there)
         fitting = np.searchsorted(lengths, room - lengths, side="right") - 1
         longer, shorter = lengths[fitting >= 0], lengths[fitting[fitting >= 0]]

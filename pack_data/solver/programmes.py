@@ -13,7 +13,7 @@ from pack_data.solver.column_generation import FULL_ROWS, Programme, Relaxation,
 from pack_data.solver.filling import Packs
 from pack_data.solver.grid_programme import Shape
 from pack_data.solver.rounding import whole_packs
-from pack_data.solver.search import DEEP, LARGE, Found, number
+from pack_data.solver.search import DEEP, LARGE, FoundPacks, number
 
 _SMALL = 256  # lengths; up to so many the full programme is solved wherever the coarse one leaves a gap
 _QUICK = 1000  # lengths; up to so many it takes a second or two
@@ -24,7 +24,7 @@ _ON_KNOTS, _KNOTS = 1 << 18, 64  # slots x sequences of a pack up to which price
 _STEPS = 1 << 33  # additions that a proof of prices between the plain ones may cost: seconds
 
 
-def improved(found: Found, progress: Optional[bool]) -> Found:
+def improved(found: FoundPacks, progress: Optional[bool]) -> FoundPacks:
     """Fewer packs and a higher bound, as far as linear programmes lead there and it pays."""
     S, m, depth = found.histogram.max_sequence_length, len(found.histogram.lengths), found.limits.depth
     if m > _QUICK and S * depth <= _ON_KNOTS:
@@ -37,7 +37,7 @@ def improved(found: Found, progress: Optional[bool]) -> Found:
     return found
 
 
-def _by_programme(found: Found, progress: Optional[bool]) -> Found:
+def _by_programme(found: FoundPacks, progress: Optional[bool]) -> FoundPacks:
     """From the linear programme over the lengths."""
     histogram, depth, packs = found.histogram, found.limits.depth, found.packs
     S, counts, lengths = histogram.max_sequence_length, histogram.counts, histogram.lengths
@@ -62,7 +62,7 @@ def _by_programme(found: Found, progress: Optional[bool]) -> Found:
     return found if bar.prices is None else found.proved_by(bar.prices)
 
 
-def _on_knots(found: Found, progress: Optional[bool]) -> Found:
+def _on_knots(found: FoundPacks, progress: Optional[bool]) -> FoundPacks:
     """From prices that are piecewise linear in the length.
 
     The knots are densest among the shortest and the longest: where sequences are scarcer than slots, what a longest
@@ -78,7 +78,7 @@ def _on_knots(found: Found, progress: Optional[bool]) -> Found:
     return found if bar.prices is None else found.proved_by(bar.prices).mended()
 
 
-def _by_shape(found: Found) -> Found:
+def _by_shape(found: FoundPacks) -> FoundPacks:
     """From the linear programme on a grid of lengths."""
     histogram, depth = found.histogram, found.limits.depth
     lengths, S = histogram.lengths, histogram.max_sequence_length

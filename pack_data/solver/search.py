@@ -61,7 +61,7 @@ class Limits(NamedTuple):
         return self.asked == self.depth
 
 
-class Found(NamedTuple):
+class FoundPacks(NamedTuple):
     """Packs, and prices that prove how few there can be."""
 
     histogram: LengthHistogram
@@ -105,11 +105,11 @@ class Found(NamedTuple):
         deep = math.hypot(1, S / _DEEP_TABLES) if self.limits.depth > DEEP else 1.0
         return _LENGTH * len(self.histogram.lengths) * math.sqrt(1 + S / _LONG) * deep
 
-    def with_fewer(self, packs: Packs) -> Found:
+    def with_fewer(self, packs: Packs) -> FoundPacks:
         """These packs, where they are fewer."""
         return self._replace(packs=min(self.packs, packs, key=number))
 
-    def mended(self, most_seconds: float = math.inf) -> Found:
+    def mended(self, most_seconds: float = math.inf) -> FoundPacks:
         """Fewer packs, where opening the worst of them leads there: until that has won nothing for too long."""
         if not self.pays(MADE):
             return self
@@ -121,7 +121,7 @@ class Found(NamedTuple):
         most = seconds / (MADE * len(depths_tried(self.histogram.counts, depth)))
         return self.with_fewer(mend(self.packs, prices, depth, self.lower_bound, most, until))
 
-    def proved_by(self, prices: np.ndarray, most_steps: float = math.inf) -> Found:
+    def proved_by(self, prices: np.ndarray, most_steps: float = math.inf) -> FoundPacks:
         """The bound of these prices, float64 by length that occurs, in whole numbers, where it is a higher one.
 
         most_steps: additions that the proof may take.
@@ -157,12 +157,12 @@ def _small_units(prices: np.ndarray) -> int:
     return _PRICE_UNITS
 
 
-def found_quickly(histogram: LengthHistogram, limits: Limits) -> Found:
+def found_quickly(histogram: LengthHistogram, limits: Limits) -> FoundPacks:
     """A decreasing fit and the plain bounds; then, where it pays, packs filled exactly, and the worst opened again."""
     certificate = plain_certificate(histogram, limits.asked)
     counts = histogram.counts[list(certificate.lengths)].tolist()
     worth = Fraction(sum(map(int.__mul__, counts, certificate.prices)), certificate.denominator)
-    found = Found(histogram, limits, longest_first(histogram, limits.depth), certificate, worth)
+    found = FoundPacks(histogram, limits, longest_first(histogram, limits.depth), certificate, worth)
     if found.gap <= 0:
         return found
     # Packs of as many sequences as may be are no help where slots are what is scarce, or where few have so many.

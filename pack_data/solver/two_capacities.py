@@ -261,7 +261,7 @@ class _Groups:
         repeats = np.repeat([number for _, number in packs], [len(held) for held, _ in packs])
         there, place = np.unique(groups, return_inverse=True)
         counts = np.bincount(place.ravel(), repeats).astype(np.int64)
-        filling = _Filling(self.lengths[there], self.weights[there], counts, self.limits, rules)
+        filling = _TwoFilling(self.lengths[there], self.weights[there], counts, self.limits, rules)
         return [(tuple(there[list(held)].tolist()), number) for held, number in filling.packs()], filling.work
 
 
@@ -278,7 +278,7 @@ def _opened(packs: Packs, worth: np.ndarray, random: np.random.Generator) -> Set
     return {*order[:many].tolist(), *random.permutation(order[many:])[: max(_FEWEST, many)].tolist()}
 
 
-class _Filling:
+class _TwoFilling:
     """The sequences that are left, by groups (length, weight)."""
 
     def __init__(
