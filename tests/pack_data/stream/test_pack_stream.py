@@ -13,6 +13,7 @@ from pack_data import LengthHistogram, optimal
 from pack_data.stream import PackStream
 from pack_data.stream.__main__ import in_random_order, main
 from pack_data.stream.baselines import open_rows, windows
+from pack_data.stream.open_rows import OpenRows
 from pack_data.stream.prices import on_grid, prices, scarce_seats, solve
 
 
@@ -108,6 +109,93 @@ def test_a_stream_in_descending_order_is_packed_well():
     packs = list(PackStream(4096, buffer_sequences=256).packs(enumerate(lengths)))
     bound = optimal.pack(LengthHistogram.from_lengths(lengths, 4096), max_sequences_per_pack=None).lower_bound
     assert len(packs) <= 1.15 * bound
+
+
+def some_lengths(kind, n, S):
+    random = np.random.default_rng(1)
+    if kind == "long tail":
+        return np.array(long_tailed(n, S))
+    if kind == "uniform":
+        return random.integers(1, S + 1, n)
+    if kind == "Wikipedia":
+        return np.array(drawn(n)) * S // 512
+    if kind == "four lengths":
+        return np.repeat(np.array([400, 112, 300, 212]) * S // 1024, n // 4)
+    first = random.integers(int(0.38 * S), int(0.49 * S), n // 3)  # triplets that fill a row
+    second = (0.26 * S + random.random(n // 3) * (S - first - 0.52 * S) / 2).astype(int)
+    return np.concatenate([first, second, S - first - second])
+
+
+def in_order(order, lengths):
+    random, rising = np.random.default_rng(2), np.sort(lengths)
+    if order == "random":
+        return random.permutation(lengths)
+    if order == "rising":
+        return rising
+    if order == "falling":
+        return rising[::-1]
+    if order == "short, long":
+        short, long = np.array_split(rising, 2)
+        return np.stack([random.permutation(short), random.permutation(long)], 1).ravel()
+    if order == "bursts":
+        pieces = np.array_split(np.concatenate([random.permutation(part) for part in np.array_split(rising, 6)]), 48)
+        return np.concatenate([pieces[number] for number in random.permutation(len(pieces))])
+    return rising[np.argsort(np.arange(len(rising)) / len(rising) + random.normal(0, 0.3, len(rising)))]  # drift
+
+
+def best_fit(lengths, S, depth, buffer):
+    """Packs of online best fit that holds as many sequences."""
+    rows = OpenRows(S, depth)
+    for length in lengths:
+        rows.pass_by(length, buffer, 2**62)
+    return rows.closed + len(rows.rows())
+
+
+ORDERS = ["random", "rising", "falling", "short, long", "bursts", "drift"]
+LENGTHS = ["long tail", "uniform", "Wikipedia", "triplets", "four lengths"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_no_order_needs_more_packs_than_online_best_fit(order, kind):
+    S, buffer = 256, 64
+    lengths = in_order(order, some_lengths(kind, 3000, S)).tolist()
+    packs = list(PackStream(S, buffer_sequences=buffer).packs(enumerate(lengths)))
+    check_packs(packs, lengths, S, None)
+    assert len(packs) <= best_fit(lengths, S, None, buffer) + 10 + 0.001 * sum(lengths) / S
+
+
+def test_open_rows_as_by_hand():
+    rows = OpenRows(10, 3)
+    for length in (6, 5, 4, 3):  # 6 + 4 | 5 + 3
+        rows.add(length)
+    assert rows.rows() == [[6, 4], [5, 3]] and rows.full == [[6, 4]] and rows.long == 1
+    rows.pass_by(2, 5, 15)  # the full row is closed first: too many tokens
+    assert rows.closed == 1 and rows.rows() == [[5, 3, 2]]
+    assert (rows.sequences, rows.tokens, rows.long) == (3, 10, 0)
+    rows = OpenRows(10, None, [[3], [2], [5]])
+    assert rows.close(2) == [2] and rows.close() == [5] and rows.close() == [3] and rows.closed == 3
+
+
+@pytest.mark.parametrize("order", ["falling", "bursts"])
+def test_a_state_taken_while_the_stream_packs_by_best_fit_gives_the_same_packs(order):
+    lengths = in_order(order, some_lengths("uniform", 900, 100)).tolist()
+
+    def new():
+        return PackStream(100, buffer_sequences=16, longest_wait=20)
+
+    whole, by_rows = list(new().packs(enumerate(lengths))), 0
+    for stop in range(0, len(whole), 23):
+        first = new()
+        begun = list(itertools.islice(first.packs(enumerate(lengths)), stop))
+        state = json.loads(json.dumps(first.state_dict()))
+        by_rows += state["rows"] is not None
+        second = new()
+        second.load_state_dict(state)
+        assert second.state_dict() == state
+        assert begun + list(second.packs(itertools.islice(enumerate(lengths), second.taken, None))) == whole
+        assert second.waits.longest <= 20
+    assert by_rows > 3
 
 
 @pytest.mark.parametrize(
@@ -343,6 +431,11 @@ def test_a_state_of_another_stream_is_refused():
         ("prices", [[0.0] * 11, [0.0] * 11]),
         ("solving", [[0.0] * 11, 9]),
         ("solving", [[1.0] * 11, "a"]),
+        ("turned", [1]),
+        ("beside", [0, [[6, 5]]]),
+        ("beside", ["a", []]),
+        ("rows", [[8]]),
+        ("rows", [[11]]),
     ],
 )
 def test_a_state_that_is_damaged_is_one_line_and_changes_nothing(name, value):
