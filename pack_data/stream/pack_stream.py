@@ -14,6 +14,7 @@ from pack_data.reading.fields import Fields, packing_depth, shown, whole_number
 from pack_data.stream.buffer import Buffer, Round, Waiting
 from pack_data.stream.open_rows import OpenRows
 from pack_data.stream.prices import Prices, on_grid, prices, scarce_seats, solve, steps_of
+from pack_data.stream.stalls import items_and_stalls, seconds_above_zero
 
 _FORMAT = "pack_data stream 2"
 _SHARES = ("sequences", "packs")
@@ -73,7 +74,11 @@ class PackStream:
     the sequences (number i goes to rank i modulo ranks).  "packs": all make the same packs and take turns; at the end
     some packs are split so that each rank gets equally many, as far as enough sequences wait there.
 
-    Nothing is random and nothing depends on time: the same sequences give the same packs, also after `load_state_dict`.
+    flush_after: seconds; `packs` packs all that waits when the source has given nothing for so long.  Then a thread
+    reads the source, up to 64 sequences ahead.
+
+    Nothing is random, and nothing but flush_after depends on time: the same sequences give the same packs, also after
+    `load_state_dict`.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class PackStream:
         rank: int = 0,
         ranks: int = 1,
         share: str = "sequences",
+        flush_after: Optional[float] = None,
     ) -> None:
         S = self.max_sequence_length = whole_slots(max_sequence_length)
         self.max_sequences_per_pack = packing_depth(max_sequences_per_pack)
@@ -105,6 +111,11 @@ class PackStream:
         if share not in _SHARES:
             raise ValueError(f"share {shown(share)}: there are {' and '.join(_SHARES)}")
         self.share = share
+        self.flush_after = seconds_above_zero("flush_after", flush_after)
+        if flush_after is not None and share == "packs" and ranks > 1:
+            raise ValueError(
+                'flush_after: ranks that take turns make the same packs, and time is not the same; take share "sequences"'
+            )
         self._most_tokens = 2**62 if self.buffer_tokens is None else self.buffer_tokens
         self._room = max(1, self.buffer_sequences // 32), min(S, self._most_tokens // 32)
         self._buffer = Buffer(S, self.max_sequences_per_pack)
@@ -148,8 +159,12 @@ class PackStream:
         After `load_state_dict` the source begins at sequence `taken`.
         """
         yield from self.ready()
-        for example, length in source:
-            if self.put(example, length):
+        for sequence in items_and_stalls(source, self.flush_after):
+            if sequence is None:
+                self.finish()
+            else:
+                self.put(*sequence)
+            if self._ready:
                 yield from self.ready()
         self.finish()
         yield from self.ready()
@@ -262,7 +277,7 @@ class PackStream:
         )
 
     def finish(self) -> None:
-        """The end of the stream: closes packs of all that waits, those with the oldest sequences first."""
+        """Closes packs of all that waits, those with the oldest sequences first; the stream may go on."""
         buffer = self._buffer
         if not buffer.sequences:
             return

@@ -3,6 +3,8 @@
 import itertools
 import json
 import pickle
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -160,9 +162,10 @@ LENGTHS = ["long tail", "uniform", "Wikipedia", "triplets", "four lengths"]
 def test_no_order_needs_more_packs_than_online_best_fit(order, kind):
     S, buffer = 256, 64
     lengths = in_order(order, some_lengths(kind, 3000, S)).tolist()
-    packs = list(PackStream(S, buffer_sequences=buffer).packs(enumerate(lengths)))
+    # Online best fit lets a sequence wait for ever; so does this stream.
+    packs = list(PackStream(S, buffer_sequences=buffer, longest_wait=2**30).packs(enumerate(lengths)))
     check_packs(packs, lengths, S, None)
-    assert len(packs) <= best_fit(lengths, S, None, buffer) + 10 + 0.001 * sum(lengths) / S
+    assert len(packs) <= best_fit(lengths, S, None, buffer) + 3 + 0.001 * sum(lengths) / S
 
 
 def test_open_rows_as_by_hand():
@@ -376,9 +379,60 @@ def test_a_sequence_that_fits_badly_does_not_wait_longer_than_stated():
     assert position <= 20 and stream.waits.longest <= 20
 
 
+def test_a_source_that_stalls_gets_its_packs():
+    going_on, packs = threading.Event(), []
+
+    def source():
+        yield from [("a", 4), ("b", 6), ("c", 7)]
+        assert going_on.wait(60)  # until the packs of what has come are there
+        yield "d", 3
+        yield "e", 6
+
+    stream = PackStream(10, flush_after=0.05)
+    for pack in stream.packs(source()):
+        packs.append(pack.examples)
+        if len(packs) == 2:
+            assert sorted(map(sorted, packs)) == [["a", "b"], ["c"]] and stream.taken == 3
+            assert stream.state_dict()["waiting"] == []
+            going_on.set()
+    assert [sorted(examples) for examples in packs[2:]] == [["d", "e"]]
+
+
+def test_a_source_that_does_not_stall_gives_the_same_packs_and_its_error():
+    lengths = drawn(400)
+
+    def packs(**options):
+        return list(PackStream(512, buffer_sequences=32, **options).packs(enumerate(lengths)))
+
+    assert packs(flush_after=60) == packs()
+
+    def broken():
+        yield "a", 3
+        raise KeyError("the source broke")
+
+    with pytest.raises(KeyError, match="the source broke"):
+        list(PackStream(10, flush_after=60).packs(broken()))
+
+
+def test_a_source_is_left_when_nobody_wants_packs_any_more():
+    before, given = threading.active_count(), itertools.count()
+    packs = PackStream(10, buffer_sequences=4, flush_after=60).packs((number, 5) for number in given)
+    next(packs)
+    packs.close()
+    for _ in range(500):
+        if threading.active_count() <= before:
+            break
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
+        ({"flush_after": 0}, "flush_after"),
+        ({"flush_after": float("nan")}, "flush_after"),
+        ({"flush_after": "1"}, "flush_after"),
+        ({"flush_after": 1, "share": "packs", "ranks": 2}, "flush_after"),
         ({"buffer_sequences": 0}, "buffer_sequences"),
         ({"buffer_sequences": 8, "longest_wait": 7}, "longest_wait"),
         ({"buffer_tokens": 9}, "buffer_tokens"),
