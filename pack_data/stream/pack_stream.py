@@ -114,7 +114,7 @@ class PackStream:
         self.flush_after = seconds_above_zero("flush_after", flush_after)
         if flush_after is not None and share == "packs" and ranks > 1:
             raise ValueError(
-                'flush_after: ranks that take turns make the same packs, and time is not the same; take share "sequences"'
+                'flush_after: ranks that take turns make the same packs, and time differs; take share "sequences"'
             )
         self._most_tokens = 2**62 if self.buffer_tokens is None else self.buffer_tokens
         self._room = max(1, self.buffer_sequences // 32), min(S, self._most_tokens // 32)
