@@ -106,13 +106,6 @@ def test_lengths_below_the_shortest_seen_cost_less_than_it():
         assert by_length[0] == 0 and (np.diff(by_length[:101]) > 0).all()
 
 
-def test_a_stream_in_descending_order_is_packed_well():
-    lengths = sorted(long_tailed(8000, 4096), reverse=True)
-    packs = list(PackStream(4096, buffer_sequences=256).packs(enumerate(lengths)))
-    bound = optimal.pack(LengthHistogram.from_lengths(lengths, 4096), max_sequences_per_pack=None).lower_bound
-    assert len(packs) <= 1.15 * bound
-
-
 def some_lengths(kind, n, S):
     random = np.random.default_rng(1)
     if kind == "long tail":
