@@ -14,7 +14,7 @@ from pack_data.reading.fields import Fields, packing_depth, shown, whole_number
 from pack_data.stream.buffer import Buffer, Round, Waiting
 from pack_data.stream.open_rows import OpenRows
 from pack_data.stream.prices import Prices, on_grid, prices, scarce_seats, solve, steps_of
-from pack_data.stream.stalls import items_and_stalls, seconds_above_zero
+from pack_data.stream.stalls import items_and_stalls
 
 _FORMAT = "pack_data stream 2"
 _SHARES = ("sequences", "packs")
@@ -111,7 +111,8 @@ class PackStream:
         if share not in _SHARES:
             raise ValueError(f"share {shown(share)}: there are {' and '.join(_SHARES)}")
         self.share = share
-        self.flush_after = seconds_above_zero("flush_after", flush_after)
+        own = Fields.of({"flush_after": flush_after}, "PackStream", "give seconds")
+        self.flush_after = own.optional("flush_after", Fields.number, least=1e-3, most=1e6)
         if flush_after is not None and share == "packs" and ranks > 1:
             raise ValueError(
                 'flush_after: ranks that take turns make the same packs, and time differs; take share "sequences"'
@@ -237,12 +238,10 @@ class PackStream:
     def _due(self) -> Optional[int]:
         """Length of the oldest sequence if the next pack has to hold it.
 
-        A sequence waits longest_wait packs at most: the oldest are due one by one, and there are at most
-        buffer_sequences of them.
+        The oldest are due one by one, and there are at most buffer_sequences: none waits over longest_wait packs.
         """
         length, oldest = self._buffer.oldest()
-        due = self._waits.packs - oldest.since >= self.longest_wait - self.buffer_sequences
-        return length if due else None
+        return length if self._waits.packs - oldest.since >= self.longest_wait - self.buffer_sequences else None
 
     def _packs_behind(self) -> float:
         """Packs more than online best fit has closed, less what the sequences that wait there but not here may need.
@@ -282,9 +281,8 @@ class PackStream:
         if not buffer.sequences:
             return
         self._note_arrived()
-        plan = optimal.pack(
-            LengthHistogram(buffer.counts), max_sequences_per_pack=self.max_sequences_per_pack, progress=False
-        )
+        histogram, depth = LengthHistogram(buffer.counts), self.max_sequences_per_pack
+        plan = optimal.pack(histogram, max_sequences_per_pack=depth, progress=False)
         rows = []
         for strategy, repeats in zip(plan.strategies, plan.repeats):
             for _ in range(repeats):
