@@ -21,7 +21,9 @@ _SHARES = ("sequences", "packs")
 _LEARNT = 1 << 17, 128  # sequences between two solutions, and as many buffers: the larger of the two
 _MORE = 4  # until then a solution comes after so many times the sequences of the one before
 _LATER = 1 << 14  # sequences from the one at which a solution is begun to the one at which it is taken up
-_BEHIND = 1.0, 1 / 2048  # packs more than online best fit, and the share of all packs, that make the stream turn to it
+# Packs more than online best fit, and the share of all packs, that make the stream turn to it. With a limit of depth
+# the numbers are less certain, and a turn in vain costs more.
+_BEHIND, _BEHIND_LIMITED, _BEHIND_SHARE = 1.0, 4.0, 1 / 2048
 _STAYS = 4  # buffers of sequences that it stays there, twice as many each time
 
 
@@ -207,7 +209,8 @@ class PackStream:
             self._close_by_price(coming)
         else:
             self._close_rows(self._rows, coming)
-        behind = self._packs_behind() - _BEHIND[0] - _BEHIND[1] * self._waits.packs
+        most = _BEHIND if self.max_sequences_per_pack is None else _BEHIND_LIMITED
+        behind = self._packs_behind() - most - _BEHIND_SHARE * self._waits.packs
         if self._rows is None and behind > 0:
             self._rows = OpenRows(*self._limits)
             for length in sorted((length for length, _ in self._buffer.in_order()), reverse=True):
