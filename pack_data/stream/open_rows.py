@@ -77,11 +77,10 @@ class OpenRows:
         for at, row in enumerate(self.full):
             if length is None or length in row:
                 return self.full.pop(at)
-        for room in sorted(self._open) if length is not None else [(self._rooms & -self._rooms).bit_length() - 1]:
-            for at, row in enumerate(self._open[room]):
-                if length is None or length in row:
-                    return self._taken_out(room, at)
-        raise AssertionError(f"no row holds a sequence of {length}")
+        if length is None:
+            return self._taken_out((self._rooms & -self._rooms).bit_length() - 1, 0)
+        room = min(room for room, rows in self._open.items() if any(length in row for row in rows))
+        return self._taken_out(room, next(at for at, row in enumerate(self._open[room]) if length in row))
 
     def rows(self) -> List[List[int]]:
         """All rows, so that `OpenRows(S, depth, rows)` goes on in the same way."""

@@ -14,14 +14,16 @@ from pack_data.reading.fields import Fields, packing_depth, shown, whole_number
 from pack_data.stream.buffer import Buffer, Round, Waiting
 from pack_data.stream.open_rows import OpenRows
 from pack_data.stream.prices import Prices, on_grid, prices, scarce_seats, solve, steps_of
-from pack_data.stream.stalls import items_and_stalls, seconds_above_zero
+from pack_data.stream.stalls import items_and_stalls
 
 _FORMAT = "pack_data stream 2"
 _SHARES = ("sequences", "packs")
 _LEARNT = 1 << 17, 128  # sequences between two solutions, and as many buffers: the larger of the two
 _MORE = 4  # until then a solution comes after so many times the sequences of the one before
 _LATER = 1 << 14  # sequences from the one at which a solution is begun to the one at which it is taken up
-_BEHIND = 1.0, 1 / 2048  # packs more than online best fit, and the share of all packs, that make the stream turn to it
+# Packs more than online best fit, and the share of all packs, that make the stream turn to it. With a limit of depth
+# the numbers are less certain, and a turn in vain costs more.
+_BEHIND, _BEHIND_LIMITED, _BEHIND_SHARE = 1.0, 4.0, 1 / 2048
 _STAYS = 4  # buffers of sequences that it stays there, twice as many each time
 
 
@@ -111,7 +113,8 @@ class PackStream:
         if share not in _SHARES:
             raise ValueError(f"share {shown(share)}: there are {' and '.join(_SHARES)}")
         self.share = share
-        self.flush_after = seconds_above_zero("flush_after", flush_after)
+        own = Fields.of({"flush_after": flush_after}, "PackStream", "give seconds")
+        self.flush_after = own.optional("flush_after", Fields.number, least=1e-3, most=1e6)
         if flush_after is not None and share == "packs" and ranks > 1:
             raise ValueError(
                 'flush_after: ranks that take turns make the same packs, and time differs; take share "sequences"'
@@ -206,7 +209,8 @@ class PackStream:
             self._close_by_price(coming)
         else:
             self._close_rows(self._rows, coming)
-        behind = self._packs_behind() - _BEHIND[0] - _BEHIND[1] * self._waits.packs
+        most = _BEHIND if self.max_sequences_per_pack is None else _BEHIND_LIMITED
+        behind = self._packs_behind() - most - _BEHIND_SHARE * self._waits.packs
         if self._rows is None and behind > 0:
             self._rows = OpenRows(*self._limits)
             for length in sorted((length for length, _ in self._buffer.in_order()), reverse=True):
@@ -237,12 +241,10 @@ class PackStream:
     def _due(self) -> Optional[int]:
         """Length of the oldest sequence if the next pack has to hold it.
 
-        A sequence waits longest_wait packs at most: the oldest are due one by one, and there are at most
-        buffer_sequences of them.
+        The oldest are due one by one, and there are at most buffer_sequences: none waits over longest_wait packs.
         """
         length, oldest = self._buffer.oldest()
-        due = self._waits.packs - oldest.since >= self.longest_wait - self.buffer_sequences
-        return length if due else None
+        return length if self._waits.packs - oldest.since >= self.longest_wait - self.buffer_sequences else None
 
     def _packs_behind(self) -> float:
         """Packs more than online best fit has closed, less what the sequences that wait there but not here may need.
@@ -282,9 +284,8 @@ class PackStream:
         if not buffer.sequences:
             return
         self._note_arrived()
-        plan = optimal.pack(
-            LengthHistogram(buffer.counts), max_sequences_per_pack=self.max_sequences_per_pack, progress=False
-        )
+        histogram, depth = LengthHistogram(buffer.counts), self.max_sequences_per_pack
+        plan = optimal.pack(histogram, max_sequences_per_pack=depth, progress=False)
         rows = []
         for strategy, repeats in zip(plan.strategies, plan.repeats):
             for _ in range(repeats):

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 from typing import Iterable, Iterator, Optional, TypeVar
 
-from pack_data.reading.fields import shown
-
 _T = TypeVar("_T")
 _AHEAD = 64  # items that are read before they are asked for
-
-
-def seconds_above_zero(name: str, seconds: Optional[float]) -> Optional[float]:
-    """An argument that is a time in seconds, or None."""
-    if seconds is None:
-        return None
-    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and math.isfinite(seconds)
-    if not number or not 0 < seconds <= threading.TIMEOUT_MAX:
-        raise ValueError(f"{name} = {shown(seconds)}; must be a number of seconds above 0, or None: never")
-    return float(seconds)
 
 
 def items_and_stalls(source: Iterable[_T], seconds: Optional[float]) -> Iterator[Optional[_T]]:
@@ -35,14 +22,15 @@ def items_and_stalls(source: Iterable[_T], seconds: Optional[float]) -> Iterator
     left = threading.Event()
 
     def read() -> None:
+        end = None
         try:
             for item in source:
                 items.put((item,))
                 if left.is_set():
-                    return
-            items.put(None)
+                    break
         except BaseException as error:
-            items.put(error)
+            end = error
+        items.put(end)
 
     threading.Thread(target=read, name="stream source", daemon=True).start()
     try:
