@@ -26,6 +26,7 @@ _SEQUENCE = 2e-6  # seconds for each sequence that are spent in any case: counti
 # The same where rows are short and sequences more than a call has in the middle of a training: there linear programmes
 # take less than a second and mostly end at the bound.
 _SHORT_ROWS, _CALL = 60e-6, 1000
+_SHORT_CALL = 1e-5  # seconds for each sequence of such a call, and for as many as it can have, unless the gap is wide
 # A gap of such a share, or above what bounds leave where nothing can be won (so many packs and such a share), is nearly
 # always won: so many times the seconds pay.
 _WIDE, _USUAL, _CERTAIN = 0.006, (3, 0.001), 80
@@ -95,8 +96,11 @@ class FoundPacks(NamedTuple):
         if S > LARGE and gap <= min(_FEW, _NEAR_ENOUGH * self.lower_bound):
             return 0.0
         wide = gap > 1 and gap > min(_WIDE * self.lower_bound, _USUAL[0] + _USUAL[1] * self.lower_bound)
-        per_sequence = _SHORT_ROWS if S <= LARGE and sequences > _CALL else _SEQUENCE
-        return max(gap * S * _SLOT * (_CERTAIN if wide else 1), sequences * per_sequence)
+        if wide:
+            return max(gap * S * _SLOT * _CERTAIN, sequences * _SEQUENCE)
+        if sequences <= _CALL:
+            return min(max(gap * S * _SLOT, sequences * _SHORT_CALL), _CALL * _SHORT_CALL)
+        return max(gap * S * _SLOT, sequences * (_SHORT_ROWS if S <= LARGE else _SEQUENCE))
 
     @property
     def programme_seconds(self) -> float:
