@@ -46,7 +46,7 @@ class Places(NamedTuple):
     def of(cls, packing: Packing) -> Places:
         depths, repeats = packing.depths, np.array(packing.repeats, dtype=np.int64)
         packs, deepest = int(repeats.sum()), max(packing.largest_depth, 1)
-        slot = np.concatenate([np.arange(depth) for depth in depths.tolist()] or [np.zeros(0, np.int64)])
+        slot = np.arange(int(depths.sum())) - np.repeat(np.cumsum(depths) - depths, depths)
         lengths = np.fromiter(chain.from_iterable(packing.strategies), np.int64, len(slot))
         order = np.argsort(lengths, kind="stable")
         return cls(
