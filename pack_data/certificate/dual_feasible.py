@@ -14,9 +14,8 @@ import numpy as np
 
 from pack_data.histogram import LengthHistogram
 
-_MOST = 24  # functions tried of each family; each costs some steps for each length that occurs
-_PARTS = 64  # sequences of a pack down to which they are counted; more different prices would take long to check
-_ROUNDED = 1e-12  # relative: of a worth in float64
+_MOST_PARTS = 48  # k up to which u^(k) is tried
+_MOST_COUNTED = 64  # sequences of a pack in phi; more different prices would take long to check
 _STEPS = 1 << 33  # additions that checking prices may cost: seconds
 
 
@@ -32,44 +31,23 @@ class FunctionPrices(NamedTuple):
         return -(-worth // self.unit)
 
 
-class _Functions(NamedTuple):
-    prices: np.ndarray  # int64 [functions, lengths]
-    units: np.ndarray  # int64 [functions]
-
-
 def best_prices(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> FunctionPrices:
     """Those with the highest bound; of equal ones the first. The histogram has at least one sequence."""
-    counts = histogram.counts[histogram.lengths]
-    families = _families(histogram, max_sequences_per_pack)
-    worth = np.concatenate([family.prices @ counts.astype(float) / family.units for family in families])
-    every = [
-        FunctionPrices(row, unit) for family in families for row, unit in zip(family.prices, family.units.tolist())
-    ]
-    best = np.flatnonzero(worth > worth.max() * (1 - _ROUNDED) - 1)  # the others are a pack below
-    bounds = [every[index].packs(counts) for index in best.tolist()]
-    return every[best[bounds.index(max(bounds))]]
-
-
-def _families(histogram: LengthHistogram, limit: Optional[int]) -> List[_Functions]:
     S, lengths = histogram.max_sequence_length, histogram.lengths
     room = S // int(lengths[0])
-    depth = room if limit is None else min(limit, room)
+    depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
     scarce_slots = histogram.tokens * depth >= histogram.sequences * S
-    plain = _one(lengths, S) if scarce_slots else _one(np.ones_like(lengths), depth)
-    families = [plain, _long_are_whole(histogram)]
-    if limit is not None and S * depth**2 <= _STEPS:
-        families.append(_many_beside_long(lengths, S, depth))
-    families.append(_rounded_to_parts(lengths, S, np.arange(2, _MOST + 2)))
-    short = lengths[(2 * lengths <= S) & (_PARTS * lengths >= S)]
-    places = np.unique(np.linspace(0, len(short) - 1, min(_MOST, len(short))).astype(np.int64))
-    return [*families, _counted_by(lengths, S, short[places])]
+    found = [FunctionPrices(lengths, S) if scarce_slots else FunctionPrices(np.ones_like(lengths), depth)]
+    found.append(_long_are_whole(histogram))
+    if max_sequences_per_pack is not None and S * depth**2 <= _STEPS:
+        found.append(_many_beside_long(lengths, S, depth))
+    found += [_rounded_to_parts(histogram), *_counted(histogram)]
+    counts = histogram.counts[lengths]
+    bounds = [prices.packs(counts) for prices in found]
+    return found[bounds.index(max(bounds))]
 
 
-def _one(prices: np.ndarray, unit: int) -> _Functions:
-    return _Functions(prices[None], np.array([unit]))
-
-
-def _long_are_whole(histogram: LengthHistogram) -> _Functions:
+def _long_are_whole(histogram: LengthHistogram) -> FunctionPrices:
     """L2: for the best k, a sequence is worth 1 above S - k tokens, tokens / S from k tokens on, and 0 below.
 
     What still fits beside one that is worth 1 is worth nothing.
@@ -79,26 +57,47 @@ def _long_are_whole(histogram: LengthHistogram) -> _Functions:
     every_k = np.append(lengths[2 * lengths <= S], (S + 1) // 2)  # between two lengths the longer one is the better k
     low, high = np.searchsorted(lengths, every_k), np.searchsorted(lengths, S - every_k, side="right")
     k = every_k[(S * (number[-1] - number[high]) + tokens[high] - tokens[low]).argmax()]
-    return _one(np.where(lengths > S - k, S, np.where(lengths < k, 0, lengths)), S)
+    return FunctionPrices(np.where(lengths > S - k, S, np.where(lengths < k, 0, lengths)), S)
 
 
-def _many_beside_long(lengths: np.ndarray, S: int, depth: int) -> _Functions:
+def _many_beside_long(lengths: np.ndarray, S: int, depth: int) -> FunctionPrices:
     """Up to S / 2 a sequence is worth 1 / depth; a longer one, of which a pack has one, what its companions leave."""
     shortest = int(lengths[0])
     beside = np.minimum(depth - 1, (S - lengths) // shortest)
-    return _one(np.where(2 * lengths > S, depth - beside, 1), depth)
+    return FunctionPrices(np.where(2 * lengths > S, depth - beside, 1), depth)
 
 
-def _rounded_to_parts(lengths: np.ndarray, S: int, k: np.ndarray) -> _Functions:
-    """u^(k): a length is rounded down to (k + 1)-ths of a pack, which are worth 1 / k; a whole number of them stays."""
-    k = k[:, None]
-    parts, rest = np.divmod((k + 1) * lengths, S)
-    return _Functions(np.where(rest == 0, k * lengths, S * parts), k[:, 0] * S)
+def _rounded_to_parts(histogram: LengthHistogram) -> FunctionPrices:
+    """u^(k) for the best k: a length is rounded down to (k + 1)-ths of a pack, which are worth 1 / k; a whole number of
+    them keeps its worth.
+
+    All k at once: a sequence counts once for each j with j (k + 1)-ths of a pack below it or as long.
+    """
+    S, counts, lengths = histogram.max_sequence_length, histogram.counts, histogram.lengths
+    k = np.repeat(np.arange(2, _MOST_PARTS + 1), np.arange(2, _MOST_PARTS + 1))
+    j = np.arange(len(k)) - np.repeat(np.flatnonzero(np.diff(k, prepend=0)), np.arange(2, _MOST_PARTS + 1)) + 1
+    least, rest = np.divmod(j * S, k + 1)
+    shorter = np.cumsum(counts) - counts
+    worth = (histogram.sequences - shorter[least + (rest > 0)]) / k
+    worth -= np.where(rest == 0, counts[least] * (j / (k * (k + 1))), 0.0)
+    best = 2 + int(np.bincount(k, worth)[2:].argmax())
+    parts, rest = np.divmod((best + 1) * lengths, S)
+    return FunctionPrices(np.where(rest == 0, best * lengths, S * parts), best * S)
 
 
-def _counted_by(lengths: np.ndarray, S: int, p: np.ndarray) -> _Functions:
-    """phi^(p / S): from p to S / 2 tokens a sequence counts as one of the S // p that fit; a longer one as many as it
-    leaves no room for."""
-    p = p[:, None]
-    most = S // p
-    return _Functions(np.where(2 * lengths > S, most - (S - lengths) // p, np.where(lengths < p, 0, 1)), most[:, 0])
+def _counted(histogram: LengthHistogram) -> List[FunctionPrices]:
+    """phi^(p / S) for the best p, none where no length suits: from p to S / 2 tokens a sequence counts as one of the
+    S // p that fit; a longer one as many as it leaves no room for."""
+    S, lengths = histogram.max_sequence_length, histogram.lengths
+    p = lengths[(2 * lengths <= S) & (_MOST_COUNTED * lengths >= S)]
+    if not len(p):
+        return []
+    up_to = np.cumsum(histogram.counts)
+    short, most = int(up_to[S // 2]), S // p
+    worth = most * (histogram.sequences - short) + short - up_to[p - 1]
+    for j in range(1, _MOST_COUNTED // 2 + 1):  # those that leave room for j
+        longest = S - j * p
+        worth -= np.where(2 * longest > S, up_to[np.maximum(longest, 0)] - short, 0)
+    best = int(p[(worth / most).argmax()])
+    counted = np.where(2 * lengths > S, S // best - (S - lengths) // best, np.where(lengths < best, 0, 1))
+    return [FunctionPrices(counted, S // best)]

@@ -1,9 +1,11 @@
 """The bound is checked against the true optimum by exhaustive search, and forged certificates are refused."""
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations_with_replacement
 from pathlib import Path
@@ -179,6 +181,35 @@ def test_the_bound_is_never_lower_than_that_of_martello_and_toth(case):
     for depth in (2, 5, None):
         certificate = plain_certificate(histogram, depth)
         assert proven_bound(certificate, histogram.counts).lower_bound >= bound_l2(lengths, slots)
+
+
+def dual_feasible_bound(lengths, slots):
+    """The best of u^(k) and phi^(p / S), as Fekete and Schepers write them, over their parameters one by one."""
+
+    def u(k, x):
+        return x if (k + 1) * x % 1 == 0 else Fraction((k + 1) * x // 1, k)
+
+    def phi(p, length):
+        most = slots // p
+        if 2 * length > slots:
+            return 1 - Fraction((slots - length) // p, most)
+        return Fraction(1, most) if length >= p else 0
+
+    sums = [sum(u(k, Fraction(length, slots)) for length in lengths) for k in range(2, 49)]
+    occurring = [length for length in set(lengths) if 2 * length <= slots <= 64 * length]
+    return math.ceil(max(sums + [sum(phi(p, length) for length in lengths) for p in occurring]))
+
+
+@given(
+    st.integers(1, 60).flatmap(
+        lambda slots: st.tuples(st.just(slots), st.lists(st.integers(1, slots), min_size=1, max_size=25))
+    )
+)
+def test_the_bound_is_never_lower_than_those_of_fekete_and_schepers(case):
+    slots, lengths = case
+    histogram = LengthHistogram.from_lengths(np.array(lengths, int), slots)
+    proof = proven_bound(plain_certificate(histogram, None), histogram.counts)
+    assert proof.lower_bound >= dual_feasible_bound(lengths, slots)
 
 
 def test_the_proof_of_the_long_ones_takes_no_table():
