@@ -172,17 +172,6 @@ def bound_l2(lengths, slots):
     return best
 
 
-@given(
-    st.integers(1, 60).flatmap(lambda slots: st.tuples(st.just(slots), st.lists(st.integers(1, slots), max_size=60)))
-)
-def test_the_bound_is_never_lower_than_that_of_martello_and_toth(case):
-    slots, lengths = case
-    histogram = LengthHistogram.from_lengths(np.array(lengths, int), slots)
-    for depth in (2, 5, None):
-        certificate = plain_certificate(histogram, depth)
-        assert proven_bound(certificate, histogram.counts).lower_bound >= bound_l2(lengths, slots)
-
-
 def dual_feasible_bound(lengths, slots):
     """The best of u^(k) and phi^(p / S), as Fekete and Schepers write them, over their parameters one by one."""
 
@@ -201,15 +190,14 @@ def dual_feasible_bound(lengths, slots):
 
 
 @given(
-    st.integers(1, 60).flatmap(
-        lambda slots: st.tuples(st.just(slots), st.lists(st.integers(1, slots), min_size=1, max_size=25))
-    )
+    st.integers(1, 60).flatmap(lambda slots: st.tuples(st.just(slots), st.lists(st.integers(1, slots), max_size=40)))
 )
-def test_the_bound_is_never_lower_than_those_of_fekete_and_schepers(case):
+def test_the_bound_is_never_lower_than_the_published_ones(case):
     slots, lengths = case
     histogram = LengthHistogram.from_lengths(np.array(lengths, int), slots)
-    proof = proven_bound(plain_certificate(histogram, None), histogram.counts)
-    assert proof.lower_bound >= dual_feasible_bound(lengths, slots)
+    for depth in (2, 5, None):
+        bound = proven_bound(plain_certificate(histogram, depth), histogram.counts).lower_bound
+        assert bound >= max(bound_l2(lengths, slots), dual_feasible_bound(lengths, slots))
 
 
 def test_the_proof_of_the_long_ones_takes_no_table():
