@@ -1,18 +1,23 @@
-"""What the pages of reference are made of: settings, public names, and their docstrings as Sphinx reads them."""
+"""What the pages of reference are made of: settings, options, public names, and their docstrings as Sphinx reads them."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import importlib
 import inspect
+import io
 import re
 import textwrap
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple, get_type_hints
 
+from evidence import __main__ as evidence
+from ipu_packed_bert import __main__ as packed_bert
 from ipu_packed_bert.settings import finetuning as fine_tuning
 from ipu_packed_bert.settings import pretraining as config
 from ipu_packed_bert.settings.reader import shown
+from pack_data.packers import PACKERS
 
 # The public surface: the names in __all__ of these.
 PACKAGES = (
@@ -80,6 +85,26 @@ def _type(kind: Any, rule: Any) -> str:
     bounds = [("from", rule.minimum), ("above", rule.above), ("to", rule.maximum), ("below", rule.below)]
     words = [f"{word} {bound:,}" for word, bound in bounds if bound is not None]
     return " ".join([_TYPES[arguments[0] if null else kind], *words]) + null
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def help_of(main: Any, *words: str) -> str:
+    """What a command prints for --help."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):  # argparse leaves by it
+        main([*words, "--help"])
+    return out.getvalue()
+
+
+def options_page() -> str:
+    """The help of every command and experiment in Markdown, a heading each."""
+    commands = {f"packed-bert {name}": (packed_bert.main, name) for name in packed_bert.COMMANDS}
+    packers = {f"python -m pack_data.{name}": (importlib.import_module(f"pack_data.{name}").main,) for name in PACKERS}
+    experiments = {f"python -m evidence {name}": (evidence.main, name) for name in evidence.EXPERIMENTS}
+    found = {**commands, **packers, **experiments}
+    return "\n".join(f"## {name}\n\n```text\n{help_of(*call)}```\n" for name, call in found.items())
 
 
 # -------------------------------------------------------------------------------------------------------- public names
