@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pack_data.sequences import Example, Sequences
     from pack_data.store.data_set import Manifest, PackStore
     from pack_data.store.packs import PackSchema, StoredColumn
+    from pack_data.stream.pack_dataset import PackDataset
     from pack_data.stream.pack_stream import PackStream
     from pack_data.verify import Verified, verify
 
@@ -40,6 +41,7 @@ _PLACES = {
     "LengthHistogram": "histogram",
     "Manifest": "store.data_set",
     "PACKERS": "packers",
+    "PackDataset": "stream.pack_dataset",
     "PackSchema": "store.packs",
     "PackStore": "store.data_set",
     "PackStream": "stream.pack_stream",
@@ -64,6 +66,7 @@ __all__ = [
     "LengthHistogram",
     "Manifest",
     "PACKERS",
+    "PackDataset",
     "PackSchema",
     "PackStore",
     "PackStream",

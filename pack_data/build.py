@@ -29,6 +29,7 @@ from pack_data.cli.command import ArgumentParser, counted, parse_depth, positive
 from pack_data.histogram import PUBLISHED
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
+from pack_data.reading import hugging_face
 from pack_data.reading.fields import shown
 from pack_data.store.data_set import PackStore, read_manifest
 
@@ -66,7 +67,12 @@ def build_and_report(
         ) from None
     check_not_in_a_starting_worker()
     out = Path(options.out) if Path(options.out).name else Path(options.out).resolve()
-    options = replace(options, out=out)
+    with hugging_face.as_file(options.source, out.parent) as source:
+        return _build(replace(options, out=out, source=source), progress, given)
+
+
+def _build(options: BuildOptions, progress: Optional[bool], given: Optional[Collection[str]]) -> Built:
+    out = Path(options.out)
     check_out(out, list(options.given_files().values()))
     if options.recipe is not None:
         Packing.load(options.recipe)  # before the corpus is read: what is no recipe is refused at once

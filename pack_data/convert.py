@@ -15,6 +15,7 @@ from pack_data.building.work_folder import only_writer_of_packs
 from pack_data.cli.bad_records import add_reading_options
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, run_main
 from pack_data.formats.detect import FORMATS, Source, module_of, open_source
+from pack_data.formats.packed_parquet import with_starts
 from pack_data.formats.records import UNPACKED, Record, RowWidths
 from pack_data.reading.files import only_writer
 
@@ -24,6 +25,7 @@ TARGETS = {
     "packed_tfrecord": ("packs",),
     "parquet": ("packs", "examples", "token_packs", "tokens"),
     "arrow": ("packs", "examples", "token_packs", "tokens"),
+    "packed_parquet": ("token_packs",),
     "store": ("packs",),
 }
 _PACK_FIRST = "; pack them first: python -m pack_data.build --from SRC --out DIR, then convert DIR"
@@ -73,9 +75,9 @@ def convert(
     if kind == "packs" and "packs" not in TARGETS[to_format]:
         kind = "examples"
     if kind not in TARGETS[to_format]:
+        unpacked = kind == UNPACKED[kind]
         raise ValueError(
-            f"{source.path} holds {kind}, {to_format} holds {' or '.join(TARGETS[to_format])}"
-            + _PACK_FIRST * (kind == "examples")
+            f"{source.path} holds {kind}, {to_format} holds {' or '.join(TARGETS[to_format])}" + _PACK_FIRST * unpacked
         )
     if os.path.exists(destination) and any(os.path.samefile(destination, file) for file in source.files):
         raise ValueError(f"{destination}: is one of the files to read")
@@ -100,6 +102,8 @@ def convert(
     with only_writer_of_packs(path) if to_format == "store" else only_writer(path):
         if to_format == "store":
             written = module.write(destination, records, widths)
+        elif to_format == "packed_parquet":
+            written = module.write(destination, with_starts(records()), kind, False)
         elif FORMATS[to_format][0] == "parquet":
             written = module.write(destination, records(), kind, to_format == "arrow")
         else:

@@ -31,8 +31,8 @@ run_pretraining
 PACK_DATA = """
 reading sequences
 cli display histogram store
-certificate formats solver text __main__
-packing
+certificate formats text __main__
+packing solver
 packers proof
 building lengths verify
 build best_fit convert first_fit greedy lpfhp nnlshp none optimal sort spfhp certificate.__main__ histogram.__main__

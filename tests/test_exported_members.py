@@ -18,6 +18,7 @@ PUBLIC = {
         "LengthHistogram",
         "Manifest",
         "PACKERS",
+        "PackDataset",
         "PackSchema",
         "PackStore",
         "PackStream",

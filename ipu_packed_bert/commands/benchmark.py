@@ -162,7 +162,7 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
         ]
     shown = None if processes.rank == 0 else False
     with progress_bar(2 * (args.rounds + 1) * len(comparisons), "rounds", shown=shown) as bar:
-        made = [compare(rounds=args.rounds, bar=bar) for compare in comparisons]
+        made = [make(rounds=args.rounds, bar=bar) for make in comparisons]
     hidden, layers, _, _ = SIZES[args.size]
     return {
         "size": args.size,

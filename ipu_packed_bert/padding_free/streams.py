@@ -17,6 +17,7 @@ from pack_data.lengths.overlong import Longer
 from pack_data.reading.fields import Fields, whole_number
 from pack_data.stream.pack_stream import PackStream
 from pack_data.stream.rows import TOKENS, pieces_of
+from pack_data.stream.stalls import items_and_stalls
 
 _Examples = List[Mapping[str, Any]]
 
@@ -94,7 +95,12 @@ class PackedStream(IterableDataset):
         self._loaded, self._place = False, (own, all_)
         yield from self._ready()
         begun = self._seen
-        for number, example in enumerate(self._source):
+        for numbered in items_and_stalls(enumerate(self._source), self._stream.flush_after):
+            if numbered is None:
+                self._stream.finish()
+                yield from self._ready()
+                continue
+            number, example = numbered
             if number < begun:
                 continue
             self._seen = number + 1

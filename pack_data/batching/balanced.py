@@ -2,9 +2,9 @@
 
 The cost of a row is linear in its tokens and quadratic in each of its sequences' lengths; a step takes as long as the
 rank with the largest sum. Rows of nearly equal cost share a step. They are packed without the shortest sequences, a few
-percent of all tokens, which then level the ranks of each step; the rest is evened out by exchanges of up to two
-sequences. No row gets more tokens than it may have. (Partitions of the costs alone, as by the differencing method of
-Karmarkar and Karp, do not see that limit.)
+percent of all tokens, or more where that is not enough; these then level the ranks of each step; the rest is evened out
+by exchanges of up to two sequences. No row gets more tokens than it may have. (Partitions of the costs alone, as by the
+differencing method of Karmarkar and Karp, do not see that limit.)
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-# Share of the tokens that is kept back, in the shortest sequences, and share of a row that stays free for exchanges.
-_LEVELLING, _FREE = 0.03, 0.004
+# Shares of the tokens that are kept back, in the shortest sequences. The next one is tried where the longest ranks take
+# ENOUGH longer than the mean: where few sequences cost most of a step, only many short ones level it.
+LEVELLING, ENOUGH = (0.03, 0.12), 1e-3
+_FREE = 0.004  # share of a row that stays free for exchanges
 # Exchanges end where the longest rank is so near its lower bound, or after so many tries in a row without a gain.
 _NEAR, _PATIENCE = 5e-4, 40
 # Sequences of a row that an exchange chooses from, and ranks that are asked for room before a sequence is left.
@@ -48,6 +50,22 @@ class StepCost:
 def lower_bound(costs: np.ndarray, ranks: int) -> float:
     """The least that the longest of `ranks` ranks can have of these sequences: the mean, or one sequence alone."""
     return max(float(costs.sum()) / ranks, float(costs.max(initial=0.0)))
+
+
+def step_bound(lengths: np.ndarray, cost: StepCost, ranks: int, slots: int) -> float:
+    """The least that the longest of `ranks` ranks of `slots` tokens each can have of these sequences.
+
+    Beside `lower_bound`: the k longest sequences are on at most k ranks, and these also have the tokens for which the
+    other ranks have no slots.
+    """
+    longest = np.sort(lengths)[::-1][:ranks].astype(np.float64)
+    count, tokens = np.arange(1, len(longest) + 1), np.cumsum(longest)
+    quadratic, total = cost.quadratic * np.cumsum(longest**2), float(lengths.sum())
+    more = cost.linear * np.maximum(0.0, total - (ranks - count) * slots - tokens)
+    # On fewer than k ranks the mean of these is no lower, only if their squares outweigh the free slots of all ranks.
+    more[quadratic < cost.linear * (ranks * slots - total)] = 0.0
+    alone = (quadratic + cost.linear * tokens + more) / count
+    return max(lower_bound(cost.of(lengths), ranks), float(alone.max(initial=0.0)))
 
 
 class _Step:
@@ -205,19 +223,21 @@ def balanced_batches(
     *,
     batch_size: int,
     ranks: int,
+    levelling: float = LEVELLING[0],
     rng: np.random.Generator,
     pack: Callable[[np.ndarray, int], List[np.ndarray]],
 ) -> List[List[List[int]]]:
     """The example numbers of each row of each batch; batch number t * ranks + r is step t of rank r.
 
     lengths: int64 [examples], 1 to max_sequence_length (S). A batch has at most batch_size rows of at most S tokens.
-    pack: rows of the examples with these lengths, of at most so many slots; called with lengths and slots.
+    levelling: share of the tokens that is kept back. pack: rows of the examples with these lengths, of at most so many
+    slots; called with lengths and slots.
     """
     costs, slots = cost.of(lengths), max_sequence_length
     order = np.argsort(lengths, kind="stable")
-    kept_back = order[: int(np.searchsorted(np.cumsum(lengths[order]), _LEVELLING * int(lengths.sum())))]
+    kept_back = order[: int(np.searchsorted(np.cumsum(lengths[order]), levelling * int(lengths.sum())))]
     coarse = np.sort(order[len(kept_back) :])
-    room = max(1, int(slots * (1 - _LEVELLING - _FREE)))
+    room = max(1, int(slots * (1 - levelling - _FREE)))
     # A sequence that is longer than the others' rows has a row of its own.
     alone = coarse[lengths[coarse] > room]
     together = coarse[lengths[coarse] <= room]

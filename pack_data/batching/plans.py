@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
-from pack_data.batching.balanced import StepCost, balanced_batches
+from pack_data.batching.balanced import ENOUGH, LEVELLING, StepCost, balanced_batches
 from pack_data.building.assignment import assign
 from pack_data.histogram import LengthHistogram
 from pack_data.packing import Packing
@@ -251,9 +251,13 @@ def _optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.
     """
     if options.cost is None:
         return _rows_by_work(lengths, options, rng)
-    plans = _levelled_packing(lengths, options, options.cost, rng), _rows_by_work(lengths, options, rng)
-    costs = options.cost.of(lengths)
-    return min(plans, key=lambda plan: float(plan.loads(costs).max(axis=1).sum()))
+    plans, costs = [_rows_by_work(lengths, options, rng)], options.cost.of(lengths)
+    for share in LEVELLING:
+        plans.append(_levelled_packing(lengths, options, options.cost, share, rng))
+        loads = plans[-1].loads(costs)
+        if loads.max(axis=1).sum() <= (1 + ENOUGH) * loads.mean(axis=1).sum():
+            break
+    return min(reversed(plans), key=lambda plan: float(plan.loads(costs).max(axis=1).sum()))
 
 
 def _rows_by_work(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
@@ -295,11 +299,18 @@ def _rows_by_work(lengths: np.ndarray, options: BatchOptions, rng: np.random.Gen
 
 
 def _levelled_packing(
-    lengths: np.ndarray, options: BatchOptions, cost: StepCost, rng: np.random.Generator
+    lengths: np.ndarray, options: BatchOptions, cost: StepCost, levelling: float, rng: np.random.Generator
 ) -> EpochPlan:
     sizes = {"batch_size": options.batch_size, "ranks": options.ranks}
-    rows_of = partial(_optimal_rows, rng=rng)
-    batches = balanced_batches(lengths, cost, options.max_sequence_length, **sizes, rng=rng, pack=rows_of)
+    batches = balanced_batches(
+        lengths,
+        cost,
+        options.max_sequence_length,
+        **sizes,
+        levelling=levelling,
+        rng=rng,
+        pack=partial(_optimal_rows, rng=rng),
+    )
     last = batches[-options.ranks :]
     if not all(last):  # no rank is idle, where that is possible
         spread = _shared_out(lengths, [row for batch in last for row in batch], options.ranks)

@@ -18,7 +18,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.benchmark import rows as long_rows
+from pack_data.benchmark import cases as many_cases
 from pack_data.build import BuildOptions, build_and_report
 from pack_data.building.assignment import assign
 from pack_data.cli.command import ArgumentParser, parse_depth, positive_int, process_count, run_main
@@ -169,12 +169,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--sequences",
         type=positive_int,
         metavar="N",
-        help=f"how many (default a sixteenth of the {whole.sequences:,} of Wikipedia; with --rows 100,000)",
+        help=f"how many (default a sixteenth of the {whole.sequences:,} of Wikipedia; with "
+        "--cases at most so many, 1,000,000)",
     )
     parser.add_argument(
-        "--rows",
-        action="store_true",
-        help="instead: rows of 4,096 to 131,072 slots at many depths, beside the packers of others that are installed",
+        "--cases",
+        type=positive_int,
+        metavar="N",
+        help="instead: N cases out of 1,344 of lengths, rows and depths, beside the packers of others that are "
+        "installed (50: some minutes)",
     )
     parser.add_argument("--packer", choices=PACKERS, default="optimal")
     parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
@@ -182,8 +185,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--workers", type=process_count, default=available_cores(), metavar="N", help="processes (default: one a core)"
     )
     args = parser.parse_args(argv)
-    if args.rows:
-        long_rows.main(args.sequences or 100_000)
+    if args.cases:
+        many_cases.main(args.cases, args.sequences)
         return 0
     check_counted()
     args.sequences = args.sequences or whole.sequences // 16

@@ -81,7 +81,8 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
     places += np.repeat(all_places.slot.astype(place_type), repeat)
 
     # The places of each length are shuffled; the sequences of that length then take them in their own order.
-    for start, end in zip(all_places.starts[1:-1].tolist(), all_places.starts[2:].tolist()):
+    several = np.flatnonzero(np.diff(all_places.starts) > 1)  # a single one needs no random number
+    for start, end in zip(all_places.starts[several].tolist(), all_places.starts[several + 1].tolist()):
         rng.shuffle(places[start:end])
     # NumPy sorts numbers of sixteen bits by radix, four times as fast as by comparison.
     key_type = np.uint16 if S < 1 << 16 else np.uint32

@@ -6,6 +6,7 @@ Each input names the files that go in, and hands the work on them to workers in 
 from __future__ import annotations
 
 import abc
+import hashlib
 import json
 import random
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from pack_data.building.work_folder import READY
 from pack_data.cli.bad_records import BadRecords
 from pack_data.cli.command import progress_bar
 from pack_data.formats.detect import integer_columns, open_source
+from pack_data.formats.megatron import tokens_file
 from pack_data.histogram import LengthHistogram
 from pack_data.reading.fields import read_object, said_of
 from pack_data.reading.files import sha256_of, write_atomically
@@ -324,14 +326,22 @@ class _SourceInput(_BuildInput):
     def files(self) -> Files:
         source = self._source
         files = source.files if source.format != "store" else [str(Path(source.path) / MANIFEST)]
-        return [[Path(file).name, sha256_of(file)] for file in files]
+        if source.format != "megatron":
+            return [[Path(file).name, sha256_of(file)] for file in files]
+        # The same index may belong to other tokens.
+        both = [(file, sha256_of(file) + sha256_of(tokens_file(file))) for file in files]
+        return [[Path(file).name, hashlib.sha256(sums.encode()).hexdigest()] for file, sums in both]
 
     def leave_out(self, names: Set[str]) -> None:
         self._source.files = [file for file in self._source.files if Path(file).name not in names]
 
     def need(self) -> _DiskNeed:
         """Foreign files take about a byte for a token."""
-        sizes = [Path(path).stat().st_size for path in self._source.files if Path(path).is_file()]
+        files = [
+            *self._source.files,
+            *(map(tokens_file, self._source.files) if self._source.format == "megatron" else ()),
+        ]
+        sizes = [Path(path).stat().st_size for path in files if Path(path).is_file()]
         return _DiskNeed(0.0, float(sum(sizes)))
 
     def vocabulary(self) -> VocabularyFile:

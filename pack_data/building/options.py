@@ -56,7 +56,8 @@ class BuildOptions:
     document_separator: str = "file"
     synthetic: Optional[str] = None  # draw lengths from this histogram instead of reading a corpus
     sequences: int = 1_000_000  # how many, with `synthetic`
-    source: Union[str, Path, None] = None  # sequences made elsewhere (pack_data.formats), instead of a corpus
+    # sequences made elsewhere, instead of a corpus: a path (pack_data.formats), or a datasets.Dataset
+    source: Any = None
     source_format: str = "auto"
     columns: Tuple[str, ...] = ()  # Parquet, Arrow, JSONL: columns of the sequences; none: all of integers
     skip_bad: int = 0

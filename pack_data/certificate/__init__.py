@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
+from pack_data.certificate.dual_feasible import best_prices
 from pack_data.histogram import LengthHistogram
 from pack_data.reading.fields import Fields
 from pack_data.sequences import LONGEST
@@ -163,33 +164,14 @@ def _turns_up(a: Tuple[int, int], b: Tuple[int, int], c: Tuple[int, int]) -> boo
 
 
 def plain_certificate(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> Certificate:
-    """The best of three that need no solver: shares of the slots, shares of the depth, and the bound L2."""
+    """The best of those that need no solver (dual_feasible.py)."""
     S, lengths = histogram.max_sequence_length, histogram.lengths
     if not len(lengths):
         return Certificate(S, max_sequences_per_pack, (), (), 1)
-    room = S // int(lengths[0])
-    depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
-    prices, denominator = lengths, S
-    if histogram.tokens * depth < histogram.sequences * S:
-        prices, denominator = np.ones_like(lengths), depth
-    counts, dearer = histogram.counts[lengths], _dearer_long(histogram)
-    if -(-int(counts @ dearer) // S) > -(-int(counts @ prices) // denominator):
-        prices, denominator = dearer, S
-    return Certificate(S, max_sequences_per_pack, tuple(lengths.tolist()), tuple(prices.tolist()), denominator)
-
-
-def _dearer_long(histogram: LengthHistogram) -> np.ndarray:
-    """The prices of L2 (Martello and Toth, "Knapsack Problems", 1990) in units of 1 / S, int64 by length that occurs.
-
-    For the best k, a sequence is worth 1 above S - k tokens, tokens / S from k tokens on, and 0 below: what still fits
-    beside one that is worth 1 is worth nothing.
-    """
-    S, lengths, counts = histogram.max_sequence_length, histogram.lengths, histogram.counts[histogram.lengths]
-    number, tokens = (np.concatenate([[0], np.cumsum(amounts)]) for amounts in (counts, counts * lengths))
-    every_k = np.append(lengths[2 * lengths <= S], (S + 1) // 2)  # between two lengths the longer one is the better k
-    low, high = np.searchsorted(lengths, every_k), np.searchsorted(lengths, S - every_k, side="right")
-    k = every_k[(S * (number[-1] - number[high]) + tokens[high] - tokens[low]).argmax()]
-    return np.where(lengths > S - k, S, np.where(lengths < k, 0, lengths))
+    prices = best_prices(histogram, max_sequences_per_pack)
+    return Certificate(
+        S, max_sequences_per_pack, tuple(lengths.tolist()), tuple(prices.by_length.tolist()), prices.unit
+    )
 
 
 def proven_bound(certificate: Certificate, counts: np.ndarray) -> Proof:

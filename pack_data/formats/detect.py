@@ -22,6 +22,7 @@ import numpy as np
 
 from pack_data.cli.bad_records import MOST_RECORD_BYTES, BadRecords
 from pack_data.formats import tfrecord
+from pack_data.formats.megatron import MAGIC as MEGATRON_MAGIC
 from pack_data.formats.records import (
     UNPACKED,
     Record,
@@ -33,6 +34,7 @@ from pack_data.formats.records import (
 )
 from pack_data.reading.fields import said_of, whole_number
 from pack_data.reading.files import check_regular, open_regular
+from pack_data.reading.npy import refuse_sequences
 from pack_data.sequences import Sequences
 from pack_data.store.data_set import MANIFEST
 
@@ -45,10 +47,18 @@ FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
     "parquet": ("parquet", None),
     "arrow": ("parquet", None),
     "jsonl": ("jsonl", None),
+    "megatron": ("megatron", "tokens"),
+    "packed_parquet": ("parquet", None),
     "store": ("store", None),
 }
 _WITH_COLUMNS = ("parquet", "arrow", "jsonl")
-_MAGIC = ((b"\x89HDF\r\n\x1a\n", "hdf5"), (b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrow"))
+_MAGIC = (
+    (b"\x89HDF\r\n\x1a\n", "hdf5"),
+    (b"PAR1", "parquet"),
+    (b"ARROW1", "arrow"),
+    (b"\xff\xff\xff\xff", "arrow"),
+    (MEGATRON_MAGIC, "megatron"),
+)
 _SUFFIXES = {
     "tfrecord": "TFRecord",
     "tfrecords": "TFRecord",
@@ -79,20 +89,28 @@ def files_of(path: str) -> List[str]:
     """The data files of a path: itself, or those in the folder, in the order of their numbers.  Raises ValueError.
 
     In a folder only names that tell a format count (`.tfrecord`, `.tfrecord.gz`, `.hdf5`, `.parquet`, `.arrow`,
-    `.jsonl`, and `part-00000` or `part-00000-of-00500`, as MLPerf's scripts write them); an index or a readme
-    beside them does not.
+    `.jsonl`, `.idx` beside `.bin`, and `part-00000` or `part-00000-of-00500`, as MLPerf's scripts write them); another
+    index or a readme beside them does not.
     """
     if not os.path.exists(path):
         raise ValueError(f"{path}: no such file or folder")
     if not os.path.isdir(path):
-        check_regular(path)
-        return [path]
+        index = path[:-4] + ".idx"  # of Megatron, whose tokens alone say nothing
+        check_regular(index if path.endswith(".bin") and os.path.isfile(index) else path)
+        return [index if path.endswith(".bin") and os.path.isfile(index) else path]
     names = sorted((name for name in os.listdir(path) if os.path.isfile(os.path.join(path, name))), key=_natural)
-    named = [name for name in names if _suffix(name) or re.fullmatch(r"part-\d+(-of-\d+)?(\.gz)?", name)]
+    named = [
+        name
+        for name in names
+        if _suffix(name)
+        or name.endswith(".idx")
+        and name[:-4] + ".bin" in names
+        or re.fullmatch(r"part-\d+(-of-\d+)?(\.gz)?", name)
+    ]
     if not named:
         raise ValueError(
             f"{path}: no data file in this folder; looked for "
-            f"{', '.join('.' + suffix for suffix in _SUFFIXES)} and part-NNNNN"
+            f"{', '.join('.' + suffix for suffix in _SUFFIXES)}, .idx beside .bin and part-NNNNN"
         )
     return [os.path.join(path, name) for name in named]
 
@@ -171,11 +189,7 @@ def detect(path: str) -> str:
     if not head:
         raise ValueError(f"{first}: the file is empty")
     if head.startswith(b"\x93NUMPY"):
-        raise ValueError(
-            f"{first}: a NumPy array is no source of sequences; for an array of lengths type python -m "
-            f"pack_data.histogram {first}, or call pack_data.pack(lengths, ...); write lists of tokens as JSONL, one "
-            "[5, 7, 9] a line"
-        )
+        refuse_sequences(first)
     raise ValueError(f"{first}: begins like none of the known formats ({', '.join(FORMATS)})")
 
 

@@ -3,9 +3,9 @@
 What a file holds is told by its columns: the ten fields of the packed format are packs; input_ids, segment_ids,
 masked_lm_positions, masked_lm_ids and next_sentence_labels (a number, or a list of one) are pre-training examples,
 with or without padding, input_mask and masked_lm_weights; input_mask and positions beside other integer lists are
-packs of token sequences; some of these fields without the others are refused; anything else is token sequences, every
-column of integer lists. Where columns are named, those are token sequences whatever there is.  An
-attention_mask only tells padding: its zeros are cut off and it is not kept.
+packs of token sequences, and so is seq_start_id beside input_ids (packed_parquet.py); some of these fields without the
+others are refused; anything else is token sequences, every column of integer lists. Where columns are named, those are
+token sequences whatever there is.  An attention_mask only tells padding: its zeros are cut off and it is not kept.
 All other columns are foreign and are handed on with their type.
 
 An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; written is the stream.
@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Seque
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
+from pack_data.formats.packed_parquet import STARTS, TOKENS, with_numbers
 from pack_data.formats.records import (
     DERIVED,
     PACK_FIELDS,
@@ -116,7 +117,10 @@ def _kind(path: str, schema, columns: Sequence[str]) -> Tuple[str, Tuple[str, ..
     """What the file holds, and which columns that takes.  Raises ValueError."""
     if len(set(schema.names)) != len(schema.names):
         raise ValueError(f"{path}: two columns have one name")
-    content, own = content_of(path, schema.names, _integer_lists(schema), columns)
+    lists = _integer_lists(schema)
+    if not columns and TOKENS in lists and STARTS in lists and not {"input_mask", "positions"} & set(lists):
+        return "token_packs", tuple(lists)
+    content, own = content_of(path, schema.names, lists, columns)
     return content, _of_numbers(path, schema, own) if content in ("packs", "examples") else own
 
 
@@ -232,6 +236,7 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
             try:
                 value = value_of({name: values[row] for name, values in lists.items()})
                 if content == "token_packs":
+                    value = with_numbers(value) if "input_mask" not in value else value
                     # Lists of another length are not one value a token: foreign.
                     wide = len(value["input_mask"])
                     whole = {name: each for name, each in value.items() if name == "positions" or len(each) == wide}

@@ -169,6 +169,16 @@ class LengthHistogram:
         counts[: self.longest + 1] = self.counts[: self.longest + 1]
         return LengthHistogram(counts, self.name)
 
+    def rounded_up(self, multiple_of: int) -> LengthHistogram:
+        """Each length rounded up to a multiple, which max_sequence_length must be as well."""
+        if self.max_sequence_length % multiple_of:
+            raise ValueError(
+                f"max_sequence_length = {self.max_sequence_length} is no multiple of {multiple_of}; choose another"
+            )
+        counts = np.zeros_like(self.counts)
+        np.add.at(counts, -(-self.lengths // multiple_of) * multiple_of, self.counts[self.lengths])
+        return LengthHistogram(counts, self.name)
+
     def __add__(self, other: LengthHistogram) -> LengthHistogram:
         """Both data sets together; S must agree."""
         if not isinstance(other, LengthHistogram):

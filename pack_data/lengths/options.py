@@ -36,7 +36,7 @@ def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def histogram_from(args: argparse.Namespace) -> LengthHistogram:
-    """The histogram that the options of `add_histogram_arguments` name."""
+    """The histogram that the options of `add_histogram_arguments` name, of the lengths as they are."""
     if args.synthetic is None:
         return named_histogram(args.histogram, args.max_sequence_length)
     histogram = synthetic_histogram(args.synthetic)

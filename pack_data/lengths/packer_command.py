@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any, Callable, Dict, Optional, Sequence
 
-from pack_data.cli.command import ArgumentParser, check_output, depth_text, parse_depth
+from pack_data.cli.command import ArgumentParser, check_output, counted, depth_text, parse_depth, positive_int
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 
 
@@ -33,6 +33,13 @@ def run_packer(
         metavar="D",
         help=f"packing depth, a number or 'unlimited'; default {depth_text(default_depth)}",
     )
+    parser.add_argument(
+        "--multiple-of",
+        type=positive_int,
+        default=1,
+        metavar="M",
+        help="round each length up to a multiple of M, as context parallelism or FP8 want it",
+    )
     add_options(parser)
     parser.add_argument("--out", metavar="FILE", help="write the recipe (strategies and repeats) as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
@@ -40,7 +47,8 @@ def run_packer(
     if args.out:
         check_output("--out", args.out, reads=[args.histogram])
 
-    histogram = histogram_from(args)
+    given = histogram_from(args)
+    histogram = given.rounded_up(args.multiple_of)
     packing = pack(histogram, max_sequences_per_pack=args.max_sequences_per_pack, **options(args))
     packing.check(histogram)
     if args.out:
@@ -49,6 +57,9 @@ def run_packer(
         print(json.dumps(packing.to_json()))
     else:
         print(packing.table(histogram.name))
+        if args.multiple_of > 1:
+            added = counted(histogram.tokens - given.tokens, "slot")
+            print(f"\nrounded up to multiples of {args.multiple_of}: {added} of the tokens above are rounding")
         if args.out:
             print(f"\nrecipe written to {args.out}")
     return 0

@@ -52,3 +52,12 @@ def read_array(path: Union[str, os.PathLike], *, dtype: Any, dimensions: int, wa
             f"{way_out}"
         )
     return values
+
+
+def refuse_sequences(path: Union[str, os.PathLike]) -> None:
+    """Raises the ValueError for an array given where sequences or texts are read: it can only be lengths."""
+    raise ValueError(
+        f"{path}: a NumPy array: lengths, neither text nor sequences; pack them with python -m pack_data.optimal "
+        f"--histogram {path} --max-sequence-length S, or pack_data.pack(lengths, ...); write lists of tokens as "
+        "JSONL, one [5, 7, 9] a line"
+    )

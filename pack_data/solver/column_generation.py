@@ -23,13 +23,14 @@ from scipy.ndimage import maximum_filter1d
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
 
+from pack_data.solver.search import DEEP
+
 _TOLERANCE = 1e-9  # relative; HiGHS solves the linear programmes to about 1e-9
 _ROUNDED = 1e-12  # of a price or a slope; a pack is worth about 1
 _CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a block stays in the cache
 _CALL = 3000  # elements that NumPy handles in the time of one call
 # The same for a sliding maximum: a call, and for each element of the table.
 _FILTER_CALL, _FILTER = 60_000, 16
-DEEP = 64  # sequences in a pack; deeper packs would need too many tables, one for each number of sequences
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
 # Rows up to which the full programme is solved. It takes seconds if lengths are scarce, a minute or more if tokens are.
 FULL_ROWS = 4200

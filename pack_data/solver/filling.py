@@ -19,9 +19,11 @@ from pack_data.solver.free_slots import Strategy
 
 Packs = List[Tuple[Strategy, int]]  # (lengths of a pack, packs like it)
 
+MADE = 4e-5  # seconds that one strategy takes, about
 _SPARE = 3  # a pair leaves fewer slots than this empty
 _NEAR = (32, 512, 8192)  # places looked at first, from the middle outwards: nearly always one of them has a pair
 _EVEN_PACKS, _HALVINGS_OF_SHARE = 2000, 12
+_SHALLOW = 0.45  # of the depth: where a mean pack has fewer sequences, the limit hardly matters
 _DEEP = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)  # times the sequences of a mean pack: depths that are tried
 
 
@@ -31,15 +33,10 @@ def fill_exactly(counts: np.ndarray, max_sequences_per_pack: Optional[int], targ
     counts int [S + 1] of at least one sequence. Deterministic. The cost grows with the number of different strategies,
     10 to 200 microseconds each: most where the pairs that fill a pack are hard to find.
     """
-    S, sequences = len(counts) - 1, int(counts.sum())
-    depth = S if max_sequences_per_pack is None else max_sequences_per_pack
-    wanted = [0]
-    if sequences > depth and (depth + 1) * int(np.flatnonzero(counts)[0]) <= S:
-        mean = sequences * S / int(counts @ np.arange(S + 1))  # of a pack without an empty slot
-        wanted = sorted({0, depth, *(min(depth, max(3, round(share * mean))) for share in _DEEP)})
+    depth = len(counts) - 1 if max_sequences_per_pack is None else max_sequences_per_pack
     best: Packs = []
     fewest = 0
-    for number in wanted:
+    for number in depths_tried(counts, depth):
         packs = _Filling(counts, depth).packs(number)
         made = sum(count for _, count in packs)
         if not best or made < fewest:
@@ -47,6 +44,17 @@ def fill_exactly(counts: np.ndarray, max_sequences_per_pack: Optional[int], targ
         if fewest <= target:
             break
     return best
+
+
+def depths_tried(counts: np.ndarray, depth: int) -> List[int]:
+    """Sequences that packs are made to have, in turn; 0: as many as come."""
+    S, sequences = len(counts) - 1, int(counts.sum())
+    if sequences <= depth or (depth + 1) * int(np.flatnonzero(counts)[0]) > S:
+        return [0]
+    mean = sequences * S / int(counts @ np.arange(S + 1))  # of a pack without an empty slot
+    if mean < _SHALLOW * depth:
+        return [0]
+    return sorted({0, depth, *(min(depth, max(3, round(share * mean))) for share in _DEEP)})
 
 
 class _Filling:

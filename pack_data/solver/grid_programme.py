@@ -26,6 +26,7 @@ _FEW = 8  # packs of a strategy; where there are fewer on average, all are made 
 _STAGES, _STALLED = 24, 0.02
 _KNOTS = 40  # of each of three kinds
 _REACHES = (1 / 256, 1 / 32, 1 / 4)  # of a pack: how far from the length wished for a pair is looked for, in turn
+_ONE_BY_ONE = 64  # tokens that may be left: up to so many, sums are looked for one after another
 _THINNED = 0.3  # of the sequences near a length are taken for one strategy
 _FULL = 0.98  # of a pack; a strategy of fewer tokens leaves slots empty on purpose
 
@@ -116,6 +117,8 @@ class _Supply:
         # A strategy that leaves much of the pack empty is meant to: there the limit on sequences is what is scarce.
         if sum(slots) < _FULL * (len(self.left) - 1):
             room, short = min(room, wished), max(short, wished // 8)
+        if len(slots) > 1 and short > _ONE_BY_ONE:
+            return self._pair_below(room, slots[-2], short)
         for reach in _REACHES:
             for total in range(room, max(0, room - short - 1), -1):
                 if len(slots) > 1:
@@ -124,6 +127,22 @@ class _Supply:
                     last = (total,) if total < len(self.left) and self._there[total] else ()
                 if last:
                     return last
+        return ()
+
+    def _pair_below(self, room: int, near: int, short: int) -> Tuple[int, ...]:
+        """Two lengths of `room` tokens together or up to `short` less, the most in the first reach that has any."""
+        lengths = np.flatnonzero(self._there)
+        fitting = np.searchsorted(lengths, room - lengths, side="right") - 1
+        longer, shorter = lengths[fitting >= 0], lengths[fitting[fitting >= 0]]
+        good = (
+            (longer + shorter >= room - short) & ((longer != shorter) | (self.left[longer] > 1)) & (longer >= shorter)
+        )
+        longer, shorter = longer[good], shorter[good]
+        for reach in _REACHES:
+            here = np.flatnonzero(np.abs(longer - near) <= max(16, int(reach * len(self.left))))
+            if len(here):
+                best = here[(longer + shorter)[here].argmax()]
+                return int(longer[best]), int(shorter[best])
         return ()
 
     def _pair(self, total: int, near: int, reach: int) -> Tuple[int, ...]:

@@ -24,21 +24,31 @@ _FEWEST, _ROUNDS, _PATIENCE = 4, 200, 40  # of the worst opened at a time; round
 _ROUNDED = 1e-9  # a pack is worth about 1
 
 
-def mend(packs: Packs, prices: np.ndarray, max_sequences_per_pack: int, target: int, until: float = math.inf) -> Packs:
+def mend(
+    packs: Packs,
+    prices: np.ndarray,
+    max_sequences_per_pack: int,
+    target: int,
+    most: float = math.inf,
+    until: float = math.inf,
+) -> Packs:
     """As many packs or fewer, of the same sequences; `target` packs are enough.  Deterministic.
 
-    prices float64 [S + 1] by length, of which no pack is worth more than 1.  until: `time.perf_counter`'s, after which
-    no further round is begun.
+    prices float64 [S + 1] by length, of which no pack is worth more than 1.  most: strategies that are opened, and as
+    many again in proportion to the packs won.  until: `time.perf_counter`'s, after which no further round is begun.
     """
     random = np.random.default_rng(0)
     strategies = [strategy for strategy, _ in packs]
     repeats = np.array([count for _, count in packs], np.int64)
     short = np.array([_short(strategy, prices) for strategy in strategies])
-    number, most, patience = int(repeats.sum()), _WORST, _PATIENCE
+    number, patience, spent = int(repeats.sum()), _PATIENCE, 0.0
+    gap = number - target
+    many = most_at_once = int(min(_WORST, max(_FEWEST, most / 4)))
     for _ in range(_ROUNDS):
-        if number <= target or not patience or time.perf_counter() > until:
+        if number <= target or not patience or spent >= most or time.perf_counter() > until:
             break
-        worst, opened = _opened(short, repeats, most, random)
+        worst, opened = _opened(short, repeats, many, random)
+        spent += int(np.count_nonzero(opened))
         counts = np.zeros(len(prices), np.int64)
         for index in np.flatnonzero(opened).tolist():
             np.add.at(counts, list(strategies[index]), opened[index])
@@ -47,8 +57,10 @@ def mend(packs: Packs, prices: np.ndarray, max_sequences_per_pack: int, target: 
         made = fill_exactly(counts, max_sequences_per_pack, least)
         fewer = had - sum(count for _, count in made)
         patience = _PATIENCE if fewer > 0 else patience - 1 if had < number else 0  # all were opened: the same again
-        if fewer <= 0:  # a smaller part may be easier
-            most = worst // 2 if worst > 2 * _FEWEST else _WORST
+        if fewer > 0:
+            spent -= fewer * most / gap if most < math.inf else spent
+        else:  # a smaller part may be easier
+            many = worst // 2 if worst > 2 * _FEWEST else most_at_once
         if fewer < 0:
             continue
         number -= fewer

@@ -171,8 +171,12 @@ class Round:
             top = int(fits[free])
             if top == m:
                 break
+            enough = self._prices.table(seats)[free] - _GOOD if seats > 2 else 0.0
             if seats == 1:
                 some: Tuple[int, ...] = (top,)
+            elif 2 * price[top] < enough:  # no pair is worth so much
+                beside = self._prices.table(seats - 1)[free - lengths[: top + 1]]
+                some = (int((score[: top + 1] + beside).argmax()),)
             else:
                 # The best pair: `one` takes at least half of what the two take, so it is the longer.
                 half = int(fits[free >> 1])
@@ -186,7 +190,7 @@ class Round:
                 some = (one,) if other == m else (one, other)
                 if seats > 2:
                     pair = price[one] + (0.0 if other == m else price[other])
-                    if pair < self._prices.table(seats)[free] - _GOOD:
+                    if pair < enough:
                         beside = self._prices.table(seats - 1)[free - lengths[: top + 1]]
                         some = (int((score[: top + 1] + beside).argmax()),)
             for x in some:

@@ -11,17 +11,20 @@ import numpy as np
 from pack_data import optimal
 from pack_data.histogram import LengthHistogram, whole_slots
 from pack_data.reading.fields import Fields, packing_depth, shown, whole_number
-from pack_data.solver.filling import fill_exactly
-from pack_data.solver.free_slots import longest_first
 from pack_data.stream.buffer import Buffer, Round, Waiting
+from pack_data.stream.open_rows import OpenRows
 from pack_data.stream.prices import Prices, on_grid, prices, scarce_seats, solve, steps_of
+from pack_data.stream.stalls import items_and_stalls
 
-_FORMAT = "pack_data stream 1"
+_FORMAT = "pack_data stream 2"
 _SHARES = ("sequences", "packs")
 _LEARNT = 1 << 17, 128  # sequences between two solutions, and as many buffers: the larger of the two
 _MORE = 4  # until then a solution comes after so many times the sequences of the one before
 _LATER = 1 << 14  # sequences from the one at which a solution is begun to the one at which it is taken up
-_QUICK = 2048  # slots up to which the optimal packer packs what waits at the end in about a second
+# Packs more than online best fit, and the share of all packs, that make the stream turn to it. With a limit of depth
+# the numbers are less certain, and a turn in vain costs more.
+_BEHIND, _BEHIND_LIMITED, _BEHIND_SHARE = 1.0, 4.0, 1 / 2048
+_STAYS = 4  # buffers of sequences that it stays there, twice as many each time
 
 
 class Pack(NamedTuple):
@@ -63,6 +66,9 @@ class PackStream:
     lengths seen so far; `histogram` gives lengths seen before.  The programme is solved again at fixed numbers of
     sequences, beside the packing, and its prices are taken up at a fixed later number.
 
+    Online best fit packs the lengths beside it.  Where prices make more packs than that, as in a stream that is sorted,
+    the stream packs by best fit for a while.
+
     No sequence waits while more than `longest_wait` packs are closed (default 4 * buffer_sequences; at least
     buffer_sequences, so that it can be kept).
 
@@ -70,7 +76,11 @@ class PackStream:
     the sequences (number i goes to rank i modulo ranks).  "packs": all make the same packs and take turns; at the end
     some packs are split so that each rank gets equally many, as far as enough sequences wait there.
 
-    Nothing is random and nothing depends on time: the same sequences give the same packs, also after `load_state_dict`.
+    flush_after: seconds; `packs` packs all that waits when the source has given nothing for so long.  Then a thread
+    reads the source, up to 64 sequences ahead.
+
+    Nothing is random, and nothing but flush_after depends on time: the same sequences give the same packs, also after
+    `load_state_dict`.
     """
 
     def __init__(
@@ -85,6 +95,7 @@ class PackStream:
         rank: int = 0,
         ranks: int = 1,
         share: str = "sequences",
+        flush_after: Optional[float] = None,
     ) -> None:
         S = self.max_sequence_length = whole_slots(max_sequence_length)
         self.max_sequences_per_pack = packing_depth(max_sequences_per_pack)
@@ -102,6 +113,12 @@ class PackStream:
         if share not in _SHARES:
             raise ValueError(f"share {shown(share)}: there are {' and '.join(_SHARES)}")
         self.share = share
+        own = Fields.of({"flush_after": flush_after}, "PackStream", "give seconds")
+        self.flush_after = own.optional("flush_after", Fields.number, least=1e-3, most=1e6)
+        if flush_after is not None and share == "packs" and ranks > 1:
+            raise ValueError(
+                'flush_after: ranks that take turns make the same packs, and time differs; take share "sequences"'
+            )
         self._most_tokens = 2**62 if self.buffer_tokens is None else self.buffer_tokens
         self._room = max(1, self.buffer_sequences // 32), min(S, self._most_tokens // 32)
         self._buffer = Buffer(S, self.max_sequences_per_pack)
@@ -112,6 +129,9 @@ class PackStream:
         self._solving: Optional[_Solving] = None
         self._next = 0  # sequences that have arrived when the programme is solved next
         self._ready: Deque[Pack] = deque()  # packs of this rank that are closed but not handed out
+        self._beside = OpenRows(S, self.max_sequences_per_pack)  # online best fit of the lengths that arrive
+        self._rows: Optional[OpenRows] = None  # what waits, while the stream packs by best fit
+        self._turned = self._until = 0  # how often it turned to best fit; arrived sequences when it may turn back
         self._taken = self._arrived = 0
         self._waits = Waits(0, 0, 0, 0, 0, 0)
         if histogram is not None:
@@ -142,8 +162,12 @@ class PackStream:
         After `load_state_dict` the source begins at sequence `taken`.
         """
         yield from self.ready()
-        for example, length in source:
-            if self.put(example, length):
+        for sequence in items_and_stalls(source, self.flush_after):
+            if sequence is None:
+                self.finish()
+            else:
+                self.put(*sequence)
+            if self._ready:
                 yield from self.ready()
         self.finish()
         yield from self.ready()
@@ -171,24 +195,71 @@ class PackStream:
             self._close(length)
         buffer.add(length, Waiting(self._arrived, self._waits.packs, example))
         self._arrived += 1
+        self._beside.pass_by(length, self.buffer_sequences, self._most_tokens)
+        if self._rows is not None:
+            self._rows.add(length)
         if buffer.sequences >= self.buffer_sequences:
             self._close(0)
         return bool(self._ready)
 
     def _close(self, coming: int) -> None:
         """Closes packs until there is room; coming: tokens of the next sequence."""
-        buffer = self._buffer
         self._learn()
+        if self._rows is None:
+            self._close_by_price(coming)
+        else:
+            self._close_rows(self._rows, coming)
+        most = _BEHIND if self.max_sequences_per_pack is None else _BEHIND_LIMITED
+        behind = self._packs_behind() - most - _BEHIND_SHARE * self._waits.packs
+        if self._rows is None and behind > 0:
+            self._rows = OpenRows(*self._limits)
+            for length in sorted((length for length, _ in self._buffer.in_order()), reverse=True):
+                self._rows.add(length)
+            self._turned += 1
+            self._until = self._arrived + _STAYS * self.buffer_sequences * 2**self._turned
+        elif self._rows is not None and behind <= 0 and self._arrived >= self._until:
+            self._rows = None
+
+    def _close_by_price(self, coming: int) -> None:
+        buffer = self._buffer
         round_ = Round(buffer, self._prices_now(), self.buffer_sequences, self._arrived)
         most = self.buffer_sequences - self._room[0]
-        most_tokens = self._most_tokens - max(coming, self._room[1])
-        while buffer.sequences > most or buffer.tokens > max(0, most_tokens):
-            # A sequence waits longest_wait packs at most: the oldest are due one by one, and there are at most
-            # buffer_sequences of them.
-            length, oldest = buffer.oldest()
-            due = self._waits.packs - oldest.since >= self.longest_wait - self.buffer_sequences
-            self._close_pack(round_.pack(length if due else None), due)
+        most_tokens = max(0, self._most_tokens - max(coming, self._room[1]))
+        while buffer.sequences > most or buffer.tokens > most_tokens:
+            due = self._due()
+            self._close_pack(round_.pack(due), due is not None)
         round_.end()
+
+    def _close_rows(self, rows: OpenRows, coming: int) -> None:
+        buffer = self._buffer
+        while rows.full or buffer.sequences >= self.buffer_sequences or buffer.tokens + coming > self._most_tokens:
+            due = self._due()
+            lengths = rows.close(due)
+            np.subtract.at(buffer.counts, lengths, 1)
+            self._close_pack(lengths, due is not None)
+
+    def _due(self) -> Optional[int]:
+        """Length of the oldest sequence if the next pack has to hold it.
+
+        The oldest are due one by one, and there are at most buffer_sequences: none waits over longest_wait packs.
+        """
+        length, oldest = self._buffer.oldest()
+        return length if self._waits.packs - oldest.since >= self.longest_wait - self.buffer_sequences else None
+
+    def _packs_behind(self) -> float:
+        """Packs more than online best fit has closed, less what the sequences that wait there but not here may need.
+
+        By tokens, and by sequences where depth is limited, the smaller: none of the two alone is what decides.  And in
+        the same way, but a sequence of more than half a row needs a pack of its own.
+        """
+        own, other, (S, depth) = self._buffer, self._beside, self._limits
+        long = int(own.counts[S // 2 + 1 :].sum())
+        needed = [(own.tokens / S, other.tokens / S)]
+        if depth is not None:
+            needed.append((own.sequences / depth, other.sequences / depth))
+        plain = min(here - there for here, there in needed)
+        alone = min(max(here, long) - max(there, other.long) for here, there in needed)
+        return self._waits.packs - other.closed + max(plain, alone)
 
     def _close_pack(self, lengths: List[int], forced: bool = False) -> None:
         self._hand_over(lengths, self._buffer.remove(lengths), forced)
@@ -208,44 +279,26 @@ class PackStream:
         )
 
     def finish(self) -> None:
-        """The end of the stream: closes packs of all that waits, those with the oldest sequences first."""
+        """Closes packs of all that waits, those with the oldest sequences first; the stream may go on."""
         buffer = self._buffer
         if not buffer.sequences:
             return
         self._note_arrived()
-        S, depth = self.max_sequence_length, self.max_sequences_per_pack
-        histogram = LengthHistogram(buffer.counts)
-        most = min(buffer.depth, max(1, S // histogram.shortest))
-        if S <= _QUICK:
-            plan = optimal.pack(histogram, max_sequences_per_pack=depth, progress=False)
-            found = list(zip(plan.strategies, plan.repeats))
-        else:
-            choices = longest_first(histogram, most), fill_exactly(histogram.counts, most, 0), self._by_price()
-            found = min(choices, key=lambda packs: sum(count for _, count in packs))
+        histogram, depth = LengthHistogram(buffer.counts), self.max_sequences_per_pack
+        plan = optimal.pack(histogram, max_sequences_per_pack=depth, progress=False)
         rows = []
-        for strategy, repeats in found:
+        for strategy, repeats in zip(plan.strategies, plan.repeats):
             for _ in range(repeats):
                 rows.append(sorted(zip(buffer.remove(list(strategy)), strategy)))
         buffer.counts[:] = 0
+        while self._beside.sequences:
+            self._beside.close()
+        if self._rows is not None:
+            self._rows = OpenRows(*self._limits)
         if self.share == "packs":
             _split(rows, -(self._waits.packs + len(rows)) % self.ranks)
         for row in sorted(rows, key=lambda row: row[0][0].number):
             self._hand_over([length for _, length in row], [sequence for sequence, _ in row])
-
-    def _by_price(self) -> List[Tuple[Tuple[int, ...], int]]:
-        """What waits as packs by price; it stays where it is."""
-        if self._from is None:
-            self._learn()
-        left, counts = self._buffer.sequences, self._buffer.counts.copy()
-        rests = self._buffer.rests_until.copy()
-        round_ = Round(self._buffer, self._prices_now(), self.buffer_sequences, self._arrived)
-        found = []
-        while left:
-            lengths = round_.pack()
-            left -= len(lengths)
-            found.append((tuple(lengths), 1))
-        self._buffer.counts[:], self._buffer.rests_until[:] = counts, rests
-        return found
 
     # ---- prices ------------------------------------------------------------------------------------------------------
 
@@ -334,6 +387,9 @@ class PackStream:
             "prices": None if self._from is None else [values.tolist() for values in self._from],
             "solving": None if self._solving is None else [self._solving.counts.tolist(), self._solving.due],
             "next": self._next,
+            "beside": [self._beside.closed, self._beside.rows()],
+            "rows": None if self._rows is None else self._rows.rows(),
+            "turned": [self._turned, self._until],
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -377,7 +433,16 @@ class PackStream:
         for name, found in (("prices", known), ("solving", solving)):
             if found is not None and not found[0].any():
                 raise fields.error(name, "must be of lengths that were seen")
+        turned, until = fields.integers("turned", 2, least=0)
+        closed, held = _row(fields, "beside", 2)
+        beside, rows = self._open_rows(fields, "beside", held), fields.any("rows")
+        beside.closed = whole_number("state of the stream: beside", closed, least=0)
+        if rows is not None:
+            rows = self._open_rows(fields, "rows", rows)
+            if sorted(length for row in rows.rows() for length in row) != sorted(row[2] for row in state["waiting"]):
+                raise fields.error("rows", "must hold the lengths that wait")
         buffer.settle()
+        self._beside, self._rows, self._turned, self._until = beside, rows, turned, until
         self._buffer, self._learnt, self._ready, self._waits = buffer, learnt, ready, waits
         self._taken, self._arrived, self._next = taken, arrived, following
         self._prices, self._from, self._solving = {}, None, None
@@ -385,6 +450,14 @@ class PackStream:
             self._take_up(*known)
         if solving is not None:  # no thread is begun: a worker process that gets this object would not have it
             self._solving = _Solving(*solving, None)
+
+    def _open_rows(self, fields: Fields, name: str, rows: Any) -> OpenRows:
+        S, depth = self._limits
+        whole = Fields.of({name: rows}, "state of the stream", fields.way_out)
+        lengths = whole.list_of(name, Fields.integers, least=1, most=S)
+        if any(not row or sum(row) > S or len(row) > (depth or S) for row in lengths):
+            raise fields.error(name, f"must be of rows within {S} slots and the depth")
+        return OpenRows(S, depth, lengths)
 
 
 def _row(fields: Fields, key: Any, length: int) -> List[Any]:

@@ -52,13 +52,15 @@ class PackRows:
     """A function for `datasets.Dataset.map(..., batched=True)`: the batch's examples as packed rows.
 
     Columns: those with one value for each token of `input_ids`, position_ids and seq_lengths; as `row_of`.
-    longer: what becomes of longer examples, a rule of `pack_data.lengths.overlong`.
+    longer: what becomes of longer examples, a rule of `pack_data.lengths.overlong`. budget: seconds for each batch, as
+    `pack_data.pack`; with one the rows are not repeatable.
     """
 
     max_sequence_length: int
     max_sequences_per_pack: Optional[int] = None
     longer: str = "raise"
     seed: int = 0
+    budget: Optional[float] = None
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> Dict[str, List[List[int]]]:
         longer = Longer(self.longer, self.max_sequence_length)
@@ -71,6 +73,7 @@ class PackRows:
             max_sequence_length=self.max_sequence_length,
             max_sequences_per_pack=self.max_sequences_per_pack,
             seed=self.seed,
+            budget=self.budget,
         )
         rows = [row_of([pieces[number] for number in bin_]) for bin_ in packed.bins]
         # A column that has as many values as tokens in some examples only, by chance, is not one of tokens.

@@ -23,6 +23,7 @@ from typing import IO, Any, Callable, Container, Iterable, Iterator, List, Named
 
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.reading.files import open_unpacked, sha256_of
+from pack_data.reading.npy import refuse_sequences
 
 EMBEDDED = "embedded"
 # A document of more characters continues as another document, and a line of more as another line.
@@ -76,6 +77,8 @@ def source_files(source: Union[str, Path]) -> List[Path]:
     """The files of a corpus in a fixed order; hidden ones (name starts with a dot) do not count."""
     path = Path(source)
     if path.is_file():
+        if path.suffix == ".npy":
+            refuse_sequences(path)
         return [path]
     if not path.is_dir():
         raise ValueError(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from pack_data.histogram import LengthHistogram
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing import Packing
 from pack_data.proof import prove
-from pack_data.solver import column_generation
+from pack_data.solver import column_generation, programmes
+from pack_data.solver.search import Limits, found_quickly
 from tests.pack_data_strategies import histograms
 
 depths = st.sampled_from([1, 2, 3, 4, 8, None])
@@ -81,7 +83,7 @@ def test_degenerate_sets(lengths, S, depth):
 
 def test_more_lengths_than_the_full_programme_takes(monkeypatch):
     # Bound and packs come from the coarse programme: everything is placed, the bound is proved, the gap is small.
-    for module in (column_generation, optimal):
+    for module in (column_generation, programmes):
         monkeypatch.setattr(module, "FULL_ROWS", 100)
     histogram = synthetic_histogram("lognormal:mean=60,max=512,n=20000,seed=1")
     packing = optimal.pack(histogram, max_sequences_per_pack=6)
@@ -121,7 +123,7 @@ def test_long_packs_of_few_sequences():
 @pytest.mark.parametrize("center, sigma", [(700, 1.2), (131_072 / 3.5, 0.5)])
 def test_rows_of_131_072_slots_need_no_programme(center, sigma, monkeypatch):
     # The tables of the programme would take 131,072 x 131,072 numbers.
-    monkeypatch.setattr(optimal, "relax", None)
+    monkeypatch.setattr(programmes, "relax", None)
     lengths = np.random.default_rng(0).lognormal(np.log(center) - sigma**2 / 2, sigma, 20_000)
     lengths = np.clip(np.rint(lengths), 1, 131_072).astype(np.int64)
     histogram = LengthHistogram.from_lengths(lengths, 131_072)
@@ -133,7 +135,7 @@ def test_rows_of_131_072_slots_need_no_programme(center, sigma, monkeypatch):
 
 def test_deep_packs_of_long_rows_need_no_programme(monkeypatch):
     # At most 100 sequences of 1 to 40 tokens in packs of 131,072 slots: 30 packs, were it not for the four longest.
-    monkeypatch.setattr(optimal, "relax", None)
+    monkeypatch.setattr(programmes, "relax", None)
     lengths = np.concatenate([np.random.default_rng(0).integers(1, 41, 3000), [131_072] * 4])
     histogram = LengthHistogram.from_lengths(lengths, 131_072)
     packing = optimal.pack(histogram, max_sequences_per_pack=100)
@@ -143,7 +145,7 @@ def test_deep_packs_of_long_rows_need_no_programme(monkeypatch):
 
 def test_a_spent_budget_gives_the_best_found_with_its_proof(monkeypatch):
     """Whenever time is up: all is packed, and the bound is proved. A clock that ticks at each look stands in."""
-    histogram = synthetic_histogram("lognormal:mean=60,max=256,n=3000,seed=1")
+    histogram = synthetic_histogram("uniform:max=256,n=3000,seed=1")
     full = optimal.pack(histogram, max_sequences_per_pack=4)
     found = []
     for looks in (1, 4, 8, 16, 64, 10_000):
@@ -158,23 +160,23 @@ def test_a_spent_budget_gives_the_best_found_with_its_proof(monkeypatch):
 
 
 def test_a_programme_cut_short_leaves_its_bound(monkeypatch):
-    # Plain prices prove 1,364 packs here; a programme that is stopped while it improves its bound proves more.
-    histogram = synthetic_histogram("lognormal:mean=60,max=256,n=3000,seed=1")
-    plain = optimal.pack(histogram, max_sequences_per_pack=3, budget=1e-9).lower_bound
+    # Plain prices prove 843 packs here; a programme that is stopped while it improves its bound proves more.
+    histogram = synthetic_histogram("lognormal:mean=90,max=300,n=3000,seed=0")
+    plain = optimal.pack(histogram, max_sequences_per_pack=4, budget=1e-9).lower_bound
     asked = []
 
     def out_of_time(self):
         asked.append(self)
         if len(asked) > 6:
-            raise optimal._TimeIsUp
+            raise programmes._TimeIsUp
 
-    monkeypatch.setattr(optimal._Progress, "_check", out_of_time)
-    cut = optimal.pack(histogram, max_sequences_per_pack=3)
+    monkeypatch.setattr(programmes._Progress, "_check", out_of_time)
+    cut = optimal.pack(histogram, max_sequences_per_pack=4)
     assert prove(cut).lower_bound == cut.lower_bound > plain
 
 
 def test_prices_that_prove_less_do_not_replace_those_that_prove_more():
-    with optimal._Progress(1, False, np.inf) as bar:
+    with programmes._Progress(1, False, np.inf) as bar:
         bar.programme(9.0, 5.0, np.array([1.0]))
         bar.keep(7.0, np.array([2.0]))  # of the first programme, as it ends
         bar.programme(9.0, 6.0, np.array([3.0]))  # of the second one, which time may cut short
@@ -186,10 +188,8 @@ def test_the_longest_are_priced_by_the_shortest_that_are_there():
     # granted; prices on knots do not.
     lengths = np.clip(np.rint(np.random.default_rng(0).lognormal(6.05, 1.2, 20_000)), 1, 2048).astype(np.int64)
     histogram = LengthHistogram.from_lengths(lengths, 2048)
-    plain = optimal._without_programme(histogram, 3, 3, 0.0)
-    found = optimal._on_knots(histogram, 3, 3, plain, 0.0, False)
-    assert found.lower_bound == plain.lower_bound  # no time, no programme
-    found = optimal._on_knots(histogram, 3, 3, plain, np.inf, False)
+    plain = found_quickly(histogram, Limits.of(histogram, 3, None))
+    found = programmes._on_knots(plain, False)
     assert len(histogram.lengths) > 1000 and found.lower_bound > plain.lower_bound and found.gap <= 2
     assert prove(
         Packing.of(
@@ -210,9 +210,9 @@ def test_the_grid_packs_everything_and_its_prices_prove_a_bound(depth, seed, mon
     # The way of rows beyond 2,048 slots, at a size that the exhaustive tests and the full programme reach.
     histogram = synthetic_histogram(f"lognormal:mean=90,max=300,n=3000,seed={seed}")
     full = optimal.pack(histogram, max_sequences_per_pack=depth)
-    monkeypatch.setattr(optimal, "_LARGE", 64)
-    monkeypatch.setattr(optimal, "_QUICK", 16)
-    monkeypatch.setattr(optimal, "relax", None)
+    monkeypatch.setattr(programmes, "LARGE", 64)
+    monkeypatch.setattr(programmes, "_QUICK", 16)
+    monkeypatch.setattr(programmes, "relax", None)
     packing = optimal.pack(histogram, max_sequences_per_pack=depth)
     packing.check(histogram)
     assert prove(packing).lower_bound == packing.lower_bound <= full.packs
@@ -255,7 +255,7 @@ def test_a_budget_of_nothing_is_refused():
 
 
 def test_progress_is_shown_on_request_and_not_otherwise(capsys):
-    argv = ["--synthetic", "lognormal:mean=20,max=64,n=200", "--json"]
+    argv = ["--synthetic", "uniform:max=256,n=3000,seed=1", "--json"]
     assert run_main(optimal.main, argv) == 0
     assert capsys.readouterr().err == ""
     assert run_main(optimal.main, [*argv, "--progress"]) == 0
@@ -266,6 +266,32 @@ def declared_maximum(path):
     """The number in the file's name that no length exceeds (`squad_1_1_384.csv`: 384), else the longest length."""
     longest = LengthHistogram.from_csv(path, 1 << 20).longest
     return min((int(number) for number in re.findall(r"\d+", path.stem) if int(number) >= longest), default=longest)
+
+
+def test_the_same_work_whatever_the_clock_says(monkeypatch):
+    # Without a budget no step asks the clock: one that leaps changes nothing.
+    histogram = synthetic_histogram("uniform:max=256,n=3000,seed=1")
+    plain = optimal.pack(histogram, max_sequences_per_pack=3)
+    clock = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr(optimal.time, "perf_counter", lambda: float(next(clock)))
+    again = optimal.pack(histogram, max_sequences_per_pack=3)
+    assert (again.strategies, again.repeats, again.certificate) == (plain.strategies, plain.repeats, plain.certificate)
+
+
+def test_a_step_that_cannot_pay_is_not_begun(monkeypatch):
+    # 1,000 uniform lengths: decreasing fit is as good as any packing known, and no linear programme is solved.
+    monkeypatch.setattr(programmes, "improved", None)
+    lengths = np.random.default_rng(7).integers(1, 4097, 1000)
+    packing = optimal.pack(LengthHistogram.from_lengths(lengths, 4096), max_sequences_per_pack=None)
+    assert packing.gap <= 1 + 0.004 * packing.lower_bound
+
+
+def test_prices_of_10_to_the_15_sequences_are_small_fractions():
+    # A third and a half of a pack: rounded to 2^-40 the thirds would lose 300 packs.
+    histogram = LengthHistogram([10**15 + 1 if length in (6, 10) else 0 for length in range(21)])
+    found = found_quickly(histogram, Limits.of(histogram, 3, None))._replace(worth=Fraction(0))
+    proved = found.proved_by(np.array([1 / 3, 1 / 2]))
+    assert proved.worth == Fraction(5 * (10**15 + 1), 6) and proved.certificate.denominator == 6
 
 
 def test_every_histogram_of_the_data_folder(data_dir):

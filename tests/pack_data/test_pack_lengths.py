@@ -78,3 +78,73 @@ def test_a_call_that_is_no_way_in_says_the_way_in(tmp_path):
 
 def test_the_version_is_one_for_both_packages():
     assert pack_data.__version__ == ipu_packed_bert.__version__
+
+
+# ---- limits that users have ------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 24), max_size=40), st.sampled_from([None, 2, 3]), st.sampled_from([2, 4, 6]))
+def test_each_sequence_is_rounded_up_before_packing(lengths, depth, multiple_of):
+    packed = pack(lengths, max_sequence_length=24, max_sequences_per_pack=depth, multiple_of=multiple_of)
+    rounded = [-(-length // multiple_of) * multiple_of for length in lengths]
+    assert all(sum(rounded[index] for index in members) <= 24 for members in packed.bins)
+    assert packed.rounding == sum(rounded) - sum(lengths) and packed.packing.tokens == sum(rounded)
+    assert prove(packed.packing).lower_bound == packed.packing.lower_bound
+    assert np.array_equal(packed.fitted.lengths, lengths)
+
+
+def fewest_in_order(lengths, slots, depth):
+    """Packs of consecutive sequences, by trying every end of every pack."""
+    fewest = [0]
+    for end in range(1, len(lengths) + 1):
+        starts = [begin for begin in range(end) if sum(lengths[begin:end]) <= slots and end - begin <= (depth or end)]
+        fewest.append(1 + min(fewest[begin] for begin in starts))
+    return fewest[-1]
+
+
+@given(st.lists(st.integers(1, 12), max_size=25), st.sampled_from([None, 1, 2, 3]))
+def test_packs_in_order_are_the_fewest_of_consecutive_sequences(lengths, depth):
+    packed = pack(lengths, max_sequence_length=12, max_sequences_per_pack=depth, keep_order=True)
+    assert [index for members in packed.bins for index in members] == list(range(len(lengths)))
+    assert packed.packing.packs == fewest_in_order(lengths, 12, depth)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9)), max_size=30).filter(
+        lambda pairs: all(sum(length for length, own in pairs if own == group) <= 24 for group in range(10))
+    )
+)
+def test_sequences_of_one_group_share_a_pack(pairs):
+    lengths, groups = [length for length, _ in pairs], [group for _, group in pairs]
+    packed = pack(lengths, max_sequence_length=24, groups=groups)
+    assert sorted(index for members in packed.bins for index in members) == list(range(len(lengths)))
+    assert all(sum(lengths[index] for index in members) <= 24 for members in packed.bins)
+    for group in set(groups):
+        assert len({int(packed.pack[index]) for index, own in enumerate(groups) if own == group}) == 1
+    for members in packed.bins:  # a group's sequences stand side by side
+        changes = sum(groups[a] != groups[b] for a, b in zip(members, members[1:]))
+        assert changes == len({groups[index] for index in members}) - 1
+    assert packed.packing.sequences == len(set(groups))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"multiple_of": 3}, "no multiple of 3"),
+        ({"multiple_of": 0}, "multiple_of"),
+        ({"groups": [1, 1]}, "2 groups for 3 lengths"),
+        ({"groups": [1, 1, 2]}, "group of sequence 0 has 13 tokens"),
+        ({"groups": [1, 2, 3], "keep_order": True}, "do not go together"),
+    ],
+)
+def test_limits_that_cannot_be_kept_are_refused_in_one_line(options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        pack([8, 5, 3], max_sequence_length=8, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_budget_is_handed_on():
+    lengths = np.random.default_rng(0).lognormal(np.log(73), 0.6, 3000).astype(int).clip(1, 256)
+    packed = pack(lengths, max_sequence_length=256, budget=1e-9)
+    full = pack(lengths, max_sequence_length=256, budget=60)
+    assert prove(packed.packing).lower_bound <= full.packing.packs < packed.packing.packs

@@ -157,60 +157,42 @@ def slope(function, step):
 
 
 @pytest.mark.parametrize(
-    "operation, kind, cycles, elements",
+    "vertex, operation, kind, cycles, elements",
     [
-        ("add", "half", 3, 4),
-        ("add", "float", 3, 2),
-        ("mul", "half", 3, 4),
-        ("div", "half", 21, 4),
-        ("div", "float", 10, 2),
-        ("max", "half", 4, 4),
-        ("max", "float", 3, 2),
-        ("add", "int", 7, 1),
-        ("compare", "half", 9, 4),
-        ("compare", "float", 14, 4),
-        ("compare", "int", 22, 4),
-        ("logical", "bool", 5, 4),
+        (vertices.binary, "add", "half", 3, 4),
+        (vertices.binary, "add", "float", 3, 2),
+        (vertices.binary, "mul", "half", 3, 4),
+        (vertices.binary, "div", "half", 21, 4),
+        (vertices.binary, "div", "float", 10, 2),
+        (vertices.binary, "max", "half", 4, 4),
+        (vertices.binary, "max", "float", 3, 2),
+        (vertices.binary, "add", "int", 7, 1),
+        (vertices.binary, "compare", "half", 9, 4),
+        (vertices.binary, "compare", "float", 14, 4),
+        (vertices.binary, "compare", "int", 22, 4),
+        (vertices.binary, "logical", "bool", 5, 4),
+        (vertices.scalar, "add", "half", 2, 4),
+        (vertices.scalar, "mul", "float", 2, 2),
+        (vertices.scalar, "div", "half", 8, 2),
+        (vertices.scalar, "div", "float", 6, 2),
+        (vertices.scalar, "compare", "half", 8, 4),
+        (vertices.scalar, "compare", "int", 16, 4),
+        (vertices.scalar, "max", "half", 3, 4),
+        (vertices.scalar, "logical", "bool", 4, 4),
+        (vertices.unary, "exp", "half", 4, 4),
+        (vertices.unary, "exp", "float", 6, 2),
+        (vertices.unary, "tanh", "float", 12, 2),
+        (vertices.unary, "sigmoid", "half", 6, 4),
+        (vertices.unary, "log", "half", 4, 4),
+        (vertices.unary, "reciprocal", "half", 15, 4),
+        (vertices.unary, "sqrt", "float", 10, 2),
+        (vertices.unary, "rsqrt", "half", 19, 4),
+        (vertices.unary, "erf", "half", 13, 1),
     ],
 )
-def test_binary_costs_the_published_cycles_a_vector(operation, kind, cycles, elements):
+def test_a_vector_costs_the_published_cycles(vertex, operation, kind, cycles, elements):
     # One more vector for every worker: 6 workers x `elements`, in 6 x `cycles` tile cycles.
-    assert slope(lambda n: vertices.binary(n, operation, kind), 6 * elements) == 6 * cycles
-
-
-@pytest.mark.parametrize(
-    "operation, kind, cycles, elements",
-    [
-        ("add", "half", 2, 4),
-        ("mul", "float", 2, 2),
-        ("div", "half", 8, 2),
-        ("div", "float", 6, 2),
-        ("compare", "half", 8, 4),
-        ("compare", "int", 16, 4),
-        ("max", "half", 3, 4),
-        ("logical", "bool", 4, 4),
-    ],
-)
-def test_scalar_operand(operation, kind, cycles, elements):
-    assert slope(lambda n: vertices.scalar(n, operation, kind), 6 * elements) == 6 * cycles
-
-
-@pytest.mark.parametrize(
-    "operation, kind, cycles, elements",
-    [
-        ("exp", "half", 4, 4),
-        ("exp", "float", 6, 2),
-        ("tanh", "float", 12, 2),
-        ("sigmoid", "half", 6, 4),
-        ("log", "half", 4, 4),
-        ("reciprocal", "half", 15, 4),
-        ("sqrt", "float", 10, 2),
-        ("rsqrt", "half", 19, 4),
-        ("erf", "half", 13, 1),
-    ],
-)
-def test_unary(operation, kind, cycles, elements):
-    assert slope(lambda n: vertices.unary(n, operation, kind), 6 * elements) == 6 * cycles
+    assert slope(lambda n: vertex(n, operation, kind), 6 * elements) == 6 * cycles
 
 
 def test_frames_by_hand():

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pack_data.batching import plans
 from pack_data.batching import ranks as ranks_command
-from pack_data.batching.balanced import StepCost, karmarkar_karp, lower_bound
+from pack_data.batching.balanced import StepCost, karmarkar_karp, lower_bound, step_bound
 from pack_data.batching.plans import BatchOptions, get_way
-from pack_data.batching.ranks import WAY, differencing, evenness
+from pack_data.batching.ranks import WAY, differencing, evenness, within_slots
 from pack_data.batching.sampler import BatchSampler
 
 COST = StepCost(100.0, 1.0)
@@ -96,6 +97,51 @@ def test_the_lower_bound_is_one_and_is_met():
     assert lower_bound(np.array([9.0, 1.0]), 2) == 9 and lower_bound(np.array([5.0, 5.0, 5.0, 5.0]), 2) == 10
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_the_bound_with_slots_is_one(seed):
+    """Beside every way to deal a few sequences to ranks that have so many slots."""
+    rng = np.random.default_rng(seed)
+    lengths, ranks, cost = rng.integers(1, 30, 6), int(rng.integers(2, 4)), StepCost(float(rng.integers(60)), 1.0)
+    slots = max(int(lengths.max()), -(-int(lengths.sum()) // ranks) + int(rng.integers(0, 9)))
+    dealt = []
+    for to in itertools.product(range(ranks), repeat=6):
+        parts = [lengths[np.array(to) == rank] for rank in range(ranks)]
+        if max(int(part.sum()) for part in parts) <= slots:
+            dealt.append(max(float(cost.of(part).sum()) for part in parts))
+    if dealt:
+        bound = step_bound(lengths, cost, ranks, slots)
+        assert lower_bound(cost.of(lengths), ranks) <= bound <= min(dealt) * (1 + 1e-12)
+
+
+def test_what_slots_force_is_in_the_bound():
+    # The rank with 8 tokens also has 2 of the others, because the other rank has 10 slots: 2 x 10 + 8 x 8.
+    lengths = np.array([8] + [1] * 12)
+    assert (
+        step_bound(lengths, StepCost(2, 1), 2, 10) == 2 * 10 + 64 and step_bound(lengths, StepCost(2, 1), 2, 20) == 80
+    )
+
+
+def test_differencing_within_slots():
+    lengths, cost = made_up(400, 256), StepCost(0.0, 1.0)
+    costs = cost.of(lengths)
+    slots = -(-int(lengths.sum()) // 8) + 40
+    before = karmarkar_karp(costs.tolist(), 8)
+    after = within_slots(before, lengths, costs, slots)
+    assert sorted(itertools.chain(*after)) == list(range(400))
+    assert max(lengths[part].sum() for part in before) > slots >= max(lengths[part].sum() for part in after)
+
+
+def test_steps_of_few_long_sequences_are_level_too(monkeypatch):
+    """Where three percent in short sequences are not enough, more of them are kept back."""
+    rng = np.random.default_rng(0)
+    lengths = np.clip(np.rint(rng.lognormal(np.log(2000), 1.5, 12_000)), 1, 131_072).astype(np.int64)
+    options = BatchOptions(1, 131_072, 16, cost=StepCost(24576.0, 1.0))
+    more = evenness(levelled(lengths, options), lengths, options, options.cost)
+    monkeypatch.setattr(plans, "LEVELLING", plans.LEVELLING[:1])
+    few = evenness(levelled(lengths, options), lengths, options, options.cost)
+    assert more.excess < 2e-3 and more.excess < few.excess / 2 and more.over == 0
+
+
 def test_differencing_by_hand():
     # Karmarkar and Karp's own example: 8, 7, 6, 5, 4 in two parts leaves a difference of 2.
     parts = karmarkar_karp([8.0, 7.0, 6.0, 5.0, 4.0], 2)
@@ -128,7 +174,7 @@ def test_the_command(capsys):
     given = ["--synthetic", "lognormal:median=60,sigma=1,max=512,n=10000", "--examples", "1500", "--ranks", "4"]
     assert ranks_command.main([*given, "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["plan"] for each in found] == ["by rows", "levelled", "differencing"]
+    assert [each["plan"] for each in found] == ["by rows", "levelled", "differencing", "within slots"]
     assert found[1]["idle"] <= found[0]["idle"] + 1e-9 and found[1]["over"] == 0
     assert ranks_command.main(given) == 0
     assert "levelled" in capsys.readouterr().out

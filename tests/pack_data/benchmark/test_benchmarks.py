@@ -3,41 +3,31 @@
 import json
 
 from pack_data.benchmark import __main__ as benchmark
-from pack_data.benchmark import assignment
-from pack_data.benchmark import rows as row_benchmark
+from pack_data.benchmark import assignment, peers
+from pack_data.benchmark import cases as many_cases
+from pack_data.benchmark.peers import Peer
 from pack_data.cli.command import run_main
 
 
-def test_each_case_has_ours_and_the_peers(monkeypatch):
-    naive = row_benchmark.Peer("naive", lambda lengths, slots: len(lengths))
-    small = naive._replace(name="small", most_tokens=1000)  # there are more: it is left out
-    rows = list(row_benchmark.rows(300, slots=(512,), depths=(4, None), others=[naive, small]))
-    cases = [(row["lengths"], row["depth"], row["packer"]) for row in rows]
-    assert cases == [
-        ("long tail", "4", "optimal"),
-        ("long tail", "4", "lpfhp"),
-        ("long tail", "unlimited", "optimal"),
-        ("long tail", "unlimited", "lpfhp"),
-        ("long tail", "unlimited", "naive"),
-        ("around S / 3.5", "unlimited", "optimal"),
-        ("around S / 3.5", "unlimited", "lpfhp"),
-        ("around S / 3.5", "unlimited", "naive"),
-    ]
-    above = {case: row["above"] for case, row in zip(cases, rows)}
-    assert all(0 <= above[kind, depth, "optimal"] <= above[kind, depth, name] for kind, depth, name in cases)
-    assert rows[4]["packs"] == 300
+def test_many_cases_have_ours_and_the_peers_where_the_depth_is_not_limited():
+    naive = Peer("lightbinpack", lambda lengths, slots: len(lengths))
+    small = Peer("small", lambda lengths, slots: 0, most_tokens=0)  # there are more: it is left out
+    found = many_cases.cases(12, [naive, small], most=256)
+    assert len({(case.kind, case.sequences, case.slots, case.depth) for case in found}) > 6
+    for case in found:
+        assert case.gap >= 0 and case.sequences <= 256 and bool(case.peers) == (case.depth is None)
+        assert all((name, packs) == ("lightbinpack", case.sequences) for name, (packs, _) in case.peers.items())
+        assert case.ratio is None or case.packs == case.sequences
+    values = {what.strip(): value for what, value, _ in many_cases.summary(found)}
+    assert values["more packs than a peer"] == "0"
 
 
 def test_what_is_not_installed_is_one_line_each(monkeypatch, capsys):
-    monkeypatch.setattr(row_benchmark, "SLOTS", (64,))
-    monkeypatch.setattr(row_benchmark, "_PEERS", {"no_such_packer": lambda: __import__("no_such_packer")})
-    monkeypatch.setattr(
-        row_benchmark, "rows", lambda sequences, others: iter([dict.fromkeys("lengths depth packer".split(), "x")])
-    )
-    assert run_main(benchmark.main, ["--rows", "--sequences", "20"]) == 0
+    monkeypatch.setattr(peers, "_PEERS", {"no_such_packer": lambda: __import__("no_such_packer")})
+    assert run_main(benchmark.main, ["--cases", "2", "--sequences", "64"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[1] == "not installed: no_such_packer (pip install no_such_packer)"
-    assert [cell.strip() for cell in printed[-1].strip("| ").split("|")] == "x - x x - - - - -".split()
+    assert printed[0] == "not installed: no_such_packer (pip install no_such_packer)"
+    assert "2 cases, processor seconds of one core" in printed
 
 
 def test_a_build_has_a_row_for_each_stage(capsys):

@@ -136,7 +136,7 @@ def test_an_empty_part_is_no_obstacle(tmp_path):
         (
             "a.npy",
             b"\x93NUMPY and so on",
-            "a NumPy array is no source of sequences",
+            "a NumPy array: lengths, neither text nor sequences",
         ),
         ("a.tfrecord", b"something else", "record 0: the checksum of its length is wrong"),
         ("a.gz", b"\x1f\x8bxxxxxxxxxxxxxxxx", "gzip stream is damaged"),

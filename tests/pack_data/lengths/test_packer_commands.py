@@ -56,6 +56,12 @@ def test_options_of_their_own(capsys, lengths_csv):
     options = "--histogram squad_1_1_384 --max-sequence-length 512 --max-sequences-per-pack unlimited"
     assert run("spfhp", *options.split()) == 0
     assert "pack of 512 slots" in capsys.readouterr().out
+    assert run("spfhp", *lengths_csv, "--multiple-of", "4", "--json") == 0  # 3, 1, 2 -> 4; 7, 7 -> 8; 12, 11 -> 12
+    assert json.loads(capsys.readouterr().out)["tokens"] == 3 * (3 * 4 + 2 * 8 + 2 * 12)
+    assert run("spfhp", *lengths_csv, "--multiple-of", "4") == 0
+    assert "27 slots of the tokens above are rounding" in capsys.readouterr().out
+    assert run("spfhp", *lengths_csv, "--multiple-of", "5") == 2
+    assert "no multiple of 5" in capsys.readouterr().err
     assert run("spfhp", "--synthetic", "uniform:max=9,n=100") == 0
     assert "uniform:max=9,n=100" in capsys.readouterr().out
 

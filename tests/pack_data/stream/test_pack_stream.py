@@ -3,6 +3,8 @@
 import itertools
 import json
 import pickle
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from pack_data import LengthHistogram, optimal
 from pack_data.stream import PackStream
 from pack_data.stream.__main__ import in_random_order, main
 from pack_data.stream.baselines import open_rows, windows
+from pack_data.stream.open_rows import OpenRows
 from pack_data.stream.prices import on_grid, prices, scarce_seats, solve
 
 
@@ -103,11 +106,92 @@ def test_lengths_below_the_shortest_seen_cost_less_than_it():
         assert by_length[0] == 0 and (np.diff(by_length[:101]) > 0).all()
 
 
-def test_a_stream_in_descending_order_is_packed_well():
-    lengths = sorted(long_tailed(8000, 4096), reverse=True)
-    packs = list(PackStream(4096, buffer_sequences=256).packs(enumerate(lengths)))
-    bound = optimal.pack(LengthHistogram.from_lengths(lengths, 4096), max_sequences_per_pack=None).lower_bound
-    assert len(packs) <= 1.15 * bound
+def some_lengths(kind, n, S):
+    random = np.random.default_rng(1)
+    if kind == "long tail":
+        return np.array(long_tailed(n, S))
+    if kind == "uniform":
+        return random.integers(1, S + 1, n)
+    if kind == "Wikipedia":
+        return np.array(drawn(n)) * S // 512
+    if kind == "four lengths":
+        return np.repeat(np.array([400, 112, 300, 212]) * S // 1024, n // 4)
+    first = random.integers(int(0.38 * S), int(0.49 * S), n // 3)  # triplets that fill a row
+    second = (0.26 * S + random.random(n // 3) * (S - first - 0.52 * S) / 2).astype(int)
+    return np.concatenate([first, second, S - first - second])
+
+
+def in_order(order, lengths):
+    random, rising = np.random.default_rng(2), np.sort(lengths)
+    if order == "random":
+        return random.permutation(lengths)
+    if order == "rising":
+        return rising
+    if order == "falling":
+        return rising[::-1]
+    if order == "short, long":
+        short, long = np.array_split(rising, 2)
+        return np.stack([random.permutation(short), random.permutation(long)], 1).ravel()
+    if order == "bursts":
+        pieces = np.array_split(np.concatenate([random.permutation(part) for part in np.array_split(rising, 6)]), 48)
+        return np.concatenate([pieces[number] for number in random.permutation(len(pieces))])
+    return rising[np.argsort(np.arange(len(rising)) / len(rising) + random.normal(0, 0.3, len(rising)))]  # drift
+
+
+def best_fit(lengths, S, depth, buffer):
+    """Packs of online best fit that holds as many sequences."""
+    rows = OpenRows(S, depth)
+    for length in lengths:
+        rows.pass_by(length, buffer, 2**62)
+    return rows.closed + len(rows.rows())
+
+
+ORDERS = ["random", "rising", "falling", "short, long", "bursts", "drift"]
+LENGTHS = ["long tail", "uniform", "Wikipedia", "triplets", "four lengths"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_no_order_needs_more_packs_than_online_best_fit(order, kind):
+    S, buffer = 256, 64
+    lengths = in_order(order, some_lengths(kind, 3000, S)).tolist()
+    # Online best fit lets a sequence wait for ever; so does this stream.
+    packs = list(PackStream(S, buffer_sequences=buffer, longest_wait=2**30).packs(enumerate(lengths)))
+    check_packs(packs, lengths, S, None)
+    assert len(packs) <= best_fit(lengths, S, None, buffer) + 3 + 0.001 * sum(lengths) / S
+
+
+def test_open_rows_as_by_hand():
+    rows = OpenRows(10, 3)
+    for length in (6, 5, 4, 3):  # 6 + 4 | 5 + 3
+        rows.add(length)
+    assert rows.rows() == [[6, 4], [5, 3]] and rows.full == [[6, 4]] and rows.long == 1
+    rows.pass_by(2, 5, 15)  # the full row is closed first: too many tokens
+    assert rows.closed == 1 and rows.rows() == [[5, 3, 2]]
+    assert (rows.sequences, rows.tokens, rows.long) == (3, 10, 0)
+    rows = OpenRows(10, None, [[3], [2], [5]])
+    assert rows.close(2) == [2] and rows.close() == [5] and rows.close() == [3] and rows.closed == 3
+
+
+@pytest.mark.parametrize("order", ["falling", "bursts"])
+def test_a_state_taken_while_the_stream_packs_by_best_fit_gives_the_same_packs(order):
+    lengths = in_order(order, some_lengths("uniform", 900, 100)).tolist()
+
+    def new():
+        return PackStream(100, buffer_sequences=16, longest_wait=20)
+
+    whole, by_rows = list(new().packs(enumerate(lengths))), 0
+    for stop in range(0, len(whole), 23):
+        first = new()
+        begun = list(itertools.islice(first.packs(enumerate(lengths)), stop))
+        state = json.loads(json.dumps(first.state_dict()))
+        by_rows += state["rows"] is not None
+        second = new()
+        second.load_state_dict(state)
+        assert second.state_dict() == state
+        assert begun + list(second.packs(itertools.islice(enumerate(lengths), second.taken, None))) == whole
+        assert second.waits.longest <= 20
+    assert by_rows > 3
 
 
 @pytest.mark.parametrize(
@@ -288,9 +372,60 @@ def test_a_sequence_that_fits_badly_does_not_wait_longer_than_stated():
     assert position <= 20 and stream.waits.longest <= 20
 
 
+def test_a_source_that_stalls_gets_its_packs():
+    going_on, packs = threading.Event(), []
+
+    def source():
+        yield from [("a", 4), ("b", 6), ("c", 7)]
+        assert going_on.wait(60)  # until the packs of what has come are there
+        yield "d", 3
+        yield "e", 6
+
+    stream = PackStream(10, flush_after=0.05)
+    for pack in stream.packs(source()):
+        packs.append(pack.examples)
+        if len(packs) == 2:
+            assert sorted(map(sorted, packs)) == [["a", "b"], ["c"]] and stream.taken == 3
+            assert stream.state_dict()["waiting"] == []
+            going_on.set()
+    assert [sorted(examples) for examples in packs[2:]] == [["d", "e"]]
+
+
+def test_a_source_that_does_not_stall_gives_the_same_packs_and_its_error():
+    lengths = drawn(400)
+
+    def packs(**options):
+        return list(PackStream(512, buffer_sequences=32, **options).packs(enumerate(lengths)))
+
+    assert packs(flush_after=60) == packs()
+
+    def broken():
+        yield "a", 3
+        raise KeyError("the source broke")
+
+    with pytest.raises(KeyError, match="the source broke"):
+        list(PackStream(10, flush_after=60).packs(broken()))
+
+
+def test_a_source_is_left_when_nobody_wants_packs_any_more():
+    before, given = threading.active_count(), itertools.count()
+    packs = PackStream(10, buffer_sequences=4, flush_after=60).packs((number, 5) for number in given)
+    next(packs)
+    packs.close()
+    for _ in range(500):
+        if threading.active_count() <= before:
+            break
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
 @pytest.mark.parametrize(
     "options, words",
     [
+        ({"flush_after": 0}, "flush_after"),
+        ({"flush_after": float("nan")}, "flush_after"),
+        ({"flush_after": "1"}, "flush_after"),
+        ({"flush_after": 1, "share": "packs", "ranks": 2}, "flush_after"),
         ({"buffer_sequences": 0}, "buffer_sequences"),
         ({"buffer_sequences": 8, "longest_wait": 7}, "longest_wait"),
         ({"buffer_tokens": 9}, "buffer_tokens"),
@@ -343,6 +478,11 @@ def test_a_state_of_another_stream_is_refused():
         ("prices", [[0.0] * 11, [0.0] * 11]),
         ("solving", [[0.0] * 11, 9]),
         ("solving", [[1.0] * 11, "a"]),
+        ("turned", [1]),
+        ("beside", [0, [[6, 5]]]),
+        ("beside", ["a", []]),
+        ("rows", [[8]]),
+        ("rows", [[11]]),
     ],
 )
 def test_a_state_that_is_damaged_is_one_line_and_changes_nothing(name, value):

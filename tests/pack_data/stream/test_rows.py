@@ -66,6 +66,13 @@ def test_a_column_as_long_as_the_tokens_by_chance_is_left_out(seed):
     assert sorted(columns["input_ids"]) == [[1, 2], [3, 4, 5, 6]]
 
 
+def test_a_budget_reaches_the_packer():
+    lengths = np.random.default_rng(0).lognormal(np.log(73), 0.6, 1000).astype(int).clip(1, 256)
+    batch = {"input_ids": [[1] * length for length in lengths]}
+    fast, whole = (len(PackRows(256, budget=budget)(batch)["input_ids"]) for budget in (1e-9, 60))
+    assert whole < fast
+
+
 def test_a_batch_without_examples_has_no_rows():
     assert PackRows(4)({"input_ids": []}) == {"input_ids": [], "position_ids": [], "seq_lengths": []}
 
