@@ -83,18 +83,8 @@ def test_pretraining_packs_and_trains_without_an_ipu_or_a_data_set(checkout, pre
 
 def test_a_run_is_resumed(checkout, pretrained):
     (run,) = (checkout / "runs").iterdir()
-    text = command(
-        checkout,
-        "run_pretraining.py",
-        "--resume",
-        str(run.relative_to(checkout)),
-        "--steps",
-        "3",
-        "--set",
-        "optimizer.schedule_steps=3",
-        "--set",
-        "run.evaluate_every=0",
-    )
+    settings = "--steps 3 --set optimizer.schedule_steps=3 --set run.evaluate_every=0".split()
+    text = command(checkout, "run_pretraining.py", "--resume", str(run.relative_to(checkout)), *settings)
     assert "from step 2" in text and "building" not in text
     assert len((run / "log.jsonl").read_text().splitlines()) == 3
 
@@ -115,23 +105,8 @@ def test_a_text_of_ones_own(checkout, tmp_path):
         lines = [f"Line {line} of text {number} says how many sequences share a pack of slots." for line in range(60)]
         (text / f"{number}.txt").write_text("\n".join(lines))
     out = str(tmp_path / "packed")
-    table = command(
-        checkout,
-        "-m",
-        "pack_data.build",
-        "--corpus",
-        str(text),
-        "--max-sequence-length",
-        "128",
-        "--packer",
-        "spfhp",
-        "--max-sequences-per-pack",
-        "3",
-        "--vocabulary-size",
-        "300",
-        "--out",
-        out,
-    )
+    sizes = "--max-sequence-length 128 --packer spfhp --max-sequences-per-pack 3 --vocabulary-size 300".split()
+    table = command(checkout, "-m", "pack_data.build", "--corpus", str(text), *sizes, "--out", out)
     assert "packing factor" in table
     command(checkout, "-m", "pack_data.verify", out)
 
