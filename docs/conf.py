@@ -11,7 +11,7 @@ from typing import Any, List
 DOCS = Path(__file__).resolve().parent
 sys.path[:0] = [str(DOCS.parent), str(DOCS)]
 
-from reference import as_rst, fields_of, names_page, setting_sections, settings_tables  # noqa: E402
+from reference import as_rst, fields_of, names_page, options_page, setting_sections, settings_tables  # noqa: E402
 
 from ipu_packed_bert import __version__  # noqa: E402
 
@@ -43,6 +43,8 @@ def generate(app: Any, name: str, source: List[str]) -> None:
     sections = setting_sections()
     text = re.sub(r"<!-- generated: settings of ([\w-]+) -->", lambda found: settings_tables(sections[found[1]]), text)
     text = re.sub(r"<!-- generated: names of ([\w.]+) -->", lambda found: names_page(found[1]), text)
+    if "<!-- generated: options -->" in text:
+        text = text.replace("<!-- generated: options -->", options_page())
     # Marks of blocks are for docs/run_blocks.py; as many lines stay.
     source[0] = re.sub(r"(?ms)^ *<!--.*?-->$", lambda found: "\n" * found[0].count("\n"), text)
 

@@ -1,18 +1,25 @@
-"""What the pages of reference are made of: settings, public names, and their docstrings as Sphinx reads them."""
+"""What the pages of reference are made of: settings, options, public names, docstrings as Sphinx reads them."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import importlib
 import inspect
+import io
 import re
+import sys
 import textwrap
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple, get_type_hints
 
+from evidence import __main__ as evidence
+from ipu_packed_bert import __main__ as packed_bert
 from ipu_packed_bert.settings import finetuning as fine_tuning
 from ipu_packed_bert.settings import pretraining as config
 from ipu_packed_bert.settings.reader import shown
+from pack_data.packers import PACKERS
 
 # The public surface: the names in __all__ of these.
 PACKAGES = (
@@ -80,6 +87,43 @@ def _type(kind: Any, rule: Any) -> str:
     bounds = [("from", rule.minimum), ("above", rule.above), ("to", rule.maximum), ("below", rule.below)]
     words = [f"{word} {bound:,}" for word, bound in bounds if bound is not None]
     return " ".join([_TYPES[arguments[0] if null else kind], *words]) + null
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+# Commands that are neither one of packed-bert nor a packer.
+_MODULES = (
+    "pack_data.batching.ranks",
+    "pack_data.benchmark.assignment",
+    "ipu_packed_bert.benchmarks.padding_free",
+    "ipu_packed_bert.padding_free.cost",
+    "ipu_packed_bert.padding_free.matrix",
+    "ipu_packed_bert.report.network",
+    "evidence.figures",
+)
+_EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def help_of(main: Any, *words: str) -> str:
+    """What a command prints for --help."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):  # argparse leaves by it
+        main([*words, "--help"])
+    return out.getvalue()
+
+
+def options_page() -> str:
+    """The help of every command, experiment and example in Markdown, a heading each."""
+    commands = {f"packed-bert {name}": (packed_bert.main, name) for name in packed_bert.COMMANDS}
+    experiments = {f"python -m evidence {name}": (evidence.main, name) for name in evidence.EXPERIMENTS}
+    modules = [*(f"pack_data.{name}" for name in PACKERS), *_MODULES]
+    alone = {f"python -m {name}": (importlib.import_module(name).main,) for name in modules}
+    sys.path.append(str(_EXAMPLES))  # as for a script: they import each other
+    scripts = ("own_text", "plain_loop", "pod16_walkthrough")
+    examples = {f"python examples/{name}.py": (importlib.import_module(name).main,) for name in scripts}
+    found = {**commands, **experiments, **alone, **examples}
+    return "\n".join(f"## {name}\n\n```text\n{help_of(*call)}```\n" for name, call in found.items())
 
 
 # -------------------------------------------------------------------------------------------------------- public names

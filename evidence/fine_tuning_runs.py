@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from functools import partial
+from itertools import chain
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -38,6 +40,7 @@ from ipu_packed_bert.tasks.questions import QuestionsTask
 from ipu_packed_bert.tasks.scores import score_answer
 from ipu_packed_bert.training.examples import ExamplesRun
 from pack_data.cli.command import NotFinite
+from pack_data.cli.timing import seconds_in_turn, timed
 from pack_data.packing import Packing
 
 TIMED = (MAXIMUM, LONGEST, SORTED, PACKED, AGAIN)
@@ -147,9 +150,8 @@ def train(learner: Learner, way: str, *, steps: int) -> List[Row]:
         epoch, number = divmod(step, ways.updates_per_epoch)
         if number == 0:
             updates = ways.updates(PACKED if way == NO_MASK else way, epoch)
-        start = learner.clock()
-        learner.update(updates[number], learning_rate(step, learner.config), way)
-        seconds += learner.clock() - start
+        rate = learning_rate(step, learner.config)
+        seconds += timed(partial(learner.update, updates[number], rate, way), learner.clock)[0]
         counts.update(_counts(updates[number], learner.task.training))
     passes = learner.ways(INFERENCE)
     outputs = learner.predict(passes.all_passes(SORTED), SORTED)
@@ -265,7 +267,7 @@ def packing_of(learner: Learner, inputs: Inputs) -> Packing:
 def times(learner: Learner, timing: Timing) -> List[Row]:
     """Seconds of each way in each round, of the same updates and the same sequences in every round.
 
-    The ways take turns, and every round begins with another one, so that what disturbs them disturbs all.
+    The ways take turns, so that what disturbs them disturbs all.
     """
     inputs = sampled(learner.task.evaluation, timing.sequences)
     held_out = Ways(inputs.lengths, packing_of(learner, inputs), rows_of_pass=learner.config.batch.micro_batch)
@@ -274,34 +276,26 @@ def times(learner: Learner, timing: Timing) -> List[Row]:
     passes = {way: held_out.all_passes(_laid_out(way)) for way in TIMED}
     rate = 1e-7  # the weights hardly move: how long an update takes does not depend on them
 
-    def train_once(way: str) -> None:
+    def once(what: str, way: str) -> None:
+        if what == INFERENCE:
+            learner.predict(passes[way], way, inputs)
+            return
         for update in updates[way]:
             learner.update(update, rate, way)
-
-    def answer_once(way: str) -> None:
-        learner.predict(passes[way], way, inputs)
 
     for way in (MAXIMUM, PACKED):  # warm up: memory, caches
         learner.update(updates[way][0], rate, way)
         learner.predict(passes[way][:1], way, inputs)
     counts = {
-        (what, way): _counts(laid_out, of)
-        for way in TIMED
-        for what, laid_out, of in (
-            (TRAINING, tuple(each for update in updates[way] for each in update), learner.task.training),
-            (INFERENCE, passes[way], inputs),
-        )
+        **{(TRAINING, way): _counts(tuple(chain(*updates[way])), learner.task.training) for way in TIMED},
+        **{(INFERENCE, way): _counts(passes[way], inputs) for way in TIMED},
     }
-    rows: List[Row] = []
-    for number in range(timing.rounds):
-        turn = number % len(TIMED)
-        for what, work in ((TRAINING, train_once), (INFERENCE, answer_once)):
-            for way in (*TIMED[turn:], *TIMED[:turn]):
-                start = learner.clock()
-                work(way)
-                seconds = round(learner.clock() - start, 5)
-                rows.append({"what": what, "way": way, "round": number, "seconds": seconds, **counts[what, way]})
-    return rows
+    sides = {side: partial(once, *side) for side in counts}
+    return [
+        {"what": what, "way": way, "round": number, "seconds": round(float(each), 5), **counts[what, way]}
+        for (what, way), found in seconds_in_turn(sides, timing.rounds, learner.clock, warm_up=False).items()
+        for number, each in enumerate(found)
+    ]
 
 
 def _laid_out(way: str) -> str:
@@ -326,9 +320,8 @@ def facts(learner: Learner, steps: int) -> Dict[str, Any]:
         if what == TRAINING:
             found["updates_per_epoch"] = ways.updates_per_epoch
     found["no_model"] = no_model(learner.task)
-    start = time.process_time()
     assert learner.task.training is not None
-    packing_of(learner, learner.task.training)
-    found["packing_seconds"] = round(time.process_time() - start, 3)
+    seconds, _ = timed(partial(packing_of, learner, learner.task.training), time.process_time)
+    found["packing_seconds"] = round(seconds, 3)
     found["data"] = f"{learner.task.packs.digest:016x}"
     return found

@@ -87,15 +87,12 @@ def run(options: Any, runner: Runner) -> int:
     if options.variants:
         chosen = tuple(name for name in VARIANTS if name in (*OF_SIZE["quick"], *options.variants))
 
-    def measure(cell: Cell) -> List[Row]:
-        return part(setup, VARIANTS[cell.variant], runner, cell)
-
     facts = setup.facts()
     runner.keep_facts(facts)
     if facts["sequences"]["held_out"] < packed_runs.LEAST_HELD_OUT:
         print(f"note: {facts['sequences']['held_out']} held-out sequences, fewer than {packed_runs.LEAST_HELD_OUT:,}")
-    for part_of_cells in cells(setup.size, chosen, options.seeds):  # the margin is fixed before the seeds that count
-        runner.run(part_of_cells, measure)
+    for some in cells(setup.size, chosen, options.seeds):  # the margin is fixed before the seeds that count
+        runner.run(some, lambda cell: part(setup, VARIANTS[cell.variant], runner, cell))
     return runner.show(shown(runner.folder), plot=options.plot)
 
 

@@ -12,6 +12,7 @@ import argparse
 import lzma
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
@@ -33,6 +34,7 @@ from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig, Placement
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import gradient_difference, seconds_of
 from pack_data.cli.memory import keep_buffers
+from pack_data.cli.timing import timed
 from pack_data.reading.files import write_atomically
 from pack_data.store.data_set import PackStore
 
@@ -195,8 +197,8 @@ class TimedEngine(HostEngine):
 
     def accumulate(self, batch: Batch, *, dropout: bool = True) -> StepResult:
         clock = time.process_time if on_one_thread(self._device) else time.perf_counter
-        start = clock()
-        return super().accumulate(batch, dropout=dropout)._replace(seconds=clock() - start)
+        seconds, result = timed(partial(super().accumulate, batch, dropout=dropout), clock)
+        return result._replace(seconds=seconds)
 
 
 def on_one_thread(device: torch.device) -> bool:

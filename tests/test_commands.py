@@ -1,4 +1,5 @@
-"""The commands of the README, as a new user types them in a clean checkout of the last commit."""
+"""The commands of the README, as a new user types them in a clean checkout of the last commit; and options that no test
+of a room uses."""
 
 import importlib.util
 import json
@@ -10,6 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from ipu_packed_bert.__main__ import main
+from ipu_packed_bert.report import network
+from pack_data.batching import ranks
+from pack_data.store.data_set import PackStore
+from tests.fakes import pva
+from tests.pack_data.text_corpus import write_corpus
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -75,18 +83,8 @@ def test_pretraining_packs_and_trains_without_an_ipu_or_a_data_set(checkout, pre
 
 def test_a_run_is_resumed(checkout, pretrained):
     (run,) = (checkout / "runs").iterdir()
-    text = command(
-        checkout,
-        "run_pretraining.py",
-        "--resume",
-        str(run.relative_to(checkout)),
-        "--steps",
-        "3",
-        "--set",
-        "optimizer.schedule_steps=3",
-        "--set",
-        "run.evaluate_every=0",
-    )
+    settings = "--steps 3 --set optimizer.schedule_steps=3 --set run.evaluate_every=0".split()
+    text = command(checkout, "run_pretraining.py", "--resume", str(run.relative_to(checkout)), *settings)
     assert "from step 2" in text and "building" not in text
     assert len((run / "log.jsonl").read_text().splitlines()) == 3
 
@@ -107,23 +105,8 @@ def test_a_text_of_ones_own(checkout, tmp_path):
         lines = [f"Line {line} of text {number} says how many sequences share a pack of slots." for line in range(60)]
         (text / f"{number}.txt").write_text("\n".join(lines))
     out = str(tmp_path / "packed")
-    table = command(
-        checkout,
-        "-m",
-        "pack_data.build",
-        "--corpus",
-        str(text),
-        "--max-sequence-length",
-        "128",
-        "--packer",
-        "spfhp",
-        "--max-sequences-per-pack",
-        "3",
-        "--vocabulary-size",
-        "300",
-        "--out",
-        out,
-    )
+    sizes = "--max-sequence-length 128 --packer spfhp --max-sequences-per-pack 3 --vocabulary-size 300".split()
+    table = command(checkout, "-m", "pack_data.build", "--corpus", str(text), *sizes, "--out", out)
     assert "packing factor" in table
     command(checkout, "-m", "pack_data.verify", out)
 
@@ -153,3 +136,66 @@ def test_ipus_that_are_not_there_are_one_line(checkout):
         checkout, "run_pretraining.py", "--config", "configs/packed_phase2_pod16.yml", "--engine", "ipu", status=2
     )
     assert "Poplar SDK" in text and "--engine host" in text
+
+
+# ---- options
+
+
+def test_profiles_of_two_runs_give_the_overhead_of_a_pack(tmp_path, capsys, monkeypatch):
+    """550 cycles against 500 for as many packs."""
+    monkeypatch.setitem(sys.modules, "pva", pva)
+    for name, cycles in (("packed", [300, 250]), ("unpacked", [250, 250])):
+        steps = [{"type": "OnTileExecute", "name": "step", "cycles": [each, 1]} for each in cycles]
+        profile = {"ipus": 2, "tiles": [], "runs": [{"name": "step", "steps": steps}]}
+        (tmp_path / name).write_text(json.dumps(profile))
+    both = ["--profile-packed", str(tmp_path / "packed"), "--profile-unpacked", str(tmp_path / "unpacked")]
+    assert main(["report", *both, "--profile-packs", "5", "--json", "--no-cache"]) == 0
+    rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
+    assert [row["per_pack"] for row in rows] == [110.0, 100.0]
+    assert rows[0]["overhead"] == pytest.approx(10.0)
+    with pytest.raises(ValueError, match="--profile-packed and --profile-unpacked belong together"):
+        main(["report", *both[:2]])
+
+
+def test_a_device_twice_as_fast_takes_half_the_time(capsys):
+    seconds = []
+    for rate in ("100", "200"):
+        assert network.main(["--config", "packed_host", "--micro-batch", "64", "--tflops", rate]) == 0
+        seconds.append(float(re.search(r"takes ([\d.]+) s \(computed, at", capsys.readouterr().out).group(1)))
+    assert seconds[0] == pytest.approx(2 * seconds[1], abs=0.002) and seconds[1] > 0
+
+
+def test_ranks_are_as_even_as_their_cost_says(capsys):
+    """Packed rows have as many tokens each: only a cost of squared lengths leaves the plan something to level."""
+    excess = []
+    for cost in (["1", "0"], ["0", "1"]):
+        assert ranks.main(["--cost", *cost, "--examples", "1000", "--ranks", "4", "--json"]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        excess.append({row["plan"]: row["excess"] for row in rows})
+    tokens, squares = excess
+    assert tokens["levelled"] == tokens["by rows"] < 0.5 * squares["by rows"]
+    assert squares["levelled"] < 0.8 * squares["by rows"]
+
+
+def test_a_stream_waits_no_longer_than_it_may(capsys):
+    waits = []
+    for longest in ("16", "64"):
+        arguments = ["stream", "--synthetic", "sample:wikipedia_512,n=600", "--buffer", "16", "--json"]
+        assert main([*arguments, "--longest-wait", longest]) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        waits.append(max(row["longest_wait"] or 0 for row in rows))
+    assert waits[0] <= 16 < waits[1] <= 64
+
+
+def test_another_epoch_pairs_the_same_sequences_differently(tmp_path, capsys):
+    corpus = write_corpus(tmp_path / "text")
+    stores = []
+    for epoch in ("0", "1"):
+        out = tmp_path / f"epoch_{epoch}"
+        given = ["--corpus", str(corpus), "--out", str(out), "--epoch", epoch, "--max-sequence-length", "64"]
+        assert main(["build", *given, "--vocabulary-size", "200", "--packer", "spfhp", "--workers", "1"]) == 0
+        stores.append(PackStore.open(out))
+    with stores[0] as first, stores[1] as second:
+        assert first.manifest.digest == second.manifest.digest and len(first) == len(second)
+        packs = [store.batch(range(len(store)))["input_ids"] for store in (first, second)]
+        assert (packs[0] != packs[1]).any()

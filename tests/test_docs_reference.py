@@ -1,7 +1,10 @@
-"""docs/reference.py: every setting has a meaning, every public name a docstring, and one that lacks it is found."""
+"""docs/reference.py: every setting has a meaning, every public name a docstring, every option a page and a test; one
+that lacks it is found."""
 
+import ast
 import dataclasses
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -9,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from ipu_packed_bert.settings.reader import keys_of, setting
+from tests.house import SOURCES
 
 ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
@@ -92,3 +96,44 @@ def test_docstrings_are_plain_text_with_code():
         "",
         "Raises ValueError.",
     ]
+
+
+def options_of(source):
+    """The options that a module adds to a parser, also by a shorter name of `add_argument`."""
+    nodes = list(ast.walk(ast.parse(source)))
+    adders = {"add_argument"}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and "add_argument" in ast.dump(node.value):
+            adders |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    words = [
+        word.value
+        for call in calls
+        if getattr(call.func, "attr", getattr(call.func, "id", "")) in adders
+        for word in call.args
+        if isinstance(word, ast.Constant)
+    ]
+    return {word for word in words if isinstance(word, str) and word.startswith("--")}
+
+
+def missing_from(options, texts):
+    """The options that stand as a word in none of the texts."""
+    words = {word for text in texts for word in re.findall(r"--[a-z][a-z0-9-]*", text)}
+    return sorted(set(options) - words)
+
+
+def test_every_option_stands_on_a_page_and_in_a_test():
+    pytest.importorskip("torch", reason="the help of some commands needs torch")
+    options = set().union(*(options_of(path.read_text(encoding="utf-8")) for path in SOURCES))
+    assert len(options) > 120
+    files = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    pages = [path.read_text(encoding="utf-8") for path in files]
+    assert missing_from(options, [*pages, reference.options_page()]) == []
+    tests = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
+    assert missing_from(options, tests) == []
+
+
+def test_an_option_without_a_page_is_found():
+    source = "add = parser.add_argument\nadd('--short')\nparser.add_argument('-l', '--long')\ngit('--other')"
+    assert options_of(source) == {"--short", "--long"}
+    assert missing_from(options_of(source), ["`--shorter` and --long=3"]) == ["--short"]

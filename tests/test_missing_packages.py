@@ -98,22 +98,14 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch):
 
 
 def test_a_package_is_named_as_it_is_installed(monkeypatch):
-    for module in ("yaml", "matplotlib.figure", "google.protobuf.message"):
+    packages = {"yaml": "pyyaml", "matplotlib.figure": "matplotlib", "google.protobuf.message": "protobuf"}
+    for module, package in packages.items():
         monkeypatch.setitem(sys.modules, module, None)
-    for module, package in (
-        ("yaml", "pyyaml"),
-        ("matplotlib.figure", "matplotlib"),
-        ("google.protobuf.message", "protobuf"),
-    ):
         with pytest.raises(ValueError) as missing:
             load_package(module, "this")
         assert str(missing.value) == f"this needs the package {package}: pip install {package}"
     assert load_package("json.decoder", "this").__name__ == "json.decoder"
-    assert (
-        package_of("torch.nn.functional") == "torch"
-        and package_of("pack_data.nothing") is None
-        and package_of(None) is None
-    )
+    assert [package_of(name) for name in ("torch.nn.functional", "pack_data.nothing", None)] == ["torch", None, None]
 
 
 def test_a_package_that_does_not_load_is_not_called_missing(tmp_path, monkeypatch):

@@ -59,19 +59,8 @@ def wheel(tmp_path_factory):
             str(ROOT), str(source), ignore=shutil.ignore_patterns(".*", "data", "runs", "__pycache__", "*.egg-info")
         )
     out = source.parent / "out"
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "-w",
-        out,
-        source,
-    )
+    options = "--quiet --no-deps --no-build-isolation --no-index -w".split()
+    run(sys.executable, "-m", "pip", "wheel", *options, out, source)
     (found,) = out.glob("*.whl")
     return found
 
@@ -88,18 +77,8 @@ def installed(request, tmp_path_factory):
         return Installed([str(given.absolute())], environment, folder)
     pytest.importorskip("torch", reason="training needs torch")
     site = tmp_path_factory.mktemp("site")
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        site,
-        request.getfixturevalue("wheel"),
-    )
+    options = "--quiet --no-deps --no-index --target".split()
+    run(sys.executable, "-m", "pip", "install", *options, site, request.getfixturevalue("wheel"))
     return Installed(
         [sys.executable, str(site / "bin" / "packed-bert")], {**environment, "PYTHONPATH": str(site)}, folder
     )
@@ -108,26 +87,7 @@ def installed(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(installed):
     """A data set from a text of one's own, and a run of two updates on it; returns what training printed."""
-    words = [
-        "the",
-        "pack",
-        "holds",
-        "many",
-        "short",
-        "sequences",
-        "and",
-        "no",
-        "slot",
-        "is",
-        "left",
-        "empty",
-        "while",
-        "a",
-        "long",
-        "one",
-        "stands",
-        "alone",
-    ]
+    words = "the pack holds many short sequences and no slot is left empty while a long one stands alone".split()
     (installed.folder / "text").mkdir()
     for number in range(6):
         lines = [
@@ -135,38 +95,13 @@ def trained(installed):
             for line in range(40)
         ]
         (installed.folder / "text" / f"{number}.txt").write_text("\n".join(lines))
-    packed_bert(
-        installed,
-        "build",
-        "--corpus",
-        "text",
-        "--max-sequence-length",
-        64,
-        "--max-sequences-per-pack",
-        3,
-        "--vocabulary-size",
-        200,
-        "--workers",
-        1,
-        "--out",
-        "data/own",
-    )
+    sizes = "--max-sequence-length 64 --max-sequences-per-pack 3 --vocabulary-size 200 --workers 1".split()
+    packed_bert(installed, "build", "--corpus", "text", *sizes, "--out", "data/own")
     model = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
     settings = [f"model.{name}={value}" for name, value in model.items()]
     settings += ["placement.layers_per_ipu=[1]", "batch.gradient_accumulation=4", "run.evaluate_every=0"]
-    return packed_bert(
-        installed,
-        "pretrain",
-        "--config",
-        "packed_host",
-        "--data",
-        "data/own",
-        "--steps",
-        2,
-        "--out",
-        "run",
-        *(word for setting in settings for word in ("--set", setting)),
-    )
+    given = "--config packed_host --data data/own --steps 2 --out run".split()
+    return packed_bert(installed, "pretrain", *given, *(word for setting in settings for word in ("--set", setting)))
 
 
 def test_the_wheel_holds_what_is_installed_and_no_more(wheel):
@@ -186,30 +121,19 @@ def test_the_wheel_holds_what_is_installed_and_no_more(wheel):
 
 def test_it_builds_verifies_and_trains(installed, trained):
     assert "each exactly once" in packed_bert(installed, "verify", "data/own")
-    assert [json.loads(line)["step"] for line in (installed.folder / "run" / "log.jsonl").read_text().splitlines()] == [
-        1,
-        2,
-    ]
+    log = installed.folder / "run" / "log.jsonl"
+    assert [json.loads(line)["step"] for line in log.read_text().splitlines()] == [1, 2]
     (advice,) = (line for line in trained.splitlines() if line.startswith("continue"))
     assert advice.split()[1:3] == ["packed-bert", "pretrain"]
     packed_bert(installed, *advice.split()[2:])  # what it tells to type works
-    assert len((installed.folder / "run" / "log.jsonl").read_text().splitlines()) == 4
+    assert len(log.read_text().splitlines()) == 4
 
 
 def test_it_plans_by_name(installed):
-    text = packed_bert(installed, "plan", "--config", "packed_phase2_pod16", "--packing-factor", 2)
+    text = packed_bert(installed, "plan", *"--config packed_phase2_pod16 --packing-factor 2".split())
     assert "4 replicas of 4 IPUs = 16 IPUs" in text and "verdict   fits" in text
-    packed_bert(
-        installed,
-        "plan",
-        "--config",
-        "packed_phase2_pod16",
-        "--packing-factor",
-        2,
-        "--set",
-        "batch.micro_batch=64",
-        status=1,
-    )
+    too_large = "--config packed_phase2_pod16 --packing-factor 2 --set batch.micro_batch=64".split()
+    packed_bert(installed, "plan", *too_large, status=1)
     assert "mean packed_phase2_pod16?" in packed_bert(installed, "plan", "--config", "packed_phase3_pod16", status=2)
 
 

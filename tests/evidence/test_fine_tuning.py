@@ -149,22 +149,16 @@ def test_the_experiment_trains_and_answers_alike_packed_and_padded(tmp_path, cap
         (tmp_path / "data" / "banking77" / f"{name}.csv.xz").write_bytes(
             lzma.compress(plain.read_bytes().replace(b"text,label", b"text,category"))
         )
-    arguments = [
-        "fine_tuning",
-        "--out",
-        str(tmp_path / "out"),
-        "--size",
-        "quick",
-        "--seeds",
-        "2",
-        "--no-plot",
-        "--checkpoint",
-        str(start),
-    ]
+    arguments = ["fine_tuning", "--out", str(tmp_path / "out"), "--size", "quick", "--seeds", "2", "--no-plot"]
+    arguments += ["--checkpoint", str(start)]
     assert run_main(command.main, arguments) == 2
     assert "needs data: --data-dir DIR" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    arguments += ["--data-dir", str(tmp_path / "data")]
+    run_main(command.main, arguments + ["--tasks", "banking77", "--only", "times"])
+    assert [path.name for path in (tmp_path / "out" / "cells").iterdir()] == ["banking77_times-1.json"]
+    capsys.readouterr()
     # So small a network learns nothing, so that its controls cannot fail, and the experiment says so.
-    assert run_main(command.main, arguments + ["--data-dir", str(tmp_path / "data")]) == 1
+    assert run_main(command.main, arguments) == 1
     out = capsys.readouterr().out
     assert "shows nothing" in out and "| SQuAD at 384, packed" in out and "| BANKING77 at 64, sorted" in out
     rows = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").glob("*.json")]

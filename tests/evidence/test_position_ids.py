@@ -69,18 +69,7 @@ def rows_of(folder: Path):
 
 def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(SIZES, "quick", SIZES["quick"]._replace(vocabulary_size=128))
-    given = [
-        "position_ids",
-        "--size",
-        "quick",
-        "--examples",
-        "24",
-        "--seeds",
-        "1",
-        "--no-plot",
-        "--data-dir",
-        str(data_dir),
-    ]
+    given = [*QUICK, "--examples", "24", "--seeds", "1", "--no-plot", "--data-dir", str(data_dir)]
     assert run_main(main, [*given, "--out", str(tmp_path / "out")]) == 1  # one seed sets the limit, and says no more
     printed = capsys.readouterr().out
     rows = rows_of(tmp_path / "out")
@@ -98,6 +87,11 @@ def test_every_way_on_both_data_sets(data_dir, tmp_path, capsys, monkeypatch):
     # A second call measures nothing again.
     assert run_main(main, [*given, "--out", str(tmp_path / "out")]) == 1
     assert rows_of(tmp_path / "out") == rows
+    # Some ways alone have no verdict; rows of another attention are not put beside them.
+    assert run_main(main, [*given, "--ways", PADDED, "--out", str(tmp_path / "part")]) == 0
+    assert {way for _, way in rows_of(tmp_path / "part")} == {PADDED}
+    assert run_main(main, [*given, "--attention", "sdpa", "--out", str(tmp_path / "out")]) == 2
+    assert "attention padding_free (now sdpa)" in capsys.readouterr().err
 
 
 def test_as_many_updates_are_as_many_tokens_an_update():

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from evidence import speed
-from evidence.runner import CELLS, Cell, Runner, finished_cells
+from evidence.__main__ import main
+from evidence.runner import CELLS, Cell, finished_cells
 from evidence.speed_shown import SpeedShown
 from evidence.statistics import ratio
 from ipu_packed_bert.training.compare_unpacked import EXPECTED
@@ -101,11 +102,11 @@ def test_intervals_cover_the_ratio_as_often_as_they_say():
 
 def test_a_cell_times_the_same_work_on_both_sides_and_is_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(speed, "keep_buffers", lambda: True)  # not to be undone in this process
-    options = dict(size="quick", data_dir=None, out=tmp_path / "speed_quick", seeds=1, plot=False, progress=None)
-    options = SimpleNamespace(**options, slots=[64], widths=None, types=["float32"])
     monkeypatch.setitem(speed.SIZES, "quick", speed.SIZES["quick"]._replace(rows=((64, 4, 2),)))
-    status = speed.run(options, Runner(options.out, speed.settings(options)))
-    cells = finished_cells(options.out)
+    out = tmp_path / "speed_quick"
+    arguments = ["speed", "--size", "quick", "--types", "float32", "--widths", "tiny", "--no-plot", "--out", str(out)]
+    status = main([*arguments, "--slots", "64", "--seeds", "1"])
+    cells = finished_cells(out)
     assert {cell.variant for cell in cells} == {"64 tiny float32", "64 tiny float32 whole"}
     first, *others = cells[Cell("64 tiny float32", 1)]
     for row in (first, *others):
@@ -113,11 +114,11 @@ def test_a_cell_times_the_same_work_on_both_sides_and_is_shown(tmp_path, monkeyp
         sides = {f"{layout}_{kind}_s" for layout in ("packed", "unpacked") for kind in ("dense", "within", "heads")}
         assert {name for name in row if name.endswith("_s")} == {*sides, "again_s", "one_s"}
     assert max(first["dense_gradients"], first["within_gradients"]) < EXPECTED["float32"]
-    shown = speed.shown(options.out)
-    assert status == (0 if shown.passes else 1) and (options.out / "table.md").read_text() == shown.text()
+    shown = speed.shown(out)
+    assert status == (0 if shown.passes else 1) and (out / "table.md").read_text() == shown.text()
     assert "all 4 layers" in shown.text()
     with pytest.raises(ValueError, match="leave no cell"):
-        speed.cells_of(SimpleNamespace(**{**vars(options), "slots": [2048]}))
+        main([*arguments, "--slots", "2048"])
 
 
 def test_typical_packs_have_the_factor_of_all(tmp_path):

@@ -43,14 +43,6 @@ class Error(Exception):
     pass
 
 
-class RecoverableError(Error):
-    pass
-
-
-class UnrecoverableError(Error):
-    pass
-
-
 # ---------------------------------------------------------------------------------------------------------- enums
 
 
@@ -457,10 +449,6 @@ class _Graph:
 _graph = None
 
 
-def isRunningOnIpu():
-    return _graph is not None
-
-
 class Block(_torch.nn.Module):
     def __init__(self, user_id=None, ipu_id=None):
         super().__init__()
@@ -547,10 +535,6 @@ def serializedMatMul(lhs, rhs, mode, factor=0, keep_precision=False):
     return sum(_torch.matmul(a, b) for a, b in zip(lhs.split(width, 1), rhs.split(width, 0)))
 
 
-def set_available_memory(tensor, available_memory_proportion):
-    return tensor
-
-
 def _no_model_asked_for():
     return all(_os.environ.get(f"POPTORCH_{size}IPU_MODEL", "0") == "0" for size in ("", "SMALL_"))
 
@@ -566,10 +550,6 @@ def ipuHardwareIsAvailable(num_ipus=1):
 
 def ipuHardwareVersion():
     return 2 if _machine.ipus else -1
-
-
-def setLogLevel(level):
-    pass
 
 
 # ------------------------------------------------------------------------------------------------------ optimisers

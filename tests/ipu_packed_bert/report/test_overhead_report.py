@@ -380,6 +380,15 @@ def test_runs_that_happened(run, tmp_path):
     assert (table["rows"][0]["paper_overhead"], table["rows"][0]["paper_realised"]) == (4.287, 1.913)
 
 
+def test_all_has_the_tables_of_each_part(run):
+    small = (*SMALL, "--packing-factor", "1.996", "--synthetic", "uniform:max=512,n=500", "--json")
+    whole, points = (
+        {table["name"]: table for table in json.loads(run(part, *small))["tables"]} for part in ("--all", "--points")
+    )
+    assert {"headline", "table1", "table2", "memory", "scaling", "schedule", "operators"} <= set(whole)
+    assert list(points) == ["points"] and whole["points"] == points["points"]
+
+
 def test_plot_writes_a_file_a_picture(run, tmp_path):
     options = ("--packing-factor", "1.996", *SMALL)
     run("--scaling", *options, "--plot", str(tmp_path / "one.svg"))
