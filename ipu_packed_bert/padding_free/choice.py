@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ipu_packed_bert.padding_free.attention import NAME, REGISTERED
 from ipu_packed_bert.padding_free.models import (
@@ -18,14 +18,18 @@ from ipu_packed_bert.padding_free.models import (
     text_config,
 )
 from ipu_packed_bert.padding_free.probe import check_no_leak
+from ipu_packed_bert.padding_free.rows import Probed
 
 _logger = logging.getLogger(__name__)
 
 
-def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Optional[str] = None) -> Choice:
+def use_padding_free(
+    model: Any, *, longest: Optional[int] = None, row: Optional[int] = None, attention: Optional[str] = None
+) -> Choice:
     """Switch a loaded model, in place, to an attention that keeps examples apart.  Returns what was chosen.
 
-    longest: tokens of the longest example in training, as for `check_no_leak`, which every choice passes.
+    longest: tokens of the longest example in training, and row: those that a batch joins, as for `check_no_leak`, which
+    every choice passes.
     attention: only this implementation.  By default flash attention if the model was loaded with it, then ours, then
     the library's own way with the attention the model has: boundaries found in position_ids, then a mask for all
     layers.  Ours and the library's are tried without seq_idx and with it, which layers other than attention may use.
@@ -34,6 +38,13 @@ def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Op
 
     Raises ValueError where nothing is right; the model then stays as it was.
     """
+    return find_choice(model, longest=longest, row=row, attention=attention)[0]
+
+
+def find_choice(
+    model: Any, *, longest: Optional[int] = None, row: Optional[int] = None, attention: Optional[str] = None
+) -> Tuple[Choice, Probed]:
+    """`use_padding_free`, and what was probed."""
     refuse_unfit(model)
     base, loaded, before = base_of(model), attention_of(model), chosen_for(model)
     cached = getattr(base.config, "use_cache", None)
@@ -43,10 +54,10 @@ def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Op
             switch(model, choice.attention)
             choose(model, choice)
             base.config.use_cache = False
-            check_no_leak(model, longest=longest)
+            probed = check_no_leak(model, longest=longest, row=row)
             if attention is None and dense_mask_bytes(model, 1):
                 _logger.warning("%s", _dense(model, choice, longest, refusals))
-            return choice
+            return choice, probed
         except ValueError as error:
             refusals[str(choice)] = str(error)
             choose(model, before)

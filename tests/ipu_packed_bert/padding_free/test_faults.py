@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import numpy as np
@@ -9,11 +10,21 @@ import pytest
 
 from ipu_packed_bert.padding_free.probe import check_no_leak
 from ipu_packed_bert.padding_free.update import logits_of
-from tests.padding_free_faults import FAULTS, LONGEST, right_ones
+from tests.padding_free_faults import FAULTS, LONGEST, ROW, right_ones
 
-DRAWS = 3
-# The probe sees two examples of 11 tokens, and no collator and no loss.
-SEEN = {"groups_of_tokens_of_the_row", "rows_behind_the_last_whole_block_are_zero"}
+DRAWS = int(os.environ.get("FAULT_DRAWS", "3"))  # 200 for the whole
+
+
+def probe(wrong):
+    return check_no_leak(
+        wrong.model,
+        longest=LONGEST,
+        row=ROW,
+        forward=wrong.forward or logits_of,
+        collator=wrong.collator,
+        loss=wrong.loss,
+        mean=wrong.mean,
+    )
 
 
 def test_there_are_forty_and_three_of_each_class():
@@ -24,14 +35,18 @@ def test_there_are_forty_and_three_of_each_class():
 
 @pytest.mark.parametrize("name", right_ones(np.random.default_rng(0)))
 def test_the_right_ones_pass(name):
-    check_no_leak(right_ones(np.random.default_rng(1))[name].model, longest=LONGEST)
+    for seed in range(DRAWS):
+        assert "320 tokens in 213 examples" in str(probe(right_ones(np.random.default_rng(seed))[name]))
 
 
 @pytest.mark.parametrize("each", FAULTS, ids=lambda each: each.name)
-def test_a_fault_is_caught(each, request):
-    if each.name not in SEEN:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="the probe's row has 22 tokens"))
+def test_a_fault_is_caught(each):
+    missed = []
     for seed in range(DRAWS):
-        wrong = each.make(np.random.default_rng(seed))
-        with pytest.raises(ValueError):
-            check_no_leak(wrong.model, longest=LONGEST, forward=wrong.forward or logits_of)
+        try:
+            probe(each.make(np.random.default_rng(seed)))
+        except ValueError as error:
+            assert "\n" not in str(error)
+        else:
+            missed.append(seed)
+    assert len(missed) <= DRAWS // 100, missed
