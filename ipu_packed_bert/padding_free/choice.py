@@ -76,7 +76,7 @@ def dense_mask_bytes(model: Any, tokens: int) -> int:
     if choice_of(model).boundaries == "cu_seq_lens" or kind == "flex_attention":
         return 0
     heads = getattr(text_config(model), "num_attention_heads", 1)
-    width = base_of(model).dtype.itemsize
+    width = next(base_of(model).parameters()).element_size()
     return tokens * tokens * (1 if kind == "sdpa" else width * (1 + heads))
 
 

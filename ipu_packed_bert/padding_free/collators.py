@@ -72,7 +72,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
         mask = _same_example(tensors["position_ids"])
         if choice.attention == "eager":
             # Half of the type's least number: scores are added to it, and the sum must stay finite.
-            dtype = base_of(model).dtype
+            dtype = next(base_of(model).parameters()).dtype
             mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min / 2)
         more = {"attention_mask": mask}
     if choice.seq_idx:

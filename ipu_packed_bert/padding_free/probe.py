@@ -141,6 +141,52 @@ def check_no_leak(
         return probe.rows(row, made) if row != 0 else Probed(types=(str(probe.dtype),))
 
 
+def assert_isolated(model: Any, **options: Any) -> Probed:
+    """`check_no_leak` for tests of one's own: AssertionError where an example depends on another."""
+    try:
+        return check_no_leak(model, **options)
+    except ValueError as error:
+        raise AssertionError(str(error)) from None
+
+
+def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Probed:
+    """Raise ValueError unless the examples of this row have the logits and gradients that they have alone.
+
+    inputs: of one row, with position_ids, which begin again in each example, and labels.
+    """
+    refuse_unfit(model)
+    sharded = any(hasattr(each, "placements") or not each.numel() for each in model.parameters())
+    if sharded:  # ranks have different numbers of examples, and would wait for each other
+        return Probed(left_out="the first batch is not audited, as the weights are sharded")
+    given = {name: value for name, value in inputs.items() if name != "num_items_in_batch"}
+    examples = _examples_of(given)
+    loaded = attention_of(model)
+
+    def made() -> _Probe:
+        if attention_of(model) != loaded:
+            base_of(model).set_attn_implementation(loaded)
+        return _Probe(model, None, Training(lambda each: given, forward), 0, 0)
+
+    with _undisturbed(model), contextlib.ExitStack() as stack:
+        probe = made()
+        if probe.dtype in _HALF:
+            stack.enter_context(_in_type(model, torch.float32))
+            probe = made()
+        probe.measure()
+        return probe.audit(examples, made)._replace(types=(str(probe.dtype),))
+
+
+def _examples_of(inputs: Inputs) -> List[Example]:
+    """Those of a row, by its positions."""
+    if inputs["input_ids"].shape[0] != 1 or inputs.get("position_ids") is None:
+        raise ValueError("the batch is not one row with position_ids, so that its examples are not known")
+    positions = inputs["position_ids"][0].cpu()
+    begins = torch.nonzero(positions[1:] != positions[:-1] + 1)[:, 0] + 1
+    lengths = torch.diff(torch.cat([torch.tensor([0]), begins, torch.tensor([len(positions)])])).tolist()
+    columns = [inputs[name][0].cpu().split(lengths) for name in ("input_ids", "labels")]
+    return [{"input_ids": ids.numpy(), "labels": labels.numpy()} for ids, labels in zip(*columns)]
+
+
 @contextlib.contextmanager
 def _undisturbed(model: Any) -> Iterator[None]:
     """Modes, random states and the attention implementation are afterwards what they were."""
@@ -170,8 +216,9 @@ def _in_type(model: Any, dtype: torch.dtype) -> Iterator[None]:
     """Weights and buffers in another type, without autocast; the model's own tensors stay untouched."""
     base, stores = base_of(model), []
     made: Dict[int, torch.Tensor] = {}
-    inner = base.__dict__.get("_original_forward")  # where Accelerate has put autocast into `forward`
-    outer = base.__dict__.get("forward")
+    # Where Accelerate has put autocast into `forward`.
+    wrapped = [each for each in {unwrapped(model), base} if {"_original_forward", "forward"} <= each.__dict__.keys()]
+    outer = [each.forward for each in wrapped]
     for module in model.modules():
         for store in (module._parameters, module._buffers):
             for name, each in store.items():
@@ -189,8 +236,8 @@ def _in_type(model: Any, dtype: torch.dtype) -> Iterator[None]:
                     torch.nn.Parameter(changed, each.requires_grad) if isinstance(each, torch.nn.Parameter) else changed
                 )
             store[name] = made[id(each)]
-        if inner is not None and outer is not None:
-            base.forward = inner
+        for each in wrapped:
+            each.forward = each._original_forward
         with contextlib.ExitStack() as stack:
             for kind in {"cpu", next(model.parameters()).device.type}:
                 stack.enter_context(torch.autocast(kind, dtype=torch.bfloat16, enabled=False))
@@ -198,8 +245,8 @@ def _in_type(model: Any, dtype: torch.dtype) -> Iterator[None]:
     finally:
         for store, name, each in stores:
             store[name] = each
-        if inner is not None and outer is not None:
-            base.forward = outer
+        for each, forward in zip(wrapped, outer):
+            each.forward = forward
 
 
 class _Traced(NamedTuple):
@@ -553,10 +600,19 @@ class _Probe:
         numbers = lengths_of_config(text_config(self.model), longest)
         what = f"fails in a row of {tokens:,} tokens, {WAY_OUT}"
         faults, probed = self._tried(lambda: self._row_probe().run(tokens, longest, numbers, self.seed), what)
+        return self._judged(faults, probed, made)
+
+    def audit(self, examples: List[Example], made: Callable[[], _Probe]) -> Probed:
+        """A batch that is there, with its own tokens and labels."""
+        faults, probed = self._tried(lambda: self._row_probe().audit(examples), f"fails in the batch, {WAY_OUT}")
+        return self._judged(faults, probed, made)
+
+    def _judged(self, faults: List[Fault], probed: Probed, made: Callable[[], _Probe]) -> Probed:
+        """Raises ValueError for the first fault, unless it is rounding."""
         if not faults:
             return probed
-        fault = faults[0]
-        if fault.error < math.inf and self.dtype != torch.float64:
+        fault: Optional[Fault] = faults[0]
+        if fault is not None and fault.error < math.inf and self.dtype != torch.float64:
             fault = self._again(fault, made)
         if fault is None:
             return probed._replace(left_out=f"rounding in {self.dtype} was looked at in torch.float64")

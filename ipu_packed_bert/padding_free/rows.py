@@ -215,7 +215,17 @@ class RowProbe:
 
     def logits_and_gradients(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
         """Of a row in training and in evaluation mode, beside each example alone in evaluation mode."""
-        examples = self.examples(lengths, draw)
+        return self._compared(self.examples(lengths, draw))
+
+    def audit(self, examples: List[Example]) -> Tuple[List[Fault], Probed]:
+        """Of these examples."""
+        begun = time.perf_counter()
+        faults = self._compared(examples)
+        shape = sum(len(each["input_ids"]) for each in examples), len(examples)
+        probed = Probed((shape,), (), time.perf_counter() - begun, self.update)
+        return [each._replace(step=("_compared", examples, None)) for each in faults], probed
+
+    def _compared(self, examples: List[Example]) -> List[Fault]:
         inputs = self._inputs(examples)
         row = _Row(examples, inputs, _found(examples, inputs))
         self.model.eval()
@@ -424,8 +434,8 @@ class RowProbe:
     def repeat(self, fault: Fault) -> List[Fault]:
         """The step that found the fault."""
         assert fault.step is not None
-        name, lengths, seed = fault.step
-        faults = getattr(self, name)(lengths, np.random.default_rng(seed))
+        name, what, seed = fault.step
+        faults = self._compared(what) if seed is None else getattr(self, name)(what, np.random.default_rng(seed))
         return [each._replace(lengths=fault.lengths) for each in faults]
 
     def run(self, row: int, longest: int, numbers: Iterable[int], seed: int) -> Tuple[List[Fault], Probed]:

@@ -100,7 +100,7 @@ def test_one_line_says_what_an_update_was_and_is(tmp_path, capsys):
     trainer = a_trainer("trainer", tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2)
     examples, tokens = len(trainer.train_dataset), sum(len(each["input_ids"]) for each in trainer.train_dataset)
     sampler = pack_into(trainer, max_sequence_length=ROW)
-    (line,) = capsys.readouterr().out.splitlines()
+    *_, line = capsys.readouterr().out.splitlines()
     after, before = -(-len(sampler) // 2), examples // 4
     assert f"an update has 4 rows of {ROW} slots, about {examples / after:,.0f} examples" in line
     assert f"{tokens / after:,.0f} tokens (before: 4 and {tokens / before:,.0f})" in line
