@@ -8,9 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
+import numpy as np
+
 from pack_data.cli.command import ArgumentParser, positive_int, run_main, typed
+from pack_data.reading.fields import parse_json
+from pack_data.reading.files import read_regular
 from pack_data.reading.packages import require
 
+_MOST_BYTES = 64 << 20  # of a batch
 _TYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -31,9 +36,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--collator", metavar="MODULE:NAME", help="yours, examples to inputs; the model stays as it is")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
+    batch = _examples(args.batch) if args.batch else None
+    if not Path(args.model).is_dir() and ":" not in args.model:
+        raise ValueError(f"{args.model}: is no folder; save_pretrained writes one, or give module:function")
     require("check-model", "torch", "transformers")
     collator = _named(args.collator, "--collator") if args.collator else None
-    batch = _examples(args.batch) if args.batch else None
     model = _loaded(args.model, args.precision)
     found = _checked(model, args, collator, batch)
     if args.json:
@@ -88,8 +95,6 @@ def _loaded(text: str, precision: Optional[str]) -> Any:
     dtype = getattr(torch, precision) if precision else None
     folder = Path(text)
     if not folder.is_dir():
-        if ":" not in text:
-            raise ValueError(f"{text}: is no folder; save_pretrained writes one, or give module:function")
         model = _named(text, "MODEL")()
         return model if dtype is None else model.to(dtype)
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
@@ -105,22 +110,22 @@ def _loaded(text: str, precision: Optional[str]) -> Any:
         raise ValueError(f"{text}: cannot be loaded: {' '.join(str(error).split())[:300]}") from None
 
 
-def _examples(path: str) -> List[Dict[str, Any]]:
+def _examples(path: str) -> List[Dict[str, np.ndarray]]:
     """JSON lines with input_ids, and labels where they differ."""
-    import numpy as np
-
+    way_out = "must be JSON lines with input_ids, whole numbers, and labels where they differ"
     found = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            record = json.loads(line)
-            example = {name: np.array(record[name], np.int64) for name in ("input_ids", "labels") if name in record}
-            if not len(example["input_ids"]) or len({each.shape for each in example.values()}) > 1:
-                raise ValueError("input_ids and labels must be as long as each other, and not empty")
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}, line {number}: {error}; must be a JSON object with input_ids") from None
-        found.append(example)
+    for number, line in enumerate(read_regular(path, way_out=way_out, most_bytes=_MOST_BYTES).splitlines(), start=1):
+        record = parse_json(line, f"{path}, line {number}", way_out)
+        columns = {
+            name: record[name] for name in ("input_ids", "labels") if isinstance(record, dict) and name in record
+        }
+        lengths = {len(each) if isinstance(each, list) else 0 for each in columns.values()}
+        right = "input_ids" in columns and len(lengths) == 1 and lengths != {0}
+        if not right or any(type(each) is not int or abs(each) > 2**31 for part in columns.values() for each in part):
+            raise ValueError(f"{path}, line {number}: {way_out}, as many of each")
+        found.append({name: np.array(values, np.int64) for name, values in columns.items()})
     if not found:
-        raise ValueError(f"{path}: has no examples")
+        raise ValueError(f"{path}: has no examples; {way_out}")
     return found
 
 

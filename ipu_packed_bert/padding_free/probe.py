@@ -36,7 +36,7 @@ from ipu_packed_bert.padding_free.rows import (
     Loss,
     Probed,
     RowProbe,
-    Training,
+    TrainingCalls,
     accurate,
     places_of,
     row_lengths,
@@ -133,7 +133,7 @@ def check_no_leak(
         def made() -> _Probe:
             if attention_of(model) != loaded:  # that of a plain call
                 base_of(model).set_attn_implementation(loaded)
-            training = Training(collator, forward, loss, mean)
+            training = TrainingCalls(collator, forward, loss, mean)
             return _Probe(model, longest, training, vocabulary_size, seed)
 
         probe = made()
@@ -165,7 +165,7 @@ def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Pr
     def made() -> _Probe:
         if attention_of(model) != loaded:
             base_of(model).set_attn_implementation(loaded)
-        return _Probe(model, None, Training(lambda each: given, forward), 0, 0)
+        return _Probe(model, None, TrainingCalls(lambda each: given, forward), 0, 0)
 
     with _undisturbed(model), contextlib.ExitStack() as stack:
         probe = made()
@@ -261,7 +261,9 @@ class _Traced(NamedTuple):
 class _Probe:
     """One test of one model."""
 
-    def __init__(self, model: Any, longest: Optional[int], training: Training, vocabulary_size: int, seed: int) -> None:
+    def __init__(
+        self, model: Any, longest: Optional[int], training: TrainingCalls, vocabulary_size: int, seed: int
+    ) -> None:
         self.model, self.forward = unwrapped(model), training.forward
         self.training, self.seed = training, seed
         self.base, self.choice = base_of(model), choice_of(model)

@@ -21,6 +21,7 @@ from ipu_packed_bert.padding_free.update import IGNORED, cross_entropy_sum, to_d
 
 MOST_EXAMPLES = 500
 _BLOCKS = (16, 32, 64, 128, 256)  # of kernels, in tokens
+_SHORT = 4096  # tokens of a row of which there is a second one
 _END = (1, 2)  # each row ends with these, so that a boundary is late in it
 _UPDATES = 3.0  # the time that all rows may take
 _FREE = 5.0  # seconds that they may take in any case
@@ -32,7 +33,7 @@ Collator = Callable[[Sequence[Example]], Inputs]
 Loss = Callable[[Any, Inputs], torch.Tensor]
 
 
-class Training(NamedTuple):
+class TrainingCalls(NamedTuple):
     """How a training feeds and calls its model."""
 
     collator: Optional[Collator]  # None: ours
@@ -96,10 +97,12 @@ def row_lengths(row: int, longest: int, numbers: Iterable[int], draw: np.random.
                 taken.append(each)
                 left.remove(each)
         rows.append(_ended(taken, longest))
+    if row <= _SHORT:  # other boundaries, as the first row is blind to what begins at one of its own
+        rows.append(_filled([min(2, row)], row, longest, draw.permutation(longest)[:3] + 1, draw)[::-1])
     return rows
 
 
-def _filled(lengths: List[int], row: int, longest: int, edges: Sequence[int], draw: np.random.Generator) -> List[int]:
+def _filled(lengths: List[int], row: int, longest: int, edges: Iterable[int], draw: np.random.Generator) -> List[int]:
     """Filled to exactly `row` tokens: one-token examples, lengths at edges, others."""
     found, end = list(lengths), [min(each, longest) for each in _END]
     for length in itertools.chain(edges, iter(lambda: int(draw.integers(1, longest + 1)), 0)):
@@ -107,7 +110,7 @@ def _filled(lengths: List[int], row: int, longest: int, edges: Sequence[int], dr
         if left <= 0:
             break
         found += [1] * (left > 1 and len(found) % 3 == 0)
-        found.append(max(1, min(length, row - sum(found) - sum(end))))
+        found.append(max(1, min(int(length), row - sum(found) - sum(end))))
     return found + (end if sum(found) + sum(end) <= row else [1] * (row - sum(found)))
 
 
@@ -174,7 +177,7 @@ class RowProbe:
         base: Any,
         plain: Callable[[torch.Tensor], torch.Tensor],
         prepare: Callable[[], None],
-        training: Training,
+        training: TrainingCalls,
         vocabulary: int,
         limit: float,
         own: bool,

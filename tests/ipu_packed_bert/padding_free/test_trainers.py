@@ -109,6 +109,32 @@ def test_one_line_says_what_an_update_was_and_is(tmp_path, capsys):
     assert trainer.state.max_steps == 2 * after  # two epochs
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_first_batch_is_audited_once(tmp_path, capsys, bf16):
+    """A layer that joins examples after `pack_into` has looked at the model."""
+    for audit in (True, False):
+        trainer = a_trainer("trainer", tmp_path, bf16=bf16)
+        if bf16:
+            trainer.model.float()
+        pack_into(trainer, max_sequence_length=ROW, audit=audit)
+        assert "pack_into: probed rows of " in capsys.readouterr().out
+        handle = trainer.model.model.layers[0].mlp.register_forward_hook(
+            lambda module, given, output: output + output.mean(1, keepdim=True)
+        )
+        if audit:
+            with refused("in a row of .* examples, example .* scores otherwise than alone"):
+                trainer.train()
+            handle.remove()
+        trainer.train()
+        printed = capsys.readouterr().out
+        assert printed.count("the first batch: probed rows of ") == 0
+    trainer = a_trainer("trainer", tmp_path, bf16=bf16)
+    pack_into(trainer, max_sequence_length=ROW)
+    capsys.readouterr()
+    trainer.train()
+    assert capsys.readouterr().out.count("the first batch: probed rows of ") == 1
+
+
 def test_bf16_after_an_evaluation_keeps_our_attention(tmp_path):
     """Accelerate has wrapped the model's forward in autocast by then."""
     trainer = a_trainer("trainer", tmp_path, bf16=True)
