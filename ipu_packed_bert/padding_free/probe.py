@@ -276,6 +276,7 @@ class _Probe:
         far, reach = far_settings(config), ignored_reach(model)
         stretched = any("rope" in each.setting for each in far)  # then positions have no end
         self.longest = longest if longest is not None or stretched else positions
+        self.positions = None if stretched or positions is None else positions - first_position(model)
         near = min((each.tokens for each in far if each.tokens > 1), default=None)  # a window is tested by itself
         limits = (self.longest, positions, reach and reach.tokens, near)
         self.length = min([_LENGTH] + [limit for limit in limits if isinstance(limit, int)])
@@ -560,8 +561,7 @@ class _Probe:
 
     def rows(self, row: Optional[int], made: Callable[[], _Probe]) -> Probed:
         """made: this probe again, where the weights have another type."""
-        positions = getattr(text_config(self.model), "max_position_embeddings", None)
-        known = [each for each in (self.longest, positions and positions - first_position(self.model)) if each]
+        known = [each for each in (self.longest, self.positions) if each]
         asked = row or self.longest or min([_ROW, *known])
         tokens = min(asked, _DENSE) if self.choice.boundaries != "cu_seq_lens" else asked
         longest = min([tokens, *known])

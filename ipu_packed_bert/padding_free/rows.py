@@ -194,7 +194,7 @@ class RowProbe:
             each for each in model.parameters() if each.requires_grad and type(each.data) is torch.Tensor
         ]
         self.device = next(model.parameters()).device
-        self.update = 0.0
+        self.update, self.levelled = 0.0, False  # levelled: whether the model gives an auxiliary loss
 
     def examples(self, lengths: Sequence[int], draw: np.random.Generator, kinds: bool = False) -> List[Example]:
         """Random tokens; a third of the examples have a prompt, which is not predicted.
@@ -232,8 +232,9 @@ class RowProbe:
         inputs = self._inputs(examples)
         row = _Row(examples, inputs, _found(examples, inputs))
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._auxiliary_losses() as kept:
             evaluated = self._logits(row)
+        self.levelled = any(map(torch.is_tensor, kept))
         result = self._trained(row, evaluated)
         faults = self._beside_alone(row, result, evaluated)
         return [each._replace(what=f"{row.name()}, {each.what}") for each in faults]
@@ -288,6 +289,17 @@ class RowProbe:
             return kept[-1]
 
         handle = self.base.get_input_embeddings().register_forward_hook(keep)
+        try:
+            yield kept
+        finally:
+            handle.remove()
+
+    @contextlib.contextmanager
+    def _auxiliary_losses(self) -> Iterator[List[Any]]:
+        kept: List[Any] = []
+        handle = self.base.register_forward_hook(
+            lambda module, given, output: kept.append(getattr(output, "aux_loss", None))
+        )
         try:
             yield kept
         finally:
@@ -404,17 +416,10 @@ class RowProbe:
     def auxiliary(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
         """The auxiliary loss of a row of equal lengths is that of a plain batch."""
         examples, count, length = self.examples(lengths, draw), len(lengths), lengths[0]
-        kept: List[Any] = []
-        handle = self.base.register_forward_hook(
-            lambda module, given, output: kept.append(getattr(output, "aux_loss", None))
-        )
-        try:
-            with torch.no_grad(), _without_dropout(self.model):
-                self.prepare()
-                self.training.forward(self.model, self._inputs(examples))
-                self.plain(torch.stack([torch.as_tensor(each["input_ids"]) for each in examples]))
-        finally:
-            handle.remove()
+        with torch.no_grad(), _without_dropout(self.model), self._auxiliary_losses() as kept:
+            self.prepare()
+            self.training.forward(self.model, self._inputs(examples))
+            self.plain(torch.stack([torch.as_tensor(each["input_ids"]) for each in examples]))
         pair = [float(each) for each in kept if torch.is_tensor(each) and each.numel() == 1]
         if len(pair) != 2 or not any(pair):
             return []
@@ -448,6 +453,8 @@ class RowProbe:
         left_out = ""
         for number, (name, lengths) in enumerate(self.steps(row, longest, numbers, np.random.default_rng(seed))):
             spent = time.perf_counter() - begun
+            if name == "auxiliary" and not self.levelled:
+                continue
             if self.update and spent + 2 * self.update * sum(lengths) / row > max(_FREE, _UPDATES * self.update):
                 left_out = (
                     left_out or f"rows of {sum(lengths):,} tokens and later ones are left out: they take too long"
