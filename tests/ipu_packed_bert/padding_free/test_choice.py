@@ -147,15 +147,17 @@ def test_an_autocast_inside_forward_is_measured_in_its_type():
     assert use_padding_free(model) == ("padding_free", "cu_seq_lens", False)
 
 
-def test_a_dense_mask_is_told_with_its_memory(caplog):
+def test_a_dense_mask_is_taken_where_it_is_asked_for_and_told_with_its_memory(caplog):
     """GPT-J's code takes no attention from Transformers: only a mask keeps its examples apart."""
     config = transformers.GPTJConfig(
         vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=64, rotary_dim=4, bos_token_id=1, eos_token_id=1
     )
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with refused('MiB a layer in a row of 64 tokens.*attention="eager". takes it'):
+        use_padding_free(model, longest=64)
     with caplog.at_level(logging.WARNING, logger="ipu_packed_bert"):
-        assert use_padding_free(model, longest=64).attention == "eager"
-    assert "mask of all tokens by all tokens" in caplog.text and "MiB in a row of 64 tokens" in caplog.text
+        assert use_padding_free(model, longest=64, attention="eager") == use_padding_free(model, longest=64)
+    assert "mask of all tokens by all tokens" in caplog.text and "MiB a layer in a row of 64 tokens" in caplog.text
     assert dense_mask_bytes(model, 1000) == 1000 * 1000 * 4 * (1 + 2)
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="ipu_packed_bert"):
