@@ -41,6 +41,7 @@ def test_the_matrix_sees_what_is_wrong_without_an_error(monkeypatch, capsys):
 def test_the_command_prints_a_line_a_family(capsys):
     assert matrix.main(["Llama", "RWKV"]) == 0
     text = capsys.readouterr().out
+    assert text.count("e-0") == 3 and text.count("; ones wrong") == 2  # eager and sdpa with an all-ones mask
     assert text.count("refused |") == 3 and "2 families; right: 1 with eager, 1 with sdpa, 1 with padding_free" in text
     assert run_main(matrix.main, ["Lama"]) == 2
     printed = capsys.readouterr()
