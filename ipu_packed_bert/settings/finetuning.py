@@ -18,15 +18,16 @@ from ipu_packed_bert.settings.schema import (
     PRETRAINING,
     BatchSettings,
     Configuration,
+    DataSettings,
     EngineConfig,
     ModelConfig,
+    ModelSettings,
     OptimizerSettings,
     PlacementConfig,
     Rules,
     RunSettings,
     TaskSettings,
     check_on_ipus,
-    replicas_options,
     shared_rules,
 )
 from ipu_packed_bert.settings.user_task import PATTERN, full_name, is_own, own_class
@@ -136,7 +137,7 @@ SETTINGS_OF = {
 
 
 @dataclass(frozen=True)
-class _FinetuneData:
+class _FinetuneData(DataSettings):
     """What is learnt from what, and how it is packed.  Paths are looked for in --data-dir first, where one is given."""
 
     training: Optional[str] = setting(None, "null: no training, only evaluation")
@@ -150,7 +151,7 @@ class _FinetuneData:
 
 
 @dataclass(frozen=True)
-class _StartConfig:
+class _StartConfig(ModelSettings):
     """Where the weights come from; the sizes apply only when training from scratch."""
 
     checkpoint: Optional[str] = setting(
@@ -164,6 +165,18 @@ class _StartConfig:
     num_layers: int = setting(4, "encoder layers", minimum=1)
     num_heads: int = setting(4, "attention heads of a layer", minimum=1)
     intermediate_size: int = setting(1024, "features inside a feed-forward block", minimum=1)
+
+    def stated_sizes(self) -> ModelConfig:
+        """Those of the configuration, for a checkpoint that is not there."""
+        dropout = ModelConfig.attention_dropout if self.attention_dropout is None else self.attention_dropout
+        return ModelConfig(
+            vocabulary_size=self.vocabulary_size,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            intermediate_size=self.intermediate_size,
+            attention_dropout=dropout,
+        )
 
 
 @dataclass(frozen=True)
@@ -203,6 +216,7 @@ class FinetuneConfig(Configuration):
     batch: _FinetuneBatch = _FinetuneBatch()
     run: _FinetuneRun = _FinetuneRun()
 
+    command = "finetune"
     section_names = ("task", *SECTIONS)
     heads_return = False
 
@@ -264,10 +278,6 @@ class FinetuneConfig(Configuration):
                 f"the training pipeline needs a row for each of its {stages} stages: --set "
                 f"batch.sequences_per_update={math.ceil(stages * replicas * packing_factor)}{fewer}"
             )
-
-    def on_replicas(self, replicas: int) -> str:
-        """The --set options for fewer replicas, with as many sequences in an update."""
-        return replicas_options(replicas)
 
     @property
     def schedule_steps(self) -> int:

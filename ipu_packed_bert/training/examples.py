@@ -39,7 +39,6 @@ class ExamplesRun(Prepared[FinetuneConfig]):
     fresh: Tuple[str, ...]  # weights that the checkpoint didn't have
 
     # `simulated` stays false: a network of full size takes hours there, so that this has to be asked for.
-    command = "finetune"
 
     @classmethod
     def make(cls, config: FinetuneConfig, begun: Begun) -> ExamplesRun:
@@ -101,7 +100,7 @@ class ExamplesRun(Prepared[FinetuneConfig]):
             "" if self.config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={2 * self.steps}"
         )
         epochs = 2 * self.config.run.epochs
-        return f"{typed(self.command)} --resume {shlex.quote(str(folder))} --set run.epochs={epochs}{longer}"
+        return f"{typed(self.config.command)} --resume {shlex.quote(str(folder))} --set run.epochs={epochs}{longer}"
 
     def _write_files(self, folder: Path) -> None:
         vocabulary = self.start.vocabulary

@@ -46,7 +46,6 @@ class PacksRun(Prepared[Config]):
     evaluation: Optional[PackStore]  # held-out packs
     factor: PackingFactor
 
-    command = "pretrain"
     unit = "step"
     simulated = True
 

@@ -41,7 +41,6 @@ from ipu_packed_bert.training.log import (
 )
 from ipu_packed_bert.training.loop import Log, Outcome, SilentLog, train
 from ipu_packed_bert.training.summary import RunEnd
-from pack_data.cli.command import typed
 from pack_data.reading.fields import said_of
 
 C = TypeVar("C", bound=Configuration)
@@ -141,7 +140,6 @@ class Prepared(abc.ABC, Generic[C]):
     steps: int  # updates of the whole run; 0: no training
     vocabulary: Identity  # of the data
 
-    command: ClassVar[str]  # that makes such a run
     unit: ClassVar[str] = "update"  # what the line of the run's folder calls an update
     simulated: ClassVar[bool] = False  # whether `auto` may take the simulated device
 
@@ -262,7 +260,6 @@ class Prepared(abc.ABC, Generic[C]):
                 self.machinery.global_batches,
                 log,
                 self.steps,
-                typed(self.command),
                 go_on=self._go_on(folder),
                 begin=f" --start-from {shlex.quote(begin.folder)}" if begin.weights else "",
                 baseline=self._baseline,

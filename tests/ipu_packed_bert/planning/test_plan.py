@@ -14,7 +14,6 @@ from ipu_packed_bert.cycles.calibration import IPUS_ONLY
 from ipu_packed_bert.cycles.points import POINTS
 from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
-from ipu_packed_bert.planning.finetuning_plan import plan_fine_tuning
 from ipu_packed_bert.planning.plan import (
     FULLEST_PUBLISHED,
     FULLEST_THAT_RAN,
@@ -279,7 +278,7 @@ def test_a_packing_factor_above_the_depth_is_refused_by_every_plan(tmp_path):
     for refused in (
         lambda: plan(config, packing_factor=3.1),
         lambda: plan(built, manifest, packing_factor=built.data.max_sequences_per_pack + 0.1),
-        lambda: plan_fine_tuning(load_finetune_config(task, ["data.max_sequences_per_pack=4"]), packing_factor=4.1),
+        lambda: plan(load_finetune_config(task, ["data.max_sequences_per_pack=4"]), packing_factor=4.1),
     ):
         with pytest.raises(ValueError, match="at most [0-9]+ sequences"):
             refused()

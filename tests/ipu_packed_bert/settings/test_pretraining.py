@@ -129,7 +129,7 @@ AT_LEAST_ONE = """
     data.max_predictions_per_sequence data.max_sequences_per_pack data.duplication_factor
     model.hidden_size model.num_layers model.num_heads model.intermediate_size
     optimizer.schedule_steps
-    batch.micro_batch batch.gradient_accumulation batch.device_iterations
+    batch.micro_batch batch.gradient_accumulation
     engine.threads
     placement.replicas placement.ipus_per_replica placement.embedding_serialization_factor
     run.steps run.log_every run.keep_checkpoints

@@ -181,7 +181,7 @@ def test_every_setting_of_a_published_run_is_the_published_one(name):
     tree = load_config(FOLDER / name).as_dict()
     wanted = {**TABLE["shared"], **TABLE["files"][name]}
     found = {key: tree[key.split(".")[0]][key.split(".")[1]] for key in wanted}
-    assert found == wanted and len(wanted) == 61
+    assert found == wanted and len(wanted) == 60
 
 
 def test_the_table_of_published_settings_is_whole():
