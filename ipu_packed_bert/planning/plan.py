@@ -262,8 +262,8 @@ def _of_packs(config: Config, manifest: Optional[Manifest], packing_factor: Opti
 
 def _of_examples(config: FinetuneConfig, data_dir: Optional[Path], packing_factor: Optional[float]) -> RunPlan:
     """What is there is read: the checkpoint's sizes, and the files, which are packed. Of the rest it is said."""
+    from ipu_packed_bert.tasks.examples import Tokenizer
     from ipu_packed_bert.tasks.starting_weights import find_start, is_there  # load torch
-    from ipu_packed_bert.tasks.tokenizer import Tokenizer
 
     task, start, missing = None, None, ""
     try:

@@ -7,7 +7,7 @@ Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -27,18 +27,10 @@ from ipu_packed_bert.settings.finetuning import (
 )
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
-from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
+from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, LossAndCorrect, Scored, Tokenizer
 from ipu_packed_bert.tasks.files import AnyFile, ExampleSource, Faults, TableRow, plain_text, table_rows
 from ipu_packed_bert.tasks.scores import accuracy, macro_f1, matthews, micro_f1, pearson, spearman
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.reading.fields import named, shown
-
-
-class _ClassificationOutput(NamedTuple):
-    """Scalars over a micro-batch."""
-
-    loss: torch.Tensor  # sum over its sequences, times the scale
-    correct: torch.Tensor  # sequences whose class, or whole set of classes, is right; 0 for regression
 
 
 class _PackedBertForSequenceClassification(PackedBert):
@@ -72,7 +64,7 @@ class _PackedBertForSequenceClassification(PackedBert):
         sequence_numbers_BD,
         labels,
         scale_B,
-    ) -> _ClassificationOutput:
+    ) -> LossAndCorrect:
         logits_BDC = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD)
         present_BD = sequence_numbers_BD > 0
         weight_BD = present_BD.to(logits_BDC.dtype)
@@ -86,7 +78,7 @@ class _PackedBertForSequenceClassification(PackedBert):
             loss_BD = (logits_BDC.squeeze(2) - labels.to(logits_BDC.dtype)) ** 2
             right_BD = torch.zeros_like(present_BD)
         loss = ((loss_BD * weight_BD).sum(1) * scale_B).sum()
-        return _ClassificationOutput(loss, (right_BD & present_BD).to(weight_BD.dtype).sum())
+        return LossAndCorrect(loss, (right_BD & present_BD).to(weight_BD.dtype).sum())
 
 
 class ClassificationTask(ExampleTask):
@@ -130,12 +122,7 @@ class ClassificationTask(ExampleTask):
                     "task.label_column=..."
                 )
             labels = label_names(texts["training"])
-        elif labels is None and self.kind != REGRESSION:
-            raise ValueError(
-                f"{config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint "
-                "that was trained on them"
-            )
-        self.labels = [] if self.kind == REGRESSION else list(labels or ())
+        self.labels = [] if self.kind == REGRESSION else self.labels_of_checkpoint(labels)
         if self.kind != REGRESSION and len(self.labels) < 2:
             raise ValueError(
                 f"{data.training}: has {len(self.labels)} different labels in {shown(self._columns.label_column)}; "
@@ -191,10 +178,6 @@ class ClassificationTask(ExampleTask):
         return _PackedBertForSequenceClassification(
             self.model, classes=max(1, len(self.labels)), kind=self.kind, attention=attention
         )
-
-    @property
-    def program_facts(self) -> Mapping[str, Any]:
-        return {"task.name": self.kind, "labels": len(self.labels)}
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         logits, threshold = np.stack(outputs), self._columns.threshold

@@ -7,7 +7,7 @@ Letters as in `model/bert.py`: B rows, S slots; C classes.
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -20,19 +20,11 @@ from ipu_packed_bert.settings.finetuning import FinetuneConfig, TokensConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.classification import is_label, label_settings, refuse_too_long
-from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
+from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, LossAndCorrect, Scored, Tokenizer
 from ipu_packed_bert.tasks.files import AnyFile, ExampleSource, Faults, TableRow, plain_text, table_rows
 from ipu_packed_bert.tasks.scores import MARKS, span_scores
 from ipu_packed_bert.tasks.task import Metric
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.reading.fields import shown
-
-
-class _TokensOutput(NamedTuple):
-    """Scalars over a micro-batch."""
-
-    loss: torch.Tensor  # sum over its labelled tokens, times the scale
-    correct: torch.Tensor  # labelled tokens whose class is right
 
 
 class _PackedBertForTokenClassification(PackedBert):
@@ -51,12 +43,12 @@ class _PackedBertForTokenClassification(PackedBert):
         )
         return logits_BSC if logits_BSC.dtype == torch.float64 else logits_BSC.float()
 
-    def forward(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, labels_BS, scale_B) -> _TokensOutput:
+    def forward(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, labels_BS, scale_B) -> LossAndCorrect:
         logits_BSC = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         used_BS = (labels_BS > 0).to(logits_BSC.dtype)
         class_BS = (labels_BS - 1).clamp(min=0)
         loss = ((cross_entropy(logits_BSC, class_BS) * used_BS).sum(1) * scale_B).sum()
-        return _TokensOutput(loss, (correct(logits_BSC, class_BS).to(used_BS.dtype) * used_BS).sum())
+        return LossAndCorrect(loss, (correct(logits_BSC, class_BS).to(used_BS.dtype) * used_BS).sum())
 
 
 class _Sentence(NamedTuple):
@@ -93,12 +85,7 @@ class TokensTask(ExampleTask):
                 raise ValueError(f"{learnt_from}: has no labels; name their column with --set task.labels_column=...")
             labels = sorted({label for sentence in training for label in sentence.labels or ()})
             self.training = self._inputs(self.drawn(training, "training"), labels, "training")
-        elif labels is None:
-            raise ValueError(
-                f"{config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint "
-                "that was trained on them"
-            )
-        self.labels = list(labels)
+        self.labels = self.labels_of_checkpoint(labels)
         if evaluation is not None:
             self._sentences = self.drawn(
                 read_sentences(evaluation, config.of_task(TokensConfig), labels=self.reads_labels), "evaluation"
@@ -169,10 +156,6 @@ class TokensTask(ExampleTask):
 
     def network(self, attention: str) -> PackedBert:
         return _PackedBertForTokenClassification(self.model, classes=len(self.labels), attention=attention)
-
-    @property
-    def program_facts(self) -> Mapping[str, Any]:
-        return {"task.name": self.name, "labels": len(self.labels)}
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         found = [

@@ -21,10 +21,9 @@ from ipu_packed_bert.settings.pretraining import ConfigError
 from ipu_packed_bert.settings.schema import schedule_too_short
 from ipu_packed_bert.settings.user_task import recorded
 from ipu_packed_bert.tasks import task_class
-from ipu_packed_bert.tasks.examples import ExampleTask
+from ipu_packed_bert.tasks.examples import ExampleTask, Tokenizer
 from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.starting_weights import Start, find_start
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from ipu_packed_bert.training.run import Begun, Prepared, machinery
 from pack_data.cli.command import typed
 from pack_data.reading.files import write_atomically

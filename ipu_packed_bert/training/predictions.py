@@ -35,9 +35,8 @@ from ipu_packed_bert.settings.reader import OVERRIDE, load_yaml, parse_yaml, pee
 from ipu_packed_bert.settings.schema import PRETRAINING, ModelConfig
 from ipu_packed_bert.settings.user_task import full_name, is_own
 from ipu_packed_bert.tasks import task_class
-from ipu_packed_bert.tasks.examples import Asked, ExampleTask
+from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Tokenizer
 from ipu_packed_bert.tasks.starting_weights import PACKAGE, fine_tuned, folder_of, labels_of
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.cli.command import NotFinite
 from pack_data.reading.fields import Fields, read_object
 from pack_data.text.tokenizer_file import AnyVocabulary

@@ -18,10 +18,11 @@ from ipu_packed_bert.commands import finetune
 from ipu_packed_bert.settings.finetuning import ClassificationConfig, SquadConfig, config_from_tree
 from ipu_packed_bert.settings.pretraining import ConfigError
 from ipu_packed_bert.settings.pretraining import config_from_tree as pretraining_config
-from ipu_packed_bert.tasks import classification, squad
+from ipu_packed_bert.tasks import classification
+from ipu_packed_bert.tasks import questions as squad
 from ipu_packed_bert.tasks import scores as metrics
+from ipu_packed_bert.tasks.examples import Tokenizer
 from ipu_packed_bert.tasks.files import locate
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.text.wordpiece import Vocabulary
 from tests.fine_tuning_files import VOCABULARY, tiny_squad, tiny_table
 

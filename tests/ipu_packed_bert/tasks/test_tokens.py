@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ipu_packed_bert.settings.finetuning import TokensConfig, config_from_tree
+from ipu_packed_bert.tasks.examples import Tokenizer
 from ipu_packed_bert.tasks.scores import span_scores, spans
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from ipu_packed_bert.tasks.tokens import TokensTask, read_sentences, word_scores
 from tests.fine_tuning_files import MODEL, VOCABULARY
 
