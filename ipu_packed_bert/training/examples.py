@@ -24,7 +24,7 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExampleTask, Tokenizer
 from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.starting_weights import Start, find_start
-from ipu_packed_bert.training.run import Begun, Prepared, machinery
+from ipu_packed_bert.training.run import Begun, Prepared, engine_and_batches
 from pack_data.cli.command import typed
 from pack_data.reading.files import write_atomically
 
@@ -145,10 +145,10 @@ def prepare(
         config = _with_schedule(config, former, updates_per_epoch)
     vocabulary = Identity.of(start.vocabulary)
     same = {"the training file's digest": f"{packs.digest:016x}", "the vocabulary's sha256": vocabulary.sha256}
-    machine = machinery(
+    made = engine_and_batches(
         config, task, packs, task.evaluation_packs, choice, factor=factor, processes=processes, same=same
     )
-    engine = machine.engine
+    engine = made[0]
     state = engine.state()
     weights, loaded = merged(state["model"], start.weights)
     if config.data.training is None and loaded.fresh:
@@ -157,7 +157,7 @@ def prepare(
             "fine-tuned for this task"
         )
     engine.load_state({**state, "model": weights})
-    return ExamplesRun(config, task, machine, steps, vocabulary, start, loaded.fresh if start.weights else ())
+    return ExamplesRun(config, task, *made, steps, vocabulary, start, loaded.fresh if start.weights else ())
 
 
 def _with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], updates_per_epoch: int) -> FinetuneConfig:
@@ -169,7 +169,7 @@ def _with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], upd
             f"{config.path}: "
             + schedule_too_short(f"run.epochs is {config.run.epochs}, {steps} updates", steps, length)
         )
-    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, schedule_steps=length))
+    return config.with_schedule_of(length)
 
 
 def export(prepared: ExamplesRun, folder: Path) -> None:

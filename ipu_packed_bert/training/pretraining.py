@@ -29,7 +29,7 @@ from ipu_packed_bert.settings.schema import check_on_ipus
 from ipu_packed_bert.settings.shipped import for_one_gpu
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.log import data_of
-from ipu_packed_bert.training.run import Beginning, Begun, Prepared, machinery
+from ipu_packed_bert.training.run import Beginning, Begun, Prepared, engine_and_batches
 from pack_data.cli.command import typed
 from pack_data.lengths.factors import PackingFactor
 from pack_data.store.data_set import Manifest, PackStore
@@ -97,8 +97,10 @@ class PacksRun(Prepared[Config]):
             "the arrangement of its packs": packs.arrangement,
             "the held-out data set's digest": f"{evaluation.manifest.digest:016x}" if evaluation else None,
         }
-        machine = machinery(config, task, packs, held_out, choice, factor=factor.value, processes=processes, same=same)
-        return cls(config, task, machine, config.run.steps, vocabulary, store, evaluation, factor)
+        made = engine_and_batches(
+            config, task, packs, held_out, choice, factor=factor.value, processes=processes, same=same
+        )
+        return cls(config, task, *made, config.run.steps, vocabulary, store, evaluation, factor)
 
     def describe(self, *, resumed: bool) -> None:
         print_data(self.config, self.store.manifest, resumed=resumed)

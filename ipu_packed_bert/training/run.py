@@ -39,7 +39,7 @@ from ipu_packed_bert.training.log import (
     refuse_a_run_under_way,
     saved_in,
 )
-from ipu_packed_bert.training.loop import Log, Outcome, SilentLog, train
+from ipu_packed_bert.training.loop import Log, Outcome, train
 from ipu_packed_bert.training.summary import RunEnd
 from pack_data.reading.fields import said_of
 
@@ -104,39 +104,15 @@ class Begun(NamedTuple):
     opened: contextlib.ExitStack  # closes all that the run opens
 
 
-class Machinery(NamedTuple):
-    """What makes the updates."""
-
-    engine: Engine
-    global_batches: GlobalBatches
-    batches: Any  # the same, read in the way that suits the engine
-
-
-def machinery(
-    config: Configuration,
-    task: Task,
-    packs: Packs,
-    held_out: Optional[Packs],
-    choice: EngineChoice,
-    *,
-    factor: float,
-    processes: Processes,
-    same: Mapping[str, Any],
-) -> Machinery:
-    """Engine and batches. same: what, besides the configuration, must be the same in all processes."""
-    processes.refuse_differences({**flat(config.as_dict()), **same, "torch": torch.__version__})
-    engine = build_engine(config, task, choice, packing_factor=factor, processes=processes)
-    global_batches = GlobalBatches(packs, task.layout(config, factor), share=engine.share, held_out=held_out)
-    return Machinery(engine, global_batches, engine.feed(global_batches))
-
-
 @dataclass(frozen=True)
 class Prepared(abc.ABC, Generic[C]):
     """All that is there before the first update; a class for each that a run may learn from."""
 
     config: C  # of this class's kind of run, completed by the data
     task: Task
-    machinery: Machinery
+    engine: Engine
+    global_batches: GlobalBatches
+    batches: Any  # the same, read in the way that suits the engine
     steps: int  # updates of the whole run; 0: no training
     vocabulary: Identity  # of the data
 
@@ -157,14 +133,6 @@ class Prepared(abc.ABC, Generic[C]):
     @abc.abstractmethod
     def make(cls, config: C, begun: Begun) -> Prepared[C]:
         """Data, engine and batches; what the class opens besides engine and batches is closed with ``begun.opened``."""
-
-    @property
-    def engine(self) -> Engine:
-        return self.machinery.engine
-
-    @property
-    def batches(self) -> Any:
-        return self.machinery.batches
 
     @abc.abstractmethod
     def describe(self, *, resumed: bool) -> None:
@@ -257,7 +225,7 @@ class Prepared(abc.ABC, Generic[C]):
                 folder,
                 config,
                 engine,
-                self.machinery.global_batches,
+                self.global_batches,
                 log,
                 self.steps,
                 go_on=self._go_on(folder),
@@ -271,6 +239,24 @@ class Prepared(abc.ABC, Generic[C]):
             if outcome.stopped_by is None and self.steps:
                 self._export(folder, trained=outcome.step > begin.step)
             return outcome.status
+
+
+def engine_and_batches(
+    config: Configuration,
+    task: Task,
+    packs: Packs,
+    held_out: Optional[Packs],
+    choice: EngineChoice,
+    *,
+    factor: float,
+    processes: Processes,
+    same: Mapping[str, Any],
+) -> Tuple[Engine, GlobalBatches, Any]:
+    """As `Prepared` has them. same: what, besides the configuration, must be the same in all processes."""
+    processes.refuse_differences({**flat(config.as_dict()), **same, "torch": torch.__version__})
+    engine = build_engine(config, task, choice, packing_factor=factor, processes=processes)
+    global_batches = GlobalBatches(packs, task.layout(config, factor), share=engine.share, held_out=held_out)
+    return engine, global_batches, engine.feed(global_batches)
 
 
 def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes: Processes) -> int:
@@ -302,7 +288,7 @@ def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes:
             return 0
         made.load(begin, same_batch=not changes.other_batch)
         if made.engine.share[0]:  # the first process writes for all
-            return made.trained(SilentLog(), None, begin.step).status
+            return made.trained(Log(), None, begin.step).status
         return made.train_and_write(args, begin, changes)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from ipu_packed_bert.training.page import is_run, sections_of_run
+from ipu_packed_bert.training.picture import is_run, sections_of_run
 from pack_data.display.page import Page
 from tests.pages import check_page
 
