@@ -245,7 +245,7 @@ class FinetuneConfig(Configuration):
             )
         return dataclasses.replace(self, placement=placement)
 
-    def rows_of_replica(self, packing_factor: float) -> int:
+    def _rows_of_replica(self, packing_factor: float) -> int:
         """Packs that one replica has of an update."""
         wanted = max(1, round(self.batch.sequences_per_update / packing_factor))
         return math.ceil(wanted / self.placement.replicas)
@@ -257,14 +257,14 @@ class FinetuneConfig(Configuration):
         they need, so that an update holds hardly more packs than wanted; in a pipeline there are as many micro-batches
         as it has stages, or more.
         """
-        rows = self.rows_of_replica(packing_factor)
+        rows = self._rows_of_replica(packing_factor)
         micro_batch = math.ceil(rows / math.ceil(rows / self.batch.micro_batch))
         micro_batch = max(1, min(micro_batch, rows // self.pipeline_stages))
         return dataclasses.replace(self, batch=dataclasses.replace(self.batch, micro_batch=micro_batch))
 
     def accumulation(self, packing_factor: float) -> int:
         """Micro-batches of an update for each replica."""
-        return math.ceil(self.rows_of_replica(packing_factor) / self.batch.micro_batch)
+        return math.ceil(self._rows_of_replica(packing_factor) / self.batch.micro_batch)
 
     def check_for_ipus(self, packing_factor: float) -> None:
         """Raise ConfigError for what IPUs do not have, and for an update that does not fill their pipeline."""
@@ -274,7 +274,7 @@ class FinetuneConfig(Configuration):
             fewer = f", or fewer than {replicas} replicas" if replicas > 1 else ""
             raise ConfigError(
                 f"{self.path}: batch.sequences_per_update is {self.batch.sequences_per_update}, which with a packing "
-                f"factor of {packing_factor:.3f} makes {self.rows_of_replica(packing_factor)} rows for each replica; "
+                f"factor of {packing_factor:.3f} makes {self._rows_of_replica(packing_factor)} rows for each replica; "
                 f"the training pipeline needs a row for each of its {stages} stages: --set "
                 f"batch.sequences_per_update={math.ceil(stages * replicas * packing_factor)}{fewer}"
             )

@@ -343,12 +343,7 @@ def make_inputs(
         segments.append(kinds)
     targets = _targets(texts, kind, names, faults)
     faults.refuse()
-    return Inputs(
-        np.array([len(row) for row in ids], np.int64),
-        np.concatenate(ids),
-        np.concatenate(segments),
-        targets={"labels": targets},
-    )
+    return Inputs.of(ids, np.concatenate(segments), targets={"labels": targets})
 
 
 def refuse_too_long(where: str, tokens: int, room: int) -> None:

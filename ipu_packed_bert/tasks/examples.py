@@ -120,6 +120,11 @@ class Inputs:
     targets: Mapping[str, np.ndarray] = field(default_factory=dict)
     slots: Mapping[str, np.ndarray] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, ids: Sequence[np.ndarray], segment_ids: np.ndarray, **further: Mapping[str, np.ndarray]) -> Inputs:
+        """ids: those of each sequence."""
+        return cls(np.array([len(each) for each in ids], np.int64), np.concatenate(ids), segment_ids, **further)
+
     def __len__(self) -> int:
         return len(self.lengths)
 

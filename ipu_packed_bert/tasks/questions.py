@@ -196,7 +196,7 @@ class QuestionsTask(ExampleTask):
         return Scored(
             metrics,
             prediction_files(predictions, null_answers=null_answers),
-            [answer_line(name, each, null_answers=null_answers) for name, each in predictions.items()],
+            [_answer_line(name, each, null_answers=null_answers) for name, each in predictions.items()],
         )
 
 
@@ -357,12 +357,8 @@ def make_windows(
             else:
                 targets.append((0, 0))
     starts_ends = np.array(targets, np.int64).reshape(-1, 2)
-    inputs = Inputs(
-        np.array([len(row) for row in ids], np.int64),
-        np.concatenate(ids),
-        np.concatenate(segments),
-        {"start_positions": starts_ends[:, 0], "end_positions": starts_ends[:, 1]},
-    )
+    places = {"start_positions": starts_ends[:, 0], "end_positions": starts_ends[:, 1]}
+    inputs = Inputs.of(ids, np.concatenate(segments), slot_targets=places)
     return Windows(questions, paragraphs, windows, inputs)
 
 
@@ -520,7 +516,7 @@ def prediction_files(predictions: Dict[str, _Prediction], *, null_answers: bool)
     return files
 
 
-def answer_line(name: str, prediction: _Prediction, *, null_answers: bool) -> Dict[str, Any]:
+def _answer_line(name: str, prediction: _Prediction, *, null_answers: bool) -> Dict[str, Any]:
     """Plain values for one question: the answer, "" for none, and its probability among the n best."""
     own = [each.probability for each in prediction.candidates if each.text == prediction.text]
     line: Dict[str, Any] = {"id": name, "prediction": prediction.text, "probability": own[0] if own else 0.0}

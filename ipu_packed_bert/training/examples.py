@@ -50,7 +50,7 @@ class ExamplesRun(Prepared[FinetuneConfig]):
             agree(begin.checkpoint.identity, made.vocabulary, weights_of=begin.folder, data_of=made.start.description)
         return made
 
-    def describe(self, *, resumed: bool) -> None:
+    def _describe(self, *, resumed: bool) -> None:
         config, task, batches = self.config, self.task, self.batches
         print(f"start     {self.start.description}")
         if self.fresh:

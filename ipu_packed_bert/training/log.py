@@ -348,11 +348,6 @@ def _new_folder(name: str) -> Path:
             path = first.with_name(f"{first.name}-{number}")
 
 
-def skipped_updates(records: Sequence[Mapping[str, Any]]) -> int:
-    """How many of a log's updates were left out."""
-    return sum(1 for record in records if record.get("skipped"))
-
-
 def forget_after(
     path: Path, step: int, *, note: Callable[[str], None] = print, counted: bool = False
 ) -> List[Dict[str, Any]]:

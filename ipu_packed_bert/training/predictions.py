@@ -32,11 +32,11 @@ from ipu_packed_bert.settings.finetuning import (
     config_from_tree,
 )
 from ipu_packed_bert.settings.reader import OVERRIDE, load_yaml, parse_yaml, peek
-from ipu_packed_bert.settings.schema import PRETRAINING, ModelConfig
+from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.settings.user_task import full_name, is_own
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Tokenizer
-from ipu_packed_bert.tasks.starting_weights import PACKAGE, fine_tuned, folder_of, labels_of
+from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of, labels_of, learnt
 from pack_data.cli.command import NotFinite
 from pack_data.reading.fields import Fields, read_object
 from pack_data.text.tokenizer_file import AnyVocabulary
@@ -91,10 +91,10 @@ def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
                 f"{folder}: a run of pre-training, which has no head that answers; fine-tune it first: packed-bert "
                 f"finetune --config ... --set model.checkpoint={folder}"
             )
-    run = fine_tuned(folder)
+    run = learnt(folder)
     tree = parse_yaml(run.checkpoint.config, folder)
     name = peek("task.name", tree, ())
-    if name in (None, PRETRAINING):
+    if not run.fine_tuned:
         raise ValueError(f"{folder}: its checkpoint is of pre-training; name the folder of a fine-tuning run")
     kept: Dict[str, Any] = {}
     for section, keys in {**_KEPT, "data": _KEPT_DATA}.items():

@@ -50,14 +50,14 @@ class PacksRun(Prepared[Config]):
     simulated = True
 
     @classmethod
-    def on_this_machine(cls, config: Config, begun: Begun) -> Config:
+    def _on_this_machine(cls, config: Config, begun: Begun) -> Config:
         args = begun.args
         if begun.begin.checkpoint:  # what is left out without IPUs was decided when the run began
             config = replace(config, without_ipus=())
         return for_this_machine(config, begun.choice, whole=args.whole, packing_factor=args.packing_factor)
 
     @classmethod
-    def nothing_left(cls, config: Config, begin: Beginning) -> Optional[str]:
+    def _nothing_left(cls, config: Config, begin: Beginning) -> Optional[str]:
         if not begin.checkpoint or begin.step < config.run.steps:
             return None
         go_on = _how_to_go_on(begin.folder, config, begin.step)
@@ -102,7 +102,7 @@ class PacksRun(Prepared[Config]):
         )
         return cls(config, task, *made, config.run.steps, vocabulary, store, evaluation, factor)
 
-    def describe(self, *, resumed: bool) -> None:
+    def _describe(self, *, resumed: bool) -> None:
         print_data(self.config, self.store.manifest, resumed=resumed)
         _print_batch(self.config, self.factor, self.batches)
 
@@ -199,16 +199,12 @@ def _how_to_go_on(folder: Any, config: Config, made: int = 0) -> str:
 
     made: updates made already, where they may be more than the configuration's.
     """
-    made = max(made, config.run.steps)
+    made, command = max(made, config.run.steps), f"{typed('pretrain')} --resume {shlex.quote(str(folder))}"
     if made < config.schedule_steps:
-        return f"{resume_command(folder)} --steps {config.schedule_steps}"
+        return f"{command} --steps {config.schedule_steps}"
     steps = 2 * made
     longer = "" if config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={steps}"
-    return f"{resume_command(folder)} --steps {steps}{longer}"
-
-
-def resume_command(folder: Any) -> str:
-    return f"{typed('pretrain')} --resume {shlex.quote(str(folder))}"
+    return f"{command} --steps {steps}{longer}"
 
 
 def print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:

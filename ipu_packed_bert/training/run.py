@@ -120,12 +120,12 @@ class Prepared(abc.ABC, Generic[C]):
     simulated: ClassVar[bool] = False  # whether `auto` may take the simulated device
 
     @classmethod
-    def on_this_machine(cls, config: C, begun: Begun) -> C:
+    def _on_this_machine(cls, config: C, begun: Begun) -> C:
         """The configuration as it will run here."""
         return config
 
     @classmethod
-    def nothing_left(cls, config: C, begin: Beginning) -> Optional[str]:
+    def _nothing_left(cls, config: C, begin: Beginning) -> Optional[str]:
         """What to print in place of a run that has made its updates already; None where it goes on."""
         return None
 
@@ -135,7 +135,7 @@ class Prepared(abc.ABC, Generic[C]):
         """Data, engine and batches; what the class opens besides engine and batches is closed with ``begun.opened``."""
 
     @abc.abstractmethod
-    def describe(self, *, resumed: bool) -> None:
+    def _describe(self, *, resumed: bool) -> None:
         """What would run, printed."""
 
     @property
@@ -200,7 +200,7 @@ class Prepared(abc.ABC, Generic[C]):
                 log.evaluation(outcome.step, found)
         return outcome
 
-    def train_and_write(self, args: argparse.Namespace, begin: Beginning, changes: Changes) -> int:
+    def _train_and_write(self, args: argparse.Namespace, begin: Beginning, changes: Changes) -> int:
         """The updates, in a run's folder; the exit status."""
         config, engine = self.config, self.engine
         written = environment(
@@ -265,9 +265,9 @@ def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes:
     choice = choose_engine(config, simulated=kind.simulated)
     opened = contextlib.ExitStack()
     begun = Begun(args, processes, begin, choice, opened)
-    config = kind.on_this_machine(config.on_engine(choice.kind), begun)
+    config = kind._on_this_machine(config.on_engine(choice.kind), begun)
     changes = begin.changes(config, check_allowed(args.allow_change, config.sections))
-    done = kind.nothing_left(config, begin)
+    done = kind._nothing_left(config, begin)
     if done:
         print(done)
         return 0
@@ -279,7 +279,7 @@ def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes:
         made = kind.make(config, begun)
         opened.enter_context(contextlib.closing(made.engine))
         opened.enter_context(contextlib.closing(made.batches))
-        made.describe(resumed=begin.checkpoint is not None)
+        made._describe(resumed=begin.checkpoint is not None)
         print(f"engine    {made.engine.description}", flush=True)
         if made.steps:
             made.engine.compile(made.batches.first())
@@ -289,7 +289,7 @@ def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes:
         made.load(begin, same_batch=not changes.other_batch)
         if made.engine.share[0]:  # the first process writes for all
             return made.trained(Log(), None, begin.step).status
-        return made.train_and_write(args, begin, changes)
+        return made._train_and_write(args, begin, changes)
 
 
 def _print_schedule(begin: Beginning, config: Configuration) -> None:

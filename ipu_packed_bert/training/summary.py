@@ -17,7 +17,7 @@ from ipu_packed_bert.run_files.checkpoints import checkpoints
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
 from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, SideBySide, compare_unpacked
-from ipu_packed_bert.training.log import RunLog, Totals, in_words, skipped_updates
+from ipu_packed_bert.training.log import RunLog, Totals, in_words
 from ipu_packed_bert.training.loop import Outcome
 from ipu_packed_bert.training.picture import curves, draw, padding_avoided
 from pack_data.cli.command import NotFinite, counted, typed
@@ -113,7 +113,7 @@ def summarise(
         stopped_by=stopped_by,
         steps=records[-1]["step"] if records else 0,
         steps_planned=steps,
-        skipped_updates=skipped_updates(records),
+        skipped_updates=sum(bool(record.get("skipped")) for record in records),
         packs=packs,
         sequences=sequences,
         tokens=tokens,

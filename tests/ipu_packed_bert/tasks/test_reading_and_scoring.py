@@ -22,7 +22,7 @@ from ipu_packed_bert.tasks import classification
 from ipu_packed_bert.tasks import questions as squad
 from ipu_packed_bert.tasks import scores as metrics
 from ipu_packed_bert.tasks.examples import Tokenizer
-from ipu_packed_bert.tasks.files import locate
+from ipu_packed_bert.tasks.files import located
 from pack_data.text.wordpiece import Vocabulary
 from tests.fine_tuning_files import VOCABULARY, tiny_squad, tiny_table
 
@@ -50,8 +50,7 @@ def test_normalised_as_squad_does():
     ],
 )
 def test_exact_match_and_f1(prediction, answer, exact, f1):
-    assert metrics.exact_match(prediction, answer) == exact
-    assert metrics.f1(prediction, answer) == pytest.approx(f1)
+    assert metrics.score_answer(prediction, [answer]) == (exact, pytest.approx(f1))
 
 
 def test_the_best_of_the_answers_counts_and_no_answer_is_an_answer():
@@ -383,7 +382,7 @@ def test_unreadable_files_in_one_line(tmp_path):
         with pytest.raises(ValueError, match=message):
             squad.read_squad(tmp_path / name)
     with pytest.raises(ValueError, match="no such file"):
-        locate("nothing.json", tmp_path)
+        located(config_from_tree({"data": {"training": "nothing.json"}}, "a.yml"), tmp_path)
 
 
 def test_tables_of_every_kind(tmp_path):
