@@ -271,10 +271,6 @@ def test_the_configuration_for_a_gpu_is_that_of_the_same_model_and_length():
     assert for_one_gpu("packed_phase2_gpu1") is None and for_one_gpu("unpacked_phase2_pod16") is None
 
 
-def test_fine_tuning_configs_are_there():
-    assert {path.name for path in FINE_TUNING} >= {"finetune_squad_packed.yml", "finetune_banking77_packed.yml"}
-
-
 @pytest.mark.parametrize("path", FINE_TUNING, ids=lambda path: path.name)
 def test_fine_tuning_what_the_name_says(path):
     name = re.fullmatch(

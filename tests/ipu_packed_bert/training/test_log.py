@@ -38,22 +38,6 @@ from ipu_packed_bert.training.log import (
 from pack_data.store.data_set import read_manifest
 from tests.tiny_runs import tiny_data
 
-KEYS = [
-    "step",
-    "loss",
-    "mlm_loss",
-    "nsp_loss",
-    "mlm_accuracy",
-    "nsp_accuracy",
-    "learning_rate",
-    "gradient_norm",
-    "packs",
-    "sequences",
-    "tokens",
-    "seconds",
-    "cycles",
-]
-
 
 def result(step):
     metrics = {
@@ -91,8 +75,7 @@ def test_padding_avoided_by_hand():
 def test_a_line_a_step_with_every_key(tmp_path):
     written(tmp_path, [1, 2, 3])
     lines = (tmp_path / LOG).read_text().splitlines()
-    assert [list(json.loads(line)) for line in lines] == [KEYS] * 3
-    assert json.loads(lines[1]) == {
+    wanted = {
         "step": 2,
         "loss": 8.0,
         "mlm_loss": 7.0,
@@ -107,6 +90,7 @@ def test_a_line_a_step_with_every_key(tmp_path):
         "seconds": 0.5,
         "cycles": None,
     }
+    assert json.loads(lines[1]) == wanted and [list(json.loads(line)) for line in lines] == [list(wanted)] * 3
 
 
 def test_the_first_step_of_a_process_does_not_count_for_the_speed(tmp_path):
