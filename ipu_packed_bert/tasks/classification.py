@@ -111,7 +111,7 @@ class ClassificationTask(ExampleTask):
         data, self._columns = config.data, config.of_task(ClassificationConfig)
         self.kind = self.name = config.task.name
         texts = {
-            what: read_texts(source, self.kind, self._columns, labels=self.reads_labels)
+            what: _read_texts(source, self.kind, self._columns, labels=self.reads_labels)
             for what, source in (("training", self.file("training")), ("evaluation", self.file("evaluation")))
             if source is not None
         }
@@ -121,7 +121,7 @@ class ClassificationTask(ExampleTask):
                     f"{data.training}: has no column {shown(self._columns.label_column)}; name it with --set "
                     "task.label_column=..."
                 )
-            labels = label_names(texts["training"])
+            labels = _label_names(texts["training"])
         self.labels = [] if self.kind == REGRESSION else self.labels_of_checkpoint(labels)
         if self.kind != REGRESSION and len(self.labels) < 2:
             raise ValueError(
@@ -130,7 +130,7 @@ class ClassificationTask(ExampleTask):
             )
         for what, found in texts.items():
             found = self.drawn(found, what)
-            inputs = make_inputs(
+            inputs = _make_inputs(
                 found,
                 tokenizer,
                 self.kind,
@@ -163,7 +163,7 @@ class ClassificationTask(ExampleTask):
 
     @staticmethod
     def texts(config: FinetuneConfig) -> List[str]:
-        found = read_texts(str(config.data.training), config.task.name, config.of_task(ClassificationConfig))
+        found = _read_texts(str(config.data.training), config.task.name, config.of_task(ClassificationConfig))
         return list(dict.fromkeys(part for text in found for part in text.parts))
 
     @property
@@ -182,7 +182,7 @@ class ClassificationTask(ExampleTask):
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         logits, threshold = np.stack(outputs), self._columns.threshold
         metrics = (
-            score(
+            _score(
                 logits,
                 self.evaluation.targets["labels"],
                 self.kind,
@@ -193,7 +193,7 @@ class ClassificationTask(ExampleTask):
             if self.scorable and self.evaluation is not None
             else {}
         )
-        answers = predict(logits, self.kind, self.labels, threshold)
+        answers = _predict(logits, self.kind, self.labels, threshold)
         return Scored(metrics, {"predictions.json": answers}, answers)
 
     def export_settings(self) -> Dict[str, Any]:
@@ -224,7 +224,7 @@ class _Text(NamedTuple):
     where: str
 
 
-def read_texts(file: AnyFile, kind: str, columns: ClassificationConfig, *, labels: bool = True) -> List[_Text]:
+def _read_texts(file: AnyFile, kind: str, columns: ClassificationConfig, *, labels: bool = True) -> List[_Text]:
     """The texts of a table in their order; all of them have labels, or none.
 
     labels: False leaves them unread.
@@ -302,7 +302,7 @@ def is_label(value: Any) -> bool:
     return isinstance(value, (bool, int, float))
 
 
-def label_names(texts: Sequence[_Text]) -> List[str]:
+def _label_names(texts: Sequence[_Text]) -> List[str]:
     """Every label that occurs, in alphabetical order (of numbers, in theirs)."""
     found = {label for text in texts for label in text.labels or ()}
     return sorted(
@@ -310,7 +310,7 @@ def label_names(texts: Sequence[_Text]) -> List[str]:
     )
 
 
-def make_inputs(
+def _make_inputs(
     texts: Sequence[_Text],
     tokenizer: Tokenizer,
     kind: str,
@@ -338,7 +338,7 @@ def make_inputs(
         with faults.of_record():
             if not cut:
                 refuse_too_long(text.where, sum(map(len, own)), room)
-        row, kinds = tokenizer.joined(shortened(own, room))
+        row, kinds = tokenizer.joined(_shortened(own, room))
         ids.append(row)
         segments.append(kinds)
     targets = _targets(texts, kind, names, faults)
@@ -355,7 +355,7 @@ def refuse_too_long(where: str, tokens: int, room: int) -> None:
         )
 
 
-def shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:
+def _shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:
     """The beginnings of one or two lists of tokens that fit into `room`; the longer one gives way first."""
     if len(parts) == 1:
         return [parts[0][:room]]
@@ -382,7 +382,7 @@ def _targets(texts: Sequence[_Text], kind: str, names: Sequence[str], faults: Fa
     return targets.argmax(axis=1).astype(np.int32) if kind == SINGLE_LABEL else targets
 
 
-def predict(logits: np.ndarray, kind: str, names: Sequence[str], threshold: float) -> List[Dict[str, Any]]:
+def _predict(logits: np.ndarray, kind: str, names: Sequence[str], threshold: float) -> List[Dict[str, Any]]:
     """Plain values for each text, logits [n, C]: its label and probability, its labels and theirs, or its number."""
     if kind == REGRESSION:
         return [{"prediction": float(value)} for value in logits[:, 0]]
@@ -402,7 +402,7 @@ def predict(logits: np.ndarray, kind: str, names: Sequence[str], threshold: floa
     return [{"prediction": names[int(row.argmax())], "probability": float(row.max())} for row in probabilities]
 
 
-def score(
+def _score(
     logits: np.ndarray,
     labels: np.ndarray,
     kind: str,

@@ -139,7 +139,7 @@ class QuestionsTask(ExampleTask):
         self.pack()
 
     def _read(self, name: ExampleSource) -> List[Question]:
-        questions = read_squad(name, labels=self.reads_labels)
+        questions = _read_squad(name, labels=self.reads_labels)
         if self._squad.null_answers or self.asked is not None:
             return questions
         kept = [question for question in questions if question.answers or not question.labelled]
@@ -155,7 +155,7 @@ class QuestionsTask(ExampleTask):
     def _windows(self, questions: Sequence[Question], what: str) -> Windows:
         questions = self.drawn(questions, what)
         with said_of(str(self.file(what))):
-            windows = make_windows(questions, self.tokenizer, self._squad, self.max_sequence_length)
+            windows = _make_windows(questions, self.tokenizer, self._squad, self.max_sequence_length)
         lengths = windows.inputs.lengths
         self.notes.append(
             f"{what}: {len(questions):,} questions in {len(lengths):,} windows of {lengths.mean():.0f} tokens"
@@ -164,7 +164,7 @@ class QuestionsTask(ExampleTask):
 
     @staticmethod
     def texts(config: FinetuneConfig) -> List[str]:
-        questions = read_squad(str(config.data.training))
+        questions = _read_squad(str(config.data.training))
         return list(
             dict.fromkeys([question.paragraph for question in questions] + [question.text for question in questions])
         )
@@ -181,7 +181,7 @@ class QuestionsTask(ExampleTask):
         return _PackedBertForQuestionAnswering(self.model, attention=attention)
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
-        predictions = answer_questions(self.windows, outputs, self._squad)
+        predictions = _answer_questions(self.windows, outputs, self._squad)
         metrics: Dict[str, Any] = {}
         if self.scorable:
             answers = gold(self.windows.questions)
@@ -195,7 +195,7 @@ class QuestionsTask(ExampleTask):
         null_answers = self._squad.null_answers
         return Scored(
             metrics,
-            prediction_files(predictions, null_answers=null_answers),
+            _prediction_files(predictions, null_answers=null_answers),
             [_answer_line(name, each, null_answers=null_answers) for name, each in predictions.items()],
         )
 
@@ -216,7 +216,7 @@ class Question(NamedTuple):
     labelled: bool
 
 
-def read_squad(file: AnyFile, *, labels: bool = True) -> List[Question]:
+def _read_squad(file: AnyFile, *, labels: bool = True) -> List[Question]:
     """The questions of a SQuAD file, version 1.1 or 2, in their order; or of JSONL, a question and its context a line.
 
     labels: False leaves the answers unread, and whether there is one.
@@ -327,7 +327,7 @@ class Windows(NamedTuple):
     inputs: Inputs
 
 
-def make_windows(
+def _make_windows(
     questions: Sequence[Question], tokenizer: Tokenizer, settings: SquadConfig, max_sequence_length: int
 ) -> Windows:
     """All windows of all questions, those of a question one after another.
@@ -347,7 +347,7 @@ def make_windows(
         paragraph = paragraphs[question.paragraph]
         answer = _answer_tokens(question, paragraph)
         offset, room = len(query) + 2, max_sequence_length - len(query) - 3
-        for first, count in cut(len(paragraph.ids), room, settings.stride):
+        for first, count in _cut(len(paragraph.ids), room, settings.stride):
             row, kinds = tokenizer.joined([query, paragraph.ids[first : first + count]])
             windows.append(Window(number, first, count, offset))
             ids.append(row)
@@ -362,7 +362,7 @@ def make_windows(
     return Windows(questions, paragraphs, windows, inputs)
 
 
-def cut(tokens: int, room: int, stride: int) -> List[Tuple[int, int]]:
+def _cut(tokens: int, room: int, stride: int) -> List[Tuple[int, int]]:
     """First token and number of tokens of each window: a new one every `stride` tokens until the end is in one."""
     found = []
     first = 0
@@ -389,7 +389,7 @@ def _answer_tokens(question: Question, paragraph: Tokens) -> Optional[Tuple[int,
     return int(inside[0]), int(inside[-1])
 
 
-def max_context(windows: Sequence[Window], tokens: int) -> np.ndarray:
+def _max_context(windows: Sequence[Window], tokens: int) -> np.ndarray:
     """Which window shows most of a token's surroundings, bool [windows, tokens]; exactly one for each token.
 
     By BERT's rule: the smaller of the numbers of tokens left and right of it, plus a hundredth of the window's length;
@@ -419,7 +419,7 @@ class _Prediction(NamedTuple):
     null_odds: float  # score of no answer minus that of the best one
 
 
-def answer_questions(windows: Windows, logits: Sequence[np.ndarray], settings: SquadConfig) -> Dict[str, _Prediction]:
+def _answer_questions(windows: Windows, logits: Sequence[np.ndarray], settings: SquadConfig) -> Dict[str, _Prediction]:
     """One prediction for each question, in their order.  logits: for each window its sequence's [length, 2]."""
     of_question: Dict[int, List[int]] = {}
     for number, window in enumerate(windows.windows):
@@ -442,7 +442,7 @@ def _answer(
     spans = windows.paragraphs[question.paragraph].spans
     best: Dict[str, float] = {}
     found: List[Tuple[float, int, int]] = []
-    for window, counts, values in zip(own, max_context(own, len(spans)), logits):
+    for window, counts, values in zip(own, _max_context(own, len(spans)), logits):
         found += _best_spans(window, counts, values.astype(np.float64), settings)
     for score, first, last in sorted(found, key=lambda each: (-each[0], each[1], each[2])):
         text = question.paragraph[spans[first, 0] : spans[last, 1]]
@@ -501,7 +501,7 @@ def gold(questions: Sequence[Question]) -> Dict[str, List[str]]:
     return {question.id: [answer.text for answer in question.answers] for question in questions}
 
 
-def prediction_files(predictions: Dict[str, _Prediction], *, null_answers: bool) -> Dict[str, Any]:
+def _prediction_files(predictions: Dict[str, _Prediction], *, null_answers: bool) -> Dict[str, Any]:
     """What is written, by file name: the answers in the order of the questions, the n best, and in version 2 the
     odds.
     """

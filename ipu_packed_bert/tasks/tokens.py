@@ -80,7 +80,7 @@ class TokensTask(ExampleTask):
         super().__init__(config, tokenizer, model, asked)
         learnt_from, evaluation = self.file("training"), self.file("evaluation")
         if learnt_from is not None:
-            training = read_sentences(learnt_from, config.of_task(TokensConfig))
+            training = _read_sentences(learnt_from, config.of_task(TokensConfig))
             if training[0].labels is None:
                 raise ValueError(f"{learnt_from}: has no labels; name their column with --set task.labels_column=...")
             labels = sorted({label for sentence in training for label in sentence.labels or ()})
@@ -88,14 +88,14 @@ class TokensTask(ExampleTask):
         self.labels = self.labels_of_checkpoint(labels)
         if evaluation is not None:
             self._sentences = self.drawn(
-                read_sentences(evaluation, config.of_task(TokensConfig), labels=self.reads_labels), "evaluation"
+                _read_sentences(evaluation, config.of_task(TokensConfig), labels=self.reads_labels), "evaluation"
             )
             self.evaluation = self._inputs(self._sentences, self.labels, "evaluation")
         self.pack()
 
     @staticmethod
     def texts(config: FinetuneConfig) -> List[str]:
-        found = read_sentences(str(config.data.training), config.of_task(TokensConfig))
+        found = _read_sentences(str(config.data.training), config.of_task(TokensConfig))
         return list(dict.fromkeys(" ".join(sentence.words) for sentence in found))
 
     def _inputs(self, sentences: Sequence[_Sentence], labels: Sequence[str], what: str) -> Inputs:
@@ -171,13 +171,13 @@ class TokensTask(ExampleTask):
         answers: List[Dict[str, Any]] = [
             {"prediction": labels, "words": list(sentence.words)} for sentence, labels in zip(self._sentences, found)
         ]
-        return Scored(word_scores(found, wanted) if self.scorable else {}, files, answers)
+        return Scored(_word_scores(found, wanted) if self.scorable else {}, files, answers)
 
     def export_settings(self) -> Dict[str, Any]:
         return label_settings(self.labels)
 
 
-def read_sentences(file: AnyFile, columns: TokensConfig, *, labels: bool = True) -> List[_Sentence]:
+def _read_sentences(file: AnyFile, columns: TokensConfig, *, labels: bool = True) -> List[_Sentence]:
     """JSONL with a list of words and one of labels; or, in any other file but CSV, a word and its label a line,
     sentences apart by an empty line, as in the CoNLL files.  All sentences have labels, or none.
 
@@ -244,7 +244,7 @@ def _conll_sentences(source: ExampleSource, labelled: bool) -> List[_Sentence]:
     return sentences
 
 
-def word_scores(found: Sequence[Sequence[Optional[str]]], wanted: Sequence[Any]) -> Dict[str, Any]:
+def _word_scores(found: Sequence[Sequence[Optional[str]]], wanted: Sequence[Any]) -> Dict[str, Any]:
     """Percent of the words that are right; where labels are B-X, I-X and O, also F1 of whole spans; a word without an
     answer is wrong.
     """
