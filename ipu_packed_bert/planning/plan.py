@@ -140,10 +140,6 @@ class RunPlan:
         return self.config.data.max_sequence_length
 
     @property
-    def bytes_per_update(self) -> Optional[int]:
-        return None if self.update is None else self.update.packs * self.bytes_per_pack
-
-    @property
     def updates_per_epoch(self) -> Optional[int]:
         return _updates_per_epoch(self.training_packs, self.update)
 
@@ -153,7 +149,7 @@ class RunPlan:
         return 2 * len(self.placement.stages) - 1
 
     @property
-    def idle_share(self) -> Optional[float]:
+    def _idle_share(self) -> Optional[float]:
         """Share of an update in which a stage waits, while the pipeline fills and drains.
 
         The stages are taken as equally long.
@@ -632,8 +628,8 @@ def device_lines(made: RunPlan) -> List[str]:
     config, placement = made.config, made.placement
     stages = placement.stages
     waiting = ""
-    if made.idle_share is not None:
-        waiting = f", waiting {made.idle_share:.1%} of the time while it fills and drains"
+    if made._idle_share is not None:
+        waiting = f", waiting {made._idle_share:.1%} of the time while it fills and drains"
     return [
         f"  mask      {_mask_words(made)}",
         f"  devices   {config.placement.replicas} replica{_s(config.placement.replicas)} of {placement.ipus}"

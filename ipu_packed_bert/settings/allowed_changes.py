@@ -186,3 +186,9 @@ def _stated(change: Change, config: Configuration) -> str:
     origin = config.origins.get(change.key, FILE)
     by = f"in {config.path}" if origin == FILE or origin.startswith(DEFAULT) else f"by {origin}"
     return f"{change.key} is {shown(change.before)} there, {shown(change.after)} {by}"
+
+
+def stated_differences(run: str, stored: str, config: Configuration, keys: Sequence[str]) -> List[str]:
+    """The differences of these settings between the checkpoint of ``run`` and ``config``, in words."""
+    found = {change.key: change for change in _differences(stored_config(run, stored, config), config)}
+    return [_stated(found[key], config) for key in keys if key in found]

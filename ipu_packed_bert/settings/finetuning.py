@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Sequence, Tuple, Type, TypeVar, Union
 
-from ipu_packed_bert.settings.reader import FILE, ConfigError, SettingsReader, load_yaml, peek, setting
+from ipu_packed_bert.settings.reader import FILE, ConfigError, SettingsReader, broken_rules, load_yaml, peek, setting
 from ipu_packed_bert.settings.schema import (
     PRETRAINING,
     BatchSettings,
@@ -315,7 +315,7 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, sto
     sections = reader.sections()
     sections["task"] = dataclasses.replace(sections["task"], name=full_name(sections["task"].name))
     config = FinetuneConfig(path=path, origins=dict(reader.origins), **sections)
-    reader.check(_rules(config))
+    reader.problems += broken_rules(_rules(config), reader.broken)
     reader.refuse_problems()
     return config
 

@@ -190,10 +190,6 @@ class Config(Configuration):
         """Updates of the learning rate's schedule, after which it is 0, or stays where it is constant."""
         return self.optimizer.schedule_steps or self.run.steps
 
-    def with_schedule(self) -> Config:
-        """The same, with the length of the schedule stated, so that a run resumed with other steps keeps it."""
-        return self.with_schedule_of(self.schedule_steps)
-
     def accumulation(self, packing_factor: float) -> int:
         """Micro-batches per update and replica: the unpacked value divided by the packing factor, rounded up.
 

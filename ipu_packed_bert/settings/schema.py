@@ -314,8 +314,9 @@ class Configuration(abc.ABC):
         )
         return dataclasses.replace(self, engine=engine)
 
-    def with_schedule_of(self: _Same, steps: int) -> _Same:
+    def with_schedule(self: _Same, steps: Optional[int] = None) -> _Same:
         """The same, with the length of the schedule stated, so that a run resumed with other steps keeps it."""
+        steps = self.schedule_steps if steps is None else steps
         return dataclasses.replace(self, optimizer=dataclasses.replace(self.optimizer, schedule_steps=steps))
 
 

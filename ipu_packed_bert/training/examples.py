@@ -114,8 +114,18 @@ class ExamplesRun(Prepared[FinetuneConfig]):
 
     def _export(self, folder: Path, *, trained: bool) -> None:
         if self.config.run.export and (trained or not (folder / MODEL).exists()):
-            export(self, folder / MODEL)
+            self.write_model(folder / MODEL)
             print(f"model     {folder / MODEL}, as transformers loads it ({self.task.architecture})")
+
+    def write_model(self, folder: Path) -> None:
+        """As a Hugging Face folder; a former one is replaced when the new one is whole."""
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        task, vocabulary = self.task, self.start.vocabulary
+        weights, settings = self.engine.weights(), task.export_settings()
+        write_folder(partial, task.model, weights, vocabulary, architecture=task.architecture, **settings)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
 
 
 def prepare(
@@ -169,21 +179,4 @@ def _with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], upd
             f"{config.path}: "
             + schedule_too_short(f"run.epochs is {config.run.epochs}, {steps} updates", steps, length)
         )
-    return config.with_schedule_of(length)
-
-
-def export(prepared: ExamplesRun, folder: Path) -> None:
-    """The model as a Hugging Face folder; a former one is replaced when the new one is whole."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    task = prepared.task
-    write_folder(
-        partial,
-        task.model,
-        prepared.engine.weights(),
-        prepared.start.vocabulary,
-        architecture=task.architecture,
-        **task.export_settings(),
-    )
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    return config.with_schedule(length)

@@ -108,8 +108,8 @@ class RunLog(Log):
         self._first: Optional[Tuple[Counts, float]] = None
         self._totals = Totals()
         self._bar: Any = None
-        made = forget_after(self._folder / LOG, first_step, note=self.say, counted=True)
-        evaluations = forget_after(self._folder / EVALUATIONS, first_step, note=self.say, counted=True)
+        made = _forget_after(self._folder / LOG, first_step, self.say)
+        evaluations = _forget_after(self._folder / EVALUATIONS, first_step, self.say)
         self._evaluated_before = {record["step"] for record in evaluations}
         lost = _missing_steps(made, first_step)
         if lost:
@@ -156,7 +156,7 @@ class RunLog(Log):
             self._events.add(
                 step,
                 {
-                    **{tag(name): value for name, value in result.metrics.items()},
+                    **{_tag(name): value for name, value in result.metrics.items()},
                     "learning_rate": learning_rate,
                     "gradient_norm": result.gradient_norm,
                     "rate/sequences_per_second": recent.sequences_per_second,
@@ -226,7 +226,7 @@ class RunLog(Log):
             print(text, file=self._stream, flush=True)
 
 
-def tag(name: str) -> str:
+def _tag(name: str) -> str:
     """TensorBoard's name of a metric: `mlm_loss` is "loss/mlm", `loss` is "loss/total"."""
     what, _, kind = name.rpartition("_")
     return f"{kind}/{what or 'total'}"
@@ -345,13 +345,11 @@ def _new_folder(name: str) -> Path:
             path = first.with_name(f"{first.name}-{number}")
 
 
-def forget_after(
-    path: Path, step: int, *, note: Callable[[str], None] = print, counted: bool = False
-) -> List[Dict[str, Any]]:
-    """Keep only the records up to ``step``, and return them; later ones are made again. ``counted``: see `read_log`."""
-    kept = [record for record in read_log(path, note=note, counted=counted) if record["step"] <= step]
-    if Path(path).exists():
-        write_atomically(Path(path), "".join(json.dumps(record) + "\n" for record in kept).encode())
+def _forget_after(path: Path, step: int, note: Callable[[str], None]) -> List[Dict[str, Any]]:
+    """Keep only the records up to ``step``, and return them; later ones are made again."""
+    kept = [record for record in read_log(path, note=note, counted=True) if record["step"] <= step]
+    if path.exists():
+        write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
     return kept
 
 

@@ -70,7 +70,7 @@ def curves(
     )
 
 
-def loss_picture(drawn: _Curves) -> Lines:
+def _loss_picture(drawn: _Curves) -> Lines:
     found = [("training", drawn.training), ("held out", drawn.held_out)]
     lines = tuple(Line(name, tuple(map(float, seen)), tuple(losses)) for name, (seen, losses) in found if seen)
     losses = [loss for line in lines for loss in line.y if loss is not None]
@@ -87,7 +87,7 @@ def loss_picture(drawn: _Curves) -> Lines:
     )
 
 
-def slots_picture(drawn: _Curves) -> Bars:
+def _slots_picture(drawn: _Curves) -> Bars:
     paddings = (drawn.unpacked_padding, drawn.packed_padding)
     return Bars(
         "Slots of the rows that these sequences need",
@@ -105,8 +105,8 @@ def slots_picture(drawn: _Curves) -> Bars:
 
 def draw(drawn: _Curves, path: Path, *, title: str) -> None:
     """Both pictures as one file. Raises ValueError, one line, where matplotlib is not installed."""
-    loss = loss_picture(drawn)
-    write([loss._replace(title=f"{title}: {loss.title.lower()}"), slots_picture(drawn)], path)
+    loss = _loss_picture(drawn)
+    write([loss._replace(title=f"{title}: {loss.title.lower()}"), _slots_picture(drawn)], path)
 
 
 # ------------------------------------------------------------------------------------------ the page
@@ -147,7 +147,7 @@ def sections_of_run(folder: Path) -> Tuple[Section, ...]:
     )
     found = [
         Section("The run", tuple(parts)),
-        Section("What it learnt", (loss_picture(drawn), *_evaluations(evaluations))),
+        Section("What it learnt", (_loss_picture(drawn), *_evaluations(evaluations))),
     ]
     found.append(Section("How fast it was", (rates, tokens)))
     if slots is None:
@@ -155,7 +155,7 @@ def sections_of_run(folder: Path) -> Tuple[Section, ...]:
         found.append(Section("Padding saved", (words,)))
         return tuple(found)
     paddings = (drawn.unpacked_padding, drawn.packed_padding)
-    saved = slots_picture(drawn)
+    saved = _slots_picture(drawn)
     table = Table(
         "padding",
         "Padding of all updates",

@@ -22,9 +22,9 @@ from ipu_packed_bert.engine.host.devices import find_device, product_rate, whole
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
-from ipu_packed_bert.settings.allowed_changes import SIZES
+from ipu_packed_bert.settings.allowed_changes import SIZES, stated_differences
 from ipu_packed_bert.settings.pretraining import Config, check_accumulation
-from ipu_packed_bert.settings.reader import DEFAULT, FILE, parse_yaml, peek, shown
+from ipu_packed_bert.settings.reader import shown
 from ipu_packed_bert.settings.schema import check_on_ipus
 from ipu_packed_bert.settings.shipped import for_one_gpu
 from ipu_packed_bert.tasks.pretraining import Pretraining
@@ -137,15 +137,7 @@ class PacksRun(Prepared[Config]):
 def refuse_other_sizes(begin: Beginning, config: Config, keys: Sequence[str]) -> None:
     """ValueError where the weights that the run begins with are of another network than the configuration's."""
     found = begin.checkpoint or begin.weights
-    there = parse_yaml(found.config, begin.folder) if found else None
-    others = []
-    for key in keys:
-        section, name = key.split(".")
-        theirs, ours = peek(key, there, ()), getattr(getattr(config, section), name)
-        if theirs not in (None, ours):
-            origin = config.origins.get(key, FILE)
-            by = f"in {config.path}" if origin == FILE or origin.startswith(DEFAULT) else f"by {origin}"
-            others.append(f"{key} is {shown(theirs)} there, {shown(ours)} {by}")
+    others = stated_differences(begin.folder, found.config, config, keys) if found else []
     if others:
         way_out = (
             "a run goes on with the sizes it has"

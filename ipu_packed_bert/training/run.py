@@ -14,7 +14,7 @@ import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Dict, Generic, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, ClassVar, Dict, Generic, Mapping, NamedTuple, Optional, Tuple, Type, TypeVar
 
 import torch
 
@@ -60,12 +60,6 @@ class Beginning(NamedTuple):
     def step(self) -> int:
         """Updates made already."""
         return self.checkpoint.step if self.checkpoint else 0
-
-    def changes(self, config: Configuration, allowed: Sequence[str]) -> Changes:
-        """How the configuration differs from the checkpoint's. Raises ConfigError where that is refused."""
-        if self.checkpoint is None:
-            return Changes()
-        return compare(self.folder, self.checkpoint.config, config, allowed=allowed, before=self.allowed)
 
 
 def beginning(resume: Optional[str], start_from: Optional[str] = None) -> Beginning:
@@ -266,7 +260,9 @@ def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes:
     opened = contextlib.ExitStack()
     begun = Begun(args, processes, begin, choice, opened)
     config = kind._on_this_machine(config.on_engine(choice.kind), begun)
-    changes = begin.changes(config, check_allowed(args.allow_change, config.sections))
+    changes, allowed = Changes(), check_allowed(args.allow_change, config.sections)
+    if begin.checkpoint:
+        changes = compare(begin.folder, begin.checkpoint.config, config, allowed=allowed, before=begin.allowed)
     done = kind._nothing_left(config, begin)
     if done:
         print(done)

@@ -97,9 +97,9 @@ def test_the_published_batch_of_bert_large():
     assert made.update.accumulation == 1027 and made.update.packs == 8216
     assert made.update.sequences == pytest.approx(8216 * 1.995)
     # S 512, P 79, D 3: 4 x 512 + 3 x 79 + 3 x 3 + 2 = 2296 numbers of 4 bytes.
-    assert made.bytes_per_pack == 9184 and made.bytes_per_update == 8216 * 9184
+    assert made.bytes_per_pack == 9184
     # 9 stages: 8 of 1027 + 8 slots of time are idle.
-    assert made.idle_share == pytest.approx(8 / 1035)
+    assert any(f"waiting {8 / 1035:.1%} of the time" in line for line in lines(made))
     assert made.updates_per_epoch is None
 
 
@@ -167,7 +167,8 @@ def test_a_data_set_that_is_there_is_counted(tmp_path):
     batches = global_batches(PackStore.open(folder), config, packing_factor=manifest.packing_factor)
     assert made.update.packs == batches.packs_per_update
     assert made.updates_per_epoch == batches.updates_per_epoch > 1
-    assert made.bytes_per_update == sum(field.nbytes for field in next(batches).values())
+    sent = sum(field.nbytes for field in next(batches).values())
+    assert made.update.packs * made.bytes_per_pack == sent
     batches.close()
     text = "\n".join(lines(made))
     assert f"{made.training_packs:,} packs to train on" in text and f"{made.updates_per_epoch:,} an epoch" in text

@@ -17,6 +17,7 @@ from ipu_packed_bert.settings.reader import (
     SettingsReader,
     annotated,
     as_tree,
+    broken_rules,
     keys_of,
     load_yaml,
     setting,
@@ -112,13 +113,12 @@ def test_one_problem_is_one_line_with_key_value_and_rule(tree, overrides, words)
 
 def test_every_problem_is_named_and_what_follows_from_it_is_not():
     found = reader({"tree": {"height": -1, "leafs": 3}, "garden": {}}, "owner.leaves=-2")
-    found.check(
-        [
-            ("tree.height owner.name", True, "the tree is too high"),
-            ("owner.name", True, "nobody cares"),
-            ("tree.kind", False, "not broken"),
-        ]
-    )
+    rules = [
+        ("tree.height owner.name", True, "the tree is too high"),
+        ("owner.name", True, "nobody cares"),
+        ("tree.kind", False, "not broken"),
+    ]
+    found.problems += broken_rules(rules, found.broken)
     assert len(found.problems) == 5 and found.problems[-1] == "nobody cares"
     with pytest.raises(ConfigError) as error:
         found.refuse_problems()

@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import yaml
 
-from ipu_packed_bert.training.picture import curves, draw, is_run, loss_picture, sections_of_run, slots_picture
+from ipu_packed_bert.training.picture import curves, draw, is_run, sections_of_run
 from pack_data.display.page import Page
 from tests.pages import check_page
 
@@ -38,11 +38,6 @@ def test_other_tasks_are_drawn_by_their_loss_and_scores_are_no_loss():
     found = curves([record(1, 3, loss=9.0)], [record(1, 9, exact=50.0)], max_sequence_length=100, unigram=7.5)
     assert found.measure == "loss" and found.unigram is None
     assert found.training == ([3], [9.0]) and found.held_out == ([], [])
-
-
-def test_a_run_without_a_finite_loss_has_pictures():
-    found = curves([record(1, 3, loss=None)], [], max_sequence_length=100)
-    assert loss_picture(found).lines == () and slots_picture(found).ends == ("50.0% padding", "25.0% padding")
 
 
 def test_the_file_is_both_pictures(tmp_path):
@@ -118,3 +113,12 @@ def test_a_damaged_file_is_named(run, name, text):
     with pytest.raises(ValueError, match=name) as refused:
         sections_of_run(run)
     assert "\n" not in str(refused.value)
+
+
+def test_a_run_without_a_finite_loss_has_pictures(run):
+    (run / "evaluation.jsonl").unlink()
+    (run / "log.jsonl").write_text(json.dumps({**record(1, 3), "seconds": 1.0, "loss": None}) + "\n")
+    pictures = {picture.title: picture for picture in page_of(run)[0].pictures()}
+    assert pictures["Loss over the sequences seen"].lines == ()
+    (slots,) = [picture for title, picture in pictures.items() if title.startswith("Slots")]
+    assert slots.ends == ("50.0% padding", "25.0% padding")
