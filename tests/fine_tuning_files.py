@@ -35,6 +35,14 @@ VOCABULARY = Vocabulary(
 )
 MODEL = replace(TINY, vocabulary_size=len(VOCABULARY), max_position_embeddings=64, layer_norm_eps=1e-12)
 SLOTS = 64
+# For the two layers of this network.
+PIPELINE = {
+    "replicas": 2,
+    "ipus_per_replica": 2,
+    "layers_per_ipu": [1, 1],
+    "available_memory_proportion": [0.2, 0.2],
+    "replicated_tensor_sharding": True,
+}
 
 
 def tiny_checkpoint(folder: Path, *, pooler: bool = True, positions: int = 64) -> Path:

@@ -15,17 +15,9 @@ from ipu_packed_bert.training.examples import prepare
 from pack_data.cli.command import run_main
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
-from tests.fine_tuning_files import KINDS, tiny_checkpoint, tiny_config, training_file
+from tests.fine_tuning_files import KINDS, PIPELINE, tiny_checkpoint, tiny_config, training_file
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
-
-PIPELINE = {
-    "replicas": 2,
-    "ipus_per_replica": 2,
-    "layers_per_ipu": [1, 1],
-    "available_memory_proportion": [0.2, 0.2],
-    "replicated_tensor_sharding": True,
-}
 
 
 @pytest.fixture(scope="module")
