@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from ipu_packed_bert.engine import EngineChoice, choose_engine
-from ipu_packed_bert.model.hugging_face import merged, write_folder
+from ipu_packed_bert.engine.base import Engine
+from ipu_packed_bert.model.hugging_face import Weights, merged, write_folder
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.run_files.folder import EXPORT, MODEL
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
@@ -158,16 +159,20 @@ def prepare(
     made = engine_and_batches(
         config, task, packs, task.evaluation_packs, choice, factor=factor, processes=processes, same=same
     )
-    engine = made[0]
+    fresh = load_weights(made[0], start.weights, f"{config.model.checkpoint}", whole=config.data.training is None)
+    return ExamplesRun(config, task, *made, steps, vocabulary, start, fresh if start.weights else ())
+
+
+def load_weights(engine: Engine, given: Weights, source: str, *, whole: bool) -> Tuple[str, ...]:
+    """The names of the weights that stay initial ones, as the given ones lack them; ValueError where `whole`."""
     state = engine.state()
-    weights, loaded = merged(state["model"], start.weights)
-    if config.data.training is None and loaded.fresh:
+    weights, loaded = merged(state["model"], given)
+    if whole and loaded.fresh:
         raise ValueError(
-            f"{config.model.checkpoint}: has no {', '.join(loaded.fresh[:2])}; evaluate a model that was "
-            "fine-tuned for this task"
+            f"{source}: has no {', '.join(loaded.fresh[:2])}; name a model that was fine-tuned for {engine.task.name}"
         )
     engine.load_state({**state, "model": weights})
-    return ExamplesRun(config, task, *made, steps, vocabulary, start, loaded.fresh if start.weights else ())
+    return loaded.fresh
 
 
 def _with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], updates_per_epoch: int) -> FinetuneConfig:

@@ -19,7 +19,7 @@ import numpy as np
 from ipu_packed_bert.data.global_batches import Batch, Layout, in_order
 from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.engine.base import Engine
-from ipu_packed_bert.model.hugging_face import Weights, merged, read_folder
+from ipu_packed_bert.model.hugging_face import Weights, read_folder
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG
 from ipu_packed_bert.settings.finetuning import (
     MULTI_LABEL,
@@ -37,6 +37,7 @@ from ipu_packed_bert.settings.user_task import full_name, is_own
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Tokenizer
 from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of, labels_of, learnt
+from ipu_packed_bert.training.examples import load_weights
 from pack_data.cli.command import NotFinite
 from pack_data.reading.fields import Fields, read_object
 from pack_data.text.tokenizer_file import AnyVocabulary
@@ -202,14 +203,7 @@ def prepare(
                 f"poprun started {engine.share[1]} instances, each of which would give its own part of the answers; "
                 "start one, without poprun"
             )
-        state = engine.state()
-        weights, loaded = merged(state["model"], trained.weights)
-        if loaded.fresh:
-            raise ValueError(
-                f"{trained.name}: has no {', '.join(loaded.fresh[:2])}; name a model that was fine-tuned for "
-                f"{config.task.name}"
-            )
-        engine.load_state({**state, "model": weights})
+        load_weights(engine, trained.weights, trained.name, whole=True)
         unwound.pop_all()
     return _Prepared(config, task, engine, task.layout(config, 1.0))
 

@@ -198,13 +198,6 @@ def test_wrong_overrides(override, words):
     assert words in problems({}, override)[0]
 
 
-def test_lists_and_null_can_be_overridden():
-    config = config_from_tree(
-        {}, "a.yml", ["placement.layers_per_ipu=[12]", "data.packer=spfhp", "data.max_sequences_per_pack=null"]
-    )
-    assert config.placement.layers_per_ipu == (12,) and config.data.max_sequences_per_pack is None
-
-
 def test_yaml_of_a_config_is_that_config():
     tree = {**tiny_settings(), "without_ipus": {"placement": {"layers_per_ipu": [2]}, "run": {"steps": 3}}}
     config = config_from_tree(tree, "a.yml")

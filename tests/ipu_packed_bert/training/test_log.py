@@ -218,12 +218,15 @@ def test_a_new_run_has_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def test_a_run_is_not_overwritten(tmp_path):
-    written(tmp_path, [1])
+    """And what is told to be typed can be pasted."""
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    written(folder, [1])
     with pytest.raises(ValueError, match="holds a run already, .* begin it again with --resume-if-there"):
-        refuse_a_run_in(str(tmp_path))
-    (tmp_path / CHECKPOINTS / "step_00000001").mkdir(parents=True)
-    with pytest.raises(ValueError, match="holds a run already; continue it with --resume /"):
-        refuse_a_run_in(str(tmp_path))
+        refuse_a_run_in(str(folder))
+    (folder / CHECKPOINTS / "step_00000001").mkdir(parents=True)
+    with pytest.raises(ValueError, match="holds a run already; continue it with --resume '/.*/my run', or give"):
+        refuse_a_run_in(str(folder))
     refuse_a_run_in(str(tmp_path / "new"))
     refuse_a_run_in(None)
 
@@ -233,15 +236,6 @@ def test_a_file_is_no_place_for_a_run(tmp_path, below):
     (tmp_path / "a file").write_text("")
     with pytest.raises(ValueError, match="--out .*a file is a file; a run is a folder, choose another name"):
         refuse_a_run_in(str(tmp_path / "a file" / below))
-
-
-def test_a_folder_with_a_blank_in_its_name_can_be_pasted(tmp_path):
-    folder = tmp_path / "my run"
-    folder.mkdir()
-    written(folder, [1])
-    (folder / CHECKPOINTS / "step_00000001").mkdir(parents=True)
-    with pytest.raises(ValueError, match="continue it with --resume '/.*/my run', or give another"):
-        refuse_a_run_in(str(folder))
 
 
 @pytest.mark.parametrize(
