@@ -6,7 +6,7 @@ float: masked_lm_weights [P], 1 for a prediction.  P is 20 at S = 128 and 76 at 
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Iterator, List, Mapping, Optional
+from typing import Dict, Iterable, Iterator
 
 import numpy as np
 
@@ -20,9 +20,7 @@ from pack_data.formats.records import (
     Record,
     RecordError,
     RowWidths,
-    distinct_places,
     example_from_columns,
-    ids_in_range,
 )
 from pack_data.sequences import Example
 
@@ -33,45 +31,9 @@ FIELDS = tuple(
 )
 
 
-def unpacked_examples(rows: Mapping[str, np.ndarray]) -> List[Optional[Example]]:
-    """The examples of padded MLPerf rows, int64 and float32 [rows, width]; None where a row is to be checked alone."""
-    ids, mask, segments = rows["input_ids"], rows["input_mask"], rows["segment_ids"]
-    positions, labels, weights = rows["masked_lm_positions"], rows["masked_lm_ids"], rows["masked_lm_weights"]
-    same = ids.shape == mask.shape == segments.shape and positions.shape == labels.shape == weights.shape
-    if not same or rows["next_sentence_labels"].shape[1] != 1:
-        return [None] * len(ids)
-    S, P, next_sentence = ids.shape[1], positions.shape[1], rows["next_sentence_labels"][:, 0]
-    lengths = np.count_nonzero(mask, axis=1)
-    firsts = lengths - np.count_nonzero(segments, axis=1)
-    predictions = np.count_nonzero(weights, axis=1)
-    slot = np.arange(S)
-    real = slot < lengths[:, None]
-    used = np.arange(P) < predictions[:, None]
-    good = (lengths > 0) & (firsts > 0) & ((next_sentence == 0) | (next_sentence == 1))
-    good &= (mask == real).all(axis=1) & ids_in_range(ids, real)
-    good &= (segments == (real & (slot >= firsts[:, None]))).all(axis=1)
-    good &= (weights == used).all(axis=1) & ids_in_range(labels, used)
-    good &= (np.where(used, positions < lengths[:, None], positions == 0) & (positions >= 0)).all(axis=1)
-    good &= distinct_places(positions, used, S)
-    return [
-        Example(
-            ids[row, :length].tolist(),
-            int(first),
-            positions[row, :count].tolist(),
-            labels[row, :count].tolist(),
-            int(label),
-        )
-        if fine
-        else None
-        for row, (fine, length, first, count, label) in enumerate(
-            zip(good.tolist(), lengths.tolist(), firsts.tolist(), predictions.tolist(), next_sentence.tolist())
-        )
-    ]
-
-
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The examples of one file, in its order."""
-    return tfrecord.read_records(path, bad, FIELDS, example_from_columns, unpacked_examples)
+    return tfrecord.read_records(path, bad, FIELDS, example_from_columns)
 
 
 def shape(path: str) -> RowWidths:
