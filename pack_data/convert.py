@@ -15,7 +15,6 @@ from pack_data.building.work_folder import only_writer_of_packs
 from pack_data.cli.bad_records import add_reading_options
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, run_main
 from pack_data.formats.detect import FORMATS, Source, module_of, open_source
-from pack_data.formats.packed_parquet import with_starts
 from pack_data.formats.records import UNPACKED, Record, RowWidths
 from pack_data.reading.files import only_writer
 
@@ -102,10 +101,8 @@ def convert(
     with only_writer_of_packs(path) if to_format == "store" else only_writer(path):
         if to_format == "store":
             written = module.write(destination, records, widths)
-        elif to_format == "packed_parquet":
-            written = module.write(destination, with_starts(records()), kind, False)
         elif FORMATS[to_format][0] == "parquet":
-            written = module.write(destination, records(), kind, to_format == "arrow")
+            written = module.write(destination, records(), kind, to_format)
         else:
             written = module.write(destination, records(), widths)
     return to_format, kind, written

@@ -25,10 +25,11 @@ import numpy as np
 
 from pack_data.building.assignment import IN_MEMORY, Places
 from pack_data.building.runner import TaskRunner
-from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import (
     PartsGroup,
-    examples_name,
+    RunningTotals,
+    SpillFormat,
+    file_of,
     places_names,
     remove_and_build_again,
     save_array,
@@ -227,7 +228,7 @@ def _deal(task: _DealTask) -> int:
         return 0
     lengths = np.concatenate(
         [
-            spill.read_lengths(work / f"{examples_name(part)}.bin", totals)
+            spill.read_lengths(work / file_of("examples", part, "bin"), totals)
             for part, totals in zip(task.group.parts, task.totals)
         ]
     )

@@ -20,13 +20,12 @@ from pack_data.building.options import BuildOptions
 from pack_data.building.tasks import (
     ExamplesTask,
     SyntheticTask,
-    examples_name,
+    file_of,
     make_part,
     make_synthetic_part,
     read_text,
     remove_and_build_again,
     save_examples,
-    text_name,
     write_json,
 )
 from pack_data.building.work_folder import READY
@@ -90,10 +89,6 @@ class BuildSide:
         former = self.former.digest if self.former else 0
         return (sum(note["digest"] for note in self.notes) + former) % (1 << 64)
 
-    def is_missing(self, part: int) -> bool:
-        """Whether the examples of a part are still to be made."""
-        return not (self.work / f"{examples_name(part)}.json").exists()
-
 
 class _DiskNeed(NamedTuple):
     """About how much the work folder will hold: bytes of text, and tokens."""
@@ -154,7 +149,7 @@ class _BuildInput(abc.ABC):
 
     @abc.abstractmethod
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[Any]:
-        """The work on those parts that are not made yet."""
+        """The work on each part."""
 
     def account(self) -> Dict[str, Any]:
         """What the manifest says of what was left out; to be asked when all tasks have been drawn."""
@@ -215,16 +210,15 @@ class _TextInput(_BuildInput):
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[ExamplesTask]:
         for side, count in zip(self.sides, self._spread_text()["parts"]):
             for part in range(count):
-                if side.is_missing(part):
-                    yield ExamplesTask(
-                        str(side.work.resolve()),
-                        part,
-                        side.first_stream + part,
-                        self.options.lower_case,
-                        self.vocabulary_name,
-                        self.example_options,
-                        schema,
-                    )
+                yield ExamplesTask(
+                    str(side.work.resolve()),
+                    part,
+                    side.first_stream + part,
+                    self.options.lower_case,
+                    self.vocabulary_name,
+                    self.example_options,
+                    schema,
+                )
 
     def account(self) -> Dict[str, Any]:
         skipped = self._spread_text()["skipped"]
@@ -252,7 +246,10 @@ class _TextInput(_BuildInput):
             size, held_out = _characters(self.options.corpus), self.options.held_out
             shares = [1 - held_out, held_out] if held_out else [1.0]
             counts = [max(1, round(share * size / PART_CHARACTERS)) for share in shares]
-            paths = [[side.work / text_name(part) for part in range(count)] for side, count in zip(self.sides, counts)]
+            paths = [
+                [side.work / file_of("text", part, "jsonl") for part in range(count)]
+                for side, count in zip(self.sides, counts)
+            ]
             for path in chain.from_iterable(paths):
                 path.write_bytes(b"")
             draws = [random.Random(f"{self.options.seed} documents {side.first_stream}") for side in self.sides]
@@ -371,10 +368,8 @@ class _SourceInput(_BuildInput):
         return PackSchema.bert(S, 1, predictions, vocabulary_size=1 << 31, extra=extra)
 
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[_SourceTask]:
-        """Every record is read, those of finished parts too, because parts count records."""
         for part, sequences in enumerate(self._source.blocks(SOURCE_PART, schema.max_sequence_length)):
-            if self.sides[0].is_missing(part):
-                yield _SourceTask(str(self.work.resolve()), part, sequences, schema)
+            yield _SourceTask(str(self.work.resolve()), part, sequences, schema)
 
     def account(self) -> Dict[str, Any]:
         return {"skipped": [str(bad) for bad in self._source.bad.found], "left_out": list(self._source.foreign_lost)}
@@ -453,17 +448,16 @@ class _SyntheticInput(_BuildInput):
             )
         weights = tuple(histogram.counts.tolist())
         for part, first in enumerate(range(0, total, SYNTHETIC_PART)):
-            if side.is_missing(part):
-                yield SyntheticTask(
-                    str(side.work.resolve()),
-                    part,
-                    side.first_stream + part,
-                    min(SYNTHETIC_PART, total - first),
-                    weights,
-                    self.example_options,
-                    vocabulary_size,
-                    schema,
-                )
+            yield SyntheticTask(
+                str(side.work.resolve()),
+                part,
+                side.first_stream + part,
+                min(SYNTHETIC_PART, total - first),
+                weights,
+                self.example_options,
+                vocabulary_size,
+                schema,
+            )
 
 
 def one_sided(options: BuildOptions, side: BuildSide, count: int, places: Sequence[float] = ()) -> str:

@@ -12,11 +12,12 @@ import importlib
 import os
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -60,14 +61,11 @@ _MAGIC = (
     (MEGATRON_MAGIC, "megatron"),
 )
 _SUFFIXES = {
-    "tfrecord": "TFRecord",
-    "tfrecords": "TFRecord",
-    "hdf5": "hdf5",
-    "h5": "hdf5",
+    **dict.fromkeys(("tfrecord", "tfrecords"), "TFRecord"),
+    **dict.fromkeys(("hdf5", "h5"), "hdf5"),
     "parquet": "parquet",
     "arrow": "arrow",
-    "jsonl": "jsonl",
-    "ndjson": "jsonl",
+    **dict.fromkeys(("jsonl", "ndjson"), "jsonl"),
 }
 _FRAMES_TO_LOOK_AT = 64
 
@@ -119,16 +117,17 @@ def _fields(name: str) -> Set[str]:
     return {field.name for field in module_of(name).FIELDS}
 
 
-def _first_messages(path: str) -> List[bytes]:
-    """The data of the first records whose checksums hold.  ValueError where the file is damaged before the first."""
-    messages: List[bytes] = []
+def _features(path: str) -> Iterator[Set[str]]:
+    """The features of the first records that can be read.  ValueError where the file is damaged before the first."""
+    read = 0
     try:
         for _, data in islice(tfrecord.read_frames(path, BadRecords(allowed=_FRAMES_TO_LOOK_AT)), _FRAMES_TO_LOOK_AT):
-            messages.append(data)
+            read += 1
+            with suppress(RecordError):
+                yield set(tfrecord.parse(data))
     except ValueError:
-        if not messages:
+        if not read:
             raise
-    return messages
 
 
 def _tfrecord_format(path: str) -> str:
@@ -140,11 +139,7 @@ def _tfrecord_format(path: str) -> str:
     packed_only = _fields("packed_tfrecord") - _fields("mlperf_tfrecord")
     names: Set[str] = set()
     votes: Counter = Counter()
-    for data in _first_messages(path):
-        try:
-            names = set(tfrecord.parse(data))
-        except RecordError:
-            continue
+    for names in _features(path):
         complete = [
             name for name in ("packed_tfrecord", "mlperf_tfrecord", "cls_last_tfrecord") if _fields(name) <= names
         ]
@@ -201,28 +196,24 @@ class Source:
     format: str
     kind: str
     files: List[str]
-    columns: Tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the format: the columns that were chosen
     skip_bad: int = 0
     max_record_bytes: int = MOST_RECORD_BYTES
     bad: BadRecords = field(default_factory=BadRecords)
-    foreign_lost: Tuple[
-        str, ...
-    ] = ()  # foreign columns that examples() could not give to one sequence, or blocks() not hold
+    # Foreign columns that examples() could not give to one sequence, or blocks() not hold.
+    foreign_lost: Tuple[str, ...] = ()
 
     @property
     def unpacked_kind(self) -> str:
         """What `examples` yields: "examples" or "tokens"."""
         return UNPACKED[self.kind]
 
-    def _options(self) -> Dict[str, object]:
-        return {"columns": self.columns} if self.columns else {}
-
     def read(self) -> Iterator[Record]:
         """Every good record, file after file.  ValueError at the first bad one beyond `skip_bad`."""
         self.bad = BadRecords(self.skip_bad, self.max_record_bytes)
         module = module_of(self.format)
         for file in self.files:
-            yield from module.read(file, self.bad, **self._options())
+            yield from module.read(file, self.bad, **self.options)
 
     def examples(self) -> Iterator[Record]:
         """The records of `read`, packs taken apart into their sequences (each with the origin of its pack)."""
@@ -231,9 +222,7 @@ class Source:
         elif self.format == "store":
             yield from module_of("store").sequences(self.path)
         else:
-            checked: Callable[[Any], Tuple[Any, List[Any]]] = (
-                checked_pack if self.kind == "packs" else checked_token_pack
-            )
+            checked: Callable[..., Tuple[Any, List[Any]]] = checked_pack if self.kind == "packs" else checked_token_pack
             for record in self.read():
                 if record.foreign:
                     self.foreign_lost = tuple(sorted(set(self.foreign_lost) | set(record.foreign)))
@@ -307,10 +296,10 @@ class Source:
         for file in self.files:
             # Packs in files of records are as wide as the first good one.
             if self.kind == "packs" and self.format not in ("store", "hdf5"):
-                first = next(module.read(file, BadRecords(allowed=2**62), **self._options()), None)
+                first = next(module.read(file, BadRecords(allowed=2**62), **self.options), None)
                 widths = RowWidths() if first is None else shape_of_pack(first.value)
             else:
-                widths = module.shape(file, **self._options()) if hasattr(module, "shape") else RowWidths()
+                widths = module.shape(file, **self.options) if hasattr(module, "shape") else RowWidths()
             if widths.max_sequence_length is not None:
                 return widths
         return RowWidths()
@@ -375,4 +364,4 @@ def open_source(
     files = [path] if format == "store" else files_of(path)
     options = {"columns": tuple(columns)} if columns else {}
     kind = FORMATS[format][1] or module_of(format).kind(files[0], **options)
-    return Source(path, format, kind, files, tuple(columns), skip_bad, max_record_bytes)
+    return Source(path, format, kind, files, options, skip_bad, max_record_bytes)

@@ -527,7 +527,7 @@ def _arrow(name: str, kind: str) -> Reader:
 
         values = _examples() if kind == "examples" else _packs()
         records = [Record(Origin("given", number), value) for number, value in enumerate(values)]
-        parquet.write(str(folder / name), records, kind, name.endswith("arrow"))
+        parquet.write(str(folder / name), records, kind, name.rpartition(".")[2])
 
     mutators = tuple([Mutator(STRUCTURE, _structure_of_arrow, True)] * 10) + free(BYTES)
     return Reader(

@@ -12,8 +12,7 @@ from pack_data.build import BuildOptions, build
 from pack_data.building import assignment_on_disk as on_disk
 from pack_data.building import stages
 from pack_data.building.runner import TaskRunner
-from pack_data.building.spill import RunningTotals, SpillFormat
-from pack_data.building.tasks import examples_name, places_names
+from pack_data.building.tasks import RunningTotals, SpillFormat, file_of, places_names
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn
@@ -34,7 +33,7 @@ class Job:
         self.parts = np.split(self.lengths, range(part, len(self.lengths), part))
         for number, each in enumerate(self.parts):
             dtype = SpillFormat.of(self.schema).lengths_type
-            each.astype(dtype).tofile(folder / f"{examples_name(number)}.bin")
+            each.astype(dtype).tofile(folder / file_of("examples", number, "bin"))
         self.totals = [RunningTotals(len(each), int(each.sum()), 0) for each in self.parts]
 
     def counts(self, part):
