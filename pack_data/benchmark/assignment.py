@@ -21,8 +21,15 @@ from pack_data.building.assignment import IN_MEMORY, assign
 from pack_data.building.assignment_on_disk import assign_on_disk
 from pack_data.building.runner import open_runner
 from pack_data.building.tasks import RunningTotals, SpillFormat, file_of
-from pack_data.cli.command import ArgumentParser, depth_text, parse_depth, positive_int, process_count, run_main
-from pack_data.cli.cores import available_cores
+from pack_data.cli.command import (
+    ArgumentParser,
+    available_cores,
+    depth_text,
+    parse_depth,
+    positive_int,
+    process_count,
+    run_main,
+)
 from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.cli.timing import timed
 from pack_data.display.table import Cell, Column, Table, plain

@@ -21,7 +21,7 @@ from pack_data.histogram import __main__ as histogram_command
 from pack_data.lengths.counting import count
 from pack_data.packing import Packing
 from pack_data.proof import prove
-from pack_data.store.data_set import CHECKSUM, MANIFEST, ChecksumBlocks, PackStore, checksum
+from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, checksum, write_shard
 from pack_data.store.packs import FIELDS
 from pack_data.text.corpus import documents
 from pack_data.text.wordpiece import load_vocabulary
@@ -89,7 +89,9 @@ def _seal(path: Path) -> None:
                 entry.update(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
                 if "blocks" in entry:
                     with contextlib.suppress(Exception):  # no table any more: other checksums refuse it
-                        entry["blocks"] = ChecksumBlocks.of(np.load(path)).to_json()
+                        table = write_shard(path.parent, 99, np.load(path))
+                        entry["blocks"] = table.to_json()["blocks"]
+                        (path.parent / table.file).unlink()
     if isinstance(tree, dict):
         manifest.write_text(json.dumps({**tree, CHECKSUM: checksum(tree)}))
 
