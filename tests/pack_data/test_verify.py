@@ -140,18 +140,9 @@ def copy_pack(records):
         (set_value("next_sentence_labels", 5, 0, 2), "pack 5: next_sentence_labels: neither"),
         (set_value("prediction_counts", 5, 0, 200), "pack 5: prediction_counts: more than"),
         (set_value("input_ids", 6, 1, 7), "digest"),
-        (
-            in_the_padding("input_ids", 63, lambda lengths: lengths.sum(axis=1) < 64),
-            "input_ids: a value in the padding",
-        ),
-        (
-            in_the_padding("masked_lm_ids", -1, lambda lengths: lengths.sum(axis=1) < 64),
-            "ids: a value in an unused place",
-        ),
-        (
-            in_the_padding("next_sentence_labels", 2, lambda lengths: lengths[:, 2] == 0),
-            "labels: a value where no sequ",
-        ),
+        (unused("input_ids", 63, has_padding), "input_ids: a value in the padding"),
+        (unused("masked_lm_ids", -1, has_padding), "masked_lm_ids: a value in an unused place"),
+        (unused("next_sentence_labels", 2, lambda lengths: lengths[:, 2] == 0), "labels: a value where no sequence"),
         (gap, "lengths: a gap between its sequences"),
         (drop_sequence, "digest"),
         (copy_pack, "digest"),
