@@ -17,7 +17,7 @@ import re
 import sysconfig
 import warnings
 from functools import lru_cache
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Callable, Container, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
@@ -114,21 +114,13 @@ def _not_text(text: str) -> str:
 
 
 def _json_documents(path: Path, handle: IO[str], json_field: str, bad: BadRecords) -> Iterator[Document]:
-    for number in count(1):
-        line = handle.readline(bad.longest + 1)
-        if not line:
-            break
-        if len(line) > bad.longest and not line.endswith("\n"):
-            while line and not line.endswith("\n"):
-                line = handle.readline(LONGEST_DOCUMENT)
-            bad.add(Origin(str(path), number, "line"), f"{bad.too_long()}, or cut it into several documents")
-        elif line.strip():
-            try:
-                text = _json_text(line, json_field)
-            except ValueError as error:
-                bad.add(Origin(str(path), number, "line"), str(error))
-                continue
-            yield from _cut(f"{path.name}:{number}", (part for _, part in _lines(io.StringIO(text))))
+    for origin, line in bad.short_lines(handle, str(path), ", or cut it into several documents"):
+        try:
+            text = _json_text(line, json_field)
+        except ValueError as error:
+            bad.add(origin, str(error))
+            continue
+        yield from _cut(f"{path.name}:{origin.record}", (part for _, part in _lines(io.StringIO(text))))
 
 
 def _json_text(line: str, json_field: str) -> str:
