@@ -58,10 +58,6 @@ class Column(NamedTuple):
     interval: Tuple[str, ...] = ()
     scale: float = 1.0
 
-    @property
-    def heading(self) -> str:
-        return self.title or self.key
-
     def shown(self, row: Mapping[str, Any]) -> str:
         """A cell: `1.1, 1.0 to 2.8` where the value has an interval, `1.1 exact` where the interval is the value."""
         value = row.get(self.key)
@@ -177,7 +173,7 @@ class Table(NamedTuple):
         found = []
         for part in self.printed():
             found += [f"{part.title}:\n"] if self.parts else []
-            heads = [column.heading for column in part.columns]
+            heads = [column.title or column.key for column in part.columns]
             found.append(markdown(heads, [[column.shown(row) for column in part.columns] for row in part.rows]))
             found += [f"{note}\n" for note in (*part.source_note(), *part.notes)]
         return "\n".join(found)
