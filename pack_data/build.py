@@ -95,9 +95,7 @@ def _build(options: BuildOptions, progress: Optional[bool], given: Optional[Coll
 def _parser() -> ArgumentParser:
     # What is not given is not there: the defaults are those of BuildOptions.
     parser = ArgumentParser(
-        prog="python -m pack_data.build",
-        description="Packs text into a data set.",
-        argument_default=argparse.SUPPRESS,
+        prog="python -m pack_data.build", description="Packs text into a data set.", argument_default=argparse.SUPPRESS
     )
     add = parser.add_argument
     add(
@@ -134,12 +132,7 @@ def _parser() -> ArgumentParser:
         help="--from Parquet, Arrow or JSONL: the integer columns that make the sequences",
     )
     add_reading_options(parser)
-    add(
-        "--sequences",
-        type=positive_int,
-        metavar="N",
-        help="how many, with --synthetic (default 1,000,000)",
-    )
+    add("--sequences", type=positive_int, metavar="N", help="how many, with --synthetic (default 1,000,000)")
     add("--json-field", metavar="NAME", help="field of the text in JSONL (default text)")
     add(
         "--document-separator",
@@ -155,12 +148,7 @@ def _parser() -> ArgumentParser:
         help="tokenizer.json of the tokenizers library, instead of a vocabulary; its own [CLS], [SEP], [MASK] or <s>, "
         "</s>, <mask>",
     )
-    add(
-        "--vocabulary-size",
-        type=positive_int,
-        metavar="N",
-        help="when training one (default 8192)",
-    )
+    add("--vocabulary-size", type=positive_int, metavar="N", help="when training one (default 8192)")
     add(
         "--keep-case",
         dest="lower_case",
@@ -199,12 +187,7 @@ def _parser() -> ArgumentParser:
         help="mask all pieces of a word or none (default: each piece for itself)",
     )
     add("--seed", type=int, help="of every random choice (default 0)")
-    add(
-        "--epoch",
-        type=int,
-        metavar="E",
-        help="another number pairs the same sequences differently (default 0)",
-    )
+    add("--epoch", type=int, metavar="E", help="another number pairs the same sequences differently (default 0)")
     add(
         "--held-out",
         type=float,

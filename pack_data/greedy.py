@@ -23,11 +23,7 @@ _CHUNK = 1 << 20  # sequences looked at together
 
 
 def pack(
-    histogram: LengthHistogram,
-    *,
-    max_sequences_per_pack: Optional[int],
-    order: Any = None,
-    seed: int = 0,
+    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], order: Any = None, seed: int = 0
 ) -> Packing:
     """Packs in arrival order.
 

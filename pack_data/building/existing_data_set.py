@@ -123,13 +123,7 @@ def with_former_options(options: BuildOptions, given: Optional[Collection[str]] 
                 f"{out}: {option}: {name} is {now}, the data set was made with {before.get(name, 'another')}; "
                 f"what is appended is made as the rest was, so leave {option} out, or build a data set of its own"
             )
-    return replace(
-        options,
-        **kept,
-        recipe=None,
-        vocabulary=kept_files["vocab.txt"],
-        tokenizer=kept_files[TOKENIZER],
-    )
+    return replace(options, **kept, recipe=None, vocabulary=kept_files["vocab.txt"], tokenizer=kept_files[TOKENIZER])
 
 
 def fitted_schema(wanted: PackSchema, fixed: PackSchema, out: Path) -> PackSchema:

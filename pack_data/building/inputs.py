@@ -39,13 +39,7 @@ from pack_data.reading.files import sha256_of, write_atomically
 from pack_data.sequences import Sequences
 from pack_data.store.data_set import MANIFEST, Manifest
 from pack_data.store.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
-from pack_data.text.corpus import (
-    EMBEDDED,
-    Document,
-    content_digest,
-    documents,
-    source_files,
-)
+from pack_data.text.corpus import EMBEDDED, Document, content_digest, documents, source_files
 from pack_data.text.tokenizer_file import TOKENIZER, load_either
 from pack_data.text.wordpiece import train_vocabulary
 

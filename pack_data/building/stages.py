@@ -277,10 +277,7 @@ class Stages:
     # ---- lengths to packing and assignment --------------------------------------------------------------------------
 
     def _packing(
-        self,
-        side: BuildSide,
-        parts_schema: PackSchema,
-        fixed: Optional[PackSchema],
+        self, side: BuildSide, parts_schema: PackSchema, fixed: Optional[PackSchema]
     ) -> Tuple[Packing, PackSchema]:
         """The recipe, solved once, and the schema of its packs; both stay in the work folder.
 

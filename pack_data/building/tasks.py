@@ -343,12 +343,7 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
     records = assemble(task.schema, sequences, pack, slot, task.packs)
     entry = write_shard(Path(task.folder), task.shard, records)
     save_array(work / file_of("shard", task.number, "npy"), lengths_of(task.schema, records))
-    note = {
-        "number": task.number,
-        **entry.to_json(),
-        "digest": digest(sequences),
-        "sequences": len(sequences),
-    }
+    note = {"number": task.number, **entry.to_json(), "digest": digest(sequences), "sequences": len(sequences)}
     write_json(work / file_of("shard", task.number, "json"), note)
     return note
 

@@ -632,9 +632,4 @@ def _tiles(on: _Axes, tiles: Tiles) -> _Handles:
     return _patches(tiles.series, fills)
 
 
-_DRAWERS: Dict[type, Callable[[_Axes, Any], _Handles]] = {
-    Bars: _bars,
-    Lines: _lines,
-    HeatMap: _heat_map,
-    Tiles: _tiles,
-}
+_DRAWERS: Dict[type, Callable[[_Axes, Any], _Handles]] = {Bars: _bars, Lines: _lines, HeatMap: _heat_map, Tiles: _tiles}

@@ -15,13 +15,7 @@ from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.formats.records import (
-    Record,
-    RecordError,
-    content_of,
-    example_from_columns,
-    tokens_from_columns,
-)
+from pack_data.formats.records import Record, RecordError, content_of, example_from_columns, tokens_from_columns
 from pack_data.reading.files import open_unpacked
 
 _TRIED = 100_000  # lines, to find one that says what the file holds

@@ -13,17 +13,7 @@ import struct
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    Mapping,
-    NamedTuple,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 

@@ -436,12 +436,7 @@ def _hdf5(kind: str) -> Reader:
             file["next_sentence_labels"] = np.array([each.next_sentence_label for each in examples], np.int8)
 
     return Reader(
-        f"hdf5-{kind}",
-        make,
-        _records("a.hdf5"),
-        (Target("a.hdf5", (*HDF5, *PLACES)),),
-        needs=("h5py",),
-        weight=0.7,
+        f"hdf5-{kind}", make, _records("a.hdf5"), (Target("a.hdf5", (*HDF5, *PLACES)),), needs=("h5py",), weight=0.7
     )
 
 

@@ -401,11 +401,7 @@ def _yaml_text(rng: random.Random, data: bytes) -> bytes:
     return b"\n".join(lines)
 
 
-YAML = (
-    on_bytes("tree", _yaml_tree),
-    *[on_bytes("YAML text", _yaml_text)] * 2,
-    *BYTES,
-)
+YAML = (on_bytes("tree", _yaml_tree), *[on_bytes("YAML text", _yaml_text)] * 2, *BYTES)
 
 
 # ---- lines and tables ------------------------------------------------------------------------------------------------
@@ -651,11 +647,7 @@ def _all(data: bytes, mark: bytes) -> List[int]:
     return found
 
 
-ZIP = (
-    *[on_bytes("entries", _zip_content, True)] * 2,
-    on_bytes("table", _zip_table, True),
-    *BYTES,
-)
+ZIP = (*[on_bytes("entries", _zip_content, True)] * 2, on_bytes("table", _zip_table, True), *BYTES)
 
 
 # ---- TFRecord --------------------------------------------------------------------------------------------------------

@@ -130,10 +130,7 @@ def test_bad_csv_is_told_with_its_line(tmp_path, text, words):
             "no published histogram is called 'wikipedia_128'; there are wikipedia_512",
         ),
         (lambda: LengthHistogram.from_lengths([9], 9).with_max_sequence_length(8), "the longest sequence has 9 tokens"),
-        (
-            lambda: LengthHistogram.from_json({"lengths": [1]}),
-            "histogram: max_sequence_length is missing",
-        ),
+        (lambda: LengthHistogram.from_json({"lengths": [1]}), "histogram: max_sequence_length is missing"),
     ],
 )
 def test_what_is_refused(make, words):

@@ -133,11 +133,7 @@ def test_an_empty_part_is_no_obstacle(tmp_path):
         ("a.tfrecord", b"", "no record of this TFRecord"),
         ("a.bin", b"", "the file is empty"),
         ("a.bin", b"something else", "begins like none of the known formats"),
-        (
-            "a.npy",
-            b"\x93NUMPY and so on",
-            "a NumPy array: lengths, neither text nor sequences",
-        ),
+        ("a.npy", b"\x93NUMPY and so on", "a NumPy array: lengths, neither text nor sequences"),
         ("a.tfrecord", b"something else", "record 0: the checksum of its length is wrong"),
         ("a.gz", b"\x1f\x8bxxxxxxxxxxxxxxxx", "gzip stream is damaged"),
         ("a.parquet", b"PAR1", "Arrow cannot open it"),
@@ -327,11 +323,7 @@ def killed(self):
 Source.read = killed
 convert.main(sys.argv[2:])
 """
-CONVERSIONS = [
-    ("a.parquet", []),
-    ("b.tfrecord.gz", []),
-    ("d", ["--to-format", "store"]),
-]
+CONVERSIONS = [("a.parquet", []), ("b.tfrecord.gz", []), ("d", ["--to-format", "store"])]
 
 
 @pytest.mark.parametrize("name, options", CONVERSIONS, ids=["parquet", "tfrecord", "store"])

@@ -73,11 +73,7 @@ def test_options_of_their_own(capsys, lengths_csv):
         ("spfhp", ["--max-sequence-length", "-3"], "'-3' is not a whole number of at least 1"),
         ("spfhp", ["--histogram", "wikipedia_1"], "neither a file, nor a folder, nor a shipped name"),
         ("spfhp", ["--histogram", __file__], "add --max-sequence-length"),
-        (
-            "spfhp",
-            ["--histogram", __file__, "--max-sequence-length", "4"],
-            "begins like none of the known formats",
-        ),
+        ("spfhp", ["--histogram", __file__, "--max-sequence-length", "4"], "begins like none of the known formats"),
         ("spfhp", ["--max-sequence-length", "100"], "the longest sequence has 512 tokens"),
         ("spfhp", ["--histogram", "squad_1_1_384", "--synthetic", "uniform:max=9,n=100"], "not allowed with"),
         ("spfhp", ["--synthetic", "uniform:max=9"], "n is missing"),
