@@ -104,7 +104,7 @@ def convert(
         elif FORMATS[to_format][0] == "parquet":
             written = module.write(destination, records(), kind, to_format)
         else:
-            written = module.write(destination, records(), widths)
+            written = module.write(destination, records(), widths, to_format)
     return to_format, kind, written
 
 

@@ -1,10 +1,12 @@
 """Examples and files for the tests of the formats; the TFRecord encoder here shares no code with the package."""
 
 import struct
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from pack_data.formats import bert_tfrecord
 from pack_data.formats.detect import open_source
 from pack_data.sequences import Example
 
@@ -50,6 +52,10 @@ def mlperf_row(given, S, P):
         "masked_lm_weights": [1.0] * p + [0.0] * (P - p),
         "next_sentence_labels": [given.next_sentence_label],
     }
+
+
+write_mlperf = partial(bert_tfrecord.write, format="mlperf_tfrecord")
+write_packed = partial(bert_tfrecord.write, format="packed_tfrecord")
 
 
 def damaged(rng, raw):

@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import numpy as np
 
 from pack_data.cli.bad_records import MOST_RECORD_BYTES, BadRecords
-from pack_data.formats import tfrecord
+from pack_data.formats import bert_tfrecord, tfrecord
 from pack_data.formats.megatron import MAGIC as MEGATRON_MAGIC
 from pack_data.formats.records import (
     UNPACKED,
@@ -41,9 +41,9 @@ from pack_data.store.data_set import MANIFEST
 
 # Format -> its module in this package, and what it holds where that is always the same.
 FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
-    "mlperf_tfrecord": ("mlperf_tfrecord", "examples"),
-    "packed_tfrecord": ("packed_tfrecord", "packs"),
-    "cls_last_tfrecord": ("cls_last_tfrecord", "packs"),
+    "mlperf_tfrecord": ("bert_tfrecord", "examples"),
+    "packed_tfrecord": ("bert_tfrecord", "packs"),
+    "cls_last_tfrecord": ("bert_tfrecord", "packs"),
     "hdf5": ("hdf5", None),
     "parquet": ("parquet", None),
     "arrow": ("parquet", None),
@@ -113,10 +113,6 @@ def files_of(path: str) -> List[str]:
     return [os.path.join(path, name) for name in named]
 
 
-def _fields(name: str) -> Set[str]:
-    return {field.name for field in module_of(name).FIELDS}
-
-
 def _features(path: str) -> Iterator[Set[str]]:
     """The features of the first records that can be read.  ValueError where the file is damaged before the first."""
     read = 0
@@ -136,13 +132,12 @@ def _tfrecord_format(path: str) -> str:
     A packed record has every feature of an unpacked one. So one that has only some of the others is of neither format
     and does not count: it would be read as unpacked, and all good records behind it called bad.
     """
-    packed_only = _fields("packed_tfrecord") - _fields("mlperf_tfrecord")
+    wanted = {name: {field.name for field in fields} for name, fields in bert_tfrecord.FIELDS.items()}
+    packed_only = wanted["packed_tfrecord"] - wanted["mlperf_tfrecord"]
     names: Set[str] = set()
     votes: Counter = Counter()
     for names in _features(path):
-        complete = [
-            name for name in ("packed_tfrecord", "mlperf_tfrecord", "cls_last_tfrecord") if _fields(name) <= names
-        ]
+        complete = [name for name, own in wanted.items() if own <= names]
         if complete and not (complete[0] == "mlperf_tfrecord" and packed_only & names):
             votes[complete[0]] += 1
     if votes:
@@ -196,7 +191,7 @@ class Source:
     format: str
     kind: str
     files: List[str]
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the format: the columns that were chosen
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the reader: chosen columns, or which TFRecord
     skip_bad: int = 0
     max_record_bytes: int = MOST_RECORD_BYTES
     bad: BadRecords = field(default_factory=BadRecords)
@@ -362,6 +357,8 @@ def open_source(
     if columns and format not in _WITH_COLUMNS:
         raise ValueError(f"{path}: columns can be chosen in Parquet, Arrow and JSONL files, this is {format}")
     files = [path] if format == "store" else files_of(path)
-    options = {"columns": tuple(columns)} if columns else {}
+    options: Dict[str, Any] = {"columns": tuple(columns)} if columns else {}
+    if FORMATS[format][0] == "bert_tfrecord":
+        options["format"] = format
     kind = FORMATS[format][1] or module_of(format).kind(files[0], **options)
     return Source(path, format, kind, files, options, skip_bad, max_record_bytes)
