@@ -29,7 +29,6 @@ from pack_data.formats import tfrecord
 from pack_data.formats.records import (
     DERIVED,
     EXAMPLE_FIELDS,
-    P_FIELDS,
     PACK_FIELDS,
     Pack,
     Record,
@@ -105,14 +104,10 @@ def read(path: str, bad: BadRecords, format: str) -> Iterator[Record]:
 
 def shape(path: str, format: str) -> RowWidths:
     """Row widths of unpacked examples, from the first record that has them."""
-    for _, data in tfrecord.read_frames(path, BadRecords(allowed=2**62)):
-        try:
-            features = tfrecord.parse(data)
-            tfrecord.demand(features, FIELDS[format])
-        except RecordError:
-            continue
-        return RowWidths(len(features["input_ids"]), len(features["masked_lm_positions"]))
-    return RowWidths()
+    first = next(tfrecord.read_records(path, BadRecords(allowed=2**62), FIELDS[format], dict), None)
+    if first is None:
+        return RowWidths()
+    return RowWidths(len(first.value["input_ids"]), len(first.value["masked_lm_positions"]))
 
 
 def _row(example: Example, shape: RowWidths) -> Dict[str, np.ndarray]:
@@ -128,26 +123,16 @@ def _row(example: Example, shape: RowWidths) -> Dict[str, np.ndarray]:
         raise RecordError(
             f"{predictions} predictions, a row holds {shape.max_predictions} (--max-predictions-per-sequence)"
         )
-    row = {name: np.zeros(shape.max_sequence_length, np.int32) for name in ("input_ids", "input_mask", "segment_ids")}
-    row["input_ids"][:length] = example.input_ids
-    row["input_mask"][:length] = 1
-    row["segment_ids"][example.first_segment_length : length] = 1
-    for name in P_FIELDS:
-        row[name] = np.zeros(shape.max_predictions, np.int32)
-    row["masked_lm_positions"][:predictions] = example.masked_lm_positions
-    row["masked_lm_ids"][:predictions] = example.masked_lm_ids
-    row["masked_lm_weights"][:predictions] = 1
-    row["next_sentence_labels"] = np.array([example.next_sentence_label], np.int32)
-    return row
+    row = pack_from_examples([example], RowWidths(shape.max_sequence_length, shape.max_predictions, 1))
+    return {field.name: row[field.name] for field in FIELDS["mlperf_tfrecord"]}
 
 
 def write(path: str, records: Iterable[Record], widths: RowWidths, format: str) -> int:
     """Write examples or packs, return how many. ValueError names the example that does not fit the widths."""
 
     def features(value: Any) -> Pack:
-        row = {name: value[name] for name in PACK_FIELDS} if format == "packed_tfrecord" else _row(value, widths)
-        return {
-            name: row[name].astype(np.float32) if name in FLOATS else row[name] for name in PACK_FIELDS if name in row
-        }
+        row = value if format == "packed_tfrecord" else _row(value, widths)
+        names = [field.name for field in FIELDS[format]]
+        return {name: row[name].astype(np.float32) if name in FLOATS else row[name] for name in names}
 
     return tfrecord.write_records(path, records, features)

@@ -232,7 +232,7 @@ class Field(NamedTuple):
     kind: str  # "int64", "float", or "number" where files in use have either
 
 
-def demand(features: Mapping[str, _Feature], fields: Iterable[Field]) -> None:
+def _demand(features: Mapping[str, _Feature], fields: Iterable[Field]) -> None:
     """Raise RecordError unless every field is there with its type."""
     for field in fields:
         if field.name not in features:
@@ -251,7 +251,7 @@ def read_records(
     for origin, data in read_frames(path, bad):
         try:
             features = parse(data)
-            demand(features, fields)
+            _demand(features, fields)
             value = value_of(features)
         except RecordError as error:
             bad.add(origin, str(error))
