@@ -96,29 +96,24 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {
     ): "which sequences of about one length are tried first; every result is held against its bound",
 }
 
+_PAIRS = {
+    (ast.Add, ast.Sub): "+ -",
+    (ast.Mult, ast.Div): "* /",
+    (ast.LShift, ast.RShift): "<< >>",
+    (ast.BitAnd, ast.BitOr): "& |",
+    (ast.Lt, ast.LtE): "< <=",
+    (ast.Gt, ast.GtE): "> >=",
+    (ast.Eq, ast.NotEq): "== !=",
+    (ast.And, ast.Or): "and or",
+}
 _OPERATORS = {
-    ast.Add: ("+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: ("*", "/"),
-    ast.Div: ("/", "*"),
+    **{kinds[at]: (signs.split()[at], signs.split()[1 - at]) for kinds, signs in _PAIRS.items() for at in (0, 1)},
     ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "//"),
-    ast.LShift: ("<<", ">>"),
-    ast.RShift: (">>", "<<"),
-    ast.BitAnd: ("&", "|"),
-    ast.BitOr: ("|", "&"),
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
     ast.Is: ("is", "is not"),
     ast.IsNot: ("is not", "is"),
     ast.In: ("in", "not in"),
     ast.NotIn: ("not in", "in"),
-    ast.And: ("and", "or"),
-    ast.Or: ("or", "and"),
 }
 
 

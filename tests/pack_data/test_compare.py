@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pack_data import compare as command
-from pack_data.cli.command import depth_text, parse_depth, run_main
+from pack_data.cli.command import depth_text, run_main
 from pack_data.compare import ALGORITHMS, Case, compare, gap_map, padding_map, plan, table
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
@@ -154,8 +154,3 @@ def test_mistakes_are_one_line(capsys, arguments, words):
     captured = capsys.readouterr()
     assert words in captured.err and captured.err.startswith("error: ") and captured.err.count("\n") == 1
     assert captured.out == ""
-
-
-def test_depths():
-    assert parse_depth("unlimited") is None
-    assert parse_depth("3") == 3

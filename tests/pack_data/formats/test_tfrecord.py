@@ -18,6 +18,9 @@ from pack_data.formats.detect import open_source
 from pack_data.formats.records import Record, RowWidths, pack_from_examples
 from pack_data.store.packs import FIELDS
 from tests.format_samples import (
+    CLS_LAST,
+    PACKED,
+    UNPACKED,
     example,
     feature_kinds,
     frame,
@@ -311,33 +314,6 @@ def test_a_row_too_short_for_an_example_says_what_to_do(tmp_path):
 
 
 # ---- packed ------------------------------------------------------------------------------------------------------
-
-# Two sequences in a row of 10: [CLS] 11 [SEP] 12 [SEP], [CLS] 21 22 [SEP]; slots 1, 6 and 7 are masked.
-PACKED = {
-    "input_ids": [101, 103, 102, 12, 102, 101, 103, 103, 102, 0],
-    "input_mask": [1, 1, 1, 1, 1, 2, 2, 2, 2, 0],
-    "segment_ids": [0, 0, 0, 1, 1, 0, 0, 0, 1, 0],
-    "positions": [0, 1, 2, 3, 4, 0, 1, 2, 3, 0],
-    "masked_lm_positions": [1, 6, 7, 0, 0],
-    "masked_lm_ids": [11, 21, 22, 0, 0],
-    "masked_lm_weights": [1.0, 2.0, 2.0, 0.0, 0.0],
-    "next_sentence_positions": [0, 5, 0],
-    "next_sentence_labels": [1, 0, 0],
-    "next_sentence_weights": [1.0, 1.0, 0.0],
-}
-UNPACKED = [([101, 103, 102, 12, 102], 3, [1], [11], 1), ([101, 103, 103, 102], 3, [1, 2], [21, 22], 0)]
-# The same two with every [CLS] at the end of the row, sequence k at slot -k, and labels in the order of the row.
-CLS_LAST = {
-    "packed_input_ids": [103, 102, 12, 102, 103, 103, 102, 0, 101, 101],
-    "packed_input_mask": [1, 1, 1, 1, 2, 2, 2, 0, 2, 1],
-    "packed_segment_ids": [0, 0, 1, 1, 0, 0, 1, 0, 0, 0],
-    "packed_position_ids": [1, 2, 3, 4, 1, 2, 3, 0, 0, 0],
-    "packed_masked_lm_positions": [0, 4, 5, 0],
-    "packed_masked_lm_ids": [11, 21, 22, 0],
-    "packed_masked_lm_mask": [1.0, 2.0, 2.0, 0.0],
-    "packed_next_sentence_labels": [0, 0, 1],
-    "packed_next_sentence_mask": [0.0, 1.0, 1.0],
-}
 
 
 @pytest.mark.parametrize("name, row", [("packed_tfrecord", PACKED), ("cls_last_tfrecord", CLS_LAST)])

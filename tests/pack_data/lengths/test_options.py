@@ -78,9 +78,6 @@ def test_a_data_set_knows_its_lengths_and_its_slots(tmp_path):
 @pytest.mark.parametrize(
     "name, content, words",
     [
-        ("a.npy", b"no array", "a.npy"),
-        ("a.txt", b"3\nlong\n", "a.txt line 2: 'long' is not a length"),
-        ("a.txt.gz", b"no archive", "a.txt.gz: cannot be read as text"),
         ("a.txt", b"", "holds no sequence"),
         ("a.csv", b"length,count\n", "holds no sequence"),
         ("a.csv", b"3,2\n8,1\n", "a histogram that starts with the line 'length,count'"),

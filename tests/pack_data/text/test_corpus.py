@@ -103,14 +103,6 @@ def test_a_long_document_continues_as_the_next_and_loses_nothing(tmp_path, monke
     assert " ".join(line for document in found for line in document.lines).split() == WORDS
 
 
-@pytest.mark.parametrize("suffix, pack", [(".gz", gzip.compress), (".xz", lzma.compress)])
-def test_a_cut_compressed_file_is_an_error(tmp_path, suffix, pack):
-    data = pack(("Some text. " * 1000).encode())
-    (tmp_path / ("a.txt" + suffix)).write_bytes(data[: len(data) // 2])
-    with pytest.raises(ValueError, match="cut or damaged"):
-        list(documents(tmp_path))
-
-
 def test_what_is_not_there_or_no_text_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="no such file"):
         list(documents(tmp_path / "nothing"))

@@ -43,12 +43,6 @@ def test_words_come_back():
     ]
 
 
-def test_save_and_load(tmp_path):
-    vocabulary = train_vocabulary(TEXTS, 120)
-    (tmp_path / "vocab.txt").write_bytes(vocabulary.text)
-    assert load_vocabulary(tmp_path / "vocab.txt").tokens == vocabulary.tokens
-
-
 @pytest.mark.parametrize(
     "content, said",
     [(b"a\nb\n", "lacks \\[PAD\\], \\[UNK\\]"), (b"[PAD]\na\na\n", "'a' twice"), (b"\xff\xfe", "not UTF-8")],
