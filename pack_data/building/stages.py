@@ -326,12 +326,18 @@ class Stages:
         work, totals = side.work, _totals(side)
         seed = self.options.seed, self.options.epoch
         if len(parts_groups(totals)) > 1:
+
+            def counts(part: int) -> np.ndarray:
+                """Sequences of each length, int64 [S + 1]."""
+                lengths, sequences, _ = np.array(side.notes[part]["lengths"], dtype=np.int64).reshape(-1, 3).T
+                return np.bincount(lengths, sequences, packing.max_sequence_length + 1).astype(np.int64)
+
             assign_on_disk(
                 work,
                 work / "recipe.json",
                 parts_schema,
                 totals,
-                lambda part: _counts(side.notes[part], packing.max_sequence_length),
+                counts,
                 seed,
                 self.runner,
                 progress=self.progress,
@@ -485,11 +491,3 @@ class Stages:
 
 def _totals(side: BuildSide) -> List[RunningTotals]:
     return [RunningTotals(*note["totals"]) for note in side.notes]
-
-
-def _counts(note: _Note, max_sequence_length: int) -> np.ndarray:
-    """Sequences of each length in a part, int64 [S + 1]."""
-    counts = np.zeros(max_sequence_length + 1, dtype=np.int64)
-    lengths, sequences, _ = np.array(note["lengths"], dtype=np.int64).reshape(-1, 3).T
-    counts[lengths] = sequences
-    return counts

@@ -10,7 +10,6 @@ A task is done when its note exists, a small .json or .npy file, which is writte
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -117,18 +116,13 @@ class SpillFormat:
     def read(self, path: Path, totals: RunningTotals, start: RunningTotals, end: RunningTotals) -> Sequences:
         """The sequences between two running totals of a file with these totals."""
         columns: Dict[str, Dict[str, np.ndarray]] = {"": {}, SEQUENCE: {}, SLOT: {}, PREDICTION: {}}
-        descriptor = os.open(str(path), os.O_RDONLY)
-        try:
-            offset = 0
-            for axis, name, counted, dtype in self._parts():
-                wanted = (end[counted] - start[counted]) * dtype.itemsize
-                data = os.pread(descriptor, wanted, offset + start[counted] * dtype.itemsize) if wanted else b""
-                if len(data) != wanted:
-                    raise ValueError(f"{path}: cut short; remove the folder {path.parent} and build again")
-                columns[axis][name] = np.frombuffer(data, dtype=dtype)
-                offset += totals[counted] * dtype.itemsize
-        finally:
-            os.close(descriptor)
+        offset = 0
+        for axis, name, counted, dtype in self._parts():
+            wanted, place = end[counted] - start[counted], offset + start[counted] * dtype.itemsize
+            columns[axis][name] = np.fromfile(path, dtype, wanted, offset=place)
+            if len(columns[axis][name]) != wanted:
+                raise ValueError(f"{path}: cut short; remove the folder {path.parent} and build again")
+            offset += totals[counted] * dtype.itemsize
         own = columns[""]
         sums = (int(own["lengths"].sum(dtype=np.int64)), int(own["prediction_counts"].sum(dtype=np.int64)))
         if sums != (end.tokens - start.tokens, end.predictions - start.predictions):

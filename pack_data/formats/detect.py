@@ -37,7 +37,7 @@ from pack_data.reading.fields import said_of, whole_number
 from pack_data.reading.files import check_regular, open_regular
 from pack_data.reading.npy import refuse_sequences
 from pack_data.sequences import Sequences
-from pack_data.store.data_set import MANIFEST
+from pack_data.store.data_set import MANIFEST, read_manifest
 
 # Format -> its module in this package, and what it holds where that is always the same.
 FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
@@ -308,7 +308,8 @@ class Source:
         widths = self.shape()
         if self.kind != "packs" or widths.max_predictions is None:
             return widths
-        predictions = module_of(self.format).predictions_per_sequence(self.path) if self.format == "store" else 0
+        # 0 where the data set does not say.
+        predictions = read_manifest(Path(self.path)).max_predictions_per_sequence if self.format == "store" else 0
         size, most, depth = widths.of_packs()
         return RowWidths(size, predictions or max(1, most - depth))
 
