@@ -51,7 +51,7 @@ def _target_format(destination: str, kind: str) -> str:
     raise ValueError(f"{destination}: the name does not tell the format; add --to-format {'|'.join(TARGETS)}")
 
 
-def convert(
+def _convert(
     source: Source,
     destination: str,
     to_format: str = "auto",
@@ -150,7 +150,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     args = parser.parse_args(argv)
     source = open_source(args.source, args.from_format, args.skip_bad, args.columns, args.max_record_bytes)
-    to_format, kind, written = convert(
+    to_format, kind, written = _convert(
         source,
         args.destination,
         args.to_format,

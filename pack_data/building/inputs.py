@@ -49,6 +49,8 @@ PART_CHARACTERS, TEXT_IN_MEMORY = 8 << 20, 64 << 20
 SYNTHETIC_PART = SOURCE_PART = 1 << 15  # sequences
 # English text gives a token for about four characters, and a second segment now and then comes for nothing.
 _CHARACTERS_PER_TOKEN = 3.5
+# A token takes 2.6 bytes sorted and about as many in its pack.
+_BYTES_PER_TOKEN = 5.5
 _IDS = ("input_ids", "masked_lm_ids")
 _TAKEN = ("lengths", "prediction_counts", "pack_in_shard", "slot")  # names of the build's own columns
 
@@ -84,13 +86,6 @@ class BuildSide:
         return (sum(note["digest"] for note in self.notes) + former) % (1 << 64)
 
 
-class _DiskNeed(NamedTuple):
-    """About how much the work folder will hold: bytes of text, and tokens."""
-
-    text: float
-    tokens: float
-
-
 class VocabularyFile(NamedTuple):
     """Tokens in the vocabulary, 0 where nobody knows yet; its file in the work folder, None where there is none."""
 
@@ -120,8 +115,8 @@ class _BuildInput(abc.ABC):
         """Files of these names are in the data set already."""
 
     @abc.abstractmethod
-    def need(self) -> _DiskNeed:
-        """For the check of the disk before the build."""
+    def need(self) -> float:
+        """About how many bytes the work folder will hold."""
 
     @property
     def vocabulary_name(self) -> str:
@@ -182,9 +177,9 @@ class _TextInput(_BuildInput):
     def leave_out(self, names: Set[str]) -> None:
         self._left_out = names
 
-    def need(self) -> _DiskNeed:
+    def need(self) -> float:
         text = _characters(self.options.corpus)
-        return _DiskNeed(text, text / _CHARACTERS_PER_TOKEN * self.options.duplication_factor)
+        return text + text / _CHARACTERS_PER_TOKEN * self.options.duplication_factor * _BYTES_PER_TOKEN
 
     def vocabulary(self) -> VocabularyFile:
         """Trained on the training side."""
@@ -326,14 +321,14 @@ class _SourceInput(_BuildInput):
     def leave_out(self, names: Set[str]) -> None:
         self._source.files = [file for file in self._source.files if Path(file).name not in names]
 
-    def need(self) -> _DiskNeed:
+    def need(self) -> float:
         """Foreign files take about a byte for a token."""
         files = [
             *self._source.files,
             *(map(tokens_file, self._source.files) if self._source.format == "megatron" else ()),
         ]
         sizes = [Path(path).stat().st_size for path in files if Path(path).is_file()]
-        return _DiskNeed(0.0, float(sum(sizes)))
+        return sum(sizes) * _BYTES_PER_TOKEN
 
     def vocabulary(self) -> VocabularyFile:
         path = self.work / self.vocabulary_name
@@ -427,8 +422,8 @@ class _SyntheticInput(_BuildInput):
     def leave_out(self, names: Set[str]) -> None:
         assert not names, "there are no files"
 
-    def need(self) -> _DiskNeed:
-        return _DiskNeed(0.0, self.options.sequences * self._histogram.mean_length)
+    def need(self) -> float:
+        return self.options.sequences * self._histogram.mean_length * _BYTES_PER_TOKEN
 
     def vocabulary(self) -> VocabularyFile:
         return VocabularyFile(self.options.vocabulary_size, None)

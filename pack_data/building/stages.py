@@ -64,8 +64,6 @@ from pack_data.text.wordpiece import load_vocabulary
 SLOTS_PER_SHARD = 1 << 22
 # Rows of the parts' indices in memory at a time; one has 24 bytes, and becomes a tuple of three numbers.
 _INDEX_ROWS = 1 << 18
-# For the check of the disk: a token takes 2.6 bytes sorted and about as many in its pack.
-_BYTES_PER_TOKEN = 5.5
 # Of the tokens, and of the rows without a limit on depth: above it a build says so.
 _MUCH_UNKNOWN, _MANY_ROWS = 0.05, 1.05
 
@@ -208,9 +206,8 @@ class Stages:
 
     def _check_room(self) -> None:
         """Refuses to begin what the disk cannot hold: sorted sequences and shards lie there together at the end."""
-        need = self.input.need()
         already = sum(path.stat().st_size for path in self.work.rglob("*"))
-        needed, free = need.text + need.tokens * _BYTES_PER_TOKEN - already, shutil.disk_usage(self.work).free
+        needed, free = self.input.need() - already, shutil.disk_usage(self.work).free
         if needed > free:
             raise ValueError(
                 f"{self.out}: the build needs about {needed / 1e6:,.0f} MB of disk, {free / 1e6:,.0f} MB "

@@ -122,7 +122,7 @@ class Table(NamedTuple):
             found.append(Table(f"{self.name}_{number + 1}", part.title, columns, rows, notes))
         return found
 
-    def every_column(self) -> List[Column]:
+    def _every_column(self) -> List[Column]:
         """The columns, and beside each those of its interval."""
         found = []
         for column in self.columns:
@@ -144,7 +144,7 @@ class Table(NamedTuple):
         return (f"Source: {words}.",) if words else ()
 
     def to_json(self) -> Dict[str, Any]:
-        columns = self.every_column()
+        columns = self._every_column()
         return {
             "name": self.name,
             "title": self.title,
@@ -197,7 +197,7 @@ def as_csv(tables: Sequence[Table]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     for number, table in enumerate(tables):
-        columns = table.every_column()
+        columns = table._every_column()
         if number:
             writer.writerow([])
         writer.writerow([f"# {table.name}"])

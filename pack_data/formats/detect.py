@@ -154,7 +154,7 @@ def _tfrecord_format(path: str) -> str:
     )
 
 
-def detect(path: str) -> str:
+def _detect(path: str) -> str:
     """The format of a path, from its content.  Raises ValueError."""
     if os.path.isfile(os.path.join(path, MANIFEST)):
         return "store"
@@ -352,7 +352,7 @@ def open_source(
     path, skip_bad = str(path), whole_number("skip_bad", skip_bad, least=0)
     max_record_bytes = whole_number("max_record_bytes", max_record_bytes, least=1)
     if format == "auto":
-        format = detect(path)
+        format = _detect(path)
     elif format not in FORMATS:
         raise ValueError(f"format {format!r} is not known; choose from auto, {', '.join(FORMATS)}")
     if columns and format not in _WITH_COLUMNS:

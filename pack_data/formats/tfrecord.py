@@ -93,34 +93,27 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
             )
 
 
-def write_frames(path: str, messages: Iterable[bytes]) -> int:
-    """Write messages as one TFRecord file, gzipped where the name ends in .gz, and return how many."""
+def write_records(path: str, records: Iterable[Record], features_of: Callable[[Value], Mapping[str, _Feature]]) -> int:
+    """Writes the features of each record, and its foreign columns, as one file, gzipped where its name ends in .gz.
+
+    Returns how many records. ValueError names the record.
+    """
     count = 0
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(path)) as temporary, open(temporary, "wb") as raw:
         # A fixed time and no name in the gzip header: same records, same bytes.
         file = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) if path.endswith(".gz") else raw
-        for message in messages:
-            length = struct.pack("<Q", len(message))
-            file.write(length + CHECKSUM.pack(masked_crc(length)) + message + CHECKSUM.pack(masked_crc(message)))
+        for record in records:
+            try:
+                data = _message({**record.foreign, **features_of(record.value)})
+            except RecordError as error:
+                raise ValueError(f"{record.origin}: {error}") from None
+            length = struct.pack("<Q", len(data))
+            file.write(length + CHECKSUM.pack(masked_crc(length)) + data + CHECKSUM.pack(masked_crc(data)))
             count += 1
         if file is not raw:
             file.close()
     return count
-
-
-def write_records(path: str, records: Iterable[Record], features_of: Callable[[Value], Mapping[str, _Feature]]) -> int:
-    """Writes the features of each record, and its foreign columns; returns how many. ValueError names the record."""
-
-    def messages() -> Iterator[bytes]:
-        for record in records:
-            try:
-                data = message({**record.foreign, **features_of(record.value)})
-            except RecordError as error:
-                raise ValueError(f"{record.origin}: {error}") from None
-            yield data
-
-    return write_frames(path, messages())
 
 
 # ---- tf.train.Example --------------------------------------------------------------------------------------------
@@ -182,7 +175,7 @@ def parse(data: bytes) -> Dict[str, _Feature]:
     return features
 
 
-def message(features: Mapping[str, _Feature]) -> bytes:
+def _message(features: Mapping[str, _Feature]) -> bytes:
     """One message, its features in the order of their names.
 
     int64 for integers, float for floating-point numbers, bytes for text and bytes: arrays, lists or single values, also

@@ -48,7 +48,7 @@ _DIGITS = 8  # of a checksum, hexadecimal
 
 
 @dataclass(frozen=True)
-class ChecksumBlocks:
+class _ChecksumBlocks:
     """The checksums of a shard: the crc32 of each `packs` records, the last of those that are left.
 
     A reader of few packs sees damage in them: a block is checked when its first pack is asked for, while the sha256
@@ -60,7 +60,7 @@ class ChecksumBlocks:
     crc32: str
 
     @classmethod
-    def from_json(cls, fields: Fields, records: int) -> ChecksumBlocks:
+    def from_json(cls, fields: Fields, records: int) -> _ChecksumBlocks:
         """ValueError where these are not checksums of a shard of `records` packs."""
         fields.only("packs", "crc32")
         packs = fields.integer("packs", least=1, most=2**62)
@@ -97,7 +97,7 @@ class StoredFile:
     bytes: int
     sha256: str
     packs: int = 0
-    blocks: Optional[ChecksumBlocks] = None
+    blocks: Optional[_ChecksumBlocks] = None
 
     def to_json(self) -> Dict[str, Any]:
         data = asdict(self)
@@ -113,7 +113,7 @@ class StoredFile:
             fields.integer("bytes", least=0, most=_MOST),
             fields.hex_digest("sha256", 64),
             packs,
-            ChecksumBlocks.from_json(fields.object("blocks"), packs) if table else None,
+            _ChecksumBlocks.from_json(fields.object("blocks"), packs) if table else None,
         )
 
 
@@ -304,7 +304,7 @@ def write_table(folder: Path, stem: str, dtype: np.dtype, blocks: Iterator[np.nd
     assert written == records
     name = f"{stem}-{sha256.hexdigest()[:8]}.npy"
     os.replace(temporary, folder / name)
-    return StoredFile(name, size, sha256.hexdigest(), records, ChecksumBlocks(packs, "".join(map(_digits, sums))))
+    return StoredFile(name, size, sha256.hexdigest(), records, _ChecksumBlocks(packs, "".join(map(_digits, sums))))
 
 
 def write_shard(folder: Path, number: int, records: np.ndarray) -> StoredFile:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from pack_data.build import BuildOptions, build
-from pack_data.convert import convert
-from pack_data.formats.detect import open_source
+from pack_data.convert import main as convert_main
 from pack_data.store import data_set
 from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum
 from pack_data.store.packs import PackSchema
@@ -160,7 +159,7 @@ def test_packs_are_not_converted_either(folder, tmp_path):
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match=f"{shard.name}: pack 13: the checksum of its block 2 "):
-        convert(open_source(str(folder)), str(tmp_path / "copy"), "store")
+        convert_main([str(folder), str(tmp_path / "copy"), "--to-format", "store"])
 
 
 @pytest.mark.parametrize(
