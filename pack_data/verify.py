@@ -29,8 +29,7 @@ from pack_data.store.data_set import (
     read_manifest,
 )
 from pack_data.store.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disassemble
-from pack_data.text.tokenizer_file import TOKENIZER, load_either
-from pack_data.text.wordpiece import VOCABULARY
+from pack_data.text.vocabulary import TOKENIZER, VOCABULARY, load_either
 
 
 @dataclass(frozen=True)

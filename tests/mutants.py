@@ -45,7 +45,7 @@ CORE = (
     "pack_data/building/assignment.py",
     "pack_data/solver/rounding.py",
     "pack_data/text/examples.py",
-    "pack_data/text/wordpiece.py",
+    "pack_data/text/vocabulary.py",
     "ipu_packed_bert/run_files/checkpoints.py",
     "ipu_packed_bert/settings/pretraining.py",
     "ipu_packed_bert/run_files/vocabulary_identity.py",
@@ -77,10 +77,10 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {
     ("pack_data/sequences.py", "total += (sequences.scalars[name]"): "as above",
     ("pack_data/sequences.py", "_BLOCK ="): "values handled at a time; the result does not depend on it",
     (
-        "pack_data/text/wordpiece.py",
+        "pack_data/text/vocabulary.py",
         "for start in range(0, len(sentences),",
     ): "sentences encoded at a time; the result does not depend on it",
-    ("pack_data/text/wordpiece.py", "TRAINING_CHARACTERS ="): "32 million characters: no test trains on so many",
+    ("pack_data/text/vocabulary.py", "TRAINING_CHARACTERS ="): "32 million characters: no test trains on so many",
     ("pack_data/greedy.py", "_CHUNK ="): "sequences looked at together; the result does not depend on it",
     (
         "pack_data/solver/fit_decreasing.py",

@@ -7,7 +7,7 @@ from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.text.tokenizer_file import AnyVocabulary, TokenizerFile
+from pack_data.text.vocabulary import AnyVocabulary, TokenizerFile
 
 
 class Tokens(NamedTuple):

@@ -14,7 +14,7 @@ from ipu_packed_bert.settings.reader import parse_yaml, peek
 from ipu_packed_bert.settings.schema import PRETRAINING
 from pack_data.reading.fields import said_of
 from pack_data.reading.files import write_atomically
-from pack_data.text.tokenizer_file import AnyVocabulary, load_either, vocabulary_in
+from pack_data.text.vocabulary import AnyVocabulary, load_either, vocabulary_in
 
 if TYPE_CHECKING:
     from ipu_packed_bert.model.hugging_face import Loaded

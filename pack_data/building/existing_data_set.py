@@ -17,7 +17,7 @@ from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
 from pack_data.store.data_set import MANIFEST, PackStore, read_manifest
 from pack_data.store.packs import PackSchema, default_predictions
-from pack_data.text.tokenizer_file import TOKENIZER, load_either
+from pack_data.text.vocabulary import TOKENIZER, load_either
 
 
 def is_built(side: BuildSide, plan: Mapping[str, Any], own_files: Sequence[Path]) -> bool:

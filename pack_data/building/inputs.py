@@ -40,8 +40,7 @@ from pack_data.sequences import Sequences
 from pack_data.store.data_set import MANIFEST, Manifest
 from pack_data.store.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 from pack_data.text.corpus import EMBEDDED, Document, content_digest, documents, source_files
-from pack_data.text.tokenizer_file import TOKENIZER, load_either
-from pack_data.text.wordpiece import train_vocabulary
+from pack_data.text.vocabulary import TOKENIZER, load_either, train_vocabulary
 
 # Characters of text in one part (some 8 of the longest documents, thousands of ordinary ones), and characters that wait
 # in memory until they are written to their parts.

@@ -57,8 +57,7 @@ from pack_data.store.data_set import (
     write_table,
 )
 from pack_data.store.packs import PREDICTION, PackSchema, predictions_per_pack
-from pack_data.text.tokenizer_file import load_either, load_tokenizer
-from pack_data.text.wordpiece import load_vocabulary
+from pack_data.text.vocabulary import load_either, load_tokenizer, load_vocabulary
 
 # Token positions in one shard, so that a worker's memory does not depend on S.
 SLOTS_PER_SHARD = 1 << 22

@@ -25,7 +25,7 @@ from pack_data.store.data_set import StoredFile, lengths_of, write_shard
 from pack_data.store.packs import PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, assemble, smallest_type
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, make_examples, masked_count, tokenise
-from pack_data.text.tokenizer_file import AnyVocabulary, load_either
+from pack_data.text.vocabulary import AnyVocabulary, load_either
 
 
 def remove_and_build_again(work: Path) -> str:

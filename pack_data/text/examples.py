@@ -17,7 +17,7 @@ import numpy as np
 
 from pack_data.sequences import Sequences, ragged_index, starts_of
 from pack_data.text.corpus import Document, split_sentences
-from pack_data.text.tokenizer_file import AnyVocabulary
+from pack_data.text.vocabulary import AnyVocabulary
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pack_data.proof import prove
 from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, checksum, write_shard
 from pack_data.store.packs import FIELDS
 from pack_data.text.corpus import documents
-from pack_data.text.wordpiece import load_vocabulary
+from pack_data.text.vocabulary import load_vocabulary
 from pack_data.verify import main as verify_main
 from pack_data.verify import verify
 from tests.format_samples import CLS_LAST, frame, mlperf_row, random_examples, tf_example, unframe

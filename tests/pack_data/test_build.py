@@ -11,7 +11,7 @@ from pack_data.packing import Packing
 from pack_data.sequences import digest
 from pack_data.store.data_set import PackStore
 from pack_data.store.packs import disassemble
-from pack_data.text.wordpiece import load_vocabulary
+from pack_data.text.vocabulary import load_vocabulary
 from pack_data.verify import main as verify_main
 from pack_data.verify import verify
 from tests.pack_data.text_corpus import build_small, content, words_of, write_corpus

@@ -22,7 +22,7 @@ from ipu_packed_bert.tasks import classification, squad
 from ipu_packed_bert.tasks import scores as metrics
 from ipu_packed_bert.tasks.files import locate
 from ipu_packed_bert.tasks.tokenizer import Tokenizer
-from pack_data.text.wordpiece import Vocabulary
+from pack_data.text.vocabulary import Vocabulary
 from tests.fine_tuning_files import VOCABULARY, tiny_squad, tiny_table
 
 # ---- exact match and F1 ----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore, read_manifest
 from pack_data.store.packs import disassemble
 from pack_data.text.corpus import Document, documents
-from pack_data.text.wordpiece import load_vocabulary
+from pack_data.text.vocabulary import load_vocabulary
 from pack_data.verify import verify
 from tests.pack_data.text_corpus import Stopped, build_small, content, stop_before_rename, write_corpus
 
