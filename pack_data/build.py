@@ -13,6 +13,7 @@ together. The stages are in pack_data/building.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -68,25 +69,19 @@ def build_and_report(
     check_not_in_a_starting_worker()
     out = Path(options.out) if Path(options.out).name else Path(options.out).resolve()
     with hugging_face.as_file(options.source, out.parent) as source:
-        return _build(replace(options, out=out, source=source), progress, given)
-
-
-def _build(options: BuildOptions, progress: Optional[bool], given: Optional[Collection[str]]) -> Built:
-    out = Path(options.out)
-    check_out(out, list(options.given_files().values()))
-    if options.recipe is not None:
-        Packing.load(options.recipe)  # before the corpus is read: what is no recipe is refused at once
-    with work_folder(out) as work:
-        if options.append:
-            options = with_former_options(options, given)
-        options.example_options()
-        if options.recipe is None:
-            get_packer(options.packer)
-        runner = open_runner(options.workers, options.dask)
-        try:
+        check_out(out, list(options.given_files().values()))
+        if options.recipe is not None:
+            Packing.load(options.recipe)  # before the corpus is read: what is no recipe is refused at once
+        with work_folder(out) as work, contextlib.ExitStack() as ending:
+            options = replace(options, out=out, source=source)
+            if options.append:
+                options = with_former_options(options, given)
+            options.example_options()
+            if options.recipe is None:
+                get_packer(options.packer)
+            runner = open_runner(options.workers, options.dask)
+            ending.callback(runner.close)
             return Stages(options, work, runner, progress).run()
-        finally:
-            runner.close()
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -111,9 +111,8 @@ def _mix(
             if not whole.any():  # a small rest rounds to nothing: one pack along the steepest descent of the residual
                 whole[np.argmax((weights**2 * left)[strategies].sum(axis=1))] = 1
         mixture += whole
-        left = np.maximum(
-            left - _counts(strategies, whole, S), 0
-        )  # used too often: padding, which needs no other place
+        # What is used too often is padding, which needs no other place.
+        left = np.maximum(left - _counts(strategies, whole, S), 0)
         if left.sum() < 100 < counts.sum():
             break
     return mixture, left

@@ -89,14 +89,14 @@ def _schema(path: str):
         raise ValueError(f"{path}: Arrow cannot open it ({one_line(error, 200)})") from None
 
 
-def _integer_lists(schema) -> List[str]:
+def _is_list(kind) -> bool:
     types = _arrow().types
-    return [
-        column.name
-        for column in schema
-        if (types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type))
-        and types.is_integer(column.type.value_type)
-    ]
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _integer_lists(schema) -> List[str]:
+    is_integer = _arrow().types.is_integer
+    return [column.name for column in schema if _is_list(column.type) and is_integer(column.type.value_type)]
 
 
 def _of_numbers(path: str, schema, names: Tuple[str, ...]) -> Tuple[str, ...]:
@@ -104,8 +104,7 @@ def _of_numbers(path: str, schema, names: Tuple[str, ...]) -> Tuple[str, ...]:
     types = _arrow().types
     for name in names:
         kind = schema.field(name).type
-        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-            kind = kind.value_type
+        kind = kind.value_type if _is_list(kind) else kind
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
             raise ValueError(
                 f"{path}: column {name} is {shown(str(schema.field(name).type))}; must be lists of numbers"
@@ -191,7 +190,7 @@ class _Lists:
         types = arrow.types
         if types.is_fixed_size_list(column.type):
             column = column.cast(arrow.list_(column.type.value_type))
-        elif not (types.is_list(column.type) or types.is_large_list(column.type)):
+        elif not _is_list(column.type):
             # next_sentence_labels may be a plain number: a list of one
             column = arrow.ListArray.from_arrays(arrow.array(np.arange(len(column) + 1), arrow.int32()), column)
         self._name = name

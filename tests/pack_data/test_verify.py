@@ -6,13 +6,13 @@ import json
 import numpy as np
 import pytest
 
-from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
 from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, checksum, write_shard, write_table
 from pack_data.verify import main, verify
 from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.refusals import refusal_of
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +29,6 @@ def data(whole, tmp_path):
     return tmp_path
 
 
-def refused(data, capsys):
-    assert run_main(main, [str(data)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
-    return error
-
-
 def test_every_changed_byte_is_found(data, capsys):
     """A bit flipped in any file of the data set, at random places."""
     rng = np.random.default_rng(0)
@@ -48,9 +41,9 @@ def test_every_changed_byte_is_found(data, capsys):
             (data / name).write_bytes(
                 content[:place] + bytes([content[place] ^ (1 << rng.integers(8))]) + content[place + 1 :]
             )
-            assert name in refused(data, capsys)
+            assert name in refusal_of(main, [data], capsys)
         (data / name).write_bytes(content[:-1])
-        assert name in refused(data, capsys)
+        assert name in refusal_of(main, [data], capsys)
         (data / name).write_bytes(content)
     verify(data)
 
@@ -150,7 +143,7 @@ def copy_pack(records):
 )
 def test_rules_that_checksums_do_not_see(data, capsys, change, said):
     forge(data, change)
-    assert said in refused(data, capsys)
+    assert said in refusal_of(main, [data], capsys)
 
 
 def test_packs_of_another_recipe(data, capsys):
@@ -162,4 +155,4 @@ def test_packs_of_another_recipe(data, capsys):
     entry = next(entry for entry in manifest["files"] if entry["file"] == "recipe.json")
     entry.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
     seal(data, manifest)
-    assert "not the ones of this recipe" in refused(data, capsys)
+    assert "not the ones of this recipe" in refusal_of(main, [data], capsys)

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from tests.refusals import refusal_of
+
 pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf)")
 pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
 pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
@@ -173,16 +175,14 @@ def test_the_command_says_what_it_skipped(tmp_path, capsys):
 def test_mistakes_are_one_line(tmp_path, capsys, given, reason):
     pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
     (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), 8, 2))))
-    assert command(*options(tmp_path, *given)) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and reason in error
+    assert reason in refusal_of(build_main, options(tmp_path, *given), capsys)
 
 
 def test_ids_outside_the_vocabulary_are_refused(tmp_path, capsys):
     (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), 8, 2))))
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
-    assert command(*options(tmp_path, "--vocabulary", tmp_path / "vocab.txt")) == 2
-    assert "is not in the vocabulary of 6" in capsys.readouterr().err
+    given = options(tmp_path, "--vocabulary", tmp_path / "vocab.txt")
+    assert "is not in the vocabulary of 6" in refusal_of(build_main, given, capsys)
 
 
 def test_a_column_with_a_name_of_the_build_is_refused(tmp_path, capsys):

@@ -11,6 +11,7 @@ from pack_data.cli.command import run_main
 from pack_data.text import corpus
 from pack_data.text.corpus import Document, content_digest, documents, split_sentences
 from tests.pack_data.text_corpus import build_small
+from tests.refusals import refused
 
 
 def test_files_of_a_folder_in_order_of_their_paths(tmp_path):
@@ -65,9 +66,8 @@ def test_a_bad_line_is_named_or_left_out(tmp_path, line, said):
     (tmp_path / "a.jsonl").write_bytes(
         (GOOD + line + ("" if line.endswith("}") else GOOD)).encode("utf-8", "surrogateescape")
     )
-    with pytest.raises(ValueError, match=f"a.jsonl: line 2: .*{said}.*--skip-bad") as caught:
+    with refused(f"a.jsonl: line 2: .*{said}.*--skip-bad"):
         list(documents(tmp_path, bad=BadRecords(0, longest)))
-    assert "\n" not in str(caught.value)
     bad = BadRecords(1, longest)
     assert [document.lines for document in documents(tmp_path, bad=bad)] == [["Good."]] * (
         1 if line.endswith("}") else 2
