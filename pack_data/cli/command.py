@@ -154,14 +154,11 @@ def _status(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opti
         return 130
 
 
-def list_commands(
-    package: str, commands: Mapping[str, str], argv: Optional[Sequence[str]] = None, more: Sequence[str] = ()
-) -> int:
-    """The main of `python -m PACKAGE`: prints the package's commands, a line each, and then the lines of `more`."""
+def list_commands(package: str, commands: Mapping[str, str], argv: Optional[Sequence[str]] = None) -> int:
+    """The main of `python -m PACKAGE`: prints the package's commands, a line each."""
     width = max(map(len, commands))
     lines = [f"python -m {package}.NAME --help says more about each:", ""]
     lines += [f"  {command:<{width}}  {summary}" for command, summary in commands.items()]
-    lines += ["", *more] if more else []
     given = ArgumentParser(prog=f"python -m {package}", description="\n".join(lines)).parse_known_args(argv)[1]
     if given:
         way_out = (

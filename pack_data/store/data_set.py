@@ -350,9 +350,8 @@ class StoreWriter:
             self._shards.append(write_shard(self.folder, len(self._shards), joined[: self.packs_per_shard]))
             self._waiting = [joined[self.packs_per_shard :]]
 
-    def finish(self, *, algorithm: str, files: Sequence[str] = (), **about: Any) -> PackStore:
-        """Writes what waits and the manifest. `files`: names of further files already in the folder; `about`: the
-        optional fields of Manifest."""
+    def finish(self, *, algorithm: str, **about: Any) -> PackStore:
+        """Writes what waits and the manifest. about: the optional fields of Manifest."""
         rest = np.concatenate(self._waiting) if self._waiting else np.zeros(0, self.schema.record_dtype)
         if len(rest):
             self._shards.append(write_shard(self.folder, len(self._shards), rest))
@@ -368,7 +367,6 @@ class StoreWriter:
             shards=tuple(self._shards),
             lengths=write_table(self.folder, "lengths", self.schema.lengths_dtype, iter(self._lengths), packs),
             algorithm=algorithm,
-            files=tuple(stored_file(self.folder, name) for name in files),
             **about,
         )
         # One rename makes the folder this data set; then files of the former one go.

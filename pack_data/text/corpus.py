@@ -249,10 +249,7 @@ def _embedded_documents() -> Tuple[Document, ...]:
 
     About 1.9 MB of English on any machine with Python; the text differs a little between Python versions.
     """
-    return tuple(_embedded())
-
-
-def _embedded() -> Iterator[Document]:
+    found: List[Document] = []
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(_modules(root)):
         parts = path.relative_to(root).parts
@@ -264,12 +261,13 @@ def _embedded() -> Iterator[Document]:
             except (SyntaxError, ValueError):
                 continue
         lines = [line for text in _docstrings(tree) for line in _paragraphs(text)]
-        yield from _cut(".".join(parts)[: -len(".py")], lines)
+        found += _cut(".".join(parts)[: -len(".py")], lines)
 
     from pydoc_data import topics
 
     for name in sorted(topics.topics):
-        yield from _cut(f"pydoc topic {name}", _paragraphs(topics.topics[name]))
+        found += _cut(f"pydoc topic {name}", _paragraphs(topics.topics[name]))
+    return tuple(found)
 
 
 def _modules(root: Path) -> Iterator[Path]:
