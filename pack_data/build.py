@@ -154,7 +154,6 @@ def _parser() -> ArgumentParser:
     add(
         "--multiple-of",
         type=positive_int,
-        default=default.multiple_of,
         metavar="M",
         help="each sequence begins at a multiple of M, as context parallelism or FP8 want it (default 1)",
     )
