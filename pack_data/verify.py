@@ -29,8 +29,7 @@ from pack_data.store.data_set import (
     read_manifest,
 )
 from pack_data.store.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disassemble
-from pack_data.text.tokenizer_file import TOKENIZER, load_either
-from pack_data.text.wordpiece import VOCABULARY
+from pack_data.text.vocabulary import TOKENIZER, VOCABULARY, load_either
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verifie
     with progress_bar(manifest.packs, "verifying", shown=progress, unit=" packs") as bar:
         for entry in manifest.shards:
             records = _table(folder, entry, schema.record_dtype, first)
-            check_records(schema, records, f"{folder / entry.file}", first, manifest.vocabulary_size)
+            _check_records(schema, records, f"{folder / entry.file}", first, manifest.vocabulary_size)
             if not np.array_equal(table[first : first + len(records)], lengths_of(schema, records)):
                 raise ValueError(
                     f"{folder / manifest.lengths.file}: does not hold the lengths of the packs in {entry.file}; "
@@ -65,7 +64,8 @@ def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verifie
             sequences = disassemble(schema, records)
             histogram += np.bincount(sequences.lengths, minlength=len(histogram))
             total = (total + digest(sequences)) % (1 << 64)
-            for row, count in zip(*np.unique(np.sort(records["lengths"], axis=1)[:, ::-1], axis=0, return_counts=True)):
+            taken = np.sort(schema.taken(records["lengths"]), axis=1)[:, ::-1]
+            for row, count in zip(*np.unique(taken, axis=0, return_counts=True)):
                 strategy = tuple(int(length) for length in row if length)
                 patterns[strategy] = patterns.get(strategy, 0) + int(count)
             first += len(records)
@@ -114,13 +114,11 @@ def _check_sum(folder: Path, entry: StoredFile) -> None:
         raise ValueError(f"{path}: its sha256 is not the manifest's; a byte was changed, {REBUILD}")
 
 
-def check_records(
-    schema: PackSchema, records: np.ndarray, where: str, first: int = 0, vocabulary_size: int = 0
-) -> None:
+def _check_records(schema: PackSchema, records: np.ndarray, where: str, first: int, vocabulary_size: int) -> None:
     """ValueError for the first pack that breaks a rule; `where` and `first`, its first pack, are for the message."""
     S = schema.max_sequence_length
     lengths = records["lengths"].astype(np.int64)
-    used = lengths.sum(axis=1)
+    taken = schema.taken(lengths)
 
     def refuse(wrong: Any, rule: str) -> None:
         if wrong.any():
@@ -128,8 +126,8 @@ def check_records(
 
     refuse(lengths[:, 0] == 0, "holds no sequence")
     refuse(((lengths[:, 1:] > 0) & (lengths[:, :-1] == 0)).any(axis=1), "lengths: a gap between its sequences")
-    refuse(used > S, f"lengths: more than {S} tokens")
-    padding = np.arange(S) >= used[:, None]
+    refuse(taken.sum(axis=1) > S, f"lengths: more than {S} tokens")
+    padding = ~schema.real_slots(lengths)
     absent = lengths == 0
     for column in schema.on(SLOT):
         refuse(((records[column.name] != 0) & padding).any(axis=1), f"{column.name}: a value in the padding")
@@ -162,11 +160,11 @@ def check_records(
     for column in schema.on(PREDICTION):
         refuse(((records[column.name] != 0) & unused).any(axis=1), f"{column.name}: a value in an unused place")
     # Each masked token lies between the start and the end of the sequence it is counted for.
-    ends = np.cumsum(lengths, axis=1)
+    starts = np.cumsum(taken, axis=1) - taken
     rest = (P - masked)[:, None]
     places = np.concatenate([counts, rest], axis=1).reshape(-1)
-    low = np.repeat(np.concatenate([ends - lengths, np.zeros_like(rest)], axis=1).reshape(-1), places).reshape(-1, P)
-    high = np.repeat(np.concatenate([ends, np.ones_like(rest)], axis=1).reshape(-1), places).reshape(-1, P)
+    low = np.repeat(np.concatenate([starts, np.zeros_like(rest)], axis=1).reshape(-1), places).reshape(-1, P)
+    high = np.repeat(np.concatenate([starts + lengths, np.ones_like(rest)], axis=1).reshape(-1), places).reshape(-1, P)
     positions = records["masked_lm_positions"].astype(np.int64)
     refuse(
         ((positions < low) | (positions >= high)).any(axis=1),
