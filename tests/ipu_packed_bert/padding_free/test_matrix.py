@@ -10,8 +10,9 @@ from pack_data.cli.command import run_main
 from tests.padding_free_models import transformers
 
 RIGHT = ["Mistral, window", "Llama 4, chunks", "GPT-2", "DeepSeek-V3", "gpt-oss, window and sinks"]
-RIGHT += ["Gemma 2, window and soft cap"]
-REFUSED = ["LFM2", "BLOOM", "Mamba"]
+RIGHT += ["Gemma 2, window and soft cap", "Llama", "Qwen2, window", "Qwen3-MoE", "Phi", "OLMo 3, window", "Mixtral"]
+RIGHT += ["Cohere 2, window", "DeepSeek-V2", "GPT-NeoX", "EXAONE 4, window", "OPT"]
+REFUSED = ["LFM2", "BLOOM", "Mamba", "Llama, dynamic positions"]
 
 
 def test_there_are_enough_families():
