@@ -258,8 +258,7 @@ class RowProbe:
     def _logits(self, row: _Row) -> torch.Tensor:
         self.prepare()
         logits = self.training.forward(self.model, {k: v for k, v in row.inputs.items() if k != "labels"})
-        flat = logits.reshape(-1, logits.shape[-1])
-        return accurate(flat[torch.cat(row.places).to(flat.device)])
+        return _of_examples(logits, row.places)
 
     def _of_row(self, row: _Row) -> _Result:
         with torch.enable_grad(), self._embeddings() as kept:
@@ -271,8 +270,7 @@ class RowProbe:
             ]
             total = torch.stack(losses).sum() if losses else logits.sum() * 0.0
             tokens, *weights = torch.autograd.grad(total, [kept[0], *self.parameters], allow_unused=True)
-        where = torch.cat(row.places).to(tokens.device)
-        return _Result(logits.detach(), accurate(tokens.reshape(-1, tokens.shape[-1])[where]), list(weights))
+        return _Result(logits.detach(), _of_examples(tokens, row.places), list(weights))
 
     @contextlib.contextmanager
     def _kept(self, module: Any, keep: Callable[[Any], Any]) -> Iterator[List[Any]]:
@@ -392,14 +390,14 @@ class RowProbe:
     def _loss_of(self, examples: List[Example]) -> Tuple[float, torch.Tensor]:
         """The trained loss, and its gradient at the tokens of the examples [tokens, width]."""
         inputs = self._inputs(examples)
-        where = torch.cat(_found(examples, inputs))
+        places = _found(examples, inputs)
         with _without_dropout(self.model), torch.enable_grad(), self._embeddings() as kept:
             self.prepare()
             loss = self.training.loss(self.model, inputs) if self.training.loss else self._label_loss(inputs)
             (tokens,) = torch.autograd.grad(loss, kept[:1], allow_unused=True)
         if tokens is None:
             tokens = torch.zeros_like(kept[0])
-        return float(loss.detach()), accurate(tokens.reshape(-1, tokens.shape[-1])[where.to(tokens.device)])
+        return float(loss.detach()), _of_examples(tokens, places)
 
     def _label_loss(self, inputs: Inputs) -> torch.Tensor:
         logits = self.training.forward(self.model, inputs)
@@ -447,7 +445,7 @@ class RowProbe:
             spent = time.perf_counter() - begun
             if name == "auxiliary" and not self.levelled:
                 continue
-            if self.update and spent + 2 * self.update * sum(lengths) / row > max(_FREE, _UPDATES * self.update):
+            if len(rows) > 1 and spent + 2 * self.update * sum(lengths) / row > max(_FREE, _UPDATES * self.update):
                 left_out = (
                     left_out or f"left out, as they take too long: a row of {sum(lengths):,} tokens and those after"
                 )
@@ -459,6 +457,13 @@ class RowProbe:
                 return [each._replace(step=step, lengths=lengths) for each in faults], Probed()
             rows += [(sum(lengths), len(lengths))] * ((sum(lengths), len(lengths)) not in rows)
         return [], Probed(tuple(rows), (), time.perf_counter() - begun, self.update, 0, left_out)
+
+
+def _of_examples(values: torch.Tensor, places: List[torch.Tensor]) -> torch.Tensor:
+    """[rows, slots, width] -> [tokens of the examples, width]; a copy only where there is padding."""
+    flat = values.reshape(-1, values.shape[-1])
+    whole = len(flat) == sum(map(len, places))
+    return accurate(flat if whole else flat[torch.cat(places).to(flat.device)])
 
 
 def accurate(values: torch.Tensor) -> torch.Tensor:
