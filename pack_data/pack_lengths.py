@@ -107,33 +107,26 @@ def pack(
         raise ValueError("weights, groups and keep_order do not go together; choose one of them")
     given = hugging_face.lengths_of(lengths) if hugging_face.is_data_set(lengths) else lengths
     fitted = fit(_one_each("lengths", given), slots, longer)
-    taken = _rounded_up(fitted.lengths, multiple_of)
+    taken = fitted.lengths if multiple_of == 1 else -(-fitted.lengths.astype(np.int64) // multiple_of) * multiple_of
     rounding = int(taken.sum(dtype=np.int64) - fitted.lengths.sum(dtype=np.int64))
     if weighted:
         weights = _one_each("weights", [] if weights is None else weights)
         return _with_weights(fitted, taken, rounding, weights, capacity, slots, max_sequences_per_pack, seed)
     if keep_order:
         return _in_order(fitted, taken, rounding, slots, max_sequences_per_pack)
-    group = None if groups is None else _numbered(_one_each("groups", groups), fitted)
-    items = taken if group is None else _of_groups(taken, group, slots)
+    items, group = taken, None
+    if groups is not None:
+        groups = _one_each("groups", groups)
+        if len(groups) != fitted.longer.examples:
+            raise ValueError(f"{len(groups)} groups for {fitted.longer.examples} lengths; give one for each sequence")
+        group = np.unique(groups[fitted.example], return_inverse=True)[1].reshape(-1)  # from 0 without a gap
+        items = _of_groups(taken, group, slots)
     histogram = LengthHistogram.from_lengths(items, slots)
     packing = pack_optimally(histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget, progress=False)
     pack, slot = assign(items, packing, seed)
     if group is not None:
         pack, slot = pack[group], _places(pack[group], slot[group])
     return PackedLengths(pack, slot, packing, fitted, rounding)
-
-
-def _rounded_up(lengths: np.ndarray, multiple_of: int) -> np.ndarray:
-    return lengths if multiple_of == 1 else -(-lengths.astype(np.int64) // multiple_of) * multiple_of
-
-
-def _numbered(groups: np.ndarray, fitted: Fitted) -> np.ndarray:
-    """int64 [pieces]: the group of each, from 0 without a gap."""
-    if len(groups) != fitted.longer.examples:
-        raise ValueError(f"{len(groups)} groups for {fitted.longer.examples} lengths; give one for each sequence")
-    group: np.ndarray = np.unique(groups[fitted.example], return_inverse=True)[1].reshape(-1)
-    return group
 
 
 def _of_groups(lengths: np.ndarray, group: np.ndarray, slots: int) -> np.ndarray:

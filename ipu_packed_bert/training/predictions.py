@@ -41,7 +41,7 @@ from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of, labels_of
 from ipu_packed_bert.training.examples import load_weights
 from pack_data.cli.command import NotFinite
 from pack_data.reading.fields import Fields, read_object
-from pack_data.text.tokenizer_file import AnyVocabulary
+from pack_data.text.vocabulary import AnyVocabulary
 
 # Of a run's configuration, what predicting needs; the rest is of training.
 _KEPT = {"task": None, "engine": None, "placement": None, "batch": ("micro_batch",)}

@@ -28,7 +28,7 @@ from ipu_packed_bert.tasks.starting_weights import find_start
 from ipu_packed_bert.training.pretraining import refuse_other_sizes
 from ipu_packed_bert.training.run import beginning
 from pack_data.reading.fields import said_of
-from pack_data.text.wordpiece import load_vocabulary
+from pack_data.text.vocabulary import load_vocabulary
 from tests import fine_tuning_files, tiny_runs
 from tests.fuzz.cases import Found, Reader, Target, typed
 from tests.fuzz.mutators import (

@@ -23,7 +23,7 @@ from ipu_packed_bert.tasks.classification import ClassificationTask
 from ipu_packed_bert.tasks.examples import Asked, Tokenizer
 from ipu_packed_bert.tasks.files import ExampleSource, located
 from ipu_packed_bert.tasks.questions import QuestionsTask, gold
-from pack_data.text.wordpiece import Vocabulary
+from pack_data.text.vocabulary import Vocabulary
 from tests.fine_tuning_files import MODEL, VOCABULARY, WORDS, tiny_squad, tiny_table
 
 
