@@ -57,7 +57,7 @@ CORE = (
     "ipu_packed_bert/model/packed.py",
     "ipu_packed_bert/model/varlen.py",
     "ipu_packed_bert/padding_free/update.py",
-    "ipu_packed_bert/tasks/squad.py",
+    "ipu_packed_bert/tasks/questions.py",
     "ipu_packed_bert/tasks/task.py",
 )
 
