@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.pack_data.text.test_tokenizer_file import byte_level, wordpiece
+from tests.pack_data.text.test_vocabulary import byte_level, wordpiece
 
 from ipu_packed_bert.commands import finetune, predict, pretrain
 from ipu_packed_bert.commands.export import main
