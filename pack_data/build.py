@@ -152,6 +152,12 @@ def _parser() -> ArgumentParser:
     )
     add("--max-sequence-length", type=positive_int, metavar="S", help="slots in a pack (default 512)")
     add(
+        "--multiple-of",
+        type=positive_int,
+        metavar="M",
+        help="each sequence begins at a multiple of M, as context parallelism or FP8 want it (default 1)",
+    )
+    add(
         "--max-predictions-per-sequence",
         type=positive_int,
         metavar="M",
@@ -241,6 +247,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             )
         for remark in remarks:
             print(remark, file=sys.stderr)
+        if manifest.schema.multiple_of > 1:
+            print(
+                f"\nrounded up to multiples of {manifest.schema.multiple_of}: {counted(manifest.rounding, 'slot')} of "
+                "the tokens above are rounding"
+            )
         size, shards = sum(entry.bytes for entry in manifest.shards), counted(len(manifest.shards), "shard")
         print(
             f"\n{store.folder}: {len(store):,} packs in {shards}, {size / 1e6:,.1f} MB, "

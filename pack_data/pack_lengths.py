@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, List, Optional
 
@@ -16,6 +16,7 @@ from pack_data.optimal import pack as pack_optimally
 from pack_data.packing import Packing
 from pack_data.reading import hugging_face
 from pack_data.reading.fields import packing_depth, shown, whole_number
+from pack_data.sequences import check_multiple, rounded_up
 from pack_data.solver.two_capacities import TwoPrices, pack_two, within_capacities
 
 
@@ -32,11 +33,18 @@ class PackedLengths:
     slot: np.ndarray
     packing: Packing
     fitted: Fitted
-    rounding: int = 0  # slots that multiple_of added
+    multiple_of: int = 1  # of which each sequence takes a multiple in slots
     prices: Optional[TwoPrices] = None  # where there are weights: `prices.prove(lengths, weights)` proves lower_bound
 
     def __repr__(self) -> str:
         return f"PackedLengths({len(self.pack):,} sequences in {self.packing.packs:,} packs: .bins, .packing, .fitted)"
+
+    @property
+    def rounding(self) -> int:
+        """Slots that multiple_of added, which `packing` takes for tokens."""
+        lengths = self.fitted.lengths
+        taken = rounded_up(lengths, self.multiple_of)
+        return int(taken.sum(dtype=np.int64) - lengths.sum(dtype=np.int64))
 
     @cached_property
     def bins(self) -> List[np.ndarray]:
@@ -100,20 +108,19 @@ def pack(
     """
     slots = whole_slots(max_sequence_length)
     multiple_of, seed = whole_number("multiple_of", multiple_of, least=1), whole_number("seed", seed, least=0)
-    if slots % multiple_of:
-        raise ValueError(f"max_sequence_length = {slots} is no multiple of {multiple_of} = multiple_of; choose another")
+    check_multiple(slots, multiple_of)
     weighted = weights is not None or capacity is not None
     if weighted + keep_order + (groups is not None) > 1:
         raise ValueError("weights, groups and keep_order do not go together; choose one of them")
     given = hugging_face.lengths_of(lengths) if hugging_face.is_data_set(lengths) else lengths
     fitted = fit(_one_each("lengths", given), slots, longer)
-    taken = fitted.lengths if multiple_of == 1 else -(-fitted.lengths.astype(np.int64) // multiple_of) * multiple_of
-    rounding = int(taken.sum(dtype=np.int64) - fitted.lengths.sum(dtype=np.int64))
+    taken = rounded_up(fitted.lengths, multiple_of)
     if weighted:
         weights = _one_each("weights", [] if weights is None else weights)
-        return _with_weights(fitted, taken, rounding, weights, capacity, slots, max_sequences_per_pack, seed)
+        found = _with_weights(fitted, taken, weights, capacity, slots, max_sequences_per_pack, seed)
+        return replace(found, multiple_of=multiple_of)
     if keep_order:
-        return _in_order(fitted, taken, rounding, slots, max_sequences_per_pack)
+        return replace(_in_order(fitted, taken, slots, max_sequences_per_pack), multiple_of=multiple_of)
     items, group = taken, None
     if groups is not None:
         groups = _one_each("groups", groups)
@@ -126,7 +133,7 @@ def pack(
     pack, slot = assign(items, packing, seed)
     if group is not None:
         pack, slot = pack[group], _places(pack[group], slot[group])
-    return PackedLengths(pack, slot, packing, fitted, rounding)
+    return PackedLengths(pack, slot, packing, fitted, multiple_of)
 
 
 def _of_groups(lengths: np.ndarray, group: np.ndarray, slots: int) -> np.ndarray:
@@ -149,9 +156,7 @@ def _places(pack: np.ndarray, within: np.ndarray) -> np.ndarray:
     return place - first
 
 
-def _in_order(
-    fitted: Fitted, lengths: np.ndarray, rounding: int, slots: int, max_sequences_per_pack: Optional[int]
-) -> PackedLengths:
+def _in_order(fitted: Fitted, lengths: np.ndarray, slots: int, max_sequences_per_pack: Optional[int]) -> PackedLengths:
     """Each pack takes the next sequences while they fit."""
     depth = packing_depth(max_sequences_per_pack)
     ends = np.cumsum(lengths, dtype=np.int64)
@@ -168,7 +173,7 @@ def _in_order(
     packing = Packing.of(
         "in order", LengthHistogram.from_lengths(lengths, slots), depth, ((strategy, 1) for strategy in held)
     )
-    return PackedLengths(pack, np.arange(len(lengths)) - starts[pack], packing, fitted, rounding)
+    return PackedLengths(pack, np.arange(len(lengths)) - starts[pack], packing, fitted)
 
 
 def _one_each(name: str, values: Any) -> np.ndarray:
@@ -185,7 +190,6 @@ def _one_each(name: str, values: Any) -> np.ndarray:
 def _with_weights(
     fitted: Fitted,
     taken: np.ndarray,
-    rounding: int,
     given: np.ndarray,
     capacity: Any,
     slots: int,
@@ -217,4 +221,4 @@ def _with_weights(
         solve_seconds=time.perf_counter() - start,
         lower_bound=found.lower_bound,
     )
-    return PackedLengths(pack, slot, packing, fitted, rounding, found.prices)
+    return PackedLengths(pack, slot, packing, fitted, prices=found.prices)

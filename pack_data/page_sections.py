@@ -44,7 +44,7 @@ def _histogram_of(store: PackStore) -> LengthHistogram:
     """The lengths of a data set's sequences, for its packs."""
     counts = np.array(store.manifest.histogram, np.int64)
     histogram = LengthHistogram(counts, store.folder.resolve().name)
-    return histogram.with_max_sequence_length(store.schema.max_sequence_length)
+    return histogram.with_max_sequence_length(store.schema.max_sequence_length).rounded_up(store.schema.multiple_of)
 
 
 def _facts_table(name: str, title: str, facts: Mapping[str, Any], rows: Sequence[Tuple[str, ...]]) -> Table:
@@ -468,7 +468,7 @@ def _packing_of(store: PackStore) -> Packing:
         packing = Packing.load(recipe)
         if packing.packs == manifest.packs and packing.sequences == manifest.sequences:
             return packing
-    lengths = np.sort(store.lengths()["lengths"].astype(np.int64), axis=1)[:, ::-1]
+    lengths = np.sort(manifest.schema.taken(store.lengths()["lengths"].astype(np.int64)), axis=1)[:, ::-1]
     found, counts = np.unique(lengths, axis=0, return_counts=True)
     packs = (([int(n) for n in row if n], int(count)) for row, count in zip(found, counts))
     depth = manifest.schema.max_sequences_per_pack

@@ -37,6 +37,17 @@ def starts_of(lengths: np.ndarray) -> np.ndarray:
     return ends - lengths
 
 
+def rounded_up(lengths: np.ndarray, multiple_of: int) -> np.ndarray:
+    """Slots that sequences of these lengths take: the lengths, rounded up to a multiple as int64."""
+    return lengths if multiple_of == 1 else -(-np.asarray(lengths, np.int64) // multiple_of) * multiple_of
+
+
+def check_multiple(slots: int, multiple_of: int) -> None:
+    """ValueError unless rows of so many slots can hold sequences rounded up to multiples."""
+    if slots % multiple_of:
+        raise ValueError(f"max_sequence_length = {slots} is no multiple of {multiple_of} = multiple_of; choose another")
+
+
 def ragged_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Indices start, start + 1, ..., start + length - 1 of every row, one row after another, int64 [sum of lengths]."""
     lengths = np.asarray(lengths, dtype=np.int64)

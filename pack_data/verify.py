@@ -64,7 +64,8 @@ def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verifie
             sequences = disassemble(schema, records)
             histogram += np.bincount(sequences.lengths, minlength=len(histogram))
             total = (total + digest(sequences)) % (1 << 64)
-            for row, count in zip(*np.unique(np.sort(records["lengths"], axis=1)[:, ::-1], axis=0, return_counts=True)):
+            taken = np.sort(schema.taken(records["lengths"]), axis=1)[:, ::-1]
+            for row, count in zip(*np.unique(taken, axis=0, return_counts=True)):
                 strategy = tuple(int(length) for length in row if length)
                 patterns[strategy] = patterns.get(strategy, 0) + int(count)
             first += len(records)
@@ -117,7 +118,7 @@ def _check_records(schema: PackSchema, records: np.ndarray, where: str, first: i
     """ValueError for the first pack that breaks a rule; `where` and `first`, its first pack, are for the message."""
     S = schema.max_sequence_length
     lengths = records["lengths"].astype(np.int64)
-    used = lengths.sum(axis=1)
+    taken = schema.taken(lengths)
 
     def refuse(wrong: Any, rule: str) -> None:
         if wrong.any():
@@ -125,8 +126,8 @@ def _check_records(schema: PackSchema, records: np.ndarray, where: str, first: i
 
     refuse(lengths[:, 0] == 0, "holds no sequence")
     refuse(((lengths[:, 1:] > 0) & (lengths[:, :-1] == 0)).any(axis=1), "lengths: a gap between its sequences")
-    refuse(used > S, f"lengths: more than {S} tokens")
-    padding = np.arange(S) >= used[:, None]
+    refuse(taken.sum(axis=1) > S, f"lengths: more than {S} tokens")
+    padding = ~schema.real_slots(lengths)
     absent = lengths == 0
     for column in schema.on(SLOT):
         refuse(((records[column.name] != 0) & padding).any(axis=1), f"{column.name}: a value in the padding")
@@ -159,11 +160,11 @@ def _check_records(schema: PackSchema, records: np.ndarray, where: str, first: i
     for column in schema.on(PREDICTION):
         refuse(((records[column.name] != 0) & unused).any(axis=1), f"{column.name}: a value in an unused place")
     # Each masked token lies between the start and the end of the sequence it is counted for.
-    ends = np.cumsum(lengths, axis=1)
+    starts = np.cumsum(taken, axis=1) - taken
     rest = (P - masked)[:, None]
     places = np.concatenate([counts, rest], axis=1).reshape(-1)
-    low = np.repeat(np.concatenate([ends - lengths, np.zeros_like(rest)], axis=1).reshape(-1), places).reshape(-1, P)
-    high = np.repeat(np.concatenate([ends, np.ones_like(rest)], axis=1).reshape(-1), places).reshape(-1, P)
+    low = np.repeat(np.concatenate([starts, np.zeros_like(rest)], axis=1).reshape(-1), places).reshape(-1, P)
+    high = np.repeat(np.concatenate([starts + lengths, np.ones_like(rest)], axis=1).reshape(-1), places).reshape(-1, P)
     positions = records["masked_lm_positions"].astype(np.int64)
     refuse(
         ((positions < low) | (positions >= high)).any(axis=1),

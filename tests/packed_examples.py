@@ -39,8 +39,13 @@ def random_sequences(rng, *, lengths: Sequence[int], vocabulary: int, share=0.15
     return sequences
 
 
-def lay_out(packs: Sequence[Sequence[int]], sequences, *, slots, depth, predictions) -> Dict[str, np.ndarray]:
-    """int32 fields, one row for each pack (an empty one is all zeros); a pack lists the sequences in their order."""
+def lay_out(
+    packs: Sequence[Sequence[int]], sequences, *, slots, depth, predictions, multiple_of=1
+) -> Dict[str, np.ndarray]:
+    """int32 fields, one row for each pack (an empty one is all zeros); a pack lists the sequences in their order.
+
+    multiple_of: each sequence begins at a multiple of it.
+    """
     widths = {
         **dict.fromkeys(("input_ids", "input_mask", "segment_ids", "positions"), slots),
         **{"masked_lm_" + name: predictions for name in ("positions", "ids", "weights")},
@@ -66,7 +71,7 @@ def lay_out(packs: Sequence[Sequence[int]], sequences, *, slots, depth, predicti
             batch["next_sentence_positions"][row, number - 1] = start
             batch["next_sentence_labels"][row, number - 1] = sequence.is_random_next
             batch["next_sentence_weights"][row, number - 1] = 1
-            start, masked = where.stop, used.stop
+            start, masked = -(-where.stop // multiple_of) * multiple_of, used.stop
     return batch
 
 

@@ -20,14 +20,14 @@ from ipu_packed_bert.model.blocks import AttentionBlocks, attend_in_blocks, bloc
 
 
 class _Boundaries(NamedTuple):
-    """Where the sequences of a micro-batch are, its rows laid end to end; the padding of a row counts as its last."""
+    """Where the sequences of a micro-batch are, its rows laid end to end, each with the padding behind it."""
 
-    cumulative: torch.Tensor  # int32 [B (D + 1) + 1], first 0, last T; a length of 0 where a row has fewer sequences
+    cumulative: torch.Tensor  # int32 [2 B D + 1], first 0, last T; lengths of 0 where a row has fewer or no padding
     blocks: Optional[AttentionBlocks]  # of the same, for calls that need numbers; None where a kernel reads the tensor
 
 
 class SequenceBoundaries(nn.Module):
-    """As `packed.AttentionMask`: sequence numbers [B, S], which rise from 1 to D and end in padding, 0.
+    """As `packed.AttentionMask`: sequence numbers [B, S], which rise from 1 to D; padding, 0, may follow each.
 
     blocks: read the lengths back from the device, once for all layers. Else all shapes are static.
     """
@@ -35,17 +35,18 @@ class SequenceBoundaries(nn.Module):
     def __init__(self, sequences: int, *, blocks: bool):
         super().__init__()
         self.blocks = blocks
-        order = list(range(1, sequences + 1)) + [0]
-        self.numbers: torch.Tensor
-        self.register_buffer("numbers", torch.tensor(order, dtype=torch.int32), persistent=False)
+        self.numbers: torch.Tensor  # 2 k - 1: sequence k, 2 k: the padding behind it
+        self.register_buffer("numbers", torch.arange(1, 2 * sequences + 1, dtype=torch.int32), persistent=False)
 
     def forward(self, input_mask_BS, dtype: torch.dtype) -> _Boundaries:
-        lengths_BE = (input_mask_BS.unsqueeze(2) == self.numbers).sum(dim=1, dtype=torch.int32)
+        latest_BS = input_mask_BS.cummax(dim=1).values.clamp(min=1)
+        runs_BS = 2 * latest_BS - (input_mask_BS > 0).to(latest_BS.dtype)
+        lengths_BE = (runs_BS.unsqueeze(2) == self.numbers).sum(dim=1, dtype=torch.int32)
         cumulative = F.pad(lengths_BE.flatten().cumsum(0, dtype=torch.int32), (1, 0))
         if not self.blocks:
             return _Boundaries(cumulative, None)
         lengths = lengths_BE.flatten().tolist()
-        return _Boundaries(cumulative, blocks_of(lengths, cumulative.device, padding=len(self.numbers)))
+        return _Boundaries(cumulative, blocks_of(lengths, cumulative.device, padding=2))
 
 
 class _BlockContext(nn.Module):

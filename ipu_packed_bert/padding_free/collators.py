@@ -56,7 +56,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     Raises ValueError where an example is longer than a window or chunk that this ignores.
     """
     tensors = {name: torch.as_tensor(values) for name, values in batch.items()}
-    tensors["position_ids"] = tensors["position_ids"] + _first_position(model)
+    tensors["position_ids"] = tensors["position_ids"] + first_position(model)
     if "cumulative_lengths" not in tensors:
         return tensors
     boundaries, longest = tensors.pop("cumulative_lengths"), int(tensors.pop("max_length"))
@@ -72,7 +72,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
         mask = _same_example(tensors["position_ids"])
         if choice.attention == "eager":
             # Half of the type's least number: scores are added to it, and the sum must stay finite.
-            dtype = base_of(model).dtype
+            dtype = next(base_of(model).parameters()).dtype
             mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min / 2)
         more = {"attention_mask": mask}
     if choice.seq_idx:
@@ -81,7 +81,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     return {**tensors, **more}
 
 
-def _first_position(model: Any) -> int:
+def first_position(model: Any) -> int:
     """The position of an example's first token: RoBERTa's family counts from padding_idx + 1, all others from 0."""
     for module in base_of(model).modules():
         padding = getattr(getattr(module, "position_embeddings", None), "padding_idx", None)
@@ -97,11 +97,22 @@ class PaddingFreeCollator:
     slots: the row is padded to so many tokens, so that all batches have one shape.  Accelerate needs that where it
     dispatches batches.  There are no boundaries among the inputs then: the model finds them in position_ids, so call it
     with use_cache=False.
+    multiple_of: each example begins at a multiple of it, and the row ends at one, as context parallelism or FP8 want.
     """
 
-    def __init__(self, model: Any, *, pad_id: int = 0, ignore_index: int = -100, slots: Optional[int] = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        pad_id: int = 0,
+        ignore_index: int = -100,
+        slots: Optional[int] = None,
+        multiple_of: int = 1,
+    ) -> None:
         self._model, self._slots = model, slots
-        self._collate = partial(padding_free_batch, pad_id=pad_id, ignore_index=ignore_index, slots=slots)
+        self._collate = partial(
+            padding_free_batch, pad_id=pad_id, ignore_index=ignore_index, slots=slots, multiple_of=multiple_of
+        )
 
     def __call__(self, examples: Sequence[Example]) -> Inputs:
         inputs = inputs_for(self._model, self._collate(examples))
@@ -113,8 +124,8 @@ class PaddingFreeCollator:
 class PaddingCollator:
     """Examples -> one row each, padded to the longest.  Padding-free batches are compared with these."""
 
-    def __init__(self, *, pad_id: int = 0, ignore_index: int = -100) -> None:
-        self._collate = partial(padded_batch, pad_id=pad_id, ignore_index=ignore_index)
+    def __init__(self, *, pad_id: int = 0, ignore_index: int = -100, multiple_of: int = 1) -> None:
+        self._collate = partial(padded_batch, pad_id=pad_id, ignore_index=ignore_index, multiple_of=multiple_of)
 
     def __call__(self, examples: Sequence[Example]) -> Inputs:
         return {name: torch.as_tensor(values) for name, values in self._collate(examples).items()}

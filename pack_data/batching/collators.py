@@ -12,8 +12,13 @@ from typing import Dict, List, Mapping, Optional, Sequence, Union
 import numpy as np
 
 from pack_data.batching.plans import Batch, Way
+from pack_data.sequences import rounded_up
 
 Example = Mapping[str, Union[Sequence[int], np.ndarray]]
+
+
+def _padding(tokens: int, pad_id: int, ignore_index: int) -> Dict[str, np.ndarray]:
+    return {"input_ids": np.full(tokens, pad_id, np.int64), "labels": np.full(tokens, ignore_index, np.int64)}
 
 
 def _columns(examples: Sequence[Example], pad_id: int, ignore_index: int) -> List[Dict[str, np.ndarray]]:
@@ -31,11 +36,16 @@ def _columns(examples: Sequence[Example], pad_id: int, ignore_index: int) -> Lis
                 "must be equally many and at least 1"
             )
         columns.append({"input_ids": ids, "labels": labels})
-    return columns or [{"input_ids": np.array([pad_id]), "labels": np.array([ignore_index])}]
+    return columns or [_padding(1, pad_id, ignore_index)]
 
 
 def padding_free_batch(
-    examples: Sequence[Example], *, pad_id: int = 0, ignore_index: int = -100, slots: Optional[int] = None
+    examples: Sequence[Example],
+    *,
+    pad_id: int = 0,
+    ignore_index: int = -100,
+    slots: Optional[int] = None,
+    multiple_of: int = 1,
 ) -> Dict[str, np.ndarray]:
     """All examples in one row, without padding.  ("Enhancing Training Efficiency Using Packing ...", section 3.4.)
 
@@ -44,8 +54,16 @@ def padding_free_batch(
     `ignore_index`, because the token before it belongs to another example.
     slots: tokens of every row, where all rows must have one shape.  Each padding token is an example of its own.
     Raises ValueError where the examples have more tokens.
+    multiple_of: each example begins at a multiple of it, and the row ends at one.  The padding behind an example is an
+    example of its own.
     """
     columns = _columns(examples, pad_id, ignore_index)
+    if multiple_of > 1:
+        if (slots or 0) % multiple_of:
+            raise ValueError(f"slots is {slots}, which is no multiple of {multiple_of} = multiple_of; choose another")
+        gaps = [-len(column["input_ids"]) % multiple_of for column in columns]
+        pairs = [[column, _padding(gap, pad_id, ignore_index)] for column, gap in zip(columns, gaps)]
+        columns = [column for pair in pairs for column in pair if len(column["input_ids"])]
     if slots is not None:
         missing = slots - sum(len(column["input_ids"]) for column in columns)
         if missing < 0:
@@ -64,20 +82,23 @@ def padding_free_batch(
     }
 
 
-def padded_batch(examples: Sequence[Example], *, pad_id: int = 0, ignore_index: int = -100) -> Dict[str, np.ndarray]:
-    """One row an example, padded on the right to the longest.
+def padded_batch(
+    examples: Sequence[Example], *, pad_id: int = 0, ignore_index: int = -100, multiple_of: int = 1
+) -> Dict[str, np.ndarray]:
+    """One row an example, padded on the right to the longest, rounded up to a multiple of `multiple_of`.
 
     input_ids, attention_mask, labels, position_ids [rows, longest].  Padding has label `ignore_index` and position 0.
     A batch without examples has one token with attention_mask 1, as some kernels return NaN for a row of zeros.
     """
     columns = _columns(examples, pad_id, ignore_index)
     lengths = np.array([len(column["input_ids"]) for column in columns])
-    real = np.arange(lengths.max()) < lengths[:, None]
+    longest = int(rounded_up(lengths, multiple_of).max())
+    real = np.arange(longest) < lengths[:, None]
     batch = {
         "input_ids": np.full(real.shape, pad_id, np.int64),
         "attention_mask": real.astype(np.int64),
         "labels": np.full(real.shape, ignore_index, np.int64),
-        "position_ids": np.where(real, np.arange(lengths.max()), 0),
+        "position_ids": np.where(real, np.arange(longest), 0),
     }
     for name in ("input_ids", "labels"):
         batch[name][real] = np.concatenate([column[name] for column in columns])

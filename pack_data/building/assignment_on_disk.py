@@ -212,6 +212,7 @@ def _deal(task: _DealTask) -> int:
             for part, totals in zip(task.group.parts, task.totals)
         ]
     )
+    lengths = task.schema.taken(lengths)
     found = np.bincount(lengths, minlength=len(task.dealt))
     starts = places.starts[:-1] + task.dealt
     if len(found) > len(task.dealt) or (starts + found > places.starts[1:]).any():

@@ -102,7 +102,7 @@ def with_former_options(options: BuildOptions, given: Optional[Collection[str]] 
         for name in (
             "vocabulary_size lower_case max_sequence_length max_predictions_per_sequence max_sequences_per_pack "
             "duplication_factor short_sequence_probability masked_lm_probability whole_word_masking seed epoch "
-            "held_out"
+            "held_out multiple_of"
         ).split()
     }
     kept["packer"] = algorithm if algorithm in PACKERS else made_with["packer"]

@@ -9,13 +9,14 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 from pack_data.cli.bad_records import MOST_RECORD_BYTES
 from pack_data.cli.command import most_processes
 from pack_data.reading.fields import packing_depth, whole_number
+from pack_data.sequences import check_multiple
 from pack_data.store.packs import default_predictions
 from pack_data.text.corpus import EMBEDDED
 from pack_data.text.examples import ExampleOptions
 
 _FILES = ("vocabulary", "tokenizer", "recipe")
 # Options that a manifest leaves out at these values: what is built without them has the bytes that it had before them.
-_UNSAID = {"held_out": 0.0, "whole_word_masking": False}
+_UNSAID = {"held_out": 0.0, "whole_word_masking": False, "multiple_of": 1}
 # Options that say how one kind of input is read: field, option of the command, and that input.
 _OF_INPUT = (
     ("json_field", "--json-field", "--corpus"),
@@ -42,6 +43,7 @@ class BuildOptions:
     vocabulary_size: int = 8192
     lower_case: bool = True
     max_sequence_length: int = 512
+    multiple_of: int = 1  # each sequence takes a multiple of it in slots
     max_predictions_per_sequence: Optional[int] = None
     packer: str = "optimal"
     max_sequences_per_pack: Optional[int] = 3  # None: unlimited
@@ -69,8 +71,10 @@ class BuildOptions:
     dask: Optional[str] = None
 
     def __post_init__(self) -> None:
-        for name, least in (("skip_bad", 0), ("max_record_bytes", 1), ("max_sequence_length", 1), ("sequences", 1)):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
+        for name in ("skip_bad", "max_record_bytes", "max_sequence_length", "multiple_of", "sequences"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=int(name != "skip_bad")))
+        if not self.append:  # then S is that of the rest
+            check_multiple(self.max_sequence_length, self.multiple_of)
         if self.workers is not None:
             object.__setattr__(self, "workers", whole_number("workers", self.workers, least=1, most=most_processes()))
         object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))

@@ -113,7 +113,7 @@ class Stages:
             for side in self.sides:
                 side.ready.mkdir(parents=True, exist_ok=True)
             vocabulary = self.input.vocabulary()
-            parts_schema = self.input.schema(vocabulary.size)
+            parts_schema = replace(self.input.schema(vocabulary.size), multiple_of=self.options.multiple_of)
             self._examples(parts_schema, vocabulary.size)
             notes = [note for side in self.sides for note in side.notes]
             vocabulary = vocabulary._replace(size=self.input.settled_vocabulary_size(notes, vocabulary.size))
@@ -287,8 +287,9 @@ class Stages:
                 lengths, sequences, most = np.array(note["lengths"], dtype=np.int64).reshape(-1, 3).T
                 if len(lengths) and int(lengths.max()) > S:
                     raise ValueError(f"{side.work}: a part has longer sequences; {remove_and_build_again(self.work)}")
-                counts[lengths] += sequences
-                masked[lengths] = np.maximum(masked[lengths], most)
+                taken = parts_schema.taken(lengths)
+                np.add.at(counts, taken, sequences)
+                np.maximum.at(masked, taken, most)
             packing = self._solve(side, LengthHistogram(counts, side.out.name), fixed)
             if fixed:
                 packing = split_overfull(packing, masked, fixed.max_predictions_per_pack)
@@ -322,18 +323,12 @@ class Stages:
         work, totals = side.work, _totals(side)
         seed = self.options.seed, self.options.epoch
         if len(parts_groups(totals)) > 1:
-
-            def counts(part: int) -> np.ndarray:
-                """Sequences of each length, int64 [S + 1]."""
-                lengths, sequences, _ = np.array(side.notes[part]["lengths"], dtype=np.int64).reshape(-1, 3).T
-                return np.bincount(lengths, sequences, packing.max_sequence_length + 1).astype(np.int64)
-
             assign_on_disk(
                 work,
                 work / "recipe.json",
                 parts_schema,
                 totals,
-                counts,
+                lambda part: _counts(side.notes[part], parts_schema),
                 seed,
                 self.runner,
                 progress=self.progress,
@@ -346,7 +341,7 @@ class Stages:
         lengths = [
             spill.read_lengths(work / file_of("examples", part, "bin"), total) for part, total in enumerate(totals)
         ]
-        assignment = assign(np.concatenate(lengths), packing, seed)
+        assignment = assign(parts_schema.taken(np.concatenate(lengths)), packing, seed)
         save_array(pack_file, assignment.pack)
         save_array(slot_file, assignment.slot)
 
@@ -436,6 +431,10 @@ class Stages:
         """Puts the rest of the data set's files into the folder of what is ready. Returns the packing of all of it."""
         former = side.former
         whole = merged(Packing.load(side.out / "recipe.json"), packing) if former else packing
+        unrounded = replace(schema, multiple_of=1)
+        counts = sum((_counts(note, unrounded) for note in side.notes), np.zeros(1, np.int64))
+        if former:
+            counts = counts + np.array(former.histogram, np.int64)
         files = ["recipe.json"]
         # Solving takes another time in every build; the file is to be the same.
         replace(whole, solve_seconds=0.0).save(side.ready / files[0])
@@ -460,8 +459,8 @@ class Stages:
                 schema=schema,
                 sequences=whole.sequences,
                 packs=whole.packs,
-                tokens=whole.tokens,
-                histogram=tuple(whole.placed().tolist()),
+                tokens=int(counts @ np.arange(len(counts))),
+                histogram=tuple(counts.tolist()),
                 digest=side.digest,
                 shards=(former.shards if former else ())
                 + tuple(StoredFile.from_json(Fields.of(shard, side.work, "")) for shard in shards),
@@ -487,3 +486,11 @@ class Stages:
 
 def _totals(side: BuildSide) -> List[RunningTotals]:
     return [RunningTotals(*note["totals"]) for note in side.notes]
+
+
+def _counts(note: _Note, schema: PackSchema) -> np.ndarray:
+    """Sequences of a part by the slots that they take, int64 [S + 1]."""
+    counts = np.zeros(schema.max_sequence_length + 1, dtype=np.int64)
+    lengths, sequences, _ = np.array(note["lengths"], dtype=np.int64).reshape(-1, 3).T
+    np.add.at(counts, schema.taken(lengths), sequences)
+    return counts

@@ -16,7 +16,7 @@ import numpy as np
 
 from pack_data.reading.fields import Fields, said_of, shown, whole_number
 from pack_data.reading.files import open_regular, short_lines, write_atomically
-from pack_data.sequences import LONGEST
+from pack_data.sequences import LONGEST, check_multiple, rounded_up
 
 PUBLISHED = ("wikipedia_512", "squad_1_1_384")  # shipped with this package; the number at the end is S
 
@@ -171,12 +171,9 @@ class LengthHistogram:
 
     def rounded_up(self, multiple_of: int) -> LengthHistogram:
         """Each length rounded up to a multiple, which max_sequence_length must be as well."""
-        if self.max_sequence_length % multiple_of:
-            raise ValueError(
-                f"max_sequence_length = {self.max_sequence_length} is no multiple of {multiple_of}; choose another"
-            )
+        check_multiple(self.max_sequence_length, multiple_of)
         counts = np.zeros_like(self.counts)
-        np.add.at(counts, -(-self.lengths // multiple_of) * multiple_of, self.counts[self.lengths])
+        np.add.at(counts, rounded_up(self.lengths, multiple_of), self.counts[self.lengths])
         return LengthHistogram(counts, self.name)
 
     def __add__(self, other: LengthHistogram) -> LengthHistogram:

@@ -156,6 +156,12 @@ class Manifest:
         """Real tokens / slots."""
         return self.tokens / (self.packs * self.schema.max_sequence_length) if self.packs else 0.0
 
+    @property
+    def rounding(self) -> int:
+        """Slots of padding that follow sequences, so that each takes a multiple of schema.multiple_of."""
+        lengths = np.arange(len(self.histogram))
+        return int((self.schema.taken(lengths) - lengths) @ np.array(self.histogram, np.int64))
+
     def to_json(self) -> Dict[str, Any]:
         """Plain values, as manifest.json holds them."""
         data: Dict[str, Any] = {
@@ -164,6 +170,8 @@ class Manifest:
             "packing_factor": self.packing_factor,
             "efficiency": self.efficiency,
         }
+        if self.schema.multiple_of > 1:
+            data["rounding"] = self.rounding
         for name in (item.name for item in fields(self)):
             value = getattr(self, name)
             if name == "schema":
@@ -219,6 +227,7 @@ class Manifest:
             "packs": sum(shard.packs for shard in self.shards),
             "packing_factor": self.packing_factor,
             "efficiency": self.efficiency,
+            **({"rounding": self.rounding} if self.schema.multiple_of > 1 else {}),
         }
         for name, value in derived.items():
             if fields.number(name) != value:

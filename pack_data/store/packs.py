@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Tuple, Union
 import numpy as np
 
 from pack_data.reading.fields import Fields, shown, whole_number
-from pack_data.sequences import LONGEST, Sequences
+from pack_data.sequences import LONGEST, Sequences, check_multiple, rounded_up
 
 BERT, TOKENS = "bert_pretraining", "tokens"
 
@@ -83,12 +83,15 @@ class PackSchema:
     max_predictions_per_pack: int
     kind: str = BERT
     columns: Tuple[StoredColumn, ...] = ()
+    multiple_of: int = 1  # each sequence begins at a multiple of it; the slots between two are padding
 
     def __post_init__(self) -> None:
         for limit in ("max_sequence_length", "max_sequences_per_pack", "max_predictions_per_pack"):
             least = 0 if limit == "max_predictions_per_pack" else 1
             number = whole_number(limit, getattr(self, limit), least=least, most=LARGEST_WIDTH)
             object.__setattr__(self, limit, number)
+        object.__setattr__(self, "multiple_of", whole_number("multiple_of", self.multiple_of, least=1))
+        check_multiple(self.max_sequence_length, self.multiple_of)
         if self.kind not in (BERT, TOKENS):
             raise ValueError(f"packs of the kind {shown(self.kind)}; the kinds are {BERT} and {TOKENS}")
         if not self.columns:
@@ -158,6 +161,21 @@ class PackSchema:
             PREDICTION: self.max_predictions_per_pack,
         }[axis]
 
+    def taken(self, lengths: np.ndarray) -> np.ndarray:
+        """Slots that sequences of these lengths take, of the same shape."""
+        return rounded_up(lengths, self.multiple_of)
+
+    def real_slots(self, lengths: np.ndarray) -> np.ndarray:
+        """bool [n, S]: the slots with a token, in packs with sequences of lengths [n, D]."""
+        taken = self.taken(lengths)
+        if self.multiple_of == 1:
+            real: np.ndarray = np.arange(self.max_sequence_length) < taken.sum(axis=1)[:, None]
+            return real
+        n, D = lengths.shape
+        runs = np.stack([lengths, taken - lengths], axis=2).reshape(n, 2 * D)
+        numbers = np.tile(np.append(np.tile([True, False], D), False), n)
+        return np.repeat(numbers, _with_rest(runs, self.max_sequence_length)).reshape(n, self.max_sequence_length)
+
     @property
     def lengths_dtype(self) -> np.dtype:
         """The part of a record that holds the lengths, and the counts of masked tokens, of its sequences."""
@@ -185,7 +203,9 @@ class PackSchema:
 
     def to_json(self) -> Dict[str, Any]:
         """Plain values, as a manifest holds them."""
+        rounding = {} if self.multiple_of == 1 else {"multiple_of": self.multiple_of}
         return {
+            **rounding,
             "kind": self.kind,
             "max_sequence_length": self.max_sequence_length,
             "max_sequences_per_pack": self.max_sequences_per_pack,
@@ -203,6 +223,7 @@ class PackSchema:
             fields.integer(name, least=0, most=LARGEST_WIDTH)
             for name in ("max_sequence_length", "max_sequences_per_pack", "max_predictions_per_pack")
         )
+        multiple_of = fields.integer("multiple_of", least=2, most=LARGEST_WIDTH) if "multiple_of" in fields else 1
         columns = []
         for column in fields.list_of("columns", Fields.object, longest=1000):
             with column.refusing():
@@ -217,7 +238,7 @@ class PackSchema:
         if not columns:
             raise fields.error("columns", "must have an item")
         with fields.refusing():
-            return cls(S, D, P, fields.one_of("kind", (BERT, TOKENS)), tuple(columns))
+            return cls(S, D, P, fields.one_of("kind", (BERT, TOKENS)), tuple(columns), multiple_of)
 
 
 def _bert_columns(max_sequence_length: int, vocabulary_size: int) -> Tuple[StoredColumn, ...]:
@@ -273,14 +294,15 @@ def assemble(schema: PackSchema, sequences: Sequences, pack: np.ndarray, slot: n
         return table.reshape(packs, D)
 
     lengths = by_sequence(sequences.lengths)
-    used = lengths.sum(axis=1)
+    taken = schema.taken(lengths)
+    used = taken.sum(axis=1)
     if packs and int(used.max()) > S:
         raise ValueError(f"a pack holds {int(used.max())} tokens, at most {S} fit")
-    starts = (np.cumsum(lengths, axis=1) - lengths).reshape(-1)[place]
+    starts = (np.cumsum(taken, axis=1) - taken).reshape(-1)[place]
     records["lengths"] = lengths
 
     # The tokens are in the order of the packs already, so a mask of the used slots says where each goes.
-    filled = np.arange(S) < used[:, None]
+    filled = schema.real_slots(lengths)
     for column in schema.on(SLOT):
         values = sequences.tokens[column.name]
         rows = np.zeros((packs, S), dtype=column.dtype)
@@ -309,11 +331,11 @@ def disassemble(schema: PackSchema, records: np.ndarray) -> Sequences:
     """The sequences of the packs, in order of pack and slot: the inverse of `assemble`."""
     lengths = records["lengths"].astype(np.int64)
     present = lengths > 0
-    starts = (np.cumsum(lengths, axis=1) - lengths)[present]
+    taken = schema.taken(lengths)
+    starts = (np.cumsum(taken, axis=1) - taken)[present]
     flat_lengths = lengths[present]
 
-    def ragged(axis: str, used: np.ndarray, counts: np.ndarray) -> Dict[str, np.ndarray]:
-        filled = np.arange(schema.width(axis)) < used[:, None]
+    def ragged(axis: str, filled: np.ndarray, counts: np.ndarray) -> Dict[str, np.ndarray]:
         columns = {}
         for column in schema.on(axis):
             values = records[column.name][filled]
@@ -322,12 +344,13 @@ def disassemble(schema: PackSchema, records: np.ndarray) -> Sequences:
             columns[column.name] = values
         return columns
 
-    tokens = ragged(SLOT, lengths.sum(axis=1), flat_lengths)
+    tokens = ragged(SLOT, schema.real_slots(lengths), flat_lengths)
     counts, predictions = np.zeros(len(flat_lengths), dtype=np.int64), {}
     if schema.on(PREDICTION):
         table = records["prediction_counts"].astype(np.int64)
         counts = table[present]
-        predictions = ragged(PREDICTION, table.sum(axis=1), counts)
+        filled = np.arange(schema.max_predictions_per_pack) < table.sum(axis=1)[:, None]
+        predictions = ragged(PREDICTION, filled, counts)
     scalars = {}
     for column in schema.on(SEQUENCE):
         values = records[column.name][present]
@@ -347,11 +370,12 @@ def decode(schema: PackSchema, records: np.ndarray) -> Dict[str, np.ndarray]:
     P = schema.max_predictions_per_pack
     stored = {column.name for column in schema.columns}
     lengths = records["lengths"].astype(np.int64)
-    starts = np.cumsum(lengths, axis=1) - lengths
+    taken = schema.taken(lengths)
+    starts = np.cumsum(taken, axis=1) - taken
     present = lengths > 0
     # Sequence numbers 1..D, then 0 for padding, of one pack after another.
     numbers = np.tile(np.append(np.arange(1, D + 1, dtype=np.int32), np.int32(0)), n)
-    counts = _with_rest(lengths, S)
+    counts = _with_rest(taken, S)
     batch: Dict[str, np.ndarray] = {}
 
     def derive(name: str) -> np.ndarray:
@@ -361,10 +385,10 @@ def decode(schema: PackSchema, records: np.ndarray) -> Dict[str, np.ndarray]:
             # In padding this counts on; the line after next sets it to 0.
             first = np.concatenate([starts, np.zeros((n, 1), np.int64)], axis=1).astype(np.int32).reshape(-1)
             positions = np.arange(S, dtype=np.int32) - np.repeat(first, counts).reshape(n, S)
-            return np.where(np.arange(S) < lengths.sum(axis=1)[:, None], positions, np.int32(0))
+            return np.where(np.arange(S) < taken.sum(axis=1)[:, None], positions, np.int32(0))
         if name == "segment_ids":
             first = records["first_segment_lengths"].astype(np.int64)
-            segments = np.stack([first, lengths - first], axis=2).reshape(n, 2 * D)
+            segments = np.stack([first, taken - first], axis=2).reshape(n, 2 * D)
             ids = np.tile(np.append(np.tile(np.array([0, 1], np.int32), D), np.int32(0)), n)
             return np.repeat(ids, _with_rest(segments, S)).reshape(n, S)
         if name == "masked_lm_weights":
@@ -375,4 +399,8 @@ def decode(schema: PackSchema, records: np.ndarray) -> Dict[str, np.ndarray]:
 
     for name in schema.fields:
         batch[name] = records[name].astype(np.int32) if name in stored else derive(name)
+    if schema.multiple_of > 1:
+        between = ~schema.real_slots(lengths)
+        for name in {"input_mask", "positions", "segment_ids"} & set(batch) - stored:
+            batch[name][between] = 0
     return batch

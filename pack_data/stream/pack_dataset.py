@@ -37,7 +37,8 @@ class PackDataset:
     as_tensor: applied to each array of a batch, as torch.from_numpy.
 
     A row of token sequences has each column with one value a token, input_mask (the number of the sequence, from 1) and
-    positions; a built one is padded with zeros. A row of BERT has the fields of a batch (`PackStore.batch`).
+    positions; padding, at the end of a built row and behind a sequence by its multiple_of, is zeros. A row of BERT has
+    the fields of a batch (`PackStore.batch`).
     """
 
     def __init__(
@@ -62,8 +63,6 @@ class PackDataset:
             if max_sequence_length is None:
                 raise ValueError(f"{shown(source)}: is not packed yet; give max_sequence_length, the slots of a row")
             packed = pack(_lengths(examples), max_sequence_length=max_sequence_length, **options)
-        if packed.rounding:
-            raise ValueError("multiple_of: rows are joined without padding; pad the examples and leave it out")
         self._rows = _PackedRows(examples, packed)
 
     @property
@@ -89,7 +88,7 @@ class PackDataset:
 
         labels: the column of this name, else input_ids; ignored (-100) where a column loss_mask is 0.
         """
-        batch = _stacked(rows) if self._rows.of_bert else _padding_free(rows)
+        batch = _stacked(rows) if self._rows.of_bert else _padding_free(rows, self._rows.multiple_of)
         return {name: self.as_tensor(values) for name, values in batch.items()}
 
 
@@ -98,7 +97,7 @@ class _StoredRows:
 
     def __init__(self, store: PackStore) -> None:
         self._store = store
-        self.of_bert = store.schema.kind == BERT
+        self.of_bert, self.multiple_of = store.schema.kind == BERT, store.schema.multiple_of
         self.lengths = store.lengths()["lengths"].sum(axis=1, dtype=np.int64)
 
     def rows(self, numbers: Sequence[int]) -> List[_Row]:
@@ -127,10 +126,13 @@ class _PackedRows:
                 "these examples to pack"
             )
         self._examples, self._fitted, self._bins = examples, packed.fitted, packed.bins
+        self.multiple_of = packed.multiple_of
         self.lengths = np.array([self._fitted.lengths[bin_].sum() for bin_ in packed.bins], np.int64)
 
     def rows(self, numbers: Sequence[int]) -> List[_Row]:
-        return [_joined([self._piece(int(piece)) for piece in self._bins[number]]) for number in numbers]
+        return [
+            _joined([self._piece(int(piece)) for piece in self._bins[number]], self.multiple_of) for number in numbers
+        ]
 
     def _piece(self, number: int) -> _Row:
         example, start = self._fitted.beginning(number)
@@ -181,28 +183,33 @@ def _lengths(examples: Any) -> np.ndarray:
     return np.array([len(examples[number][_TOKENS]) for number in range(len(examples))], np.int64)
 
 
-def _joined(pieces: Sequence[_Row]) -> _Row:
+def _joined(pieces: Sequence[_Row], multiple_of: int) -> _Row:
+    """The pieces one after another, each with zeros up to a multiple."""
     names = [name for name in pieces[0] if all(name in piece for piece in pieces)]
-    lengths = [len(piece[_TOKENS]) for piece in pieces]
-    row = {name: np.concatenate([piece[name] for piece in pieces]) for name in names}
-    row["input_mask"] = np.repeat(np.arange(1, len(pieces) + 1, dtype=np.int32), lengths)
-    row["positions"] = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
-    return row
+    whole = [{name: piece[name] for name in names} for piece in pieces]
+    for number, piece in enumerate(whole, 1):
+        piece["input_mask"] = np.full(len(piece[_TOKENS]), number, np.int32)
+        piece["positions"] = np.arange(len(piece[_TOKENS]), dtype=np.int32)
+    gaps = [-len(piece[_TOKENS]) % multiple_of for piece in pieces]
+    return {
+        name: np.concatenate([np.pad(piece[name], (0, gap)) if gap else piece[name] for piece, gap in zip(whole, gaps)])
+        for name in (*names, "input_mask", "positions")
+    }
 
 
 def _stacked(rows: Sequence[_Row]) -> _Row:
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
 
 
-def _padding_free(rows: Sequence[_Row]) -> _Row:
+def _padding_free(rows: Sequence[_Row], multiple_of: int) -> _Row:
     sequences = []
     for row in rows:
         firsts = np.flatnonzero((row["positions"] == 0) & (row["input_mask"] > 0))
-        ends = np.append(firsts[1:], np.count_nonzero(row["input_mask"]))
+        ends = firsts + np.bincount(row["input_mask"])[1:]
         for start, end in zip(firsts.tolist(), ends.tolist()):
             ids = row[_TOKENS][start:end]
             labels = row["labels"][start:end] if "labels" in row else ids
             if "loss_mask" in row:
                 labels = np.where(row["loss_mask"][start:end] != 0, labels, -100)
             sequences.append({_TOKENS: ids, "labels": labels})
-    return padding_free_batch(sequences)
+    return padding_free_batch(sequences, multiple_of=multiple_of)

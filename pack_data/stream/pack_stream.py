@@ -11,6 +11,7 @@ import numpy as np
 from pack_data import optimal
 from pack_data.histogram import LengthHistogram, whole_slots
 from pack_data.reading.fields import Fields, packing_depth, shown, whole_number
+from pack_data.sequences import check_multiple
 from pack_data.stream.buffer import Buffer, Round, Waiting
 from pack_data.stream.open_rows import OpenRows
 from pack_data.stream.prices import Prices, on_grid, prices, scarce_seats, solve, steps_of
@@ -31,7 +32,7 @@ class Pack(NamedTuple):
     """The sequences of one row."""
 
     examples: List[Any]
-    lengths: List[int]  # tokens of each
+    lengths: List[int]  # tokens of each, rounded up where the stream has a multiple_of
 
 
 class Waits(NamedTuple):
@@ -76,6 +77,8 @@ class PackStream:
     the sequences (number i goes to rank i modulo ranks).  "packs": all make the same packs and take turns; at the end
     some packs are split so that each rank gets equally many, as far as enough sequences wait there.
 
+    multiple_of: each sequence takes a multiple of it in slots; `rounding` counts the slots that this adds.
+
     flush_after: seconds; `packs` packs all that waits when the source has given nothing for so long.  Then a thread
     reads the source, up to 64 sequences ahead.
 
@@ -96,9 +99,13 @@ class PackStream:
         ranks: int = 1,
         share: str = "sequences",
         flush_after: Optional[float] = None,
+        multiple_of: int = 1,
     ) -> None:
         S = self.max_sequence_length = whole_slots(max_sequence_length)
         self.max_sequences_per_pack = packing_depth(max_sequences_per_pack)
+        self.multiple_of = whole_number("multiple_of", multiple_of, least=1)
+        check_multiple(S, multiple_of)
+        self.rounding = 0  # slots added to the sequences of this rank's share
         self.buffer_sequences = whole_number("buffer_sequences", buffer_sequences, least=1)
         self.buffer_tokens = (
             None if buffer_tokens is None else whole_number("buffer_tokens", buffer_tokens, least=max_sequence_length)
@@ -139,7 +146,7 @@ class PackStream:
                 histogram = histogram.with_max_sequence_length(S)
             if not histogram.sequences:
                 raise ValueError("histogram: it holds no sequence; leave it out, the lengths are learnt")
-            self._learnt = on_grid(histogram.counts)
+            self._learnt = on_grid(histogram.rounded_up(multiple_of).counts)
             self._learnt *= min(1.0, self._period / histogram.sequences)
             self._take_up(self._learnt.copy(), solve(self._learnt, S, self.max_sequences_per_pack))
             self._next = self._period
@@ -190,6 +197,9 @@ class PackStream:
         self._taken += 1
         if self.share == "sequences" and number % self.ranks != self.rank:
             return False
+        if self.multiple_of > 1:
+            added = -length % self.multiple_of
+            length, self.rounding = length + added, self.rounding + added
         buffer = self._buffer
         if buffer.tokens + length > self._most_tokens:
             self._close(length)
@@ -363,6 +373,7 @@ class PackStream:
             "rank",
             "ranks",
             "share",
+            "multiple_of",
         )
         return {name: getattr(self, name) for name in names}
 
@@ -378,6 +389,7 @@ class PackStream:
             "format": _FORMAT,
             "options": self._options(),
             "taken": self._taken,
+            "rounding": self.rounding,
             "arrived": self._arrived,
             "waits": self._waits._asdict(),
             "waiting": [[each.number, each.since, length, each.example] for length, each in buffer.in_order()],
@@ -410,6 +422,7 @@ class PackStream:
             return np.array(whole.list_of(key, Fields.number, length=size, least=0), np.float64)
 
         taken, arrived = fields.integer("taken", least=0), fields.integer("arrived", least=0)
+        rounding = fields.integer("rounding", least=0)
         waits = Waits(*(fields.object("waits").integer(name, least=0) for name in Waits._fields))
         buffer = Buffer(S, self.max_sequences_per_pack)
         for number, since, length, example in fields.list_of("waiting", _row, 4):
@@ -444,7 +457,7 @@ class PackStream:
         buffer.settle()
         self._beside, self._rows, self._turned, self._until = beside, rows, turned, until
         self._buffer, self._learnt, self._ready, self._waits = buffer, learnt, ready, waits
-        self._taken, self._arrived, self._next = taken, arrived, following
+        self._taken, self._arrived, self._next, self.rounding = taken, arrived, following, rounding
         self._prices, self._from, self._solving = {}, None, None
         if known is not None:
             self._take_up(*known)

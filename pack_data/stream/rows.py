@@ -21,6 +21,7 @@ from pack_data.stream.pack_stream import PackStream
 _Row = Dict[str, List[int]]
 
 TOKENS = "input_ids"
+_LABELS, _IGNORED = "labels", -100
 _COLUMNS = [TOKENS, "position_ids", "seq_lengths"]  # of every row
 
 
@@ -35,8 +36,14 @@ def pieces_of(example: Mapping[str, Any], longer: Longer, name: str) -> Iterator
         }
 
 
-def row_of(examples: Sequence[Mapping[str, Any]]) -> _Row:
-    """The examples of a pack one after another; position_ids begin at 0 in each, seq_lengths: tokens of each."""
+def row_of(examples: Sequence[Mapping[str, Any]], multiple_of: int = 1) -> _Row:
+    """The examples of a pack one after another; position_ids begin at 0 in each, seq_lengths: tokens of each.
+
+    multiple_of: each example begins at a multiple of it, and the row ends at one.  The padding behind an example counts
+    as an example of its own; it has zeros, and -100 in labels, a column that every row has then.
+    """
+    if multiple_of > 1:
+        examples = [piece for example in examples for piece in _with_padding(example, multiple_of)]
     columns = [column for column in examples[0] if all(column in example for example in examples)]
     row: _Row = {
         column: np.concatenate([np.asarray(example[column]) for example in examples]).tolist() for column in columns
@@ -47,13 +54,22 @@ def row_of(examples: Sequence[Mapping[str, Any]]) -> _Row:
     return row
 
 
+def _with_padding(example: Mapping[str, Any], multiple_of: int) -> Iterator[Mapping[str, Any]]:
+    """The example with labels, and the padding behind it."""
+    example = {**example, _LABELS: example.get(_LABELS, example[TOKENS])}
+    yield example
+    gap = -len(example[TOKENS]) % multiple_of
+    if gap:
+        yield {column: [_IGNORED if column == _LABELS else 0] * gap for column in example}
+
+
 @dataclass(frozen=True)
 class PackRows:
     """A function for `datasets.Dataset.map(..., batched=True)`: the batch's examples as packed rows.
 
     Columns: those with one value for each token of `input_ids`, position_ids and seq_lengths; as `row_of`.
     longer: what becomes of longer examples, a rule of `pack_data.lengths.overlong`. budget: seconds for each batch, as
-    `pack_data.pack`; with one the rows are not repeatable.
+    `pack_data.pack`; with one the rows are not repeatable.  multiple_of: as `row_of`.
     """
 
     max_sequence_length: int
@@ -61,6 +77,7 @@ class PackRows:
     longer: str = "raise"
     seed: int = 0
     budget: Optional[float] = None
+    multiple_of: int = 1
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> Dict[str, List[List[int]]]:
         longer = Longer(self.longer, self.max_sequence_length)
@@ -74,8 +91,9 @@ class PackRows:
             max_sequences_per_pack=self.max_sequences_per_pack,
             seed=self.seed,
             budget=self.budget,
+            multiple_of=self.multiple_of,
         )
-        rows = [row_of([pieces[number] for number in bin_]) for bin_ in packed.bins]
+        rows = [row_of([pieces[number] for number in bin_], self.multiple_of) for bin_ in packed.bins]
         # A column that has as many values as tokens in some examples only, by chance, is not one of tokens.
         columns = [column for column in rows[0] if all(column in row for row in rows)] if rows else _COLUMNS
         return {column: [row[column] for row in rows] for column in columns}
@@ -97,4 +115,4 @@ def packed_rows(
                 yield piece, len(piece[TOKENS])
 
     for packed in stream.packs(pieces()):
-        yield row_of(packed.examples)
+        yield row_of(packed.examples, stream.multiple_of)

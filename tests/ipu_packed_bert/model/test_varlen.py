@@ -76,6 +76,32 @@ def test_blocks_are_the_dense_mask_in_float32():
     assert_same(found=gradients(blocks, batch), expected=gradients(dense, batch), dtype=torch.float32)
 
 
+@pytest.mark.parametrize("kind", ["dense", "blocks", "kernel"])
+def test_padding_between_sequences_changes_no_update(kind, request):
+    """Each sequence begins at a multiple of 3; the same sequences without padding between them, and a dense mask."""
+    if kind == "kernel":
+        request.getfixturevalue("kernel")
+    dense, found = networks(torch.float64, kernel=kind == "kernel")
+    found = dense if kind == "dense" else found
+    rng = np.random.default_rng(5)
+    lengths = [int(length) for length in rng.integers(1, SLOTS // 2, 9)]
+    examples = random_sequences(rng, lengths=lengths, vocabulary=MODEL.vocabulary_size)
+    rounded = [-(-length // 3) * 3 for length in lengths]
+    packs = fill_up(random_packs(rng, rounded, slots=SLOTS, depth=DEPTH), 3)
+    batches = [
+        with_scales(
+            lay_out(packs, examples, slots=SLOTS, depth=DEPTH, predictions=4 + DEPTH, multiple_of=multiple_of),
+            micro_batches=1,
+            normalisation="token",
+            dtype=np.float64,
+        )
+        for multiple_of in (1, 3)
+    ]
+    between = np.flatnonzero(batches[1]["input_mask"][0] == 0)[0] < np.flatnonzero(batches[1]["input_mask"][0])[-1]
+    assert between and not np.array_equal(batches[0]["input_ids"], batches[1]["input_ids"])
+    assert_same(found=gradients(found, batches[1]), expected=gradients(dense, batches[0]), dtype=torch.float64)
+
+
 def test_no_block_is_larger_than_a_sequence_and_padding_has_none(monkeypatch):
     real, seen = F.scaled_dot_product_attention, []
     monkeypatch.setattr(
@@ -98,7 +124,7 @@ def test_boundaries_are_static_and_count_the_padding():
     numbers = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]], dtype=torch.int32)
     found = SequenceBoundaries(2, blocks=True)(numbers, torch.float32)
     assert sorted(found.blocks.groups) == [(1, 1, False), (1, 2, True), (1, 3, True), (1, 6, False), (1, 6, True)]
-    assert found.cumulative.tolist() == [0, 2, 5, 6, 12, 12, 12, 12, 12, 18]
+    assert found.cumulative.tolist() == [0, 2, 2, 5, 6, 12, 12, 12, 12, 12, 18, 18, 18]
     assert found.cumulative.dtype == torch.int32
     assert SequenceBoundaries(2, blocks=False)(numbers, torch.float32).blocks is None
 
@@ -117,7 +143,7 @@ def test_the_kernel_s_boundaries_are_the_dense_mask(kernel, seed, sequences):
     packs, _, batch = random_batch(seed, sequences)
     assert_same(found=gradients(varlen, batch), expected=gradients(dense, batch), dtype=torch.float64)
     boundaries = varlen.attention_mask(torch.from_numpy(batch["input_mask"]), torch.float64)
-    assert len(boundaries.cumulative) == len(packs) * (DEPTH + 1) + 1
+    assert len(boundaries.cumulative) == len(packs) * 2 * DEPTH + 1
 
 
 def test_compiled_with_the_kernel_one_graph_serves_all_boundaries(kernel, monkeypatch):

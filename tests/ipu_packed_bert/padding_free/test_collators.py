@@ -54,6 +54,21 @@ def test_in_eager_code_up_to_its_float32_softmax():
     assert float((free - padded).abs().max()) <= 1e-5 * float(padded.abs().max())
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "padding_free"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_padding_behind_each_example_changes_no_gradient(kind, attention):
+    found = []
+    for multiple_of, collator in ((1, PaddingFreeCollator), (8, PaddingFreeCollator), (8, PaddingCollator)):
+        model = a_model(kind, attention if collator is PaddingFreeCollator else "sdpa")
+        given = () if collator is PaddingCollator else (model,)
+        batch = collator(*given, multiple_of=multiple_of)(some_examples(3, [9, 2, 16, 5]))
+        assert batch["input_ids"].shape[1] % multiple_of == 0
+        accumulate(model, [batch])
+        found.append([parameter.grad for parameter in model.parameters() if float(parameter.grad.norm()) > 1e-9])
+    for padded in found[1:]:
+        assert relative_error(padded, found[0]) <= 1e-9
+
+
 def test_flash_kernels_get_the_boundaries_and_no_mask():
     model = a_model()
     model.config._attn_implementation = "flash_attention_2"

@@ -136,7 +136,6 @@ def test_a_loader_with_ranks_and_resume(tmp_path, workers):
     [
         (lambda path: PackDataset(jsonl(path / "a.jsonl")), "not packed yet; give max_sequence_length"),
         (lambda path: PackDataset(built(path), max_sequence_length=8), "packed already"),
-        (lambda path: PackDataset([{"input_ids": [1]}], max_sequence_length=8, multiple_of=4), "pad the examples"),
         (
             lambda path: PackDataset(GIVEN[:3], packed=pack([1], max_sequence_length=8)),
             "3 examples, the packing is of 1",
