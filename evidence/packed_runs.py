@@ -43,7 +43,7 @@ from pack_data.reading.files import write_atomically
 from pack_data.store.data_set import MANIFEST, PackStore
 from pack_data.store.packs import FIELDS, assemble, decode, disassemble
 from pack_data.text.corpus import EMBEDDED, documents
-from pack_data.text.tokenizer_file import load_either, vocabulary_in
+from pack_data.text.vocabulary import load_either, vocabulary_in
 
 LEAST_HELD_OUT = 2000  # sequences that a verdict needs
 SCORED = 2048  # held-out sequences at most, the same ones in all runs

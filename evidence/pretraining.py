@@ -20,17 +20,14 @@ from evidence.pretraining_shown import PretrainingShown
 from evidence.pretraining_variants import CALIBRATION, CALIBRATION_SEEDS, OF_SIZE, VARIANTS, Variant
 from evidence.runner import Cell, Row, Runner
 from ipu_packed_bert.data.global_batches import Batch
-from ipu_packed_bert.report.network import operations
-from ipu_packed_bert.settings.schema import ModelConfig
 
 SIZES, DEFAULT = packed_runs.SIZES, "minutes"
-GPU_TERAFLOPS = 33.5  # half of what NVIDIA's data sheet gives for an H100 in float32, which these runs compute in
 SUMMARY = (
     "Packed against unpacked pre-training, and each adjustment of packedBERT left out (packedBERT, 4.2, Figures 3 and\n"
     "4): held-out loss of unpacked sequences of other documents, with intervals over sequences and seeds.\n"
     "Exit status 1 where training without the mask passes the test of equivalence as well: it then shows nothing.\n\n"
     "minutes: made-up topics, rows of 64. hours: Wikipedia (--data-dir; else Python's documentation), rows of 192.\n"
-    "full: BERT base at 512, never run; docs/evidence.md has an estimate of its hours and its cost.\n"
+    "full: BERT base at 512, 25.6 million sequences a run, never run.\n"
     "Several processes with the same --out share the work; a run that was killed goes on with the same command."
 )
 
@@ -110,28 +107,3 @@ def part(setup: PretrainingSetup, variant: Variant, runner: Runner, cell: Cell) 
     return setup.run(
         config, lambda batch: changed(batch, variant, micro_batch), runner.unfinished(cell), times=variant.times
     )
-
-
-# ---- how long all runs of a size take --------------------------------------------------------------------------------
-
-
-def gpu_slots_per_second(size: Size, teraflops: float = GPU_TERAFLOPS) -> float:
-    """How fast a GPU trains a model of this size, in slots of rows: computed from the encoder's products alone."""
-    model = ModelConfig(
-        hidden_size=size.hidden_size, num_layers=size.num_layers, intermediate_size=4 * size.hidden_size
-    )
-    slots = size.max_sequence_length
-    return 1e12 * teraflops * slots / operations(model, slots, packs=1)
-
-
-def hours(size: Size, name: str, seeds: int, slots_per_second: float) -> float:
-    """About how long all cells of a size take, at this rate.
-
-    name: the size whose variants are run, which may be those of another size.
-    """
-    margin, compared = cells(size, OF_SIZE[name], seeds)
-    slots = sum(
-        size.sequences * size.max_sequence_length / (1.0 if cell.variant == "unpacked" else size.packing_factor)
-        for cell in (*margin, *compared)
-    )
-    return 1.15 * slots / slots_per_second / 3600  # scoring takes about a seventh

@@ -47,6 +47,9 @@ COMMANDS: Dict[str, Command] = {
     "benchmark": Command(
         "ipu_packed_bert.commands.benchmark", "sequences per second on this machine, packed over unpacked"
     ),
+    "check-model": Command(
+        "ipu_packed_bert.commands.check_model", "whether a Hugging Face model keeps the examples of a packed row apart"
+    ),
     "gpu": Command(
         "ipu_packed_bert.commands.gpu", "the tests that need a GPU, and training steps there in several layouts"
     ),

@@ -15,21 +15,28 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, List
 
 if TYPE_CHECKING:
-    from pack_data.build import build
-    from pack_data.building.options import BuildOptions
-    from pack_data.certificate import Certificate, Proof
-    from pack_data.formats.detect import open_source
-    from pack_data.histogram import LengthHistogram
-    from pack_data.pack_lengths import PackedLengths, pack
-    from pack_data.packers import PACKERS, get_packer
-    from pack_data.packing import Packing
-    from pack_data.proof import prove
-    from pack_data.sequences import Example, Sequences
-    from pack_data.store.data_set import Manifest, PackStore
-    from pack_data.store.packs import PackSchema, StoredColumn
-    from pack_data.stream.pack_dataset import PackDataset
-    from pack_data.stream.pack_stream import PackStream
-    from pack_data.verify import Verified, verify
+    from pack_data.build import build as build
+    from pack_data.building.options import BuildOptions as BuildOptions
+    from pack_data.certificate import Certificate as Certificate
+    from pack_data.certificate import Proof as Proof
+    from pack_data.formats.detect import open_source as open_source
+    from pack_data.histogram import LengthHistogram as LengthHistogram
+    from pack_data.pack_lengths import PackedLengths as PackedLengths
+    from pack_data.pack_lengths import pack as pack
+    from pack_data.packers import PACKERS as PACKERS
+    from pack_data.packers import get_packer as get_packer
+    from pack_data.packing import Packing as Packing
+    from pack_data.proof import prove as prove
+    from pack_data.sequences import Example as Example
+    from pack_data.sequences import Sequences as Sequences
+    from pack_data.store.data_set import Manifest as Manifest
+    from pack_data.store.data_set import PackStore as PackStore
+    from pack_data.store.packs import PackSchema as PackSchema
+    from pack_data.store.packs import StoredColumn as StoredColumn
+    from pack_data.stream.pack_dataset import PackDataset as PackDataset
+    from pack_data.stream.pack_stream import PackStream as PackStream
+    from pack_data.verify import Verified as Verified
+    from pack_data.verify import verify as verify
 
 __version__ = "1.0.0"
 
@@ -59,30 +66,7 @@ _PLACES = {
     "verify": "verify",
 }
 
-__all__ = [
-    "BuildOptions",
-    "Certificate",
-    "Example",
-    "LengthHistogram",
-    "Manifest",
-    "PACKERS",
-    "PackDataset",
-    "PackSchema",
-    "PackStore",
-    "PackStream",
-    "PackedLengths",
-    "Packing",
-    "Proof",
-    "Sequences",
-    "StoredColumn",
-    "Verified",
-    "build",
-    "get_packer",
-    "open_source",
-    "pack",
-    "prove",
-    "verify",
-]
+__all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> Any:

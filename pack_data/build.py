@@ -13,6 +13,7 @@ together. The stages are in pack_data/building.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -68,33 +69,29 @@ def build_and_report(
     check_not_in_a_starting_worker()
     out = Path(options.out) if Path(options.out).name else Path(options.out).resolve()
     with hugging_face.as_file(options.source, out.parent) as source:
-        return _build(replace(options, out=out, source=source), progress, given)
-
-
-def _build(options: BuildOptions, progress: Optional[bool], given: Optional[Collection[str]]) -> Built:
-    out = Path(options.out)
-    check_out(out, list(options.given_files().values()))
-    if options.recipe is not None:
-        Packing.load(options.recipe)  # before the corpus is read: what is no recipe is refused at once
-    with work_folder(out) as work:
-        if options.append:
-            options = with_former_options(options, given)
-        options.example_options()
-        if options.recipe is None:
-            get_packer(options.packer)
-        runner = open_runner(options.workers, options.dask)
-        try:
+        check_out(out, list(options.given_files().values()))
+        if options.recipe is not None:
+            Packing.load(options.recipe)  # before the corpus is read: what is no recipe is refused at once
+        with work_folder(out) as work, contextlib.ExitStack() as ending:
+            options = replace(options, out=out, source=source)
+            if options.append:
+                options = with_former_options(options, given)
+            options.example_options()
+            if options.recipe is None:
+                get_packer(options.packer)
+            runner = open_runner(options.workers, options.dask)
+            ending.callback(runner.close)
             return Stages(options, work, runner, progress).run()
-        finally:
-            runner.close()
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
 def _parser() -> ArgumentParser:
-    default = BuildOptions(out="")
-    parser = ArgumentParser(prog="python -m pack_data.build", description="Packs text into a data set.")
+    # What is not given is not there: the defaults are those of BuildOptions.
+    parser = ArgumentParser(
+        prog="python -m pack_data.build", description="Packs text into a data set.", argument_default=argparse.SUPPRESS
+    )
     add = parser.add_argument
     add(
         "--out",
@@ -120,30 +117,21 @@ def _parser() -> ArgumentParser:
     add(
         "--format",
         dest="source_format",
-        default="auto",
         metavar="NAME",
         help="of --from (default: told from the content; names: python -m pack_data.convert --help)",
     )
     add(
         "--columns",
         type=lambda text: tuple(text.split(",")),
-        default=(),
         metavar="A,B",
         help="--from Parquet, Arrow or JSONL: the integer columns that make the sequences",
     )
     add_reading_options(parser)
-    add(
-        "--sequences",
-        type=positive_int,
-        default=default.sequences,
-        metavar="N",
-        help="how many, with --synthetic (default 1,000,000)",
-    )
-    add("--json-field", default=default.json_field, metavar="NAME", help="field of the text in JSONL (default text)")
+    add("--sequences", type=positive_int, metavar="N", help="how many, with --synthetic (default 1,000,000)")
+    add("--json-field", metavar="NAME", help="field of the text in JSONL (default text)")
     add(
         "--document-separator",
         choices=("file", "blank-line"),
-        default="file",
         help="what a document is in a text file (default: the file)",
     )
     add(
@@ -155,19 +143,17 @@ def _parser() -> ArgumentParser:
         help="tokenizer.json of the tokenizers library, instead of a vocabulary; its own [CLS], [SEP], [MASK] or <s>, "
         "</s>, <mask>",
     )
+    add("--vocabulary-size", type=positive_int, metavar="N", help="when training one (default 8192)")
     add(
-        "--vocabulary-size",
-        type=positive_int,
-        default=default.vocabulary_size,
-        metavar="N",
-        help="when training one (default 8192)",
+        "--keep-case",
+        dest="lower_case",
+        action="store_false",
+        help="tell capitals apart (default: lower case, accents stripped)",
     )
-    add("--keep-case", action="store_true", help="tell capitals apart (default: lower case, accents stripped)")
-    add("--max-sequence-length", type=positive_int, default=512, metavar="S", help="slots in a pack (default 512)")
+    add("--max-sequence-length", type=positive_int, metavar="S", help="slots in a pack (default 512)")
     add(
         "--multiple-of",
         type=positive_int,
-        default=default.multiple_of,
         metavar="M",
         help="each sequence begins at a multiple of M, as context parallelism or FP8 want it (default 1)",
     )
@@ -177,11 +163,10 @@ def _parser() -> ArgumentParser:
         metavar="M",
         help="masked tokens at most (default 20, 56, 76 at 128, 384, 512)",
     )
-    add("--packer", choices=PACKERS, default=default.packer, help=f"default {default.packer}")
+    add("--packer", choices=PACKERS, help=f"default {BuildOptions.packer}")
     add(
         "--max-sequences-per-pack",
         type=parse_depth,
-        default=3,
         metavar="D",
         help="packing depth, a number or 'unlimited' (default 3)",
     )
@@ -193,28 +178,20 @@ def _parser() -> ArgumentParser:
     add(
         "--duplication-factor",
         type=positive_int,
-        default=default.duplication_factor,
         metavar="N",
         help="passes over the corpus, each masked anew (default 5)",
     )
-    add("--masked-lm-probability", type=float, default=0.15, metavar="P", help="share of tokens masked (default 0.15)")
+    add("--masked-lm-probability", type=float, metavar="P", help="share of tokens masked (default 0.15)")
     add(
         "--whole-word-masking",
         action="store_true",
         help="mask all pieces of a word or none (default: each piece for itself)",
     )
-    add("--seed", type=int, default=0, help="of every random choice (default 0)")
-    add(
-        "--epoch",
-        type=int,
-        default=0,
-        metavar="E",
-        help="another number pairs the same sequences differently (default 0)",
-    )
+    add("--seed", type=int, help="of every random choice (default 0)")
+    add("--epoch", type=int, metavar="E", help="another number pairs the same sequences differently (default 0)")
     add(
         "--held-out",
         type=float,
-        default=0.0,
         metavar="F",
         help="share of the documents (0.01: about one in a hundred) that goes into a second data set, DIR-held-out, "
         "to evaluate on",
@@ -242,7 +219,6 @@ def _parser() -> ArgumentParser:
     )
     add(
         "--progress",
-        default=None,
         help="show bars even where stderr is no terminal",
         action=argparse.BooleanOptionalAction if hasattr(argparse, "BooleanOptionalAction") else "store_true",
     )
@@ -250,13 +226,11 @@ def _parser() -> ArgumentParser:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = _parser()
-    args, unset = parser.parse_args(argv), object()
-    seen = parser.parse_args(argv, argparse.Namespace(**dict.fromkeys(vars(args), unset)))
-    given = ["lower_case" if name == "keep_case" else name for name, value in vars(seen).items() if value is not unset]
-    chosen = {name: value for name, value in vars(args).items() if name not in ("keep_case", "progress")}
-    options = BuildOptions(lower_case=not args.keep_case, **chosen)
-    store, packing, seconds, remarks = build_and_report(options, args.progress, given)
+    given = vars(_parser().parse_args(argv))
+    progress = given.pop("progress", None)
+    # One process a core is for commands: a script that does it needs a guard.
+    options = BuildOptions(**{"workers": None, **given})
+    store, packing, seconds, remarks = build_and_report(options, progress, given)
     with store:
         if "commit" not in seconds:
             print(f"nothing to build: {store.folder} holds exactly this already")

@@ -91,14 +91,12 @@ def compare(
             bar.update()
     bounds = {row.max_sequences_per_pack: row.lower_bound for row in rows if row.algorithm == "optimal"}
     order = {name: position for position, name in enumerate(ALGORITHMS)}
-    rows = [_bounded(row, bounds.get(row.max_sequences_per_pack)) for row in rows if row.algorithm in algorithms]
+    for place, row in enumerate(rows):
+        bound = bounds.get(row.max_sequences_per_pack)
+        if row.lower_bound is None and bound is not None and row.algorithm != "sort":
+            rows[place] = replace(row, lower_bound=bound, gap=row.packs - bound)
+    rows = [row for row in rows if row.algorithm in algorithms]
     return sorted(rows, key=lambda row: (row.max_sequences_per_pack or sys.maxsize, order[row.algorithm]))
-
-
-def _bounded(row: Row, bound: Optional[int]) -> Row:
-    if row.lower_bound is not None or bound is None or row.algorithm == "sort":
-        return row
-    return replace(row, lower_bound=bound, gap=row.packs - bound)
 
 
 # ---- what is printed and drawn ---------------------------------------------------------------------------------------

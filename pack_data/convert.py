@@ -15,7 +15,6 @@ from pack_data.building.work_folder import only_writer_of_packs
 from pack_data.cli.bad_records import add_reading_options
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, run_main
 from pack_data.formats.detect import FORMATS, Source, module_of, open_source
-from pack_data.formats.packed_parquet import with_starts
 from pack_data.formats.records import UNPACKED, Record, RowWidths
 from pack_data.reading.files import only_writer
 
@@ -52,7 +51,7 @@ def _target_format(destination: str, kind: str) -> str:
     raise ValueError(f"{destination}: the name does not tell the format; add --to-format {'|'.join(TARGETS)}")
 
 
-def convert(
+def _convert(
     source: Source,
     destination: str,
     to_format: str = "auto",
@@ -102,12 +101,10 @@ def convert(
     with only_writer_of_packs(path) if to_format == "store" else only_writer(path):
         if to_format == "store":
             written = module.write(destination, records, widths)
-        elif to_format == "packed_parquet":
-            written = module.write(destination, with_starts(records()), kind, False)
         elif FORMATS[to_format][0] == "parquet":
-            written = module.write(destination, records(), kind, to_format == "arrow")
+            written = module.write(destination, records(), kind, to_format)
         else:
-            written = module.write(destination, records(), widths)
+            written = module.write(destination, records(), widths, to_format)
     return to_format, kind, written
 
 
@@ -153,7 +150,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     args = parser.parse_args(argv)
     source = open_source(args.source, args.from_format, args.skip_bad, args.columns, args.max_record_bytes)
-    to_format, kind, written = convert(
+    to_format, kind, written = _convert(
         source,
         args.destination,
         args.to_format,

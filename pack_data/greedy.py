@@ -23,11 +23,7 @@ _CHUNK = 1 << 20  # sequences looked at together
 
 
 def pack(
-    histogram: LengthHistogram,
-    *,
-    max_sequences_per_pack: Optional[int],
-    order: Any = None,
-    seed: int = 0,
+    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], order: Any = None, seed: int = 0
 ) -> Packing:
     """Packs in arrival order.
 
@@ -103,15 +99,10 @@ def _count_rows(rows: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int
         for values in rows[:, column : column + in_a_key].T:
             key = (key << bits) | values
         keys.append(key)
-    order = np.argsort(keys[0], kind="stable") if len(keys) == 1 else np.lexsort(keys[::-1])
-    changes = np.zeros(len(rows), bool)
-    changes[0] = True
-    for key in keys:
-        key = key[order]
-        changes[1:] |= key[1:] != key[:-1]
-    firsts = np.flatnonzero(changes)
-    counts = np.diff(np.append(firsts, len(rows)))
-    return zip(map(tuple, rows[order[firsts]].tolist()), counts.tolist())
+    several = len(keys) > 1
+    whole = np.stack(keys, axis=1) if several else keys[0]
+    _, firsts, counts = np.unique(whole, return_index=True, return_counts=True, axis=0 if several else None)
+    return zip(map(tuple, rows[firsts].tolist()), counts.tolist())
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

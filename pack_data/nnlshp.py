@@ -33,11 +33,7 @@ _Solver = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def pack(
-    histogram: LengthHistogram,
-    *,
-    max_sequences_per_pack: Optional[int],
-    rounds: int = 1,
-    solver: str = "fast",
+    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], rounds: int = 1, solver: str = "fast"
 ) -> Packing:
     """Packs with strategies of at most 3 sequences.
 
@@ -98,11 +94,7 @@ def _counts(strategies: np.ndarray, repeats: np.ndarray, S: int) -> np.ndarray:
 
 
 def _mix(
-    counts: np.ndarray,
-    strategies: np.ndarray,
-    weights: np.ndarray,
-    rounds: int,
-    solve: _Solver,
+    counts: np.ndarray, strategies: np.ndarray, weights: np.ndarray, rounds: int, solve: _Solver
 ) -> Tuple[np.ndarray, np.ndarray]:
     """int64 [strategies], how often to make each; int64 [S + 1], the sequences that are then still without a pack."""
     S = len(counts) - 1
@@ -119,9 +111,8 @@ def _mix(
             if not whole.any():  # a small rest rounds to nothing: one pack along the steepest descent of the residual
                 whole[np.argmax((weights**2 * left)[strategies].sum(axis=1))] = 1
         mixture += whole
-        left = np.maximum(
-            left - _counts(strategies, whole, S), 0
-        )  # used too often: padding, which needs no other place
+        # What is used too often is padding, which needs no other place.
+        left = np.maximum(left - _counts(strategies, whole, S), 0)
         if left.sum() < 100 < counts.sum():
             break
     return mixture, left

@@ -120,22 +120,19 @@ def pack(
         return replace(found, multiple_of=multiple_of)
     if keep_order:
         return replace(_in_order(fitted, taken, slots, max_sequences_per_pack), multiple_of=multiple_of)
-    group = None if groups is None else _numbered(_one_each("groups", groups), fitted)
-    items = taken if group is None else _of_groups(taken, group, slots)
+    items, group = taken, None
+    if groups is not None:
+        groups = _one_each("groups", groups)
+        if len(groups) != fitted.longer.examples:
+            raise ValueError(f"{len(groups)} groups for {fitted.longer.examples} lengths; give one for each sequence")
+        group = np.unique(groups[fitted.example], return_inverse=True)[1].reshape(-1)  # from 0 without a gap
+        items = _of_groups(taken, group, slots)
     histogram = LengthHistogram.from_lengths(items, slots)
     packing = pack_optimally(histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget, progress=False)
     pack, slot = assign(items, packing, seed)
     if group is not None:
         pack, slot = pack[group], _places(pack[group], slot[group])
     return PackedLengths(pack, slot, packing, fitted, multiple_of)
-
-
-def _numbered(groups: np.ndarray, fitted: Fitted) -> np.ndarray:
-    """int64 [pieces]: the group of each, from 0 without a gap."""
-    if len(groups) != fitted.longer.examples:
-        raise ValueError(f"{len(groups)} groups for {fitted.longer.examples} lengths; give one for each sequence")
-    group: np.ndarray = np.unique(groups[fitted.example], return_inverse=True)[1].reshape(-1)
-    return group
 
 
 def _of_groups(lengths: np.ndarray, group: np.ndarray, slots: int) -> np.ndarray:

@@ -47,15 +47,16 @@ def _histogram_of(store: PackStore) -> LengthHistogram:
     return histogram.with_max_sequence_length(store.schema.max_sequence_length).rounded_up(store.schema.multiple_of)
 
 
-def _facts_table(name: str, title: str, facts: Mapping[str, Any], rows: Sequence[Tuple[str, str, str, str]]) -> Table:
-    """rows: key of the fact, its words, format of its value, note."""
+def _facts_table(name: str, title: str, facts: Mapping[str, Any], rows: Sequence[Tuple[str, ...]]) -> Table:
+    """rows: key of the fact, its words, format of its value, and a note in tables that have notes."""
+    columns = (Column("what", "what"), Column("value", "value"), Column("about", "note"))
     return Table(
         name,
         title,
-        (Column("what", "what"), Column("value", "value"), Column("about", "note")),
+        columns[: len(rows[0]) - 1],
         [
-            {"what": Cell(key, words), "value": Cell(facts[key], format(facts[key], form)), "about": about}
-            for key, words, form, about in rows
+            {"what": Cell(key, words), "value": Cell(facts[key], format(facts[key], form)), "about": "".join(about)}
+            for key, words, form, *about in rows
         ],
     )
 
@@ -320,25 +321,23 @@ def _proof_section(packing: Packing, made: str) -> Section:
         "Every length has a price, in packs. No pack that obeys the limits is worth more than 1, so a packing needs at "
         "least as many packs as all sequences are worth together. Whoever doubts it only has to check the prices."
     )
+    facts = {
+        "packs": packing.packs,
+        "lower_bound": proof.lower_bound,
+        "gap": packing.packs - proof.lower_bound,
+        "worth": float(proof.worth),
+        "best_pack_value": proof.best_pack_value / certificate.denominator,
+        "prices": len(certificate.prices),
+    }
     rows = [
-        ("packs", "packs of this packing", packing.packs, f"{packing.packs:,}"),
-        ("lower_bound", "packs that any packing needs", proof.lower_bound, f"{proof.lower_bound:,}"),
-        ("gap", "difference", packing.packs - proof.lower_bound, f"{packing.packs - proof.lower_bound:,}"),
-        ("worth", "all sequences are worth, packs", float(proof.worth), f"{float(proof.worth):,.3f}"),
-        (
-            "best_pack_value",
-            "the most that a pack is worth",
-            proof.best_pack_value / certificate.denominator,
-            f"{proof.best_pack_value / certificate.denominator:.9g}",
-        ),
-        ("prices", "prices", len(certificate.prices), f"{len(certificate.prices):,}"),
+        ("packs", "packs of this packing", ","),
+        ("lower_bound", "packs that any packing needs", ","),
+        ("gap", "difference", ","),
+        ("worth", "all sequences are worth, packs", ",.3f"),
+        ("best_pack_value", "the most that a pack is worth", ".9g"),
+        ("prices", "prices", ","),
     ]
-    table = Table(
-        "proof",
-        "What the certificate proves",
-        (Column("what", "what"), Column("value", "value")),
-        [{"what": Cell(key, words), "value": Cell(value, text)} for key, words, value, text in rows],
-    )
+    table = _facts_table("proof", "What the certificate proves", facts, rows)
     lengths = tuple(float(length) for length in certificate.lengths)
     prices = Lines(
         "What a sequence of each length is worth",

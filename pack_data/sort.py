@@ -86,9 +86,8 @@ def batch(histogram: LengthHistogram, *, batch_size: int, seed: int = 0) -> Batc
     start = time.perf_counter()
     batch_size, seed = whole_number("batch_size", batch_size, least=1), whole_number("seed", seed, least=0)
     sequences = histogram.sequences
-    firsts = np.arange(
-        0, sequences, batch_size, dtype=np.int64
-    )  # the longest sequence of each batch, longest batch first
+    # The longest sequence of each batch, longest batch first.
+    firsts = np.arange(0, sequences, batch_size, dtype=np.int64)
     ascending = np.cumsum(histogram.counts)  # sequences of at most this length
     padded = np.searchsorted(ascending, sequences - firsts)
     rows = np.minimum(batch_size, sequences - firsts)

@@ -29,8 +29,7 @@ from pack_data.store.data_set import (
     read_manifest,
 )
 from pack_data.store.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, disassemble
-from pack_data.text.tokenizer_file import TOKENIZER, load_either
-from pack_data.text.wordpiece import VOCABULARY
+from pack_data.text.vocabulary import TOKENIZER, VOCABULARY, load_either
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verifie
     with progress_bar(manifest.packs, "verifying", shown=progress, unit=" packs") as bar:
         for entry in manifest.shards:
             records = _table(folder, entry, schema.record_dtype, first)
-            check_records(schema, records, f"{folder / entry.file}", first, manifest.vocabulary_size)
+            _check_records(schema, records, f"{folder / entry.file}", first, manifest.vocabulary_size)
             if not np.array_equal(table[first : first + len(records)], lengths_of(schema, records)):
                 raise ValueError(
                     f"{folder / manifest.lengths.file}: does not hold the lengths of the packs in {entry.file}; "
@@ -115,9 +114,7 @@ def _check_sum(folder: Path, entry: StoredFile) -> None:
         raise ValueError(f"{path}: its sha256 is not the manifest's; a byte was changed, {REBUILD}")
 
 
-def check_records(
-    schema: PackSchema, records: np.ndarray, where: str, first: int = 0, vocabulary_size: int = 0
-) -> None:
+def _check_records(schema: PackSchema, records: np.ndarray, where: str, first: int, vocabulary_size: int) -> None:
     """ValueError for the first pack that breaks a rule; `where` and `first`, its first pack, are for the message."""
     S = schema.max_sequence_length
     lengths = records["lengths"].astype(np.int64)

@@ -19,8 +19,8 @@ from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.model.hugging_face import write_folder
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, config_from_tree
 from ipu_packed_bert.tasks import task_class
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
-from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary
+from ipu_packed_bert.tasks.examples import Tokenizer
+from pack_data.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from tests.tiny_runs import TINY
 
 WORDS = tuple(
@@ -35,6 +35,14 @@ VOCABULARY = Vocabulary(
 )
 MODEL = replace(TINY, vocabulary_size=len(VOCABULARY), max_position_embeddings=64, layer_norm_eps=1e-12)
 SLOTS = 64
+# For the two layers of this network.
+PIPELINE = {
+    "replicas": 2,
+    "ipus_per_replica": 2,
+    "layers_per_ipu": [1, 1],
+    "available_memory_proportion": [0.2, 0.2],
+    "replicated_tensor_sharding": True,
+}
 
 
 def tiny_checkpoint(folder: Path, *, pooler: bool = True, positions: int = 64) -> Path:

@@ -1,11 +1,11 @@
 """Examples and files for the tests of the formats; the TFRecord encoder here shares no code with the package."""
 
 import struct
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
-from pack_data.formats.detect import open_source
+from pack_data.formats import bert_tfrecord
 from pack_data.sequences import Example
 
 
@@ -52,23 +52,36 @@ def mlperf_row(given, S, P):
     }
 
 
-def damaged(rng, raw):
-    """A file's bytes cut, or with one bit flipped, behind its first eight bytes."""
-    if rng.integers(2):
-        return raw[: int(rng.integers(8, len(raw)))]
-    place = int(rng.integers(8, len(raw)))
-    return raw[:place] + bytes([raw[place] ^ 1 << int(rng.integers(8))]) + raw[place + 1 :]
+write_mlperf = partial(bert_tfrecord.write, format="mlperf_tfrecord")
+write_packed = partial(bert_tfrecord.write, format="packed_tfrecord")
 
 
-def assert_in_order_or_one_line(path):
-    """What is read of a damaged file is in order, each record once, and what is said is one line."""
-    numbers = []
-    try:
-        for record in open_source(path, skip_bad=6).read():
-            numbers.append(record.origin.record)
-    except ValueError as error:
-        assert "\n" not in str(error) and Path(path).name in str(error)
-    assert numbers == sorted(set(numbers))
+# Two sequences in a row of 10: [CLS] 11 [SEP] 12 [SEP], [CLS] 21 22 [SEP]; slots 1, 6 and 7 are masked.
+PACKED = {
+    "input_ids": [101, 103, 102, 12, 102, 101, 103, 103, 102, 0],
+    "input_mask": [1, 1, 1, 1, 1, 2, 2, 2, 2, 0],
+    "segment_ids": [0, 0, 0, 1, 1, 0, 0, 0, 1, 0],
+    "positions": [0, 1, 2, 3, 4, 0, 1, 2, 3, 0],
+    "masked_lm_positions": [1, 6, 7, 0, 0],
+    "masked_lm_ids": [11, 21, 22, 0, 0],
+    "masked_lm_weights": [1.0, 2.0, 2.0, 0.0, 0.0],
+    "next_sentence_positions": [0, 5, 0],
+    "next_sentence_labels": [1, 0, 0],
+    "next_sentence_weights": [1.0, 1.0, 0.0],
+}
+UNPACKED = [([101, 103, 102, 12, 102], 3, [1], [11], 1), ([101, 103, 103, 102], 3, [1, 2], [21, 22], 0)]
+# The same two with every [CLS] at the end of the row, sequence k at slot -k, and labels in the order of the row.
+CLS_LAST = {
+    "packed_input_ids": [103, 102, 12, 102, 103, 103, 102, 0, 101, 101],
+    "packed_input_mask": [1, 1, 1, 1, 2, 2, 2, 0, 2, 1],
+    "packed_segment_ids": [0, 0, 1, 1, 0, 0, 1, 0, 0, 0],
+    "packed_position_ids": [1, 2, 3, 4, 1, 2, 3, 0, 0, 0],
+    "packed_masked_lm_positions": [0, 4, 5, 0],
+    "packed_masked_lm_ids": [11, 21, 22, 0],
+    "packed_masked_lm_mask": [1.0, 2.0, 2.0, 0.0],
+    "packed_next_sentence_labels": [0, 0, 1],
+    "packed_next_sentence_mask": [0.0, 1.0, 1.0],
+}
 
 
 # ---- protobuf wire format and TFRecord frames by hand ------------------------------------------------------------

@@ -45,7 +45,7 @@ CORE = (
     "pack_data/building/assignment.py",
     "pack_data/solver/rounding.py",
     "pack_data/text/examples.py",
-    "pack_data/text/wordpiece.py",
+    "pack_data/text/vocabulary.py",
     "ipu_packed_bert/run_files/checkpoints.py",
     "ipu_packed_bert/settings/pretraining.py",
     "ipu_packed_bert/run_files/vocabulary_identity.py",
@@ -57,7 +57,7 @@ CORE = (
     "ipu_packed_bert/model/packed.py",
     "ipu_packed_bert/model/varlen.py",
     "ipu_packed_bert/padding_free/update.py",
-    "ipu_packed_bert/tasks/squad.py",
+    "ipu_packed_bert/tasks/questions.py",
     "ipu_packed_bert/tasks/task.py",
 )
 
@@ -77,10 +77,10 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {
     ("pack_data/sequences.py", "total += (sequences.scalars[name]"): "as above",
     ("pack_data/sequences.py", "_BLOCK ="): "values handled at a time; the result does not depend on it",
     (
-        "pack_data/text/wordpiece.py",
+        "pack_data/text/vocabulary.py",
         "for start in range(0, len(sentences),",
     ): "sentences encoded at a time; the result does not depend on it",
-    ("pack_data/text/wordpiece.py", "TRAINING_CHARACTERS ="): "32 million characters: no test trains on so many",
+    ("pack_data/text/vocabulary.py", "TRAINING_CHARACTERS ="): "32 million characters: no test trains on so many",
     ("pack_data/greedy.py", "_CHUNK ="): "sequences looked at together; the result does not depend on it",
     (
         "pack_data/solver/fit_decreasing.py",
@@ -96,29 +96,24 @@ EQUIVALENT: Dict[Tuple[str, str], str] = {
     ): "which sequences of about one length are tried first; every result is held against its bound",
 }
 
+_PAIRS = {
+    (ast.Add, ast.Sub): "+ -",
+    (ast.Mult, ast.Div): "* /",
+    (ast.LShift, ast.RShift): "<< >>",
+    (ast.BitAnd, ast.BitOr): "& |",
+    (ast.Lt, ast.LtE): "< <=",
+    (ast.Gt, ast.GtE): "> >=",
+    (ast.Eq, ast.NotEq): "== !=",
+    (ast.And, ast.Or): "and or",
+}
 _OPERATORS = {
-    ast.Add: ("+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: ("*", "/"),
-    ast.Div: ("/", "*"),
+    **{kinds[at]: (signs.split()[at], signs.split()[1 - at]) for kinds, signs in _PAIRS.items() for at in (0, 1)},
     ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "//"),
-    ast.LShift: ("<<", ">>"),
-    ast.RShift: (">>", "<<"),
-    ast.BitAnd: ("&", "|"),
-    ast.BitOr: ("|", "&"),
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
     ast.Is: ("is", "is not"),
     ast.IsNot: ("is not", "is"),
     ast.In: ("in", "not in"),
     ast.NotIn: ("not in", "in"),
-    ast.And: ("and", "or"),
-    ast.Or: ("or", "and"),
 }
 
 

@@ -121,7 +121,7 @@ def test_the_model_knows_no_device():
         "import pack_data, pkgutil\n"
         "for module in pkgutil.iter_modules(pack_data.__path__):\n"
         "    __import__('pack_data.' + module.name)",
-        "import ipu_packed_bert.settings.pretraining, ipu_packed_bert.settings.placement",
+        "import ipu_packed_bert.settings.pretraining, ipu_packed_bert.data.data_sets",
         "import ipu_packed_bert.planning.plan, ipu_packed_bert.report.command, ipu_packed_bert.report.calibrate, "
         "ipu_packed_bert.commands.look",
     ],

@@ -125,6 +125,7 @@ READS = {
     ("report", "--measured"): [f"report --measured {file}" for file in ("FILE.csv", "FILE.json", "FILE.pop", *RUN)],
     ("report", "--packed"): [f"report --packed {file} --unpacked run" for file in ("FILE.json", *RUN)],
     ("report", "--unpacked"): [f"report --packed run --unpacked {file}" for file in ("FILE.json", *RUN)],
+    ("check-model", "--batch"): ["check-model nowhere --batch FILE.jsonl"],
     ("calibrate", "--with"): ["calibrate --config packed_phase2_pod16 --with FILE.csv"],
 }
 # Options with a value that is no file to be read here: settings, names, and what is written.
@@ -143,6 +144,9 @@ NO_FILE = {
     ("plan", "--write"),
     ("predict", "--output"),
     ("export", "target"),
+    ("check-model", "model"),  # Transformers reads it, of safetensors alone
+    ("check-model", "--attention"),
+    ("check-model", "--collator"),
     ("gpu", "--json"),
     ("build", "--format"),
     ("build", "--json-field"),

@@ -20,7 +20,7 @@ pytest.importorskip("torch", reason="most commands need torch")
 
 from ipu_packed_bert.__main__ import main
 from pack_data.cli.command import run_main
-from pack_data.text.wordpiece import SPECIAL_TOKENS
+from pack_data.text.vocabulary import SPECIAL_TOKENS
 from tests.fine_tuning_files import tiny_checkpoint, tiny_squad
 from tests.pack_data.text_corpus import write_corpus
 from tests.tiny_runs import tiny_config, tiny_data

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from pack_data.text.corpus import Document, documents
-from pack_data.text.wordpiece import train_vocabulary
+from pack_data.text.vocabulary import train_vocabulary
 
 _Texts = List[Tuple[str, str]]  # prompt and answer
 

@@ -11,8 +11,7 @@ import numpy as np
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig
 from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
-from pack_data.cli.command import counted, positive_int
-from pack_data.cli.cores import available_cores
+from pack_data.cli.command import available_cores, counted, positive_int
 from pack_data.cli.timing import versions
 from pack_data.lengths.options import add_histogram_arguments
 from pack_data.packing import Packing

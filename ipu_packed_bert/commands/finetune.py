@@ -42,9 +42,9 @@ class _Finetune(Training[FinetuneConfig]):
         return load_config(path, overrides, stored=stored)
 
     def _plan(self, config: FinetuneConfig, args: argparse.Namespace) -> RunPlan:
-        from ipu_packed_bert.planning.finetuning_plan import plan_fine_tuning
+        from ipu_packed_bert.planning.plan import plan
 
-        return plan_fine_tuning(config, data_dir=args.data_dir, packing_factor=args.packing_factor)
+        return plan(config, data_dir=args.data_dir, packing_factor=args.packing_factor)
 
     def _kind(self) -> Type[ExamplesRun]:
         from ipu_packed_bert.training.examples import ExamplesRun

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence
 
-from ipu_packed_bert.training.page import is_run, sections_of_run
+from ipu_packed_bert.training.picture import is_run, sections_of_run
 from pack_data import page_sections as look
 from pack_data.cli.command import (
     ArgumentParser,

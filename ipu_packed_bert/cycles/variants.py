@@ -23,7 +23,7 @@ _HIDDEN = -1000.0  # exactly no attention, in every type (the model's own consta
 def build(model: Any, loss: Any, arrangement: Arrangement, *, slots: int, depth: int, columns: int) -> nn.Module:
     """The network in an arrangement, for packs of `slots` and up to `depth` sequences.
 
-    columns: width of the codes of a "product" mask, `Config.mask_columns(depth)`.
+    columns: width of the codes of a "product" mask, `settings.schema.mask_columns`.
     """
     built: Any = PackedBertForPreTraining(model, loss)  # whose modules are replaced by others of their kind
     attentions = [layer.attention.self for layer in built.bert.encoder.layer]

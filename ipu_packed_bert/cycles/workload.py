@@ -12,7 +12,7 @@ from ipu_packed_bert.cycles.pipeline import Pipeline, PipelinePlacement, assembl
 from ipu_packed_bert.cycles.target import Target
 from ipu_packed_bert.cycles.tracing import Graph, cached, capture, capture_update, layers_alike, sources_digest
 from ipu_packed_bert.settings.pretraining import Config
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings.schema import Configuration, mask_columns
 
 TRACED_LAYERS = 3  # first, last, and one between that stands for all
 
@@ -80,7 +80,7 @@ def build(config: Config, model: Any, shape: MicroBatchShape, arrangement: Arran
     from ipu_packed_bert.cycles import variants
 
     return variants.build(
-        model, config.loss, arrangement, slots=shape.slots, depth=shape.depth, columns=config.mask_columns(shape.depth)
+        model, config.loss, arrangement, slots=shape.slots, depth=shape.depth, columns=mask_columns(model, shape.depth)
     )
 
 

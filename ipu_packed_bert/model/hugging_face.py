@@ -21,8 +21,7 @@ from ipu_packed_bert.settings.schema import ModelConfig
 from pack_data.reading.fields import Fields, read_object, shown
 from pack_data.reading.files import write_atomically
 from pack_data.reading.packages import load_package
-from pack_data.text.tokenizer_file import AnyVocabulary, TokenizerFile, load_either, vocabulary_in
-from pack_data.text.wordpiece import SPECIAL_TOKENS
+from pack_data.text.vocabulary import SPECIAL_TOKENS, AnyVocabulary, TokenizerFile, load_either, vocabulary_in
 
 Weights = Dict[str, torch.Tensor]
 

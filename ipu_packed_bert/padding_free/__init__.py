@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.padding_free.choice import use_padding_free
     from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator, PaddingFreeCollator, inputs_for
     from ipu_packed_bert.padding_free.cost import MeasuredCost, measure_cost
-    from ipu_packed_bert.padding_free.probe import check_no_leak
+    from ipu_packed_bert.padding_free.probe import assert_isolated, check_no_leak
     from ipu_packed_bert.padding_free.streams import PackedStream, least_of_ranks
     from ipu_packed_bert.padding_free.trainers import pack_into
     from ipu_packed_bert.padding_free.update import UpdateResult, accumulate, mean_loss, take_step
@@ -30,6 +30,7 @@ _PLACES = {
     "PaddingFreeCollator": "collators",
     "UpdateResult": "update",
     "accumulate": "update",
+    "assert_isolated": "probe",
     "check_no_leak": "probe",
     "inputs_for": "collators",
     "keep_buffers": "pack_data.cli.memory",
@@ -49,6 +50,7 @@ __all__ = [
     "PaddingFreeCollator",
     "UpdateResult",
     "accumulate",
+    "assert_isolated",
     "check_no_leak",
     "inputs_for",
     "keep_buffers",

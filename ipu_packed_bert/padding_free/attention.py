@@ -310,8 +310,11 @@ def _refuse_contradiction(
     """
     global _checked
     given = positions, mask, boundaries
+    # A tensor that is gone is no tensor that was not given, though both are None.
     if len(_checked) == len(given) and all(
-        reference() is each and version == _version(each) >= 0 for (reference, version), each in zip(_checked, given)
+        (reference is None if each is None else reference is not None and reference() is each)
+        and version == _version(each) >= 0
+        for (reference, version), each in zip(_checked, given)
     ):
         return
     begins = positions[:, 1:] != positions[:, :-1] + 1  # [B, T - 1]
@@ -328,7 +331,7 @@ def _refuse_contradiction(
         raise ValueError(
             f"{name}: {what}; give the model what padding_free.inputs_for gives, no attention_mask, and use_cache=False"
         )
-    _checked = [((lambda: None) if each is None else weakref.ref(each), _version(each)) for each in given]
+    _checked = [(None if each is None else weakref.ref(each), _version(each)) for each in given]
 
 
 def _version(tensor: Optional[torch.Tensor]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from ipu_packed_bert.padding_free.attention import NAME, REGISTERED
 from ipu_packed_bert.padding_free.models import (
@@ -18,22 +18,34 @@ from ipu_packed_bert.padding_free.models import (
     text_config,
 )
 from ipu_packed_bert.padding_free.probe import check_no_leak
+from ipu_packed_bert.padding_free.rows import Probed
 
 _logger = logging.getLogger(__name__)
 
 
-def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Optional[str] = None) -> Choice:
+def use_padding_free(
+    model: Any, *, longest: Optional[int] = None, row: Optional[int] = None, attention: Optional[str] = None
+) -> Choice:
     """Switch a loaded model, in place, to an attention that keeps examples apart.  Returns what was chosen.
 
-    longest: tokens of the longest example in training, as for `check_no_leak`, which every choice passes.
+    longest: tokens of the longest example in training, and row: those that a batch joins, as for `check_no_leak`, which
+    every choice passes.
     attention: only this implementation.  By default flash attention if the model was loaded with it, then ours, then
     the library's own way with the attention the model has: boundaries found in position_ids, then a mask for all
     layers.  Ours and the library's are tried without seq_idx and with it, which layers other than attention may use.
     The model's key cache is switched off, as with it the library looks for no boundaries.
-    Where only a mask of all tokens by all tokens keeps examples apart, a warning says what it takes.
+    What needs a mask of all tokens by all tokens is taken only where `attention` names it, now or before; a warning
+    says what memory that takes.
 
     Raises ValueError where nothing is right; the model then stays as it was.
     """
+    return find_choice(model, longest=longest, row=row, attention=attention)[0]
+
+
+def find_choice(
+    model: Any, *, longest: Optional[int] = None, row: Optional[int] = None, attention: Optional[str] = None
+) -> Tuple[Choice, Probed]:
+    """`use_padding_free`, and what was probed."""
     refuse_unfit(model)
     base, loaded, before = base_of(model), attention_of(model), chosen_for(model)
     cached = getattr(base.config, "use_cache", None)
@@ -43,10 +55,10 @@ def use_padding_free(model: Any, *, longest: Optional[int] = None, attention: Op
             switch(model, choice.attention)
             choose(model, choice)
             base.config.use_cache = False
-            check_no_leak(model, longest=longest)
-            if attention is None and dense_mask_bytes(model, 1):
-                _logger.warning("%s", _dense(model, choice, longest, refusals))
-            return choice
+            probed = check_no_leak(model, longest=longest, row=row)
+            if dense_mask_bytes(model, 1):
+                _say_dense(model, choice, row or longest or 4096, attention is not None or choice == before)
+            return choice, probed
         except ValueError as error:
             refusals[str(choice)] = str(error)
             choose(model, before)
@@ -65,18 +77,20 @@ def dense_mask_bytes(model: Any, tokens: int) -> int:
     if choice_of(model).boundaries == "cu_seq_lens" or kind == "flex_attention":
         return 0
     heads = getattr(text_config(model), "num_attention_heads", 1)
-    width = base_of(model).dtype.itemsize
+    width = next(base_of(model).parameters()).element_size()
     return tokens * tokens * (1 if kind == "sdpa" else width * (1 + heads))
 
 
-def _dense(model: Any, choice: Choice, longest: Optional[int], refusals: Mapping[str, str]) -> str:
-    tokens = longest or 4096
-    why = next(iter(refusals.values()), "")
-    return (
-        f"{type(base_of(model)).__name__}: only {choice} keeps examples apart, by a mask of all tokens by all tokens: "
-        f"{dense_mask_bytes(model, tokens) / 2**20:,.0f} MiB in a row of {tokens:,} tokens, four times as much in one "
-        f"twice as long" + (f" ({why})" if why else "")
+def _say_dense(model: Any, choice: Choice, tokens: int, asked: bool) -> None:
+    """A warning; ValueError where nobody asked for it."""
+    text = (
+        f"{type(base_of(model)).__name__}: {choice} keeps examples apart by a mask of all tokens by all tokens, "
+        f"{dense_mask_bytes(model, tokens) / 2**20:,.0f} MiB a layer in a row of {tokens:,} tokens, four times as much "
+        "in one twice as long"
     )
+    if not asked:
+        raise ValueError(f'{text}; use_padding_free(model, attention="{choice.attention}") takes it')
+    _logger.warning("%s", text)
 
 
 def _candidates(loaded: str, attention: Optional[str]) -> List[Choice]:

@@ -56,7 +56,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     Raises ValueError where an example is longer than a window or chunk that this ignores.
     """
     tensors = {name: torch.as_tensor(values) for name, values in batch.items()}
-    tensors["position_ids"] = tensors["position_ids"] + _first_position(model)
+    tensors["position_ids"] = tensors["position_ids"] + first_position(model)
     if "cumulative_lengths" not in tensors:
         return tensors
     boundaries, longest = tensors.pop("cumulative_lengths"), int(tensors.pop("max_length"))
@@ -72,7 +72,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
         mask = _same_example(tensors["position_ids"])
         if choice.attention == "eager":
             # Half of the type's least number: scores are added to it, and the sum must stay finite.
-            dtype = base_of(model).dtype
+            dtype = next(base_of(model).parameters()).dtype
             mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min / 2)
         more = {"attention_mask": mask}
     if choice.seq_idx:
@@ -81,7 +81,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     return {**tensors, **more}
 
 
-def _first_position(model: Any) -> int:
+def first_position(model: Any) -> int:
     """The position of an example's first token: RoBERTa's family counts from padding_idx + 1, all others from 0."""
     for module in base_of(model).modules():
         padding = getattr(getattr(module, "position_embeddings", None), "padding_idx", None)

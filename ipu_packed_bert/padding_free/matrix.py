@@ -4,7 +4,9 @@
 
 Every family is tried with eager, sdpa and our attention, as `use_padding_free` does.  A model is right if the loss of
 every token in a row is the one of its example alone, by eager code of a model that nothing here has touched, to 1e-5;
-otherwise it must be refused.  The status is 1 if one is neither.
+otherwise it must be refused.  So must a row that also has an all-ones attention_mask, with which the library looks for
+no boundaries; eager and sdpa are the library's own code then, and nothing of ours sees it.  The status is 1 if ours is
+neither.
 """
 
 from __future__ import annotations
@@ -39,11 +41,13 @@ class _Verdict(NamedTuple):
     choice: Optional[Choice]  # None where refused
     error: float  # largest difference of a token's loss from that of its example alone
     refusal: str  # why, in one line
+    ones: float = float("nan")  # the error with an all-ones attention_mask; not a number where refused
 
     @property
     def right(self) -> bool:
-        """Right or refused."""
-        return self.choice is None or self.error <= _TOLERANCE
+        """Right or refused; with an all-ones mask only ours can refuse."""
+        ours = self.attention == NAME and self.ones > _TOLERANCE
+        return self.choice is None or (self.error <= _TOLERANCE and not ours)
 
     @property
     def cell(self) -> str:
@@ -51,6 +55,7 @@ class _Verdict(NamedTuple):
             return "refused"
         text = f"{self.error:.0e}" + (" and seq_idx" if self.choice.seq_idx else "")
         text += ", mask" if self.choice.boundaries == "attention_mask" else ""
+        text += "; ones refused" if self.ones != self.ones else "" if self.ones <= _TOLERANCE else "; ones wrong"
         return text if self.right else f"**WRONG** {text}"
 
 
@@ -73,7 +78,12 @@ def measure(family: str, attention: str, seed: int = 0) -> _Verdict:
         rows = [torch.from_numpy(example["input_ids"])[None] for example in examples]
         expected = torch.cat([_losses_of(reference(ids).logits, ids) for ids in rows])
         found = _losses_of(logits_of(model, inputs), inputs["labels"])
-    return _Verdict(family, attention, choice, float((found - expected).abs().max()), "")
+        try:
+            given = {**inputs, "attention_mask": inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))}
+            ones = float((_losses_of(logits_of(model, given), inputs["labels"]) - expected).abs().max())
+        except ValueError:
+            ones = float("nan")
+    return _Verdict(family, attention, choice, float((found - expected).abs().max()), "", ones)
 
 
 def _reason_of(verdicts: Sequence[_Verdict]) -> str:

@@ -223,6 +223,19 @@ def far_settings(config: Any) -> List[Reach]:
     return sorted(set(found))
 
 
+# Settings after which a model may treat an example, a token or a row otherwise, by parts of their names.
+_MATTERING = (*_REACHING, "scale", "rate", "capacity", "cache", "block", "stride", "kernel", "group", "length")
+
+
+def lengths_of_config(config: Any, most: int) -> List[int]:
+    """Numbers of the configuration that may be lengths in tokens, from 2 to `most`."""
+    found = {each.tokens for each in far_settings(config)}
+    for name, value in vars(config).items():
+        if any(word in name for word in _MATTERING) and not name.startswith(_COUNTS):
+            found |= {each for each in (value if isinstance(value, (list, tuple)) else [value]) if _is_count(each)}
+    return sorted(each for each in found if 2 <= each <= most)
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 

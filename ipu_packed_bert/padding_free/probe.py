@@ -7,13 +7,15 @@ compared with the model's own rounding, measured in plain calls that differ in n
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+import math
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.attention import NAME
-from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
+from ipu_packed_bert.padding_free.collators import Inputs, first_position, inputs_for
 from ipu_packed_bert.padding_free.models import (
     WAY_OUT,
     attention_of,
@@ -21,13 +23,27 @@ from ipu_packed_bert.padding_free.models import (
     choice_of,
     far_settings,
     ignored_reach,
+    lengths_of_config,
     refuse_unfit,
     text_config,
     too_long,
     unwrapped,
 )
+from ipu_packed_bert.padding_free.rows import (
+    Collator,
+    Example,
+    Fault,
+    Loss,
+    Probed,
+    RowProbe,
+    TrainingCalls,
+    accurate,
+    places_of,
+    row_lengths,
+)
 from ipu_packed_bert.padding_free.update import logits_of, to_device
 from pack_data.batching.collators import padding_free_batch
+from pack_data.cli.memory import PeakMemory
 
 _Forward = Callable[[Any, Inputs], torch.Tensor]  # model, inputs -> logits [1, tokens, vocabulary]
 
@@ -43,6 +59,8 @@ _HALF = (torch.float16, torch.bfloat16)
 # mixture of experts gives each expert other tokens, and its sums round differently.
 _SAME = 1e-6
 _LENGTH = 11  # tokens of a test example, at most
+_ROW = 1024  # tokens of a row where nobody says
+_DENSE = 2048  # the longest row that is probed with a mask of all tokens by all tokens
 _DRAWS = 3  # other examples to try
 # What a model may raise for inputs that it does not take.
 _ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
@@ -74,34 +92,106 @@ def _check_window(model: Any, longest: Optional[int] = None) -> None:
 
 
 def check_no_leak(
-    model: Any, *, longest: Optional[int] = None, forward: _Forward = logits_of, vocabulary_size: int = 0, seed: int = 0
-) -> None:
-    """Raise ValueError unless each example of a row gets the logits and gradients that it gets alone.
+    model: Any,
+    *,
+    longest: Optional[int] = None,
+    row: Optional[int] = None,
+    forward: _Forward = logits_of,
+    collator: Optional[Collator] = None,
+    loss: Optional[Loss] = None,
+    mean: str = "token",
+    vocabulary_size: int = 0,
+    seed: int = 0,
+) -> Probed:
+    """Raise ValueError unless each example of a row gets the logits, loss and gradients that it gets alone.
 
     model: as it will be trained; in DistributedDataParallel, FSDP2, PEFT, or compiled, which is not used here.
     longest: tokens of the longest example in training; decides which windows and chunks matter.  By default the most
     that the model takes.  The test examples are longer than these windows, by as much again where they may be.
-    forward: how the training calls the model, if not as `padding_free.update` does.
+    row: tokens that a batch joins; by default `longest`.  0: only the short probe, steps 1 to 4.
+    forward: how the training calls the model, if not as `padding_free.update` does: model, inputs -> logits.
+    collator: examples, mappings with input_ids and labels -> inputs; by default ours.
+    loss: model, inputs -> the mean that is trained.  mean: what it is a mean over, "token" or "example".
     vocabulary_size: that of the configuration by default.
 
-    It runs some short forward passes on random tokens, and long ones where windows matter.  Weights, gradients, random
-    state and mode of the model stay as they are.  In turn:
+    Weights, gradients, random state and mode of the model stay as they are.  In turn:
     1. Do the logits of an example, and in training mode those with dropout, change with the example before it?
     2. Does its loss have a gradient at the tokens of the example before it?
     3. Are logits and gradients those of `model(input_ids)` for this example alone?
     4. And with examples longer than each window, chunk or trained length below `longest`?
+    5. The same for rows as they are trained (`padding_free.rows`), in training and evaluation mode, in the model's type
+       and in float32, where rounding hides less; what is beyond rounding there is looked at again in float64.
     Where not, the error names the first layer at fault, or the setting, and what to do.
     """
     refuse_unfit(model)
     _check_window(model, longest)
+    if mean not in ("token", "example"):
+        raise ValueError(f'mean is {mean!r}; must be "token" or "example"')
     with _undisturbed(model):
-        _Probe(model, longest, forward, vocabulary_size, seed).run()
+        loaded = attention_of(model)
+
+        def made() -> _Probe:
+            if attention_of(model) != loaded:  # that of a plain call
+                base_of(model).set_attn_implementation(loaded)
+            training = TrainingCalls(collator, forward, loss, mean)
+            return _Probe(model, longest, training, vocabulary_size, seed)
+
+        probe = made()
+        probe.run()
+        return probe.rows(row, made) if row != 0 else Probed(types=(str(probe.dtype),))
+
+
+def assert_isolated(model: Any, **options: Any) -> Probed:
+    """`check_no_leak` for tests of one's own: AssertionError where an example depends on another."""
+    try:
+        return check_no_leak(model, **options)
+    except ValueError as error:
+        raise AssertionError(str(error)) from None
+
+
+def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Probed:
+    """Raise ValueError unless the examples of this row have the logits and gradients that they have alone.
+
+    inputs: of one row, with position_ids, which begin again in each example, and labels.
+    """
+    refuse_unfit(model)
+    sharded = any(hasattr(each, "placements") or not each.numel() for each in model.parameters())
+    if sharded:  # ranks have different numbers of examples, and would wait for each other
+        return Probed(left_out="the first batch is not audited, as the weights are sharded")
+    given = {name: value for name, value in inputs.items() if name != "num_items_in_batch"}
+    examples = _examples_of(given)
+    loaded = attention_of(model)
+
+    def made() -> _Probe:
+        if attention_of(model) != loaded:
+            base_of(model).set_attn_implementation(loaded)
+        return _Probe(model, None, TrainingCalls(lambda each: given, forward), 0, 0)
+
+    with _undisturbed(model), contextlib.ExitStack() as stack:
+        probe = made()
+        if probe.dtype in _HALF:
+            stack.enter_context(_in_type(model, torch.float32))
+            probe = made()
+        probe.measure()
+        return probe.audit(examples, made)._replace(types=(str(probe.dtype),))
+
+
+def _examples_of(inputs: Inputs) -> List[Example]:
+    """Those of a row, by its positions."""
+    if inputs["input_ids"].shape[0] != 1 or inputs.get("position_ids") is None:
+        raise ValueError("the batch is not one row with position_ids, so that its examples are not known")
+    positions = inputs["position_ids"][0].cpu()
+    begins = torch.nonzero(positions[1:] != positions[:-1] + 1)[:, 0] + 1
+    lengths = torch.diff(torch.cat([torch.tensor([0]), begins, torch.tensor([len(positions)])])).tolist()
+    columns = [inputs[name][0].cpu().split(lengths) for name in ("input_ids", "labels")]
+    return [{"input_ids": ids.numpy(), "labels": labels.numpy()} for ids, labels in zip(*columns)]
 
 
 @contextlib.contextmanager
 def _undisturbed(model: Any) -> Iterator[None]:
     """Modes, random states and the attention implementation are afterwards what they were."""
     modes = {module: module.training for module in model.modules()}
+    buffers = [(each, each.clone()) for each in model.buffers()]
     loaded = attention_of(model)
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     stance = getattr(torch.compiler, "set_stance", None) if hasattr(torch, "compiler") else None
@@ -114,8 +204,49 @@ def _undisturbed(model: Any) -> Iterator[None]:
         finally:
             for module, training in modes.items():
                 module.training = training
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
             if attention_of(model) != loaded:
                 base_of(model).set_attn_implementation(loaded)
+
+
+@contextlib.contextmanager
+def _in_type(model: Any, dtype: torch.dtype) -> Iterator[None]:
+    """Weights and buffers in another type, without autocast; the model's own tensors stay untouched."""
+    base, stores = base_of(model), []
+    made: Dict[int, torch.Tensor] = {}
+    # Where Accelerate has put autocast into `forward`.
+    wrapped = [each for each in {unwrapped(model), base} if {"_original_forward", "forward"} <= each.__dict__.keys()]
+    outer = [each.forward for each in wrapped]
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for name, each in store.items():
+                if (
+                    type(each) in (torch.Tensor, torch.nn.Parameter)
+                    and each.is_floating_point()
+                    and each.dtype != dtype
+                ):
+                    stores.append((store, name, each))
+    try:
+        for store, name, each in stores:
+            if id(each) not in made:
+                changed = each.detach().to(dtype)
+                made[id(each)] = (
+                    torch.nn.Parameter(changed, each.requires_grad) if isinstance(each, torch.nn.Parameter) else changed
+                )
+            store[name] = made[id(each)]
+        for each in wrapped:
+            each.forward = each._original_forward
+        with contextlib.ExitStack() as stack:
+            for kind in {"cpu", next(model.parameters()).device.type}:
+                stack.enter_context(torch.autocast(kind, dtype=torch.bfloat16, enabled=False))
+            yield
+    finally:
+        for store, name, each in stores:
+            store[name] = each
+        for each, forward in zip(wrapped, outer):
+            each.forward = forward
 
 
 class _Traced(NamedTuple):
@@ -130,16 +261,22 @@ class _Traced(NamedTuple):
 class _Probe:
     """One test of one model."""
 
-    def __init__(self, model: Any, longest: Optional[int], forward: _Forward, vocabulary_size: int, seed: int) -> None:
-        self.model, self.forward = unwrapped(model), forward
+    def __init__(
+        self, model: Any, longest: Optional[int], training: TrainingCalls, vocabulary_size: int, seed: int
+    ) -> None:
+        self.model, self.forward = unwrapped(model), training.forward
+        self.training, self.seed = training, seed
         self.base, self.choice = base_of(model), choice_of(model)
         self.name, self.was_training = type(self.base).__name__, bool(model.training)
         config = text_config(model)
         self.vocabulary = vocabulary_size or config.vocab_size
+        padding = getattr(config, "pad_token_id", None)
+        self.padding = padding if isinstance(padding, int) else None
         positions = getattr(config, "max_position_embeddings", None)
         far, reach = far_settings(config), ignored_reach(model)
         stretched = any("rope" in each.setting for each in far)  # then positions have no end
         self.longest = longest if longest is not None or stretched else positions
+        self.positions = None if stretched or positions is None else positions - first_position(model)
         near = min((each.tokens for each in far if each.tokens > 1), default=None)  # a window is tested by itself
         limits = (self.longest, positions, reach and reach.tokens, near)
         self.length = min([_LENGTH] + [limit for limit in limits if isinstance(limit, int)])
@@ -156,7 +293,8 @@ class _Probe:
     # ---- calls
 
     def example(self, length: int) -> torch.Tensor:
-        return torch.randint(1, self.vocabulary, (length,), generator=self.draw)
+        found = torch.randint(1, self.vocabulary, (length,), generator=self.draw)
+        return found.masked_fill(found == self.padding, 0) if self.padding else found  # some models skip padding
 
     def _computed_types(self) -> Set[torch.dtype]:
         """Types that the layers compute in: of the weights, or of an autocast around the call or inside `forward`."""
@@ -179,7 +317,7 @@ class _Probe:
                 handle.remove()
         return found
 
-    def _tried(self, call: Callable[[], torch.Tensor], what: str) -> torch.Tensor:
+    def _tried(self, call: Callable[[], Any], what: str) -> Any:
         try:
             return call()
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -201,20 +339,29 @@ class _Probe:
 
         def call() -> torch.Tensor:
             self._set(attention or self.references[0])
-            return self.model(torch.stack(examples).to(self.device)).logits.float()
+            return accurate(self.model(torch.stack(examples).to(self.device)).logits)
 
         return self._tried(call, "model(input_ids) of one example fails already")
 
+    def collated(self, examples: Sequence[Example]) -> Inputs:
+        """The collator's inputs; ours where there is no other."""
+        self._set(self.choice.attention)
+        if self.training.collator is not None:
+            return self.training.collator(examples)
+        return inputs_for(self.model, padding_free_batch(examples))
+
     def row(self, *examples: torch.Tensor, restart: bool = True) -> List[torch.Tensor]:
         """Logits of each example of one row [1, its tokens, vocabulary].  restart: positions begin at 0 in each."""
-        self._set(self.choice.attention)
-        inputs = inputs_for(self.model, padding_free_batch([{"input_ids": ids.numpy()} for ids in examples]))
-        inputs.pop("labels")
-        if not restart:
+        inputs = self.collated([{"input_ids": ids.numpy(), "labels": ids.numpy()} for ids in examples])
+        places = places_of([ids.numpy() for ids in examples], inputs)
+        self.where = torch.cat(places)
+        inputs = {name: value for name, value in inputs.items() if name != "labels"}
+        if not restart and "position_ids" in inputs:
             inputs["position_ids"] = torch.arange(inputs["position_ids"].shape[1]).unsqueeze(0)
         what = f"does not take {self.choice.boundaries} of a padding-free batch, {WAY_OUT}"
-        found = self._tried(lambda: self.forward(self.model, to_device(inputs, self.device)), what)
-        return list(found.float().split([len(ids) for ids in examples], dim=1))
+        found = accurate(self._tried(lambda: self.forward(self.model, to_device(inputs, self.device)), what))
+        flat = found.reshape(1, -1, found.shape[-1])
+        return [flat[:, place[0] : place[0] + len(place)] for place in places]
 
     # ---- measures
 
@@ -325,7 +472,7 @@ class _Probe:
                     F.cross_entropy(each[0, :-1], ids[1:].to(self.device), reduction="sum")
                     for each, ids in list(zip(found, examples))[of:]
                 ]
-                return torch.autograd.grad(torch.stack(losses).sum(), kept)[0].float()
+                return accurate(torch.autograd.grad(torch.stack(losses).sum(), kept)[0])
         finally:
             handle.remove()
 
@@ -341,10 +488,13 @@ class _Probe:
             ]
         except _ERRORS:
             return  # no gradients at the embeddings in a plain call: nothing to compare
-        row = self._tried(
-            lambda: self._gradients(lambda: self.row(*both), both, 0), f"has no gradients in a row, {WAY_OUT}"
-        )
-        through = self._gradients(lambda: self.row(*both), both, 1)[:, : len(first)]
+
+        def of_row(number: int) -> torch.Tensor:
+            found = self._gradients(lambda: self.row(*both), both, number)
+            return found.reshape(1, -1, found.shape[-1])[:, self.where]
+
+        row = self._tried(lambda: of_row(0), f"has no gradients in a row, {WAY_OUT}")
+        through = of_row(1)[:, : len(first)]
         scale = row.abs().max().clamp(min=1e-30)
         if float(through.abs().max() / scale) > _SAME:
             size = float(through.abs().max() / scale)
@@ -406,6 +556,113 @@ class _Probe:
                 f"{names}{where}; let use_padding_free(model) choose its attention, or, if your examples have at most "
                 f"{passed[0].tokens} tokens, say so with longest=N, or {WAY_OUT}"
             )
+
+    # ---- rows as they are trained
+
+    def rows(self, row: Optional[int], made: Callable[[], _Probe]) -> Probed:
+        """made: this probe again, where the weights have another type."""
+        known = [each for each in (self.longest, self.positions) if each]
+        asked = row or self.longest or min([_ROW, *known])
+        tokens = min(asked, _DENSE) if self.choice.boundaries != "cu_seq_lens" else asked
+        longest = min([tokens, *known])
+        peak = PeakMemory() if tokens >= _ROW else None
+        types, total = [str(self.dtype)], Probed()
+        if self.dtype in _HALF:
+            total = self._as_given(tokens, longest)
+            with _in_type(self.model, torch.float32):
+                exact = made()
+                if exact.dtype == torch.float32:
+                    exact.measure()
+                    total = total.joined(exact.exact_rows(tokens, longest, made))
+                    types.append("torch.float32")
+        else:
+            total = self.exact_rows(tokens, longest, made)
+        if tokens < asked:
+            total = total._replace(left_out=f"not longer, as the mask is of all tokens by all tokens; {total.left_out}")
+        return total._replace(types=tuple(types), peak=(peak.added() or 0) if peak else 0)
+
+    def measure(self) -> None:
+        """The limits of this type."""
+        self.model.eval()
+        first, last = self.example(self.length), self.example(self.length)
+        with torch.no_grad():
+            self._measure_rounding(
+                self._alone(first, last), first, last, [self.example(self.length) for _ in range(_DRAWS)]
+            )
+
+    def _row_probe(self) -> RowProbe:
+        training = self.training._replace(collator=self.collated)
+        own = self.training.collator is None and self.training.loss is None
+        return RowProbe(
+            self.model, self.base, lambda ids: self.plain(*ids), lambda: self._set(self.choice.attention), training,
+            self.vocabulary, self.limit, own, self.padding,
+        )  # fmt: skip
+
+    def exact_rows(self, tokens: int, longest: int, made: Callable[[], _Probe]) -> Probed:
+        numbers = lengths_of_config(text_config(self.model), longest)
+        what = f"fails in a row of {tokens:,} tokens, {WAY_OUT}"
+        faults, probed = self._tried(lambda: self._row_probe().run(tokens, longest, numbers, self.seed), what)
+        return self._judged(faults, probed, made)
+
+    def audit(self, examples: List[Example], made: Callable[[], _Probe]) -> Probed:
+        """A batch that is there, with its own tokens and labels."""
+        faults, probed = self._tried(lambda: self._row_probe().audit(examples), f"fails in the batch, {WAY_OUT}")
+        return self._judged(faults, probed, made)
+
+    def _judged(self, faults: List[Fault], probed: Probed, made: Callable[[], _Probe]) -> Probed:
+        """Raises ValueError for the first fault, unless it is rounding."""
+        if not faults:
+            return probed
+        fault: Optional[Fault] = faults[0]
+        if fault is not None and fault.error < math.inf and self.dtype != torch.float64:
+            fault = self._again(fault, made)
+        if fault is None:
+            return probed._replace(left_out=f"rounding in {self.dtype} was looked at in torch.float64")
+        where = ""
+        if fault.lengths:
+            examples = [self.example(length) for length in fault.lengths]
+            with contextlib.suppress(ValueError):
+                where = self._unlike_alone(examples, max(fault.number, 0))
+        size = f"{fault.error:.1e} of the largest" if fault.error < math.inf else "not a number"
+        raise ValueError(
+            f"{self.name}: {fault.what} ({size}){where}; let use_padding_free(model) choose its attention, look at "
+            f"what collator and loss do there, or {WAY_OUT}"
+        )
+
+    def _again(self, fault: Fault, made: Callable[[], _Probe]) -> Optional[Fault]:
+        """The fault in float64, where rounding is smaller; None where it is gone."""
+        with _in_type(self.model, torch.float64):
+            try:
+                probe = made()
+                probe.measure()
+                found = probe._row_probe().repeat(fault)
+            except _ERRORS:
+                return fault  # there is no float64 on this device, or in this code
+        return found[0] if found else None
+
+    def _as_given(self, tokens: int, longest: int) -> Probed:
+        """In half precision: do the logits of an example change with others?  And the typical ones, with the row?"""
+        draw = np.random.default_rng(self.seed)
+        lengths = row_lengths(tokens, longest, lengths_of_config(text_config(self.model), longest), draw)[0]
+        examples = [self.example(length) for length in lengths]
+        changed = [ids if number % 2 else self.example(len(ids)) for number, ids in enumerate(examples)]
+        self.model.eval()
+        with torch.no_grad():
+            row, other = self.row(*examples), self.row(*changed)
+            alone = [self.plain(ids) for ids in examples]
+        same = max((_difference(*pair) for pair in list(zip(other, row))[1::2]), default=0.0)
+        if same > _SAME and same > min(self.limit, _ROUNDINGS * self.mixed):
+            where = f" in a row of {tokens:,} tokens and {len(lengths):,} examples"
+            raise ValueError(self._leak(f"the logits of an example change ({same:.1e} of the largest){where}", ""))
+        errors = [_difference(*pair, typical=True) for pair in zip(row, alone)]
+        if max(errors) > 2 * self.limit:
+            worst = errors.index(max(errors))
+            raise ValueError(
+                f"{self.name}: in a row of {tokens:,} tokens, example {worst} of {lengths[worst]} tokens scores "
+                f"otherwise than alone in {self.dtype} ({max(errors):.1e} of the largest logit)"
+                f"{self._unlike_alone(examples, worst)}; {WAY_OUT}"
+            )
+        return Probed(rows=((tokens, len(lengths)),))
 
     # ---- which layer
 

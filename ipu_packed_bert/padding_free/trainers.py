@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from ipu_packed_bert.padding_free.choice import dense_mask_bytes, use_padding_free
+from ipu_packed_bert.padding_free.choice import dense_mask_bytes, find_choice
 from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
 from ipu_packed_bert.padding_free.models import base_of, choice_of
+from ipu_packed_bert.padding_free.probe import audit_batch
 from ipu_packed_bert.padding_free.update import IGNORED, cross_entropy_sum
 from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
@@ -49,6 +50,7 @@ def pack_into(
     way: str = "OptimalPacking+PosID",
     longer: str = "raise",
     check: bool = True,
+    audit: bool = True,
 ) -> IndexBatchSampler:
     """Let a Hugging Face Trainer, or TRL's SFTTrainer, train on packs.  Call it before `trainer.train()`.
 
@@ -62,7 +64,8 @@ def pack_into(
     way: OptimalPacking+PosID, SortedPacking+PosID or MiniBatchPacking+PosID.  longer: a rule of
     `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens.  check: try out that the model
     keeps examples apart, and switch it to an attention that does (`use_padding_free`); without it the model must be
-    switched already.
+    switched already.  audit: compute the first batch of the training once more, each of its examples alone beside the
+    row.  What both found and took is printed.
     Returns the sampler of this rank; its `longer` counts the examples that were cut or left out.
     Raises ValueError, one line, for what cannot be packed.
     """
@@ -74,7 +77,8 @@ def pack_into(
             "max_sequence_length is not given, and the trainer has no max_length; give the tokens of a row"
         )
     if check:
-        use_padding_free(trainer.model, longest=row)
+        _, probed = find_choice(trainer.model, longest=row, row=trainer._train_batch_size * row)
+        _say(accelerator, str(probed))
     if choice_of(trainer.model).boundaries == "attention_mask" and hasattr(trainer, "_total_train_tokens"):
         raise ValueError(
             f"{type(trainer.model).__name__} keeps examples apart only by a mask of all tokens by all tokens, which "
@@ -102,9 +106,33 @@ def pack_into(
     if made.longer.longer and accelerator.is_main_process:
         _logger.warning("%s", made.longer)
     trainer.get_train_dataloader = get_train_dataloader
+    if audit:
+        _audit_first(trainer)
     if accelerator.is_main_process:
         print(_changed_updates(trainer, before, made, lengths), flush=True)
     return made
+
+
+def _say(accelerator: Any, text: str) -> None:
+    if accelerator.is_main_process:
+        print(f"pack_into: {text}", flush=True)
+
+
+def _audit_first(trainer: Any) -> None:
+    """The first batch of the training is audited before its loss is computed."""
+    theirs = trainer.compute_loss
+    own = "compute_loss" in vars(trainer)
+
+    def compute_loss(model: Any, inputs: Inputs, *others: Any, **named: Any) -> Any:
+        if not model.training:  # an evaluation before the training
+            return theirs(model, inputs, *others, **named)
+        del trainer.compute_loss
+        if own:
+            trainer.compute_loss = theirs
+        _say(trainer.accelerator, f"the first batch: {audit_batch(model, inputs)}")
+        return theirs(model, inputs, *others, **named)
+
+    trainer.compute_loss = compute_loss
 
 
 def _changed_updates(trainer: Any, before: int, sampler: IndexBatchSampler, lengths: np.ndarray) -> str:

@@ -1,6 +1,7 @@
-"""The plan of a run: what would sit on which IPU, how large an update is, how much memory and traffic that takes.
+"""The plan of a run of any task: what sits on which IPU, how large an update is, how much memory and traffic it takes.
 
-Everything is computed from the configuration and, where it is there, the data set's manifest; no device and no torch.
+Everything is computed from the configuration and, where they are there, the data: a data set's manifest, or files of
+examples, which are packed. No device; torch loads for files of examples only.
 Counted are weights, gradient accumulators, optimiser state on the chip, activations, and the room that products may
 take for temporary values (placement.available_memory_proportion). The program and its exchange are estimated.
 """
@@ -9,19 +10,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Callable, ClassVar, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.data.data_sets import known_packing_factor
 from ipu_packed_bert.planning.host_memory import HostMemory, host_memory, multiply_adds
+from ipu_packed_bert.settings.finetuning import SQUAD, FinetuneConfig
 from ipu_packed_bert.settings.launch_lines import start_lines
 from ipu_packed_bert.settings.placement import Block, Placement, place
 from ipu_packed_bert.settings.pretraining import Config, check_accumulation
-from ipu_packed_bert.settings.schema import ModelConfig, mask_columns
+from ipu_packed_bert.settings.schema import Configuration, ModelConfig, mask_columns
+from ipu_packed_bert.tasks import task_class
+from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.display.table import text_table
-from pack_data.lengths.factors import PackingFactor
+from pack_data.lengths.factors import PackingFactor, checked_factor, planned_factor, published_for
 from pack_data.store.data_set import Manifest
+
+if TYPE_CHECKING:
+    from ipu_packed_bert.tasks.examples import ExampleTask
 
 IPU_BYTES = MK2.memory_per_tile * MK2.tiles
 MIB = 1024.0 * 1024.0
@@ -32,6 +40,7 @@ FULLEST_PUBLISHED, FULLEST_THAT_RAN = 0.7983, 1.55
 # What is not counted, code and exchange, as a share of a tile. No more than the published configurations leave: 20 % in
 # PyTorch, 8 % in PopART and TensorFlow (BERT-large at 384, proportion 0.4), whose products may not use all their room.
 CODE_LEAST, CODE_MOST = 0.08, 0.20
+_GUESSED_DEPTH = 8  # sequences in a pack, where neither data nor configuration say
 _WIDTH = {"float16": 2, "float32": 4}
 
 
@@ -91,13 +100,26 @@ class Update(NamedTuple):
     accumulation: int
     packs: int
     sequences: float
+    unpacked: Optional[int] = None  # the accumulation that the packing factor may divide
+
+
+class _Words(NamedTuple):
+    """What is printed of a plan and differs between pre-training and tasks with files of examples."""
+
+    row: str  # what an update is made of
+    data: str
+    apart: str  # what the mask keeps apart
+    run: str  # "" while it is not known
+    unknown: str  # why an update is not known, and the way out
+    on_ipus: Tuple[str, ...]  # lines of an update on IPUs
+    sizes: str = ""  # where the network's sizes come from, where the configuration does not have them
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a configuration amounts to, and its words; `finetune_plan` has those of a run that learns from examples."""
+    """What a configuration of any task amounts to."""
 
-    config: Any  # of this kind of run
+    config: Configuration  # with the micro-batch that runs, where the packing factor is known
     model: ModelConfig
     update: Optional[Update]  # None while no packing factor is known
     placement: Placement
@@ -105,108 +127,21 @@ class RunPlan:
     predictions: int  # masked tokens that a pack has room for
     bytes_per_pack: int  # host to device
     training_packs: Optional[int]  # None while the data are not there
-
-    command: ClassVar[str] = "pretrain"
-    row: ClassVar[str] = "pack"  # what an update is made of
-    run_is_known: ClassVar[bool] = True  # without an update, too
-    unknown: ClassVar[str] = (
-        "unknown: no data set yet and no published packing factor for {slots} slots; give --packing-factor"
-    )
+    steps: Optional[int]  # updates of the whole run; None while they are not known
+    words: _Words
+    task: Optional[ExampleTask] = None  # of files of examples, where these and the checkpoint are there
 
     @cached_property
     def memory(self) -> Tuple[_Memory, ...]:
-        return tuple(ipu_memory(self, ipu) for ipu in range(self.placement.ipus))
+        return tuple(_ipu_memory(self, ipu) for ipu in range(self.placement.ipus))
 
     @property
     def slots(self) -> int:
-        return int(self.config.data.max_sequence_length)
-
-    @property
-    def steps(self) -> Optional[int]:
-        """Updates of the whole run; None while they are not known."""
-        return int(self.config.run.steps)
-
-    def _sizes_words(self) -> str:
-        """Where the network's sizes come from, where the configuration does not have them."""
-        return ""
-
-    def _data_words(self) -> str:
-        data = self.config.data
-        depth = "any number of" if data.max_sequences_per_pack is None else f"up to {data.max_sequences_per_pack}"
-        packs = (
-            "packs still to be built" if self.training_packs is None else f"{self.training_packs:,} packs to train on"
-        )
-        sequences = "one sequence each" if data.max_sequences_per_pack == 1 else f"{depth} sequences each"
-        return f"{data.directory}: {packs}, {data.max_sequence_length} slots, {sequences}"
-
-    def _depth_words(self) -> str:
-        """How many sequences the mask keeps apart."""
-        known = self.training_packs is not None or self.config.data.max_sequences_per_pack is not None
-        return f"up to {self.depth} sequences" if known else "the data set's sequences"
-
-    def _divided_words(self) -> str:
-        """What the packing factor made of the accumulation."""
-        unpacked = self.config.batch.gradient_accumulation
-        if self.update is None or self.update.accumulation == unpacked:
-            return ""
-        return f" ({unpacked:,} / {self.update.factor.value:.3f}, rounded up)"
-
-    def _run_words(self) -> str:
-        steps = self.config.run.steps
-        if self.updates_per_epoch is None:
-            return f"{steps:,} updates, an epoch's length is known once the data set is built"
-        each = self.updates_per_epoch
-        return f"{steps:,} updates, {each:,} an epoch: {steps / each:,.1f} epochs"
-
-    def _ipu_lines(self) -> List[str]:
-        """What else is known of an update on IPUs."""
-        assert self.update is not None and self.bytes_per_update is not None
-        return [
-            f"  traffic   {self.bytes_per_update / MIB:,.1f} MiB an update from host to device"
-            f" ({self.update.packs:,} packs of {self.bytes_per_pack:,} bytes)"
-        ]
-
-    def _speed_lines(self) -> List[str]:
-        """What the cycle model says of a run on IPUs that fits, as the report prints it; nothing where it cannot."""
-        from ipu_packed_bert.cycles.matmul import cache_folder
-        from ipu_packed_bert.cycles.speed import known_speed
-
-        if self.config.engine.kind == "host" or self.update is None:
-            return []
-        found = known_speed(self.config, self.update.factor.value, cache_folder())
-        if found is None:
-            return [
-                "  speed     packed-bert report, with the same --config and --set, computes it; then it stands here, "
-                "too"
-            ]
-        low, rate, high = found.rate
-        return [
-            f"  speed     {rate:,.0f} sequences/s, {low:,.0f} to {high:,.0f}; {found.days:.3f} days for the run: "
-            "predicted by the cycle model"
-        ]
-
-    def _shared_micro_batches(self) -> Optional[int]:
-        """Micro-batches of an update, for the line of what several processes share."""
-        return None if self.update is None else self.update.packs // self.config.batch.micro_batch
-
-    def _with_smaller_words(self, smaller: int) -> str:
-        """How a smaller micro-batch that fits is asked for: the same packs in an update, from more micro-batches."""
-        batch = self.config.batch
-        accumulation = -(-batch.micro_batch * batch.gradient_accumulation // smaller)
-        return (
-            f"--set batch.micro_batch={smaller} fits; with --set batch.gradient_accumulation={accumulation} "
-            "an update stays as large"
-        )
-
-    @property
-    def bytes_per_update(self) -> Optional[int]:
-        return None if self.update is None else self.update.packs * self.bytes_per_pack
+        return self.config.data.max_sequence_length
 
     @property
     def updates_per_epoch(self) -> Optional[int]:
-        if self.training_packs is None or self.update is None:
-            return None
-        return -(-self.training_packs // self.update.packs)
+        return _updates_per_epoch(self.training_packs, self.update)
 
     @property
     def training_stages(self) -> int:
@@ -214,7 +149,7 @@ class RunPlan:
         return 2 * len(self.placement.stages) - 1
 
     @property
-    def idle_share(self) -> Optional[float]:
+    def _idle_share(self) -> Optional[float]:
         """Share of an update in which a stage waits, while the pipeline fills and drains.
 
         The stages are taken as equally long.
@@ -251,34 +186,195 @@ class RunPlan:
         return largest_that_fits(batch.micro_batch, fits)
 
 
-def plan(config: Config, manifest: Optional[Manifest] = None, *, packing_factor: Optional[float] = None) -> RunPlan:
-    """The plan of a configuration; ConfigError where an update has fewer micro-batches than the pipeline has stages."""
-    factor = known_packing_factor(config, manifest, packing_factor)
+def plan(
+    config: Configuration,
+    manifest: Optional[Manifest] = None,
+    *,
+    data_dir: Optional[Path] = None,
+    packing_factor: Optional[float] = None,
+) -> RunPlan:
+    """The plan of a configuration.
+
+    manifest: of the data set of packs, where it is there. data_dir: where files of examples are looked for first.
+    Raises ConfigError where an update has fewer micro-batches than the pipeline has stages, or the placement does not
+    fit the network.
+    """
+    if isinstance(config, FinetuneConfig):
+        return _of_examples(config, data_dir, packing_factor)
+    assert isinstance(config, Config)
+    return _of_packs(config, manifest, packing_factor)
+
+
+def _of_packs(config: Config, manifest: Optional[Manifest], packing_factor: Optional[float]) -> RunPlan:
+    data, factor = config.data, known_packing_factor(config, manifest, packing_factor)
     update = None
     if factor is not None:
         check_accumulation(config, factor.value)
-        update = Update(
-            factor,
-            config.accumulation(factor.value),
-            config.packs_per_update(factor.value),
-            config.expected_sequences_per_update(factor.value),
-        )
-    placement = place(config.placement, Pretraining(config).heads)
+        update = _update(config, factor, unpacked=config.batch.gradient_accumulation)
     schema = manifest.schema if manifest is not None else None
-    depth = schema.max_sequences_per_pack if schema else config.data.max_sequences_per_pack or 8
+    packs = None if manifest is None else manifest.packs
+    depth = schema.max_sequences_per_pack if schema else data.max_sequences_per_pack or _GUESSED_DEPTH
     # The published rule, until a data set says otherwise (see pack_data.store.packs.predictions_per_pack).
     predictions = schema.max_predictions_per_pack if schema else config.predictions_per_sequence + depth
-    slots = config.data.max_sequence_length
+    # int32: four fields of slots, three of masked tokens, three of sequences; and two float32 scales.
+    bytes_per_pack = 4 * (4 * data.max_sequence_length + 3 * predictions + 3 * depth + 2)
+    sequences = f"up to {data.max_sequences_per_pack} sequences"
+    if data.max_sequences_per_pack in (None, 1):
+        sequences = "any number of sequences" if data.max_sequences_per_pack is None else "one sequence"
+    known = packs is not None or data.max_sequences_per_pack is not None
+    each = _updates_per_epoch(packs, update)
+    epochs = ", an epoch's length is known once the data set is built"
+    if each is not None:
+        epochs = f", {each:,} an epoch: {config.run.steps / each:,.1f} epochs"
+    traffic = ""
+    if update is not None:
+        traffic = (
+            f"  traffic   {update.packs * bytes_per_pack / MIB:,.1f} MiB an update from host to device"
+            f" ({update.packs:,} packs of {bytes_per_pack:,} bytes)"
+        )
+    words = _Words(
+        row="pack",
+        data=f"{data.directory}: {'packs still to be built' if packs is None else f'{packs:,} packs to train on'},"
+        f" {data.max_sequence_length} slots, {sequences} each",
+        apart=f"up to {depth} sequences" if known else "the data set's sequences",
+        run=f"{config.run.steps:,} updates{epochs}",
+        unknown=f"unknown: no data set yet and no published packing factor for {data.max_sequence_length} slots; "
+        "give --packing-factor",
+        on_ipus=(traffic,),
+    )
     return RunPlan(
         config=config,
         model=config.model,
         update=update,
-        placement=placement,
+        placement=place(config.placement, Pretraining(config).heads),
         depth=depth,
         predictions=predictions,
-        # int32: four fields of slots, three of masked tokens, three of sequences; and two float32 scales.
-        bytes_per_pack=4 * (4 * slots + 3 * predictions + 3 * depth + 2),
-        training_packs=None if manifest is None else manifest.packs,
+        bytes_per_pack=bytes_per_pack,
+        training_packs=packs,
+        steps=config.run.steps,
+        words=words,
+    )
+
+
+def _of_examples(config: FinetuneConfig, data_dir: Optional[Path], packing_factor: Optional[float]) -> RunPlan:
+    """What is there is read: the checkpoint's sizes, and the files, which are packed. Of the rest it is said."""
+    from ipu_packed_bert.tasks.examples import Tokenizer
+    from ipu_packed_bert.tasks.starting_weights import find_start, is_there  # load torch
+
+    task, start, missing = None, None, ""
+    try:
+        config = located(config, data_dir)
+    except ValueError as error:
+        missing = str(error).partition(":")[0]
+    if config.model.checkpoint is not None and not is_there(config.model.checkpoint):
+        missing = missing or config.model.checkpoint
+    elif config.model.checkpoint is not None or not missing:
+        start = find_start(config)
+    on_ipus, kind = config.engine.kind != "host", task_class(config.task.name)
+    model = config.model.stated_sizes() if start is None else start.model
+    config = config.for_model(model, ipus=on_ipus)
+    if start is not None and not missing:
+        task = kind(config, Tokenizer(start.vocabulary), start.model, start.labels)
+    factor, update = _factor(config, task, packing_factor), None
+    if factor is not None:
+        config = config.with_micro_batch(factor.value)
+        if on_ipus:
+            config.check_for_ipus(factor.value)
+        update = _update(config, factor)
+    depth, slots = config.data.max_sequences_per_pack or _GUESSED_DEPTH, config.data.max_sequence_length
+    fields = 4 * slots + 4 * depth + 1
+    data = f"{config.task.name}, rows of {slots} slots; "
+    packs, training = None, False
+    if task is None:
+        data += f"{missing} is not there"
+    else:
+        depth = task.max_sequences_per_pack or depth
+        batch = task.packs.batch(task.packs.order(0)[:1], 0)
+        fields = sum(batch[name].size for name in task.fields if name in batch) + len(task.scales)
+        packs, training = len(task.packs), task.training_packs is not None
+        packing = task.packs.packing
+        data += f"{packing.sequences:,} sequences in {packing.packs:,} rows of up to {packing.largest_depth}"
+    each, run = _updates_per_epoch(packs, update), ""
+    if update is not None:
+        run = f"{config.run.epochs} epoch{_s(config.run.epochs)}"
+        if training:
+            run += f" of {each:,} updates"
+        elif config.data.training is None:
+            run += "; no training, only evaluation"
+    sizes = "the configuration's" if start is None else start.description
+    words = _Words(
+        row="row",
+        data=data,
+        apart=f"up to {depth} sequences",
+        run=run,
+        unknown="unknown without the files; give --packing-factor, sequences in a row",
+        on_ipus=_lines_of_examples(config, task, update, 4 * fields) if on_ipus and update is not None else (),
+        sizes=f"; sizes: {sizes}",
+    )
+    return RunPlan(
+        config=config,
+        model=model,
+        update=update,
+        placement=place(config.placement, kind.heads),
+        depth=depth,
+        predictions=0,  # a head has a few outputs, and no masked tokens
+        bytes_per_pack=4 * fields,
+        training_packs=packs,
+        steps=None if each is None else each * config.run.epochs,
+        words=words,
+        task=task,
+    )
+
+
+def _update(config: Configuration, factor: PackingFactor, unpacked: Optional[int] = None) -> Update:
+    packs = config.packs_per_update(factor.value)
+    return Update(factor, config.accumulation(factor.value), packs, packs * factor.value, unpacked)
+
+
+def _updates_per_epoch(packs: Optional[int], update: Optional[Update]) -> Optional[int]:
+    return None if packs is None or update is None else -(-packs // update.packs)
+
+
+def _factor(config: FinetuneConfig, task: Optional[ExampleTask], given: Optional[float]) -> Optional[PackingFactor]:
+    """Of the files if they are there, else the one given, else for SQuAD of the histogram published at this length."""
+    data = config.data
+    if given is not None:
+        checked_factor(given, data.max_sequences_per_pack)
+    if task is not None:
+        return PackingFactor(task.packs.packing.packing_factor, f"{data.training or data.evaluation}")
+    if given is not None:
+        return PackingFactor(given, "--packing-factor")
+    if not config.packed:
+        return PackingFactor(1.0, "one sequence in a row")
+    published = published_for(data.max_sequence_length)
+    if config.task.name == SQUAD and published is not None and published.name.startswith(SQUAD):
+        return planned_factor(data.max_sequence_length, data.packer, data.max_sequences_per_pack)
+    return None
+
+
+def _lines_of_examples(
+    config: FinetuneConfig, task: Optional[ExampleTask], update: Update, bytes_per_row: int
+) -> Tuple[str, ...]:
+    """Cycles and traffic of an update."""
+    traffic = f"  traffic   {update.packs * bytes_per_row / MIB:,.2f} MiB an update from host to device"
+    if task is None:
+        return "  cycles    unknown: the files decide how many sequences and labels a row has", traffic
+    from ipu_packed_bert.cycles.fine_tuning import task_cycles
+    from ipu_packed_bert.cycles.matmul import Planner, cache_folder
+
+    target = TARGETS[config.placement.machine]
+    planner = Planner(target, cache_folder())
+    cycles = task_cycles(config, task, planner, packing_factor=update.factor.value)
+    planner.save()
+    names = ", ".join(sorted(name.split(".")[1] for name in cycles.unknown))
+    return (
+        f"  cycles    {cycles.pipeline_cycle / 1e6:,.2f} million a micro-batch, {cycles.update / 1e6:,.2f} million an"
+        f" update: {cycles.seconds * 1e3:,.1f} ms at {target.clock_hz / 1e9:.2f} GHz, about"
+        f" {update.sequences / cycles.seconds:,.0f} sequences a second",
+        "            computed by the cycle model, whose parameters were fitted to pre-training; nothing of fine-tuning"
+        " was measured",
+        *([f"            not counted, since the model does not know them: {names}"] if names else []),
+        traffic,
     )
 
 
@@ -311,7 +407,7 @@ def largest_that_fits(below: int, fits: Callable[[int], bool]) -> Optional[int]:
     return low or None
 
 
-def ipu_memory(made: RunPlan, ipu: int) -> _Memory:
+def _ipu_memory(made: RunPlan, ipu: int) -> _Memory:
     config, engine = made.config, made.config.engine
     blocks = made.placement.on(ipu)
     number = sum(parameters(block, made.model) for block in blocks)
@@ -402,11 +498,32 @@ def print_plan(made: RunPlan, options: Sequence[str] = ()) -> int:
         first, *rest = memory_words(made, None if made.fits else made.micro_batch_that_fits())
         text += [f"  verdict   {first}", *(f"            {line}" for line in rest)]
     if made.fits is not False:
-        text += made._speed_lines()
-        micro_batches = made._shared_micro_batches()
-        text += start_lines(made.config, options, command=made.command, micro_batches=micro_batches)
+        text += _speed_lines(made)
+        micro_batches = None
+        if made.update is not None and isinstance(made.config, Config):
+            micro_batches = made.update.packs // made.config.batch.micro_batch
+        text += start_lines(made.config, options, micro_batches=micro_batches)
     print("\n".join(text))
     return 1 if made.fits is False else 0
+
+
+def _speed_lines(made: RunPlan) -> List[str]:
+    """What the cycle model says of pre-training on IPUs, as the report prints it; nothing where it cannot."""
+    from ipu_packed_bert.cycles.matmul import cache_folder
+    from ipu_packed_bert.cycles.speed import known_speed
+
+    if made.config.engine.kind == "host" or made.update is None or not isinstance(made.config, Config):
+        return []
+    found = known_speed(made.config, made.update.factor.value, cache_folder())
+    if found is None:
+        return [
+            "  speed     packed-bert report, with the same --config and --set, computes it; then it stands here, too"
+        ]
+    low, rate, high = found.rate
+    return [
+        f"  speed     {rate:,.0f} sequences/s, {low:,.0f} to {high:,.0f}; {found.days:.3f} days for the run: "
+        "predicted by the cycle model"
+    ]
 
 
 MEMORY_PARTS = ("weights", "gradients", "state", "kept", "at work", "products")
@@ -426,7 +543,7 @@ def memory_words(made: RunPlan, smaller: Optional[int]) -> List[str]:
     found = fit_words(made)
     if made.fits:
         return [found]
-    return [found, _NOTHING_FITS if smaller is None else made._with_smaller_words(smaller)]
+    return [found, _NOTHING_FITS if smaller is None else made.config.on_micro_batch(smaller)]
 
 
 _NOTHING_FITS = "no micro-batch fits: more IPUs a replica, or other placement.layers_per_ipu"
@@ -455,31 +572,34 @@ def fit_words(made: RunPlan) -> str:
 
 def lines(made: RunPlan) -> List[str]:
     """The plan as text, without the verdict: of the host where the configuration names it, else of the IPUs."""
-    config, model, update = made.config, made.model, made.update
+    config, model, update, words = made.config, made.model, made.update, made.words
     total = sum(memory.parameters for memory in made.memory)
     host = config.engine.kind == "host"
     kept = "float32" if host or not config.engine.half_weights else "float16"
     text = [
         f"{config.path}",
         f"  model     BERT, {model.num_layers} layers of {model.hidden_size:,}, {model.num_heads} heads,"
-        f" vocabulary {model.vocabulary_size:,}: {total / 1e6:,.1f} M parameters in {kept}{made._sizes_words()}",
-        f"  data      {made._data_words()}",
+        f" vocabulary {model.vocabulary_size:,}: {total / 1e6:,.1f} M parameters in {kept}{words.sizes}",
+        f"  data      {words.data}",
         *(_host_lines(made) if host else [*device_lines(made), "", *memory_lines(made)]),
         "",
     ]
     if update is None:
-        text.append(f"  update    {made.unknown.format(slots=made.slots)}")
+        text.append(f"  update    {words.unknown}")
     else:
+        divided = ""
+        if update.unpacked not in (None, update.accumulation):
+            divided = f" ({update.unpacked:,} / {update.factor.value:.3f}, rounded up)"
         text += [
-            f"  update    {update.packs:,} {made.row}s, about {update.sequences:,.0f} sequences"
-            f" = micro-batch {config.batch.micro_batch} x accumulation {update.accumulation:,}{made._divided_words()}"
+            f"  update    {update.packs:,} {words.row}s, about {update.sequences:,.0f} sequences"
+            f" = micro-batch {config.batch.micro_batch} x accumulation {update.accumulation:,}{divided}"
             f" x replicas {config.placement.replicas}",
-            f"  packing   {update.factor.value:.3f} sequences in a {made.row}, from {update.factor.source}",
+            f"  packing   {update.factor.value:.3f} sequences in a {words.row}, from {update.factor.source}",
         ]
-    if update is not None or made.run_is_known:
-        text.append(f"  run       {made._run_words()}")
+    if words.run:
+        text.append(f"  run       {words.run}")
     if not host and update is not None:
-        text += made._ipu_lines()
+        text += words.on_ipus
     return text
 
 
@@ -508,8 +628,8 @@ def device_lines(made: RunPlan) -> List[str]:
     config, placement = made.config, made.placement
     stages = placement.stages
     waiting = ""
-    if made.idle_share is not None:
-        waiting = f", waiting {made.idle_share:.1%} of the time while it fills and drains"
+    if made._idle_share is not None:
+        waiting = f", waiting {made._idle_share:.1%} of the time while it fills and drains"
     return [
         f"  mask      {_mask_words(made)}",
         f"  devices   {config.placement.replicas} replica{_s(config.placement.replicas)} of {placement.ipus}"
@@ -553,7 +673,7 @@ def memory_lines(made: RunPlan, *, narrow: bool = False) -> List[str]:
     ]
 
 
-def _machine(config: Config) -> str:
+def _machine(config: Configuration) -> str:
     target = TARGETS[config.placement.machine]
     return f"{target.name.capitalize()}, {target.clock_hz / 1e9:.2f} GHz"
 
@@ -564,7 +684,7 @@ def _mask_words(made: RunPlan) -> str:
         return f"additive: {slots:,} x {slots:,} for each pack, added to every head's scores; {travels}"
     head, columns = made.model.hidden_size // made.model.num_heads, mask_columns(made.model, made.depth)
     return (
-        f"in the query/key product: heads of {head} + {columns} columns keep {made._depth_words()} and padding apart; "
+        f"in the query/key product: heads of {head} + {columns} columns keep {made.words.apart} and padding apart; "
         f"{travels}"
     )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Dict, NamedTuple, Optional
 
 from pack_data.store.data_set import Manifest
-from pack_data.text.tokenizer_file import AnyVocabulary
+from pack_data.text.vocabulary import AnyVocabulary
 
 
 class Identity(NamedTuple):

@@ -1,6 +1,6 @@
 """What a run that is resumed may change: its configuration now, compared with the one in its checkpoint.
 
-Every setting is in one class, for pre-training and fine-tuning alike; one that is in none is of EXPERIMENT.
+A setting that is in none of the classes below changes the updates to come: refused unless it is allowed by name.
 Loads no torch.
 """
 
@@ -40,23 +40,6 @@ HARMLESS = frozenset(
     placement.embedding_serialization_factor placement.optimizer_state_off_chip placement.replicated_tensor_sharding
     task.max_answer_length task.n_best task.null_score_threshold task.drop_seen_paragraphs task.threshold task.metric
     task.positive_label
-    """.split()
-)
-
-# Change the updates to come: refused unless allowed by name.
-EXPERIMENT = frozenset(
-    """
-    model.hidden_dropout model.attention_dropout model.layer_norm_eps model.checkpoint
-    loss.normalisation
-    optimizer.name optimizer.learning_rate optimizer.warmup_fraction optimizer.schedule optimizer.schedule_power
-    optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay optimizer.bias_correction
-    optimizer.max_weight_norm optimizer.max_gradient_norm optimizer.packing_adjustment
-    batch.micro_batch batch.gradient_accumulation batch.device_iterations batch.sequences_per_update placement.replicas
-    engine.precision engine.half_weights engine.half_logits engine.half_partials engine.stochastic_rounding
-    engine.loss_scaling engine.automatic_loss_scaling engine.first_moment_type engine.gradient_accumulator_type
-    engine.synthetic_data
-    task.max_query_length task.stride task.null_answers task.text_column task.second_text_column task.label_column
-    task.label_separator task.words_column task.labels_column
     """.split()
 )
 
@@ -162,7 +145,7 @@ def compare(
     return Changes(tuple(noted), tuple(wanted))
 
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", bound=Configuration)
 
 
 def stored_config(run: str, stored: str, config: _T) -> _T:
@@ -177,17 +160,17 @@ def stored_config(run: str, stored: str, config: _T) -> _T:
     if not isinstance(tree, Mapping):
         raise ConfigError(f"{run}: the configuration in its checkpoint is no YAML of sections; it is damaged")
     sections = {}
-    for section, now in config.sections.items():  # type: ignore[attr-defined]
+    for section, now in config.sections.items():
         settings, types = tree.get(section), get_type_hints(type(now))
         values = {}
         for name, raw in settings.items() if isinstance(settings, Mapping) else ():
             with contextlib.suppress(KeyError, ValueError):
                 values[name] = typed_value(plain(raw), types[name])
         sections[section] = type(now)(**values)
-    return dataclasses.replace(config, **sections)  # type: ignore[type-var]
+    return dataclasses.replace(config, **sections)
 
 
-def _differences(then: Any, now: Any) -> List[Change]:
+def _differences(then: Configuration, now: Configuration) -> List[Change]:
     """Settings whose values differ."""
     return [
         Change(f"{section}.{each.name}", plain(getattr(then.sections[section], each.name)), plain(value))
@@ -203,3 +186,9 @@ def _stated(change: Change, config: Configuration) -> str:
     origin = config.origins.get(change.key, FILE)
     by = f"in {config.path}" if origin == FILE or origin.startswith(DEFAULT) else f"by {origin}"
     return f"{change.key} is {shown(change.before)} there, {shown(change.after)} {by}"
+
+
+def stated_differences(run: str, stored: str, config: Configuration, keys: Sequence[str]) -> List[str]:
+    """The differences of these settings between the checkpoint of ``run`` and ``config``, in words."""
+    found = {change.key: change for change in _differences(stored_config(run, stored, config), config)}
+    return [_stated(found[key], config) for key in keys if key in found]

@@ -13,20 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Sequence, Tuple, Type, TypeVar, Union
 
-from ipu_packed_bert.settings.reader import FILE, ConfigError, SettingsReader, load_yaml, peek, setting
+from ipu_packed_bert.settings.reader import FILE, ConfigError, SettingsReader, broken_rules, load_yaml, peek, setting
 from ipu_packed_bert.settings.schema import (
     PRETRAINING,
     BatchSettings,
     Configuration,
+    DataSettings,
     EngineConfig,
     ModelConfig,
+    ModelSettings,
     OptimizerSettings,
     PlacementConfig,
     Rules,
     RunSettings,
     TaskSettings,
     check_on_ipus,
-    replicas_options,
     shared_rules,
 )
 from ipu_packed_bert.settings.user_task import PATTERN, full_name, is_own, own_class
@@ -136,7 +137,7 @@ SETTINGS_OF = {
 
 
 @dataclass(frozen=True)
-class _FinetuneData:
+class _FinetuneData(DataSettings):
     """What is learnt from what, and how it is packed.  Paths are looked for in --data-dir first, where one is given."""
 
     training: Optional[str] = setting(None, "null: no training, only evaluation")
@@ -150,7 +151,7 @@ class _FinetuneData:
 
 
 @dataclass(frozen=True)
-class _StartConfig:
+class _StartConfig(ModelSettings):
     """Where the weights come from; the sizes apply only when training from scratch."""
 
     checkpoint: Optional[str] = setting(
@@ -164,6 +165,18 @@ class _StartConfig:
     num_layers: int = setting(4, "encoder layers", minimum=1)
     num_heads: int = setting(4, "attention heads of a layer", minimum=1)
     intermediate_size: int = setting(1024, "features inside a feed-forward block", minimum=1)
+
+    def stated_sizes(self) -> ModelConfig:
+        """Those of the configuration, for a checkpoint that is not there."""
+        dropout = ModelConfig.attention_dropout if self.attention_dropout is None else self.attention_dropout
+        return ModelConfig(
+            vocabulary_size=self.vocabulary_size,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            intermediate_size=self.intermediate_size,
+            attention_dropout=dropout,
+        )
 
 
 @dataclass(frozen=True)
@@ -203,6 +216,7 @@ class FinetuneConfig(Configuration):
     batch: _FinetuneBatch = _FinetuneBatch()
     run: _FinetuneRun = _FinetuneRun()
 
+    command = "finetune"
     section_names = ("task", *SECTIONS)
     heads_return = False
 
@@ -231,7 +245,7 @@ class FinetuneConfig(Configuration):
             )
         return dataclasses.replace(self, placement=placement)
 
-    def rows_of_replica(self, packing_factor: float) -> int:
+    def _rows_of_replica(self, packing_factor: float) -> int:
         """Packs that one replica has of an update."""
         wanted = max(1, round(self.batch.sequences_per_update / packing_factor))
         return math.ceil(wanted / self.placement.replicas)
@@ -243,14 +257,14 @@ class FinetuneConfig(Configuration):
         they need, so that an update holds hardly more packs than wanted; in a pipeline there are as many micro-batches
         as it has stages, or more.
         """
-        rows = self.rows_of_replica(packing_factor)
+        rows = self._rows_of_replica(packing_factor)
         micro_batch = math.ceil(rows / math.ceil(rows / self.batch.micro_batch))
         micro_batch = max(1, min(micro_batch, rows // self.pipeline_stages))
         return dataclasses.replace(self, batch=dataclasses.replace(self.batch, micro_batch=micro_batch))
 
     def accumulation(self, packing_factor: float) -> int:
         """Micro-batches of an update for each replica."""
-        return math.ceil(self.rows_of_replica(packing_factor) / self.batch.micro_batch)
+        return math.ceil(self._rows_of_replica(packing_factor) / self.batch.micro_batch)
 
     def check_for_ipus(self, packing_factor: float) -> None:
         """Raise ConfigError for what IPUs do not have, and for an update that does not fill their pipeline."""
@@ -260,14 +274,10 @@ class FinetuneConfig(Configuration):
             fewer = f", or fewer than {replicas} replicas" if replicas > 1 else ""
             raise ConfigError(
                 f"{self.path}: batch.sequences_per_update is {self.batch.sequences_per_update}, which with a packing "
-                f"factor of {packing_factor:.3f} makes {self.rows_of_replica(packing_factor)} rows for each replica; "
+                f"factor of {packing_factor:.3f} makes {self._rows_of_replica(packing_factor)} rows for each replica; "
                 f"the training pipeline needs a row for each of its {stages} stages: --set "
                 f"batch.sequences_per_update={math.ceil(stages * replicas * packing_factor)}{fewer}"
             )
-
-    def on_replicas(self, replicas: int) -> str:
-        """The --set options for fewer replicas, with as many sequences in an update."""
-        return replicas_options(replicas)
 
     @property
     def schedule_steps(self) -> int:
@@ -305,7 +315,7 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = (), *, sto
     sections = reader.sections()
     sections["task"] = dataclasses.replace(sections["task"], name=full_name(sections["task"].name))
     config = FinetuneConfig(path=path, origins=dict(reader.origins), **sections)
-    reader.check(_rules(config))
+    reader.problems += broken_rules(_rules(config), reader.broken)
     reader.refuse_problems()
     return config
 

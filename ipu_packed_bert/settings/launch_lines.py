@@ -22,7 +22,6 @@ def start_lines(
     config: Configuration,
     options: Sequence[str] = (),
     *,
-    command: str = "pretrain",
     micro_batches: Optional[int] = None,
 ) -> List[str]:
     """The lines to type that start a run of a configuration, of any task, each with a label.
@@ -31,10 +30,10 @@ def start_lines(
     """
     options = list(options) or ["--config", _name(config)]
     if config.engine.kind == "host":
-        return _on_the_host(config, options, command, micro_batches)
+        return _on_the_host(config, options, micro_batches)
     if config.engine.kind == "auto":
         options += ["--engine", "ipu"]
-    program = shlex.split(typed(command)) + options
+    program = shlex.split(typed(config.command)) + options
     placement = config.placement
     found = _lines("start", [], program) if _ipus(config) <= IPUS_OF_A_PROGRAM else []
     of_all = ["--num-replicas", str(placement.replicas), "--ipus-per-replica", str(placement.ipus_per_replica)]
@@ -58,14 +57,14 @@ def instances_for(config: Configuration, least: int = 1) -> int:
     return _divisor(config.placement.replicas, max(least, -(-_ipus(config) // IPUS_OF_A_PROGRAM)))
 
 
-def _on_the_host(config: Configuration, options: List[str], command: str, micro_batches: Optional[int]) -> List[str]:
+def _on_the_host(config: Configuration, options: List[str], micro_batches: Optional[int]) -> List[str]:
     number = config.engine.processes
     if number == 1:
-        return _lines("start", [], shlex.split(typed(command)) + options)
+        return _lines("start", [], shlex.split(typed(config.command)) + options)
     # torchrun runs a file, or a module after -m.
-    python, *program = shlex.split(typed(command))
+    python, *program = shlex.split(typed(config.command))
     if python != "python":
-        program = ["-m", "ipu_packed_bert", command]
+        program = ["-m", "ipu_packed_bert", config.command]
     found = _lines("start", ["torchrun", "--nproc-per-node", str(number)], program + options)
     if micro_batches is not None:
         own = -(-micro_batches // number)

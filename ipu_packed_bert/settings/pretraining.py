@@ -36,6 +36,7 @@ from ipu_packed_bert.settings.schema import (
     BatchSettings,
     Change,
     Configuration,
+    DataSettings,
     EngineConfig,
     ModelConfig,
     OptimizerSettings,
@@ -44,8 +45,6 @@ from ipu_packed_bert.settings.schema import (
     RunSettings,
     TaskSettings,
     check_on_ipus,
-    mask_columns,
-    replicas_options,
     schedule_too_short,
     shared_rules,
     shown_depth,
@@ -64,7 +63,7 @@ class _PretrainingConfig(TaskSettings):
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(DataSettings):
     """The packed data set: where it lies, and how it is built if nothing lies there."""
 
     directory: str = setting("data/packed", "folder of the data set")
@@ -120,7 +119,6 @@ class BatchConfig(BatchSettings):
     gradient_accumulation: int = setting(
         2048, "micro-batches per update and replica, unpacked", minimum=1, maximum=1 << 24
     )
-    device_iterations: int = setting(1, "must be 1 on IPUs", minimum=1)
 
 
 @dataclass(frozen=True)
@@ -145,6 +143,7 @@ class Config(Configuration):
     run: RunConfig = RunConfig()
     without_ipus: Tuple[Tuple[str, Any], ...] = ()  # ("batch.micro_batch", 4), ...
 
+    command = "pretrain"
     section_names = ("task", "data", "model", "loss", "optimizer", "batch", "engine", "placement", "run")
 
     @property
@@ -191,10 +190,6 @@ class Config(Configuration):
         """Updates of the learning rate's schedule, after which it is 0, or stays where it is constant."""
         return self.optimizer.schedule_steps or self.run.steps
 
-    def with_schedule(self) -> Config:
-        """The same, with the length of the schedule stated, so that a run resumed with other steps keeps it."""
-        return self.with_schedule_of(self.schedule_steps)
-
     def accumulation(self, packing_factor: float) -> int:
         """Micro-batches per update and replica: the unpacked value divided by the packing factor, rounded up.
 
@@ -208,16 +203,17 @@ class Config(Configuration):
         """Raise ConfigError for what IPUs do not have, and for an update that does not fill their pipeline."""
         check_on_ipus(self)
         check_accumulation(self, packing_factor)
-        if self.batch.device_iterations != 1:
-            raise ConfigError(
-                f"{self.path}: batch.device_iterations is {self.batch.device_iterations}; must be 1 on IPUs, where a "
-                "step is one call and one weight update"
-            )
 
     def on_replicas(self, replicas: int) -> str:
-        """The --set options for fewer replicas, with as many packs in an update."""
         accumulation = -(-self.batch.gradient_accumulation * self.placement.replicas // replicas)
-        return replicas_options(replicas) + f" --set batch.gradient_accumulation={accumulation}"
+        return super().on_replicas(replicas) + f" --set batch.gradient_accumulation={accumulation}"
+
+    def on_micro_batch(self, rows: int) -> str:
+        accumulation = -(-self.batch.micro_batch * self.batch.gradient_accumulation // rows)
+        return (
+            f"--set batch.micro_batch={rows} fits; with --set batch.gradient_accumulation={accumulation} "
+            "an update stays as large"
+        )
 
     def expected_sequences_per_update(self, packing_factor: float) -> float:
         """Mean sequences in one global batch."""
@@ -227,10 +223,6 @@ class Config(Configuration):
         """(beta1, beta2), each to the power of the packing factor where "betas" is the adjustment."""
         power = packing_factor if self.optimizer.packing_adjustment == "betas" else 1.0
         return self.optimizer.beta1**power, self.optimizer.beta2**power
-
-    def mask_columns(self, depth: int) -> int:
-        """As :func:`mask_columns`."""
-        return mask_columns(self.model, depth)
 
     def as_dict(self) -> Dict[str, Any]:
         """Nested plain values, ready for YAML; :func:`load_config` of them gives an equal Config."""

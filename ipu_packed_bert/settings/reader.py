@@ -211,12 +211,6 @@ class SettingsReader:
             for section, kind in self._sections.items()
         }
 
-    def check(self, rules: Sequence[Tuple[str, Any, str]], prefix: str = "") -> None:
-        """Note the broken ones of some rules: (keys they are about, whether broken, words)."""
-        for line in broken_rules(rules, self.broken):
-            if line not in self.problems:
-                self.problems.append(prefix + line)
-
     def refuse_problems(self) -> None:
         """Raise ConfigError with every problem noted so far."""
         if self.problems:

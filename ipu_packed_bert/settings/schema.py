@@ -32,8 +32,26 @@ class TaskSettings:
     name: str = setting(PRETRAINING, "what is trained on packs")
 
 
+class DataSettings:
+    """What every section `data` has; the tasks have their own defaults."""
+
+    max_sequence_length: int
+    packer: str
+    max_sequences_per_pack: Optional[int]
+
+
+class ModelSettings:
+    """What every section `model` has."""
+
+    vocabulary_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+
+
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(ModelSettings):
     """The sizes of a BERT; names as in the published configurations, spelled out."""
 
     vocabulary_size: int = setting(
@@ -204,8 +222,8 @@ class Configuration(abc.ABC):
     """A whole, checked configuration of any run; `sections_of` names the classes of its sections."""
 
     task: TaskSettings = TaskSettings()
-    data: Any = None
-    model: Any = None
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     batch: BatchSettings = BatchSettings()
     engine: EngineConfig = EngineConfig()
@@ -215,6 +233,7 @@ class Configuration(abc.ABC):
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
 
     section_names: ClassVar[Tuple[str, ...]] = ()
+    command: ClassVar[str]  # that makes such a run
     heads_return: ClassVar[bool] = True  # the heads are on the first IPU, as in pre-training
 
     @property
@@ -262,9 +281,14 @@ class Configuration(abc.ABC):
     def check_for_ipus(self, packing_factor: float) -> None:
         """Raise ConfigError for what IPUs do not have, and for an update that does not fill their pipeline."""
 
-    @abc.abstractmethod
     def on_replicas(self, replicas: int) -> str:
         """The --set options for fewer replicas, with as many sequences in an update."""
+        alone = " --set placement.replicated_tensor_sharding=false" if replicas == 1 else ""
+        return f"--set placement.replicas={replicas}{alone}"
+
+    def on_micro_batch(self, rows: int) -> str:
+        """How a smaller micro-batch that fits is asked for, with as many sequences in an update."""
+        return f"--set batch.micro_batch={rows} fits; an update stays as large"
 
     @property
     def sections(self) -> Dict[str, Any]:
@@ -290,12 +314,13 @@ class Configuration(abc.ABC):
         )
         return dataclasses.replace(self, engine=engine)
 
-    def with_schedule_of(self: _Same, steps: int) -> _Same:
+    def with_schedule(self: _Same, steps: Optional[int] = None) -> _Same:
         """The same, with the length of the schedule stated, so that a run resumed with other steps keeps it."""
+        steps = self.schedule_steps if steps is None else steps
         return dataclasses.replace(self, optimizer=dataclasses.replace(self.optimizer, schedule_steps=steps))
 
 
-def shown_depth(data: Any) -> str:
+def shown_depth(data: DataSettings) -> str:
     """The packing depth of a section `data`, in a message."""
     return "null (unlimited)" if data.max_sequences_per_pack is None else str(data.max_sequences_per_pack)
 
@@ -383,12 +408,6 @@ def check_on_ipus(config: Configuration) -> None:
     problems = broken_rules(_rules_on_ipus(config))
     if problems:
         raise ConfigError(problems_message(config.path, problems))
-
-
-def replicas_options(replicas: int) -> str:
-    """The --set options for so many replicas."""
-    alone = " --set placement.replicated_tensor_sharding=false" if replicas == 1 else ""
-    return f"--set placement.replicas={replicas}{alone}"
 
 
 def schedule_too_short(setting: str, steps: int, schedule_steps: int) -> str:

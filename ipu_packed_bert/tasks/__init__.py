@@ -3,7 +3,7 @@
     task          the contract between a task and what trains it; examples: what tasks with files of examples share
     pretraining   questions   classification   tokens   own: a class in a file of the user's
 
-Beside them what they read and score with: settings, files, tokenizer, squad (its files, windows and answers), scores.
+Beside them what they read and score with: files, scores; and starting_weights, where a run begins.
 """
 
 from __future__ import annotations

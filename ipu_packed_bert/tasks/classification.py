@@ -7,7 +7,7 @@ Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -27,18 +27,10 @@ from ipu_packed_bert.settings.finetuning import (
 )
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
-from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
+from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, LossAndCorrect, Scored, Tokenizer
 from ipu_packed_bert.tasks.files import AnyFile, ExampleSource, Faults, TableRow, plain_text, table_rows
 from ipu_packed_bert.tasks.scores import accuracy, macro_f1, matthews, micro_f1, pearson, spearman
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.reading.fields import named, shown
-
-
-class _ClassificationOutput(NamedTuple):
-    """Scalars over a micro-batch."""
-
-    loss: torch.Tensor  # sum over its sequences, times the scale
-    correct: torch.Tensor  # sequences whose class, or whole set of classes, is right; 0 for regression
 
 
 class _PackedBertForSequenceClassification(PackedBert):
@@ -72,7 +64,7 @@ class _PackedBertForSequenceClassification(PackedBert):
         sequence_numbers_BD,
         labels,
         scale_B,
-    ) -> _ClassificationOutput:
+    ) -> LossAndCorrect:
         logits_BDC = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD)
         present_BD = sequence_numbers_BD > 0
         weight_BD = present_BD.to(logits_BDC.dtype)
@@ -86,7 +78,7 @@ class _PackedBertForSequenceClassification(PackedBert):
             loss_BD = (logits_BDC.squeeze(2) - labels.to(logits_BDC.dtype)) ** 2
             right_BD = torch.zeros_like(present_BD)
         loss = ((loss_BD * weight_BD).sum(1) * scale_B).sum()
-        return _ClassificationOutput(loss, (right_BD & present_BD).to(weight_BD.dtype).sum())
+        return LossAndCorrect(loss, (right_BD & present_BD).to(weight_BD.dtype).sum())
 
 
 class ClassificationTask(ExampleTask):
@@ -119,7 +111,7 @@ class ClassificationTask(ExampleTask):
         data, self._columns = config.data, config.of_task(ClassificationConfig)
         self.kind = self.name = config.task.name
         texts = {
-            what: read_texts(source, self.kind, self._columns, labels=self.reads_labels)
+            what: _read_texts(source, self.kind, self._columns, labels=self.reads_labels)
             for what, source in (("training", self.file("training")), ("evaluation", self.file("evaluation")))
             if source is not None
         }
@@ -129,13 +121,8 @@ class ClassificationTask(ExampleTask):
                     f"{data.training}: has no column {shown(self._columns.label_column)}; name it with --set "
                     "task.label_column=..."
                 )
-            labels = label_names(texts["training"])
-        elif labels is None and self.kind != REGRESSION:
-            raise ValueError(
-                f"{config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint "
-                "that was trained on them"
-            )
-        self.labels = [] if self.kind == REGRESSION else list(labels or ())
+            labels = _label_names(texts["training"])
+        self.labels = [] if self.kind == REGRESSION else self.labels_of_checkpoint(labels)
         if self.kind != REGRESSION and len(self.labels) < 2:
             raise ValueError(
                 f"{data.training}: has {len(self.labels)} different labels in {shown(self._columns.label_column)}; "
@@ -143,7 +130,7 @@ class ClassificationTask(ExampleTask):
             )
         for what, found in texts.items():
             found = self.drawn(found, what)
-            inputs = make_inputs(
+            inputs = _make_inputs(
                 found,
                 tokenizer,
                 self.kind,
@@ -176,7 +163,7 @@ class ClassificationTask(ExampleTask):
 
     @staticmethod
     def texts(config: FinetuneConfig) -> List[str]:
-        found = read_texts(str(config.data.training), config.task.name, config.of_task(ClassificationConfig))
+        found = _read_texts(str(config.data.training), config.task.name, config.of_task(ClassificationConfig))
         return list(dict.fromkeys(part for text in found for part in text.parts))
 
     @property
@@ -192,14 +179,10 @@ class ClassificationTask(ExampleTask):
             self.model, classes=max(1, len(self.labels)), kind=self.kind, attention=attention
         )
 
-    @property
-    def program_facts(self) -> Mapping[str, Any]:
-        return {"task.name": self.kind, "labels": len(self.labels)}
-
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         logits, threshold = np.stack(outputs), self._columns.threshold
         metrics = (
-            score(
+            _score(
                 logits,
                 self.evaluation.targets["labels"],
                 self.kind,
@@ -210,7 +193,7 @@ class ClassificationTask(ExampleTask):
             if self.scorable and self.evaluation is not None
             else {}
         )
-        answers = predict(logits, self.kind, self.labels, threshold)
+        answers = _predict(logits, self.kind, self.labels, threshold)
         return Scored(metrics, {"predictions.json": answers}, answers)
 
     def export_settings(self) -> Dict[str, Any]:
@@ -241,7 +224,7 @@ class _Text(NamedTuple):
     where: str
 
 
-def read_texts(file: AnyFile, kind: str, columns: ClassificationConfig, *, labels: bool = True) -> List[_Text]:
+def _read_texts(file: AnyFile, kind: str, columns: ClassificationConfig, *, labels: bool = True) -> List[_Text]:
     """The texts of a table in their order; all of them have labels, or none.
 
     labels: False leaves them unread.
@@ -319,7 +302,7 @@ def is_label(value: Any) -> bool:
     return isinstance(value, (bool, int, float))
 
 
-def label_names(texts: Sequence[_Text]) -> List[str]:
+def _label_names(texts: Sequence[_Text]) -> List[str]:
     """Every label that occurs, in alphabetical order (of numbers, in theirs)."""
     found = {label for text in texts for label in text.labels or ()}
     return sorted(
@@ -327,7 +310,7 @@ def label_names(texts: Sequence[_Text]) -> List[str]:
     )
 
 
-def make_inputs(
+def _make_inputs(
     texts: Sequence[_Text],
     tokenizer: Tokenizer,
     kind: str,
@@ -355,17 +338,12 @@ def make_inputs(
         with faults.of_record():
             if not cut:
                 refuse_too_long(text.where, sum(map(len, own)), room)
-        row, kinds = tokenizer.joined(shortened(own, room))
+        row, kinds = tokenizer.joined(_shortened(own, room))
         ids.append(row)
         segments.append(kinds)
     targets = _targets(texts, kind, names, faults)
     faults.refuse()
-    return Inputs(
-        np.array([len(row) for row in ids], np.int64),
-        np.concatenate(ids),
-        np.concatenate(segments),
-        targets={"labels": targets},
-    )
+    return Inputs.of(ids, np.concatenate(segments), targets={"labels": targets})
 
 
 def refuse_too_long(where: str, tokens: int, room: int) -> None:
@@ -377,7 +355,7 @@ def refuse_too_long(where: str, tokens: int, room: int) -> None:
         )
 
 
-def shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:
+def _shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:
     """The beginnings of one or two lists of tokens that fit into `room`; the longer one gives way first."""
     if len(parts) == 1:
         return [parts[0][:room]]
@@ -404,7 +382,7 @@ def _targets(texts: Sequence[_Text], kind: str, names: Sequence[str], faults: Fa
     return targets.argmax(axis=1).astype(np.int32) if kind == SINGLE_LABEL else targets
 
 
-def predict(logits: np.ndarray, kind: str, names: Sequence[str], threshold: float) -> List[Dict[str, Any]]:
+def _predict(logits: np.ndarray, kind: str, names: Sequence[str], threshold: float) -> List[Dict[str, Any]]:
     """Plain values for each text, logits [n, C]: its label and probability, its labels and theirs, or its number."""
     if kind == REGRESSION:
         return [{"prediction": float(value)} for value in logits[:, 0]]
@@ -424,7 +402,7 @@ def predict(logits: np.ndarray, kind: str, names: Sequence[str], threshold: floa
     return [{"prediction": names[int(row.argmax())], "probability": float(row.max())} for row in probabilities]
 
 
-def score(
+def _score(
     logits: np.ndarray,
     labels: np.ndarray,
     kind: str,

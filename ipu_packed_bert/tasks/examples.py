@@ -6,11 +6,26 @@ from __future__ import annotations
 
 import abc
 import math
+import os
 import time
 import zlib
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Type,
+)
 
 import numpy as np
 
@@ -19,7 +34,6 @@ from ipu_packed_bert.settings.finetuning import FinetuneConfig, TaskConfig
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.files import ExampleSource
 from ipu_packed_bert.tasks.task import Counts, Evaluation, Metric, Task
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.building.assignment import assign
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
@@ -35,8 +49,60 @@ from pack_data.store.packs import (
     disassemble,
     smallest_type,
 )
+from pack_data.text.vocabulary import AnyVocabulary, TokenizerFile
+
+if TYPE_CHECKING:
+    import torch
 
 _EVALUATION_SEED = 0  # runs with other seeds are scored on the same examples
+
+
+class Tokens(NamedTuple):
+    """The tokens of one text."""
+
+    ids: np.ndarray  # int32 [n]
+    spans: np.ndarray  # int64 [n, 2]: first character, and the one after the last
+
+
+class Tokenizer:
+    """No special tokens are added. read: told of texts, as many as were cut into tokens since its last call."""
+
+    def __init__(self, vocabulary: AnyVocabulary, *, read: Callable[[int], Any] = int):
+        self._read = read
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from tokenizers import BertWordPieceTokenizer
+
+        self.vocabulary = vocabulary
+        self.first, self.separator, _ = vocabulary.special
+        if isinstance(vocabulary, TokenizerFile):
+            self._tokenizer = vocabulary.tokenizer
+        else:
+            self._tokenizer = BertWordPieceTokenizer(dict(vocabulary.ids), lowercase=vocabulary.lower_case)
+
+    def encode(self, texts: Sequence[str]) -> List[Tokens]:
+        found: List[Tokens] = []
+        for start in range(0, len(texts), 1024):  # what the library returns is large
+            part = list(texts[start : start + 1024])
+            for each in self._tokenizer.encode_batch(part, add_special_tokens=False):
+                found.append(Tokens(np.array(each.ids, np.int32), np.array(each.offsets, np.int64).reshape(-1, 2)))
+            self._read(len(part))
+        return found
+
+    def joined(self, parts: Sequence[np.ndarray]) -> Tuple[np.ndarray, np.ndarray]:
+        """[CLS] first [SEP] second [SEP]: input ids and segment ids."""
+        ids = [np.array([self.first], np.int32)]
+        segments = [np.zeros(1, np.int32)]
+        for number, part in enumerate(parts):
+            ids += [part, np.array([self.separator], np.int32)]
+            segments.append(np.full(len(part) + 1, number, np.int32))
+        return np.concatenate(ids), np.concatenate(segments)
+
+
+class LossAndCorrect(NamedTuple):
+    """What a network returns of a micro-batch: scalars."""
+
+    loss: torch.Tensor  # sum over its sequences, or labelled tokens, times the scale
+    correct: torch.Tensor  # how many of them are right; 0 for regression
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +119,11 @@ class Inputs:
     slot_targets: Mapping[str, np.ndarray] = field(default_factory=dict)
     targets: Mapping[str, np.ndarray] = field(default_factory=dict)
     slots: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, ids: Sequence[np.ndarray], segment_ids: np.ndarray, **further: Mapping[str, np.ndarray]) -> Inputs:
+        """ids: those of each sequence."""
+        return cls(np.array([len(each) for each in ids], np.int64), np.concatenate(ids), segment_ids, **further)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -209,6 +280,7 @@ class ExampleTask(Task):
     settings: Type[TaskConfig] = TaskConfig  # of a task of one's own: those of its section `task`
     of_slots: bool  # whether predictions are of slots [B, S, ...] or of sequences [B, D, ...]
 
+    labels: List[str]  # of a classifier, by their numbers; other tasks have none
     training: Optional[Inputs] = None
     evaluation: Optional[Inputs] = None
 
@@ -219,6 +291,20 @@ class ExampleTask(Task):
         self.max_sequence_length = config.data.max_sequence_length
         self.training_packs: Optional[ExamplePacks] = None
         self.evaluation_packs: Optional[ExamplePacks] = None
+
+    @property
+    def program_facts(self) -> Mapping[str, Any]:
+        labels = getattr(self, "labels", None)
+        return {} if labels is None else {"task.name": self.name, "labels": len(labels)}
+
+    def labels_of_checkpoint(self, labels: Optional[Sequence[str]]) -> List[str]:
+        """Those to answer with where there is no training file; ValueError where the checkpoint has none."""
+        if labels is None:
+            raise ValueError(
+                f"{self.config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint "
+                "that was trained on them"
+            )
+        return list(labels)
 
     def file(self, what: str) -> Optional[ExampleSource]:
         """Where `training` or `evaluation` is read from."""

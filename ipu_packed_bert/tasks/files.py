@@ -26,8 +26,7 @@ _MOST_CHARACTERS = 1 << 28  # of a file that is read whole, unpacked
 _LONGEST_LINE = 1 << 24
 
 
-def locate(name: str, data_dir: Optional[Path]) -> Path:
-    """The file of this name, in `data_dir` first where one is given."""
+def _locate(name: str, data_dir: Optional[Path]) -> Path:
     candidates = ([data_dir / name] if data_dir is not None else []) + [Path(name)]
     for path in candidates:
         if path.is_file():
@@ -144,7 +143,7 @@ def located(config: FinetuneConfig, data_dir: Optional[Path]) -> FinetuneConfig:
         raise ValueError(f"--data-dir {data_dir}: no such folder; name the one in which the data files lie")
     names = {name: getattr(config.data, name) for name in ("training", "evaluation")}
     found: Dict[str, Any] = {
-        name: str(locate(value, data_dir).resolve()) for name, value in names.items() if value is not None
+        name: str(_locate(value, data_dir).resolve()) for name, value in names.items() if value is not None
     }
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **found))
 

@@ -24,10 +24,6 @@ def normalised(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact_match(prediction: str, answer: str) -> float:
-    return float(normalised(prediction) == normalised(answer))
-
-
 def f1(prediction: str, answer: str) -> float:
     """Harmonic mean of precision and recall over the words the two have in common.
 
@@ -53,7 +49,8 @@ def score_answer(prediction: str, answers: Sequence[str]) -> _AnswerScore:
     """The best over the given answers; those without words don't count, and where none is left, only "" is right."""
     wanted = [answer for answer in answers if normalised(answer)] or [""]
     return _AnswerScore(
-        max(exact_match(prediction, answer) for answer in wanted), max(f1(prediction, answer) for answer in wanted)
+        float(any(normalised(prediction) == normalised(answer) for answer in wanted)),
+        max(f1(prediction, answer) for answer in wanted),
     )
 
 

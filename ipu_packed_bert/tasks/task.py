@@ -133,7 +133,7 @@ class Task(abc.ABC):
         for metric in self.metrics:
             divisor = max(1, counts[metric.per]) if metric.scale is None else scaled[metric.scale]
             found[metric.name] = sums[metric.sum] / divisor if divisor else 0.0
-        return self.with_loss(found)
+        return self._with_loss(found)
 
     def merged(self, parts: Iterable[Tuple[Counts, Mapping[str, float]]]) -> Tuple[Counts, _Metrics]:
         """Counts and metrics of several batches, as if they were one."""
@@ -143,11 +143,11 @@ class Task(abc.ABC):
             totals = {name: total + counts[name] for name, total in totals.items()}
             for metric in self.metrics:
                 sums[metric.name] += metrics[metric.name] * counts[metric.per]
-        return totals, self.with_loss(
+        return totals, self._with_loss(
             {metric.name: sums[metric.name] / max(1, totals[metric.per]) for metric in self.metrics}
         )
 
-    def with_loss(self, metrics: _Metrics) -> _Metrics:
+    def _with_loss(self, metrics: _Metrics) -> _Metrics:
         """The metrics after the loss that they add up to."""
         return {"loss": sum(metrics[name] for name in self.losses), **metrics}
 

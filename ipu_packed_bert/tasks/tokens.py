@@ -7,7 +7,7 @@ Letters as in `model/bert.py`: B rows, S slots; C classes.
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -20,19 +20,11 @@ from ipu_packed_bert.settings.finetuning import FinetuneConfig, TokensConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.classification import is_label, label_settings, refuse_too_long
-from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, Scored
+from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, LossAndCorrect, Scored, Tokenizer
 from ipu_packed_bert.tasks.files import AnyFile, ExampleSource, Faults, TableRow, plain_text, table_rows
 from ipu_packed_bert.tasks.scores import MARKS, span_scores
 from ipu_packed_bert.tasks.task import Metric
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from pack_data.reading.fields import shown
-
-
-class _TokensOutput(NamedTuple):
-    """Scalars over a micro-batch."""
-
-    loss: torch.Tensor  # sum over its labelled tokens, times the scale
-    correct: torch.Tensor  # labelled tokens whose class is right
 
 
 class _PackedBertForTokenClassification(PackedBert):
@@ -51,12 +43,12 @@ class _PackedBertForTokenClassification(PackedBert):
         )
         return logits_BSC if logits_BSC.dtype == torch.float64 else logits_BSC.float()
 
-    def forward(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, labels_BS, scale_B) -> _TokensOutput:
+    def forward(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, labels_BS, scale_B) -> LossAndCorrect:
         logits_BSC = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         used_BS = (labels_BS > 0).to(logits_BSC.dtype)
         class_BS = (labels_BS - 1).clamp(min=0)
         loss = ((cross_entropy(logits_BSC, class_BS) * used_BS).sum(1) * scale_B).sum()
-        return _TokensOutput(loss, (correct(logits_BSC, class_BS).to(used_BS.dtype) * used_BS).sum())
+        return LossAndCorrect(loss, (correct(logits_BSC, class_BS).to(used_BS.dtype) * used_BS).sum())
 
 
 class _Sentence(NamedTuple):
@@ -88,27 +80,22 @@ class TokensTask(ExampleTask):
         super().__init__(config, tokenizer, model, asked)
         learnt_from, evaluation = self.file("training"), self.file("evaluation")
         if learnt_from is not None:
-            training = read_sentences(learnt_from, config.of_task(TokensConfig))
+            training = _read_sentences(learnt_from, config.of_task(TokensConfig))
             if training[0].labels is None:
                 raise ValueError(f"{learnt_from}: has no labels; name their column with --set task.labels_column=...")
             labels = sorted({label for sentence in training for label in sentence.labels or ()})
             self.training = self._inputs(self.drawn(training, "training"), labels, "training")
-        elif labels is None:
-            raise ValueError(
-                f"{config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint "
-                "that was trained on them"
-            )
-        self.labels = list(labels)
+        self.labels = self.labels_of_checkpoint(labels)
         if evaluation is not None:
             self._sentences = self.drawn(
-                read_sentences(evaluation, config.of_task(TokensConfig), labels=self.reads_labels), "evaluation"
+                _read_sentences(evaluation, config.of_task(TokensConfig), labels=self.reads_labels), "evaluation"
             )
             self.evaluation = self._inputs(self._sentences, self.labels, "evaluation")
         self.pack()
 
     @staticmethod
     def texts(config: FinetuneConfig) -> List[str]:
-        found = read_sentences(str(config.data.training), config.of_task(TokensConfig))
+        found = _read_sentences(str(config.data.training), config.of_task(TokensConfig))
         return list(dict.fromkeys(" ".join(sentence.words) for sentence in found))
 
     def _inputs(self, sentences: Sequence[_Sentence], labels: Sequence[str], what: str) -> Inputs:
@@ -170,10 +157,6 @@ class TokensTask(ExampleTask):
     def network(self, attention: str) -> PackedBert:
         return _PackedBertForTokenClassification(self.model, classes=len(self.labels), attention=attention)
 
-    @property
-    def program_facts(self) -> Mapping[str, Any]:
-        return {"task.name": self.name, "labels": len(self.labels)}
-
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         found = [
             [self.labels[int(logits[first].argmax())] if first >= 0 else None for first in firsts]
@@ -188,13 +171,13 @@ class TokensTask(ExampleTask):
         answers: List[Dict[str, Any]] = [
             {"prediction": labels, "words": list(sentence.words)} for sentence, labels in zip(self._sentences, found)
         ]
-        return Scored(word_scores(found, wanted) if self.scorable else {}, files, answers)
+        return Scored(_word_scores(found, wanted) if self.scorable else {}, files, answers)
 
     def export_settings(self) -> Dict[str, Any]:
         return label_settings(self.labels)
 
 
-def read_sentences(file: AnyFile, columns: TokensConfig, *, labels: bool = True) -> List[_Sentence]:
+def _read_sentences(file: AnyFile, columns: TokensConfig, *, labels: bool = True) -> List[_Sentence]:
     """JSONL with a list of words and one of labels; or, in any other file but CSV, a word and its label a line,
     sentences apart by an empty line, as in the CoNLL files.  All sentences have labels, or none.
 
@@ -261,7 +244,7 @@ def _conll_sentences(source: ExampleSource, labelled: bool) -> List[_Sentence]:
     return sentences
 
 
-def word_scores(found: Sequence[Sequence[Optional[str]]], wanted: Sequence[Any]) -> Dict[str, Any]:
+def _word_scores(found: Sequence[Sequence[Optional[str]]], wanted: Sequence[Any]) -> Dict[str, Any]:
     """Percent of the words that are right; where labels are B-X, I-X and O, also F1 of whole spans; a word without an
     answer is wrong.
     """

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from ipu_packed_bert.engine import EngineChoice, choose_engine
-from ipu_packed_bert.model.hugging_face import merged, write_folder
+from ipu_packed_bert.engine.base import Engine
+from ipu_packed_bert.model.hugging_face import Weights, merged, write_folder
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.run_files.folder import EXPORT, MODEL
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
@@ -21,11 +22,10 @@ from ipu_packed_bert.settings.pretraining import ConfigError
 from ipu_packed_bert.settings.schema import schedule_too_short
 from ipu_packed_bert.settings.user_task import recorded
 from ipu_packed_bert.tasks import task_class
-from ipu_packed_bert.tasks.examples import ExampleTask
+from ipu_packed_bert.tasks.examples import ExampleTask, Tokenizer
 from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.starting_weights import Start, find_start
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
-from ipu_packed_bert.training.run import Begun, Prepared, machinery
+from ipu_packed_bert.training.run import Begun, Prepared, engine_and_batches
 from pack_data.cli.command import typed
 from pack_data.reading.files import write_atomically
 
@@ -39,7 +39,6 @@ class ExamplesRun(Prepared[FinetuneConfig]):
     fresh: Tuple[str, ...]  # weights that the checkpoint didn't have
 
     # `simulated` stays false: a network of full size takes hours there, so that this has to be asked for.
-    command = "finetune"
 
     @classmethod
     def make(cls, config: FinetuneConfig, begun: Begun) -> ExamplesRun:
@@ -52,7 +51,7 @@ class ExamplesRun(Prepared[FinetuneConfig]):
             agree(begin.checkpoint.identity, made.vocabulary, weights_of=begin.folder, data_of=made.start.description)
         return made
 
-    def describe(self, *, resumed: bool) -> None:
+    def _describe(self, *, resumed: bool) -> None:
         config, task, batches = self.config, self.task, self.batches
         print(f"start     {self.start.description}")
         if self.fresh:
@@ -101,7 +100,7 @@ class ExamplesRun(Prepared[FinetuneConfig]):
             "" if self.config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={2 * self.steps}"
         )
         epochs = 2 * self.config.run.epochs
-        return f"{typed(self.command)} --resume {shlex.quote(str(folder))} --set run.epochs={epochs}{longer}"
+        return f"{typed(self.config.command)} --resume {shlex.quote(str(folder))} --set run.epochs={epochs}{longer}"
 
     def _write_files(self, folder: Path) -> None:
         vocabulary = self.start.vocabulary
@@ -116,8 +115,18 @@ class ExamplesRun(Prepared[FinetuneConfig]):
 
     def _export(self, folder: Path, *, trained: bool) -> None:
         if self.config.run.export and (trained or not (folder / MODEL).exists()):
-            export(self, folder / MODEL)
+            self.write_model(folder / MODEL)
             print(f"model     {folder / MODEL}, as transformers loads it ({self.task.architecture})")
+
+    def write_model(self, folder: Path) -> None:
+        """As a Hugging Face folder; a former one is replaced when the new one is whole."""
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        task, vocabulary = self.task, self.start.vocabulary
+        weights, settings = self.engine.weights(), task.export_settings()
+        write_folder(partial, task.model, weights, vocabulary, architecture=task.architecture, **settings)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
 
 
 def prepare(
@@ -147,19 +156,23 @@ def prepare(
         config = _with_schedule(config, former, updates_per_epoch)
     vocabulary = Identity.of(start.vocabulary)
     same = {"the training file's digest": f"{packs.digest:016x}", "the vocabulary's sha256": vocabulary.sha256}
-    machine = machinery(
+    made = engine_and_batches(
         config, task, packs, task.evaluation_packs, choice, factor=factor, processes=processes, same=same
     )
-    engine = machine.engine
+    fresh = load_weights(made[0], start.weights, f"{config.model.checkpoint}", whole=config.data.training is None)
+    return ExamplesRun(config, task, *made, steps, vocabulary, start, fresh if start.weights else ())
+
+
+def load_weights(engine: Engine, given: Weights, source: str, *, whole: bool) -> Tuple[str, ...]:
+    """The names of the weights that stay initial ones, as the given ones lack them; ValueError where `whole`."""
     state = engine.state()
-    weights, loaded = merged(state["model"], start.weights)
-    if config.data.training is None and loaded.fresh:
+    weights, loaded = merged(state["model"], given)
+    if whole and loaded.fresh:
         raise ValueError(
-            f"{config.model.checkpoint}: has no {', '.join(loaded.fresh[:2])}; evaluate a model that was "
-            "fine-tuned for this task"
+            f"{source}: has no {', '.join(loaded.fresh[:2])}; name a model that was fine-tuned for {engine.task.name}"
         )
     engine.load_state({**state, "model": weights})
-    return ExamplesRun(config, task, machine, steps, vocabulary, start, loaded.fresh if start.weights else ())
+    return loaded.fresh
 
 
 def _with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], updates_per_epoch: int) -> FinetuneConfig:
@@ -171,21 +184,4 @@ def _with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], upd
             f"{config.path}: "
             + schedule_too_short(f"run.epochs is {config.run.epochs}, {steps} updates", steps, length)
         )
-    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, schedule_steps=length))
-
-
-def export(prepared: ExamplesRun, folder: Path) -> None:
-    """The model as a Hugging Face folder; a former one is replaced when the new one is whole."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    task = prepared.task
-    write_folder(
-        partial,
-        task.model,
-        prepared.engine.weights(),
-        prepared.start.vocabulary,
-        architecture=task.architecture,
-        **task.export_settings(),
-    )
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    return config.with_schedule(length)

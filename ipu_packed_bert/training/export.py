@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import yaml
 
-from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, EXPORT
-from ipu_packed_bert.settings.pretraining import Config, config_from_tree
-from ipu_packed_bert.settings.reader import parse_yaml, peek
-from ipu_packed_bert.settings.schema import PRETRAINING
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG
+from ipu_packed_bert.settings.pretraining import config_from_tree
 from pack_data.reading.fields import said_of
 from pack_data.reading.files import write_atomically
-from pack_data.text.tokenizer_file import AnyVocabulary, load_either, vocabulary_in
 
 if TYPE_CHECKING:
     from ipu_packed_bert.model.hugging_face import Loaded
-    from ipu_packed_bert.run_files.checkpoints import Checkpoint
 
 # torch loads inside the functions, so that a machine without it gets one line.
 
@@ -37,39 +33,19 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     ValueError where the weights were trained with another one.
     """
     from ipu_packed_bert.model.hugging_face import write_folder
-    from ipu_packed_bert.run_files.checkpoints import load_newest
-    from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
+    from ipu_packed_bert.tasks.starting_weights import learnt
 
-    checkpoint = load_newest(run / CHECKPOINTS)
-    tree = parse_yaml(checkpoint.config, run)
-    if peek("task.name", tree, ()) not in (None, PRETRAINING):
-        return _export_fine_tuned(run, folder, checkpoint, vocabulary)
-    config = config_from_tree(tree, str(run))
-    architecture = "BertForPreTraining" if config.loss.next_sentence else "BertForMaskedLM"
-    path = Path(vocabulary or config.data.vocabulary or vocabulary_in(config.data.directory))
-    of_weights = checkpoint.identity
-    written = _vocabulary_of(config, path, of_weights.lowers_case)
-    note = agree(of_weights, Identity.of(written), weights_of=run, data_of=path).note
-    write_folder(folder, config.model, checkpoint.engine["model"], written, architecture=architecture)
-    return _Exported(checkpoint.step, note)
-
-
-def _export_fine_tuned(run: Path, folder: Path, checkpoint: Checkpoint, vocabulary: Optional[Path]) -> _Exported:
-    """A fine-tuned model; its vocabulary, sizes and labels lie in the run's folder."""
-    from ipu_packed_bert.model.hugging_face import write_folder
-    from ipu_packed_bert.tasks.starting_weights import fine_tuned
-
-    found = fine_tuned(run, checkpoint, vocabulary=vocabulary)
-    with said_of(run / EXPORT):
+    found = learnt(run, vocabulary=vocabulary)
+    with said_of(found.source):
         write_folder(
             folder,
             found.model,
-            checkpoint.engine["model"],
+            found.checkpoint.engine["model"],
             found.vocabulary,
             architecture=found.architecture,
             **found.settings,
         )
-    return _Exported(checkpoint.step, found.note)
+    return _Exported(found.checkpoint.step, found.note)
 
 
 def import_folder(folder: Path, run: Path) -> Loaded:
@@ -104,15 +80,3 @@ def import_folder(folder: Path, run: Path) -> Loaded:
     imported = Checkpoint(0, weights, {}, config.to_yaml(), *identity)
     save_checkpoint(run / CHECKPOINTS, imported, keep=1)
     return loaded
-
-
-def _vocabulary_of(config: Config, path: Path, lower_case: bool) -> AnyVocabulary:
-    if not path.exists():
-        raise ValueError(f"{path}: the run's vocabulary is not there; give it with --vocabulary FILE")
-    vocabulary = load_either(path, lower_case)
-    if len(vocabulary) > config.model.vocabulary_size:
-        raise ValueError(
-            f"{path}: {len(vocabulary):,} tokens, the run's model has rows for {config.model.vocabulary_size:,}; "
-            "give its own with --vocabulary FILE"
-        )
-    return vocabulary

@@ -108,15 +108,15 @@ class RunLog(Log):
         self._first: Optional[Tuple[Counts, float]] = None
         self._totals = Totals()
         self._bar: Any = None
-        made = forget_after(self._folder / LOG, first_step, note=self._say, counted=True)
-        evaluations = forget_after(self._folder / EVALUATIONS, first_step, note=self._say, counted=True)
+        made = _forget_after(self._folder / LOG, first_step, self.say)
+        evaluations = _forget_after(self._folder / EVALUATIONS, first_step, self.say)
         self._evaluated_before = {record["step"] for record in evaluations}
         lost = _missing_steps(made, first_step)
         if lost:
-            self._say(f"note      {LOG} lacks {lost} of the {first_step:,} updates that the checkpoint has")
-        self._log = JsonlWriter(self._folder / LOG, self._say)
-        self._evaluations = JsonlWriter(self._folder / EVALUATIONS, self._say)
-        self._events = Events(self._folder, first_step, self._say)
+            self.say(f"note      {LOG} lacks {lost} of the {first_step:,} updates that the checkpoint has")
+        self._log = JsonlWriter(self._folder / LOG, self.say)
+        self._evaluations = JsonlWriter(self._folder / EVALUATIONS, self.say)
+        self._events = Events(self._folder, first_step, self.say)
         if sys.stderr.isatty() if progress is None else progress:
             from tqdm import tqdm
 
@@ -144,7 +144,7 @@ class RunLog(Log):
         self._recent.append((counts, result.seconds))
         # The first step of a process warms up caches and allocators: it counts for the rates only where it is alone.
         if self._first is None:
-            self._say(_PADDING_AVOIDED)
+            self.say(_PADDING_AVOIDED)
             self._first = (counts, result.seconds)
         else:
             self._totals = self._totals._plus(counts, result.seconds)
@@ -156,7 +156,7 @@ class RunLog(Log):
             self._events.add(
                 step,
                 {
-                    **{tag(name): value for name, value in result.metrics.items()},
+                    **{_tag(name): value for name, value in result.metrics.items()},
                     "learning_rate": learning_rate,
                     "gradient_norm": result.gradient_norm,
                     "rate/sequences_per_second": recent.sequences_per_second,
@@ -166,7 +166,7 @@ class RunLog(Log):
                 },
             )
         if not result.applied:
-            self._say(f"left out  update {step:,}: {not_finite(result)}; weights and moments are as before")
+            self.say(f"left out  update {step:,}: {not_finite(result)}; weights and moments are as before")
         line = (
             f"{in_words(result.metrics)}  {recent.sequences_per_second:,.1f} seq/s"
             f"  {recent.tokens_per_second:,.0f} tok/s  padding avoided {avoided:.2%}"
@@ -175,7 +175,7 @@ class RunLog(Log):
             self._bar.set_postfix_str(line, refresh=False)
             self._bar.update(1)
         elif step == 1 or step == self._steps or step % self._lines_every == 0:
-            self._say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {line}")
+            self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {line}")
 
     def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for number, batch in enumerate(batches, start=1):
@@ -191,12 +191,12 @@ class RunLog(Log):
             try:
                 write_atomically(path, text.encode())
             except OSError as error:
-                self._say(f"note      {path} is not written ({error.strerror or error})")
+                self.say(f"note      {path} is not written ({error.strerror or error})")
         self._evaluations.append(
             {"step": step, **found.metrics, **{name: found.counts[name] for name in COUNTS}, "seconds": found.seconds}
         )
         self._events.add(step, {f"evaluation/{name}": value for name, value in found.metrics.items()})
-        self._say(f"held out after step {step}: {in_words(found.metrics)}  ({found.counts['sequences']:,} sequences)")
+        self.say(f"held out after step {step}: {in_words(found.metrics)}  ({found.counts['sequences']:,} sequences)")
 
     def lacks_evaluation(self, step: int) -> bool:
         return step not in self._evaluated_before
@@ -204,9 +204,6 @@ class RunLog(Log):
     def sync(self) -> None:
         self._log.sync()
         self._evaluations.sync()
-
-    def say(self, text: str) -> None:
-        self._say(text)
 
     @property
     def totals(self) -> Totals:
@@ -222,14 +219,14 @@ class RunLog(Log):
         self._log.close()
         self._evaluations.close()
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         if self._bar is not None:
             self._bar.write(text, file=self._stream)
         else:
             print(text, file=self._stream, flush=True)
 
 
-def tag(name: str) -> str:
+def _tag(name: str) -> str:
     """TensorBoard's name of a metric: `mlm_loss` is "loss/mlm", `loss` is "loss/total"."""
     what, _, kind = name.rpartition("_")
     return f"{kind}/{what or 'total'}"
@@ -348,18 +345,11 @@ def _new_folder(name: str) -> Path:
             path = first.with_name(f"{first.name}-{number}")
 
 
-def skipped_updates(records: Sequence[Mapping[str, Any]]) -> int:
-    """How many of a log's updates were left out."""
-    return sum(1 for record in records if record.get("skipped"))
-
-
-def forget_after(
-    path: Path, step: int, *, note: Callable[[str], None] = print, counted: bool = False
-) -> List[Dict[str, Any]]:
-    """Keep only the records up to ``step``, and return them; later ones are made again. ``counted``: see `read_log`."""
-    kept = [record for record in read_log(path, note=note, counted=counted) if record["step"] <= step]
-    if Path(path).exists():
-        write_atomically(Path(path), "".join(json.dumps(record) + "\n" for record in kept).encode())
+def _forget_after(path: Path, step: int, note: Callable[[str], None]) -> List[Dict[str, Any]]:
+    """Keep only the records up to ``step``, and return them; later ones are made again."""
+    kept = [record for record in read_log(path, note=note, counted=True) if record["step"] <= step]
+    if path.exists():
+        write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
     return kept
 
 

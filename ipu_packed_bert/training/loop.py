@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import math
 import signal
 import threading
@@ -31,24 +30,22 @@ from ipu_packed_bert.tasks.task import Counts, Evaluation
 from pack_data.cli.command import NotFinite
 
 
-class Log(abc.ABC):
-    """What the training loop tells."""
+class Log:
+    """What the training loop tells; this one writes nothing, for the processes of a run that another writes down."""
 
     evaluated: Optional[int] = None  # the update after which it was evaluated last
 
-    @abc.abstractmethod
     def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
         """Update number ``step`` (the first is 1) was made."""
 
-    @abc.abstractmethod
     def evaluation(self, step: int, found: Evaluation) -> None:
         """The held-out packs were evaluated after update number ``step``."""
+        self.evaluated = step
 
     def lacks_evaluation(self, step: int) -> bool:
         """Whether the evaluation after update number ``step``, which a former process made, is not written down."""
         return False
 
-    @abc.abstractmethod
     def sync(self) -> None:
         """All that was told is on the disk when this returns."""
 
@@ -59,19 +56,6 @@ class Log(abc.ABC):
     def say(self, text: str) -> None:
         """A line for people."""
         print(text, flush=True)
-
-
-class SilentLog(Log):
-    """For the processes of a run that another one writes down."""
-
-    def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
-        pass
-
-    def evaluation(self, step: int, found: Evaluation) -> None:
-        self.evaluated = step
-
-    def sync(self) -> None:
-        pass
 
 
 class Outcome(NamedTuple):

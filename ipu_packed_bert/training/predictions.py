@@ -19,7 +19,7 @@ import numpy as np
 from ipu_packed_bert.data.global_batches import Batch, Layout, in_order
 from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.engine.base import Engine
-from ipu_packed_bert.model.hugging_face import Weights, merged, read_folder
+from ipu_packed_bert.model.hugging_face import Weights, read_folder
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG
 from ipu_packed_bert.settings.finetuning import (
     MULTI_LABEL,
@@ -32,15 +32,15 @@ from ipu_packed_bert.settings.finetuning import (
     config_from_tree,
 )
 from ipu_packed_bert.settings.reader import OVERRIDE, load_yaml, parse_yaml, peek
-from ipu_packed_bert.settings.schema import PRETRAINING, ModelConfig
+from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.settings.user_task import full_name, is_own
 from ipu_packed_bert.tasks import task_class
-from ipu_packed_bert.tasks.examples import Asked, ExampleTask
-from ipu_packed_bert.tasks.starting_weights import PACKAGE, fine_tuned, folder_of, labels_of
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
+from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Tokenizer
+from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of, labels_of, learnt
+from ipu_packed_bert.training.examples import load_weights
 from pack_data.cli.command import NotFinite
 from pack_data.reading.fields import Fields, read_object
-from pack_data.text.tokenizer_file import AnyVocabulary
+from pack_data.text.vocabulary import AnyVocabulary
 
 # Of a run's configuration, what predicting needs; the rest is of training.
 _KEPT = {"task": None, "engine": None, "placement": None, "batch": ("micro_batch",)}
@@ -92,10 +92,10 @@ def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
                 f"{folder}: a run of pre-training, which has no head that answers; fine-tune it first: packed-bert "
                 f"finetune --config ... --set model.checkpoint={folder}"
             )
-    run = fine_tuned(folder)
+    run = learnt(folder)
     tree = parse_yaml(run.checkpoint.config, folder)
     name = peek("task.name", tree, ())
-    if name in (None, PRETRAINING):
+    if not run.fine_tuned:
         raise ValueError(f"{folder}: its checkpoint is of pre-training; name the folder of a fine-tuning run")
     kept: Dict[str, Any] = {}
     for section, keys in {**_KEPT, "data": _KEPT_DATA}.items():
@@ -203,14 +203,7 @@ def prepare(
                 f"poprun started {engine.share[1]} instances, each of which would give its own part of the answers; "
                 "start one, without poprun"
             )
-        state = engine.state()
-        weights, loaded = merged(state["model"], trained.weights)
-        if loaded.fresh:
-            raise ValueError(
-                f"{trained.name}: has no {', '.join(loaded.fresh[:2])}; name a model that was fine-tuned for "
-                f"{config.task.name}"
-            )
-        engine.load_state({**state, "model": weights})
+        load_weights(engine, trained.weights, trained.name, whole=True)
         unwound.pop_all()
     return _Prepared(config, task, engine, task.layout(config, 1.0))
 

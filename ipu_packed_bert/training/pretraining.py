@@ -22,14 +22,14 @@ from ipu_packed_bert.engine.host.devices import find_device, product_rate, whole
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
-from ipu_packed_bert.settings.allowed_changes import SIZES
+from ipu_packed_bert.settings.allowed_changes import SIZES, stated_differences
 from ipu_packed_bert.settings.pretraining import Config, check_accumulation
-from ipu_packed_bert.settings.reader import DEFAULT, FILE, parse_yaml, peek, shown
+from ipu_packed_bert.settings.reader import shown
 from ipu_packed_bert.settings.schema import check_on_ipus
 from ipu_packed_bert.settings.shipped import for_one_gpu
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.log import data_of
-from ipu_packed_bert.training.run import Beginning, Begun, Prepared, machinery
+from ipu_packed_bert.training.run import Beginning, Begun, Prepared, engine_and_batches
 from pack_data.cli.command import typed
 from pack_data.lengths.factors import PackingFactor
 from pack_data.store.data_set import Manifest, PackStore
@@ -46,19 +46,18 @@ class PacksRun(Prepared[Config]):
     evaluation: Optional[PackStore]  # held-out packs
     factor: PackingFactor
 
-    command = "pretrain"
     unit = "step"
     simulated = True
 
     @classmethod
-    def on_this_machine(cls, config: Config, begun: Begun) -> Config:
+    def _on_this_machine(cls, config: Config, begun: Begun) -> Config:
         args = begun.args
         if begun.begin.checkpoint:  # what is left out without IPUs was decided when the run began
             config = replace(config, without_ipus=())
         return for_this_machine(config, begun.choice, whole=args.whole, packing_factor=args.packing_factor)
 
     @classmethod
-    def nothing_left(cls, config: Config, begin: Beginning) -> Optional[str]:
+    def _nothing_left(cls, config: Config, begin: Beginning) -> Optional[str]:
         if not begin.checkpoint or begin.step < config.run.steps:
             return None
         go_on = _how_to_go_on(begin.folder, config, begin.step)
@@ -98,10 +97,12 @@ class PacksRun(Prepared[Config]):
             "the arrangement of its packs": packs.arrangement,
             "the held-out data set's digest": f"{evaluation.manifest.digest:016x}" if evaluation else None,
         }
-        machine = machinery(config, task, packs, held_out, choice, factor=factor.value, processes=processes, same=same)
-        return cls(config, task, machine, config.run.steps, vocabulary, store, evaluation, factor)
+        made = engine_and_batches(
+            config, task, packs, held_out, choice, factor=factor.value, processes=processes, same=same
+        )
+        return cls(config, task, *made, config.run.steps, vocabulary, store, evaluation, factor)
 
-    def describe(self, *, resumed: bool) -> None:
+    def _describe(self, *, resumed: bool) -> None:
         print_data(self.config, self.store.manifest, resumed=resumed)
         _print_batch(self.config, self.factor, self.batches)
 
@@ -136,15 +137,7 @@ class PacksRun(Prepared[Config]):
 def refuse_other_sizes(begin: Beginning, config: Config, keys: Sequence[str]) -> None:
     """ValueError where the weights that the run begins with are of another network than the configuration's."""
     found = begin.checkpoint or begin.weights
-    there = parse_yaml(found.config, begin.folder) if found else None
-    others = []
-    for key in keys:
-        section, name = key.split(".")
-        theirs, ours = peek(key, there, ()), getattr(getattr(config, section), name)
-        if theirs not in (None, ours):
-            origin = config.origins.get(key, FILE)
-            by = f"in {config.path}" if origin == FILE or origin.startswith(DEFAULT) else f"by {origin}"
-            others.append(f"{key} is {shown(theirs)} there, {shown(ours)} {by}")
+    others = stated_differences(begin.folder, found.config, config, keys) if found else []
     if others:
         way_out = (
             "a run goes on with the sizes it has"
@@ -198,16 +191,12 @@ def _how_to_go_on(folder: Any, config: Config, made: int = 0) -> str:
 
     made: updates made already, where they may be more than the configuration's.
     """
-    made = max(made, config.run.steps)
+    made, command = max(made, config.run.steps), f"{typed('pretrain')} --resume {shlex.quote(str(folder))}"
     if made < config.schedule_steps:
-        return f"{resume_command(folder)} --steps {config.schedule_steps}"
+        return f"{command} --steps {config.schedule_steps}"
     steps = 2 * made
     longer = "" if config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={steps}"
-    return f"{resume_command(folder)} --steps {steps}{longer}"
-
-
-def resume_command(folder: Any) -> str:
-    return f"{typed('pretrain')} --resume {shlex.quote(str(folder))}"
+    return f"{command} --steps {steps}{longer}"
 
 
 def print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:

@@ -14,7 +14,7 @@ import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Dict, Generic, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, ClassVar, Dict, Generic, Mapping, NamedTuple, Optional, Tuple, Type, TypeVar
 
 import torch
 
@@ -39,9 +39,8 @@ from ipu_packed_bert.training.log import (
     refuse_a_run_under_way,
     saved_in,
 )
-from ipu_packed_bert.training.loop import Log, Outcome, SilentLog, train
+from ipu_packed_bert.training.loop import Log, Outcome, train
 from ipu_packed_bert.training.summary import RunEnd
-from pack_data.cli.command import typed
 from pack_data.reading.fields import said_of
 
 C = TypeVar("C", bound=Configuration)
@@ -61,12 +60,6 @@ class Beginning(NamedTuple):
     def step(self) -> int:
         """Updates made already."""
         return self.checkpoint.step if self.checkpoint else 0
-
-    def changes(self, config: Configuration, allowed: Sequence[str]) -> Changes:
-        """How the configuration differs from the checkpoint's. Raises ConfigError where that is refused."""
-        if self.checkpoint is None:
-            return Changes()
-        return compare(self.folder, self.checkpoint.config, config, allowed=allowed, before=self.allowed)
 
 
 def beginning(resume: Optional[str], start_from: Optional[str] = None) -> Beginning:
@@ -105,53 +98,28 @@ class Begun(NamedTuple):
     opened: contextlib.ExitStack  # closes all that the run opens
 
 
-class Machinery(NamedTuple):
-    """What makes the updates."""
-
-    engine: Engine
-    global_batches: GlobalBatches
-    batches: Any  # the same, read in the way that suits the engine
-
-
-def machinery(
-    config: Configuration,
-    task: Task,
-    packs: Packs,
-    held_out: Optional[Packs],
-    choice: EngineChoice,
-    *,
-    factor: float,
-    processes: Processes,
-    same: Mapping[str, Any],
-) -> Machinery:
-    """Engine and batches. same: what, besides the configuration, must be the same in all processes."""
-    processes.refuse_differences({**flat(config.as_dict()), **same, "torch": torch.__version__})
-    engine = build_engine(config, task, choice, packing_factor=factor, processes=processes)
-    global_batches = GlobalBatches(packs, task.layout(config, factor), share=engine.share, held_out=held_out)
-    return Machinery(engine, global_batches, engine.feed(global_batches))
-
-
 @dataclass(frozen=True)
 class Prepared(abc.ABC, Generic[C]):
     """All that is there before the first update; a class for each that a run may learn from."""
 
     config: C  # of this class's kind of run, completed by the data
     task: Task
-    machinery: Machinery
+    engine: Engine
+    global_batches: GlobalBatches
+    batches: Any  # the same, read in the way that suits the engine
     steps: int  # updates of the whole run; 0: no training
     vocabulary: Identity  # of the data
 
-    command: ClassVar[str]  # that makes such a run
     unit: ClassVar[str] = "update"  # what the line of the run's folder calls an update
     simulated: ClassVar[bool] = False  # whether `auto` may take the simulated device
 
     @classmethod
-    def on_this_machine(cls, config: C, begun: Begun) -> C:
+    def _on_this_machine(cls, config: C, begun: Begun) -> C:
         """The configuration as it will run here."""
         return config
 
     @classmethod
-    def nothing_left(cls, config: C, begin: Beginning) -> Optional[str]:
+    def _nothing_left(cls, config: C, begin: Beginning) -> Optional[str]:
         """What to print in place of a run that has made its updates already; None where it goes on."""
         return None
 
@@ -160,16 +128,8 @@ class Prepared(abc.ABC, Generic[C]):
     def make(cls, config: C, begun: Begun) -> Prepared[C]:
         """Data, engine and batches; what the class opens besides engine and batches is closed with ``begun.opened``."""
 
-    @property
-    def engine(self) -> Engine:
-        return self.machinery.engine
-
-    @property
-    def batches(self) -> Any:
-        return self.machinery.batches
-
     @abc.abstractmethod
-    def describe(self, *, resumed: bool) -> None:
+    def _describe(self, *, resumed: bool) -> None:
         """What would run, printed."""
 
     @property
@@ -234,7 +194,7 @@ class Prepared(abc.ABC, Generic[C]):
                 log.evaluation(outcome.step, found)
         return outcome
 
-    def train_and_write(self, args: argparse.Namespace, begin: Beginning, changes: Changes) -> int:
+    def _train_and_write(self, args: argparse.Namespace, begin: Beginning, changes: Changes) -> int:
         """The updates, in a run's folder; the exit status."""
         config, engine = self.config, self.engine
         written = environment(
@@ -259,10 +219,9 @@ class Prepared(abc.ABC, Generic[C]):
                 folder,
                 config,
                 engine,
-                self.machinery.global_batches,
+                self.global_batches,
                 log,
                 self.steps,
-                typed(self.command),
                 go_on=self._go_on(folder),
                 begin=f" --start-from {shlex.quote(begin.folder)}" if begin.weights else "",
                 baseline=self._baseline,
@@ -276,15 +235,35 @@ class Prepared(abc.ABC, Generic[C]):
             return outcome.status
 
 
+def engine_and_batches(
+    config: Configuration,
+    task: Task,
+    packs: Packs,
+    held_out: Optional[Packs],
+    choice: EngineChoice,
+    *,
+    factor: float,
+    processes: Processes,
+    same: Mapping[str, Any],
+) -> Tuple[Engine, GlobalBatches, Any]:
+    """As `Prepared` has them. same: what, besides the configuration, must be the same in all processes."""
+    processes.refuse_differences({**flat(config.as_dict()), **same, "torch": torch.__version__})
+    engine = build_engine(config, task, choice, packing_factor=factor, processes=processes)
+    global_batches = GlobalBatches(packs, task.layout(config, factor), share=engine.share, held_out=held_out)
+    return engine, global_batches, engine.feed(global_batches)
+
+
 def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes: Processes) -> int:
     """Trains, and writes the run down; the exit status."""
     begin = processes.of_first(_first_look, args)
     choice = choose_engine(config, simulated=kind.simulated)
     opened = contextlib.ExitStack()
     begun = Begun(args, processes, begin, choice, opened)
-    config = kind.on_this_machine(config.on_engine(choice.kind), begun)
-    changes = begin.changes(config, check_allowed(args.allow_change, config.sections))
-    done = kind.nothing_left(config, begin)
+    config = kind._on_this_machine(config.on_engine(choice.kind), begun)
+    changes, allowed = Changes(), check_allowed(args.allow_change, config.sections)
+    if begin.checkpoint:
+        changes = compare(begin.folder, begin.checkpoint.config, config, allowed=allowed, before=begin.allowed)
+    done = kind._nothing_left(config, begin)
     if done:
         print(done)
         return 0
@@ -296,7 +275,7 @@ def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes:
         made = kind.make(config, begun)
         opened.enter_context(contextlib.closing(made.engine))
         opened.enter_context(contextlib.closing(made.batches))
-        made.describe(resumed=begin.checkpoint is not None)
+        made._describe(resumed=begin.checkpoint is not None)
         print(f"engine    {made.engine.description}", flush=True)
         if made.steps:
             made.engine.compile(made.batches.first())
@@ -305,8 +284,8 @@ def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes:
             return 0
         made.load(begin, same_batch=not changes.other_batch)
         if made.engine.share[0]:  # the first process writes for all
-            return made.trained(SilentLog(), None, begin.step).status
-        return made.train_and_write(args, begin, changes)
+            return made.trained(Log(), None, begin.step).status
+        return made._train_and_write(args, begin, changes)
 
 
 def _print_schedule(begin: Beginning, config: Configuration) -> None:

@@ -17,10 +17,10 @@ from ipu_packed_bert.run_files.checkpoints import checkpoints
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
 from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, SideBySide, compare_unpacked
-from ipu_packed_bert.training.log import RunLog, Totals, in_words, skipped_updates
+from ipu_packed_bert.training.log import RunLog, Totals, in_words
 from ipu_packed_bert.training.loop import Outcome
 from ipu_packed_bert.training.picture import curves, draw, padding_avoided
-from pack_data.cli.command import NotFinite, counted
+from pack_data.cli.command import NotFinite, counted, typed
 from pack_data.display.table import text_table
 from pack_data.reading.files import write_atomically
 
@@ -113,7 +113,7 @@ def summarise(
         stopped_by=stopped_by,
         steps=records[-1]["step"] if records else 0,
         steps_planned=steps,
-        skipped_updates=skipped_updates(records),
+        skipped_updates=sum(bool(record.get("skipped")) for record in records),
         packs=packs,
         sequences=sequences,
         tokens=tokens,
@@ -139,7 +139,6 @@ class RunEnd:
     batches: GlobalBatches
     log: RunLog
     steps: int  # that the run should make
-    command: str  # that makes such a run, as it is typed, without options
     go_on: str  # the whole command to type after the last update
     begin: str = ""  # the options besides --config and --out that begin the run
     baseline: Callable[[], Mapping[str, float]] = dict  # see `summarise`
@@ -188,11 +187,11 @@ class RunEnd:
 
     def _once_more(self) -> str:
         """What to type where the run is not done, or its last state not saved."""
-        run = shlex.quote(str(self.folder))
+        run, command = shlex.quote(str(self.folder)), typed(self.config.command)
         if checkpoints(self.folder / CHECKPOINTS):
-            return f"resume    {self.command} --resume {run}"
+            return f"resume    {command} --resume {run}"
         config = shlex.quote(str(self.folder / CONFIG))
-        return f"again     {self.command} --config {config} --out {run} --resume-if-there{self.begin}"
+        return f"again     {command} --config {config} --out {run} --resume-if-there{self.begin}"
 
     @contextlib.contextmanager
     def _said_where_it_fails(self) -> Iterator[None]:

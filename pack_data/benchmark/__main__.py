@@ -21,8 +21,7 @@ import numpy as np
 from pack_data.benchmark import cases as many_cases
 from pack_data.build import BuildOptions, build_and_report
 from pack_data.building.assignment import assign
-from pack_data.cli.command import ArgumentParser, parse_depth, positive_int, process_count, run_main
-from pack_data.cli.cores import available_cores
+from pack_data.cli.command import ArgumentParser, available_cores, parse_depth, positive_int, process_count, run_main
 from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.cli.timing import quartiles, seconds_in_turn, timed
 from pack_data.display.table import account

@@ -20,10 +20,16 @@ import numpy as np
 from pack_data.building.assignment import IN_MEMORY, assign
 from pack_data.building.assignment_on_disk import assign_on_disk
 from pack_data.building.runner import open_runner
-from pack_data.building.spill import RunningTotals, SpillFormat
-from pack_data.building.tasks import examples_name
-from pack_data.cli.command import ArgumentParser, depth_text, parse_depth, positive_int, process_count, run_main
-from pack_data.cli.cores import available_cores
+from pack_data.building.tasks import RunningTotals, SpillFormat, file_of
+from pack_data.cli.command import (
+    ArgumentParser,
+    available_cores,
+    depth_text,
+    parse_depth,
+    positive_int,
+    process_count,
+    run_main,
+)
 from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.cli.timing import timed
 from pack_data.display.table import Cell, Column, Table, plain
@@ -45,7 +51,7 @@ def _draw(work: Path, sequences: int) -> Tuple[PackSchema, List[RunningTotals], 
     for part, first in enumerate(range(0, sequences, _PART)):
         draws = np.random.default_rng([0, part]).random(min(_PART, sequences - first))
         lengths = np.minimum(np.searchsorted(weights, draws, side="right"), S)
-        with open(work / f"{examples_name(part)}.bin", "wb") as file:  # of a part's columns the first
+        with open(work / file_of("examples", part, "bin"), "wb") as file:  # of a part's columns the first
             lengths.astype(SpillFormat.of(schema).lengths_type).tofile(file)
         totals.append(RunningTotals(len(lengths), int(lengths.sum()), 0))
         counts.append(np.bincount(lengths, minlength=S + 1).astype(np.int32))
@@ -99,7 +105,7 @@ def _measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, An
                 runner.close()
                 return
             read = SpillFormat.of(schema).read_lengths
-            lengths = [read(work / f"{examples_name(part)}.bin", total) for part, total in enumerate(totals)]
+            lengths = [read(work / file_of("examples", part, "bin"), total) for part, total in enumerate(totals)]
             assign(np.concatenate(lengths), packing, (0, 0))
 
         seconds, _ = timed(give_packs)

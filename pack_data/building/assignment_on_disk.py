@@ -15,20 +15,20 @@ so that tasks may run anywhere and in any order.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.building.assignment import IN_MEMORY, Places
 from pack_data.building.runner import TaskRunner
-from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import (
     PartsGroup,
-    examples_name,
+    RunningTotals,
+    SpillFormat,
+    file_of,
     places_names,
     remove_and_build_again,
     save_array,
@@ -42,7 +42,6 @@ from pack_data.store.packs import PackSchema, smallest_type
 # Numbers that a task handles; it needs some 30 bytes for each.
 NUMBERS = 1 << 21
 _SCATTER, _SHUFFLE = 0, 1  # streams of random numbers
-_OPEN_FILES = 64
 # What is not needed once all sequences have their places.
 _PASSING = ("scattered-*", "shuffled-*")
 
@@ -77,39 +76,21 @@ class _Files:
 
     def __init__(self, paths: Sequence[Path], dtype: np.dtype, count: int) -> None:
         self._paths, self._dtype = paths, dtype
-        self._open: Dict[int, int] = {}
         self._ends = np.cumsum([path.stat().st_size // dtype.itemsize for path in paths], dtype=np.int64)
         if (int(self._ends[-1]) if paths else 0) != count:
             where = paths[0].parent if paths else "the work folder"
             raise ValueError(f"{where}: numbers are missing; {remove_and_build_again(Path(where))}")
 
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
-
     def read(self, start: int, count: int, out: np.ndarray) -> None:
         """The numbers from `start` on, into out[:count]."""
         number, done = int(np.searchsorted(self._ends, start, side="right")), 0
         while done < count:
-            begin = int(self._ends[number - 1]) if number else 0
+            begin, path = int(self._ends[number - 1]) if number else 0, self._paths[number]
             some = min(count - done, int(self._ends[number]) - start - done)
-            if number not in self._open:
-                if len(self._open) >= _OPEN_FILES:
-                    self._close()
-                self._open[number] = os.open(str(self._paths[number]), os.O_RDONLY)
-            size = self._dtype.itemsize
-            data = os.pread(self._open[number], some * size, (start + done - begin) * size)
-            if len(data) != some * size:
-                path = self._paths[number]
+            values = np.fromfile(path, self._dtype, some, offset=(start + done - begin) * self._dtype.itemsize)
+            if len(values) != some:
                 raise ValueError(f"{path}: cut short; {remove_and_build_again(path.parent)}")
-            out[done : done + some] = np.frombuffer(data, self._dtype)
+            out[done : done + some] = values
             done, number = done + some, number + 1
 
 
@@ -151,16 +132,16 @@ def _values(task: _ListTask, places: Places, start: int, end: int) -> np.ndarray
         return np.arange(start, end, dtype=places.dtype)
     values, ends = np.empty(end - start, places.dtype), places.ends
     work, at = Path(task.work), start
-    with _Files(sorted(work.glob("shuffled-00000-*.bin")), places.dtype, places.packs) as order:
-        for entry in range(int(np.searchsorted(ends, start, side="right")), len(ends)):
-            if at == end:
-                break
-            begin = int(ends[entry - 1]) if entry else 0
-            some, own = min(end, int(ends[entry])) - at, values[at - start :]
-            order.read(int(places.base[entry]) + at - begin, some, own)
-            own[:some] *= places.dtype.type(places.deepest)
-            own[:some] += places.dtype.type(places.slot[entry])
-            at += some
+    order = _Files(sorted(work.glob("shuffled-00000-*.bin")), places.dtype, places.packs)
+    for entry in range(int(np.searchsorted(ends, start, side="right")), len(ends)):
+        if at == end:
+            break
+        begin = int(ends[entry - 1]) if entry else 0
+        some, own = min(end, int(ends[entry])) - at, values[at - start :]
+        order.read(int(places.base[entry]) + at - begin, some, own)
+        own[:some] *= places.dtype.type(places.deepest)
+        own[:some] += places.dtype.type(places.slot[entry])
+        at += some
     return values
 
 
@@ -193,9 +174,9 @@ def _shuffle(task: _ListTask) -> int:
                 dimensions=1,
                 way_out=remove_and_build_again(Path(task.work)),
             )
-            with _Files([task.path("scattered", run)], places.dtype, int(counts.sum())) as scattered:
-                pieces.append(np.empty(int(counts[task.part]), places.dtype))
-                scattered.read(int(counts[: task.part].sum()), len(pieces[-1]), pieces[-1])
+            pieces.append(np.empty(int(counts[task.part]), places.dtype))
+            scattered = _Files([task.path("scattered", run)], places.dtype, int(counts.sum()))
+            scattered.read(int(counts[: task.part].sum()), len(pieces[-1]), pieces[-1])
         values = np.concatenate(pieces)
     lengths = places.starts[(places.starts > task.start) & (places.starts < task.end)] - task.start
     within = task.number and task.parts == 1
@@ -227,7 +208,7 @@ def _deal(task: _DealTask) -> int:
         return 0
     lengths = np.concatenate(
         [
-            spill.read_lengths(work / f"{examples_name(part)}.bin", totals)
+            spill.read_lengths(work / file_of("examples", part, "bin"), totals)
             for part, totals in zip(task.group.parts, task.totals)
         ]
     )
@@ -237,11 +218,12 @@ def _deal(task: _DealTask) -> int:
     if len(found) > len(task.dealt) or (starts + found > places.starts[1:]).any():
         raise ValueError(f"{work}: there are more sequences of a length than places; {remove_and_build_again(work)}")
     ordered, end = np.empty(len(lengths), places.dtype), 0
-    with _Files(_shuffled_places(work), places.dtype, int(places.starts[-1])) as shuffled:
-        for length in np.flatnonzero(found).tolist():
-            count = int(found[length])
-            shuffled.read(int(starts[length]), count, ordered[end:])
-            end += count
+    of_places = [path for path in sorted(work.glob("shuffled-*.bin")) if not path.name.startswith("shuffled-00000-")]
+    shuffled = _Files(of_places, places.dtype, int(places.starts[-1]))
+    for length in np.flatnonzero(found).tolist():
+        count = int(found[length])
+        shuffled.read(int(starts[length]), count, ordered[end:])
+        end += count
     place = np.empty_like(ordered)
     place[np.argsort(lengths, kind="stable")] = ordered
     pack = place // places.dtype.type(places.deepest)
@@ -249,10 +231,6 @@ def _deal(task: _DealTask) -> int:
     save_array(pack_file, pack)
     save_array(slot_file, place.astype(smallest_type(places.deepest - 1)))
     return len(place)
-
-
-def _shuffled_places(work: Path) -> List[Path]:
-    return [path for path in sorted(work.glob("shuffled-*.bin")) if not path.name.startswith("shuffled-00000-")]
 
 
 def parts_groups(parts: Sequence[RunningTotals]) -> List[PartsGroup]:

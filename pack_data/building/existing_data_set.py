@@ -17,7 +17,7 @@ from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
 from pack_data.store.data_set import MANIFEST, PackStore, read_manifest
 from pack_data.store.packs import PackSchema, default_predictions
-from pack_data.text.tokenizer_file import TOKENIZER, load_either
+from pack_data.text.vocabulary import TOKENIZER, load_either
 
 
 def is_built(side: BuildSide, plan: Mapping[str, Any], own_files: Sequence[Path]) -> bool:
@@ -123,13 +123,7 @@ def with_former_options(options: BuildOptions, given: Optional[Collection[str]] 
                 f"{out}: {option}: {name} is {now}, the data set was made with {before.get(name, 'another')}; "
                 f"what is appended is made as the rest was, so leave {option} out, or build a data set of its own"
             )
-    return replace(
-        options,
-        **kept,
-        recipe=None,
-        vocabulary=kept_files["vocab.txt"],
-        tokenizer=kept_files[TOKENIZER],
-    )
+    return replace(options, **kept, recipe=None, vocabulary=kept_files["vocab.txt"], tokenizer=kept_files[TOKENIZER])
 
 
 def fitted_schema(wanted: PackSchema, fixed: PackSchema, out: Path) -> PackSchema:

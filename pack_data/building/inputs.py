@@ -20,13 +20,12 @@ from pack_data.building.options import BuildOptions
 from pack_data.building.tasks import (
     ExamplesTask,
     SyntheticTask,
-    examples_name,
+    file_of,
     make_part,
     make_synthetic_part,
     read_text,
     remove_and_build_again,
     save_examples,
-    text_name,
     write_json,
 )
 from pack_data.building.work_folder import READY
@@ -40,15 +39,8 @@ from pack_data.reading.files import sha256_of, write_atomically
 from pack_data.sequences import Sequences
 from pack_data.store.data_set import MANIFEST, Manifest
 from pack_data.store.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
-from pack_data.text.corpus import (
-    EMBEDDED,
-    Document,
-    content_digest,
-    documents,
-    source_files,
-)
-from pack_data.text.tokenizer_file import TOKENIZER, load_either
-from pack_data.text.wordpiece import train_vocabulary
+from pack_data.text.corpus import EMBEDDED, Document, content_digest, documents, source_files
+from pack_data.text.vocabulary import TOKENIZER, load_either, train_vocabulary
 
 # Characters of text in one part (some 8 of the longest documents, thousands of ordinary ones), and characters that wait
 # in memory until they are written to their parts.
@@ -56,6 +48,8 @@ PART_CHARACTERS, TEXT_IN_MEMORY = 8 << 20, 64 << 20
 SYNTHETIC_PART = SOURCE_PART = 1 << 15  # sequences
 # English text gives a token for about four characters, and a second segment now and then comes for nothing.
 _CHARACTERS_PER_TOKEN = 3.5
+# A token takes 2.6 bytes sorted and about as many in its pack.
+_BYTES_PER_TOKEN = 5.5
 _IDS = ("input_ids", "masked_lm_ids")
 _TAKEN = ("lengths", "prediction_counts", "pack_in_shard", "slot")  # names of the build's own columns
 
@@ -90,17 +84,6 @@ class BuildSide:
         former = self.former.digest if self.former else 0
         return (sum(note["digest"] for note in self.notes) + former) % (1 << 64)
 
-    def is_missing(self, part: int) -> bool:
-        """Whether the examples of a part are still to be made."""
-        return not (self.work / f"{examples_name(part)}.json").exists()
-
-
-class _DiskNeed(NamedTuple):
-    """About how much the work folder will hold: bytes of text, and tokens."""
-
-    text: float
-    tokens: float
-
 
 class VocabularyFile(NamedTuple):
     """Tokens in the vocabulary, 0 where nobody knows yet; its file in the work folder, None where there is none."""
@@ -131,8 +114,8 @@ class _BuildInput(abc.ABC):
         """Files of these names are in the data set already."""
 
     @abc.abstractmethod
-    def need(self) -> _DiskNeed:
-        """For the check of the disk before the build."""
+    def need(self) -> float:
+        """About how many bytes the work folder will hold."""
 
     @property
     def vocabulary_name(self) -> str:
@@ -154,7 +137,7 @@ class _BuildInput(abc.ABC):
 
     @abc.abstractmethod
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[Any]:
-        """The work on those parts that are not made yet."""
+        """The work on each part."""
 
     def account(self) -> Dict[str, Any]:
         """What the manifest says of what was left out; to be asked when all tasks have been drawn."""
@@ -193,9 +176,9 @@ class _TextInput(_BuildInput):
     def leave_out(self, names: Set[str]) -> None:
         self._left_out = names
 
-    def need(self) -> _DiskNeed:
+    def need(self) -> float:
         text = _characters(self.options.corpus)
-        return _DiskNeed(text, text / _CHARACTERS_PER_TOKEN * self.options.duplication_factor)
+        return text + text / _CHARACTERS_PER_TOKEN * self.options.duplication_factor * _BYTES_PER_TOKEN
 
     def vocabulary(self) -> VocabularyFile:
         """Trained on the training side."""
@@ -215,16 +198,15 @@ class _TextInput(_BuildInput):
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[ExamplesTask]:
         for side, count in zip(self.sides, self._spread_text()["parts"]):
             for part in range(count):
-                if side.is_missing(part):
-                    yield ExamplesTask(
-                        str(side.work.resolve()),
-                        part,
-                        side.first_stream + part,
-                        self.options.lower_case,
-                        self.vocabulary_name,
-                        self.example_options,
-                        schema,
-                    )
+                yield ExamplesTask(
+                    str(side.work.resolve()),
+                    part,
+                    side.first_stream + part,
+                    self.options.lower_case,
+                    self.vocabulary_name,
+                    self.example_options,
+                    schema,
+                )
 
     def account(self) -> Dict[str, Any]:
         skipped = self._spread_text()["skipped"]
@@ -252,7 +234,10 @@ class _TextInput(_BuildInput):
             size, held_out = _characters(self.options.corpus), self.options.held_out
             shares = [1 - held_out, held_out] if held_out else [1.0]
             counts = [max(1, round(share * size / PART_CHARACTERS)) for share in shares]
-            paths = [[side.work / text_name(part) for part in range(count)] for side, count in zip(self.sides, counts)]
+            paths = [
+                [side.work / file_of("text", part, "jsonl") for part in range(count)]
+                for side, count in zip(self.sides, counts)
+            ]
             for path in chain.from_iterable(paths):
                 path.write_bytes(b"")
             draws = [random.Random(f"{self.options.seed} documents {side.first_stream}") for side in self.sides]
@@ -335,14 +320,14 @@ class _SourceInput(_BuildInput):
     def leave_out(self, names: Set[str]) -> None:
         self._source.files = [file for file in self._source.files if Path(file).name not in names]
 
-    def need(self) -> _DiskNeed:
+    def need(self) -> float:
         """Foreign files take about a byte for a token."""
         files = [
             *self._source.files,
             *(map(tokens_file, self._source.files) if self._source.format == "megatron" else ()),
         ]
         sizes = [Path(path).stat().st_size for path in files if Path(path).is_file()]
-        return _DiskNeed(0.0, float(sum(sizes)))
+        return sum(sizes) * _BYTES_PER_TOKEN
 
     def vocabulary(self) -> VocabularyFile:
         path = self.work / self.vocabulary_name
@@ -371,10 +356,8 @@ class _SourceInput(_BuildInput):
         return PackSchema.bert(S, 1, predictions, vocabulary_size=1 << 31, extra=extra)
 
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[_SourceTask]:
-        """Every record is read, those of finished parts too, because parts count records."""
         for part, sequences in enumerate(self._source.blocks(SOURCE_PART, schema.max_sequence_length)):
-            if self.sides[0].is_missing(part):
-                yield _SourceTask(str(self.work.resolve()), part, sequences, schema)
+            yield _SourceTask(str(self.work.resolve()), part, sequences, schema)
 
     def account(self) -> Dict[str, Any]:
         return {"skipped": [str(bad) for bad in self._source.bad.found], "left_out": list(self._source.foreign_lost)}
@@ -438,8 +421,8 @@ class _SyntheticInput(_BuildInput):
     def leave_out(self, names: Set[str]) -> None:
         assert not names, "there are no files"
 
-    def need(self) -> _DiskNeed:
-        return _DiskNeed(0.0, self.options.sequences * self._histogram.mean_length)
+    def need(self) -> float:
+        return self.options.sequences * self._histogram.mean_length * _BYTES_PER_TOKEN
 
     def vocabulary(self) -> VocabularyFile:
         return VocabularyFile(self.options.vocabulary_size, None)
@@ -453,17 +436,16 @@ class _SyntheticInput(_BuildInput):
             )
         weights = tuple(histogram.counts.tolist())
         for part, first in enumerate(range(0, total, SYNTHETIC_PART)):
-            if side.is_missing(part):
-                yield SyntheticTask(
-                    str(side.work.resolve()),
-                    part,
-                    side.first_stream + part,
-                    min(SYNTHETIC_PART, total - first),
-                    weights,
-                    self.example_options,
-                    vocabulary_size,
-                    schema,
-                )
+            yield SyntheticTask(
+                str(side.work.resolve()),
+                part,
+                side.first_stream + part,
+                min(SYNTHETIC_PART, total - first),
+                weights,
+                self.example_options,
+                vocabulary_size,
+                schema,
+            )
 
 
 def one_sided(options: BuildOptions, side: BuildSide, count: int, places: Sequence[float] = ()) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 from pack_data.cli.bad_records import MOST_RECORD_BYTES
-from pack_data.cli.cores import most_processes
+from pack_data.cli.command import most_processes
 from pack_data.reading.fields import packing_depth, whole_number
 from pack_data.sequences import check_multiple
 from pack_data.store.packs import default_predictions

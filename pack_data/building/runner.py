@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from typing import Any, Callable, Iterable, Iterator, Optional
 
-from pack_data.cli.cores import available_cores, most_processes
+from pack_data.cli.command import available_cores, most_processes
 from pack_data.reading.fields import whole_number
 from pack_data.reading.packages import load_package
 

@@ -25,13 +25,6 @@ def held_out_folder(out: Union[str, Path]) -> Path:
     return Path(out).with_name(Path(out).name + _SUFFIX)
 
 
-def _built_with(folder: Path, made_with: Mapping[str, Any]) -> Path:
-    """The folder whose build writes the data set in `folder`: for a held-out side that of the training side."""
-    if made_with.get("side") != HELD_OUT or not folder.name.endswith(_SUFFIX):
-        return folder
-    return folder.with_name(folder.name[: -len(_SUFFIX)])
-
-
 def place(lines: Iterable[str]) -> float:
     """Where the hash of a text lies between 0 and 1; other line breaks and blanks make no other text."""
     words = " ".join(word for line in lines for word in line.split())

@@ -23,19 +23,18 @@ from pack_data.building.existing_data_set import fitted_schema, is_built, merged
 from pack_data.building.inputs import BuildSide, Files, VocabularyFile, one_sided, open_input
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import TaskRunner
-from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.building.tasks import (
+    RunningTotals,
     ShardTask,
     SortTask,
-    examples_name,
+    SpillFormat,
+    file_of,
     make_shard,
     places_names,
     read_notes,
     remove_and_build_again,
     save_array,
-    shard_name,
     sort_part,
-    sorted_name,
     write_json,
 )
 from pack_data.building.work_folder import HELD_OUT_WORK, PLAN, announce, check_out, clear, complete
@@ -58,15 +57,12 @@ from pack_data.store.data_set import (
     write_table,
 )
 from pack_data.store.packs import PREDICTION, PackSchema, predictions_per_pack
-from pack_data.text.tokenizer_file import load_either, load_tokenizer
-from pack_data.text.wordpiece import load_vocabulary
+from pack_data.text.vocabulary import load_either, load_tokenizer, load_vocabulary
 
 # Token positions in one shard, so that a worker's memory does not depend on S.
 SLOTS_PER_SHARD = 1 << 22
 # Rows of the parts' indices in memory at a time; one has 24 bytes, and becomes a tuple of three numbers.
 _INDEX_ROWS = 1 << 18
-# For the check of the disk: a token takes 2.6 bytes sorted and about as many in its pack.
-_BYTES_PER_TOKEN = 5.5
 # Of the tokens, and of the rows without a limit on depth: above it a build says so.
 _MUCH_UNKNOWN, _MANY_ROWS = 0.05, 1.05
 
@@ -209,9 +205,8 @@ class Stages:
 
     def _check_room(self) -> None:
         """Refuses to begin what the disk cannot hold: sorted sequences and shards lie there together at the end."""
-        need = self.input.need()
         already = sum(path.stat().st_size for path in self.work.rglob("*"))
-        needed, free = need.text + need.tokens * _BYTES_PER_TOKEN - already, shutil.disk_usage(self.work).free
+        needed, free = self.input.need() - already, shutil.disk_usage(self.work).free
         if needed > free:
             raise ValueError(
                 f"{self.out}: the build needs about {needed / 1e6:,.0f} MB of disk, {free / 1e6:,.0f} MB "
@@ -251,7 +246,11 @@ class Stages:
     def _examples(self, schema: PackSchema, vocabulary_size: int) -> None:
         """The sequences of every side, spilled, with a note for each part."""
         if not (self.work / "examples.json").exists():
-            tasks = self.input.tasks(schema, vocabulary_size)
+            tasks = (
+                task
+                for task in self.input.tasks(schema, vocabulary_size)
+                if not (Path(task.work) / file_of("examples", task.part, "json")).exists()
+            )
             with progress_bar(self.input.count, "examples", shown=self.progress, unit=" sequences") as bar:
                 for side in self.sides:
                     bar.update(sum(note["totals"][0] for note in read_notes(side.work, "examples-*.json")))
@@ -274,10 +273,7 @@ class Stages:
     # ---- lengths to packing and assignment --------------------------------------------------------------------------
 
     def _packing(
-        self,
-        side: BuildSide,
-        parts_schema: PackSchema,
-        fixed: Optional[PackSchema],
+        self, side: BuildSide, parts_schema: PackSchema, fixed: Optional[PackSchema]
     ) -> Tuple[Packing, PackSchema]:
         """The recipe, solved once, and the schema of its packs; both stay in the work folder.
 
@@ -342,7 +338,9 @@ class Stages:
         if slot_file.exists():
             return
         spill = SpillFormat.of(parts_schema)
-        lengths = [spill.read_lengths(work / f"{examples_name(part)}.bin", total) for part, total in enumerate(totals)]
+        lengths = [
+            spill.read_lengths(work / file_of("examples", part, "bin"), total) for part, total in enumerate(totals)
+        ]
         assignment = assign(parts_schema.taken(np.concatenate(lengths)), packing, seed)
         save_array(pack_file, assignment.pack)
         save_array(slot_file, assignment.slot)
@@ -357,7 +355,7 @@ class Stages:
         sort_tasks = [
             SortTask(str(work.resolve()), part, totals[part], group, first, parts_schema, per_shard, count)
             for part, (group, first) in enumerate(places_of_parts(totals))
-            if not (work / f"{sorted_name(part)}.npy").exists()
+            if not (work / file_of("sorted", part, "npy")).exists()
         ]
         with self._timed("sorting"), progress_bar(len(notes), "sorting", shown=self.progress, unit=" parts") as bar:
             bar.update(len(notes) - len(sort_tasks))
@@ -409,7 +407,7 @@ class Stages:
 
     def _run_ends(self, work: Path, part: int, totals: RunningTotals, shards: int, first: int, last: int) -> np.ndarray:
         """The running totals of a sorted part where shards `first` to `last` begin, int64 [last - first + 1, 3]."""
-        path, way_out = work / f"{sorted_name(part)}.npy", remove_and_build_again(self.work)
+        path, way_out = work / file_of("sorted", part, "npy"), remove_and_build_again(self.work)
         index = map_array(path, way_out=way_out)
         if index.dtype == np.int64 and index.shape == (shards + 1, 3):
             ends: np.ndarray = np.array(index[first : last + 1])
@@ -447,7 +445,7 @@ class Stages:
             [map_table(side.out, former.lengths, schema.lengths_dtype)] if former else [],
             (
                 read_array(
-                    side.work / f"{shard_name(note['number'])}.npy",
+                    side.work / file_of("shard", note["number"], "npy"),
                     dtype=schema.lengths_dtype,
                     dimensions=1,
                     way_out=remove_and_build_again(self.work),

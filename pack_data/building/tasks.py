@@ -17,16 +17,15 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
-from pack_data.building.spill import RunningTotals, SpillFormat
 from pack_data.reading.fields import Fields, parse_json, read_object
 from pack_data.reading.files import replacing, write_atomically
 from pack_data.reading.npy import map_array
 from pack_data.sequences import Sequences, digest
 from pack_data.store.data_set import StoredFile, lengths_of, write_shard
-from pack_data.store.packs import SEQUENCE, PackSchema, StoredColumn, assemble, smallest_type
+from pack_data.store.packs import PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, assemble, smallest_type
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, make_examples, masked_count, tokenise
-from pack_data.text.tokenizer_file import AnyVocabulary, load_either
+from pack_data.text.vocabulary import AnyVocabulary, load_either
 
 
 def remove_and_build_again(work: Path) -> str:
@@ -34,20 +33,17 @@ def remove_and_build_again(work: Path) -> str:
     return f"a file of the build was changed: remove the folder {work} and build again"
 
 
-def text_name(part: int) -> str:
-    return f"text-{part:05d}.jsonl"
+def file_of(kind: str, number: int, suffix: str) -> str:
+    """Name of a file in the work folder. kind: "text", "examples" or "sorted", of a part, or "shard"."""
+    return f"{kind}-{number:05d}.{suffix}"
 
 
 def read_text(work: Path, part: int) -> Iterator[Document]:
     """The documents of a part; each is a JSON list of paragraphs on a line."""
-    with open(work / text_name(part), encoding="utf-8") as lines:
+    path, way_out = work / file_of("text", part, "jsonl"), remove_and_build_again(work)
+    with open(path, encoding="utf-8") as lines:
         for line in lines:
-            paragraphs = parse_json(line, work / text_name(part), remove_and_build_again(work))
-            yield Document("", Fields(str(work / text_name(part)), [paragraphs], remove_and_build_again(work)).texts(0))
-
-
-def examples_name(part: int) -> str:
-    return f"examples-{part:05d}"
+            yield Document("", Fields(str(path), [parse_json(line, path, way_out)], way_out).texts(0))
 
 
 def places_names(group: int) -> Tuple[str, str]:
@@ -62,14 +58,6 @@ class PartsGroup(NamedTuple):
     parts: range
 
 
-def sorted_name(part: int) -> str:
-    return f"sorted-{part:05d}"
-
-
-def shard_name(number: int) -> str:
-    return f"shard-{number:05d}"
-
-
 def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value) + "\n").encode())
 
@@ -78,6 +66,81 @@ def save_array(path: Path, values: np.ndarray) -> None:
     """The whole .npy file or none."""
     with replacing(path) as temporary, open(temporary, "wb") as out:
         np.save(out, values)
+
+
+class RunningTotals(NamedTuple):
+    """Sequences, tokens and masked tokens, of a block or up to a place in it."""
+
+    sequences: int
+    tokens: int
+    predictions: int
+
+
+@dataclass(frozen=True)
+class SpillFormat:
+    """The columns of a file of sequences, without a header; any run of them can be read alone.
+
+    A file holds one block of sequences (pack_data.sequences.Sequences), column after column, the lengths first. Where a
+    run lies in each column follows from three running totals. So a shard takes one contiguous read of each column of
+    each file, however large the corpus is.
+    """
+
+    lengths_type: str
+    columns: Tuple[StoredColumn, ...]
+
+    @classmethod
+    def of(cls, schema: PackSchema, *more: StoredColumn) -> SpillFormat:
+        return cls(smallest_type(schema.max_sequence_length), schema.columns + more)
+
+    def _parts(self) -> Iterator[Tuple[str, str, int, np.dtype]]:
+        """(axis, name, which of the totals counts its values, type) of every column in the order of the file."""
+        yield "", "lengths", 0, np.dtype(self.lengths_type)
+        yield "", "prediction_counts", 0, np.dtype(self.lengths_type)
+        for axis, total in ((SEQUENCE, 0), (SLOT, 1), (PREDICTION, 2)):
+            for column in self.columns:
+                if column.axis == axis:
+                    yield axis, column.name, total, np.dtype(column.dtype)
+
+    def write(self, path: Path, sequences: Sequences) -> None:
+        """The whole file under its name, or none."""
+        columns = {
+            "": {"lengths": sequences.lengths, "prediction_counts": sequences.prediction_counts},
+            SEQUENCE: sequences.scalars,
+            SLOT: sequences.tokens,
+            PREDICTION: sequences.predictions,
+        }
+        with replacing(path) as temporary, open(temporary, "wb") as out:
+            for axis, name, _, dtype in self._parts():
+                out.write(np.ascontiguousarray(columns[axis][name].astype(dtype, copy=False)).data)
+
+    def read(self, path: Path, totals: RunningTotals, start: RunningTotals, end: RunningTotals) -> Sequences:
+        """The sequences between two running totals of a file with these totals."""
+        columns: Dict[str, Dict[str, np.ndarray]] = {"": {}, SEQUENCE: {}, SLOT: {}, PREDICTION: {}}
+        offset = 0
+        for axis, name, counted, dtype in self._parts():
+            wanted, place = end[counted] - start[counted], offset + start[counted] * dtype.itemsize
+            columns[axis][name] = np.fromfile(path, dtype, wanted, offset=place)
+            if len(columns[axis][name]) != wanted:
+                raise ValueError(f"{path}: cut short; remove the folder {path.parent} and build again")
+            offset += totals[counted] * dtype.itemsize
+        own = columns[""]
+        sums = (int(own["lengths"].sum(dtype=np.int64)), int(own["prediction_counts"].sum(dtype=np.int64)))
+        if sums != (end.tokens - start.tokens, end.predictions - start.predictions):
+            raise ValueError(f"{path}: was changed; remove the folder {path.parent} and build again")
+        return Sequences(
+            own["lengths"].astype(np.int64),
+            columns[SLOT],
+            own["prediction_counts"].astype(np.int64),
+            columns[PREDICTION],
+            columns[SEQUENCE],
+        )
+
+    def read_lengths(self, path: Path, totals: RunningTotals) -> np.ndarray:
+        """The lengths alone, [sequences], in the type of the file."""
+        lengths = np.fromfile(path, dtype=self.lengths_type, count=totals.sequences)
+        if len(lengths) != totals.sequences or int(lengths.sum(dtype=np.int64)) != totals.tokens:
+            raise ValueError(f"{path}: cut short or changed; remove the folder {path.parent} and build again")
+        return lengths
 
 
 def _count_lengths(sequences: Sequences) -> List[List[int]]:
@@ -92,8 +155,7 @@ def _count_lengths(sequences: Sequences) -> List[List[int]]:
 
 def save_examples(work: Path, part: int, sequences: Sequences, schema: PackSchema, **about: Any) -> Dict[str, Any]:
     """Writes a block of sequences as part `part`, then its note. Returns the note, with `about` in it."""
-    name = examples_name(part)
-    SpillFormat.of(schema).write(work / f"{name}.bin", sequences)
+    SpillFormat.of(schema).write(work / file_of("examples", part, "bin"), sequences)
     note = {
         "part": part,
         "totals": [len(sequences), int(sequences.lengths.sum()), int(sequences.prediction_counts.sum())],
@@ -101,7 +163,7 @@ def save_examples(work: Path, part: int, sequences: Sequences, schema: PackSchem
         "lengths": _count_lengths(sequences),
         **about,
     }
-    write_json(work / f"{name}.json", note)
+    write_json(work / file_of("examples", part, "json"), note)
     return note
 
 
@@ -125,8 +187,8 @@ def _vocabulary(path: str, lower_case: bool) -> AnyVocabulary:
 
 def make_part(task: ExamplesTask) -> Dict[str, Any]:
     """Makes the examples of the documents and writes them; then removes the text."""
-    work, note = Path(task.work), Path(task.work) / f"{examples_name(task.part)}.json"
-    text = work / text_name(task.part)
+    work, note = Path(task.work), Path(task.work) / file_of("examples", task.part, "json")
+    text = work / file_of("text", task.part, "jsonl")
     if not note.exists():  # a cluster may run a finished task again
         documents = list(read_text(work, task.part))
         vocabulary = _vocabulary(str(work / task.vocabulary), task.lower_case)
@@ -205,7 +267,7 @@ def _sorted_format(schema: PackSchema, packs_per_shard: int) -> SpillFormat:
 def sort_part(task: SortTask) -> int:
     """Sorts a part by shard. Its index, int64 [shards + 1, 3], has the running totals where each shard begins."""
     work = Path(task.work)
-    source, index_file = work / f"{examples_name(task.part)}.bin", work / f"{sorted_name(task.part)}.npy"
+    source, index_file = work / file_of("examples", task.part, "bin"), work / file_of("sorted", task.part, "npy")
     if index_file.exists():  # a cluster may run a finished task again
         return task.part
     sequences = SpillFormat.of(task.schema).read(source, task.totals, RunningTotals(0, 0, 0), task.totals)
@@ -221,7 +283,7 @@ def sort_part(task: SortTask) -> int:
     sequences = sequences.take(order)
     sequences.scalars["pack_in_shard"] = (pack - shard * task.packs_per_shard)[order]
     sequences.scalars["slot"] = slots[order]
-    _sorted_format(task.schema, task.packs_per_shard).write(work / f"{sorted_name(task.part)}.bin", sequences)
+    _sorted_format(task.schema, task.packs_per_shard).write(work / file_of("sorted", task.part, "bin"), sequences)
     runs = np.searchsorted(shard[order], np.arange(task.shards + 1))
     index = np.stack(
         [
@@ -264,7 +326,9 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
     work = Path(task.work)
     spill = _sorted_format(task.parts_schema, task.packs_per_shard)
     blocks = [
-        spill.read(work / f"{sorted_name(part)}.bin", *run) for part, run in enumerate(task.runs) if run[1] != run[2]
+        spill.read(work / file_of("sorted", part, "bin"), *run)
+        for part, run in enumerate(task.runs)
+        if run[1] != run[2]
     ]
     sequences = Sequences.concatenate(blocks)
     pack, slot = sequences.scalars.pop("pack_in_shard"), sequences.scalars.pop("slot")
@@ -272,14 +336,9 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
         raise ValueError(f"{work}: a sequence has a place that there is not; {remove_and_build_again(work)}")
     records = assemble(task.schema, sequences, pack, slot, task.packs)
     entry = write_shard(Path(task.folder), task.shard, records)
-    save_array(work / f"{shard_name(task.number)}.npy", lengths_of(task.schema, records))
-    note = {
-        "number": task.number,
-        **entry.to_json(),
-        "digest": digest(sequences),
-        "sequences": len(sequences),
-    }
-    write_json(work / f"{shard_name(task.number)}.json", note)
+    save_array(work / file_of("shard", task.number, "npy"), lengths_of(task.schema, records))
+    note = {"number": task.number, **entry.to_json(), "digest": digest(sequences), "sequences": len(sequences)}
+    write_json(work / file_of("shard", task.number, "json"), note)
     return note
 
 

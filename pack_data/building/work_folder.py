@@ -124,12 +124,15 @@ def _check_made_by_a_build(work: Path, out: Path) -> None:
         )
 
 
+_LAST = (COMMIT, PLAN, _LOCK)
+
+
 def clear(folder: Path, keep: Sequence[str] = (_LOCK,)) -> None:
     """Removes what builds make; other files stay.
 
     The notes go last, the plan after all: what a kill leaves behind is still known as a build's, and is cleared again.
     """
-    for item in sorted(folder.iterdir(), key=lambda item: (item.name == PLAN, item.name == COMMIT, item.name)):
+    for item in sorted(folder.iterdir(), key=lambda item: _LAST.index(item.name) if item.name in _LAST else -1):
         if item.is_dir() and not item.is_symlink() and item.name in (READY, HELD_OUT_WORK):
             clear(item)
             if not any(item.iterdir()):
@@ -139,12 +142,7 @@ def clear(folder: Path, keep: Sequence[str] = (_LOCK,)) -> None:
 
 
 def _remove(work: Path) -> None:
-    """Removes the work folder; its notes go last, so that what a kill leaves behind is still known as a build's."""
-    notes = (COMMIT, PLAN, _LOCK)
-    clear(work, keep=notes)
-    for name in notes:
-        if (work / name).exists():
-            (work / name).unlink()
+    clear(work, keep=())
     if not any(work.iterdir()):
         work.rmdir()
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, field
-from typing import List, NamedTuple
+from itertools import count
+from typing import IO, Any, Iterator, List, NamedTuple, Tuple
 
 from pack_data.cli.command import byte_count, count_from_zero
 from pack_data.reading.fields import one_line
 
 # The most bytes of one record, or of one line of JSON: what is read, or unpacked, at once.
 MOST_RECORD_BYTES = 64 << 20
+_CHUNK = 1 << 20  # of a line that is left out
 
 
 class Origin(NamedTuple):
@@ -66,6 +68,22 @@ class BadRecords:
     def too_long(self) -> str:
         """The reason for a record of more than `longest` bytes."""
         return f"it is longer than {self.longest:,} bytes; raise --max-record-bytes where the memory is there"
+
+    def short_lines(self, file: IO, path: str, more: str = "") -> Iterator[Tuple[Origin, Any]]:
+        """The lines of a file, of text or of bytes, that are not blank; a longer one than `longest` is a bad record.
+
+        more: words for the message of that one.
+        """
+        for number in count(1):
+            line, origin = file.readline(self.longest + 1), Origin(path, number, "line")
+            if not line:
+                return
+            if len(line) > self.longest and line[-1:] not in ("\n", b"\n"):
+                while line and line[-1:] not in ("\n", b"\n"):
+                    line = file.readline(_CHUNK)
+                self.add(origin, self.too_long() + more)
+            elif line.strip():
+                yield origin, line
 
     def stop(self, origin: Origin, reason: str) -> None:
         """Raise ValueError whatever is allowed: it is not known how many records follow this place."""

@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence, Union
 
-from pack_data.cli.cores import available_cores, most_processes
 from pack_data.reading.packages import package_of, require
 
 
@@ -155,14 +154,11 @@ def _status(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opti
         return 130
 
 
-def list_commands(
-    package: str, commands: Mapping[str, str], argv: Optional[Sequence[str]] = None, more: Sequence[str] = ()
-) -> int:
-    """The main of `python -m PACKAGE`: prints the package's commands, a line each, and then the lines of `more`."""
+def list_commands(package: str, commands: Mapping[str, str], argv: Optional[Sequence[str]] = None) -> int:
+    """The main of `python -m PACKAGE`: prints the package's commands, a line each."""
     width = max(map(len, commands))
     lines = [f"python -m {package}.NAME --help says more about each:", ""]
     lines += [f"  {command:<{width}}  {summary}" for command, summary in commands.items()]
-    lines += ["", *more] if more else []
     given = ArgumentParser(prog=f"python -m {package}", description="\n".join(lines)).parse_known_args(argv)[1]
     if given:
         way_out = (
@@ -199,6 +195,16 @@ positive_int, count_from_zero = _at_least(1), _at_least(0)
 def positive_ints(text: str) -> List[int]:
     """An argparse type: numbers of at least 1, separated by commas."""
     return [positive_int(part) for part in text.split(",")]
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def most_processes() -> int:
+    """More than these gain nothing on this machine: each takes its own memory and waits for the others."""
+    return max(64, 4 * available_cores())
 
 
 def process_count(text: str) -> int:

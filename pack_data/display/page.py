@@ -73,9 +73,12 @@ class Page(NamedTuple):
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        template = environment.get_template("page.html")
-        return template.render(
-            page=self, shared=markup(drawn.shared), drawing=drawing, words_of=_words_of, stored=_stored
+        return environment.get_template("page.html").render(
+            page=self,
+            shared=markup(drawn.shared),
+            drawing=drawing,
+            words_of=_words_of,
+            stored=lambda value: json.dumps(plain(value), allow_nan=False),
         )
 
     def write(self, path: Union[str, Path]) -> None:
@@ -90,7 +93,3 @@ def _words_of(table: Table) -> Set[Column]:
         for column in table.columns
         if not column.form and any(isinstance(plain(row.get(column.key)), (str, list)) for row in table.rows)
     }
-
-
-def _stored(value: Any) -> str:
-    return json.dumps(plain(value), allow_nan=False)

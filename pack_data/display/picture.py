@@ -168,6 +168,7 @@ DASHES = ("-", "--", ":", "-.", (0, (7, 2)), (0, (3, 3)), (0, (1, 2)), (0, (6, 2
 _MARKERS = "osDv^P*Xp"
 WIDTH = 6.5  # inches: the text of a page of a paper
 _MARKS = 60  # a line of more points is drawn without marks; they still answer to the pointer
+_POINTS = 400  # of a line, about
 _LONGEST = 48  # characters of a category's name
 _SETTINGS = {
     "font.size": 7,
@@ -482,13 +483,13 @@ def _level(number: int) -> Dict[str, Any]:
     return {"color": "#c65f3f", "linestyle": ("--", ":", "-.")[number % 3], "linewidth": 1.0}
 
 
-def _thinned(x: Sequence[float], y: Sequence[Any], most: int = 400) -> List[int]:
-    """Places of at most about `most` points that look like all of them: of each range the lowest and the highest."""
+def _thinned(x: Sequence[float], y: Sequence[Any]) -> List[int]:
+    """Places of at most about `_POINTS` points that look like all of them: of each range the lowest and the highest."""
     count = len(x)
-    if count <= most:
+    if count <= _POINTS:
         return list(range(count))
     kept = {0, count - 1}
-    ranges = max(1, most // 2)
+    ranges = _POINTS // 2
     for number in range(ranges):
         places = [
             place for place in range(number * count // ranges, (number + 1) * count // ranges) if y[place] is not None
@@ -632,9 +633,4 @@ def _tiles(on: _Axes, tiles: Tiles) -> _Handles:
     return _patches(tiles.series, fills)
 
 
-_DRAWERS: Dict[type, Callable[[_Axes, Any], _Handles]] = {
-    Bars: _bars,
-    Lines: _lines,
-    HeatMap: _heat_map,
-    Tiles: _tiles,
-}
+_DRAWERS: Dict[type, Callable[[_Axes, Any], _Handles]] = {Bars: _bars, Lines: _lines, HeatMap: _heat_map, Tiles: _tiles}

@@ -58,10 +58,6 @@ class Column(NamedTuple):
     interval: Tuple[str, ...] = ()
     scale: float = 1.0
 
-    @property
-    def heading(self) -> str:
-        return self.title or self.key
-
     def shown(self, row: Mapping[str, Any]) -> str:
         """A cell: `1.1, 1.0 to 2.8` where the value has an interval, `1.1 exact` where the interval is the value."""
         value = row.get(self.key)
@@ -126,7 +122,7 @@ class Table(NamedTuple):
             found.append(Table(f"{self.name}_{number + 1}", part.title, columns, rows, notes))
         return found
 
-    def every_column(self) -> List[Column]:
+    def _every_column(self) -> List[Column]:
         """The columns, and beside each those of its interval."""
         found = []
         for column in self.columns:
@@ -148,7 +144,7 @@ class Table(NamedTuple):
         return (f"Source: {words}.",) if words else ()
 
     def to_json(self) -> Dict[str, Any]:
-        columns = self.every_column()
+        columns = self._every_column()
         return {
             "name": self.name,
             "title": self.title,
@@ -177,7 +173,7 @@ class Table(NamedTuple):
         found = []
         for part in self.printed():
             found += [f"{part.title}:\n"] if self.parts else []
-            heads = [column.heading for column in part.columns]
+            heads = [column.title or column.key for column in part.columns]
             found.append(markdown(heads, [[column.shown(row) for column in part.columns] for row in part.rows]))
             found += [f"{note}\n" for note in (*part.source_note(), *part.notes)]
         return "\n".join(found)
@@ -201,7 +197,7 @@ def as_csv(tables: Sequence[Table]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     for number, table in enumerate(tables):
-        columns = table.every_column()
+        columns = table._every_column()
         if number:
             writer.writerow([])
         writer.writerow([f"# {table.name}"])

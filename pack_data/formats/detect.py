@@ -12,16 +12,17 @@ import importlib
 import os
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
 from pack_data.cli.bad_records import MOST_RECORD_BYTES, BadRecords
-from pack_data.formats import tfrecord
+from pack_data.formats import bert_tfrecord, tfrecord
 from pack_data.formats.megatron import MAGIC as MEGATRON_MAGIC
 from pack_data.formats.records import (
     UNPACKED,
@@ -36,13 +37,13 @@ from pack_data.reading.fields import said_of, whole_number
 from pack_data.reading.files import check_regular, open_regular
 from pack_data.reading.npy import refuse_sequences
 from pack_data.sequences import Sequences
-from pack_data.store.data_set import MANIFEST
+from pack_data.store.data_set import MANIFEST, read_manifest
 
 # Format -> its module in this package, and what it holds where that is always the same.
 FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
-    "mlperf_tfrecord": ("mlperf_tfrecord", "examples"),
-    "packed_tfrecord": ("packed_tfrecord", "packs"),
-    "cls_last_tfrecord": ("cls_last_tfrecord", "packs"),
+    "mlperf_tfrecord": ("bert_tfrecord", "examples"),
+    "packed_tfrecord": ("bert_tfrecord", "packs"),
+    "cls_last_tfrecord": ("bert_tfrecord", "packs"),
     "hdf5": ("hdf5", None),
     "parquet": ("parquet", None),
     "arrow": ("parquet", None),
@@ -60,14 +61,11 @@ _MAGIC = (
     (MEGATRON_MAGIC, "megatron"),
 )
 _SUFFIXES = {
-    "tfrecord": "TFRecord",
-    "tfrecords": "TFRecord",
-    "hdf5": "hdf5",
-    "h5": "hdf5",
+    **dict.fromkeys(("tfrecord", "tfrecords"), "TFRecord"),
+    **dict.fromkeys(("hdf5", "h5"), "hdf5"),
     "parquet": "parquet",
     "arrow": "arrow",
-    "jsonl": "jsonl",
-    "ndjson": "jsonl",
+    **dict.fromkeys(("jsonl", "ndjson"), "jsonl"),
 }
 _FRAMES_TO_LOOK_AT = 64
 
@@ -115,20 +113,17 @@ def files_of(path: str) -> List[str]:
     return [os.path.join(path, name) for name in named]
 
 
-def _fields(name: str) -> Set[str]:
-    return {field.name for field in module_of(name).FIELDS}
-
-
-def _first_messages(path: str) -> List[bytes]:
-    """The data of the first records whose checksums hold.  ValueError where the file is damaged before the first."""
-    messages: List[bytes] = []
+def _features(path: str) -> Iterator[Set[str]]:
+    """The features of the first records that can be read.  ValueError where the file is damaged before the first."""
+    read = 0
     try:
         for _, data in islice(tfrecord.read_frames(path, BadRecords(allowed=_FRAMES_TO_LOOK_AT)), _FRAMES_TO_LOOK_AT):
-            messages.append(data)
+            read += 1
+            with suppress(RecordError):
+                yield set(tfrecord.parse(data))
     except ValueError:
-        if not messages:
+        if not read:
             raise
-    return messages
 
 
 def _tfrecord_format(path: str) -> str:
@@ -137,17 +132,12 @@ def _tfrecord_format(path: str) -> str:
     A packed record has every feature of an unpacked one. So one that has only some of the others is of neither format
     and does not count: it would be read as unpacked, and all good records behind it called bad.
     """
-    packed_only = _fields("packed_tfrecord") - _fields("mlperf_tfrecord")
+    wanted = {name: {field.name for field in fields} for name, fields in bert_tfrecord.FIELDS.items()}
+    packed_only = wanted["packed_tfrecord"] - wanted["mlperf_tfrecord"]
     names: Set[str] = set()
     votes: Counter = Counter()
-    for data in _first_messages(path):
-        try:
-            names = set(tfrecord.parse(data))
-        except RecordError:
-            continue
-        complete = [
-            name for name in ("packed_tfrecord", "mlperf_tfrecord", "cls_last_tfrecord") if _fields(name) <= names
-        ]
+    for names in _features(path):
+        complete = [name for name, own in wanted.items() if own <= names]
         if complete and not (complete[0] == "mlperf_tfrecord" and packed_only & names):
             votes[complete[0]] += 1
     if votes:
@@ -164,7 +154,7 @@ def _tfrecord_format(path: str) -> str:
     )
 
 
-def detect(path: str) -> str:
+def _detect(path: str) -> str:
     """The format of a path, from its content.  Raises ValueError."""
     if os.path.isfile(os.path.join(path, MANIFEST)):
         return "store"
@@ -201,28 +191,24 @@ class Source:
     format: str
     kind: str
     files: List[str]
-    columns: Tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the reader: chosen columns, or which TFRecord
     skip_bad: int = 0
     max_record_bytes: int = MOST_RECORD_BYTES
     bad: BadRecords = field(default_factory=BadRecords)
-    foreign_lost: Tuple[
-        str, ...
-    ] = ()  # foreign columns that examples() could not give to one sequence, or blocks() not hold
+    # Foreign columns that examples() could not give to one sequence, or blocks() not hold.
+    foreign_lost: Tuple[str, ...] = ()
 
     @property
     def unpacked_kind(self) -> str:
         """What `examples` yields: "examples" or "tokens"."""
         return UNPACKED[self.kind]
 
-    def _options(self) -> Dict[str, object]:
-        return {"columns": self.columns} if self.columns else {}
-
     def read(self) -> Iterator[Record]:
         """Every good record, file after file.  ValueError at the first bad one beyond `skip_bad`."""
         self.bad = BadRecords(self.skip_bad, self.max_record_bytes)
         module = module_of(self.format)
         for file in self.files:
-            yield from module.read(file, self.bad, **self._options())
+            yield from module.read(file, self.bad, **self.options)
 
     def examples(self) -> Iterator[Record]:
         """The records of `read`, packs taken apart into their sequences (each with the origin of its pack)."""
@@ -231,9 +217,7 @@ class Source:
         elif self.format == "store":
             yield from module_of("store").sequences(self.path)
         else:
-            checked: Callable[[Any], Tuple[Any, List[Any]]] = (
-                checked_pack if self.kind == "packs" else checked_token_pack
-            )
+            checked: Callable[..., Tuple[Any, List[Any]]] = checked_pack if self.kind == "packs" else checked_token_pack
             for record in self.read():
                 if record.foreign:
                     self.foreign_lost = tuple(sorted(set(self.foreign_lost) | set(record.foreign)))
@@ -307,10 +291,10 @@ class Source:
         for file in self.files:
             # Packs in files of records are as wide as the first good one.
             if self.kind == "packs" and self.format not in ("store", "hdf5"):
-                first = next(module.read(file, BadRecords(allowed=2**62), **self._options()), None)
+                first = next(module.read(file, BadRecords(allowed=2**62), **self.options), None)
                 widths = RowWidths() if first is None else shape_of_pack(first.value)
             else:
-                widths = module.shape(file, **self._options()) if hasattr(module, "shape") else RowWidths()
+                widths = module.shape(file, **self.options) if hasattr(module, "shape") else RowWidths()
             if widths.max_sequence_length is not None:
                 return widths
         return RowWidths()
@@ -324,7 +308,8 @@ class Source:
         widths = self.shape()
         if self.kind != "packs" or widths.max_predictions is None:
             return widths
-        predictions = module_of(self.format).predictions_per_sequence(self.path) if self.format == "store" else 0
+        # 0 where the data set does not say.
+        predictions = read_manifest(Path(self.path)).max_predictions_per_sequence if self.format == "store" else 0
         size, most, depth = widths.of_packs()
         return RowWidths(size, predictions or max(1, most - depth))
 
@@ -367,12 +352,14 @@ def open_source(
     path, skip_bad = str(path), whole_number("skip_bad", skip_bad, least=0)
     max_record_bytes = whole_number("max_record_bytes", max_record_bytes, least=1)
     if format == "auto":
-        format = detect(path)
+        format = _detect(path)
     elif format not in FORMATS:
         raise ValueError(f"format {format!r} is not known; choose from auto, {', '.join(FORMATS)}")
     if columns and format not in _WITH_COLUMNS:
         raise ValueError(f"{path}: columns can be chosen in Parquet, Arrow and JSONL files, this is {format}")
     files = [path] if format == "store" else files_of(path)
-    options = {"columns": tuple(columns)} if columns else {}
+    options: Dict[str, Any] = {"columns": tuple(columns)} if columns else {}
+    if FORMATS[format][0] == "bert_tfrecord":
+        options["format"] = format
     kind = FORMATS[format][1] or module_of(format).kind(files[0], **options)
-    return Source(path, format, kind, files, tuple(columns), skip_bad, max_record_bytes)
+    return Source(path, format, kind, files, options, skip_bad, max_record_bytes)

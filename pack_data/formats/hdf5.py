@@ -40,8 +40,6 @@ from pack_data.sequences import Example
 
 _ROWS = 512  # read at a time
 _STORED_PACK_FIELDS = tuple(name for name in PACK_FIELDS if name != "masked_lm_weights")
-# h5py raises errors of nearly every kind on a damaged file, depending on the place of the damage.
-_DAMAGE = (Exception,)
 
 
 def _open(path: str):
@@ -49,7 +47,7 @@ def _open(path: str):
     check_regular(path)
     try:
         return h5py.File(path, "r")
-    except _DAMAGE as error:
+    except Exception as error:  # h5py raises errors of nearly every kind on a damaged file, here and below
         raise ValueError(f"{path}: HDF5 cannot open it ({one_line(error)})") from None
 
 
@@ -104,7 +102,7 @@ def _columns(path: str, file, longest: Optional[int] = None) -> Dict[str, Any]:
         ragged = any(h5py.check_vlen_dtype(data.dtype) is not None for data in found.values())
     except RecordError:
         raise
-    except _DAMAGE as error:
+    except Exception as error:
         raise ValueError(f"{path}: HDF5 cannot list its data sets ({one_line(error)})") from None
     if ragged and longest is not None:
         _check_heaps(path)
@@ -180,11 +178,11 @@ def _rows(path: str, columns: Dict[str, Any], bad: BadRecords) -> Iterator[Tuple
         stop = min(start + rows, total)
         try:
             block = {name: data[start:stop] for name, data in columns.items()}
-        except _DAMAGE:
+        except Exception:
             for row in range(start, stop):
                 try:
                     values = {name: data[row] for name, data in columns.items()}
-                except _DAMAGE as error:
+                except Exception as error:
                     bad.add(Origin(path, row), f"HDF5 cannot read it ({one_line(error)})")
                     continue
                 yield Origin(path, row), values

@@ -15,17 +15,10 @@ from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.formats.records import (
-    Record,
-    RecordError,
-    content_of,
-    example_from_columns,
-    tokens_from_columns,
-)
+from pack_data.formats.records import Record, RecordError, content_of, example_from_columns, tokens_from_columns
 from pack_data.reading.files import open_unpacked
 
 _TRIED = 100_000  # lines, to find one that says what the file holds
-_CHUNK = 1 << 20  # bytes of a line that is left out
 
 
 def _whole(digits: str) -> int:
@@ -64,19 +57,7 @@ def _array(value: Any) -> Any:
 def _lines(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
     """The lines that are not blank. Raises ValueError where compressed data is damaged."""
     with open_unpacked(path, way_out="give a file of JSONL") as file:
-        number = 0
-        while True:
-            line = file.readline(bad.longest + 1)
-            number += 1
-            if not line:
-                return
-            origin = Origin(path, number, "line")
-            if len(line) > bad.longest and not line.endswith(b"\n"):
-                while line and not line.endswith(b"\n"):
-                    line = file.readline(_CHUNK)
-                bad.add(origin, bad.too_long())
-            elif line.strip():
-                yield origin, line
+        yield from bad.short_lines(file, path)
 
 
 def _content(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
@@ -85,18 +66,14 @@ def _content(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple[st
     return content_of(path, list(row), lists, columns, packs=False)
 
 
-def _first(path: str, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
+def kind(path: str, columns: Sequence[str] = ()) -> str:
     problem = "holds no record"
     for _, line in islice(_lines(path, BadRecords(allowed=2**62)), _TRIED):
         try:
-            return _content(path, _row(line), columns)
+            return _content(path, _row(line), columns)[0]
         except RecordError as error:
             problem = f"no line of its first {_TRIED:,} can be read; the last: {error}"
     raise ValueError(f"{path}: {problem}; JSONL is needed, an object in each line")
-
-
-def kind(path: str, columns: Sequence[str] = ()) -> str:
-    return _first(path, columns)[0]
 
 
 def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:

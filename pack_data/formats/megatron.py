@@ -14,7 +14,7 @@ from typing import Iterator, NamedTuple
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.formats.records import Record, RecordError, RowWidths, integers
+from pack_data.formats.records import Record, RecordError, integers
 from pack_data.reading.files import open_regular
 
 MAGIC = b"MMIDIDX\0\0"
@@ -76,8 +76,3 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
                 bad.add(origin, str(error))
                 continue
             yield Record(origin, {"input_ids": ids})
-
-
-def shape(path: str) -> RowWidths:
-    """Sequences have no common width."""
-    return RowWidths()

@@ -3,7 +3,7 @@
 What a file holds is told by its columns: the ten fields of the packed format are packs; input_ids, segment_ids,
 masked_lm_positions, masked_lm_ids and next_sentence_labels (a number, or a list of one) are pre-training examples,
 with or without padding, input_mask and masked_lm_weights; input_mask and positions beside other integer lists are
-packs of token sequences, and so is seq_start_id beside input_ids (packed_parquet.py); some of these fields without the
+packs of token sequences, and so is seq_start_id beside input_ids (packed Parquet); some of these fields without the
 others are refused; anything else is token sequences, every column of integer lists. Where columns are named, those are
 token sequences whatever there is.  An attention_mask only tells padding: its zeros are cut off and it is not kept.
 All other columns are foreign and are handed on with their type.
@@ -20,7 +20,6 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Seque
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.formats.packed_parquet import STARTS, TOKENS, with_numbers
 from pack_data.formats.records import (
     DERIVED,
     PACK_FIELDS,
@@ -31,6 +30,7 @@ from pack_data.formats.records import (
     checked_token_pack,
     content_of,
     example_from_columns,
+    integers,
     tokens_from_columns,
 )
 from pack_data.reading.fields import one_line, shown
@@ -89,14 +89,14 @@ def _schema(path: str):
         raise ValueError(f"{path}: Arrow cannot open it ({one_line(error, 200)})") from None
 
 
-def _integer_lists(schema) -> List[str]:
+def _is_list(kind) -> bool:
     types = _arrow().types
-    return [
-        column.name
-        for column in schema
-        if (types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type))
-        and types.is_integer(column.type.value_type)
-    ]
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _integer_lists(schema) -> List[str]:
+    is_integer = _arrow().types.is_integer
+    return [column.name for column in schema if _is_list(column.type) and is_integer(column.type.value_type)]
 
 
 def _of_numbers(path: str, schema, names: Tuple[str, ...]) -> Tuple[str, ...]:
@@ -104,8 +104,7 @@ def _of_numbers(path: str, schema, names: Tuple[str, ...]) -> Tuple[str, ...]:
     types = _arrow().types
     for name in names:
         kind = schema.field(name).type
-        if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-            kind = kind.value_type
+        kind = kind.value_type if _is_list(kind) else kind
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
             raise ValueError(
                 f"{path}: column {name} is {shown(str(schema.field(name).type))}; must be lists of numbers"
@@ -118,7 +117,7 @@ def _kind(path: str, schema, columns: Sequence[str]) -> Tuple[str, Tuple[str, ..
     if len(set(schema.names)) != len(schema.names):
         raise ValueError(f"{path}: two columns have one name")
     lists = _integer_lists(schema)
-    if not columns and TOKENS in lists and STARTS in lists and not {"input_mask", "positions"} & set(lists):
+    if not columns and _TOKENS in lists and _STARTS in lists and not {"input_mask", "positions"} & set(lists):
         return "token_packs", tuple(lists)
     content, own = content_of(path, schema.names, lists, columns)
     return content, _of_numbers(path, schema, own) if content in ("packs", "examples") else own
@@ -191,7 +190,7 @@ class _Lists:
         types = arrow.types
         if types.is_fixed_size_list(column.type):
             column = column.cast(arrow.list_(column.type.value_type))
-        elif not (types.is_list(column.type) or types.is_large_list(column.type)):
+        elif not _is_list(column.type):
             # next_sentence_labels may be a plain number: a list of one
             column = arrow.ListArray.from_arrays(arrow.array(np.arange(len(column) + 1), arrow.int32()), column)
         self._name = name
@@ -236,7 +235,7 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
             try:
                 value = value_of({name: values[row] for name, values in lists.items()})
                 if content == "token_packs":
-                    value = with_numbers(value) if "input_mask" not in value else value
+                    value = _with_numbers(value) if "input_mask" not in value else value
                     # Lists of another length are not one value a token: foreign.
                     wide = len(value["input_mask"])
                     whole = {name: each for name, each in value.items() if name == "positions" or len(each) == wide}
@@ -258,6 +257,60 @@ def shape(path: str, columns: Sequence[str] = ()) -> RowWidths:
                 lists = _lists(batch, ("input_ids", "masked_lm_positions"))
                 return RowWidths(*(len(values[0]) for values in lists.values()))
     return RowWidths()
+
+
+# ---- packed Parquet ----------------------------------------------------------------------------------------------
+#
+# For causal models, as Megatron-Bridge and Nemotron read it, one row a pack of list<int32>: input_ids, the tokens of
+# all sequences, one after another, without padding; loss_mask, 1 where a token is predicted; seq_start_id, where each
+# sequence begins: 0, and then ascending.
+
+_TOKENS, _MASK, _STARTS = "input_ids", "loss_mask", "seq_start_id"
+
+
+def _with_numbers(row: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
+    """A row with input_mask and positions in place of seq_start_id. RecordError where that is no order of starts."""
+    starts, slots = integers(_STARTS, row[_STARTS]), len(row[_TOKENS])
+    ends = np.append(starts[1:], slots)
+    if not len(starts) or starts[0] != 0 or (ends <= starts).any():
+        raise RecordError(
+            f"{_STARTS} does not begin with 0 and ascend below the {slots} values of {_TOKENS}: each sequence has a "
+            "token"
+        )
+    lengths = ends - starts
+    numbers = np.repeat(np.arange(1, len(starts) + 1, dtype=np.int32), lengths)
+    positions = np.arange(slots, dtype=np.int32) - np.repeat(starts, lengths).astype(np.int32)
+    return {
+        **{name: values for name, values in row.items() if name != _STARTS},
+        "input_mask": numbers,
+        "positions": positions,
+    }
+
+
+def _packed_row(sequences: List[Dict[str, np.ndarray]]) -> Dict[str, np.ndarray]:
+    lengths = [len(sequence[_TOKENS]) for sequence in sequences]
+    masks = [sequence.get(_MASK, np.ones(len(sequence[_TOKENS]), np.int32)) for sequence in sequences]
+    return {
+        _TOKENS: np.concatenate([sequence[_TOKENS] for sequence in sequences]).astype(np.int32),
+        _MASK: np.concatenate(masks).astype(np.int32),
+        _STARTS: (np.cumsum(lengths) - lengths).astype(np.int32),
+    }
+
+
+def _with_starts(packs: Iterable[Record]) -> Iterator[Record]:
+    """Packs of token sequences as these rows. Without a loss_mask each token is predicted.
+
+    ValueError for a pack without input_ids, or with a column that these rows have no place for.
+    """
+    for record in packs:
+        sequences = checked_token_pack(record.value)[1]
+        other = sorted(set(sequences[0]) - {_TOKENS, _MASK})
+        if other or _TOKENS not in sequences[0]:
+            raise ValueError(
+                f"{record.origin}: columns {', '.join(sequences[0])}; packed Parquet holds {_TOKENS} and {_MASK}: "
+                f"build the data set with --columns {_TOKENS},{_MASK}, or write --to-format parquet"
+            )
+        yield Record(record.origin, _packed_row(sequences))
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
@@ -342,13 +395,13 @@ def _batch(schema, content: str, records: Sequence[Record]):
         raise ValueError(f"{records[0].origin} and the next {len(records) - 1}: {one_line(error, 200)}") from None
 
 
-def write(path: str, records: Iterable[Record], content: str, stream: bool) -> int:
-    """Write records of one kind as Parquet, or as an Arrow stream where `stream`; return how many.
+def write(path: str, records: Iterable[Record], content: str, to_format: str) -> int:
+    """Write records of one kind as "parquet", "packed_parquet" or "arrow", a stream; return how many.
 
     Examples are written without padding.  Parquet pages carry checksums, so that damage shows when they are read.
     """
     arrow, parquet, count, waiting = _arrow(), _parquet(), 0, []
-    records = iter(records)
+    records = _with_starts(records) if to_format == "packed_parquet" else iter(records)
     first = next(records, None)
     if first is None:
         raise ValueError(f"{path}: nothing to write, the source has no record")
@@ -357,7 +410,7 @@ def write(path: str, records: Iterable[Record], content: str, stream: bool) -> i
     with replacing(Path(path)) as temporary:
         writer = (
             arrow.ipc.new_stream(str(temporary), schema)
-            if stream
+            if to_format == "arrow"
             else parquet.ParquetWriter(str(temporary), schema, write_page_checksum=True)
         )
         with writer:

@@ -137,17 +137,6 @@ def _first(values: np.ndarray, wrong: np.ndarray) -> str:
     return f"{values[at]:g} at index {at}"
 
 
-def ids_in_range(values: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """bool [rows]: ids in their range where used, 0 elsewhere."""
-    return ((values >= 0) & (values <= LARGEST_ID) & ((values == 0) | used)).all(axis=1)
-
-
-def distinct_places(positions: np.ndarray, used: np.ndarray, width: int) -> np.ndarray:
-    """bool [rows]: no used position comes twice."""
-    apart = np.sort(np.where(used, positions, width + np.arange(positions.shape[1])), axis=1)
-    return (np.diff(apart, axis=1) != 0).all(axis=1)
-
-
 def _real_tokens(input_mask: np.ndarray) -> int:
     """Real tokens of an unpacked row: its mask is ones, then zeros.  Raises RecordError."""
     length = int(np.count_nonzero(input_mask))
@@ -191,7 +180,7 @@ def _checked_example(
         raise RecordError(
             f"masked_lm_positions holds {_first(masked_lm_positions, outside)}, the sequence has {length} tokens"
         )
-    if len(np.unique(masked_lm_positions)) != len(masked_lm_positions):
+    if len(set(masked_lm_positions.tolist())) != len(masked_lm_positions):
         raise RecordError("masked_lm_positions names one position twice")
     if next_sentence_label not in (0, 1):
         raise RecordError(f"next_sentence_labels holds {next_sentence_label}, must be 0 or 1")

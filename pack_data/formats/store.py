@@ -11,27 +11,19 @@ import numpy as np
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import Record, RecordError, RowWidths, checked_pack
 from pack_data.sequences import Example, Sequences, starts_of
-from pack_data.store.data_set import PackStore, StoreWriter
+from pack_data.store.data_set import PackStore, StoreWriter, read_manifest
 from pack_data.store.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
 
 PACKS = 256  # decoded or assembled at a time
 
 
 def kind(path: str) -> str:
-    with PackStore.open(Path(path)) as store:
-        return "packs" if store.schema.kind == BERT else "token_packs"
+    return "packs" if read_manifest(Path(path)).kind == BERT else "token_packs"
 
 
 def shape(path: str) -> RowWidths:
-    with PackStore.open(Path(path)) as store:
-        schema = store.schema
-        return RowWidths(schema.max_sequence_length, schema.max_predictions_per_pack, schema.max_sequences_per_pack)
-
-
-def predictions_per_sequence(path: str) -> int:
-    """What the data set was built with, 0 where it does not say."""
-    with PackStore.open(Path(path)) as store:
-        return store.manifest.max_predictions_per_sequence
+    schema = read_manifest(Path(path)).schema
+    return RowWidths(schema.max_sequence_length, schema.max_predictions_per_pack, schema.max_sequences_per_pack)
 
 
 def _blocks(path: str) -> Iterator[Tuple[int, PackSchema, np.ndarray]]:

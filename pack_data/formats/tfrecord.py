@@ -12,21 +12,8 @@ import os
 import struct
 import zlib
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -39,9 +26,7 @@ HEADER = struct.Struct("<QI")
 CHECKSUM = struct.Struct("<I")
 GZIP_MAGIC = b"\x1f\x8b"
 _LARGEST_MESSAGE = 2**31 - 1  # what a protobuf message may have
-_BLOCK = 64  # records checked together
 
-_ManyValues = Callable[[Mapping[str, np.ndarray]], List[Optional[Value]]]  # of name -> [rows, width]
 _Feature = Any  # int64 [n], float32 [n], or a list of byte strings
 
 
@@ -108,34 +93,27 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
             )
 
 
-def write_frames(path: str, messages: Iterable[bytes]) -> int:
-    """Write messages as one TFRecord file, gzipped where the name ends in .gz, and return how many."""
+def write_records(path: str, records: Iterable[Record], features_of: Callable[[Value], Mapping[str, _Feature]]) -> int:
+    """Writes the features of each record, and its foreign columns, as one file, gzipped where its name ends in .gz.
+
+    Returns how many records. ValueError names the record.
+    """
     count = 0
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(path)) as temporary, open(temporary, "wb") as raw:
         # A fixed time and no name in the gzip header: same records, same bytes.
         file = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) if path.endswith(".gz") else raw
-        for message in messages:
-            length = struct.pack("<Q", len(message))
-            file.write(length + CHECKSUM.pack(masked_crc(length)) + message + CHECKSUM.pack(masked_crc(message)))
+        for record in records:
+            try:
+                data = _message({**record.foreign, **features_of(record.value)})
+            except RecordError as error:
+                raise ValueError(f"{record.origin}: {error}") from None
+            length = struct.pack("<Q", len(data))
+            file.write(length + CHECKSUM.pack(masked_crc(length)) + data + CHECKSUM.pack(masked_crc(data)))
             count += 1
         if file is not raw:
             file.close()
     return count
-
-
-def write_records(path: str, records: Iterable[Record], features_of: Callable[[Value], Mapping[str, _Feature]]) -> int:
-    """Writes the features of each record, and its foreign columns; returns how many. ValueError names the record."""
-
-    def messages() -> Iterator[bytes]:
-        for record in records:
-            try:
-                data = message({**record.foreign, **features_of(record.value)})
-            except RecordError as error:
-                raise ValueError(f"{record.origin}: {error}") from None
-            yield data
-
-    return write_frames(path, messages())
 
 
 # ---- tf.train.Example --------------------------------------------------------------------------------------------
@@ -197,7 +175,7 @@ def parse(data: bytes) -> Dict[str, _Feature]:
     return features
 
 
-def message(features: Mapping[str, _Feature]) -> bytes:
+def _message(features: Mapping[str, _Feature]) -> bytes:
     """One message, its features in the order of their names.
 
     int64 for integers, float for floating-point numbers, bytes for text and bytes: arrays, lists or single values, also
@@ -247,7 +225,7 @@ class Field(NamedTuple):
     kind: str  # "int64", "float", or "number" where files in use have either
 
 
-def demand(features: Mapping[str, _Feature], fields: Iterable[Field]) -> None:
+def _demand(features: Mapping[str, _Feature], fields: Iterable[Field]) -> None:
     """Raise RecordError unless every field is there with its type."""
     for field in fields:
         if field.name not in features:
@@ -259,71 +237,16 @@ def demand(features: Mapping[str, _Feature], fields: Iterable[Field]) -> None:
 
 
 def read_records(
-    path: str,
-    bad: BadRecords,
-    fields: Sequence[Field],
-    value_of: Callable[[Mapping[str, _Feature]], Value],
-    values_of: Optional[_ManyValues] = None,
+    path: str, bad: BadRecords, fields: Sequence[Field], value_of: Callable[[Mapping[str, _Feature]], Value]
 ) -> Iterator[Record]:
-    """The records of one file that have `fields`, in its order.
-
-    values_of checks many rows at once, in a tenth of the time: it gives the values of those that are right in the usual
-    layout, None for one that is to be looked at alone. value_of gives that one's value or raises RecordError.
-    """
+    """The records of one file that have `fields`, in its order. value_of: may raise RecordError."""
     known = {field.name for field in fields}
-    for block in _blocks(read_frames(path, bad)):
-        parsed: List[Optional[Dict[str, _Feature]]] = []
-        reasons: Dict[int, str] = {}
-        for number, (_, data) in enumerate(block):
-            try:
-                features = parse(data)
-                demand(features, fields)
-                parsed.append(features)
-            except RecordError as error:
-                parsed.append(None)
-                reasons[number] = str(error)
-        for number, value in enumerate(_together(parsed, sorted(known), values_of)):
-            origin, whole = block[number][0], parsed[number]
-            if whole is not None and value is None:
-                try:
-                    value = value_of(whole)
-                except RecordError as error:
-                    reasons[number] = str(error)
-            if whole is None or number in reasons:
-                bad.add(origin, reasons[number])
-            else:
-                yield Record(origin, value, {name: given for name, given in whole.items() if name not in known})
-
-
-def _blocks(frames: Iterator[Tuple[Origin, bytes]]) -> Iterator[List[Tuple[Origin, bytes]]]:
-    """Up to BLOCK frames at a time; where reading them fails, first those before."""
-    while True:
-        block: List[Tuple[Origin, bytes]] = []
+    for origin, data in read_frames(path, bad):
         try:
-            for frame in islice(frames, _BLOCK):
-                block.append(frame)
-        except ValueError:
-            if block:
-                yield block
-            raise
-        if not block:
-            return
-        yield block
-
-
-def _together(
-    rows: Sequence[Optional[Mapping[str, np.ndarray]]],
-    names: Sequence[str],
-    values_of: Optional[_ManyValues],
-) -> List:
-    """`values_of` the rows that have the widths of the first one, None for the others (None as a row stays None)."""
-    there = [(number, row) for number, row in enumerate(rows) if row is not None]
-    values: List = [None] * len(rows)
-    if not there or values_of is None:
-        return values
-    widths = [there[0][1][name].shape for name in names]
-    chosen = [(number, row) for number, row in there if [row[name].shape for name in names] == widths]
-    stacked = {name: np.stack([row[name] for _, row in chosen]) for name in names}
-    for (number, _), value in zip(chosen, values_of(stacked)):
-        values[number] = value
-    return values
+            features = parse(data)
+            _demand(features, fields)
+            value = value_of(features)
+        except RecordError as error:
+            bad.add(origin, str(error))
+            continue
+        yield Record(origin, value, {name: given for name, given in features.items() if name not in known})

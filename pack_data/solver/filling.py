@@ -22,6 +22,7 @@ Packs = List[Tuple[Strategy, int]]  # (lengths of a pack, packs like it)
 MADE = 4e-5  # seconds that one strategy takes, about
 _SPARE = 3  # a pair leaves fewer slots than this empty
 _NEAR = (32, 512, 8192)  # places looked at first, from the middle outwards: nearly always one of them has a pair
+_FEW = 16  # slots for each length that occurs, from which on lengths are looked through instead of slots
 _EVEN_PACKS, _HALVINGS_OF_SHARE = 2000, 12
 _SHALLOW = 0.45  # of the depth: where a mean pack has fewer sequences, the limit hardly matters
 _DEEP = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)  # times the sequences of a mean pack: depths that are tried
@@ -65,6 +66,8 @@ class _Filling:
         self._left: List[int] = counts.tolist()
         self._there = bytearray((counts > 0).tobytes())  # 1 where sequences are left: searched as bytes and as an array
         self._array = np.frombuffer(self._there, np.uint8)
+        self._lengths = np.flatnonzero(counts)
+        self._few = _FEW * len(self._lengths) < self._S
 
     def packs(self, wanted: int) -> Packs:
         """Packs for all, with at least `wanted` sequences where they fit."""
@@ -124,6 +127,13 @@ class _Filling:
             half = total // 2  # pairs (total - half + i, half - i) for i = 0, 1, ...
             twice = total == 2 * half and self._left[half] < 2 + held.get(half, 0)
             start = 1 if twice else 0  # one sequence is no pair
+            if self._few:
+                shorter = self._lengths[: self._lengths.searchsorted(half - start, side="right")][::-1]
+                both = array[shorter] & array[total - shorter]
+                index = int(both.argmax()) if len(both) else 0
+                if len(both) and both[index]:
+                    return total - int(shorter[index]), int(shorter[index])
+                continue
             for reach in (*_NEAR, half):
                 stop = min(half, reach)
                 if start < stop:

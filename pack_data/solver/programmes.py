@@ -13,12 +13,13 @@ from pack_data.solver.column_generation import FULL_ROWS, Programme, Relaxation,
 from pack_data.solver.filling import Packs
 from pack_data.solver.grid_programme import Shape
 from pack_data.solver.rounding import whole_packs
-from pack_data.solver.search import DEEP, LARGE, FoundPacks, number
+from pack_data.solver.search import LARGE, FoundPacks, number
 
 _SMALL = 256  # lengths; up to so many the full programme is solved wherever the coarse one leaves a gap
 _QUICK = 1000  # lengths; up to so many it takes a second or two
 _ENOUGH = 2e-4  # of the packs: a gap at which the full programme is not begun
 _NEAR_ENOUGH = 1e-4  # of the bound: a gap below which a programme on a grid of lengths seldom leads
+_LONG = 8.0  # seconds of a programme over all lengths, from which one on a grid of lengths takes its place
 _TABLES = 1 << 20
 _ON_KNOTS, _KNOTS = 1 << 18, 64  # slots x sequences of a pack up to which prices on so many knots take a second or two
 _STEPS = 1 << 33  # additions that a proof of prices between the plain ones may cost: seconds
@@ -26,20 +27,19 @@ _STEPS = 1 << 33  # additions that a proof of prices between the plain ones may 
 
 def improved(found: FoundPacks, progress: Optional[bool]) -> FoundPacks:
     """Fewer packs and a higher bound, as far as linear programmes lead there and it pays."""
-    S, m, depth = found.histogram.max_sequence_length, len(found.histogram.lengths), found.limits.depth
+    S, m, depth = found.histogram.max_sequence_length, len(found.histogram.lengths), found.deepest
     if m > _QUICK and S * depth <= _ON_KNOTS:
         found = _on_knots(found, progress)
     near_enough = S > LARGE and found.gap <= max(1, _NEAR_ENOUGH * found.lower_bound)
     if not near_enough and found.pays(found.programme_seconds):
-        # The tables of the programme are products of S x S where packs are deep.
-        by_shape = S > LARGE and (m > _QUICK or depth > DEEP)
+        by_shape = S > LARGE and found.programme_seconds > _LONG
         found = _by_shape(found) if by_shape else _by_programme(found, progress).mended()
     return found
 
 
 def _by_programme(found: FoundPacks, progress: Optional[bool]) -> FoundPacks:
     """From the linear programme over the lengths."""
-    histogram, depth, packs = found.histogram, found.limits.depth, found.packs
+    histogram, depth, packs = found.histogram, found.deepest, found.packs
     S, counts, lengths = histogram.max_sequence_length, histogram.counts, histogram.lengths
     shown = False if progress is None and len(lengths) <= _QUICK else progress
     with _Progress(histogram.sequences, shown, found.limits.until) as bar, contextlib.suppress(_TimeIsUp):
@@ -72,7 +72,7 @@ def _on_knots(found: FoundPacks, progress: Optional[bool]) -> FoundPacks:
     counts, lengths = histogram.counts, histogram.lengths
     near = np.unique(np.geomspace(1, len(lengths), _KNOTS).astype(np.int64))
     with _Progress(histogram.sequences, progress, found.limits.until) as bar, contextlib.suppress(_TimeIsUp):
-        programme = Programme(lengths, counts[lengths], histogram.max_sequence_length, found.limits.depth)
+        programme = Programme(lengths, counts[lengths], histogram.max_sequence_length, found.deepest)
         programme.solve_on(np.union1d(near - 1, len(lengths) - near), bar.programme)
         bar.keep(programme.bound, programme.prices)
     return found if bar.prices is None else found.proved_by(bar.prices).mended()
@@ -80,7 +80,7 @@ def _on_knots(found: FoundPacks, progress: Optional[bool]) -> FoundPacks:
 
 def _by_shape(found: FoundPacks) -> FoundPacks:
     """From the linear programme on a grid of lengths."""
-    histogram, depth = found.histogram, found.limits.depth
+    histogram, depth = found.histogram, found.deepest
     lengths, S = histogram.lengths, histogram.max_sequence_length
     shape = Shape(histogram.counts, depth)
     # One short sequence must not make the tables too deep: then the shortest, one pack at most, are worth nothing.

@@ -21,20 +21,22 @@ from pack_data.solver.filling import MADE, Packs, depths_tried, fill_evenly, fil
 from pack_data.solver.free_slots import longest_first
 from pack_data.solver.repair import mend
 
-_SLOT = 5e-7  # seconds that one slot less is worth
+_SLOT = 2.5e-6  # seconds that one slot less is worth
 _SEQUENCE = 2e-6  # seconds for each sequence that are spent in any case: counting and dealing take as long
 # The same where rows are short and sequences more than a call has in the middle of a training: there linear programmes
 # take less than a second and mostly end at the bound.
 _SHORT_ROWS, _CALL = 60e-6, 1000
 _SHORT_CALL = 1e-5  # seconds for each sequence of such a call, and for as many as it can have, unless the gap is wide
 # A gap of such a share, or above what bounds leave where nothing can be won (so many packs and such a share), is nearly
-# always won: so many times the seconds pay.
-_WIDE, _USUAL, _CERTAIN = 0.006, (3, 0.001), 80
+# always won: so many times the seconds pay. Bounds leave less where most packs hold as many sequences as they may.
+_WIDE, _USUAL, _CERTAIN = 0.006, (3, 0.001), 16
+_USUAL_DEEP, _FULL = (1, 0.0001), 0.7  # where packs are so full of sequences
 # Rows of more than `LARGE` slots are not searched further at a gap of so few packs and of such a share of the bound.
 LARGE, _FEW, _NEAR_ENOUGH = 2048, 5, 1e-4
 _LENGTH, _LONG = 2e-4, 8192  # seconds of a linear programme for each length; slots at which they are 1.4 times that
 # Sequences of a pack above which its tables are products of the slots; slots from which that takes long.
 DEEP, _DEEP_TABLES = 64, 1024
+_SHALLOW, _TIMES_MEAN = 16, 4
 _SCARCE = 1.001  # a bound of so many times the slots that the tokens take: slots are not what is scarce
 _MENDING = 5.0  # seconds at most
 _DENSE = 0.8  # of the sequences that so many packs could hold
@@ -95,18 +97,30 @@ class FoundPacks(NamedTuple):
         gap, S, sequences = self.gap, self.histogram.max_sequence_length, self.histogram.sequences
         if S > LARGE and gap <= min(_FEW, _NEAR_ENOUGH * self.lower_bound):
             return 0.0
-        wide = gap > 1 and gap > min(_WIDE * self.lower_bound, _USUAL[0] + _USUAL[1] * self.lower_bound)
-        if wide:
-            return max(gap * S * _SLOT * _CERTAIN, sequences * _SEQUENCE)
-        if sequences <= _CALL:
-            return min(max(gap * S * _SLOT, sequences * _SHORT_CALL), _CALL * _SHORT_CALL)
-        return max(gap * S * _SLOT, sequences * (_SHORT_ROWS if S <= LARGE else _SEQUENCE))
+        scarce = self.limits.binding and sequences > _FULL * self.limits.depth * self.lower_bound
+        least, share = _USUAL_DEEP if scarce else _USUAL
+        likely = gap > 1 and gap > min(_WIDE * self.lower_bound, least + share * self.lower_bound)
+        worth = gap * S * _SLOT * (_CERTAIN if likely else 1)
+        if sequences <= _CALL and not likely:
+            return min(max(worth, sequences * _SHORT_CALL), _CALL * _SHORT_CALL)
+        if S > LARGE and not self.limits.binding and not likely:  # the decreasing fit is nearly always at the optimum
+            return sequences * _SEQUENCE
+        return max(worth, sequences * (_SHORT_ROWS if S <= LARGE else _SEQUENCE))
+
+    @property
+    def deepest(self) -> int:
+        """Sequences of a pack that linear programmes allow: in long rows a few times as many as packs hold on average,
+        because their time grows with the depth. Whether a bound holds at any depth is checked apart (`proved_by`)."""
+        depth, S = self.limits.depth, self.histogram.max_sequence_length
+        if self.limits.binding or S <= _DEEP_TABLES:
+            return depth
+        return min(depth, max(_SHALLOW, math.ceil(_TIMES_MEAN * self.histogram.sequences / self.lower_bound)))
 
     @property
     def programme_seconds(self) -> float:
         """What a linear programme takes, about."""
         S = self.histogram.max_sequence_length
-        deep = math.hypot(1, S / _DEEP_TABLES) if self.limits.depth > DEEP else 1.0
+        deep = math.hypot(1, S / _DEEP_TABLES) if self.deepest > DEEP else 1.0
         return _LENGTH * len(self.histogram.lengths) * math.sqrt(1 + S / _LONG) * deep
 
     def with_fewer(self, packs: Packs) -> FoundPacks:

@@ -14,6 +14,7 @@ the data set that is still being read, and renaming the manifest replaces the on
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -47,7 +48,7 @@ _DIGITS = 8  # of a checksum, hexadecimal
 
 
 @dataclass(frozen=True)
-class ChecksumBlocks:
+class _ChecksumBlocks:
     """The checksums of a shard: the crc32 of each `packs` records, the last of those that are left.
 
     A reader of few packs sees damage in them: a block is checked when its first pack is asked for, while the sha256
@@ -59,21 +60,11 @@ class ChecksumBlocks:
     crc32: str
 
     @classmethod
-    def of(cls, records: np.ndarray) -> ChecksumBlocks:
-        """Those of the records of a whole shard."""
-        sums = _RunningBlocks(records.dtype)
-        sums.add(records)
-        return sums.blocks()
-
-    @classmethod
-    def from_json(cls, fields: Fields, records: int) -> ChecksumBlocks:
+    def from_json(cls, fields: Fields, records: int) -> _ChecksumBlocks:
         """ValueError where these are not checksums of a shard of `records` packs."""
         fields.only("packs", "crc32")
         packs = fields.integer("packs", least=1, most=2**62)
         return cls(packs, fields.hex_digest("crc32", -(-records // packs) * _DIGITS))
-
-    def to_json(self) -> Dict[str, Any]:
-        return asdict(self)
 
     def count(self, records: int) -> int:
         """Blocks of a shard of `records` packs."""
@@ -87,31 +78,8 @@ class ChecksumBlocks:
         )
 
 
-class _RunningBlocks:
-    """The checksums of records that are written bit by bit."""
-
-    def __init__(self, dtype: np.dtype) -> None:
-        self._packs = max(1, BLOCK_BYTES // dtype.itemsize)
-        self._whole: List[str] = []
-        self._sum, self._begun = 0, 0
-
-    def add(self, records: np.ndarray) -> None:
-        while len(records):
-            part = records[: self._packs - self._begun]
-            self._sum = crc32(part, self._sum)
-            self._begun += len(part)
-            if self._begun == self._packs:
-                self._whole.append(_digits(self._sum))
-                self._sum, self._begun = 0, 0
-            records = records[len(part) :]
-
-    def blocks(self) -> ChecksumBlocks:
-        return ChecksumBlocks(self._packs, "".join(self._whole) + (_digits(self._sum) if self._begun else ""))
-
-
-def crc32(records: np.ndarray, before: int = 0) -> int:
-    """The checksum of records that follow others with the checksum `before`."""
-    return zlib.crc32(np.ascontiguousarray(records).view(np.uint8).data, before)
+def crc32(records: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(records).view(np.uint8).data)
 
 
 def _digits(value: int) -> str:
@@ -129,7 +97,7 @@ class StoredFile:
     bytes: int
     sha256: str
     packs: int = 0
-    blocks: Optional[ChecksumBlocks] = None
+    blocks: Optional[_ChecksumBlocks] = None
 
     def to_json(self) -> Dict[str, Any]:
         data = asdict(self)
@@ -145,7 +113,7 @@ class StoredFile:
             fields.integer("bytes", least=0, most=_MOST),
             fields.hex_digest("sha256", 64),
             packs,
-            ChecksumBlocks.from_json(fields.object("blocks"), packs) if table else None,
+            _ChecksumBlocks.from_json(fields.object("blocks"), packs) if table else None,
         )
 
 
@@ -234,7 +202,7 @@ class Manifest:
             tokens=fields.integer("tokens", **count),
             histogram=_histogram(fields, schema.max_sequence_length),
             digest=int(fields.hex_digest("digest", 16), 16),
-            shards=tuple(fields.list_of("shards", _table)),
+            shards=tuple(map(StoredFile.from_json, fields.list_of("shards", Fields.object))),
             lengths=StoredFile.from_json(fields.object("lengths")),
             algorithm=fields.text("algorithm", most=200, empty=False),
             lower_bound=fields.optional("lower_bound", Fields.integer, **count),
@@ -243,7 +211,7 @@ class Manifest:
             max_predictions_per_sequence=fields.integer("max_predictions_per_sequence", **count),
             vocabulary_size=fields.integer("vocabulary_size", least=0, most=2**31),
             vocabulary_sha256=fields.text("vocabulary_sha256") and fields.hex_digest("vocabulary_sha256", 64),
-            files=tuple(fields.list_of("files", _file)),
+            files=tuple(StoredFile.from_json(file, table=False) for file in fields.list_of("files", Fields.object)),
             made_with=_made_with(fields.object("made_with")),
         )
         with fields.refusing():
@@ -277,14 +245,6 @@ class Manifest:
             names.add(entry.file)
         if fields.hex_digest(CHECKSUM, 64) != checksum(fields.tree):
             raise fields.error(CHECKSUM, "is not that of the other fields: one was changed")
-
-
-def _table(fields: Fields, key: int) -> StoredFile:
-    return StoredFile.from_json(fields.object(key))
-
-
-def _file(fields: Fields, key: int) -> StoredFile:
-    return StoredFile.from_json(fields.object(key), table=False)
 
 
 def _histogram(fields: Fields, longest: int) -> Tuple[int, ...]:
@@ -324,41 +284,36 @@ def checksum(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(others, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-class _Hashed:
-    """A file that hashes what is written to it."""
-
-    def __init__(self, out: Any) -> None:
-        self.out, self.hash, self.bytes = out, hashlib.sha256(), 0
-
-    def write(self, data: Any) -> int:
-        self.hash.update(data)
-        self.bytes += memoryview(data).nbytes
-        return self.out.write(data)
-
-
 def write_table(folder: Path, stem: str, dtype: np.dtype, blocks: Iterator[np.ndarray], records: int) -> StoredFile:
     """A structured .npy of `records` records, given in blocks, under a name with its own hash: `stem-1f2e3d4c.npy`.
 
     Hash and checksums are computed while the bytes are written.
     """
-    temporary = temporary_name(folder / stem)
-    written, sums = 0, _RunningBlocks(dtype)
-    with open(temporary, "wb") as raw:
-        out = _Hashed(raw)
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (records,)}
-        np.lib.format.write_array_header_1_0(out, header)
+    temporary, header = temporary_name(folder / stem), io.BytesIO()
+    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (records,)}
+    np.lib.format.write_array_header_1_0(header, fields)
+    sha256, packs, written = hashlib.sha256(header.getvalue()), max(1, BLOCK_BYTES // dtype.itemsize), 0
+    sums: List[int] = []  # of each block under one checksum, the last of which may be begun
+    with open(temporary, "wb") as out:
+        out.write(header.getvalue())
         for block in blocks:
-            block = np.ascontiguousarray(block)
-            out.write(block.view(np.uint8).data if len(block) else b"")
-            sums.add(block)
-            written += len(block)
-        raw.flush()
-        os.fsync(raw.fileno())
+            while len(block):
+                begun = written % packs
+                part, block = block[: packs - begun], block[packs - begun :]
+                data = np.ascontiguousarray(part).view(np.uint8).data
+                out.write(data)
+                sha256.update(data)
+                if not begun:
+                    sums.append(0)
+                sums[-1] = zlib.crc32(data, sums[-1])
+                written += len(part)
+        out.flush()
+        os.fsync(out.fileno())
+        size = out.tell()
     assert written == records
-    digest = out.hash.hexdigest()
-    name = f"{stem}-{digest[:8]}.npy"
+    name = f"{stem}-{sha256.hexdigest()[:8]}.npy"
     os.replace(temporary, folder / name)
-    return StoredFile(name, out.bytes, digest, records, sums.blocks())
+    return StoredFile(name, size, sha256.hexdigest(), records, _ChecksumBlocks(packs, "".join(map(_digits, sums))))
 
 
 def write_shard(folder: Path, number: int, records: np.ndarray) -> StoredFile:
@@ -404,9 +359,8 @@ class StoreWriter:
             self._shards.append(write_shard(self.folder, len(self._shards), joined[: self.packs_per_shard]))
             self._waiting = [joined[self.packs_per_shard :]]
 
-    def finish(self, *, algorithm: str, files: Sequence[str] = (), **about: Any) -> PackStore:
-        """Writes what waits and the manifest. `files`: names of further files already in the folder; `about`: the
-        optional fields of Manifest."""
+    def finish(self, *, algorithm: str, **about: Any) -> PackStore:
+        """Writes what waits and the manifest. about: the optional fields of Manifest."""
         rest = np.concatenate(self._waiting) if self._waiting else np.zeros(0, self.schema.record_dtype)
         if len(rest):
             self._shards.append(write_shard(self.folder, len(self._shards), rest))
@@ -422,7 +376,6 @@ class StoreWriter:
             shards=tuple(self._shards),
             lengths=write_table(self.folder, "lengths", self.schema.lengths_dtype, iter(self._lengths), packs),
             algorithm=algorithm,
-            files=tuple(stored_file(self.folder, name) for name in files),
             **about,
         )
         # One rename makes the folder this data set; then files of the former one go.

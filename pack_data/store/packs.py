@@ -86,11 +86,8 @@ class PackSchema:
     multiple_of: int = 1  # each sequence begins at a multiple of it; the slots between two are padding
 
     def __post_init__(self) -> None:
-        for limit, least in (
-            ("max_sequence_length", 1),
-            ("max_sequences_per_pack", 1),
-            ("max_predictions_per_pack", 0),
-        ):
+        for limit in ("max_sequence_length", "max_sequences_per_pack", "max_predictions_per_pack"):
+            least = 0 if limit == "max_predictions_per_pack" else 1
             number = whole_number(limit, getattr(self, limit), least=least, most=LARGEST_WIDTH)
             object.__setattr__(self, limit, number)
         object.__setattr__(self, "multiple_of", whole_number("multiple_of", self.multiple_of, least=1))
@@ -291,8 +288,8 @@ def assemble(schema: PackSchema, sequences: Sequences, pack: np.ndarray, slot: n
 
     records = np.zeros(packs, dtype=schema.record_dtype)
 
-    def by_sequence(values: np.ndarray, dtype: Any = np.int64) -> np.ndarray:
-        table = np.zeros(packs * D, dtype=dtype)
+    def by_sequence(values: np.ndarray) -> np.ndarray:
+        table = np.zeros(packs * D, dtype=np.int64)
         table[place] = values
         return table.reshape(packs, D)
 
@@ -369,12 +366,8 @@ def _with_rest(counts: np.ndarray, width: int) -> np.ndarray:
 
 def decode(schema: PackSchema, records: np.ndarray) -> Dict[str, np.ndarray]:
     """The batch of these records: every field of the schema, int32 [n, S], [n, P] or [n, D]."""
-    n, S, D, P = (
-        len(records),
-        schema.max_sequence_length,
-        schema.max_sequences_per_pack,
-        schema.max_predictions_per_pack,
-    )
+    n, S, D = len(records), schema.max_sequence_length, schema.max_sequences_per_pack
+    P = schema.max_predictions_per_pack
     stored = {column.name for column in schema.columns}
     lengths = records["lengths"].astype(np.int64)
     taken = schema.taken(lengths)

@@ -17,7 +17,7 @@ import re
 import sysconfig
 import warnings
 from functools import lru_cache
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Callable, Container, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
@@ -114,21 +114,13 @@ def _not_text(text: str) -> str:
 
 
 def _json_documents(path: Path, handle: IO[str], json_field: str, bad: BadRecords) -> Iterator[Document]:
-    for number in count(1):
-        line = handle.readline(bad.longest + 1)
-        if not line:
-            break
-        if len(line) > bad.longest and not line.endswith("\n"):
-            while line and not line.endswith("\n"):
-                line = handle.readline(LONGEST_DOCUMENT)
-            bad.add(Origin(str(path), number, "line"), f"{bad.too_long()}, or cut it into several documents")
-        elif line.strip():
-            try:
-                text = _json_text(line, json_field)
-            except ValueError as error:
-                bad.add(Origin(str(path), number, "line"), str(error))
-                continue
-            yield from _cut(f"{path.name}:{number}", (part for _, part in _lines(io.StringIO(text))))
+    for origin, line in bad.short_lines(handle, str(path), ", or cut it into several documents"):
+        try:
+            text = _json_text(line, json_field)
+        except ValueError as error:
+            bad.add(origin, str(error))
+            continue
+        yield from _cut(f"{path.name}:{origin.record}", (part for _, part in _lines(io.StringIO(text))))
 
 
 def _json_text(line: str, json_field: str) -> str:
@@ -257,10 +249,7 @@ def _embedded_documents() -> Tuple[Document, ...]:
 
     About 1.9 MB of English on any machine with Python; the text differs a little between Python versions.
     """
-    return tuple(_embedded())
-
-
-def _embedded() -> Iterator[Document]:
+    found: List[Document] = []
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(_modules(root)):
         parts = path.relative_to(root).parts
@@ -272,12 +261,13 @@ def _embedded() -> Iterator[Document]:
             except (SyntaxError, ValueError):
                 continue
         lines = [line for text in _docstrings(tree) for line in _paragraphs(text)]
-        yield from _cut(".".join(parts)[: -len(".py")], lines)
+        found += _cut(".".join(parts)[: -len(".py")], lines)
 
     from pydoc_data import topics
 
     for name in sorted(topics.topics):
-        yield from _cut(f"pydoc topic {name}", _paragraphs(topics.topics[name]))
+        found += _cut(f"pydoc topic {name}", _paragraphs(topics.topics[name]))
+    return tuple(found)
 
 
 def _modules(root: Path) -> Iterator[Path]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from pack_data.sequences import Sequences, ragged_index, starts_of
 from pack_data.text.corpus import Document, split_sentences
-from pack_data.text.tokenizer_file import AnyVocabulary
+from pack_data.text.vocabulary import AnyVocabulary
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,14 @@ class ExampleOptions:
     whole_word_masking: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_sequence_length < 5:
-            raise ValueError(
-                f"max_sequence_length is {self.max_sequence_length}; [CLS] a [SEP] b [SEP] needs at least 5"
-            )
-        if self.max_predictions_per_sequence < 1:
-            raise ValueError(
-                f"max_predictions_per_sequence is {self.max_predictions_per_sequence}; at least 1 token is masked"
-            )
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; a seed is at least 0")
-        if self.duplication_factor < 1:
-            raise ValueError(f"duplication_factor is {self.duplication_factor}; the corpus is read at least once")
+        for name, least, why in (
+            ("max_sequence_length", 5, "[CLS] a [SEP] b [SEP] needs at least 5"),
+            ("max_predictions_per_sequence", 1, "at least 1 token is masked"),
+            ("seed", 0, "a seed is at least 0"),
+            ("duplication_factor", 1, "the corpus is read at least once"),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; {why}")
         for name in ("short_sequence_probability", "masked_lm_probability"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; a probability is from 0 to 1")

@@ -17,7 +17,7 @@ import pytest
 from evidence import __main__ as command
 from evidence import figures, packed_runs, runner
 from evidence.packed_runs import SIZES, PretrainingSetup
-from evidence.pretraining import changed, gpu_slots_per_second, hours
+from evidence.pretraining import changed
 from evidence.pretraining_shown import PretrainingShown
 from evidence.pretraining_variants import VARIANTS, Variant
 from evidence.runner import CELLS, SETTINGS, Cell, Runner, finished_cells
@@ -413,15 +413,6 @@ def test_blocks_and_results_belong_to_each_other(two_experiments, capsys):
     assert run_main(figures.main, ["--root", str(root)]) == 2
     first, second, third = capsys.readouterr().err.splitlines()
     assert "each needs one block" in first and "each needs one block" in second and f"has no {SETTINGS}" in third
-
-
-def test_hours_at_a_rate_are_those_of_all_slots():
-    """Two seeds that set the margin, of two packed runs each; two seeds of the unpacked run and of two packed ones."""
-    rows = 32_000 * (2 * 1 + (2 * 2 + 2 * 2) / 2.9)
-    assert hours(SIZES["minutes"], "quick", 2, 1000.0) == pytest.approx(1.15 * 64 * rows / 1000 / 3600)
-    full = SIZES["full"]
-    assert gpu_slots_per_second(full, 100.0) == pytest.approx(2 * gpu_slots_per_second(full, 50.0))
-    assert 80e6 < 50e12 / gpu_slots_per_second(full, 50.0) / 6 < 1.2 * 85e6  # multiply-adds a slot: weights, and scores
 
 
 def test_exactness_at_its_smallest(tmp_path):

@@ -11,7 +11,6 @@ import datetime
 import hashlib
 import importlib.util
 import io
-import math
 import os
 import random
 import re
@@ -109,58 +108,39 @@ class Mistyped(Exception):
 
 def digest(value: Any) -> str:
     """A text that is equal for equal values; arrays with their types, floats bit by bit."""
-    hashed = hashlib.sha256()
-    _feed(hashed, value)
-    return hashed.hexdigest()
+    return hashlib.sha256(repr(_plain(value)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _feed(hashed: Any, value: Any) -> None:
-    def put(*parts: Any) -> None:
-        for part in parts:
-            data = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
-            hashed.update(str(len(data)).encode() + b":" + data)
-
-    if isinstance(value, np.ndarray):
-        put("array", value.dtype.str if value.dtype.names is None else value.dtype.descr, value.shape)
-        if value.dtype.hasobject:
-            _feed(hashed, value.tolist())
-        else:
-            put(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, np.generic):
-        put("number", value.dtype.str, value.tobytes())
-    elif type(value).__module__.startswith("torch") and hasattr(value, "untyped_storage"):
+def _plain(value: Any) -> Any:
+    """As nested tuples that say every type."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        return array.dtype.descr, array.shape, _plain(array.tolist()) if array.dtype.hasobject else array.tobytes()
+    if hasattr(value, "untyped_storage"):  # a tensor, of a type that NumPy may not have
         import torch
 
-        put(
-            "tensor",
-            value.dtype,
+        return (
+            str(value.dtype),
             tuple(value.shape),
-            value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes(),
+            bytes(value.detach().contiguous().view(-1).view(torch.uint8).numpy()),
         )
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        put(type(value).__name__)
-        for each in dataclasses.fields(value):
-            put(each.name)
-            _feed(hashed, getattr(value, each.name))
-    elif isinstance(value, Mapping):
-        put("mapping", len(value))
-        for key in sorted(value, key=lambda key: (type(key).__name__, str(key))):
-            _feed(hashed, key)
-            _feed(hashed, value[key])
-    elif isinstance(value, (list, tuple)):
-        put(type(value).__name__ if hasattr(value, "_fields") else "list", len(value))
-        for each in value:
-            _feed(hashed, each)
-    elif isinstance(value, (set, frozenset)):
-        put("set", *sorted(map(digest, value)))
-    elif isinstance(value, float):
-        put("float", "nan" if math.isnan(value) else value.hex())
-    elif value is None or isinstance(value, (bool, int, str, bytes, os.PathLike, datetime.date)):
-        put(type(value).__name__, value if isinstance(value, bytes) else repr(value))
-    elif hasattr(value, "as_py"):
-        _feed(hashed, value.as_py())
-    else:
-        raise TypeError(f"nothing here tells how to compare a {type(value).__name__}")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value).__name__, [
+            (each.name, _plain(getattr(value, each.name))) for each in dataclasses.fields(value)
+        ]
+    if isinstance(value, Mapping):
+        return "mapping", sorted((repr(_plain(key)), _plain(each)) for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__ if hasattr(value, "_fields") else "list", [_plain(each) for each in value]
+    if isinstance(value, (set, frozenset)):
+        return "set", sorted(map(digest, value))
+    if isinstance(value, float):
+        return "float", value.hex()
+    if value is None or isinstance(value, (bool, int, str, bytes, os.PathLike, datetime.date)):
+        return type(value).__name__, value
+    if hasattr(value, "as_py"):
+        return _plain(value.as_py())
+    raise TypeError(f"nothing here tells how to compare a {type(value).__name__}")
 
 
 def typed(value: Any) -> Any:

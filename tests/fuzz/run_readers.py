@@ -23,12 +23,12 @@ from ipu_packed_bert.settings.finetuning import FinetuneConfig
 from ipu_packed_bert.settings.finetuning import load_config as load_finetune_config
 from ipu_packed_bert.settings.pretraining import load_config
 from ipu_packed_bert.tasks import task_class
+from ipu_packed_bert.tasks.examples import Tokenizer
 from ipu_packed_bert.tasks.starting_weights import find_start
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
 from ipu_packed_bert.training.pretraining import refuse_other_sizes
 from ipu_packed_bert.training.run import beginning
 from pack_data.reading.fields import said_of
-from pack_data.text.wordpiece import load_vocabulary
+from pack_data.text.vocabulary import load_vocabulary
 from tests import fine_tuning_files, tiny_runs
 from tests.fuzz.cases import Found, Reader, Target, typed
 from tests.fuzz.mutators import (

@@ -130,10 +130,7 @@ def test_bad_csv_is_told_with_its_line(tmp_path, text, words):
             "no published histogram is called 'wikipedia_128'; there are wikipedia_512",
         ),
         (lambda: LengthHistogram.from_lengths([9], 9).with_max_sequence_length(8), "the longest sequence has 9 tokens"),
-        (
-            lambda: LengthHistogram.from_json({"lengths": [1]}),
-            "histogram: max_sequence_length is missing",
-        ),
+        (lambda: LengthHistogram.from_json({"lengths": [1]}), "histogram: max_sequence_length is missing"),
     ],
 )
 def test_what_is_refused(make, words):
@@ -227,12 +224,10 @@ def test_from_json_names_the_field(name, value):
         b"length,count\n1,-" + b"9" * 900,
         b'length,count\n"' + b"\n" * 300_000,
         b"x" * 5000,
-        b"",
-        b"length,count\n1,2,3\n",
         b"length,count\n\xff,1\n",
         b"length,count\n1\0,2\n",
     ],
-    ids=range(9),
+    ids=range(7),
 )
 def test_a_table_of_another_form_is_one_line(tmp_path, content):
     (tmp_path / "a.csv").write_bytes(content)

@@ -16,6 +16,7 @@ from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing import Packing
 from pack_data.proof import prove
 from pack_data.solver import column_generation, programmes
+from pack_data.solver.free_slots import longest_first
 from pack_data.solver.search import Limits, found_quickly
 from tests.pack_data_strategies import histograms
 
@@ -302,3 +303,15 @@ def test_every_histogram_of_the_data_folder(data_dir):
             packing.check(histogram)
             assert prove(packing).lower_bound == packing.lower_bound
             assert packing.gap <= 2, (path.name, depth)
+
+
+@pytest.mark.parametrize("depth", [3, 8])
+def test_in_long_rows_a_depth_that_matters_leaves_one_pack_at_most(depth: int) -> None:
+    """Rows of 32,768 slots, where a decreasing fit alone is several packs above the bound."""
+    random, counts = np.random.default_rng(0), LengthHistogram.published("wikipedia_512").counts
+    lengths = 64 * random.choice(len(counts), 10_000, p=counts / counts.sum())
+    histogram = LengthHistogram.from_lengths(lengths, 32_768)
+    fitted = sum(count for _, count in longest_first(histogram, depth))
+    packing = optimal.pack(histogram, max_sequences_per_pack=depth)
+    packing.check(histogram)
+    assert packing.gap is not None and packing.gap <= 1 < fitted - packing.packs

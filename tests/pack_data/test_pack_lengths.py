@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import ipu_packed_bert
 import pack_data
 from pack_data import pack, prove
+from tests.refusals import refused
 
 
 @given(st.data(), st.integers(1, 40), st.sampled_from([None, 1, 2, 3, 7]), st.integers(0, 3))
@@ -52,9 +53,8 @@ def test_the_example_of_the_documentation():
     ],
 )
 def test_what_cannot_be_packed_is_named(lengths, options, said):
-    with pytest.raises(ValueError, match=said) as caught:
+    with refused(said):
         pack(lengths, **{"max_sequence_length": 8, **options})
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint32, np.uint64])
@@ -138,9 +138,8 @@ def test_sequences_of_one_group_share_a_pack(pairs):
     ],
 )
 def test_limits_that_cannot_be_kept_are_refused_in_one_line(options, message):
-    with pytest.raises(ValueError, match=message) as caught:
+    with refused(message):
         pack([8, 5, 3], max_sequence_length=8, **options)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_budget_is_handed_on():

@@ -155,7 +155,7 @@ def whole_lines(made: RunPlan, device: torch.device, *, rate: float) -> List[str
         return lines + ["  time    unknown: no packing factor; give --packing-factor"]
     hours = needs.multiply_adds / (_SHARE * rate) / 3600.0
     lines.append(
-        f"  time    about {_duration(hours)} for {config.run.steps:,} updates on this {device_name(device)}, computed"
+        f"  time    about {_duration(hours)} for {made.steps:,} updates on this {device_name(device)}, computed"
         f" from {_SHARE:.0%} of a matrix product's {2e-12 * rate:,.2g} TFLOP/s in {config.engine.precision}, measured"
         " now"
     )

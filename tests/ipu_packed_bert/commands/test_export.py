@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.pack_data.text.test_tokenizer_file import byte_level, wordpiece
 
 from ipu_packed_bert.commands import finetune, predict, pretrain
 from ipu_packed_bert.commands.export import main
@@ -21,10 +22,8 @@ from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.pretraining import LossConfig, load_config
 from ipu_packed_bert.training.export import export_run, import_folder
 from pack_data.cli.command import run_main
-from pack_data.text.tokenizer_file import TokenizerFile
-from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
+from pack_data.text.vocabulary import SPECIAL_TOKENS, TokenizerFile, Vocabulary, load_vocabulary
 from tests.fine_tuning_files import tiny_config, tiny_table
-from tests.pack_data.text.test_tokenizer_file import byte_level, wordpiece
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.tiny_runs import TINY
 

@@ -199,13 +199,6 @@ def test_a_finished_run_refuses_what_a_run_under_way_refuses(options, words, und
     assert words in capsys.readouterr().err
 
 
-def test_the_command_to_type_names_the_script_as_it_was_typed(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["../a b/run_pretraining.py", "--plan"])
-    assert pretraining.resume_command("my run") == "python '../a b/run_pretraining.py' --resume 'my run'"
-    monkeypatch.setattr("sys.argv", ["pytest"])
-    assert pretraining.resume_command("run") == "python run_pretraining.py --resume run"
-
-
 def test_a_run_folder_rebuilds_the_run(tiny, undisturbed, tmp_path):
     """config.yml as resolved, alone, gives the same losses."""
     folder = tmp_path / "run"

@@ -31,7 +31,7 @@ from ipu_packed_bert.cycles.tracing import Value, capture, capture_update, layer
 from ipu_packed_bert.cycles.workload import MicroBatchShape, batch_shapes, engine_arrangement, shape_of
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.settings.pretraining import Config, LossConfig
-from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.settings.schema import ModelConfig, mask_columns
 
 MODEL = ModelConfig(
     vocabulary_size=320, hidden_size=64, num_layers=3, num_heads=4, intermediate_size=128, max_position_embeddings=32
@@ -43,7 +43,7 @@ DEFAULT = Arrangement()
 def arranged(model, arrangement, shape=SHAPE):
     from ipu_packed_bert.cycles.variants import build
 
-    columns = Config(model=model).mask_columns(shape.depth)
+    columns = mask_columns(model, shape.depth)
     return build(model, LossConfig(), arrangement, slots=shape.slots, depth=shape.depth, columns=columns)
 
 

@@ -519,11 +519,6 @@ def test_accumulation_below_the_pipeline(sdk):
     assert machine.compilations == []
 
 
-def test_several_iterations_in_a_step(sdk):
-    with refused("device_iterations is 2; must be 1"):
-        make_engine(sdk, make_config(batch={"device_iterations": 2}))
-
-
 @pytest.mark.parametrize("rows, complaint", [(7, "not a multiple of batch.micro_batch"), (6, "the program takes 4")])
 def test_a_batch_of_the_wrong_size(sdk, rows, complaint):
     config = make_config()

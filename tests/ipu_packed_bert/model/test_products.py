@@ -14,7 +14,7 @@ from ipu_packed_bert.settings.pretraining import (
     OptimizerConfig,
     load_config,
 )
-from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
+from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig, mask_columns
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import initial_network
 from tests.tolerances import relative_error
@@ -73,7 +73,7 @@ def test_losses_and_gradients_are_those_of_the_additive_mask(depth):
     config, fields = config_for(), fields_of(depth)
     assert int(fields["input_mask"].max()) == depth and int(fields["input_mask"].min()) == 0
     plain, product = initial_network(config).double(), initial_network(config).double()
-    mask_in_product(product, sequences=depth, columns=config.mask_columns(depth))
+    mask_in_product(product, sequences=depth, columns=mask_columns(config.model, depth))
     product.load_state_dict(plain.state_dict())
     outputs = [network(*fields.values()) for network in (plain, product)]
     for _network, output in zip((plain, product), outputs):
@@ -91,7 +91,7 @@ def test_a_control_without_codes():
     """All codes zero, so that everybody sees everybody: the losses differ by far more than any tolerance."""
     config, fields = config_for(), fields_of(3)
     plain, blind = initial_network(config).double(), initial_network(config).double()
-    mask_in_product(blind, sequences=3, columns=config.mask_columns(3))
+    mask_in_product(blind, sequences=3, columns=mask_columns(config.model, 3))
     blind.attention_mask.codes.zero_()
     assert abs(blind(*fields.values()).loss / plain(*fields.values()).loss - 1.0).item() > 1e-3
 
@@ -99,7 +99,7 @@ def test_a_control_without_codes():
 def test_nothing_is_added_to_the_weights():
     config = config_for()
     plain, product = initial_network(config), initial_network(config)
-    mask_in_product(product, sequences=3, columns=config.mask_columns(3))
+    mask_in_product(product, sequences=3, columns=mask_columns(config.model, 3))
     assert plain.state_dict().keys() == product.state_dict().keys()
 
 
@@ -178,7 +178,7 @@ def test_gradients_of_the_codes_columns_stay_as_small_as_the_others():
     gone wrong."""
     config, fields = config_for(), fields_of(3)
     network = initial_network(config).double()
-    mask_in_product(network, sequences=3, columns=config.mask_columns(3))
+    mask_in_product(network, sequences=3, columns=mask_columns(config.model, 3))
     seen = []
 
     def watch(module, inputs, output):
@@ -213,7 +213,7 @@ def test_gradients_of_the_codes_columns_stay_as_small_as_the_others():
 )
 def test_columns(depth, head, columns):
     config = Config(model=ModelConfig(hidden_size=2 * head, num_heads=2))
-    assert config.mask_columns(depth) == columns
+    assert mask_columns(config.model, depth) == columns
     assert (head + columns) % 16 == 0 and columns >= 2 * depth.bit_length()
 
 

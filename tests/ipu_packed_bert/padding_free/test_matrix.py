@@ -32,7 +32,7 @@ def test_a_family_is_right_or_refused(family):
 
 def test_the_matrix_sees_what_is_wrong_without_an_error(monkeypatch, capsys):
     """Without the probe, a hybrid model would be taken."""
-    monkeypatch.setattr(choice, "check_no_leak", lambda model, longest: None)
+    monkeypatch.setattr(choice, "check_no_leak", lambda model, longest, row: None)
     assert matrix.main(["LFM2", "Llama"]) == 1
     text = capsys.readouterr().out
     assert "| **WRONG** " in text and "wrong without an error: 3" in text

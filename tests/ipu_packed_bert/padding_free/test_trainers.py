@@ -100,13 +100,39 @@ def test_one_line_says_what_an_update_was_and_is(tmp_path, capsys):
     trainer = a_trainer("trainer", tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2)
     examples, tokens = len(trainer.train_dataset), sum(len(each["input_ids"]) for each in trainer.train_dataset)
     sampler = pack_into(trainer, max_sequence_length=ROW)
-    (line,) = capsys.readouterr().out.splitlines()
+    *_, line = capsys.readouterr().out.splitlines()
     after, before = -(-len(sampler) // 2), examples // 4
     assert f"an update has 4 rows of {ROW} slots, about {examples / after:,.0f} examples" in line
     assert f"{tokens / after:,.0f} tokens (before: 4 and {tokens / before:,.0f})" in line
     assert f"; {after} updates an epoch (before: {before}); " in line and line.endswith("with cu_seq_lens")
     trainer.train()
     assert trainer.state.max_steps == 2 * after  # two epochs
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_first_batch_is_audited_once(tmp_path, capsys, bf16):
+    """A layer that joins examples after `pack_into` has looked at the model."""
+    for audit in (True, False):
+        trainer = a_trainer("trainer", tmp_path, bf16=bf16)
+        if bf16:
+            trainer.model.float()
+        pack_into(trainer, max_sequence_length=ROW, audit=audit)
+        assert "pack_into: probed rows of " in capsys.readouterr().out
+        handle = trainer.model.model.layers[0].mlp.register_forward_hook(
+            lambda module, given, output: output + output.mean(1, keepdim=True)
+        )
+        if audit:
+            with refused("in a row of .* examples, example .* scores otherwise than alone"):
+                trainer.train()
+            handle.remove()
+        trainer.train()
+        printed = capsys.readouterr().out
+        assert printed.count("the first batch: probed rows of ") == 0
+    trainer = a_trainer("trainer", tmp_path, bf16=bf16)
+    pack_into(trainer, max_sequence_length=ROW)
+    capsys.readouterr()
+    trainer.train()
+    assert capsys.readouterr().out.count("the first batch: probed rows of ") == 1
 
 
 def test_bf16_after_an_evaluation_keeps_our_attention(tmp_path):

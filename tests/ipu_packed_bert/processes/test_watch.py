@@ -21,7 +21,7 @@ from ipu_packed_bert.run_files.folder import CHECKPOINTS, LOG, read_log
 from ipu_packed_bert.settings.pretraining import ConfigError, config_from_tree
 from ipu_packed_bert.settings.schema import check_on_ipus
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from ipu_packed_bert.training.log import RunLog, skipped_updates
+from ipu_packed_bert.training.log import RunLog
 from ipu_packed_bert.training.loop import train
 from pack_data.cli.command import NotFinite, run_main
 from pack_data.store.data_set import PackStore
@@ -260,7 +260,7 @@ def test_stop_ends_the_run_at_once_and_skip_goes_on(store, tmp_path):
     text = run(store, tmp_path / "skip", losses, "run.on_nonfinite=skip")
     records = read_log(tmp_path / "skip" / LOG)
     assert [record.get("skipped", False) for record in records] == [False, False, True, False]
-    assert [record["loss"] for record in records] == [3.0, 2.0, None, 1.0] and skipped_updates(records) == 1
+    assert [record["loss"] for record in records] == [3.0, 2.0, None, 1.0]
     # The rate of the schedule goes on; the optimiser made three updates in four steps.
     schedule = configured("run.steps=4")
     assert [record["learning_rate"] for record in records] == [learning_rate(step, schedule) for step in range(4)]
@@ -274,7 +274,7 @@ def test_skipping_ends_after_too_many_in_a_row(store, tmp_path, patience):
     losses = [3.0] + [NAN] * (patience - 1) + [2.0] + [NAN] * patience + [1.0]
     with pytest.raises(NotFinite, match=f"update {2 * patience + 1}: the loss is nan"):
         run(store, tmp_path, losses, "run.on_nonfinite=skip", f"run.nonfinite_patience={patience}")
-    assert skipped_updates(read_log(tmp_path / LOG)) == 2 * patience - 1
+    assert sum("skipped" in record for record in read_log(tmp_path / LOG)) == 2 * patience - 1
 
 
 @pytest.mark.parametrize("keep", [1, 2])

@@ -219,7 +219,7 @@ def test_decomposition_adds_up(machine, load, mask):
 def test_every_column_has_a_source(table1, comparison):
     for table in (table1, paper.decomposition(comparison, 3)):
         assert all(column.source in SOURCES for column in table.columns)
-        keys = {column.key for column in table.every_column()}
+        keys = {column["key"] for column in table.to_json()["columns"]}
         assert all(set(row) <= keys for row in table.rows)
 
 

@@ -17,7 +17,7 @@ from ipu_packed_bert.run_files.vocabulary_identity import UNKNOWN, Identity, agr
 from ipu_packed_bert.tasks.starting_weights import find_start
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import read_manifest
-from pack_data.text.wordpiece import SPECIAL_TOKENS, Vocabulary, load_vocabulary
+from pack_data.text.vocabulary import SPECIAL_TOKENS, Vocabulary, load_vocabulary
 from tests.fine_tuning_files import tiny_config as fine_tuning_config
 from tests.fine_tuning_files import tiny_table
 from tests.pack_data.text_corpus import build_small, write_corpus

@@ -1,8 +1,5 @@
 """The generic reader: what is taken over, from where, what is refused and in which words; on a schema of its own."""
 
-import dataclasses
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, Tuple
@@ -20,13 +17,13 @@ from ipu_packed_bert.settings.reader import (
     SettingsReader,
     annotated,
     as_tree,
+    broken_rules,
     keys_of,
     load_yaml,
     setting,
     suggestions,
     typed_value,
 )
-from ipu_packed_bert.settings.shipped import shipped_names
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
@@ -116,13 +113,12 @@ def test_one_problem_is_one_line_with_key_value_and_rule(tree, overrides, words)
 
 def test_every_problem_is_named_and_what_follows_from_it_is_not():
     found = reader({"tree": {"height": -1, "leafs": 3}, "garden": {}}, "owner.leaves=-2")
-    found.check(
-        [
-            ("tree.height owner.name", True, "the tree is too high"),
-            ("owner.name", True, "nobody cares"),
-            ("tree.kind", False, "not broken"),
-        ]
-    )
+    rules = [
+        ("tree.height owner.name", True, "the tree is too high"),
+        ("owner.name", True, "nobody cares"),
+        ("tree.kind", False, "not broken"),
+    ]
+    found.problems += broken_rules(rules, found.broken)
     assert len(found.problems) == 5 and found.problems[-1] == "nobody cares"
     with pytest.raises(ConfigError) as error:
         found.refuse_problems()
@@ -309,25 +305,3 @@ def test_what_cannot_be_extended_is_one_line(tmp_path, name):
     with pytest.raises(ConfigError, match="extend") as error:
         load_yaml(tmp_path / "a.yml")
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
-
-
-def test_a_new_engine_setting_is_one_line():
-    """No file needs to name it: a dataclass field with its default is all."""
-    engine = dataclasses.make_dataclass(
-        "Engine", [("fresh", int, setting(3, "new", minimum=1))], bases=(config.EngineConfig,), frozen=True
-    )
-    sections = {**config.SECTIONS, "engine": engine}
-    paths = [CONFIGS / f"{name}.yml" for name in shipped_names() if "finetune" not in name]
-    assert len(paths) >= 60
-    for path in paths:
-        tree = load_yaml(path)
-        tree.pop("without_ipus", None)
-        found = SettingsReader(sections, str(path))
-        found.read(tree, FILE)
-        assert not found.problems and found.sections()["engine"].fresh == 3
-    assert "fresh: 3 " in annotated(found.sections(), found.origins)
-
-
-def test_loads_without_torch():
-    code = "import sys, ipu_packed_bert.settings.reader; sys.exit('torch' in sys.modules or 'poptorch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -24,7 +24,7 @@ from ipu_packed_bert.training.log import read_log
 from pack_data.cli.command import run_main
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
-from tests.fine_tuning_files import KINDS, tiny_checkpoint, tiny_config, training_file
+from tests.fine_tuning_files import KINDS, PIPELINE, tiny_checkpoint, tiny_config, training_file
 from tests.tolerances import relative_error
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
@@ -33,13 +33,7 @@ ON_IPUS = {"kind": "ipu", "half_weights": False, "stochastic_rounding": False, "
 # The tiny network has two layers.
 LAYOUTS = {
     "one IPU": {},
-    "pipeline of 2, 2 replicas": {
-        "replicas": 2,
-        "ipus_per_replica": 2,
-        "layers_per_ipu": [1, 1],
-        "available_memory_proportion": [0.2, 0.2],
-        "replicated_tensor_sharding": True,
-    },
+    "pipeline of 2, 2 replicas": PIPELINE,
     "pipeline of 4, embeddings alone": {
         "ipus_per_replica": 4,
         "layers_per_ipu": [0, 1, 0, 1],

@@ -7,30 +7,39 @@ import json
 import numpy as np
 import pytest
 
-from ipu_packed_bert.settings.finetuning import TokensConfig, config_from_tree
+from ipu_packed_bert.settings.finetuning import config_from_tree
+from ipu_packed_bert.tasks.examples import Tokenizer
 from ipu_packed_bert.tasks.scores import span_scores, spans
-from ipu_packed_bert.tasks.tokenizer import Tokenizer
-from ipu_packed_bert.tasks.tokens import TokensTask, read_sentences, word_scores
+from ipu_packed_bert.tasks.tokens import TokensTask
 from tests.fine_tuning_files import MODEL, VOCABULARY
+
+
+def read(training, evaluation=None, slots=16):
+    data = {"training": str(training), "evaluation": str(evaluation or training), "max_sequence_length": slots}
+    config = config_from_tree({"task": {"name": "tokens"}, "data": {**data, "packer": "spfhp"}}, "tiny")
+    return TokensTask(config, Tokenizer(VOCABULARY), MODEL)
+
+
+def made(tmp_path, sentences, slots=16):
+    lines = [json.dumps({"words": words, "labels": labels}) for words, labels in sentences]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    return read(tmp_path / "a.jsonl", slots=slots)
 
 
 def test_both_forms_of_files(tmp_path):
     (tmp_path / "a.conll").write_text("-DOCSTART- -X- O\n\nriver NN B-LOC\nstone NN I-LOC\n\n\nmusic NN O\n")
-    (tmp_path / "a.jsonl").write_text(
-        '{"words": ["river", "stone"], "labels": ["B-LOC", "I-LOC"]}\n{"words": ["music"], "labels": ["O"]}\n'
-    )
-    found = [read_sentences(tmp_path / name, TokensConfig()) for name in ("a.conll", "a.jsonl")]
-    wanted = [(("river", "stone"), ("B-LOC", "I-LOC")), (("music",), ("O",))]
-    assert [[(each.words, each.labels) for each in sentences] for sentences in found] == [wanted, wanted]
-    assert [each.where for each in found[0]] == [f"{tmp_path / 'a.conll'} line {number}" for number in (3, 7)]
-    (tmp_path / "bare.txt").write_text("river\nstone\n")
-    assert read_sentences(tmp_path / "bare.txt", TokensConfig())[0].labels is None
+    of_lines = read(tmp_path / "a.conll")
+    of_json = made(tmp_path, [(["river", "stone"], ["B-LOC", "I-LOC"]), (["music"], ["O"])])
+    for task in (of_lines, of_json):
+        assert task.texts(task.config) == ["river stone", "music"] and task.labels == ["B-LOC", "I-LOC", "O"]
+        assert task.training.slots["labels"].tolist() == [0, 1, 2, 0, 0, 3, 0]
 
 
 @pytest.mark.parametrize(
     "name, text, message",
     [
         ("a.txt", "\n\n", "holds no sentence"),
+        ("a.txt", "river\nstone\n", "has no labels; name their column"),
         ("a.txt", "river O\n\nstone\n", "line 3: some sentences have labels and some have none"),
         ("a.csv", "word,label\nriver,O\n", "a.csv: read as CSV, and words come as CoNLL or JSONL"),
         ("a.jsonl", '{"words": "river", "labels": ["O"]}\n', "line 1: words is 'river'; must be a list of words"),
@@ -40,23 +49,8 @@ def test_both_forms_of_files(tmp_path):
 def test_broken_files_in_one_line(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message) as raised:
-        read_sentences(tmp_path / name, TokensConfig())
+        read(tmp_path / name)
     assert "\n" not in str(raised.value) and name in str(raised.value)
-
-
-def made(tmp_path, sentences, slots=16):
-    (tmp_path / "a.jsonl").write_text(
-        "".join(json.dumps({"words": words, "labels": labels}) + "\n" for words, labels in sentences)
-    )
-    path = str(tmp_path / "a.jsonl")
-    config = config_from_tree(
-        {
-            "task": {"name": "tokens"},
-            "data": {"training": path, "evaluation": path, "max_sequence_length": slots, "packer": "spfhp"},
-        },
-        "tiny",
-    )
-    return TokensTask(config, Tokenizer(VOCABULARY), MODEL)
 
 
 def test_a_words_label_stands_at_its_first_token(tmp_path):
@@ -78,11 +72,11 @@ def test_words_that_are_cut_off_have_no_answer_and_are_wrong(tmp_path):
 
 
 def test_an_unknown_label_is_named(tmp_path):
-    task = made(tmp_path, [(["river", "stone"], ["O", "X"])])
-    (tmp_path / "b.jsonl").write_text('{"words": ["river"], "labels": ["Y"]}\n')
-    sentences = read_sentences(tmp_path / "b.jsonl", TokensConfig())
-    with pytest.raises(ValueError, match="b.jsonl line 1: label 'Y' is none of the 2 of the training file"):
-        task._inputs(sentences, task.labels, "evaluation")
+    training, evaluation = tmp_path / "a.conll", tmp_path / "b.conll"
+    training.write_text("river O\nstone X\n")
+    evaluation.write_text("river Y\n")
+    with pytest.raises(ValueError, match="b.conll line 1: label 'Y' is none of the 2 of the training file"):
+        read(training, evaluation)
 
 
 def test_spans_by_hand():
@@ -119,9 +113,11 @@ def test_span_scores_are_seqevals():
     assert span_scores([["O"]], [["O"]]) == span_scores([["B-A"]], [["O"]]) == nothing
 
 
-def test_scores_by_hand():
+def test_scores_by_hand(tmp_path):
     # Words: 4 of 5 right.  Spans: found (0, 1, A) and (2, 3, A), wanted (0, 1, A) and (2, 4, A): one of both.
-    found, wanted = [["B-A", "O", "B-A", "O"], ["O"]], [("B-A", "O", "B-A", "I-A"), ("O",)]
+    task = made(tmp_path, [(["river", "stone", "river", "stone"], ["B-A", "O", "B-A", "I-A"]), (["music"], ["O"])])
+    found = [["B-A", "O", "B-A", "O"], ["O"]]
+    outputs = [np.eye(3)[[2, *map(task.labels.index, labels), 2]] for labels in found]  # and [CLS] and [SEP]
     own = {"accuracy": 80.0, "words": 5}
-    assert word_scores(found, wanted) == {**own, "precision": 50.0, "recall": 50.0, "f1": 50.0}
-    assert "f1" not in word_scores([["x"]], [("x",)])
+    assert task.score(outputs).metrics == {**own, "precision": 50.0, "recall": 50.0, "f1": 50.0}
+    assert "f1" not in made(tmp_path, [(["river"], ["x"])]).score([np.ones((3, 1))]).metrics

@@ -26,33 +26,15 @@ from ipu_packed_bert.training.log import (
     Totals,
     data_of,
     environment,
-    forget_after,
     open_run_folder,
     padding_avoided,
     read_log,
     refuse_a_run_in,
     resumes,
     saved_in,
-    tag,
 )
 from pack_data.store.data_set import read_manifest
 from tests.tiny_runs import tiny_data
-
-KEYS = [
-    "step",
-    "loss",
-    "mlm_loss",
-    "nsp_loss",
-    "mlm_accuracy",
-    "nsp_accuracy",
-    "learning_rate",
-    "gradient_norm",
-    "packs",
-    "sequences",
-    "tokens",
-    "seconds",
-    "cycles",
-]
 
 
 def result(step):
@@ -91,8 +73,7 @@ def test_padding_avoided_by_hand():
 def test_a_line_a_step_with_every_key(tmp_path):
     written(tmp_path, [1, 2, 3])
     lines = (tmp_path / LOG).read_text().splitlines()
-    assert [list(json.loads(line)) for line in lines] == [KEYS] * 3
-    assert json.loads(lines[1]) == {
+    wanted = {
         "step": 2,
         "loss": 8.0,
         "mlm_loss": 7.0,
@@ -107,6 +88,7 @@ def test_a_line_a_step_with_every_key(tmp_path):
         "seconds": 0.5,
         "cycles": None,
     }
+    assert json.loads(lines[1]) == wanted and [list(json.loads(line)) for line in lines] == [list(wanted)] * 3
 
 
 def test_the_first_step_of_a_process_does_not_count_for_the_speed(tmp_path):
@@ -149,8 +131,6 @@ def test_a_cut_last_line_is_no_record(tmp_path):
     path = tmp_path / LOG
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert read_log(path) == [{"step": 1}, {"step": 2}]
-    forget_after(path, 1)
-    assert path.read_text() == '{"step": 1}\n'
     assert read_log(tmp_path / "none.jsonl") == []
 
 
@@ -238,12 +218,15 @@ def test_a_new_run_has_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def test_a_run_is_not_overwritten(tmp_path):
-    written(tmp_path, [1])
+    """And what is told to be typed can be pasted."""
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    written(folder, [1])
     with pytest.raises(ValueError, match="holds a run already, .* begin it again with --resume-if-there"):
-        refuse_a_run_in(str(tmp_path))
-    (tmp_path / CHECKPOINTS / "step_00000001").mkdir(parents=True)
-    with pytest.raises(ValueError, match="holds a run already; continue it with --resume /"):
-        refuse_a_run_in(str(tmp_path))
+        refuse_a_run_in(str(folder))
+    (folder / CHECKPOINTS / "step_00000001").mkdir(parents=True)
+    with pytest.raises(ValueError, match="holds a run already; continue it with --resume '/.*/my run', or give"):
+        refuse_a_run_in(str(folder))
     refuse_a_run_in(str(tmp_path / "new"))
     refuse_a_run_in(None)
 
@@ -253,15 +236,6 @@ def test_a_file_is_no_place_for_a_run(tmp_path, below):
     (tmp_path / "a file").write_text("")
     with pytest.raises(ValueError, match="--out .*a file is a file; a run is a folder, choose another name"):
         refuse_a_run_in(str(tmp_path / "a file" / below))
-
-
-def test_a_folder_with_a_blank_in_its_name_can_be_pasted(tmp_path):
-    folder = tmp_path / "my run"
-    folder.mkdir()
-    written(folder, [1])
-    (folder / CHECKPOINTS / "step_00000001").mkdir(parents=True)
-    with pytest.raises(ValueError, match="continue it with --resume '/.*/my run', or give another"):
-        refuse_a_run_in(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -401,12 +375,6 @@ def test_other_tasks_have_their_own_metrics(tmp_path):
     assert json.loads((tmp_path / "predictions.json").read_text(encoding="utf-8")) == {"q": "é"}
     assert "loss 2.000  accuracy 50.0%" in stream.getvalue()
     assert "exact 50.00  f1 61.25  questions 4  pearson none" in stream.getvalue()
-    assert [tag(name) for name in ("loss", "mlm_loss", "nsp_accuracy", "accuracy")] == [
-        "loss/total",
-        "loss/mlm",
-        "accuracy/nsp",
-        "accuracy/total",
-    ]
 
 
 def test_evaluating_is_seen_and_changes_no_batch(tmp_path, capsys):

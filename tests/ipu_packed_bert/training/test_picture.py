@@ -1,12 +1,16 @@
-"""What a run's picture shows is what its log says."""
+"""What a run's picture and its page show is what its log and its summary say."""
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+import yaml
 
-from ipu_packed_bert.training.picture import curves, draw, loss_picture, slots_picture
+from ipu_packed_bert.training.picture import curves, draw, is_run, sections_of_run
+from pack_data.display.page import Page
+from tests.pages import check_page
 
 
 def record(step, sequences, **values):
@@ -36,24 +40,85 @@ def test_other_tasks_are_drawn_by_their_loss_and_scores_are_no_loss():
     assert found.training == ([3], [9.0]) and found.held_out == ([], [])
 
 
-def test_the_pictures_are_these_curves():
-    found = curves(RECORDS, EVALUATIONS, max_sequence_length=100, unigram=7.5)
-    loss = loss_picture(found)
-    assert [(line.name, line.x, line.y) for line in loss.lines] == [
-        ("training", (3.0, 9.0), (8.0, 5.5)),
-        ("held out", (5.0, 9.0), (6.5, 6.0)),
-    ]
-    assert [level for _, level in loss.levels] == [7.5] and loss.y.least < 5.5 < 8.0 < loss.y.most
-    assert [series.values for series in slots_picture(found).series] == [(450.0, 450.0), (450.0, 150.0)]
-
-
-def test_a_run_without_a_finite_loss_has_pictures():
-    found = curves([record(1, 3, loss=None)], [], max_sequence_length=100)
-    assert loss_picture(found).lines == () and slots_picture(found).ends == ("50.0% padding", "25.0% padding")
-
-
 def test_the_file_is_both_pictures(tmp_path):
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     draw(curves(RECORDS, EVALUATIONS, max_sequence_length=100), tmp_path / "run.svg", title="a run")
     label = ElementTree.parse(tmp_path / "run.svg").getroot().get("aria-label")
     assert label == "a run: loss over the sequences seen; Slots of the rows that these sequences need"
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+LOG = [
+    dict(step=1, loss=9.0, mlm_loss=8.0, packs=4, sequences=7, tokens=380, seconds=2.0),
+    dict(step=2, loss=8.0, mlm_loss=None, packs=4, sequences=8, tokens=396, seconds=1.0),
+    dict(step=3, loss=7.5, mlm_loss=6.5, packs=2, sequences=4, tokens=190, seconds=0.5),
+]
+EVALUATED = [dict(step=2, mlm_loss=7.25, mlm_accuracy=0.125, packs=2, sequences=3, tokens=150, seconds=0.1)]
+SUMMARY = dict(task="pretraining", steps=3, loss=7.5, held_out=dict(step=2, unigram_loss=7.5), compare_unpacked=None)
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name, lines in (("log.jsonl", LOG), ("evaluation.jsonl", EVALUATED)):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "summary.json").write_text(json.dumps(SUMMARY))
+    (folder / "environment.json").write_text(json.dumps({"device": "CPU", "versions": {"python": "3.8"}}))
+    (folder / "config.yml").write_text(yaml.safe_dump({"data": {"max_sequence_length": 100}}))
+    return folder
+
+
+def page_of(run):
+    made = Page("run", "lead", sections_of_run(run))
+    return made, check_page(made.html())
+
+
+def test_the_tables_are_the_files(run):
+    made, page = page_of(run)
+    summary = {row["what"]: row["value"] for row in page.tables["summary"]}
+    assert summary.pop("held_out.unigram_loss") == 7.5 and summary.pop("held_out.step") == 2
+    assert summary == {key: value for key, value in SUMMARY.items() if key != "held_out"}
+    assert page.tables["evaluations"] == EVALUATED and page.shown["evaluations"][0]["mlm_accuracy"] == "12.50%"
+    assert {row["what"]: row["value"] for row in page.tables["environment"]}["versions.python"] == "3.8"
+    packed, unpacked = 10 * 100 - 966, 19 * 100 - 966
+    assert [row["padding"] for row in page.tables["padding"]] == [unpacked, packed]
+    assert any(f"{1 - packed / unpacked:.2%}" in note for note in page.notes)
+
+
+def test_the_curves_of_the_page_are_the_logs(run):
+    pictures = {picture.title: picture for picture in page_of(run)[0].pictures()}
+    training, held_out = pictures["Loss over the sequences seen"].lines
+    assert (training.x, training.y) == ((7.0, 19.0), (8.0, 6.5)) and (held_out.x, held_out.y) == ((15.0,), (7.25,))
+    assert pictures["Loss over the sequences seen"].levels == (("always the token frequencies", 7.5),)
+    assert pictures["Throughput of each update"].lines[0].y == (3.5, 8.0, 8.0)
+
+
+def test_a_run_that_goes_on_has_no_summary_yet(run):
+    (run / "summary.json").unlink()
+    (run / "config.yml").unlink()
+    made, page = page_of(run)
+    assert "summary" not in page.tables and "padding" not in page.tables and len(page.pictures) == 3
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [("log.jsonl", ""), ("log.jsonl", "[]\n"), ("summary.json", "{"), ("summary.json", "[1]"), ("config.yml", "- 1")],
+)
+def test_a_damaged_file_is_named(run, name, text):
+    assert is_run(run)
+    (run / name).write_text(text)
+    with pytest.raises(ValueError, match=name) as refused:
+        sections_of_run(run)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_run_without_a_finite_loss_has_pictures(run):
+    (run / "evaluation.jsonl").unlink()
+    (run / "log.jsonl").write_text(json.dumps({**record(1, 3), "seconds": 1.0, "loss": None}) + "\n")
+    pictures = {picture.title: picture for picture in page_of(run)[0].pictures()}
+    assert pictures["Loss over the sequences seen"].lines == ()
+    (slots,) = [picture for title, picture in pictures.items() if title.startswith("Slots")]
+    assert slots.ends == ("50.0% padding", "25.0% padding")

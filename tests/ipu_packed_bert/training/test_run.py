@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from ipu_packed_bert.commands import finetune, plan, pretrain
+from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.training import run as training
 from ipu_packed_bert.training.examples import ExamplesRun
 from ipu_packed_bert.training.pretraining import PacksRun
@@ -70,9 +70,3 @@ def test_a_run_closes_what_it_opened_whatever_happens(tmp_path, monkeypatch):
     with contextlib.suppress(SystemExit):
         assert run_main(pretrain.main, ["--config", str(tmp_path / "pre.yml"), "--out", str(tmp_path / "run")]) == 2
     assert closed == ["all"]
-
-
-def test_the_plan_knows_the_task_of_a_configuration_that_is_made_of_others(capsys):
-    """Of names without a file of their own, too: `configs/derived.yml`."""
-    assert run_main(plan.main, ["--config", "finetune_squad_packed_pod4"]) == 0
-    assert "squad, rows of 384 slots" in capsys.readouterr().out

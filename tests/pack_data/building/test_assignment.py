@@ -13,10 +13,7 @@ def packed(lengths, S, depth=3):
     return get_packer("spfhp")(LengthHistogram.from_lengths(np.array(lengths, int), S), max_sequences_per_pack=depth)
 
 
-@given(st.lists(st.integers(1, 30), max_size=80), st.sampled_from([1, 2, 3, None]), st.integers(0, 5))
-def test_every_sequence_gets_its_own_place_in_a_pack_of_the_recipe(lengths, depth, seed):
-    packing = packed(lengths, 30, depth)
-    pack, slot = assign(np.array(lengths, int), packing, seed)
+def assert_each_has_a_place_of_the_recipe(lengths, pack, slot, packing):
     members = {}
     for length, p, s in zip(lengths, pack.tolist(), slot.tolist()):
         assert s not in members.setdefault(p, {})
@@ -26,6 +23,28 @@ def test_every_sequence_gets_its_own_place_in_a_pack_of_the_recipe(lengths, dept
     assert made == sorted(
         strategy for strategy, repeat in zip(packing.strategies, packing.repeats) for _ in range(repeat)
     )
+
+
+def assert_spread(pack, slot, packing):
+    """Neighbours in the corpus get packs as far apart as two random packs: a third of all packs on average."""
+    pack = pack.astype(np.int64)
+    distance = np.abs(np.diff(pack)) / packing.packs
+    assert abs(distance.mean() - 1 / 3) < 0.01 and (distance == 0).mean() < 1e-3
+    # ... and the partners of a pack come from everywhere in the corpus.
+    order = np.lexsort((slot, pack))
+    partner = pack[order][1:] == pack[order][:-1]
+    assert abs((np.abs(np.diff(order))[partner] / len(pack)).mean() - 1 / 3) < 0.01
+
+
+def pairing_of(pack):
+    """Of three sequences of 2 tokens and three of 1: which of the one meets which of the other, one of 3! = 6 ways."""
+    return tuple(int(np.flatnonzero(pack[3:] == p)[0]) for p in pack[:3])
+
+
+@given(st.lists(st.integers(1, 30), max_size=80), st.sampled_from([1, 2, 3, None]), st.integers(0, 5))
+def test_every_sequence_gets_its_own_place_in_a_pack_of_the_recipe(lengths, depth, seed):
+    packing = packed(lengths, 30, depth)
+    assert_each_has_a_place_of_the_recipe(lengths, *assign(np.array(lengths, int), packing, seed), packing)
 
 
 def test_by_seed_and_in_several_blocks_alike():
@@ -38,28 +57,17 @@ def test_by_seed_and_in_several_blocks_alike():
 
 
 def test_neighbours_are_spread():
-    """Neighbours in the corpus get packs as far apart as two random packs: a third of all packs on average."""
     lengths = np.random.default_rng(0).integers(1, 100, 50_000)
     packing = packed(lengths, 128)
-    pack, slot = assign(lengths, packing, 0)
-    pack = pack.astype(np.int64)
-    distance = np.abs(np.diff(pack)) / packing.packs
-    assert abs(distance.mean() - 1 / 3) < 0.01
-    assert (distance == 0).mean() < 1e-3
-    # ... and the partners of a pack come from everywhere in the corpus.
-    order = np.lexsort((slot, pack))
-    partner = pack[order][1:] == pack[order][:-1]
-    assert abs((np.abs(np.diff(order))[partner] / len(lengths)).mean() - 1 / 3) < 0.01
+    assert_spread(*assign(lengths, packing, 0), packing)
 
 
 def test_within_a_length_every_order_is_equally_likely():
-    # Three sequences of 2 tokens and three of 1: which of the one meets which of the other is one of 3! = 6 pairings.
     packing = packed([2, 2, 2, 1, 1, 1], 3, 2)
     seen = {}
     for seed in range(600):
         pack = assign(np.array([2, 2, 2, 1, 1, 1]), packing, seed).pack
-        pairing = tuple(int(np.flatnonzero(pack[3:] == p)[0]) for p in pack[:3])
-        seen[pairing] = seen.get(pairing, 0) + 1
+        seen[pairing_of(pack)] = seen.get(pairing_of(pack), 0) + 1
     assert len(seen) == 6 and min(seen.values()) > 60  # 100 expected, standard deviation 9
 
 

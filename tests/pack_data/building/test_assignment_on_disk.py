@@ -12,12 +12,12 @@ from pack_data.build import BuildOptions, build
 from pack_data.building import assignment_on_disk as on_disk
 from pack_data.building import stages
 from pack_data.building.runner import TaskRunner
-from pack_data.building.spill import RunningTotals, SpillFormat
-from pack_data.building.tasks import examples_name, places_names
+from pack_data.building.tasks import RunningTotals, SpillFormat, file_of, places_names
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn
 from pack_data.verify import verify
+from tests.pack_data.building.test_assignment import assert_each_has_a_place_of_the_recipe, assert_spread, pairing_of
 
 
 class Job:
@@ -34,7 +34,7 @@ class Job:
         self.parts = np.split(self.lengths, range(part, len(self.lengths), part))
         for number, each in enumerate(self.parts):
             dtype = SpillFormat.of(self.schema).lengths_type
-            each.astype(dtype).tofile(folder / f"{examples_name(number)}.bin")
+            each.astype(dtype).tofile(folder / file_of("examples", number, "bin"))
         self.totals = [RunningTotals(len(each), int(each.sum()), 0) for each in self.parts]
 
     def counts(self, part):
@@ -76,22 +76,13 @@ def test_every_sequence_gets_its_own_place_in_a_pack_of_the_recipe(tmp_path_fact
         patch.setattr(on_disk, "NUMBERS", numbers)
         job = Job(tmp_path_factory.mktemp("job") / "work", lengths, 30, depth=depth, part=part)
         pack, slot = job.run()
-    members = {}
-    for length, p, s in zip(lengths, pack.tolist(), slot.tolist()):
-        assert s not in members.setdefault(p, {})
-        members[p][s] = length
-    assert sorted(members) == list(range(job.packing.packs))
-    made = sorted(tuple(pack[s] for s in range(len(pack))) for pack in members.values())
-    assert made == sorted(
-        strategy for strategy, repeat in zip(job.packing.strategies, job.packing.repeats) for _ in range(repeat)
-    )
+    assert_each_has_a_place_of_the_recipe(lengths, pack, slot, job.packing)
     left = {path.name for path in job.folder.iterdir()}
     assert not any(name.startswith(("scattered", "shuffled")) for name in left)
 
 
 def test_within_a_length_every_order_is_equally_likely(tmp_path, monkeypatch):
-    """Which of three sequences of 2 tokens meets which of three of 1 is one of 3! = 6 pairings, also where each list is
-    scattered over several buckets."""
+    """Also where each list is scattered over several buckets."""
     monkeypatch.setattr(on_disk, "NUMBERS", 2)
     lengths, seen = [2, 2, 2, 1, 1, 1], {}
     job = Job(tmp_path / "work", lengths, 3, depth=2, part=4)
@@ -100,22 +91,15 @@ def test_within_a_length_every_order_is_equally_likely(tmp_path, monkeypatch):
             path.unlink()
         job.seed = (seed, 0)
         pack = job.run()[0]
-        pairing = tuple(int(np.flatnonzero(pack[3:] == p)[0]) for p in pack[:3])
-        seen[pairing] = seen.get(pairing, 0) + 1
+        seen[pairing_of(pack)] = seen.get(pairing_of(pack), 0) + 1
     assert len(seen) == 6 and min(seen.values()) > 8  # 25 expected, standard deviation 4.6
 
 
 def test_neighbours_are_spread(tmp_path, monkeypatch):
-    """As far apart as two random packs, and the partners of a pack come from everywhere."""
     monkeypatch.setattr(on_disk, "NUMBERS", 1000)
     lengths = np.random.default_rng(0).integers(1, 20, 50_000)
     job = Job(tmp_path / "work", lengths, 32, part=1 << 12)
-    pack, slot = job.run()
-    pack = pack.astype(np.int64)
-    assert abs((np.abs(np.diff(pack)) / job.packing.packs).mean() - 1 / 3) < 0.01
-    order = np.lexsort((slot, pack))
-    partner = pack[order][1:] == pack[order][:-1]
-    assert abs((np.abs(np.diff(order))[partner] / len(lengths)).mean() - 1 / 3) < 0.01
+    assert_spread(*job.run(), job.packing)
 
 
 class Killed(Exception):

@@ -1,7 +1,6 @@
 """A build that is stopped at any point loses nothing: run again, it ends with the bytes of an undisturbed one."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -215,9 +214,3 @@ def test_a_change_that_leads_elsewhere_is_not_completed(tmp_path, field, name):
     with pytest.raises(ValueError, match="must be the name of a folder"):
         complete(work)
     assert (tmp_path / "kept").exists()
-
-
-def test_a_recipe_that_is_a_pipe_is_not_waited_for(corpus, tmp_path):
-    os.mkfifo(tmp_path / "recipe")
-    with pytest.raises(ValueError, match="recipe: is a pipe"):
-        build_small(corpus, tmp_path / "data", recipe=str(tmp_path / "recipe"))

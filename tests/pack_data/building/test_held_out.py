@@ -11,13 +11,13 @@ from pack_data.build import main as build_main
 from pack_data.building import sides
 from pack_data.building.sides import held_out_folder
 from pack_data.building.work_folder import COMMIT
-from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore, read_manifest
 from pack_data.store.packs import disassemble
 from pack_data.text.corpus import Document, documents
-from pack_data.text.wordpiece import load_vocabulary
+from pack_data.text.vocabulary import load_vocabulary
 from pack_data.verify import verify
 from tests.pack_data.text_corpus import Stopped, build_small, content, stop_before_rename, write_corpus
+from tests.refusals import refusal_of
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -102,9 +102,8 @@ def test_two_shares_are_apart_where_the_manifests_say_so(share, other, texts):
     found = [Document("", [text]) for text in texts]
     training = {document.lines[0] for document, held in sides.split(found, share) if not held}
     evaluation = {document.lines[0] for document, held in sides.split(found, other) if held}
-    assert len(training) + len({document.lines[0] for document, held in sides.split(found, share) if held}) == len(
-        set(texts)
-    )
+    held_out = {document.lines[0] for document, held in sides.split(found, share) if held}
+    assert len(training) + len(held_out) == len(set(texts))
     if other and not sides.overlap(made_with(share, sides.TRAINING), made_with(other, sides.HELD_OUT)):
         assert not training & evaluation
 
@@ -184,9 +183,8 @@ def test_what_is_appended_keeps_to_its_sides(corpus, tmp_path):
     assert names_its_training_side(*before)
     for path in write_corpus(tmp_path / "more", 15, seed=1).iterdir():
         path.rename(grown / ("new" + path.name))
-    (grown / "another copy.txt").write_text(
-        (grown / "000.txt").read_text() + "\n\n"
-    )  # the same document in another file
+    # The same document in another file.
+    (grown / "another copy.txt").write_text((grown / "000.txt").read_text() + "\n\n")
     build_small(grown, out, append=True, **HOW).close()
     after = [read_manifest(folder) for folder in (out, held_out_folder(out))]
     assert names_its_training_side(*after)
@@ -252,13 +250,7 @@ def test_what_cannot_be_split_is_one_line(corpus, tmp_path, capsys, arguments, s
     if "--out" not in arguments:
         arguments += ["--out", str(tmp_path / "new")]
     capsys.readouterr()
-    assert (
-        run_main(build_main, arguments + ["--workers", "1", "--max-sequence-length", "64", "--vocabulary-size", "200"])
-        == 2
-    )
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and said in error
-    assert (
-        sorted(path.name for path in tmp_path.iterdir()) == ["data", "data-held-out"]
-        and both(tmp_path / "data") == before
-    )
+    arguments += "--workers 1 --max-sequence-length 64 --vocabulary-size 200".split()
+    assert said in refusal_of(build_main, arguments, capsys)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data-held-out"]
+    assert both(tmp_path / "data") == before

@@ -14,6 +14,7 @@ from pack_data.cli.command import run_main
 from pack_data.packing import Packing
 from pack_data.store.data_set import StoreWriter, read_manifest
 from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.refusals import refusal_of
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +176,8 @@ def test_somebody_elses_file_of_a_data_sets_name_is_replaced_on_request_only(cor
 def test_where_nothing_can_be_written_is_one_proper_line(corpus, tmp_path, capsys, out):
     (tmp_path / "file").write_text("")
     out = out.format(tmp=tmp_path)
-    assert run_main(build_main, ["--corpus", str(corpus), "--out", out, "--workers", "1"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: --out {out}: ") and error.count("\n") == 1 and "Errno" not in error
+    error = refusal_of(build_main, ["--corpus", corpus, "--out", out, "--workers", 1], capsys)
+    assert error.startswith(f"error: --out {out}: ") and "Errno" not in error
 
 
 def test_another_file_system_gets_copies(corpus, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from pack_data.cli.command import (
 )
 from pack_data.lengths import counting
 from pack_data.stream import __main__ as stream
+from tests.refusals import refusal_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -128,28 +130,18 @@ def test_the_package_lists_its_commands():
 
 
 def test_the_list_runs_no_command(capsys):
-    assert (
-        run_main(lambda argv: list_commands("p", {"one": "does it", "other": "does more"}, argv), ["one", "--fast"])
-        == 2
-    )
-    assert run_main(lambda argv: list_commands("p", {"one": "does it", "other": "does more"}, argv), ["three"]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].endswith("type python -m p.one --fast") and lines[1].endswith("the commands are one, other")
+    main = partial(list_commands, "p", {"one": "does it", "other": "does more"})
+    assert refusal_of(main, ["one", "--fast"], capsys).endswith("type python -m p.one --fast\n")
+    assert refusal_of(main, ["three"], capsys).endswith("the commands are one, other\n")
 
 
 @pytest.mark.parametrize(
     "error", [MemoryError(), MemoryError((10, 3)), RuntimeError("DefaultCPUAllocator: can't allocate memory:\n8 bytes")]
 )
 def test_memory_that_is_not_there_is_one_line(capsys, error):
-    def main(argv):
-        raise error
-
-    assert run_main(main, []) == 2
-    text = capsys.readouterr().err
-    assert text.startswith("error: not enough memory") and text.count("\n") == 1
-    error = RuntimeError("a mistake of ours")
+    assert refusal_of(raising(error), [], capsys).startswith("error: not enough memory")
     with pytest.raises(RuntimeError, match="of ours"):
-        run_main(main, [])
+        run_main(raising(RuntimeError("a mistake of ours")), [])
 
 
 @pytest.mark.parametrize("typed", ["7", "1,000", "12,345,678", "1_000"])
@@ -187,9 +179,7 @@ def test_several_numbers_are_not_read_as_one(typed):
 def test_mistakes_are_told_before_the_work(main, options, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "l.csv").write_text("length,count\n5,3\n")
-    assert run_main(main, options.split()) == 2
-    printed = capsys.readouterr()
-    assert words in printed.err and printed.err.count("\n") == 1 and not printed.out
+    assert words in refusal_of(main, options.split(), capsys)
     assert (tmp_path / "l.csv").read_text() == "length,count\n5,3\n"
 
 

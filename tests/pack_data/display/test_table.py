@@ -151,9 +151,6 @@ def test_least_widths_let_lines_be_printed_one_by_one():
         "long name     2",
     ]
     assert text_table([]) == []
-
-
-def test_the_first_column_stands_flush_left_unless_told_otherwise():
     assert text_table([("a", "b"), ("long", "name")]) == ["a        b", "long  name"]
 
 

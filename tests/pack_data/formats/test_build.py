@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from tests.refusals import refusal_of
+
 pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf)")
 pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
 pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
@@ -14,12 +16,11 @@ from pack_data.build import main as build_main
 from pack_data.building import inputs
 from pack_data.cli.bad_records import Origin
 from pack_data.cli.command import run_main
-from pack_data.formats import mlperf_tfrecord, packed_tfrecord
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import Record, RowWidths, pack_from_examples
 from pack_data.store.data_set import PackStore
 from pack_data.verify import verify
-from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example
+from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example, write_mlperf, write_packed
 
 S, P = 32, 6
 
@@ -42,7 +43,7 @@ def examples():
 
 def test_examples_in_are_examples_out(tmp_path, examples):
     source = tmp_path / "a.tfrecord"
-    mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
+    write_mlperf(str(source), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
     store = made(source, tmp_path / "out")
     assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples)
     assert store.manifest.packing_factor > 1.2
@@ -52,7 +53,7 @@ def test_examples_in_are_examples_out(tmp_path, examples):
 
 def test_packs_are_packed_anew(tmp_path, examples):
     packs = [pack_from_examples([each], RowWidths(S, P + 3, 3)) for each in examples]
-    packed_tfrecord.write(str(tmp_path / "a.tfrecord.gz"), [Record(Origin("", 0), pack) for pack in packs], RowWidths())
+    write_packed(str(tmp_path / "a.tfrecord.gz"), [Record(Origin("", 0), pack) for pack in packs], RowWidths())
     store = made(tmp_path / "a.tfrecord.gz", tmp_path / "out")
     assert len(store) < len(packs)
     assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples)
@@ -116,7 +117,7 @@ def test_token_columns_are_packed_with_positions_and_sequence_numbers(tmp_path):
 
 def test_a_foreign_number_of_each_example_is_kept(tmp_path, examples):
     source = tmp_path / "a.tfrecord"
-    mlperf_tfrecord.write(
+    write_mlperf(
         str(source),
         [Record(Origin("", 0), each, {"line": np.array([-number])}) for number, each in enumerate(examples)],
         RowWidths(S, P),
@@ -133,7 +134,7 @@ def test_a_foreign_number_of_each_example_is_kept(tmp_path, examples):
 
 def test_parts_are_joined_in_order(tmp_path, examples, monkeypatch):
     source = tmp_path / "a.tfrecord"
-    mlperf_tfrecord.write(str(source), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
+    write_mlperf(str(source), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
     one = made(source, tmp_path / "one")
     monkeypatch.setattr(inputs, "SOURCE_PART", 7)
     many = made(source, tmp_path / "many")
@@ -174,16 +175,14 @@ def test_the_command_says_what_it_skipped(tmp_path, capsys):
 def test_mistakes_are_one_line(tmp_path, capsys, given, reason):
     pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
     (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), 8, 2))))
-    assert command(*options(tmp_path, *given)) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and reason in error
+    assert reason in refusal_of(build_main, options(tmp_path, *given), capsys)
 
 
 def test_ids_outside_the_vocabulary_are_refused(tmp_path, capsys):
     (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), 8, 2))))
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
-    assert command(*options(tmp_path, "--vocabulary", tmp_path / "vocab.txt")) == 2
-    assert "is not in the vocabulary of 6" in capsys.readouterr().err
+    given = options(tmp_path, "--vocabulary", tmp_path / "vocab.txt")
+    assert "is not in the vocabulary of 6" in refusal_of(build_main, given, capsys)
 
 
 def test_a_column_with_a_name_of_the_build_is_refused(tmp_path, capsys):
@@ -202,13 +201,9 @@ def test_more_files_are_appended(tmp_path, examples):
         )
         for each in examples[:20]
     ]
-    mlperf_tfrecord.write(
-        str(folder / "part-0.tfrecord"), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P)
-    )
+    write_mlperf(str(folder / "part-0.tfrecord"), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
     first = made(folder, tmp_path / "out")
-    mlperf_tfrecord.write(
-        str(folder / "part-1.tfrecord"), [Record(Origin("", 0), each) for each in small], RowWidths(S, P)
-    )
+    write_mlperf(str(folder / "part-1.tfrecord"), [Record(Origin("", 0), each) for each in small], RowWidths(S, P))
     second = made(folder, tmp_path / "out", append=True)
     assert second.manifest.vocabulary_size == first.manifest.vocabulary_size
     assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples + small)

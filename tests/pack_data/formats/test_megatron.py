@@ -7,7 +7,7 @@ import pytest
 
 from pack_data.build import BuildOptions, build
 from pack_data.cli.bad_records import BadRecords
-from pack_data.convert import convert, main
+from pack_data.convert import main
 from pack_data.formats import megatron
 from pack_data.formats.detect import open_source
 from tests.token_sequences import random_sequences, sequences_of, write_megatron
@@ -106,7 +106,7 @@ def test_a_column_without_a_place_in_packed_parquet_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"input_ids": [1, 2], "labels": [3, 4]}\n')
     build(BuildOptions(tmp_path / "out", source=tmp_path / "a.jsonl", max_sequence_length=8)).close()
     with pytest.raises(ValueError, match="columns input_ids, labels; packed Parquet holds input_ids and loss_mask"):
-        convert(open_source(tmp_path / "out"), str(tmp_path / "b.parquet"), "packed_parquet")
+        main([str(tmp_path / "out"), str(tmp_path / "b.parquet"), "--to-format", "packed_parquet"])
 
 
 def test_lengths_given_to_build_are_told_what_they_are(tmp_path):

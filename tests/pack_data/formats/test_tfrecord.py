@@ -13,11 +13,24 @@ pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf
 pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.formats import mlperf_tfrecord, packed_tfrecord, tfrecord
+from pack_data.formats import bert_tfrecord, tfrecord
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import Record, RowWidths, pack_from_examples
 from pack_data.store.packs import FIELDS
-from tests.format_samples import example, feature_kinds, frame, mlperf_row, random_examples, tf_example, unframe
+from tests.format_samples import (
+    CLS_LAST,
+    PACKED,
+    UNPACKED,
+    example,
+    feature_kinds,
+    frame,
+    mlperf_row,
+    random_examples,
+    tf_example,
+    unframe,
+    write_mlperf,
+    write_packed,
+)
 
 S, P, D = 24, 4, 3
 
@@ -42,11 +55,14 @@ def test_the_checksum_is_the_published_one(tmp_path):
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.booleans())
 def test_frames_round_trip(tmp_path_factory, messages, zipped):
+    """What is written has the frames and the messages of an encoder that shares no code with ours."""
     path = str(tmp_path_factory.mktemp("frames") / ("a.tfrecord.gz" if zipped else "a.tfrecord"))
-    assert tfrecord.write_frames(path, messages) == len(messages)
-    assert [data for _, data in tfrecord.read_frames(path, BadRecords())] == messages
+    records = [Record(Origin("", 0), {"note": [each]}) for each in messages]
+    assert tfrecord.write_records(path, records, dict) == len(messages)
+    framed = [tf_example({"note": [each]}) for each in messages]
+    assert [data for _, data in tfrecord.read_frames(path, BadRecords())] == framed
     raw = Path(path).read_bytes()
-    assert (gzip.decompress(raw) if zipped else raw) == b"".join(frame(message) for message in messages)
+    assert (gzip.decompress(raw) if zipped else raw) == b"".join(map(frame, framed))
 
 
 def test_gzip_members_one_after_another_are_one_file(tmp_path):
@@ -58,7 +74,7 @@ def test_gzip_members_one_after_another_are_one_file(tmp_path):
 def test_the_same_records_give_the_same_bytes(tmp_path):
     rows = [Record(Origin("", 0), example(), {"note": [b"x"], "a": np.arange(3)})]
     for name in ("a.tfrecord.gz", "b.tfrecord.gz"):
-        mlperf_tfrecord.write(str(tmp_path / name), rows, RowWidths(S, P))
+        write_mlperf(str(tmp_path / name), rows, RowWidths(S, P))
     assert (tmp_path / "a.tfrecord.gz").read_bytes() == (tmp_path / "b.tfrecord.gz").read_bytes()
 
 
@@ -67,11 +83,11 @@ def test_a_failed_write_leaves_the_former_file(tmp_path):
     path.write_bytes(b"former")
 
     def broken():
-        yield b"one"
+        yield Record(Origin("", 0), example())
         raise ValueError("stop")
 
     with pytest.raises(ValueError, match="stop"):
-        tfrecord.write_frames(str(path), broken())
+        write_mlperf(str(path), broken(), RowWidths(S, P))
     assert path.read_bytes() == b"former"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.tfrecord"]
 
@@ -194,7 +210,7 @@ def test_an_unpacked_record_made_by_hand(tmp_path):
 def test_what_is_written_has_the_exact_names_types_and_values(tmp_path):
     path = tmp_path / "a.tfrecord"
     given_example = example()
-    mlperf_tfrecord.write(str(path), [Record(Origin("", 0), given_example)], RowWidths(S, P))
+    write_mlperf(str(path), [Record(Origin("", 0), given_example)], RowWidths(S, P))
     (data,) = unframe(path.read_bytes())
     row = mlperf_row(given_example, S, P)
     assert feature_kinds(data) == {name: 2 if name == "masked_lm_weights" else 3 for name in row}
@@ -249,7 +265,7 @@ def packed_rows(count, without=()):
     rows = [pack_from_examples([example(seed=seed)], RowWidths(S, P, D)) for seed in range(count)]
     for row, name in zip(rows, without):
         del row[name]
-    floats = packed_tfrecord.FLOATS
+    floats = bert_tfrecord.FLOATS
     return [tf_example({name: list(map(float if name in floats else int, row[name])) for name in row}) for row in rows]
 
 
@@ -275,7 +291,7 @@ def test_a_file_of_which_no_record_tells_the_format_is_a_question(tmp_path):
 def test_examples_round_trip(tmp_path_factory, seed, zipped):
     examples = random_examples(np.random.default_rng(seed), 5, S, P)
     path = str(tmp_path_factory.mktemp("mlperf") / f"a.tfrecord{'.gz' if zipped else ''}")
-    mlperf_tfrecord.write(path, [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
+    write_mlperf(path, [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
     assert values(path) == examples
 
 
@@ -284,7 +300,7 @@ def test_foreign_features_come_along_with_their_types(tmp_path):
     path = write(tmp_path / "a.tfrecord", tf_example({**mlperf_row(example(), S, P), **foreign}))
     (record,) = open_source(path).read()
     again = str(tmp_path / "b.tfrecord")
-    mlperf_tfrecord.write(again, [record], RowWidths(S, P))
+    write_mlperf(again, [record], RowWidths(S, P))
     (second,) = open_source(again).read()
     for name, expected in foreign.items():
         assert list(second.foreign[name]) == expected
@@ -294,40 +310,13 @@ def test_foreign_features_come_along_with_their_types(tmp_path):
 def test_a_row_too_short_for_an_example_says_what_to_do(tmp_path):
     records = [Record(Origin("src", 9), example())]
     with pytest.raises(ValueError, match=r"src: record 9: 7 tokens, a row holds 6 \(--max-sequence-length\)"):
-        mlperf_tfrecord.write(str(tmp_path / "a.tfrecord"), records, RowWidths(6, 4))
+        write_mlperf(str(tmp_path / "a.tfrecord"), records, RowWidths(6, 4))
     with pytest.raises(ValueError, match="record 9: 2 predictions, a row holds 1"):
-        mlperf_tfrecord.write(str(tmp_path / "a.tfrecord"), records, RowWidths(8, 1))
+        write_mlperf(str(tmp_path / "a.tfrecord"), records, RowWidths(8, 1))
     assert not list(tmp_path.iterdir())
 
 
 # ---- packed ------------------------------------------------------------------------------------------------------
-
-# Two sequences in a row of 10: [CLS] 11 [SEP] 12 [SEP], [CLS] 21 22 [SEP]; slots 1, 6 and 7 are masked.
-PACKED = {
-    "input_ids": [101, 103, 102, 12, 102, 101, 103, 103, 102, 0],
-    "input_mask": [1, 1, 1, 1, 1, 2, 2, 2, 2, 0],
-    "segment_ids": [0, 0, 0, 1, 1, 0, 0, 0, 1, 0],
-    "positions": [0, 1, 2, 3, 4, 0, 1, 2, 3, 0],
-    "masked_lm_positions": [1, 6, 7, 0, 0],
-    "masked_lm_ids": [11, 21, 22, 0, 0],
-    "masked_lm_weights": [1.0, 2.0, 2.0, 0.0, 0.0],
-    "next_sentence_positions": [0, 5, 0],
-    "next_sentence_labels": [1, 0, 0],
-    "next_sentence_weights": [1.0, 1.0, 0.0],
-}
-UNPACKED = [([101, 103, 102, 12, 102], 3, [1], [11], 1), ([101, 103, 103, 102], 3, [1, 2], [21, 22], 0)]
-# The same two with every [CLS] at the end of the row, sequence k at slot -k, and labels in the order of the row.
-CLS_LAST = {
-    "packed_input_ids": [103, 102, 12, 102, 103, 103, 102, 0, 101, 101],
-    "packed_input_mask": [1, 1, 1, 1, 2, 2, 2, 0, 2, 1],
-    "packed_segment_ids": [0, 0, 1, 1, 0, 0, 1, 0, 0, 0],
-    "packed_position_ids": [1, 2, 3, 4, 1, 2, 3, 0, 0, 0],
-    "packed_masked_lm_positions": [0, 4, 5, 0],
-    "packed_masked_lm_ids": [11, 21, 22, 0],
-    "packed_masked_lm_mask": [1.0, 2.0, 2.0, 0.0],
-    "packed_next_sentence_labels": [0, 0, 1],
-    "packed_next_sentence_mask": [0.0, 1.0, 1.0],
-}
 
 
 @pytest.mark.parametrize("name, row", [("packed_tfrecord", PACKED), ("cls_last_tfrecord", CLS_LAST)])
@@ -363,7 +352,7 @@ def test_a_full_row_with_cls_at_the_end_has_no_padding_before_it(tmp_path):
 def test_written_packs_have_the_exact_names_and_types(tmp_path):
     path = tmp_path / "a.tfrecord"
     (record,) = open_source(write(tmp_path / "in.tfrecord", tf_example({**PACKED, "shard": [7]}))).read()
-    packed_tfrecord.write(str(path), [record], RowWidths())
+    write_packed(str(path), [record], RowWidths())
     (data,) = unframe(path.read_bytes())
     kinds = {name: 2 if name in ("masked_lm_weights", "next_sentence_weights") else 3 for name in PACKED}
     assert feature_kinds(data) == {**kinds, "shard": 3}
@@ -418,7 +407,7 @@ def test_packs_round_trip_and_fall_apart_into_their_examples(tmp_path_factory, s
     packs = [random_examples(rng, int(rng.integers(1, D + 1)), S // D, P) for _ in range(4)]
     path = str(tmp_path_factory.mktemp("packed") / "a.tfrecord")
     made = [pack_from_examples(pack, RowWidths(S, P * D, D)) for pack in packs]
-    packed_tfrecord.write(path, [Record(Origin("", 0), pack) for pack in made], RowWidths())
+    write_packed(path, [Record(Origin("", 0), pack) for pack in made], RowWidths())
     source = open_source(path)
     for record, pack in zip(source.read(), made):
         assert all(np.array_equal(record.value[name], pack[name]) for name in FIELDS)
@@ -429,7 +418,8 @@ def test_packs_round_trip_and_fall_apart_into_their_examples(tmp_path_factory, s
 def test_a_record_beyond_the_limit_is_a_bad_one_and_never_held(tmp_path, suffix):
     """8 MB in one record, some 8 kB compressed: it is passed over, and the records around it are read."""
     path = str(tmp_path / f"a.{suffix}")
-    tfrecord.write_frames(path, iter([b"one", bytes(8 << 20), b"three"]))
+    content = b"".join(map(frame, (b"one", bytes(8 << 20), b"three")))
+    Path(path).write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
     with pytest.raises(ValueError, match="record 1: it is longer than 4,194,304 bytes; raise --max-record-bytes"):
         list(tfrecord.read_frames(path, BadRecords(0, 4 << 20)))
     tracemalloc.start()

@@ -4,7 +4,6 @@ import bz2
 import gzip
 import json
 import lzma
-import os
 import re
 import tracemalloc
 
@@ -225,13 +224,6 @@ def test_a_line_without_end_takes_no_memory(tmp_path, suffix):
             assert tracemalloc.get_traced_memory()[1] < 12_000_000
         finally:
             tracemalloc.stop()
-
-
-def test_lengths_of_no_ordinary_file(tmp_path):
-    for name in ("a.npy", "a.txt", "a.csv", "a.tfrecord"):
-        os.mkfifo(tmp_path / name)
-        with pytest.raises(ValueError, match=f"{name}: is a pipe"):
-            count([str(tmp_path / name)], 10)
 
 
 @pytest.mark.parametrize("values", [["a"], [[1, 2], "b"], [None], [1 + 2j]])

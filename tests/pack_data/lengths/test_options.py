@@ -13,6 +13,7 @@ from pack_data.lengths.options import add_histogram_arguments, histogram_from, n
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packers import get_packer
 from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.refusals import refused
 
 SPECIFICATION = "uniform:max=9,n=50"
 
@@ -78,9 +79,6 @@ def test_a_data_set_knows_its_lengths_and_its_slots(tmp_path):
 @pytest.mark.parametrize(
     "name, content, words",
     [
-        ("a.npy", b"no array", "a.npy"),
-        ("a.txt", b"3\nlong\n", "a.txt line 2: 'long' is not a length"),
-        ("a.txt.gz", b"no archive", "a.txt.gz: cannot be read as text"),
         ("a.txt", b"", "holds no sequence"),
         ("a.csv", b"length,count\n", "holds no sequence"),
         ("a.csv", b"3,2\n8,1\n", "a histogram that starts with the line 'length,count'"),
@@ -91,9 +89,8 @@ def test_a_data_set_knows_its_lengths_and_its_slots(tmp_path):
 def test_files_that_are_none_of_these(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     path = tmp_path if name == "manifest.json" else tmp_path / name
-    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+    with refused(re.escape(words)):
         found("--histogram", str(path), "--max-sequence-length", "8")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("arguments", [("--histogram", "squad_1_1_384"), ("--synthetic", SPECIFICATION)])

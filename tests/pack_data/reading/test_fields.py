@@ -138,19 +138,6 @@ def test_shown_is_short_for_anything():
         assert len(shown(value)) <= 200 and shown(value).isprintable() and shown(value).isascii()
 
 
-@pytest.mark.parametrize("value", [8, np.int64(8), np.uint8(8)])
-def test_whole_numbers_are_pythons_and_numpys_integers(value):
-    assert whole_number("S", value, least=1) == 8 and type(whole_number("S", value)) is int
-
-
-@pytest.mark.parametrize(
-    "value", [8.0, np.float64(8), "8", True, np.bool_(True), None, [8], np.array([8]), 0], ids=repr
-)
-def test_everything_else_is_no_whole_number(value):
-    with pytest.raises(ValueError, match="max_sequence_length = .*; must be a whole number from 1 to 99$"):
-        whole_number("max_sequence_length", value, least=1, most=99)
-
-
 def test_a_number_of_thousands_of_digits_is_one_line():
     with pytest.raises(ValueError, match="a number of about 9001 digits; must be"):
         whole_number("max_sequence_length", 10**9000, least=1, most=99)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from pack_data.build import BuildOptions, build
-from pack_data.convert import convert
-from pack_data.formats.detect import open_source
+from pack_data.convert import main as convert_main
 from pack_data.store import data_set
 from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum
 from pack_data.store.packs import PackSchema
 from pack_data.verify import verify
 from tests.pack_data.store.test_data_set import SCHEMA, records
 from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.refusals import refused
 
 PACKS = 3  # in a block: shards of 7, 7, 6 packs have 3, 3, 2 blocks
 BLOCKS = [(0, 2), (3, 5), (6, 6), (7, 9), (10, 12), (13, 13), (14, 16), (17, 19)]
@@ -160,7 +160,7 @@ def test_packs_are_not_converted_either(folder, tmp_path):
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match=f"{shard.name}: pack 13: the checksum of its block 2 "):
-        convert(open_source(str(folder)), str(tmp_path / "copy"), "store")
+        convert_main([str(folder), str(tmp_path / "copy"), "--to-format", "store"])
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,8 @@ def test_checksums_of_another_shape_are_refused(folder, change):
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest["shards"][0]["blocks"].update(change)
     (folder / MANIFEST).write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
-    with pytest.raises(ValueError, match=MANIFEST) as caught:
+    with refused(MANIFEST):
         PackStore.open(folder)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_empty_data_set_has_none(tmp_path):

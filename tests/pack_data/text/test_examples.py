@@ -5,7 +5,7 @@ import pytest
 
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, _trim, masked_count, tokenise
-from pack_data.text.wordpiece import train_vocabulary
+from pack_data.text.vocabulary import train_vocabulary
 from tests.pack_data.text_corpus import document, examples_of
 
 DOCUMENTS = [Document(str(number), document(random.Random(number)).split("\n")) for number in range(120)]

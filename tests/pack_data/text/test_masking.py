@@ -8,7 +8,7 @@ import pytest
 from pack_data.sequences import starts_of
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, _fitting, _mask, masked_count
-from pack_data.text.wordpiece import train_vocabulary
+from pack_data.text.vocabulary import train_vocabulary
 from tests.pack_data.text_corpus import examples_of, sentence, words_of
 
 MOST, SHARE = 20, 0.15

@@ -10,22 +10,14 @@ from ipu_packed_bert.cycles.fine_tuning import task_cycles, task_pipeline
 from ipu_packed_bert.cycles.lowering import COPIES
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.target import MK2
-from ipu_packed_bert.planning.finetuning_plan import plan_fine_tuning
+from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.training.examples import prepare
 from pack_data.cli.command import run_main
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
-from tests.fine_tuning_files import KINDS, tiny_checkpoint, tiny_config, training_file
+from tests.fine_tuning_files import KINDS, PIPELINE, tiny_checkpoint, tiny_config, training_file
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
-
-PIPELINE = {
-    "replicas": 2,
-    "ipus_per_replica": 2,
-    "layers_per_ipu": [1, 1],
-    "available_memory_proportion": [0.2, 0.2],
-    "replicated_tensor_sharding": True,
-}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +39,7 @@ def configured(checkpoint, folder, kind, **sections):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_plan_is_what_runs(checkpoint, tmp_path, kind):
     config = configured(checkpoint, tmp_path, kind, engine={"kind": "ipu", "half_weights": False})
-    made = plan_fine_tuning(config)
+    made = plan(config)
     with installed(ipus=16):
         run = prepare(config)
         run.engine.step(next(run.batches), 1e-3)
@@ -77,7 +69,7 @@ def test_cycles_are_those_of_the_program(checkpoint, tmp_path, kind):
     pipelines = {}
     for name, placement in (("one", {}), ("two", PIPELINE)):
         batch = {"sequences_per_update": 24, "micro_batch": 1}
-        made = plan_fine_tuning(configured(checkpoint, tmp_path, kind, placement=placement, batch=batch))
+        made = plan(configured(checkpoint, tmp_path, kind, placement=placement, batch=batch))
         pipelines[name] = task_pipeline(made.config, made.task, planner)
     (one,), two = pipelines["one"].ipus, pipelines["two"].ipus
     assert [ipu.layers for ipu in two] == [1, 1] and one.layers == 2
@@ -93,7 +85,7 @@ def test_cycles_are_those_of_the_program(checkpoint, tmp_path, kind):
 
 
 def test_cycles_of_an_update_fill_and_drain_the_pipeline(checkpoint, tmp_path):
-    made = plan_fine_tuning(configured(checkpoint, tmp_path, "tokens"))
+    made = plan(configured(checkpoint, tmp_path, "tokens"))
     planner = Planner(MK2)
     found = [task_cycles(made.config, made.task, planner, packing_factor=factor) for factor in (4.0, 2.0)]
     accumulation = [made.config.accumulation(factor) for factor in (4.0, 2.0)]

@@ -1,0 +1,87 @@
+"""`packed-bert check-model`: a folder, a function, one's own collator, a batch of one's own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+transformers = pytest.importorskip(
+    "transformers", minversion="4.57", reason="tested with 4.57 and newer: pip install 'transformers>=4.57'"
+)
+
+from ipu_packed_bert.commands.check_model import main
+from pack_data.cli.command import run_main
+from tests.padding_free_faults import FAULTS, LONGEST, ROW, TinyModel, joined
+from tests.padding_free_models import a_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    a_model(dtype=torch.float32).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A module of the user's own."""
+    module = SimpleNamespace(
+        right=lambda: TinyModel(np.random.default_rng(0)),
+        collate=joined,
+        late=lambda: (
+            next(each for each in FAULTS if each.name == "scaling_by_the_place_in_the_row")
+            .make(np.random.default_rng(0))
+            .model
+        ),
+        swapped=lambda examples: joined(examples[::-1]),
+    )
+    monkeypatch.setitem(sys.modules, "own_code", module)
+
+
+def test_a_folder_is_isolated_and_its_rows_are_told(folder, tmp_path, capsys):
+    batch = tmp_path / "batch.jsonl"
+    batch.write_text('{"input_ids": [3, 4, 5]}\n{"input_ids": [6, 7], "labels": [-100, 7]}\n')
+    assert main([folder, "--row", "128", "--longest", "64", "--batch", str(batch), "--precision", "bfloat16"]) == 0
+    text = capsys.readouterr().out
+    assert 'attn_implementation="padding_free"' in text and "128 tokens in" in text and "5 tokens in 2 examples" in text
+    assert "torch.bfloat16 and torch.float32" in text and "verdict   isolated" in text
+
+
+def test_what_leaks_is_named_with_the_example_and_its_token(own, capsys):
+    sizes = ["--row", str(ROW), "--longest", str(LONGEST)]
+    assert main(["own_code:right", *sizes, "--attention", "padding_free", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "isolated"
+    assert main(["own_code:late", *sizes, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert "scores otherwise than alone from its token" in found["reason"] and found["model"] == "own_code:late"
+
+
+def test_a_collator_of_ones_own(own, capsys):
+    sizes = ["--row", "64", "--longest", "32"]
+    assert main(["own_code:right", *sizes, "--collator", "own_code:collate"]) == 0
+    assert main(["own_code:right", *sizes, "--collator", "own_code:swapped"]) == 1
+    assert "is not in the collator's batch, in this order" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        (["nowhere"], "save_pretrained writes one"),
+        (["."], "needs config.json"),
+        (["own_code:nothing"], "cannot be loaded"),
+        (["own_code:right", "--collator", "collate"], "is not module:name"),
+        (["own_code:right", "--batch", "{file}"], "line 2: "),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_line(own, line, words, tmp_path, capsys):
+    file = tmp_path / "batch.jsonl"
+    file.write_text('{"input_ids": [3]}\n{"labels": [3]}\n')
+    assert run_main(main, [each.replace("{file}", str(file)) for each in line]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1 and words in printed.err

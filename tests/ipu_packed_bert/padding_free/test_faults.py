@@ -1,0 +1,52 @@
+"""Forty faults of padding-free training: what the probe sees of them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ipu_packed_bert.padding_free.probe import check_no_leak
+from ipu_packed_bert.padding_free.update import logits_of
+from tests.padding_free_faults import FAULTS, LONGEST, ROW, right_ones
+
+DRAWS = int(os.environ.get("FAULT_DRAWS", "3"))  # 200 for the whole
+
+
+def probe(wrong):
+    return check_no_leak(
+        wrong.model,
+        longest=LONGEST,
+        row=ROW,
+        forward=wrong.forward or logits_of,
+        collator=wrong.collator,
+        loss=wrong.loss,
+        mean=wrong.mean,
+    )
+
+
+def test_there_are_forty_and_three_of_each_class():
+    assert len(FAULTS) == len({each.name for each in FAULTS}) == 40
+    letters = Counter(each.letter for each in FAULTS)
+    assert sorted(letters) == list("abcdefghijk") and min(letters.values()) >= 3
+
+
+@pytest.mark.parametrize("name", right_ones(np.random.default_rng(0)))
+def test_the_right_ones_pass(name):
+    for seed in range(DRAWS):
+        assert "320 tokens in 213 examples" in str(probe(right_ones(np.random.default_rng(seed))[name]))
+
+
+@pytest.mark.parametrize("each", FAULTS, ids=lambda each: each.name)
+def test_a_fault_is_caught(each):
+    missed = []
+    for seed in range(DRAWS):
+        try:
+            probe(each.make(np.random.default_rng(seed)))
+        except ValueError as error:
+            assert "\n" not in str(error)
+        else:
+            missed.append(seed)
+    assert len(missed) <= DRAWS // 100, missed
