@@ -190,3 +190,13 @@ def test_what_cannot_be_is_one_line(source, options, words):
 def test_an_example_that_is_too_long_is_named():
     with pytest.raises(ValueError, match="example 1 of the stream has length 65"):
         list(stream([{"input_ids": [1]}, {"input_ids": [1] * 65}]))
+
+
+def _least_of_two(rank, path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    assert least_of_ranks(7 + rank) == least_of_ranks(9 - 2 * rank) == 7
+    torch.distributed.destroy_process_group()
+
+
+def test_the_least_of_two_ranks(tmp_path):
+    torch.multiprocessing.spawn(_least_of_two, (tmp_path / "store",), nprocs=2)
