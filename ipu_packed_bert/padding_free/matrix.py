@@ -12,6 +12,7 @@ neither.
 from __future__ import annotations
 
 import difflib
+import logging
 import sys
 import warnings
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
@@ -124,8 +125,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         meant = f", did you mean {near[0]!r}?" if near else ""
         parser.error(f"{unknown[0]!r} is no family{meant}; a name with a comma or a space is one argument in quotes")
     # Warnings of Transformers about tiny models are no news here.
-    logging: Any = __import__("transformers").logging
-    logging.set_verbosity_error()
+    theirs: Any = __import__("transformers").logging
+    theirs.set_verbosity_error()
+    logging.getLogger("ipu_packed_bert").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     verdicts, absent = [], []
     for family in options.families or FAMILIES:

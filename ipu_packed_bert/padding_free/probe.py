@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -642,7 +643,7 @@ class _Probe:
 
     def _as_given(self, tokens: int, longest: int) -> Probed:
         """In half precision: do the logits of an example change with others?  And the typical ones, with the row?"""
-        draw = np.random.default_rng(self.seed)
+        begun, draw = time.perf_counter(), np.random.default_rng(self.seed)
         lengths = row_lengths(tokens, longest, lengths_of_config(text_config(self.model), longest), draw)[0]
         examples = [self.example(length) for length in lengths]
         changed = [ids if number % 2 else self.example(len(ids)) for number, ids in enumerate(examples)]
@@ -662,7 +663,7 @@ class _Probe:
                 f"otherwise than alone in {self.dtype} ({max(errors):.1e} of the largest logit)"
                 f"{self._unlike_alone(examples, worst)}; {WAY_OUT}"
             )
-        return Probed(rows=((tokens, len(lengths)),))
+        return Probed(rows=((tokens, len(lengths)),), seconds=time.perf_counter() - begun)
 
     # ---- which layer
 

@@ -128,12 +128,8 @@ class _Row(NamedTuple):
     inputs: Inputs
     places: List[torch.Tensor]  # of each example: int64 [its tokens], in the flattened input_ids
 
-    @property
-    def tokens(self) -> int:
-        return sum(len(each["input_ids"]) for each in self.examples)
-
     def name(self) -> str:
-        return f"in a row of {self.tokens:,} tokens and {len(self.examples):,} examples"
+        return f"in a row of {sum(map(len, self.places)):,} tokens and {len(self.examples):,} examples"
 
 
 def places_of(examples: Sequence[np.ndarray], inputs: Inputs) -> List[torch.Tensor]:
@@ -190,9 +186,8 @@ class RowProbe:
         """
         self.model, self.base, self.plain, self.prepare, self.training = model, base, plain, prepare, training
         self.vocabulary, self.limit, self.own, self.padding = vocabulary, limit, own, padding
-        self.parameters = [
-            each for each in model.parameters() if each.requires_grad and type(each.data) is torch.Tensor
-        ]
+        own_ones = (each for each in model.parameters() if type(each.data) is torch.Tensor)  # not shards
+        self.parameters = [each for each in own_ones if each.requires_grad]
         self.device = next(model.parameters()).device
         self.update, self.levelled = 0.0, False  # levelled: whether the model gives an auxiliary loss
 
@@ -280,30 +275,27 @@ class RowProbe:
         return _Result(logits.detach(), accurate(tokens.reshape(-1, tokens.shape[-1])[where]), list(weights))
 
     @contextlib.contextmanager
-    def _embeddings(self) -> Iterator[List[torch.Tensor]]:
-        """What the embeddings give, as leaves."""
-        kept: List[torch.Tensor] = []
-
-        def keep(module: Any, given: Any, output: torch.Tensor) -> torch.Tensor:
-            kept.append(output if output.requires_grad else output.requires_grad_())
-            return kept[-1]
-
-        handle = self.base.get_input_embeddings().register_forward_hook(keep)
-        try:
-            yield kept
-        finally:
-            handle.remove()
-
-    @contextlib.contextmanager
-    def _auxiliary_losses(self) -> Iterator[List[Any]]:
+    def _kept(self, module: Any, keep: Callable[[Any], Any]) -> Iterator[List[Any]]:
+        """What `keep` makes of each output of a module, which takes its place where it is a tensor."""
         kept: List[Any] = []
-        handle = self.base.register_forward_hook(
-            lambda module, given, output: kept.append(getattr(output, "aux_loss", None))
-        )
+
+        def hook(module: Any, given: Any, output: Any) -> Any:
+            kept.append(keep(output))
+            return kept[-1] if torch.is_tensor(output) else output
+
+        handle = module.register_forward_hook(hook)
         try:
             yield kept
         finally:
             handle.remove()
+
+    def _embeddings(self) -> Any:
+        """What the embeddings give, with a gradient."""
+        module = self.base.get_input_embeddings()
+        return self._kept(module, lambda output: output if output.requires_grad else output.requires_grad_())
+
+    def _auxiliary_losses(self) -> Any:
+        return self._kept(self.base, lambda output: getattr(output, "aux_loss", None))
 
     def _beside_alone(self, row: _Row, result: _Result, evaluated: torch.Tensor) -> List[Fault]:
         """Examples of one length are computed together, in a plain batch of so many rows."""
@@ -375,25 +367,25 @@ class RowProbe:
         for example, weight in zip(examples, weights):
             if weight and id(example) not in made:
                 made[id(example)] = self._loss_of([example])
-        where = _found(examples, self._inputs(examples))
         value, slope = self._loss_of(examples)
         for example, weight in zip(examples, weights):
             share = weight / sum(weights)
             alone = made.get(id(example), (0.0, slope.new_zeros(len(example["input_ids"]), slope.shape[-1])))
             expected += share * alone[0]
             slopes.append(share * alone[1])
-        found = slope if len(slope) == sum(map(len, where)) else slope[torch.cat(where).to(slope.device)]
-        errors = (found - torch.cat(slopes)).abs().amax(-1).double() / float(found.abs().max().clamp(min=1e-30))
-        error = float(errors.nan_to_num(nan=float("inf")).max())
-        spans = np.cumsum([len(each) for each in where])
-        number = int(np.searchsorted(spans, int(errors.nan_to_num(nan=float("inf")).argmax()), side="right"))
+        errors = (slope - torch.cat(slopes)).abs().amax(-1).double() / float(slope.abs().max().clamp(min=1e-30))
+        errors = errors.nan_to_num(nan=float("inf"))
+        number = int(np.searchsorted(np.cumsum(lengths), int(errors.argmax()), side="right"))
         text = f"in a row of {sum(lengths):,} tokens and {len(lengths):,} examples, the loss"
         faults = [
             Fault(
                 f"{text} is {value:.6g}, and the mean of its examples is {expected:.6g}",
                 abs(value - expected) / max(abs(expected), 1e-30) if value == value else float("inf"),
             ),
-            Fault(f"{text} has another gradient at example {number} of {lengths[number]:,} tokens than alone", error),
+            Fault(
+                f"{text} has another gradient at example {number} of {lengths[number]:,} tokens than alone",
+                float(errors.max()),
+            ),
         ]
         return [each for each, times in zip(faults, (1.0, _GRADIENTS)) if not each.error <= times * self.limit]
 
@@ -457,7 +449,7 @@ class RowProbe:
                 continue
             if self.update and spent + 2 * self.update * sum(lengths) / row > max(_FREE, _UPDATES * self.update):
                 left_out = (
-                    left_out or f"rows of {sum(lengths):,} tokens and later ones are left out: they take too long"
+                    left_out or f"left out, as they take too long: a row of {sum(lengths):,} tokens and those after"
                 )
                 continue
             faults = getattr(self, name)(lengths, np.random.default_rng(seed + number))

@@ -10,8 +10,9 @@ from pack_data.cli.command import run_main
 from tests.padding_free_models import transformers
 
 RIGHT = ["Mistral, window", "Llama 4, chunks", "GPT-2", "DeepSeek-V3", "gpt-oss, window and sinks"]
-RIGHT += ["Gemma 2, window and soft cap"]
-REFUSED = ["LFM2", "BLOOM", "Mamba"]
+RIGHT += ["Gemma 2, window and soft cap", "Llama", "Qwen2, window", "Qwen3-MoE", "Phi", "OLMo 3, window", "Mixtral"]
+RIGHT += ["Cohere 2, window", "DeepSeek-V2", "GPT-NeoX", "EXAONE 4, window", "OPT"]
+REFUSED = ["LFM2", "BLOOM", "Mamba", "Llama, dynamic positions"]
 
 
 def test_there_are_enough_families():
@@ -41,6 +42,7 @@ def test_the_matrix_sees_what_is_wrong_without_an_error(monkeypatch, capsys):
 def test_the_command_prints_a_line_a_family(capsys):
     assert matrix.main(["Llama", "RWKV"]) == 0
     text = capsys.readouterr().out
+    assert text.count("e-0") == 3 and text.count("; ones wrong") == 2  # eager and sdpa with an all-ones mask
     assert text.count("refused |") == 3 and "2 families; right: 1 with eager, 1 with sdpa, 1 with padding_free" in text
     assert run_main(matrix.main, ["Lama"]) == 2
     printed = capsys.readouterr()
