@@ -248,10 +248,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         for remark in remarks:
             print(remark, file=sys.stderr)
         if manifest.schema.multiple_of > 1:
-            print(
-                f"\nrounded up to multiples of {manifest.schema.multiple_of}: {counted(manifest.rounding, 'slot')} of "
-                "the tokens above are rounding"
-            )
+            multiple, added = manifest.schema.multiple_of, counted(manifest.rounding, "slot")
+            print(f"\nrounded up to multiples of {multiple}: {added} of the tokens above are rounding")
         size, shards = sum(entry.bytes for entry in manifest.shards), counted(len(manifest.shards), "shard")
         print(
             f"\n{store.folder}: {len(store):,} packs in {shards}, {size / 1e6:,.1f} MB, "

@@ -42,9 +42,8 @@ class PackedLengths:
     @property
     def rounding(self) -> int:
         """Slots that multiple_of added, which `packing` takes for tokens."""
-        lengths = self.fitted.lengths
-        taken = rounded_up(lengths, self.multiple_of)
-        return int(taken.sum(dtype=np.int64) - lengths.sum(dtype=np.int64))
+        lengths = self.fitted.lengths.astype(np.int64)
+        return int((rounded_up(lengths, self.multiple_of) - lengths).sum())
 
     @cached_property
     def bins(self) -> List[np.ndarray]:

@@ -148,3 +148,11 @@ def seeded():
         return
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A tiny encoder to fine-tune, as a Hugging Face folder."""
+    from tests.fine_tuning_files import tiny_checkpoint
+
+    return tiny_checkpoint(tmp_path_factory.mktemp("weights") / "bert")

@@ -5,8 +5,11 @@ from functools import partial
 
 import numpy as np
 
+from pack_data.cli.bad_records import Origin
 from pack_data.formats import bert_tfrecord
+from pack_data.formats.records import EXAMPLE_FIELDS, Record
 from pack_data.sequences import Example
+from pack_data.store.packs import FIELDS
 
 
 def example(length=7, first=4, positions=(2, 5), label=1, seed=0):
@@ -50,6 +53,33 @@ def mlperf_row(given, S, P):
         "masked_lm_weights": [1.0] * p + [0.0] * (P - p),
         "next_sentence_labels": [given.next_sentence_label],
     }
+
+
+def records(values):
+    return [Record(Origin("given", number), value) for number, value in enumerate(values)]
+
+
+def write_hdf5(path, values, kind="nvidia"):
+    """kind: "nvidia", padded rows as `mlperf_row` gives them; "varlength", examples; "packed", packs."""
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for name in FIELDS if kind == "packed" else (*EXAMPLE_FIELDS, "input_mask"):
+            narrow = name in ("input_mask", "segment_ids", "next_sentence_labels")
+            if kind == "varlength":
+                rows = [mlperf_row(each, len(each.input_ids), len(each.masked_lm_ids))[name] for each in values]
+            elif name != "masked_lm_weights":
+                rows = [each[name] for each in values]
+            if kind == "varlength" and name != "next_sentence_labels":
+                data = file.create_dataset(name, (len(rows),), h5py.vlen_dtype(np.int8 if narrow else np.int32))
+                for number, row in enumerate(rows):
+                    data[number] = row
+            elif name != "masked_lm_weights":
+                data = np.array(rows, np.int8 if narrow else np.int32)
+                data = data if kind == "packed" or name != "next_sentence_labels" else data.reshape(-1)
+                chunks = (min(2, len(rows)), *data.shape[1:])
+                file.create_dataset(name, data=data, compression="gzip", chunks=chunks)
+    return str(path)
 
 
 write_mlperf = partial(bert_tfrecord.write, format="mlperf_tfrecord")

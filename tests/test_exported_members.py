@@ -28,8 +28,8 @@ PUBLIC = {
     "pack_data.stream": "Pack PackRows PackStream Waits packed_rows",
     "ipu_packed_bert.padding_free": (
         "Batches MeasuredCost PackedStream PaddingCollator PaddingFreeCollator UpdateResult accumulate "
-        "assert_isolated check_no_leak inputs_for keep_buffers mean_loss measure_cost pack_into take_step "
-        "use_padding_free"
+        "assert_isolated check_no_leak inputs_for keep_buffers least_of_ranks mean_loss measure_cost pack_into "
+        "take_step use_padding_free"
     ),
 }
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator, PaddingFreeCollator, inputs_for
     from ipu_packed_bert.padding_free.cost import MeasuredCost, measure_cost
     from ipu_packed_bert.padding_free.probe import assert_isolated, check_no_leak
-    from ipu_packed_bert.padding_free.streams import PackedStream
+    from ipu_packed_bert.padding_free.streams import PackedStream, least_of_ranks
     from ipu_packed_bert.padding_free.trainers import pack_into
     from ipu_packed_bert.padding_free.update import UpdateResult, accumulate, mean_loss, take_step
     from pack_data.cli.memory import keep_buffers
@@ -34,6 +34,7 @@ _PLACES = {
     "check_no_leak": "probe",
     "inputs_for": "collators",
     "keep_buffers": "pack_data.cli.memory",
+    "least_of_ranks": "streams",
     "mean_loss": "update",
     "measure_cost": "cost",
     "pack_into": "trainers",
@@ -53,6 +54,7 @@ __all__ = [
     "check_no_leak",
     "inputs_for",
     "keep_buffers",
+    "least_of_ranks",
     "mean_loss",
     "measure_cost",
     "pack_into",

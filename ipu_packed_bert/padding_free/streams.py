@@ -17,6 +17,7 @@ from pack_data.lengths.overlong import Longer
 from pack_data.reading.fields import Fields, whole_number
 from pack_data.stream.pack_stream import PackStream
 from pack_data.stream.rows import TOKENS, pieces_of
+from pack_data.stream.share import Share, splits_over_workers
 from pack_data.stream.stalls import items_and_stalls
 
 _Examples = List[Mapping[str, Any]]
@@ -25,10 +26,11 @@ _Examples = List[Mapping[str, Any]]
 class PackedStream(IterableDataset):
     """Packs of the examples that pass by, each a list of examples or what `collate` makes of it.
 
-    source: mappings with input_ids; it gives the same examples in the same order in every process and at every
-    iteration.  Example i goes to one worker of one rank: i modulo (ranks * workers).  So none is packed twice, and no
-    process needs to know of another.  Each packs its share with a buffer of its own; the numbers of packs may differ.
-    rank, ranks: those of torch.distributed where it is initialised, unless given.
+    source: mappings with input_ids, as `pack_data.stream.share.Share` takes them: each process reads its own shards or
+    files, or every so many-th example.  So none is packed twice, and no process needs to know of another.  Each packs
+    its share with a buffer of its own; the numbers of packs may differ, and `EqualPacks` makes them equal.
+    rank, ranks: those of torch.distributed where it is initialised, unless given; 0 and 1 for a source that is this
+    rank's share already.
     longer: what becomes of an example of more than max_sequence_length tokens, a rule of `pack_data.lengths.overlong`;
     `longer` counts it.  options: of `PackStream`, such as max_sequences_per_pack and buffer_sequences.
 
@@ -48,11 +50,8 @@ class PackedStream(IterableDataset):
         **options: Any,
     ) -> None:
         super().__init__()
-        if iter(source) is source:
-            raise ValueError(
-                "source: an iterator is used up after one pass and cannot be shared by workers; give an object that "
-                "begins anew at every iteration"
-            )
+        self._share = Share(source)
+        self._share_state: Optional[Dict[str, Any]] = None  # loaded, for the share of the next iteration
         if (rank is None) != (ranks is None):
             raise ValueError(f"rank = {rank}, ranks = {ranks}; give both, or none to take those of torch.distributed")
         for name in ("share", "rank", "ranks"):
@@ -69,10 +68,11 @@ class PackedStream(IterableDataset):
     def _begin(self) -> None:
         self.longer = Longer(self._rule, self._S)
         self._stream = PackStream(self._S, **self._options)
-        self._seen = 0  # examples of the source, those of other processes included
+        if self._stream.flush_after is not None and self._share.has_state:
+            raise ValueError("flush_after: reads ahead of the source's state; leave it out, or give a plain iterable")
 
-    def _share(self) -> Tuple[int, int]:
-        """This process's number, and the number of all."""
+    def _place_of_process(self) -> Tuple[int, int, int]:
+        """This process's number and the number of all; and the number of workers."""
         rank, ranks = self._ranks
         if ranks is None or rank is None:
             together = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -80,11 +80,11 @@ class PackedStream(IterableDataset):
             ranks = torch.distributed.get_world_size() if together else 1
         worker = get_worker_info()
         if worker is None:
-            return rank, ranks
-        return rank * worker.num_workers + worker.id, ranks * worker.num_workers
+            return rank, ranks, 1
+        return rank * worker.num_workers + worker.id, ranks * worker.num_workers, worker.num_workers
 
     def __iter__(self) -> Iterator[Any]:
-        own, all_ = self._share()
+        own, all_, workers = self._place_of_process()
         if self._loaded and self._place not in (None, (own, all_)):
             raise ValueError(
                 f"state of the stream: it is that of process {self._place}, counted from 0, and of so many; this one "
@@ -92,20 +92,19 @@ class PackedStream(IterableDataset):
             )
         if not self._loaded:
             self._begin()
-        self._loaded, self._place = False, (own, all_)
+        together = workers if splits_over_workers(self._source) else 1
+        self._share = Share(self._source, own // together, all_ // together)
+        if self._share_state is not None:
+            self._share.load_state_dict(self._share_state)
+        self._loaded, self._place, self._share_state = False, (own, all_), None
         yield from self._ready()
-        begun = self._seen
-        for numbered in items_and_stalls(enumerate(self._source), self._stream.flush_after):
+        for numbered in items_and_stalls(self._share.numbered(), self._stream.flush_after):
             if numbered is None:
                 self._stream.finish()
                 yield from self._ready()
                 continue
             number, example = numbered
-            if number < begun:
-                continue
-            self._seen = number + 1
-            if number % all_ != own:
-                continue
+            self._share.seen = number + 1
             for piece in pieces_of(example, self.longer, f"example {number} of the stream"):
                 self._stream.put(piece, len(piece[TOKENS]))
             yield from self._ready()
@@ -125,7 +124,7 @@ class PackedStream(IterableDataset):
         ]
         return {
             "process": None if self._place is None else list(self._place),
-            "seen": self._seen,
+            "source": self._share.state_dict() if self._share_state is None else self._share_state,
             "longer": {name: getattr(self.longer, name) for name in _COUNTS},
             "stream": stream,
         }
@@ -134,12 +133,12 @@ class PackedStream(IterableDataset):
         """The next iteration goes on from what `state_dict` gave.  ValueError for another stream."""
         fields = Fields.of(dict(state), "state of the stream", "take one that state_dict gave")
         place = fields.optional("process", Fields.integers, length=2)
-        seen, counts = fields.integer("seen", least=0), fields.object("longer")
+        source, counts = fields.object("source").tree, fields.object("longer")
         self._begin()
         self._stream.load_state_dict(fields.object("stream").tree)
         for name in _COUNTS:
             setattr(self.longer, name, counts.integer(name, least=0))
-        self._seen, self._loaded = seen, True
+        self._share_state, self._loaded = (source if place else None), True
         self._place = None if place is None else (place[0], place[1])
 
 
@@ -148,3 +147,12 @@ _COUNTS = ("examples", "longer", "pieces", "tokens", "lost_tokens")
 
 def _plain(example: Mapping[str, Any]) -> Dict[str, List[int]]:
     return {name: np.asarray(values).tolist() for name, values in example.items()}
+
+
+def least_of_ranks(number: int) -> int:
+    """The smallest of the numbers that all ranks of torch.distributed give, for `EqualPacks`; alone the number."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return number
+    least = torch.tensor(number, device="cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+    return int(least)

@@ -167,7 +167,7 @@ class _StartConfig(ModelSettings):
     intermediate_size: int = setting(1024, "features inside a feed-forward block", minimum=1)
 
     def stated_sizes(self) -> ModelConfig:
-        """Those of the configuration, for a checkpoint that is not there."""
+        """Those of the configuration, where there is no checkpoint."""
         dropout = ModelConfig.attention_dropout if self.attention_dropout is None else self.attention_dropout
         return ModelConfig(
             vocabulary_size=self.vocabulary_size,

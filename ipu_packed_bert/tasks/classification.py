@@ -32,6 +32,13 @@ from ipu_packed_bert.tasks.files import AnyFile, ExampleSource, Faults, TableRow
 from ipu_packed_bert.tasks.scores import accuracy, macro_f1, matthews, micro_f1, pearson, spearman
 from pack_data.reading.fields import named, shown
 
+# What config.json says of a problem.
+PROBLEM_TYPES = {
+    SINGLE_LABEL: "single_label_classification",
+    MULTI_LABEL: "multi_label_classification",
+    REGRESSION: "regression",
+}
+
 
 class _PackedBertForSequenceClassification(PackedBert):
     """Names of weights as in Hugging Face's BertForSequenceClassification.
@@ -85,16 +92,7 @@ class ClassificationTask(ExampleTask):
     """labels: those of the checkpoint, where there is no training file to take them from."""
 
     architecture = "BertForSequenceClassification"
-    fields = (
-        "input_ids",
-        "input_mask",
-        "segment_ids",
-        "positions",
-        "cls_positions",
-        "sequence_numbers",
-        "labels",
-        "scale",
-    )
+    fields = (*ExampleTask.prediction_fields, "cls_positions", "sequence_numbers", "labels", "scale")
     prediction_fields = (*ExampleTask.prediction_fields, "cls_positions")
     heads: Tuple[PlacedPart, ...] = (PlacedPart("pooler", "bert.pooler"), PlacedPart("classifier", "classifier"))
     of_slots = False
@@ -197,14 +195,7 @@ class ClassificationTask(ExampleTask):
         return Scored(metrics, {"predictions.json": answers}, answers)
 
     def export_settings(self) -> Dict[str, Any]:
-        return {
-            **label_settings(self.labels or ["number"]),
-            "problem_type": {
-                SINGLE_LABEL: "single_label_classification",
-                MULTI_LABEL: "multi_label_classification",
-                REGRESSION: "regression",
-            }[self.kind],
-        }
+        return {**label_settings(self.labels or ["number"]), "problem_type": PROBLEM_TYPES[self.kind]}
 
 
 def label_settings(names: Sequence[str]) -> Dict[str, Any]:

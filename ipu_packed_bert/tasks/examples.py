@@ -323,25 +323,23 @@ class ExampleTask(Task):
 
     def pack(self) -> None:
         """Pack both files, with as many places for sequences in both: one shape serves training and evaluation."""
-        data, run = self.config.data, self.config.run
-
-        def packed(inputs: Inputs) -> Packing:
-            return pack_inputs(
-                inputs,
-                max_sequence_length=data.max_sequence_length,
-                packer=data.packer,
-                max_sequences_per_pack=data.max_sequences_per_pack,
-            )
-
-        training = None if self.training is None else (self.training, packed(self.training))
-        evaluation = None if self.evaluation is None else (self.evaluation, packed(self.evaluation))
-        depth = self.max_sequences_per_pack = max(
-            [1] + [each[1].largest_depth for each in (training, evaluation) if each]
-        )
-        if training:
-            self.training_packs = ExamplePacks(*training, seed=run.seed, depth=depth)
-        if evaluation:
-            self.evaluation_packs = ExamplePacks(*evaluation, depth=depth)
+        data, found = self.config.data, {}
+        for what, inputs in (("training", self.training), ("evaluation", self.evaluation)):
+            if inputs is not None:
+                found[what] = (
+                    inputs,
+                    pack_inputs(
+                        inputs,
+                        max_sequence_length=data.max_sequence_length,
+                        packer=data.packer,
+                        max_sequences_per_pack=data.max_sequences_per_pack,
+                    ),
+                )
+        depth = self.max_sequences_per_pack = max([1, *(packing.largest_depth for _, packing in found.values())])
+        if "training" in found:
+            self.training_packs = ExamplePacks(*found["training"], seed=self.config.run.seed, depth=depth)
+        if "evaluation" in found:
+            self.evaluation_packs = ExamplePacks(*found["evaluation"], depth=depth)
 
     @property
     def packs(self) -> ExamplePacks:

@@ -87,16 +87,7 @@ class QuestionsTask(ExampleTask):
 
     name = "squad"
     architecture = "BertForQuestionAnswering"
-    fields = (
-        "input_ids",
-        "input_mask",
-        "segment_ids",
-        "positions",
-        "sequence_numbers",
-        "start_positions",
-        "end_positions",
-        "scale",
-    )
+    fields = (*ExampleTask.prediction_fields, "sequence_numbers", "start_positions", "end_positions", "scale")
     heads: Tuple[PlacedPart, ...] = (PlacedPart("answer head", "qa_outputs"),)
     of_slots = True
 

@@ -212,12 +212,8 @@ def _from_nothing(config: FinetuneConfig) -> Start:
             [Document("texts", task_class(config.task.name).texts(config))], sizes.vocabulary_size
         )
         source = "the training texts"
-    model = ModelConfig(
-        vocabulary_size=len(vocabulary),
-        hidden_size=sizes.hidden_size,
-        num_layers=sizes.num_layers,
-        num_heads=sizes.num_heads,
-        intermediate_size=sizes.intermediate_size,
-        max_position_embeddings=max(8, config.data.max_sequence_length),
+    positions = max(8, config.data.max_sequence_length)
+    model = dataclasses.replace(
+        sizes.stated_sizes(), vocabulary_size=len(vocabulary), max_position_embeddings=positions
     )
     return Start(model, {}, vocabulary, None, f"from scratch, vocabulary of {len(vocabulary):,} from {source}")

@@ -62,7 +62,7 @@ class TokensTask(ExampleTask):
 
     name = "tokens"
     architecture = "BertForTokenClassification"
-    fields = ("input_ids", "input_mask", "segment_ids", "positions", "labels", "scale")
+    fields = (*ExampleTask.prediction_fields, "labels", "scale")
     counts = {"sequences": "sequence_numbers", "labelled_tokens": "labels"}
     scales = {"scale": "labelled_tokens"}
     metrics = (Metric("loss", "loss", "labelled_tokens", "scale"), Metric("accuracy", "correct", "labelled_tokens"))

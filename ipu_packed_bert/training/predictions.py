@@ -35,6 +35,7 @@ from ipu_packed_bert.settings.reader import OVERRIDE, load_yaml, parse_yaml, pee
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.settings.user_task import full_name, is_own
 from ipu_packed_bert.tasks import task_class
+from ipu_packed_bert.tasks.classification import PROBLEM_TYPES
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Tokenizer
 from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of, labels_of, learnt
 from ipu_packed_bert.training.examples import load_weights
@@ -45,13 +46,9 @@ from pack_data.text.vocabulary import AnyVocabulary
 # Of a run's configuration, what predicting needs; the rest is of training.
 _KEPT = {"task": None, "engine": None, "placement": None, "batch": ("micro_batch",)}
 _KEPT_DATA = ("max_sequence_length", "packer", "max_sequences_per_pack")
-# Hugging Face's classes, and what config.json says of a problem.
+# Hugging Face's classes.
 _ARCHITECTURES = {"BertForQuestionAnswering": SQUAD, "BertForTokenClassification": TOKENS}
-_PROBLEMS = {
-    "single_label_classification": SINGLE_LABEL,
-    "multi_label_classification": MULTI_LABEL,
-    "regression": REGRESSION,
-}
+_PROBLEMS = {problem: kind for kind, problem in PROBLEM_TYPES.items()}
 # Slots of a row for a folder, which does not say what it was trained with; fewer where it has fewer positions.
 _SLOTS = {SQUAD: 384}
 _OTHER_SLOTS = 128

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from typing import Dict, Iterable, List, Optional, Sequence
 
 
@@ -16,7 +17,7 @@ class OpenRows:
         self.sequences = self.tokens = 0
         self.long = 0  # sequences of more than half a row
         self._open: Dict[int, List[List[int]]] = {}  # by room
-        self._rooms = 0  # bit r: a row with room r is open
+        self._rooms: List[int] = []  # with an open row, ascending
         for row in rows:
             self._count(row, 1)
             self._place(list(row), S - sum(row))
@@ -24,15 +25,20 @@ class OpenRows:
     def add(self, length: int) -> None:
         self.sequences += 1
         self.tokens += length
-        self.long += 2 * length > self.S
-        fitting = self._rooms >> length
-        if fitting:
-            room = length + (fitting & -fitting).bit_length() - 1
-            row = self._taken_out(room, -1)
-            row.append(length)
-            self._place(row, room - length)
-        else:
+        if 2 * length > self.S:
+            self.long += 1
+        rooms = self._rooms
+        at = bisect_left(rooms, length)
+        if at == len(rooms):
             self._place([length], self.S - length)
+            return
+        room = rooms[at]
+        rows = self._open[room]
+        row = rows.pop()
+        if not rows:
+            del self._open[room], rooms[at]
+        row.append(length)
+        self._place(row, room - length)
 
     def pass_by(self, length: int, sequences: int, tokens: int) -> None:
         """Adds a sequence; closes rows so that fewer than so many sequences and at most so many tokens are held."""
@@ -54,7 +60,7 @@ class OpenRows:
         rows = self._open.get(room)
         if rows is None:
             self._open[room] = [row]
-            self._rooms |= 1 << room
+            insort(self._rooms, room)
         else:
             rows.append(row)
 
@@ -62,8 +68,7 @@ class OpenRows:
         rows = self._open[room]
         row = rows.pop(at)
         if not rows:
-            del self._open[room]
-            self._rooms ^= 1 << room
+            del self._open[room], self._rooms[bisect_left(self._rooms, room)]
         return row
 
     def close(self, length: Optional[int] = None) -> List[int]:
@@ -78,10 +83,10 @@ class OpenRows:
             if length is None or length in row:
                 return self.full.pop(at)
         if length is None:
-            return self._taken_out((self._rooms & -self._rooms).bit_length() - 1, 0)
+            return self._taken_out(self._rooms[0], 0)
         room = min(room for room, rows in self._open.items() if any(length in row for row in rows))
         return self._taken_out(room, next(at for at, row in enumerate(self._open[room]) if length in row))
 
     def rows(self) -> List[List[int]]:
         """All rows, so that `OpenRows(S, depth, rows)` goes on in the same way."""
-        return self.full + [row for room in sorted(self._open) for row in self._open[room]]
+        return self.full + [row for room in self._rooms for row in self._open[room]]

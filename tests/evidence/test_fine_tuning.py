@@ -33,11 +33,6 @@ from pack_data.cli.command import run_main
 from tests.fine_tuning_files import tiny_checkpoint, tiny_config, tiny_squad, tiny_table, training_file
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tiny_checkpoint(tmp_path_factory.mktemp("weights") / "bert")
-
-
 def learner(checkpoint, folder, kind="single_label", *, dtype=torch.float64, **sections):
     made = prepare(tiny_config(checkpoint, training_file(folder, kind), task=kind, **sections))
     made.engine.model.to(dtype)

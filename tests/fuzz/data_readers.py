@@ -27,7 +27,7 @@ from pack_data.text.corpus import documents
 from pack_data.text.vocabulary import load_vocabulary
 from pack_data.verify import main as verify_main
 from pack_data.verify import verify
-from tests.format_samples import CLS_LAST, frame, mlperf_row, random_examples, tf_example, unframe
+from tests.format_samples import CLS_LAST, frame, mlperf_row, random_examples, records, tf_example, unframe, write_hdf5
 from tests.fuzz.cases import Found, Reader, Target, typed
 from tests.fuzz.mutators import (
     BYTES,
@@ -380,26 +380,8 @@ HDF5 = tuple([Mutator(STRUCTURE, _structure_of_hdf5, True)] * 10) + free(BYTES)
 
 def _hdf5(kind: str) -> Reader:
     def make(folder: Path) -> None:
-        import h5py
-
-        with h5py.File(folder / "a.hdf5", "w") as file:
-            if kind == "packed":
-                for name in FIELDS:
-                    if name != "masked_lm_weights":
-                        file.create_dataset(
-                            name, data=np.array([pack[name] for pack in _packs()], np.int32), compression="gzip"
-                        )
-                return
-            examples = _examples()
-            for name in ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids"):
-                if kind == "nvidia":
-                    rows = [mlperf_row(each, S, P)[name] for each in examples]
-                    file.create_dataset(name, data=np.array(rows, np.int32), compression="gzip")
-                else:
-                    data = file.create_dataset(name, (len(examples),), h5py.vlen_dtype(np.int32))
-                    for number, each in enumerate(examples):
-                        data[number] = mlperf_row(each, len(each.input_ids), len(each.masked_lm_ids))[name]
-            file["next_sentence_labels"] = np.array([each.next_sentence_label for each in examples], np.int8)
+        made = {"nvidia": lambda: [mlperf_row(each, S, P) for each in _examples()], "packed": _packs}
+        write_hdf5(folder / "a.hdf5", made.get(kind, _examples)(), kind)
 
     return Reader(
         f"hdf5-{kind}", make, _records("a.hdf5"), (Target("a.hdf5", (*HDF5, *PLACES)),), needs=("h5py",), weight=0.7
@@ -484,13 +466,10 @@ def _structure_of_arrow(rng: Any, path: Path) -> None:
 
 def _arrow(name: str, kind: str) -> Reader:
     def make(folder: Path) -> None:
-        from pack_data.cli.bad_records import Origin
         from pack_data.formats import parquet
-        from pack_data.formats.records import Record
 
         values = _examples() if kind == "examples" else _packs()
-        records = [Record(Origin("given", number), value) for number, value in enumerate(values)]
-        parquet.write(str(folder / name), records, kind, name.rpartition(".")[2])
+        parquet.write(str(folder / name), records(values), kind, name.rpartition(".")[2])
 
     mutators = tuple([Mutator(STRUCTURE, _structure_of_arrow, True)] * 10) + free(BYTES)
     return Reader(

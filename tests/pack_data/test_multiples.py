@@ -16,10 +16,10 @@ from pack_data.cli.command import run_main
 from pack_data.packing import Packing
 from pack_data.proof import prove
 from pack_data.sequences import Sequences, rounded_up
-from pack_data.store.data_set import CHECKSUM, checksum, read_manifest
+from pack_data.store.data_set import CHECKSUM, StoreWriter, checksum, read_manifest
 from pack_data.store.packs import PackSchema, assemble, decode, disassemble
 from pack_data.stream.rows import PackRows, packed_rows
-from pack_data.verify import check_records, verify
+from pack_data.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.token_sequences import random_sequences
 
@@ -42,9 +42,16 @@ def found_in(mask, positions, ids):
     return found
 
 
+def verify_packs(folder, schema, records):
+    writer = StoreWriter(folder, schema)
+    writer.add(records)
+    writer.finish(algorithm="by hand").close()
+    verify(folder)
+
+
 @settings(max_examples=40)
 @given(data=st.data(), multiple_of=st.sampled_from([1, 2, 3, 6]))
-def test_packs_hold_the_same_sequences_at_multiples(data, multiple_of):
+def test_packs_hold_the_same_sequences_at_multiples(tmp_path_factory, data, multiple_of):
     lengths = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=30))
     packed = pack(lengths, max_sequence_length=12, multiple_of=multiple_of)
     depth, total = packed.packing.largest_depth, sum(lengths)
@@ -62,7 +69,7 @@ def test_packs_hold_the_same_sequences_at_multiples(data, multiple_of):
         },
     )
     records = assemble(schema, sequences, packed.pack, packed.slot, packed.packing.packs)
-    check_records(schema, records, "here")
+    verify_packs(tmp_path_factory.mktemp("packs"), schema, records)
     order = np.lexsort((packed.slot, packed.pack))
     assert disassemble(schema, records).to_examples() == sequences.take(order).to_examples()
     plain = PackSchema.from_json({name: value for name, value in schema.to_json().items() if name != "multiple_of"})
@@ -80,15 +87,15 @@ def test_packs_hold_the_same_sequences_at_multiples(data, multiple_of):
         assert not batch[name][batch["input_mask"] == 0].any()
 
 
-def test_a_value_between_two_sequences_is_found():
+def test_a_value_between_two_sequences_is_found(tmp_path):
     schema = PackSchema(8, 2, 0, "tokens", PackSchema.from_json(_tokens_schema()).columns, 4)
     sequences = Sequences(np.array([3, 2]), {"input_ids": np.arange(1, 6)}, np.zeros(2, int), {}, {})
     records = assemble(schema, sequences, np.zeros(2, int), np.arange(2), 1)
     assert records["input_ids"].tolist() == [[1, 2, 3, 0, 4, 5, 0, 0]]
-    check_records(schema, records, "here")
+    verify_packs(tmp_path, schema, records)
     records["input_ids"][0, 3] = 7
     with pytest.raises(ValueError, match="pack 0: input_ids: a value in the padding"):
-        check_records(schema, records, "here")
+        verify_packs(tmp_path, schema, records)
 
 
 def _tokens_schema():

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.pack_data.text.test_tokenizer_file import byte_level, wordpiece
 
 from ipu_packed_bert.commands import finetune, predict, pretrain
 from ipu_packed_bert.commands.export import main
@@ -24,6 +23,7 @@ from ipu_packed_bert.training.export import export_run, import_folder
 from pack_data.cli.command import run_main
 from pack_data.text.vocabulary import SPECIAL_TOKENS, TokenizerFile, Vocabulary, load_vocabulary
 from tests.fine_tuning_files import tiny_config, tiny_table
+from tests.pack_data.text.test_vocabulary import byte_level, wordpiece
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.tiny_runs import TINY
 

@@ -36,11 +36,6 @@ from tests.fine_tuning_files import (
 )
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tiny_checkpoint(tmp_path_factory.mktemp("weights") / "bert")
-
-
 def command(*arguments):
     return run_main(finetune.main, [str(argument) for argument in arguments])
 

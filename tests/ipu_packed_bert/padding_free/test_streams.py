@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader
 
-from ipu_packed_bert.padding_free.streams import PackedStream
+from ipu_packed_bert.padding_free.streams import PackedStream, least_of_ranks
 from pack_data.batching.collators import padding_free_batch
+from pack_data.stream.equal_packs import EqualPacks
+from tests.ranks_in_threads import together
 
 S = 64
 
@@ -92,6 +95,74 @@ def test_a_state_taken_after_any_pack_gives_the_same_packs():
         assert second.longer.examples == 61
 
 
+def files_of(folder, shards=5):
+    given, paths = examples(120), []
+    for shard in range(shards):
+        paths.append(folder / f"{shard}.jsonl")
+        paths[-1].write_text("".join(json.dumps(each) + "\n" for each in given[shard::shards]))
+    return given, paths
+
+
+def of_hugging_face(paths):
+    datasets = pytest.importorskip("datasets")
+    return datasets.IterableDataset.from_generator(lines_of, gen_kwargs={"paths": [str(path) for path in paths]})
+
+
+def lines_of(paths):
+    for path in paths:
+        yield from map(json.loads, Path(path).read_text().splitlines())
+
+
+@pytest.mark.parametrize("kind", ["files", "datasets"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_go_to_ranks_and_workers_each_example_once(tmp_path, kind, workers):
+    given, paths = files_of(tmp_path)
+    source = paths if kind == "files" else of_hugging_face(paths)
+    packs = []
+    for rank in range(2):
+        loader = DataLoader(stream(source, rank=rank, ranks=2), batch_size=None, num_workers=workers)
+        packs += numbers(loader)
+    check_all_once(packs, given)
+
+
+@pytest.mark.parametrize("kind", ["files", "datasets"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_goes_on_from_the_state_of_the_source(tmp_path, kind, workers):
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+    given, paths = files_of(tmp_path)
+
+    def loader():
+        source = paths if kind == "files" else of_hugging_face(paths)
+        return loaders.StatefulDataLoader(stream(source, rank=0, ranks=1), batch_size=None, num_workers=workers)
+
+    whole = numbers(loader())
+    check_all_once(whole, given)
+    for stop in range(1, len(whole), 7):
+        first, second = loader(), loader()
+        begun = numbers(itertools.islice(iter(first), stop))
+        second.load_state_dict(first.state_dict())
+        assert begun + numbers(second) == whole
+
+
+def test_a_source_with_a_state_is_not_read_ahead(tmp_path):
+    with pytest.raises(ValueError, match="flush_after: reads ahead"):
+        stream(files_of(tmp_path)[1], flush_after=1.0)
+
+
+def test_equal_packs_over_the_loaders_of_two_ranks(tmp_path):
+    """The rest is told and handed out by `rest`: every example once."""
+    given, paths = files_of(tmp_path)
+
+    def rank(number, least):
+        packs = EqualPacks(stream(paths, rank=number, ranks=2), least)
+        return numbers(packs), numbers(packs.rest())
+
+    (first, rest), (second, other_rest) = together(rank, 2)
+    assert len(first) == len(second) and (rest or other_rest) and not (rest and other_rest)
+    check_all_once(first + second + rest + other_rest, given)
+    assert least_of_ranks(7) == 7  # without torch.distributed
+
+
 def test_a_state_of_another_process_is_refused():
     first = stream(examples(), rank=0, ranks=2)
     next(iter(first))
@@ -119,3 +190,13 @@ def test_what_cannot_be_is_one_line(source, options, words):
 def test_an_example_that_is_too_long_is_named():
     with pytest.raises(ValueError, match="example 1 of the stream has length 65"):
         list(stream([{"input_ids": [1]}, {"input_ids": [1] * 65}]))
+
+
+def _least_of_two(rank, path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    assert least_of_ranks(7 + rank) == least_of_ranks(9 - 2 * rank) == 7
+    torch.distributed.destroy_process_group()
+
+
+def test_the_least_of_two_ranks(tmp_path):
+    torch.multiprocessing.spawn(_least_of_two, (tmp_path / "store",), nprocs=2)

@@ -15,14 +15,9 @@ from ipu_packed_bert.training.examples import prepare
 from pack_data.cli.command import run_main
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
-from tests.fine_tuning_files import KINDS, PIPELINE, tiny_checkpoint, tiny_config, training_file
+from tests.fine_tuning_files import KINDS, PIPELINE, tiny_config, training_file
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tiny_checkpoint(tmp_path_factory.mktemp("weights") / "bert")
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from ipu_packed_bert.training.log import read_log
 from pack_data.cli.command import run_main
 from tests.fakes.machine import machine
 from tests.fakes.sdk import installed
-from tests.fine_tuning_files import KINDS, PIPELINE, tiny_checkpoint, tiny_config, training_file
+from tests.fine_tuning_files import KINDS, PIPELINE, tiny_config, training_file
 from tests.tolerances import relative_error
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
@@ -40,11 +40,6 @@ LAYOUTS = {
         "available_memory_proportion": [0.2] * 4,
     },
 }
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tiny_checkpoint(tmp_path_factory.mktemp("weights") / "bert")
 
 
 @pytest.fixture

@@ -16,13 +16,8 @@ from ipu_packed_bert.tasks.examples import ExamplePacks, Inputs, pack_inputs
 from ipu_packed_bert.tasks.questions import span_log_probabilities
 from ipu_packed_bert.training.compare_unpacked import compare_unpacked
 from ipu_packed_bert.training.examples import prepare
-from tests.fine_tuning_files import KINDS, SLOTS, tiny_checkpoint, tiny_config, training_file
+from tests.fine_tuning_files import KINDS, SLOTS, tiny_config, training_file
 from tests.tolerances import assert_same, relative_error, relative_tolerance
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tiny_checkpoint(tmp_path_factory.mktemp("weights") / "bert")
 
 
 def prepared(checkpoint, folder, kind, *, dtype=torch.float64, **sections):

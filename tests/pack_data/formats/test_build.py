@@ -20,7 +20,16 @@ from pack_data.formats.detect import open_source
 from pack_data.formats.records import Record, RowWidths, pack_from_examples
 from pack_data.store.data_set import PackStore
 from pack_data.verify import verify
-from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example, write_mlperf, write_packed
+from tests.format_samples import (
+    example,
+    frame,
+    mlperf_row,
+    random_examples,
+    records,
+    tf_example,
+    write_mlperf,
+    write_packed,
+)
 
 S, P = 32, 6
 
@@ -43,7 +52,7 @@ def examples():
 
 def test_examples_in_are_examples_out(tmp_path, examples):
     source = tmp_path / "a.tfrecord"
-    write_mlperf(str(source), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
+    write_mlperf(str(source), records(examples), RowWidths(S, P))
     store = made(source, tmp_path / "out")
     assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples)
     assert store.manifest.packing_factor > 1.2
@@ -53,7 +62,7 @@ def test_examples_in_are_examples_out(tmp_path, examples):
 
 def test_packs_are_packed_anew(tmp_path, examples):
     packs = [pack_from_examples([each], RowWidths(S, P + 3, 3)) for each in examples]
-    write_packed(str(tmp_path / "a.tfrecord.gz"), [Record(Origin("", 0), pack) for pack in packs], RowWidths())
+    write_packed(str(tmp_path / "a.tfrecord.gz"), records(packs), RowWidths())
     store = made(tmp_path / "a.tfrecord.gz", tmp_path / "out")
     assert len(store) < len(packs)
     assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples)
@@ -134,7 +143,7 @@ def test_a_foreign_number_of_each_example_is_kept(tmp_path, examples):
 
 def test_parts_are_joined_in_order(tmp_path, examples, monkeypatch):
     source = tmp_path / "a.tfrecord"
-    write_mlperf(str(source), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
+    write_mlperf(str(source), records(examples), RowWidths(S, P))
     one = made(source, tmp_path / "one")
     monkeypatch.setattr(inputs, "SOURCE_PART", 7)
     many = made(source, tmp_path / "many")
@@ -201,9 +210,9 @@ def test_more_files_are_appended(tmp_path, examples):
         )
         for each in examples[:20]
     ]
-    write_mlperf(str(folder / "part-0.tfrecord"), [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
+    write_mlperf(str(folder / "part-0.tfrecord"), records(examples), RowWidths(S, P))
     first = made(folder, tmp_path / "out")
-    write_mlperf(str(folder / "part-1.tfrecord"), [Record(Origin("", 0), each) for each in small], RowWidths(S, P))
+    write_mlperf(str(folder / "part-1.tfrecord"), records(small), RowWidths(S, P))
     second = made(folder, tmp_path / "out", append=True)
     assert second.manifest.vocabulary_size == first.manifest.vocabulary_size
     assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples + small)

@@ -26,7 +26,16 @@ from pack_data.reading.files import only_writer
 from pack_data.sequences import Sequences
 from pack_data.store.data_set import PackStore, StoreWriter
 from pack_data.store.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble
-from tests.format_samples import example, frame, mlperf_row, random_examples, tf_example, write_mlperf, write_packed
+from tests.format_samples import (
+    example,
+    frame,
+    mlperf_row,
+    random_examples,
+    records,
+    tf_example,
+    write_mlperf,
+    write_packed,
+)
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 S, P, D = 24, 4, 3
@@ -35,10 +44,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def command(*arguments):
     return run_main(convert.main, [str(argument) for argument in arguments])
-
-
-def wrapped(values):
-    return [Record(Origin("given", number), value) for number, value in enumerate(values)]
 
 
 def in_packs(examples):
@@ -54,21 +59,21 @@ def examples():
 @pytest.fixture
 def mlperf(tmp_path, examples):
     path = tmp_path / "examples.tfrecord"
-    write_mlperf(str(path), wrapped(examples), RowWidths(S, P))
+    write_mlperf(str(path), records(examples), RowWidths(S, P))
     return path
 
 
 @pytest.fixture
 def packed(tmp_path, examples):
     path = tmp_path / "packs.tfrecord"
-    write_packed(str(path), wrapped(in_packs(examples)), RowWidths())
+    write_packed(str(path), records(in_packs(examples)), RowWidths())
     return path
 
 
 def test_unpacked_to_packed_and_back_is_the_same_file(tmp_path, mlperf, examples):
     """MLPerf TFRecord -> examples -> packs -> packed TFRecord -> store -> packed TFRecord -> MLPerf TFRecord."""
     read = [record.value for record in open_source(mlperf).read()]
-    write_packed(str(tmp_path / "1.tfrecord"), wrapped(in_packs(read)), RowWidths())
+    write_packed(str(tmp_path / "1.tfrecord"), records(in_packs(read)), RowWidths())
     assert command(tmp_path / "1.tfrecord", tmp_path / "store", "--to-format", "store") == 0
     assert command(tmp_path / "store", tmp_path / "2.tfrecord") == 0
     assert (tmp_path / "1.tfrecord").read_bytes() == (tmp_path / "2.tfrecord").read_bytes()
@@ -90,7 +95,7 @@ def test_through_every_format_and_back(tmp_path, packed):
 def test_unpacked_width_is_that_of_one_sequence(tmp_path):
     """A pack of depth 2 with P = 4 + 2 comes from sequences of at most 4 predictions."""
     pack = pack_from_examples([example(), example(seed=1)], RowWidths(S, 6, 2))
-    write_packed(str(tmp_path / "a.tfrecord"), wrapped([pack]), RowWidths())
+    write_packed(str(tmp_path / "a.tfrecord"), records([pack]), RowWidths())
     assert command(tmp_path / "a.tfrecord", tmp_path / "b.tfrecord", "--to-format", "mlperf_tfrecord") == 0
     assert open_source(tmp_path / "b.tfrecord").shape() == RowWidths(S, 4, None)
     assert [record.value for record in open_source(tmp_path / "b.tfrecord").read()] == [example(), example(seed=1)]

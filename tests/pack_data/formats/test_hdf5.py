@@ -1,6 +1,7 @@
 """HDF5: NVIDIA's unpacked examples, with fixed and variable rows, and packed rows without masked_lm_weights."""
 
 import struct
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,31 +13,12 @@ from pack_data.formats import hdf5
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import RowWidths, pack_from_examples
 from pack_data.store.packs import FIELDS
-from tests.format_samples import example, mlperf_row, random_examples
+from tests.format_samples import example, mlperf_row, random_examples, write_hdf5
 
 S, P, D = 24, 4, 3
-NARROW = ("input_mask", "segment_ids", "next_sentence_labels")
 
 
-def write_nvidia(path, rows, chunk=2):
-    names = ("input_ids", "input_mask", "segment_ids", "masked_lm_positions", "masked_lm_ids")
-    with h5py.File(path, "w") as file:
-        for name in names:
-            data = np.array([row[name] for row in rows], np.int8 if name in NARROW else np.int32)
-            file.create_dataset(name, data=data, compression="gzip", chunks=(min(chunk, len(rows)), data.shape[1]))
-        file.create_dataset(
-            "next_sentence_labels", data=np.array([row["next_sentence_labels"][0] for row in rows], np.int8)
-        )
-    return str(path)
-
-
-def write_packed(path, packs):
-    with h5py.File(path, "w") as file:
-        for name in FIELDS:
-            if name != "masked_lm_weights":
-                kind = np.int8 if name in ("segment_ids", "next_sentence_labels") else np.int32
-                file.create_dataset(name, data=np.array([pack[name] for pack in packs], kind), compression="gzip")
-    return str(path)
+write_packed = partial(write_hdf5, kind="packed")
 
 
 def values(path, **options):
@@ -45,7 +27,7 @@ def values(path, **options):
 
 def test_unpacked_rows_become_examples(tmp_path):
     examples = random_examples(np.random.default_rng(0), 9, S, P)
-    source = open_source(write_nvidia(tmp_path / "a.hdf5", [mlperf_row(each, S, P) for each in examples]))
+    source = open_source(write_hdf5(tmp_path / "a.hdf5", [mlperf_row(each, S, P) for each in examples]))
     assert (source.format, source.kind, source.shape()) == ("hdf5", "examples", RowWidths(S, P, None))
     assert [record.value for record in source.read()] == examples
     assert [record.origin.record for record in source.read()] == list(range(9))
@@ -79,7 +61,7 @@ def test_heaps_in_each_other_are_refused_after_one_pass(tmp_path):
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
 def test_whole_numbers_of_any_float_are_read_and_others_refused(tmp_path, kind):
     examples = random_examples(np.random.default_rng(0), 2, S, P)
-    path = write_nvidia(tmp_path / "a.hdf5", [mlperf_row(each, S, P) for each in examples])
+    path = write_hdf5(tmp_path / "a.hdf5", [mlperf_row(each, S, P) for each in examples])
     with h5py.File(path, "r+") as file:
         labels = file["segment_ids"][()].astype(kind)
         del file["segment_ids"]
@@ -95,29 +77,21 @@ def test_predictions_end_at_the_first_position_zero(tmp_path):
     """All P slots used leaves no zero; none used is a row of zeros."""
     full = example(positions=(1, 2, 3, 5))
     none = example(positions=())
-    assert values(write_nvidia(tmp_path / "a.h5", [mlperf_row(full, S, P), mlperf_row(none, S, P)])) == [full, none]
+    assert values(write_hdf5(tmp_path / "a.h5", [mlperf_row(full, S, P), mlperf_row(none, S, P)])) == [
+        full,
+        none,
+    ]
 
 
 def test_rows_of_variable_length_with_and_without_mask(tmp_path):
     examples = random_examples(np.random.default_rng(0), 4, S, P)
-    for masked in (True, False):
-        path = tmp_path / f"{masked}.hdf5"
-        with h5py.File(path, "w") as file:
-            for name, kind in (
-                ("input_ids", np.int32),
-                ("segment_ids", np.int8),
-                ("input_mask", np.int8),
-                ("masked_lm_positions", np.int32),
-                ("masked_lm_ids", np.int32),
-            ):
-                if name == "input_mask" and not masked:
-                    continue
-                data = file.create_dataset(name, (len(examples),), h5py.vlen_dtype(kind))
-                for number, each in enumerate(examples):
-                    data[number] = mlperf_row(each, len(each.input_ids), len(each.masked_lm_ids))[name]
-            file["next_sentence_labels"] = np.array([each.next_sentence_label for each in examples], np.int8)
+    path = tmp_path / "a.hdf5"
+    write_hdf5(path, examples, "varlength")
+    for _ in range(2):
         assert values(path) == examples
         assert open_source(path).shape() == RowWidths()
+        with h5py.File(path, "r+") as file:
+            file.pop("input_mask", None)
 
 
 def test_packed_rows_get_their_weights_back(tmp_path):
@@ -144,7 +118,7 @@ def test_a_prediction_in_the_padding_is_named(tmp_path):
 
 
 def test_foreign_data_sets_come_along_row_by_row(tmp_path):
-    path = write_nvidia(tmp_path / "a.hdf5", [mlperf_row(example(seed=n), S, P) for n in range(3)])
+    path = write_hdf5(tmp_path / "a.hdf5", [mlperf_row(example(seed=n), S, P) for n in range(3)])
     with h5py.File(path, "a") as file:
         file["document"] = np.array([4, 5, 6], np.int64)
         file["version"] = np.array([1])  # not one value a row: about the file
@@ -157,7 +131,7 @@ def test_foreign_data_sets_come_along_row_by_row(tmp_path):
 
 def test_files_that_are_not_what_they_should_be(tmp_path):
     (tmp_path / "cut.hdf5").write_bytes(
-        Path(write_nvidia(tmp_path / "a.hdf5", [mlperf_row(example(), S, P)])).read_bytes()[:900]
+        Path(write_hdf5(tmp_path / "a.hdf5", [mlperf_row(example(), S, P)])).read_bytes()[:900]
     )
     with pytest.raises(ValueError, match="cut.hdf5: HDF5 cannot open it"):
         open_source(tmp_path / "cut.hdf5")
@@ -175,7 +149,7 @@ def test_files_that_are_not_what_they_should_be(tmp_path):
 def test_a_damaged_block_costs_its_rows_only(tmp_path):
     """Rows 4 and 5 share a gzipped block of input_ids; one flipped byte there, and the other eight rows come out."""
     examples = random_examples(np.random.default_rng(0), 10, S, P)
-    path = write_nvidia(tmp_path / "a.hdf5", [mlperf_row(each, S, P) for each in examples])
+    path = write_hdf5(tmp_path / "a.hdf5", [mlperf_row(each, S, P) for each in examples])
     with h5py.File(path, "r") as file:
         block = file["input_ids"].id.get_chunk_info_by_coord((4, 0))
     raw = bytearray(Path(path).read_bytes())
@@ -189,7 +163,7 @@ def test_a_damaged_block_costs_its_rows_only(tmp_path):
 
 
 def unpacked(path):
-    return write_nvidia(path, [mlperf_row(each, S, P) for each in random_examples(np.random.default_rng(0), 4, S, P)])
+    return write_hdf5(path, [mlperf_row(each, S, P) for each in random_examples(np.random.default_rng(0), 4, S, P)])
 
 
 def replace_column(path, name, **how):

@@ -9,19 +9,14 @@ pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pyarrow)")
 
 from pack_data.build import main as build_main
-from pack_data.cli.bad_records import Origin
 from pack_data.cli.command import run_main
 from pack_data.formats import parquet
 from pack_data.formats.detect import open_source
-from pack_data.formats.records import EXAMPLE_FIELDS, Record, RowWidths, pack_from_examples
+from pack_data.formats.records import EXAMPLE_FIELDS, RowWidths, pack_from_examples
 from pack_data.store.packs import FIELDS
-from tests.format_samples import mlperf_row, random_examples
+from tests.format_samples import mlperf_row, random_examples, records
 
 S, P, D = 24, 4, 3
-
-
-def records(values):
-    return [Record(Origin("given", number), value) for number, value in enumerate(values)]
 
 
 def values(path, **options):

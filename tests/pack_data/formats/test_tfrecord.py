@@ -26,6 +26,7 @@ from tests.format_samples import (
     frame,
     mlperf_row,
     random_examples,
+    records,
     tf_example,
     unframe,
     write_mlperf,
@@ -210,7 +211,7 @@ def test_an_unpacked_record_made_by_hand(tmp_path):
 def test_what_is_written_has_the_exact_names_types_and_values(tmp_path):
     path = tmp_path / "a.tfrecord"
     given_example = example()
-    write_mlperf(str(path), [Record(Origin("", 0), given_example)], RowWidths(S, P))
+    write_mlperf(str(path), records([given_example]), RowWidths(S, P))
     (data,) = unframe(path.read_bytes())
     row = mlperf_row(given_example, S, P)
     assert feature_kinds(data) == {name: 2 if name == "masked_lm_weights" else 3 for name in row}
@@ -291,7 +292,7 @@ def test_a_file_of_which_no_record_tells_the_format_is_a_question(tmp_path):
 def test_examples_round_trip(tmp_path_factory, seed, zipped):
     examples = random_examples(np.random.default_rng(seed), 5, S, P)
     path = str(tmp_path_factory.mktemp("mlperf") / f"a.tfrecord{'.gz' if zipped else ''}")
-    write_mlperf(path, [Record(Origin("", 0), each) for each in examples], RowWidths(S, P))
+    write_mlperf(path, records(examples), RowWidths(S, P))
     assert values(path) == examples
 
 
@@ -407,7 +408,7 @@ def test_packs_round_trip_and_fall_apart_into_their_examples(tmp_path_factory, s
     packs = [random_examples(rng, int(rng.integers(1, D + 1)), S // D, P) for _ in range(4)]
     path = str(tmp_path_factory.mktemp("packed") / "a.tfrecord")
     made = [pack_from_examples(pack, RowWidths(S, P * D, D)) for pack in packs]
-    write_packed(path, [Record(Origin("", 0), pack) for pack in made], RowWidths())
+    write_packed(path, records(made), RowWidths())
     source = open_source(path)
     for record, pack in zip(source.read(), made):
         assert all(np.array_equal(record.value[name], pack[name]) for name in FIELDS)
