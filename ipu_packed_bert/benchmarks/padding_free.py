@@ -187,7 +187,7 @@ class LossLine(NamedTuple):
     """The output layer and its loss, forward and backward of a whole model, by one way."""
 
     way: str
-    memory: int  # bytes above what was there before
+    memory: Optional[int]  # bytes above what was there before; None where the system does not tell
     relative: float  # seconds over those of whole logits, median over the rounds
     loss: float
 

@@ -126,7 +126,7 @@ class _LinearCrossEntropySum(torch.autograd.Function):
     """The gradients are computed in the forward pass, for a factor of 1; the backward pass multiplies them."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,

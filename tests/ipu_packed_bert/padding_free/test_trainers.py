@@ -299,9 +299,9 @@ from pack_data.batching.sampler import IndexBatchSampler
 from tests.trainer_runs import ROW, a_model, losses, packed_run, tokens_seen, tokens_with_labels, weights
 
 folder = Path(sys.argv[1])
-for kind in ("trainer", "completion"):
+for kind, way in (("trainer", "MiniBatchPacking+PosID"), ("completion", "OptimalPacking+PosID")):
     trainer, sampler = packed_run(
-        kind, folder, per_device_train_batch_size=1, gradient_accumulation_steps=2, ddp_backend="gloo"
+        kind, folder, way, per_device_train_batch_size=1, gradient_accumulation_steps=2, ddp_backend="gloo"
     )
     trainer.train()
     rank = trainer.args.process_index
@@ -341,8 +341,8 @@ def test_two_ranks_make_the_updates_of_one_and_accelerate_deals_every_example_on
         [*command, os.fspath(script), os.fspath(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
-    for kind in ("trainer", "completion"):
-        padded = padded_run(kind, tmp_path / kind, 2, 1, 2)
+    for kind, way in (("trainer", AS_MANY_EXAMPLES), ("completion", FULL_ROWS)):
+        padded = padded_run(kind, tmp_path / kind, 2, 1, 2, way)
         for rank in range(2):
             found = torch.load(tmp_path / f"{kind}-{rank}.pt", weights_only=True)
             assert relative_error(found, weights(padded)) <= 1e-6
