@@ -33,8 +33,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
                     output_dir=folder,
                     max_length=options.row,
                     num_train_epochs=1,
-                    # A packed row of 1,024 tokens holds as much as 16 of these examples.
-                    per_device_train_batch_size=1 if name == "packed" else 16,
+                    per_device_train_batch_size=16,  # pack_into keeps the examples of an update
                     gradient_checkpointing=False,
                     bf16=False,
                     report_to=[],

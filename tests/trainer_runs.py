@@ -141,20 +141,31 @@ def a_trainer(kind, folder, **changes):
     return trl.SFTTrainer(a_model(), args=args, train_dataset=dataset, processing_class=a_tokenizer())
 
 
-def packed_run(kind, folder, **changes):
+def packed_run(kind, folder, way="OptimalPacking+PosID", **changes):
     trainer = a_trainer(kind, folder, **changes)
-    sampler = pack_into(trainer, max_sequence_length=ROW)
+    sampler = pack_into(trainer, max_sequence_length=ROW, way=way)
     return trainer, sampler
 
 
-def padded_run(kind, folder, ranks, rows, accumulation, **changes):
+def _exact_loss(logits, labels, num_items_in_batch=None, **_):
+    """That of Transformers, which rounds to float32: forty updates make a difference of 1e-8 one of 1e-3."""
+    behind = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100).flatten()
+    total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), behind, reduction="sum")
+    return total / ((behind != -100).sum() if num_items_in_batch is None else num_items_in_batch)
+
+
+def padded_run(kind, folder, ranks, rows, accumulation, way="OptimalPacking+PosID", single=False, **changes):
     """One process; each update has the examples that the update of all ranks of the packed run has."""
     trainer = a_trainer(
         kind, folder, per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation * ranks, **changes
     )
+    if single:
+        trainer.model.float()
+    if kind == "trainer":
+        trainer.model.loss_function = _exact_loss
     loader = trainer.get_train_dataloader()
     lengths = [len(example["input_ids"]) for example in trainer.train_dataset]
-    sampler = IndexBatchSampler("OptimalPacking+PosID", lengths, BatchOptions(rows, ROW, ranks, seed=42), rank=None)
+    sampler = IndexBatchSampler(way, lengths, BatchOptions(rows, ROW, ranks, seed=42), rank=None)
     padded = torch.utils.data.DataLoader(loader.dataset, batch_sampler=sampler, collate_fn=loader.collate_fn)
     trainer.get_train_dataloader = lambda: padded
     trainer.train()

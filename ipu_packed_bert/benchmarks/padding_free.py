@@ -3,11 +3,12 @@
     python -m ipu_packed_bert.benchmarks.padding_free
     python -m ipu_packed_bert.benchmarks.padding_free --data-dir DIR --rows 1024,2048 --rounds 7
 
-Two tables.  The first: one row of each number of tokens and its examples in padded batches, forward and backward.  The
-second: an epoch by the ways of `pack_data.batching` relative to RandomSampling+Padding.  All sides of a line take turns
-in one process, and each ratio is the median over the rounds of ratios within a round, so that another load on the
-machine moves all sides alike.  On a CPU times are of this process (not of the clock), on CUDA of the clock; freed
-buffers are kept on all sides, unless --return-buffers is given.
+Three tables.  The first: one row of each number of tokens and its examples in padded batches, forward and backward.
+The second: the loss over a large vocabulary, with whole logits and in blocks of tokens.  The third: an epoch by the
+ways of `pack_data.batching` relative to RandomSampling+Padding.  All sides of a line take turns in one process, and
+each ratio is the median over the rounds of ratios within a round, so that another load on the machine moves all sides
+alike.  On a CPU times are of this process (not of the clock), on CUDA of the clock; freed buffers are kept on all
+sides, unless --return-buffers is given.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import switch
 from ipu_packed_bert.padding_free.collators import Batches, Inputs, PaddingCollator, PaddingFreeCollator
 from ipu_packed_bert.padding_free.models import new_llama
-from ipu_packed_bert.padding_free.update import loss_sum, to_device
+from ipu_packed_bert.padding_free.output_layer import IGNORED
+from ipu_packed_bert.padding_free.update import cross_entropy_sum, logits_of, loss_sum, to_device
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.cli.command import ArgumentParser, count_from_zero, positive_int, positive_ints, run_main
 from pack_data.cli.memory import PeakMemory, keep_buffers
@@ -181,6 +183,49 @@ def measure_rows(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> _R
     )
 
 
+class LossLine(NamedTuple):
+    """The output layer and its loss, forward and backward of a whole model, by one way."""
+
+    way: str
+    memory: Optional[int]  # bytes above what was there before; None where the system does not tell
+    relative: float  # seconds over those of whole logits, median over the rounds
+    loss: float
+
+
+def measure_loss(slots: int, setup: Setup) -> List[LossLine]:
+    """Transformers' own loss, ours of whole logits, and ours in blocks of tokens, in turns."""
+    draw = np.random.default_rng(0)
+    lengths = _fill(lengths_of("GSM8K", slots, draw), slots)
+    model = _model_of(setup, slots)
+    switch(model, NAME)
+    made = PaddingFreeCollator(model)(_examples_of(lengths, setup.vocabulary, draw))
+    inputs = to_device(made, torch.device(setup.device))
+    predicted = int((inputs["labels"][:, 1:] != IGNORED).sum())
+    ways = {
+        "Transformers": lambda: model(**inputs, use_cache=False).loss,
+        "whole logits": lambda: cross_entropy_sum(logits_of(model, inputs), inputs["labels"]) / predicted,
+        "in blocks": lambda: loss_sum(model, inputs) / predicted,
+    }
+
+    def turn(way: str) -> float:
+        loss = ways[way]()
+        loss.backward()
+        return float(loss.detach())
+
+    memory, losses = {}, {}
+    turn("in blocks")  # gradients and buffers that stay are there before all sides
+    for way in ways:
+        peak = PeakMemory()
+        if setup.device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        losses[way] = turn(way)
+        memory[way] = peak.added() if setup.device == "cpu" else torch.cuda.max_memory_allocated() - before
+    times = seconds_in_turn({way: partial(turn, way) for way in ways}, setup.rounds, setup._clock, warm_up=False)
+    whole = times["whole logits"]
+    return [LossLine(way, memory[way], float(np.median(np.divide(times[way], whole))), losses[way]) for way in ways]
+
+
 def slots_a_token(lengths: np.ndarray, options: BatchOptions) -> float:
     """Slots of an epoch padded at random over its tokens: what leaving out the padding is worth, without attention."""
     plan = get_way(WAYS[0]).plan(lengths, options)
@@ -220,6 +265,14 @@ _ROWS = (
         Column(f"{side}, memory", f"MiB {title}", form=",.0f", scale=2**20)
         for side, title in ((PADDED, "padded"), (DENSE, "dense"), (OURS, "ours"))
     ),
+)
+
+
+_LOSSES = (
+    Column("way", "loss"),
+    Column("memory", "MiB above the model", form=",.0f", scale=2**20),
+    Column("relative", "time / whole logits", form=".2f"),
+    Column("loss", "loss", form=".6f"),
 )
 
 
@@ -279,6 +332,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     print(
         f"goal reached in {len(lines) - len(missed)} of {len(lines)} lines{'; not: ' * bool(missed)}{', '.join(missed)}"
     )
+    slots, setup_of_loss = min(4096, max(options.rows)), setup._replace(vocabulary=32_000)
+    print(f"\nThe loss of {slots:,} tokens over a vocabulary of {setup_of_loss.vocabulary:,}, forward and backward.\n")
+    print(Table("loss", "", _LOSSES, [line._asdict() for line in measure_loss(slots, setup_of_loss)]).markdown())
     if options.examples:
         sets = [name for name in lengths if name != LONG_TAILED]
         speeds = {name: _measure_ways(name, lengths[name], setup, options.examples) for name in sets}

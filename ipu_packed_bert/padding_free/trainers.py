@@ -10,6 +10,7 @@ a batch, and that a batch is one row without padding.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
@@ -21,8 +22,9 @@ from torch.utils.data import DataLoader
 from ipu_packed_bert.padding_free.choice import dense_mask_bytes, find_choice
 from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
 from ipu_packed_bert.padding_free.models import base_of, choice_of
+from ipu_packed_bert.padding_free.output_layer import IGNORED, output_layer
 from ipu_packed_bert.padding_free.probe import audit_batch
-from ipu_packed_bert.padding_free.update import IGNORED, cross_entropy_sum
+from ipu_packed_bert.padding_free.update import cross_entropy_sum
 from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.batching.sampler import IndexBatchSampler
@@ -31,6 +33,7 @@ _logger = logging.getLogger(__name__)
 
 # Ways whose epochs all have as many steps.  A trainer counts the steps of the first epoch and stops the others there.
 WAYS_OF_EQUAL_EPOCHS = ("OptimalPacking+PosID", "SortedPacking+PosID", "MiniBatchPacking+PosID")
+KEEPS_EXAMPLES = "MiniBatchPacking+PosID"  # as many examples in a batch as a padded one has
 # What collators give for one example besides its tokens; a row of several examples gets its own.
 _OF_A_ROW = {
     "attention_mask",
@@ -47,21 +50,23 @@ def pack_into(
     trainer: Any,
     *,
     max_sequence_length: Optional[int] = None,
-    way: str = "OptimalPacking+PosID",
+    way: str = KEEPS_EXAMPLES,
     longer: str = "raise",
     check: bool = True,
     audit: bool = True,
 ) -> IndexBatchSampler:
     """Let a Hugging Face Trainer, or TRL's SFTTrainer, train on packs.  Call it before `trainer.train()`.
 
-    A batch has per_device_train_batch_size rows of max_sequence_length tokens, joined to one row; by default
-    max_sequence_length is the trainer's `max_length`.  Every rank gets as many batches, every example comes once an
-    epoch, and a run that is resumed inside an epoch goes on with the next batch.
+    A batch has per_device_train_batch_size examples, joined to one row, so an update has as many examples as before.
+    With another way it has per_device_train_batch_size rows of max_sequence_length tokens, and more examples.  By
+    default max_sequence_length is the trainer's `max_length`, else the longest example.
+    Every rank gets as many batches, every example comes once an epoch, and a run that is resumed inside an epoch goes
+    on with the next batch.
     Labels are those of the trainer's own data collator, so masks of prompts and of other turns stay what they are.  The
     loss is the mean over the predicted tokens of a whole update, over accumulation and ranks.
     Evaluation stays as it was.
 
-    way: OptimalPacking+PosID, SortedPacking+PosID or MiniBatchPacking+PosID.  longer: a rule of
+    way: MiniBatchPacking+PosID, OptimalPacking+PosID or SortedPacking+PosID.  longer: a rule of
     `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens.  check: try out that the model
     keeps examples apart, and switch it to an attention that does (`use_padding_free`); without it the model must be
     switched already.  audit: compute the first batch of the training once more, each of its examples alone beside the
@@ -71,11 +76,17 @@ def pack_into(
     """
     args, accelerator = trainer.args, trainer.accelerator
     _check_trainer(trainer, way)
+    theirs = trainer.get_train_dataloader
+    lengths = _lengths_of(theirs().dataset)
     row = max_sequence_length if max_sequence_length is not None else getattr(args, "max_length", None)
+    if row is None and way == KEEPS_EXAMPLES:
+        row = int(lengths.max(initial=1))
     if row is None:
         raise ValueError(
             "max_sequence_length is not given, and the trainer has no max_length; give the tokens of a row"
         )
+    config = base_of(trainer.model).config
+    cached = getattr(config, "use_cache", None)
     if check:
         _, probed = find_choice(trainer.model, longest=row, row=trainer._train_batch_size * row)
         _say(accelerator, str(probed))
@@ -89,8 +100,8 @@ def pack_into(
     if not trainer.model_accepts_loss_kwargs and trainer.compute_loss_func is None:
         # Otherwise the trainer takes the mean of the micro-batches' means.
         trainer.compute_loss_func = _token_loss
-    theirs = trainer.get_train_dataloader
-    lengths = _lengths_of(theirs().dataset)
+    if _takes_use_cache(trainer.model):
+        config.use_cache = cached  # batches say it, and the configuration is saved as it was
 
     def sampler() -> IndexBatchSampler:
         seed = args.seed if args.data_seed is None else args.data_seed
@@ -106,6 +117,7 @@ def pack_into(
     if made.longer.longer and accelerator.is_main_process:
         _logger.warning("%s", made.longer)
     trainer.get_train_dataloader = get_train_dataloader
+    _say(accelerator, f"the loss is {_loss_in_blocks(trainer)}")
     if audit:
         _audit_first(trainer)
     if accelerator.is_main_process:
@@ -116,6 +128,27 @@ def pack_into(
 def _say(accelerator: Any, text: str) -> None:
     if accelerator.is_main_process:
         print(f"pack_into: {text}", flush=True)
+
+
+def _loss_in_blocks(trainer: Any) -> str:
+    """Let the training compute its loss in blocks of tokens, where that is known to be the same.  Says what is done."""
+    kind = next(each for each in type(trainer).__mro__ if "compute_loss" in vars(each))
+    if kind.__module__ != "transformers.trainer":
+        return f"that of {kind.__name__}"
+    if trainer.label_smoother is not None or trainer.compute_loss_func is not None or "compute_loss" in vars(trainer):
+        return "the trainer's own, from the logits of all tokens"
+    layer = output_layer(trainer.model)
+    if layer is None or not layer.asked:
+        return f"that of {type(base_of(trainer.model)).__name__}, from the logits of all tokens"
+    theirs = trainer.compute_loss
+
+    def compute_loss(model: Any, inputs: Inputs, *others: Any, **named: Any) -> Any:
+        found = output_layer(model) if model.training else None  # the model is in its wrappers now
+        with contextlib.nullcontext() if found is None else found.for_loss(model):
+            return theirs(model, inputs, *others, **named)
+
+    trainer.compute_loss = compute_loss
+    return "computed in blocks of tokens"
 
 
 def _audit_first(trainer: Any) -> None:
@@ -142,10 +175,12 @@ def _changed_updates(trainer: Any, before: int, sampler: IndexBatchSampler, leng
     after = max(1, -(-len(sampler) // args.gradient_accumulation_steps))
     examples, tokens = len(lengths), int(lengths.sum())
     mask = dense_mask_bytes(model, sampler.options.capacity)
+    kept = sampler.way.name == KEEPS_EXAMPLES
+    what = "" if kept else f"{rows:,} rows of {sampler.options.max_sequence_length:,} slots, about "
     return (
-        f"pack_into: an update has {rows:,} rows of {sampler.options.max_sequence_length:,} slots, about "
-        f"{examples / after:,.0f} examples and {tokens / after:,.0f} tokens (before: {examples / before:,.0f} and "
-        f"{tokens / before:,.0f}); {after:,} updates an epoch (before: {before:,}); {choice_of(model)}"
+        f"pack_into: an update has {what}{examples / after:,.0f} examples and {tokens / after:,.0f} tokens "
+        f"(before: {examples / before:,.0f} and {tokens / before:,.0f}); {after:,} updates an epoch "
+        f"(before: {before:,}); {choice_of(model)}"
         + (f", {mask / 2**20:,.0f} MiB a layer for the mask of a batch" if mask else "")
     )
 
@@ -203,6 +238,11 @@ def _lengths_of(dataset: Any) -> np.ndarray:
     return np.array([len(dataset[number]["input_ids"]) for number in range(len(dataset))], np.int64)
 
 
+def _takes_use_cache(model: Any) -> bool:
+    """Whether a batch can switch the key cache off, so that the configuration need not."""
+    return "use_cache" in inspect.signature(base_of(model).forward).parameters
+
+
 class _RowLoader(DataLoader):
     """As Accelerate's: a trainer hands it the number of the epoch."""
 
@@ -244,7 +284,7 @@ class _JoiningCollator:
                 f"the examples of a batch have {inputs['input_ids'].numel()} tokens behind the data collator, and "
                 f"{self._most_tokens} are planned; let the collator add no tokens"
             )
-        return inputs
+        return {**inputs, "use_cache": False} if _takes_use_cache(self._model) else inputs
 
     def _one(self, example: Any) -> Dict[str, np.ndarray]:
         """input_ids and labels of one example, without padding."""

@@ -17,10 +17,7 @@ from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.collators import Inputs
 from ipu_packed_bert.padding_free.models import in_first_fsdp
-
-IGNORED = -100  # the label of a token that is not predicted
-# Logits of which the loss is computed at once: those that stay in the cache of a CPU; enough to do for a GPU.
-NUMBERS_AT_ONCE = {"cpu": 2**18, "others": 2**25}
+from ipu_packed_bert.padding_free.output_layer import IGNORED, output_layer, pieces
 
 
 class UpdateResult(NamedTuple):
@@ -40,7 +37,7 @@ def _supervised(labels: torch.Tensor) -> torch.Tensor:
 
 def logits_of(model: Any, inputs: Inputs) -> torch.Tensor:
     """[rows, tokens, vocabulary], by a forward pass that computes no loss of its own and keeps no cache."""
-    return model(**{name: value for name, value in inputs.items() if name != "labels"}, use_cache=False).logits
+    return model(**{**{name: value for name, value in inputs.items() if name != "labels"}, "use_cache": False}).logits
 
 
 class _CrossEntropySum(torch.autograd.Function):
@@ -51,7 +48,7 @@ class _CrossEntropySum(torch.autograd.Function):
         ctx.save_for_backward(logits, labels)
         accurate = torch.promote_types(logits.dtype, torch.float32)
         total = torch.zeros((), dtype=accurate, device=logits.device)
-        for here in _pieces(logits):
+        for here in pieces(logits):
             total += F.cross_entropy(logits[here].to(accurate), labels[here], ignore_index=IGNORED, reduction="sum")
         return total
 
@@ -62,18 +59,12 @@ class _CrossEntropySum(torch.autograd.Function):
         gradient = torch.empty_like(logits)
         weights = torch.where(labels == IGNORED, 0.0, factor).unsqueeze(1)
         words = labels.clamp(min=0).unsqueeze(1)  # of an ignored token any, as its weight is 0
-        for here in _pieces(logits):
+        for here in pieces(logits):
             part = torch.softmax(logits[here], dim=1, dtype=factor.dtype)
             part.scatter_add_(1, words[here], part.new_full((len(part), 1), -1.0))
             torch.mul(part, weights[here], out=part)
             gradient[here] = part
         return gradient, None
-
-
-def _pieces(logits: torch.Tensor) -> List[slice]:
-    numbers = NUMBERS_AT_ONCE["cpu" if logits.device.type == "cpu" else "others"]
-    step = max(1, numbers // max(1, logits.shape[1]))
-    return [slice(begin, begin + step) for begin in range(0, len(logits), step)]
 
 
 def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -82,14 +73,25 @@ def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
     logits: [rows, tokens, vocabulary], of the token behind each; labels: [rows, tokens], -100 where nothing is
     predicted.
     """
-    behind = F.pad(labels[:, 1:], (0, 1), value=IGNORED)  # labels are moved, since moved logits would be a copy
-    total: torch.Tensor = _CrossEntropySum.apply(logits.flatten(0, 1), behind.flatten())
+    total: torch.Tensor = _CrossEntropySum.apply(logits.flatten(0, 1), _behind(labels).flatten())
     return total
 
 
+def _behind(labels: torch.Tensor) -> torch.Tensor:
+    """The label that a token predicts.  Labels are moved, since moved logits would be a copy."""
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+
+
 def loss_sum(model: Any, inputs: Inputs) -> torch.Tensor:
-    """Sum of the cross-entropies of the predicted tokens of one micro-batch: a scalar, in float32 or float64."""
-    return cross_entropy_sum(logits_of(model, inputs), inputs["labels"])
+    """Sum of the cross-entropies of the predicted tokens of one micro-batch: a scalar, in float32 or float64.
+
+    In blocks of tokens where the output layer allows it, so that there are never logits of all tokens.
+    """
+    layer = output_layer(model)
+    if layer is None:
+        return cross_entropy_sum(logits_of(model, inputs), inputs["labels"])
+    others = {name: value for name, value in inputs.items() if name != "labels"}
+    return layer.loss_of(model, others, _behind(inputs["labels"]))
 
 
 def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
