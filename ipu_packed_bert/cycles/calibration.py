@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
 from math import log, sqrt
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -26,12 +27,14 @@ from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.tracing import Graph, layer_of
 from ipu_packed_bert.cycles.uncertainty import Draws, Interval
 from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
-from ipu_packed_bert.cycles.workload import Machine, shape_of
+from ipu_packed_bert.cycles.workload import Machine, NotTraced, Traces, shape_of
 from ipu_packed_bert.settings import shipped as configurations
+from ipu_packed_bert.settings.pretraining import Config
 
 STORED = Path(__file__).resolve().parent / "calibration.json"
 THROUGHPUT_SIGMA, OVERHEAD_SIGMA = 0.10, 0.25
 IPUS_ONLY = ("without_ipus=null",)  # the cycle model is of IPUs: what changes without them is left out
+_DAY = 86_400.0
 _PEAK_SHARE = 0.31  # the trivial model: 31 % of the AMP peak, whatever the workload
 
 
@@ -307,3 +310,31 @@ def load(path: Path = STORED) -> Calibration:
         stored["report"],
         uncertainty.load(),
     )
+
+
+# Sequences a second and days of a run: one place for the report and the plan ------------------------------------
+
+
+class _Speed(NamedTuple):
+    rate: Interval  # sequences a second, of all replicas
+    days: float  # of the whole run
+
+
+def speed(pipeline: Pipeline, accumulation: int, packing_factor: float, updates: int, fitted: Calibration) -> _Speed:
+    """packing_factor: sequences of a pack."""
+    rate = fitted.throughput(lambda each: pipeline.sequences_per_second(accumulation, packing_factor, each))
+    seconds = fitted.interval(lambda each: pipeline.step(accumulation, each).seconds)
+    return _Speed(rate, updates * seconds.value / _DAY)
+
+
+def known_speed(config: Config, packing_factor: float, folder: Path) -> Optional[_Speed]:
+    """Without torch, and writing nothing: None where no report has traced this network yet.
+
+    folder: the cache of plans and traces.
+    """
+    machine = Machine(TARGETS[config.placement.machine], folder, Traces(folder, tracing=False))
+    try:
+        pipeline = machine.pipeline(config)
+    except (NotTraced, PackageNotFoundError):  # the second: torch is not installed
+        return None
+    return speed(pipeline, config.accumulation(packing_factor), packing_factor, config.run.steps, load())

@@ -16,7 +16,7 @@ from typing import Iterable, Sequence, Tuple
 
 import numpy as np
 
-from ipu_packed_bert.cycles import exchange, vertices
+from ipu_packed_bert.cycles import vertices
 from ipu_packed_bert.cycles.target import Target
 
 _ATOM = 8  # bytes of the largest atom that moves in one access
@@ -109,7 +109,7 @@ def step(target: Target, *, vertices_cycles: float = 0.0, exchange_bytes: float 
     moves = exchange_bytes > 0
     return Cost(
         vertices=vertices_cycles,
-        exchange=exchange.receive(exchange_bytes, target),
+        exchange=target.receive(exchange_bytes),
         sync=target.dispatch_cycles + target.sync_cycles * (2 if moves else 1),
     )
 
@@ -118,7 +118,7 @@ def _aligned_copy(num_bytes: float, target: Target) -> Cost:
     """To other tiles in atoms of 8 bytes or more: both sides are grouped alike."""
     return Cost(
         vertices=vertices.rearrange(num_bytes, vertices.REARRANGE_BYTE[8]),
-        exchange=exchange.receive(num_bytes, target),
+        exchange=target.receive(num_bytes),
         sync=target.sync_cycles,
     )
 
@@ -129,9 +129,9 @@ def unknown_copy(num_bytes: float, target: Target, *, square: bool = False) -> C
     square: a tensor of slots by slots.
     """
     if num_bytes <= _ATOM:
-        return Cost(exchange=exchange.receive(num_bytes, target), sync=target.sync_cycles)
+        return Cost(exchange=target.receive(num_bytes), sync=target.sync_cycles)
     return Cost(
-        exchange=exchange.scattered(num_bytes, _GROUP_BYTES, target),
+        exchange=target.scattered(num_bytes, _GROUP_BYTES),
         sync=target.sync_cycles,
         layout_calls=1.0,
         layout_bytes=num_bytes,

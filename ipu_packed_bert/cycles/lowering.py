@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ipu_packed_bert.cycles import exchange, vertices
+from ipu_packed_bert.cycles import vertices
 from ipu_packed_bert.cycles.layout import Cost, TensorLayout, block, bring, step, total, unknown_copy
 from ipu_packed_bert.cycles.matmul import BACKWARD_DATA, FORWARD, WEIGHT_UPDATE, Planner, Product, Rearranged
 from ipu_packed_bert.cycles.target import FLOAT, HALF
@@ -577,7 +577,7 @@ class Lowering:
                 vertices_cycles=vertices.reduce_rows(outputs, parts, FLOAT),
                 exchange_bytes=parts * outputs * FLOAT,
             )
-            cost = cost + Cost(exchange=exchange.receive(rows_t * FLOAT, self.target), sync=self.target.sync_cycles)
+            cost = cost + Cost(exchange=self.target.receive(rows_t * FLOAT), sync=self.target.sync_cycles)
         return cost
 
     def _column_reduction(self, rows: int, columns: int, rows_t: int, columns_t: int) -> Cost:
@@ -746,7 +746,7 @@ class Lowering:
                 cycles = vertices.gather(indices, width, size, row_split=row_split)
                 moved = indices * columns * size / self.target.tiles if row_split > 1 else 0.0
             cost = step(self.target, vertices_cycles=cycles, exchange_bytes=indices * 4) + Cost(
-                exchange=exchange.receive(moved, self.target), sync=self.target.sync_cycles if moved else 0.0
+                exchange=self.target.receive(moved), sync=self.target.sync_cycles if moved else 0.0
             )
             if best is None or cost.cycles(0.0) < best.cycles(0.0):
                 best = cost

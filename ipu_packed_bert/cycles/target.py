@@ -41,6 +41,15 @@ class Target:
         """Elements of one 64-bit access."""
         return 8 // element_bytes
 
+    def receive(self, num_bytes: float) -> float:
+        """Payload cycles of the tile that receives the most from other tiles."""
+        return num_bytes / self.exchange_bytes_per_cycle
+
+    def scattered(self, num_bytes: float, fragment_bytes: float) -> float:
+        """Payload in separately addressed fragments: the longer of the payload and the fragments' issue slots."""
+        fragments = ceil(num_bytes / fragment_bytes) if num_bytes else 0
+        return max(self.receive(num_bytes), fragments * self.fragment_cycles)
+
     def seconds(self, cycles: float) -> float:
         return cycles / self.clock_hz
 

@@ -509,8 +509,8 @@ def print_plan(made: RunPlan, options: Sequence[str] = ()) -> int:
 
 def _speed_lines(made: RunPlan) -> List[str]:
     """What the cycle model says of pre-training on IPUs, as the report prints it; nothing where it cannot."""
+    from ipu_packed_bert.cycles.calibration import known_speed
     from ipu_packed_bert.cycles.matmul import cache_folder
-    from ipu_packed_bert.cycles.speed import known_speed
 
     if made.config.engine.kind == "host" or made.update is None or not isinstance(made.config, Config):
         return []

@@ -35,7 +35,6 @@ from ipu_packed_bert.cycles.pipeline import Parameters
 from ipu_packed_bert.planning.plan import RunPlan, memory_words, plan
 from ipu_packed_bert.report import headline, measured, operators, paper, pictures, scaling, schedule, sources
 from ipu_packed_bert.report.packings import Packings, packed_factor
-from ipu_packed_bert.report.page import page_of
 from ipu_packed_bert.settings.pretraining import Config, config_from_tree, load_config
 from ipu_packed_bert.settings.shipped import FOLDER, config_file
 from pack_data import sort
@@ -234,9 +233,7 @@ class _OverheadReport:
         config = self.load(path, overrides, as_written=as_written)
         depth = config.data.max_sequences_per_pack
         name = config.name + "".join(f" {override}" for override in overrides)
-        machine, wanted = self.machine, config.placement.machine if as_written or not args.target else args.target
-        if wanted != machine.target.name:
-            machine = workload.Machine(target.get_target(wanted), self.folder, machine.traces)
+        machine = self.machine_of(config, None if as_written else args.target)
         if not as_written:
             if args.depth and depth != 1 and depth != args.depth:
                 depth = args.depth
@@ -267,7 +264,7 @@ class _OverheadReport:
         if len(runs) > 1:
             self.tables.append(paper.what_if(runs, self.calibration))
         for run in runs:
-            self.tables += [paper.breakdown(run, self.calibration), paper.memory(run)]
+            self.add_run(run)
 
     @property
     def options_change_a_setting(self) -> bool:
@@ -360,9 +357,9 @@ class _OverheadReport:
         self.about.append(config.name)
         return measured.beside(found, config, self.machine_of(config).pipeline(config), self.calibration)
 
-    def machine_of(self, config: Config) -> workload.Machine:
-        """The machine that a configuration names, with this report's traces."""
-        wanted = config.placement.machine
+    def machine_of(self, config: Config, instead: Optional[str] = None) -> workload.Machine:
+        """The machine that a configuration names, or another instead, with this report's traces."""
+        wanted = instead or config.placement.machine
         if wanted == self.machine.target.name:
             return self.machine
         return workload.Machine(target.get_target(wanted), self.folder, self.machine.traces)
@@ -451,7 +448,7 @@ class _OverheadReport:
             f"What packing costs on an IPU and what it brings, {name}: cycles of the analytic model beside what the "
             "paper and others measured. Point at a picture for its numbers; press a table's head to sort it."
         )
-        return page_of(f"Cycles, overhead and speed-up: {name}", lead, self.tables, self.words())
+        return pictures.page_of(f"Cycles, overhead and speed-up: {name}", lead, self.tables, self.words())
 
     def draw(self, path: Path) -> List[Path]:
         found = [picture for table in self.tables for picture in pictures.pictures(table)]

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ipu_packed_bert.cycles.calibration import Calibration
+from ipu_packed_bert.cycles.calibration import Calibration, speed
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline, Step
-from ipu_packed_bert.cycles.speed import speed
 from ipu_packed_bert.cycles.uncertainty import Interval
 from ipu_packed_bert.report.paper import INTERVALS, ModelledOverhead
 from ipu_packed_bert.settings.pretraining import Config

@@ -1,4 +1,4 @@
-"""The pictures of the report's tables, as values: the page draws them as SVG, `--plot` as files for a paper."""
+"""The pictures of the report's tables, as values: the page draws them as SVG, `--plot` as files; and that page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from ipu_packed_bert.cycles.uncertainty import INSIDE
 from ipu_packed_bert.planning.plan import MEMORY_PARTS
 from ipu_packed_bert.report.operators import CLASSES
+from pack_data.display.page import Page, Part, Section
 from pack_data.display.picture import Axis, Bars, Line, Lines, Picture, Series, Tile, Tiles
 from pack_data.display.table import Table
 
@@ -262,3 +263,20 @@ PICTURES: Dict[str, Callable[[Table], List[Picture]]] = {
     "update": _update,
     "measured_beside": _measured_beside,
 }
+
+
+def page_of(title: str, lead: str, found: Sequence[Table], words: Sequence[str]) -> Page:
+    """One HTML page: every table, its pictures above it.
+
+    words: what is said of the model below the tables.
+    """
+    sections: List[Section] = []
+    for number, table in enumerate(found, start=1):
+        parts: List[Part] = list(pictures(table))
+        for each in table.printed():
+            before = f"{table.title.split(':')[0]}. {each.title}" if table.parts else f"{table.title}, in numbers"
+            parts.append(each._replace(name=f"{each.name}-{number}", title=before))
+        sections.append(Section(table.title, tuple(parts)))
+    if words:
+        sections.append(Section("About the model", tuple(words)))
+    return Page(title, lead, tuple(sections))

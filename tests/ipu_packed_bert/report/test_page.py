@@ -10,8 +10,7 @@ from ipu_packed_bert.cycles import calibration, uncertainty
 from ipu_packed_bert.cycles.arrangement import UNPACKED
 from ipu_packed_bert.cycles.layout import stacked
 from ipu_packed_bert.report import command, operators
-from ipu_packed_bert.report.page import page_of
-from ipu_packed_bert.report.pictures import pictures
+from ipu_packed_bert.report.pictures import page_of, pictures
 from pack_data.cli.command import run_main
 from pack_data.display.picture import Bars
 from pack_data.display.table import COUNTED, MODEL, Column, Part, Table
