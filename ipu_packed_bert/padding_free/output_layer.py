@@ -187,12 +187,13 @@ def pieces(logits: torch.Tensor) -> List[slice]:
 _PLACE = "_padding_free_output_layer"  # an attribute of the model, as that of models.py
 
 
-def output_layer(model: Any) -> Optional[OutputLayer]:
+def output_layer(model: Any, *, inside: bool = False) -> Optional[OutputLayer]:
     """The output layer of a model whose loss can be computed in blocks; None for another one.
 
+    inside: the loss is computed in `forward`, where DistributedDataParallel finds the layer among what is used.
     Tried out once a model: it is called with a few tokens, and what it does to known logits is compared.
     """
-    if _is_wrapped(model):
+    if _is_wrapped(model, inside):
         return None
     base = base_of(model)
     try:
@@ -208,10 +209,10 @@ def output_layer(model: Any) -> Optional[OutputLayer]:
     return found
 
 
-def _is_wrapped(model: Any) -> bool:
+def _is_wrapped(model: Any, inside: bool) -> bool:
     """Whether the layer cannot be taken out: a compiled model, or DistributedDataParallel that looks for it."""
     while model is not None:
-        if hasattr(model, "_orig_mod") or getattr(model, "find_unused_parameters", False):
+        if hasattr(model, "_orig_mod") or (not inside and getattr(model, "find_unused_parameters", False)):
             return True
         model = getattr(model, "module", None)
     return False

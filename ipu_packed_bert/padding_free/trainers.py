@@ -150,7 +150,7 @@ def _loss_in_blocks(trainer: Any) -> str:
     theirs = trainer.compute_loss
 
     def compute_loss(model: Any, inputs: Inputs, *others: Any, **named: Any) -> Any:
-        found = output_layer(model) if model.training else None  # the model is in its wrappers now
+        found = output_layer(model, inside=True) if model.training else None  # the model is in its wrappers now
         with contextlib.nullcontext() if found is None else found.for_loss(model):
             return theirs(model, inputs, *others, **named)
 
