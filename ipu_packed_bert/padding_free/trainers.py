@@ -140,13 +140,6 @@ def _loss_in_blocks(trainer: Any) -> str:
     layer = output_layer(trainer.model)
     if layer is None or not layer.asked:
         return f"that of {type(base_of(trainer.model)).__name__}, from the logits of all tokens"
-    args = trainer.args
-    looks = args.ddp_find_unused_parameters  # Trainer's default is True but for checkpointing of activations
-    if args.world_size > 1 and (looks if looks is not None else not args.gradient_checkpointing):
-        return (
-            f"that of {type(base_of(trainer.model)).__name__}, from the logits of all tokens; "
-            "ddp_find_unused_parameters=False lets it be computed in blocks of tokens"
-        )
     theirs = trainer.compute_loss
 
     def compute_loss(model: Any, inputs: Inputs, *others: Any, **named: Any) -> Any:

@@ -301,8 +301,7 @@ from tests.trainer_runs import ROW, a_model, losses, packed_run, tokens_seen, to
 folder = Path(sys.argv[1])
 for kind, way in (("trainer", "MiniBatchPacking+PosID"), ("completion", "OptimalPacking+PosID")):
     trainer, sampler = packed_run(
-        kind, folder, way, per_device_train_batch_size=1, gradient_accumulation_steps=2, ddp_backend="gloo",
-        ddp_find_unused_parameters=False,
+        kind, folder, way, per_device_train_batch_size=1, gradient_accumulation_steps=2, ddp_backend="gloo"
     )
     trainer.train()
     rank = trainer.args.process_index
