@@ -330,8 +330,6 @@ def _checked(state: Fields, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -
         optimizer.integer("step", least=0)
         for moment in ("exp_avg", "exp_avg_sq"):
             _check_tensors(optimizer, moment)
-    if "random" in engine:
-        _check_tensors(engine, "random")
     state.object("batches")
     return Checkpoint(
         step=state.integer("step", least=0),
