@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch.nn import functional as F
@@ -29,6 +29,8 @@ _WITHOUT_EFFECT = {
     "cache_position",
     "deterministic",
     "logits_to_keep",
+    "max_length_k",
+    "max_length_q",
     "num_items_in_batch",
     "output_attentions",
     "output_hidden_states",
@@ -47,7 +49,7 @@ class Settings(NamedTuple):
     scale: Optional[float] = None  # None: one over the root of the width
     dropout: float = 0.0
     causal: bool = True
-    window: Optional[int] = None  # tokens that a token sees, itself included; None: all earlier ones
+    window: Optional[int] = None  # a token sees others less than so far before it and, if not causal, behind it
     softcap: Optional[float] = None
     sinks: Optional[torch.Tensor] = None  # [N], a score that takes a share of each softmax and gives nothing
 
@@ -70,17 +72,18 @@ def _attend_block(
     length, window = query.shape[2], settings.window
     if window is None or window >= length:
         return _attend(query, key, value, _causal(query, key, bias, settings), settings)
-    # A token sees at most `window` tokens: cut the queries, and give each piece the keys that it reaches.
+    # Cut the queries, and give each piece the keys that it reaches.
     step, contexts = max(window, 128), []
     for begin in range(0, length, step):
         end, first = min(begin + step, length), max(0, begin - window + 1)
-        behind = torch.arange(begin, end, device=query.device)[:, None] - torch.arange(first, end, device=query.device)
-        seen = (behind >= 0) & (behind < window)
+        last = end if settings.causal else min(length, end + window - 1)
+        behind = torch.arange(begin, end, device=query.device)[:, None] - torch.arange(first, last, device=query.device)
+        seen = (behind >= 0) & (behind < window) if settings.causal else behind.abs() < window
         added = None
         if bias is not None:
-            added = (bias if bias.shape[2] == 1 else bias[:, :, begin:end])[..., first:end]
+            added = (bias if bias.shape[2] == 1 else bias[:, :, begin:end])[..., first:last]
         mask = _with_bias(seen, added, query)
-        contexts.append(_attend(query[:, :, begin:end], key[:, :, first:end], value[:, :, first:end], mask, settings))
+        contexts.append(_attend(query[:, :, begin:end], key[:, :, first:last], value[:, :, first:last], mask, settings))
     return torch.cat(contexts, dim=2)
 
 
@@ -137,43 +140,72 @@ def _scored(
 
 # ---- a row: its boundaries, and the kernel or the blocks
 
-# Boundaries, their version, their blocks.
-_last: Tuple[Any, int, Dict[Optional[int], AttentionBlocks]] = (lambda: None, 0, {})
+# Functions, arguments (of tensors references), versions of the arguments, and what was found: the last first.
+_found: List[Tuple[Any, ...]] = []
+
+
+def _once(find: Callable[..., Any], *given: Any) -> Any:
+    """find(*given), worked out once for all layers of a call: they get the same tensors."""
+    global _found
+    versions = [_version(each) for each in given]
+    for function, arguments, before, result in _found:
+        if function is find and before == versions and all(map(_is_same, arguments, given)):
+            return result
+    result = find(*given)
+    if min(versions) >= 0:
+        arguments = [weakref.ref(each) if torch.is_tensor(each) else each for each in given]
+        _found = [(find, arguments, versions, result), *_found[:15]]
+    return result
+
+
+def _is_same(argument: Any, each: Any) -> bool:
+    """A tensor that is gone is no tensor that was not given."""
+    if torch.is_tensor(each):
+        return isinstance(argument, weakref.ref) and argument() is each
+    return bool(argument == each)
+
+
+def _version(value: Any) -> int:
+    """Rises where a tensor changes in place; -1 where that is not told."""
+    return 0 if not torch.is_tensor(value) else -1 if value.is_inference() else value._version
+
+
+if hasattr(torch, "compiler") and hasattr(torch.compiler, "disable"):
+    _once = torch.compiler.disable(_once)  # it reads numbers
+
+
+def _starts(boundaries: torch.Tensor) -> torch.Tensor:
+    """[examples + 1], also of those that `_padding_free_mask` gives."""
+    return boundaries if boundaries.dim() == 1 else boundaries[0, 0, 0]
 
 
 def _lengths(boundaries: torch.Tensor, chunk: Optional[int]) -> List[int]:
     """Tokens of each example, or of each of its chunks, whose tokens do not see another chunk."""
-    numbers = boundaries.tolist() if boundaries.dim() == 1 else boundaries[0, 0, 0].tolist()
-    lengths = [end - begin for begin, end in zip(numbers, numbers[1:])]
     if chunk is None:
-        return lengths
+        numbers = _starts(boundaries).tolist()
+        return [end - begin for begin, end in zip(numbers, numbers[1:])]
+    lengths = _once(_lengths, boundaries, None)
     return [min(chunk, length - begin) for length in lengths for begin in range(0, length, chunk)]
 
 
-def _blocks(boundaries: torch.Tensor, tokens: int, chunk: Optional[int]) -> AttentionBlocks:
-    """Worked out once for all layers: they get the same tensor."""
-    global _last
-    reference, version, found = _last
-    now = -1 if boundaries.is_inference() else boundaries._version
-    if reference() is not boundaries or version != now or now < 0:
-        found = {}
-    if chunk not in found:
-        lengths = _lengths(boundaries, chunk)
-        if sum(lengths) != tokens or min(lengths) < 0:
-            raise ValueError(
-                f"the examples of cu_seq_lens_q have {sum(lengths)} tokens, the row has {tokens}; "
-                f"cu_seq_lens_q must rise from 0 to {tokens}"
-            )
-        found = {**found, chunk: blocks_of(lengths, boundaries.device)}
-        _last = (weakref.ref(boundaries), now, found)
-    return found[chunk]
+def _blocks(boundaries: torch.Tensor, chunk: Optional[int]) -> AttentionBlocks:
+    return blocks_of(_once(_lengths, boundaries, chunk), boundaries.device)
+
+
+def _starts_of_chunks(boundaries: torch.Tensor, tokens: int, chunk: int) -> torch.Tensor:
+    """The boundaries of all chunks, and empty ones behind them: no device is asked how many chunks there are."""
+    starts = _starts(boundaries)
+    at = torch.arange(tokens, device=starts.device)
+    places = at - starts[torch.searchsorted(starts, at, right=True) - 1]
+    cuts = torch.where(places % chunk == 0, at, tokens).sort().values
+    return F.pad(cuts[: tokens // chunk + len(starts) - 1], (0, 1), value=tokens).int()
 
 
 def _kernel(query: torch.Tensor, value: torch.Tensor, settings: Settings) -> Optional[Any]:
     """The variable-length kernel of torch, where it computes what this layer needs.  It has no dropout."""
     if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
         return None
-    if settings.scored or settings.dropout or query.shape[-1] != value.shape[-1] or query.shape[-1] > 256:
+    if settings.scored or settings.dropout or max(query.shape[-1], value.shape[-1]) > 256:
         return None
     try:
         return importlib.import_module("torch.nn.attention.varlen").varlen_attn
@@ -194,23 +226,38 @@ def attend_row(
 ) -> torch.Tensor:
     """query [1, N, T, A], key and value [1, K, T, A] -> [1, T, N, A], each example by itself.
 
-    boundaries: int32 [examples + 1], or as `_padding_free_mask` gives them.  longest: tokens of the longest example, if
-    known.  chunk: an example is cut into chunks of so many tokens.  bias: added to the scores, [1, N or 1, T or 1, T].
+    boundaries: int32 [examples + 1] from 0 to T, or as `_padding_free_mask` gives them.  longest: tokens of the
+    longest example, if known.  chunk: an example is cut into chunks of so many tokens.  bias: added to the scores,
+    [1, N or 1, T or 1, T].
     """
     rows = tuple(each[0].transpose(0, 1) for each in (query, key, value))
-    kernel = _kernel(query, value, settings) if bias is None and chunk is None else None
+    kernel = _kernel(query, value, settings) if bias is None else None
     if kernel is not None:
-        most = query.shape[2] if longest is None else int(longest)
-        behind = -1 if settings.window is None else settings.window - 1
-        window = (behind, 0 if settings.causal else -1)
-        grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
-        boundaries = boundaries if boundaries.dim() == 1 else boundaries[0, 0, 0].contiguous()
-        context = kernel(*rows, boundaries, boundaries, most, most, scale=settings.scale, window_size=window, **grouped)
-        return context.unsqueeze(0)
+        starts, most = _starts(boundaries).int(), query.shape[2] if longest is None else longest
+        if chunk is not None:
+            starts, most = _once(_starts_of_chunks, boundaries, query.shape[2], chunk), min(most, chunk)
+        return _by_kernel(kernel, rows, starts, most, settings).unsqueeze(0)
     if bias is not None:
-        return _with_row_bias(rows, bias, _lengths(boundaries, chunk), settings)
-    blocks = _blocks(boundaries, query.shape[2], chunk)
+        return _with_row_bias(rows, bias, _once(_lengths, boundaries, chunk), settings)
+    blocks = _once(_blocks, boundaries, chunk)
     return attend_in_blocks(rows, blocks, lambda q, k, v: _attend_block(q, k, v, None, settings)).unsqueeze(0)
+
+
+def _by_kernel(
+    kernel: Any, rows: Sequence[torch.Tensor], starts: torch.Tensor, longest: int, settings: Settings
+) -> torch.Tensor:
+    """query [T, N, A], key and value [T, K, A] -> [T, N, A].  Values may have another width than keys (MLA)."""
+    query, key, value = rows
+    reach = -1 if settings.window is None else settings.window - 1
+    scale = query.shape[-1] ** -0.5 if settings.scale is None else settings.scale
+    # The kernel has one width, a multiple of 8: zeros behind queries, keys and values change nothing in front of them.
+    width = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
+    wide = [each if each.shape[-1] == width else F.pad(each, (0, width - each.shape[-1])) for each in rows]
+    grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
+    window = (reach, 0 if settings.causal else reach)
+    context = kernel(*wide, starts, starts, longest, longest, scale=scale, window_size=window, **grouped)
+    found: torch.Tensor = context[..., : value.shape[-1]]
+    return found
 
 
 def _with_row_bias(
@@ -225,10 +272,6 @@ def _with_row_bias(
         contexts.append(_attend_block(query, key, value, part, settings).transpose(1, 2))
         begin = end
     return torch.cat(contexts, dim=1)
-
-
-if hasattr(torch, "compiler") and hasattr(torch.compiler, "disable"):
-    _blocks = torch.compiler.disable(_blocks)  # it reads numbers
 
 
 # ---- what Transformers calls
@@ -249,8 +292,6 @@ def padding_free_attention(
     position_bias: Optional[torch.Tensor] = None,
     cu_seq_lens_q: Optional[torch.Tensor] = None,
     cu_seq_lens_k: Optional[torch.Tensor] = None,
-    max_length_q: Optional[int] = None,
-    max_length_k: Optional[int] = None,
     **others: Any,
 ) -> Tuple[torch.Tensor, None]:
     """query [B, N, T, A], key and value [B, K, T, A] -> context [B, T, N, A] and no weights.
@@ -268,16 +309,24 @@ def padding_free_attention(
     # Some code says is_causal=False where it gives a mask, which is then causal.  So are boundaries in its place.
     causal = carried or bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     window, chunk = _reach_of(module, sliding_window)
-    if window is not None and not causal:
-        raise ValueError(f'{name} has a window on both sides, which attn_implementation="{NAME}" does not compute')
+    # Masks of Transformers reach config.sliding_window to both sides, and its layers hand over one more.
+    if window is not None and not causal and window == setting_of(getattr(module, "config", None), "sliding_window"):
+        raise ValueError(f'{name} has a window on both sides that attn_implementation="{NAME}" does not know')
     settings = Settings(scaling, dropout, causal, window, softcap, s_aux)
     if carried and cu_seq_lens_q is None:
         if chunk is not None:  # chunks are counted from the begin of the row in some versions of Transformers
             raise ValueError(f"{name} attends in chunks; give the model cu_seq_lens_q, as PaddingFreeCollator does")
         cu_seq_lens_q = attention_mask
     positions = others.get("position_ids")
-    if torch.is_tensor(positions) and positions.dim() == 2 and 1 < positions.shape[1] == query.shape[2]:
-        _refuse_contradiction(name, positions, attention_mask, cu_seq_lens_q)
+    if not (torch.is_tensor(positions) and positions.dim() == 2 and 1 < positions.shape[1] == query.shape[2]):
+        positions = None
+    mask = attention_mask if cu_seq_lens_q is None else None  # else layers of two kinds have two
+    wrong, longest = _once(_seen_in, positions, mask, cu_seq_lens_q, cu_seq_lens_k, query.shape[2])
+    if wrong:
+        raise ValueError(
+            f"{name}: {wrong}; give the model what padding_free.inputs_for gives, without an attention_mask, and "
+            "use_cache=False"
+        )
     if cu_seq_lens_q is None:
         return _without_boundaries(query, key, value, attention_mask, position_bias, settings, chunk), None
     # Older versions of Transformers make a mask for a row of one example too; it says what the boundaries say.
@@ -286,81 +335,81 @@ def padding_free_attention(
             f"{name} gets boundaries of examples and an attention_mask of shape {tuple(attention_mask.shape)}; give "
             "the model no attention_mask with cu_seq_lens_q, and call it with use_cache=False"
         )
-    same = cu_seq_lens_k is None or cu_seq_lens_k is cu_seq_lens_q or torch.equal(cu_seq_lens_k, cu_seq_lens_q)
-    if len(query) != 1 or query.shape[2] != key.shape[2] or not same:
+    if len(query) != 1 or query.shape[2] != key.shape[2]:
         raise ValueError(
             f"{name} gets boundaries with queries of shape {tuple(query.shape)} and keys of {tuple(key.shape)}; "
-            "must be one row, with the same boundaries for both, and without a cache"
+            "must be one row, without a cache"
         )
-    context = attend_row(
-        query, key, value, cu_seq_lens_q, settings, longest=max_length_q, chunk=chunk, bias=position_bias
-    )
+    context = attend_row(query, key, value, cu_seq_lens_q, settings, longest=longest, chunk=chunk, bias=position_bias)
     return context, None
 
 
-_checked: List[Tuple[Any, int]] = []  # positions, mask and boundaries of the last layer, and their versions
+def _seen_in(
+    positions: Optional[torch.Tensor],
+    mask: Optional[torch.Tensor],
+    boundaries: Optional[torch.Tensor],
+    of_keys: Optional[torch.Tensor],
+    tokens: int,
+) -> Tuple[str, int]:
+    """What contradicts what, and the tokens of the longest example.  A device is waited for once.
 
-
-def _refuse_contradiction(
-    name: str, positions: torch.Tensor, mask: Optional[torch.Tensor], boundaries: Optional[torch.Tensor]
-) -> None:
-    """Raise ValueError where positions begin again and what says which tokens see each other does not.
-
-    positions: [B, T].  All layers of a call get the same tensors, which are compared once.
+    positions: [B, T].
     """
-    global _checked
-    given = positions, mask, boundaries
-    # A tensor that is gone is no tensor that was not given, though both are None.
-    if len(_checked) == len(given) and all(
-        (reference is None if each is None else reference is not None and reference() is each)
-        and version == _version(each) >= 0
-        for (reference, version), each in zip(_checked, given)
-    ):
-        return
-    begins = positions[:, 1:] != positions[:, :-1] + 1  # [B, T - 1]
-    if boundaries is not None:
-        numbers = boundaries if boundaries.dim() == 1 else boundaries[0, 0, 0]
-        apart = torch.zeros(positions.shape[1] + 1, dtype=torch.bool, device=positions.device)
-        apart[numbers.long().clamp(0, positions.shape[1])] = True
-        wrong = bool(begins.any()) and not torch.equal(begins[0], apart[1:-1])
-        what = "cu_seq_lens_q has other examples than position_ids"
-    else:
-        wrong = bool((begins & (positions[:, 1:] <= positions[:, :-1]) & _sees_the_one_before(mask, begins)).any())
-        what = "position_ids begin again, and the attention_mask or the cache lets examples see each other"
-    if wrong:
-        raise ValueError(
-            f"{name}: {what}; give the model what padding_free.inputs_for gives, no attention_mask, and use_cache=False"
+    if boundaries is None:
+        if positions is None or not bool(_joined(positions, mask).any()):
+            return "", tokens
+        return "position_ids begin again, and the attention_mask or the cache lets examples see each other", tokens
+    starts = _starts(boundaries)
+    if len(starts) < 2 or (of_keys is not None and of_keys.shape != boundaries.shape):
+        return "cu_seq_lens_q and cu_seq_lens_k must be the same boundaries of one or more examples", tokens
+    lengths = starts.diff()
+    wrong = {
+        f"cu_seq_lens_q must rise from 0 to {tokens}, the tokens of the row": (
+            (starts[0] != 0) | (starts[-1] != tokens) | (lengths < 0).any()
         )
-    _checked = [(None if each is None else weakref.ref(each), _version(each)) for each in given]
+    }
+    if of_keys is not None and of_keys is not boundaries:
+        wrong["cu_seq_lens_k must be the same boundaries as cu_seq_lens_q"] = (of_keys != boundaries).any()
+    if positions is not None:
+        begins = positions[0, 1:] != positions[0, :-1] + 1
+        apart = torch.zeros(tokens + 1, dtype=torch.bool, device=begins.device)
+        apart[starts.long().clamp(0, tokens)] = True
+        wrong["cu_seq_lens_q has other examples than position_ids"] = begins.any() & (begins != apart[1:-1]).any()
+    longest, *values = torch.stack([lengths.max(), *wrong.values()]).tolist()
+    return next((text for text, value in zip(wrong, values) if value), ""), longest
 
 
-def _version(tensor: Optional[torch.Tensor]) -> int:
-    """Rises where a tensor changes in place; -1 where that is not told."""
-    return 0 if tensor is None else -1 if tensor.is_inference() else tensor._version
+def _joined(positions: torch.Tensor, mask: Optional[torch.Tensor]) -> torch.Tensor:
+    """[B, T - 1]: where a position is not behind the one before it, and its token sees itself and the one before it.
 
-
-def _sees_the_one_before(mask: Optional[torch.Tensor], begins: torch.Tensor) -> torch.Tensor:
-    """[B, T - 1]: whether a token, but the first, sees itself, as padding does not, and the one before it."""
+    A token of padding does not see itself.
+    """
+    again = positions[:, 1:] <= positions[:, :-1]
     if mask is None:
-        return torch.ones_like(begins)
+        return again
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 4
     before = seen.shape[3] - seen.shape[2]  # tokens in the cache
-    itself, other = (seen.diagonal(before - back, 2, 3)[:, 0, -begins.shape[1] :] for back in (0, 1))
-    return itself & other
-
-
-if hasattr(torch, "compiler") and hasattr(torch.compiler, "disable"):
-    _refuse_contradiction = torch.compiler.disable(_refuse_contradiction)
+    itself, other = (seen.diagonal(before - back, 2, 3)[:, 0, -again.shape[1] :] for back in (0, 1))
+    return again & itself & other
 
 
 def _reach_of(module: torch.nn.Module, window: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
     """Window and chunk of a layer: the window that it hands over, else what its configuration says of its kind."""
     kind, chunk = _layer_kind(module), None
     if kind is not None and "sliding" in kind and window is None:
-        window = getattr(module.config, "sliding_window", None)
+        window = setting_of(module.config, "sliding_window")
     if kind is not None and "chunk" in kind:
-        chunk = getattr(module.config, "attention_chunk_size", None)
+        chunk = setting_of(module.config, "attention_chunk_size")
     return window, chunk
+
+
+def setting_of(config: Any, name: str) -> Any:
+    """None where the configuration has none; the least where its layers have different ones."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # of Transformers
+        each = [getattr(layer, name, None) for layer in config.per_layer_config]
+        return min((value for value in each if value is not None), default=None)
 
 
 def _layer_kind(module: torch.nn.Module) -> Optional[str]:
@@ -416,7 +465,7 @@ def _padding_free_mask(*args: Any, **keywords: Any) -> Optional[torch.Tensor]:
     offset = keywords.get("q_offset", 0)
     whole = tokens == _length_of(keywords, "kv") and isinstance(offset, int) and not offset
     if tokens is not None and whole and function is not None and keywords.get("attention_mask") is None:
-        if keywords.get("allow_is_causal_skip"):
+        if keywords.get("allow_is_causal_skip") or keywords.get("allow_is_bidirectional_skip"):
             return None
         boundaries = _boundaries_of(function, tokens, keywords) if keywords.get("batch_size") == 1 else None
         if boundaries is not None:
@@ -427,14 +476,19 @@ def _padding_free_mask(*args: Any, **keywords: Any) -> Optional[torch.Tensor]:
 
 
 def _boundaries_of(function: Any, tokens: int, keywords: Dict[str, Any]) -> Optional[torch.Tensor]:
-    """Where a token does not see the one before it; None where each does.  function: which query sees which key."""
+    """Where a token does not see the one before it; None where each does, or some see the one behind them.
+
+    function: which query sees which key.
+    """
     positions = keywords.get("cache_position")
     at = torch.arange(1, tokens, device=keywords.get("device") if positions is None else positions.device)
     zero = torch.zeros_like(at)
-    starts = at[~function(zero, zero, at, at - 1)]
-    if not len(starts):
+    # A device is waited for once, here.
+    before, behind = torch.stack([function(zero, zero, at, at - 1), function(zero, zero, at - 1, at)]).cpu()
+    if before.all() or behind.any():
         return None
-    return torch.cat([starts.new_zeros(1), starts, starts.new_full((1,), tokens)]).int()
+    starts = F.pad(torch.nonzero(~before)[:, 0] + 1, (1, 0))
+    return F.pad(starts, (0, 1), value=tokens).int().to(at.device, non_blocking=True)
 
 
 def _length_of(keywords: Dict[str, Any], which: str) -> Optional[int]:

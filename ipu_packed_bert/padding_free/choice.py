@@ -59,8 +59,8 @@ def find_choice(
             if dense_mask_bytes(model, 1):
                 _say_dense(model, choice, row or longest or 4096, attention is not None or choice == before)
             return choice, probed
-        except ValueError as error:
-            refusals[str(choice)] = str(error)
+        except (AssertionError, ValueError) as error:  # an assertion: of the model's own code
+            refusals[str(choice)] = str(error) or f"{type(base).__name__} does not take {choice.boundaries}"
             choose(model, before)
             base.config.use_cache = cached
             if attention_of(model) != loaded:

@@ -96,7 +96,7 @@ class PaddingFreeCollator:
     An example is a mapping with input_ids and, where they differ from them, labels.
     slots: the row is padded to so many tokens, so that all batches have one shape.  Accelerate needs that where it
     dispatches batches.  There are no boundaries among the inputs then: the model finds them in position_ids, so call it
-    with use_cache=False.
+    with use_cache=False.  It does not in models that attend to both sides, for which this raises ValueError.
     multiple_of: each example begins at a multiple of it, and the row ends at one, as context parallelism or FP8 want.
     """
 
@@ -110,6 +110,12 @@ class PaddingFreeCollator:
         multiple_of: int = 1,
     ) -> None:
         self._model, self._slots = model, slots
+        causal = [module.is_causal for module in base_of(model).modules() if hasattr(module, "is_causal")]
+        if slots is not None and causal and not any(causal):
+            raise ValueError(
+                f"{type(base_of(model)).__name__} attends to both sides, and then no boundaries are found in "
+                "position_ids; leave slots out"
+            )
         self._collate = partial(
             padding_free_batch, pad_id=pad_id, ignore_index=ignore_index, slots=slots, multiple_of=multiple_of
         )

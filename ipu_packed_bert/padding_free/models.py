@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ipu_packed_bert.padding_free.attention import NAME
+from ipu_packed_bert.padding_free.attention import NAME, setting_of
 
 WAY_OUT = "use a padding way for it, such as RandomSampling+Padding"
 
@@ -159,7 +159,7 @@ def _attention_reach(config: Any, *, windows: bool = True) -> Optional[Reach]:
         "sliding_window": windows and _has_layers(config, "sliding") and _windows_are_on(config),
         "attention_chunk_size": _has_layers(config, "chunk"),
     }
-    sizes = {setting: getattr(config, setting, None) for setting, in_use in used.items() if in_use}
+    sizes = {setting: setting_of(config, setting) for setting, in_use in used.items() if in_use}
     found = [Reach(tokens, setting) for setting, tokens in sizes.items() if isinstance(tokens, int) and tokens > 0]
     return min(found, default=None)
 

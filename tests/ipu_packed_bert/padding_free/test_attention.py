@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers", minversion="4.57", reason="for models of Transformers 4.57 and newer")
 
 from ipu_packed_bert.padding_free import attention  # noqa: E402
 from ipu_packed_bert.padding_free.attention import Settings, attend_row, padding_free_attention  # noqa: E402
+from ipu_packed_bert.padding_free.collators import PaddingFreeCollator  # noqa: E402
+from tests.padding_free_models import a_windowed_model, some_examples  # noqa: E402
 from tests.refusals import refused
 
 HEADS, WIDTH = 4, 8
 
 
-def heads_of(tokens, key_heads=HEADS, seed=0):
+def heads_of(tokens, key_heads=HEADS, seed=0, values=WIDTH):
     draw = torch.Generator().manual_seed(seed)
-    sizes = (HEADS, key_heads, key_heads)
-    return [torch.randn(1, heads, tokens, WIDTH, generator=draw, dtype=torch.float64) for heads in sizes]
+    sizes = ((HEADS, WIDTH), (key_heads, WIDTH), (key_heads, values))
+    return [torch.randn(1, heads, tokens, width, generator=draw, dtype=torch.float64) for heads, width in sizes]
 
 
 def boundaries_of(lengths):
@@ -37,7 +41,7 @@ def by_the_formula(query, key, value, lengths, wanted, chunk=None, bias=None):
     behind = place[:, None] - place
     seen &= behind >= 0 if wanted.causal else behind < tokens
     if wanted.window is not None:
-        seen &= behind < wanted.window
+        seen &= behind.abs() < wanted.window
     if chunk is not None:
         seen &= (place // chunk)[:, None] == place // chunk
     key, value = (each.repeat_interleave(HEADS // each.shape[1], dim=1) for each in (key, value))
@@ -58,6 +62,7 @@ LAYERS = {
     "scale": (Settings(scale=0.7), {}),
     "both ways": (Settings(causal=False), {}),
     "window": (Settings(window=3), {}),
+    "window on both sides": (Settings(causal=False, window=3), {}),
     "soft cap": (Settings(softcap=0.5), {}),
     "sinks": (Settings(sinks=SINKS), {}),
     "window, soft cap and sinks": (Settings(window=2, softcap=1.5, sinks=SINKS), {}),
@@ -93,8 +98,9 @@ def test_gradients_are_those_of_the_formula(layer):
 
 
 @pytest.mark.parametrize("window", [None, 100, 128, 200])
-def test_long_examples_are_cut_into_pieces_of_a_window(window):
-    lengths, wanted = [300, 7, 129, 300], Settings(window=window)
+@pytest.mark.parametrize("causal", [True, False])
+def test_long_examples_are_cut_into_pieces_of_a_window(window, causal):
+    lengths, wanted = [300, 7, 129, 300], Settings(causal=causal, window=window)
     heads = heads_of(sum(lengths), 2)
     expected = by_the_formula(*heads, lengths, wanted)
     assert torch.allclose(attend_row(*heads, boundaries_of(lengths), wanted), expected, rtol=0, atol=1e-12)
@@ -102,8 +108,9 @@ def test_long_examples_are_cut_into_pieces_of_a_window(window):
 
 @pytest.mark.parametrize("shape", [(1, HEADS, 1, 17), (1, 1, 17, 17), (1, HEADS, 17, 17)])
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_bias_of_the_positions_is_added(shape, window):
-    lengths, wanted = [4, 6, 6, 1], Settings(window=window)
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_bias_of_the_positions_is_added(shape, window, causal):
+    lengths, wanted = [4, 6, 6, 1], Settings(causal=causal, window=window)
     heads, bias = heads_of(17, 2), torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     expected = by_the_formula(*heads, lengths, wanted, bias=bias)
     assert torch.allclose(attend_row(*heads, boundaries_of(lengths), wanted, bias=bias), expected, rtol=0, atol=1e-12)
@@ -128,8 +135,10 @@ def test_boundaries_of_another_row_are_refused():
     heads = heads_of(10)
     with refused("must rise from 0 to 10"):
         padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries_of([3, 4]))
-    with pytest.raises(ValueError, match="same boundaries for both"):
-        padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries_of([3, 7]), cu_seq_lens_k=boundaries_of([4, 6]))
+    for lengths in ([4, 6], [3, 3, 4]):
+        with refused("same boundaries"):
+            others = boundaries_of(lengths)
+            padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries_of([3, 7]), cu_seq_lens_k=others)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +150,9 @@ def test_boundaries_of_another_row_are_refused():
     ],
 )
 def test_what_it_does_not_compute_is_refused(given_, match):
+    layer = SimpleNamespace(is_causal=True, config=SimpleNamespace(sliding_window=4))
     with refused(match):
-        padding_free_attention(LAYER, *heads_of(10), cu_seq_lens_q=boundaries_of([3, 7]), **given_)
+        padding_free_attention(layer, *heads_of(10), cu_seq_lens_q=boundaries_of([3, 7]), **given_)
 
 
 def test_boundaries_that_change_in_place_are_read_again():
@@ -153,22 +163,158 @@ def test_boundaries_that_change_in_place_are_read_again():
         assert torch.allclose(found, by_the_formula(*heads, lengths, Settings()), rtol=0, atol=1e-12)
 
 
-def test_the_kernel_gets_what_the_layer_asks_for(monkeypatch):
-    """On CUDA in half precision.  The kernel itself is torch's."""
-    calls = []
+# ---- the kernel: torch's own runs on CUDA in half precision, a stand-in of it here
 
-    def kernel(query, key, value, *boundaries, **options):
-        calls.append((query.shape, key.shape, boundaries, options))
-        return query
 
-    monkeypatch.setattr(attention, "_kernel", lambda query, value, wanted: kernel)
-    query, key, value = heads_of(10, 2)
-    starts = boundaries_of([3, 7])
-    found = attend_row(query, key, value, starts, Settings(scale=0.3, window=4), longest=7)
-    assert torch.equal(found, query.transpose(1, 2))
-    (shape, key_shape, (first, second, *most), options) = calls[0]
-    assert shape == (10, HEADS, WIDTH) and key_shape == (10, 2, WIDTH) and most == [7, 7]
-    assert first is second is starts
-    assert options == {"scale": 0.3, "window_size": (3, 0), "enable_gqa": True}
-    attend_row(*heads_of(10), starts, Settings(), chunk=4)  # which the kernel has not
-    assert len(calls) == 1
+_numbers = torch.Tensor.tolist  # not counted below
+
+
+class Kernel:
+    """Computes by its arguments, as torch.nn.attention.varlen.varlen_attn says, and keeps them."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(
+        self, query, key, value, starts, of_keys, most, most_keys, *, scale, window_size=(-1, -1), enable_gqa=False
+    ):
+        self.calls.append((starts, most, window_size))
+        assert starts is of_keys and starts.dtype == torch.int32 and starts.is_contiguous() and most == most_keys
+        assert query.shape[-1] == key.shape[-1] == value.shape[-1] and query.shape[-1] % 8 == 0
+        assert enable_gqa or query.shape[1] == key.shape[1]
+        numbers, (left, right) = _numbers(starts), window_size
+        assert numbers[0] == 0 and numbers[-1] == len(query) and numbers == sorted(numbers)
+        contexts = []
+        for begin, end in zip(numbers, numbers[1:]):
+            assert end - begin <= most
+            place = torch.arange(end - begin)
+            behind = place[:, None] - place
+            seen = (behind <= left if left >= 0 else behind < len(place)) & (-behind <= right if right >= 0 else True)
+            keys, values = (
+                each[begin:end].repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value)
+            )
+            scores = torch.einsum("qhd,khd->hqk", query[begin:end], keys) * scale
+            shares = scores.masked_fill(~seen, -torch.inf).softmax(2)
+            contexts.append(torch.einsum("hqk,khd->qhd", shares, values))
+        return torch.cat(contexts)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    kernel = Kernel()
+    monkeypatch.setattr(attention, "_kernel", lambda query, value, wanted: None if wanted.scored else kernel)
+    return kernel
+
+
+@pytest.mark.parametrize("layer", [name for name, (wanted, _) in LAYERS.items() if not wanted.scored])
+@pytest.mark.parametrize("values", [WIDTH, 5, 12])
+@pytest.mark.parametrize("lengths", [[5, 2, 2, 9, 1, 5], [8], [4, 12], [1, 1, 16, 3, 4]])
+def test_the_kernel_gives_what_the_blocks_give(kernel, layer, values, lengths):
+    """Chunks become boundaries of shorter examples; values of another width than keys (MLA) are padded."""
+    wanted, more = LAYERS[layer]
+    longest = {"longest": max(lengths)}
+    results = []
+    for call in (longest, {}):
+        heads = [each.requires_grad_() for each in heads_of(sum(lengths), 2, values=values)]
+        found = attend_row(*heads, boundaries_of(lengths), wanted, **more, **call)
+        assert found.shape == (1, sum(lengths), HEADS, values)
+        results.append((found, *torch.autograd.grad(found.square().sum(), heads)))
+    heads = [each.requires_grad_() for each in heads_of(sum(lengths), 2, values=values)]
+    expected = by_the_formula(*heads, lengths, wanted, **more)
+    expected = expected, *torch.autograd.grad(expected.square().sum(), heads)
+    for result in results:
+        assert all(torch.allclose(*pair, rtol=0, atol=1e-12) for pair in zip(result, expected))
+    assert len(kernel.calls) == 2 and kernel.calls[0][1] == min(max(lengths), more.get("chunk", 99))
+
+
+def test_empty_examples_are_no_matter_to_chunks(kernel):
+    heads, boundaries = heads_of(10), torch.tensor([0, 0, 3, 3, 10, 10]).int()
+    expected = by_the_formula(*heads, [3, 7], Settings(), chunk=4)
+    assert torch.allclose(attend_row(*heads, boundaries, Settings(), chunk=4), expected, rtol=0, atol=1e-12)
+    assert sorted(set(kernel.calls[0][0].tolist())) == [0, 3, 7, 10]
+
+
+# ---- the host waits for the device at most once a batch
+
+
+class Waits(TorchDispatchMode):
+    """Counts the calls for which the host waits for a CUDA device, here on a CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        indices = args[1] if name in ("index", "index_put_") else ()
+        if name in ("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "repeat_interleave") or any(
+            each is not None and each.dtype == torch.bool for each in indices
+        ):
+            self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def waits_counted(monkeypatch):
+    with monkeypatch.context() as patch, Waits() as waits:
+        for name in ("tolist", "cpu", "numpy"):  # which call no operator on a CPU
+            theirs = getattr(torch.Tensor, name)
+
+            def counted(tensor, theirs=theirs):
+                waits.count += 1
+                return theirs(tensor)
+
+            patch.setattr(torch.Tensor, name, counted)
+        yield waits
+
+
+def waits_of(model, inputs, monkeypatch):
+    """In the whole forward pass, and behind its first layer."""
+    after = []
+    with waits_counted(monkeypatch) as waits:
+        handle = model.model.layers[0].register_forward_hook(lambda *given: after.append(waits.count))
+        model(**inputs, use_cache=False).logits.sum().backward()
+    handle.remove()
+    return waits.count, waits.count - after[0]
+
+
+def test_waits_are_counted(monkeypatch):
+    values = torch.arange(3)
+    with waits_counted(monkeypatch) as waits:
+        for step in (values.tolist, values.any().item, lambda: values[values > 1], lambda: torch.equal(values, values)):
+            before = waits.count
+            step()
+            assert waits.count == before + 1
+        values.to(torch.float32).sum()
+        assert waits.count == 4
+
+
+@pytest.mark.parametrize("by", ["kernel", "blocks"])
+@pytest.mark.parametrize(
+    "kind, given_",
+    [
+        ("mistral", "boundaries"),
+        ("mistral", "boundaries twice"),
+        ("mistral", "positions"),
+        ("gemma3", "boundaries twice"),
+        ("llama4", "boundaries twice"),
+    ],
+)
+def test_the_device_is_waited_for_in_the_first_layer_only(kind, given_, by, monkeypatch, request):
+    """The first layer checks the inputs, for all: also in the next batch, and in 2 layers as often as in 6."""
+    stand_in = request.getfixturevalue("kernel") if by == "kernel" else None
+    found = {}
+    for layers in (2, 6):
+        model = a_windowed_model(kind, num_hidden_layers=layers).train()
+        model.set_attn_implementation("padding_free")
+        for seed in (1, 2):
+            inputs = PaddingFreeCollator(model)(some_examples(seed, [9, 2, 12]))
+            if given_ == "boundaries twice":  # as a collator's batch on the device
+                inputs["cu_seq_lens_k"] = inputs["cu_seq_lens_q"].clone()
+            if given_ == "positions":
+                inputs = {name: inputs[name] for name in ("input_ids", "position_ids")}
+            inputs.pop("labels", None)
+            found[layers, seed] = waits_of(model, inputs, monkeypatch)
+    assert len(set(found.values())) == 1, found
+    assert found[2, 1][1] == 0
+    assert stand_in is None or stand_in.calls

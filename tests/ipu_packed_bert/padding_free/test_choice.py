@@ -14,6 +14,7 @@ from ipu_packed_bert.padding_free.models import Choice, attention_of, choice_of,
 from tests.padding_free_models import (
     CONFIGS,
     SIZE,
+    WINDOW,
     WINDOWED,
     a_model,
     a_windowed_model,
@@ -76,20 +77,50 @@ def test_what_was_chosen_before_stays_where_nothing_else_is_right():
     assert choice_of(model) == chosen
 
 
-@pytest.mark.parametrize("kind", ["RobertaConfig", "XLMRobertaConfig"])
-def test_positions_that_begin_behind_the_padding_index_are_right(kind):
-    """Masked models, whose first position is padding_idx + 1."""
+ENCODERS = {  # family: its settings, and the position of an example's first token
+    "Bert": ({}, 0),
+    "Albert": ({"embedding_size": 8}, 0),
+    "DistilBert": ({"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}, 0),
+    "Electra": ({"embedding_size": 8}, 0),
+    "EuroBert": ({"num_key_value_heads": 1, "pad_token_id": 1}, 0),
+    "ModernBert": ({"num_hidden_layers": 4, "local_attention": 2 * WINDOW, "pad_token_id": 1}, 0),
+    "Roberta": ({"pad_token_id": 1}, 2),
+    "XLMRoberta": ({"pad_token_id": 1}, 2),
+}
+
+
+def an_encoder(kind):
+    settings = {**SIZE, "max_position_embeddings": 80, **ENCODERS[kind][0]}
+    special = {"bos_token_id": 0, "eos_token_id": 0, "cls_token_id": 0, "sep_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(**settings, **special)
     torch.manual_seed(0)
-    model = transformers.AutoModelForMaskedLM.from_config(getattr(transformers, kind)(**SIZE, pad_token_id=1)).double()
-    model.eval()
-    examples = examples_of([np.arange(2, 2 + length) for length in (9, 2, 1, 12)])
+    model = transformers.AutoModelForMaskedLM.from_config(config, attn_implementation="sdpa").double().eval()
     with torch.no_grad():
-        expected = torch.cat([model(torch.as_tensor(each["input_ids"])[None]).logits[0] for each in examples])
-        assert use_padding_free(model, longest=60).attention == "padding_free"
-        inputs = PaddingFreeCollator(model)(examples)
-        found = model(**{name: value for name, value in inputs.items() if name != "labels"}).logits[0]
-    assert float((found - expected).abs().max()) <= 1e-6 * float(expected.abs().max())
-    assert int(inputs["position_ids"].min()) == 2
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, dtype=parameter.dtype) * 0.1)
+    return model
+
+
+@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="their code took no other attention")
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_encoders_are_right(kind):
+    """They attend to both sides; ModernBERT in a window, which the examples exceed; RoBERTa's positions begin at 2."""
+    switched, plain = an_encoder(kind), an_encoder(kind)
+    assert use_padding_free(switched, longest=60, row=120) == ("padding_free", "cu_seq_lens", False)
+    examples = examples_of([np.arange(2, 2 + length) % 50 for length in (9, 2, 1, 40, 12)])
+    inputs = PaddingFreeCollator(switched)(examples)
+    assert int(inputs["position_ids"].min()) == ENCODERS[kind][1]
+    ids = torch.as_tensor(examples[3]["input_ids"])[None].expand(2, -1)
+    padding = {"attention_mask": torch.ones_like(ids)}
+    padding["attention_mask"][1, 30:] = 0
+    with torch.no_grad():
+        expected = torch.cat([plain(torch.as_tensor(each["input_ids"])[None]).logits[0] for each in examples])
+        found = switched(**{name: value for name, value in inputs.items() if name != "labels"}).logits[0]
+        padded = [model(ids, **padding).logits for model in (switched, plain)]
+    most = 1e-6 * float(expected.abs().max())
+    assert float((found - expected).abs().max()) <= most and float((padded[0] - padded[1]).abs().max()) <= most
+    with refused("attends to both sides.*leave slots out"):
+        PaddingFreeCollator(switched, slots=80)
 
 
 def given_positions(model, lengths=(9, 5, 12)):
