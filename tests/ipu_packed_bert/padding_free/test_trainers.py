@@ -134,6 +134,40 @@ def test_a_run_goes_on_inside_an_epoch(way, tmp_path):
     assert losses(again) == losses(whole)
 
 
+class Examples(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from runs.tokens_with_labels()
+
+
+@pytest.mark.parametrize("kind", ["trainer", "completion"])
+def test_an_iterable_data_set_goes_through_the_stream(kind, tmp_path, capsys):
+    """Over more than one pass; stopped and resumed in the second, the run ends with the same weights."""
+    settings = {"max_steps": 9, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+    saving = {**settings, "save_strategy": "steps", "save_steps": 8, "way": None}
+    whole, stream = packed_run(kind, tmp_path / "whole", **saving)
+    assert f"an update has 2 rows of {ROW} slots (before: 2 examples) until max_steps" in capsys.readouterr().out
+    whole.train()
+    padded = padded_run(kind, tmp_path, 1, 1, 2, None, max_steps=9)
+    assert relative_error(weights(whole), weights(padded)) <= 1e-6
+    assert losses(whole) == pytest.approx(losses(padded), rel=1e-6, abs=1e-4) and stream.longer.examples > 0
+    again, _ = packed_run(kind, tmp_path / "again", **saving)
+    again.train(resume_from_checkpoint=os.fspath(tmp_path / "whole" / "checkpoint-8"))
+    assert relative_error(weights(again), weights(whole)) <= 1e-12 and losses(again) == losses(whole)
+
+
+def test_an_iterable_of_torch_is_taken_without_workers(tmp_path):
+    trainer = a_trainer("trainer", tmp_path, max_steps=2, dataloader_num_workers=1)
+    trainer.train_dataset = Examples()
+    with refused("share its examples out to workers; set dataloader_num_workers=0"):
+        pack_into(trainer, max_sequence_length=ROW)
+    trainer.args.dataloader_num_workers = 0
+    with refused("max_sequence_length is not given"):
+        pack_into(trainer)
+    pack_into(trainer, max_sequence_length=ROW)
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
 def test_workers_change_nothing(tmp_path):
     plain, _ = packed_run("trainer", tmp_path, num_train_epochs=1)
     workers, _ = packed_run("trainer", tmp_path, num_train_epochs=1, dataloader_num_workers=2)
@@ -232,7 +266,7 @@ def test_a_model_that_cannot_count_gets_a_loss_that_can(tmp_path):
     "prepare, reason",
     [
         (lambda trainer: setattr(trainer, "train_dataset", None), "no train_dataset"),
-        (lambda trainer: setattr(trainer, "train_dataset", iter([])), "no length"),
+        (lambda trainer: setattr(trainer, "train_dataset", iter([])), "used up after one pass"),
         (lambda trainer: setattr(trainer.args, "_n_gpu", 2), "torchrun"),
         (lambda trainer: pack_into(trainer, max_sequence_length=ROW), "already"),
         (lambda trainer: setattr(trainer.args, "packing", True), "packs already"),
@@ -299,15 +333,16 @@ from pack_data.batching.sampler import IndexBatchSampler
 from tests.trainer_runs import ROW, a_model, losses, packed_run, tokens_seen, tokens_with_labels, weights
 
 folder = Path(sys.argv[1])
-for kind, way in (("trainer", "MiniBatchPacking+PosID"), ("completion", "OptimalPacking+PosID")):
+for kind, way in (("trainer", "MiniBatchPacking+PosID"), ("completion", "OptimalPacking+PosID"), ("trainer", None)):
+    settings = {} if way else {"max_steps": 9}
     trainer, sampler = packed_run(
-        kind, folder, way, per_device_train_batch_size=1, gradient_accumulation_steps=2, ddp_backend="gloo"
+        kind, folder, way, per_device_train_batch_size=1, gradient_accumulation_steps=2, ddp_backend="gloo", **settings
     )
     trainer.train()
     rank = trainer.args.process_index
-    torch.save(weights(trainer), folder / f"{kind}-{rank}.pt")
-    said = [losses(trainer), len(sampler), kind != "trainer" and tokens_seen(trainer)]
-    (folder / f"{kind}-{rank}.json").write_text(json.dumps(said))
+    torch.save(weights(trainer), folder / f"{kind}-{way}-{rank}.pt")
+    said = [losses(trainer), way and len(sampler), kind != "trainer" and tokens_seen(trainer)]
+    (folder / f"{kind}-{way}-{rank}.json").write_text(json.dumps(said))
 
 # Accelerate: every example of two epochs, with each process reading its own batches and with one reading for all.
 dataset = [{"input_ids": [3 + number] * (5 + number % 17)} for number in range(41)]
@@ -341,14 +376,14 @@ def test_two_ranks_make_the_updates_of_one_and_accelerate_deals_every_example_on
         [*command, os.fspath(script), os.fspath(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
-    for kind, way in (("trainer", AS_MANY_EXAMPLES), ("completion", FULL_ROWS)):
-        padded = padded_run(kind, tmp_path / kind, 2, 1, 2, way)
+    for kind, way in (("trainer", AS_MANY_EXAMPLES), ("completion", FULL_ROWS), ("trainer", None)):
+        padded = padded_run(kind, tmp_path / kind, 2, 1, 2, way, **({} if way else {"max_steps": 9}))
         for rank in range(2):
-            found = torch.load(tmp_path / f"{kind}-{rank}.pt", weights_only=True)
+            found = torch.load(tmp_path / f"{kind}-{way}-{rank}.pt", weights_only=True)
             assert relative_error(found, weights(padded)) <= 1e-6
-        logged, steps, tokens = json.loads((tmp_path / f"{kind}-0.json").read_text())
+        logged, steps, tokens = json.loads((tmp_path / f"{kind}-{way}-0.json").read_text())
         assert logged == pytest.approx(losses(padded), rel=1e-6, abs=1e-4)
-        assert json.loads((tmp_path / f"{kind}-1.json").read_text())[1] == steps
+        assert json.loads((tmp_path / f"{kind}-{way}-1.json").read_text())[1] == steps
         assert tokens == (kind != "trainer" and tokens_seen(padded))
     expected = np.repeat(np.arange(3, 44), [5 + number % 17 for number in range(41)]).tolist()
     orders = []
