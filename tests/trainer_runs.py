@@ -14,7 +14,7 @@ trl = pytest.importorskip("trl", reason="make test-trainers installs it")
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 
-from ipu_packed_bert.padding_free import PackedStream, pack_into
+from ipu_packed_bert.padding_free import PackedStream, mean_loss, pack_into
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
 
@@ -187,6 +187,11 @@ def padded_run(kind, folder, ranks, rows, accumulation, way="OptimalPacking+PosI
     trainer.get_train_dataloader = lambda: padded
     trainer.train()
     return trainer
+
+
+def loss_by_token(trainer):
+    """Of the training examples, one at a time."""
+    return mean_loss(trainer.model, (trainer.data_collator([example]) for example in trainer.train_dataset))
 
 
 def weights(trainer):

@@ -26,7 +26,7 @@ from ipu_packed_bert.padding_free.models import base_of, choice_of
 from ipu_packed_bert.padding_free.output_layer import IGNORED, output_layer
 from ipu_packed_bert.padding_free.probe import audit_batch
 from ipu_packed_bert.padding_free.streams import PackedStream
-from ipu_packed_bert.padding_free.update import cross_entropy_sum
+from ipu_packed_bert.padding_free.update import cross_entropy_sum, loss_sum
 from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.batching.sampler import IndexBatchSampler
@@ -70,7 +70,7 @@ def pack_into(
     on with the next batch.
     Labels are those of the trainer's own data collator, so masks of prompts and of other turns stay what they are.  The
     loss is the mean over the predicted tokens of a whole update, over accumulation and ranks.
-    Evaluation stays as it was.
+    Evaluation stays as it was; beside the mean over batches, eval_loss, it gives that over tokens, eval_loss_by_token.
 
     way: MiniBatchPacking+PosID, OptimalPacking+PosID or SortedPacking+PosID.  longer: a rule of
     `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens.  check: try out that the model
@@ -127,6 +127,7 @@ def pack_into(
     changed = _changed_updates(trainer, planned, lengths)
     trainer.get_train_dataloader = get_train_dataloader
     _say(accelerator, f"the loss is {_loss_in_blocks(trainer)}")
+    _evaluate_by_token(trainer)
     if audit:
         _audit_first(trainer)
     _say(accelerator, changed)
@@ -174,6 +175,52 @@ def _audit_first(trainer: Any) -> None:
         return theirs(model, inputs, *others, **named)
 
     trainer.compute_loss = compute_loss
+
+
+def _evaluate_by_token(trainer: Any) -> None:
+    """An evaluation also gives the mean loss over all predicted tokens: "eval_loss_by_token"."""
+    theirs, loop = trainer.compute_loss, trainer.evaluation_loop
+    sums: List[torch.Tensor] = []  # of each batch: its loss and its predicted tokens
+
+    def compute_loss(model: Any, inputs: Inputs, *others: Any, **named: Any) -> Any:
+        labels = inputs.get("labels")  # the trainer may take it out
+        found = theirs(model, inputs, *others, **named)
+        if not model.training and torch.is_tensor(labels):
+            loss = found[0] if isinstance(found, tuple) else found
+            given = {**inputs, "labels": labels}
+            sums.append(_loss_and_tokens(trainer, model, given, loss.detach(), named.get("num_items_in_batch")))
+        return found
+
+    def evaluation_loop(*others: Any, metric_key_prefix: str = "eval", **named: Any) -> Any:
+        sums.clear()
+        output = loop(*others, metric_key_prefix=metric_key_prefix, **named)
+        if sums:
+            loss, tokens = trainer.accelerator.gather(torch.stack(sums)).cpu().double().sum(0).tolist()
+            output.metrics[f"{metric_key_prefix}_loss_by_token"] = loss / max(tokens, 1)
+        return output
+
+    trainer.compute_loss, trainer.evaluation_loop = compute_loss, evaluation_loop
+
+
+def _loss_and_tokens(trainer: Any, model: Any, inputs: Inputs, loss: torch.Tensor, number: Any) -> torch.Tensor:
+    """The sum over the predicted tokens of a batch, and their number: [2].
+
+    loss: the trainer's, a sum over `number`, if that is given, times the ranks where the trainer averages over them.
+    Accelerate fills the last batches of several ranks with examples that were there before.  They are left out.
+    """
+    args, state, labels = trainer.args, trainer.accelerator.gradient_state, inputs["labels"]
+    rows = real = len(labels)
+    if args.world_size > 1 and state.end_of_dataloader and 0 < state.remainder < rows * args.world_size:
+        real = min(max(state.remainder - rows * args.process_index, 0), rows)
+        some = {name: each[:real] if torch.is_tensor(each) else each for name, each in inputs.items()}
+        with torch.no_grad(), trainer.compute_loss_context_manager():  # on all ranks, as their weights may be shared
+            total = loss_sum(model, some if real else inputs)
+    tokens = (labels[:real, 1:] != IGNORED).sum()
+    if real == rows and number is None:
+        total = loss * tokens
+    elif real == rows:
+        total = loss * number / (args.world_size if args.average_tokens_across_devices else 1)
+    return torch.stack([torch.where(tokens > 0, total, 0.0).float(), tokens.float()])
 
 
 def _changed_updates(trainer: Any, planned: _Planned, lengths: Optional[np.ndarray]) -> str:

@@ -134,6 +134,21 @@ def test_a_run_goes_on_inside_an_epoch(way, tmp_path):
     assert losses(again) == losses(whole)
 
 
+@pytest.mark.parametrize("kind", ["trainer", "completion"])
+def test_an_evaluation_says_the_loss_by_token_too(kind, tmp_path):
+    """Each token counts as much; the trainer's own is as it was, the mean over batches."""
+    plain = a_trainer(kind, tmp_path, per_device_eval_batch_size=5)
+    packed = a_trainer(kind, tmp_path, per_device_eval_batch_size=5)
+    pack_into(packed, max_sequence_length=ROW)
+    if kind == "trainer":  # SFTTrainer of TRL 1.16 warns of the logits
+        packed.compute_metrics = lambda predicted: {"dimensions": predicted.predictions.ndim}
+    expected, found = (trainer.evaluate(trainer.train_dataset) for trainer in (plain, packed))
+    assert found["eval_loss"] == expected["eval_loss"] and found.get("eval_dimensions", 3) == 3
+    assert found["eval_loss_by_token"] == pytest.approx(runs.loss_by_token(plain), rel=1e-6)
+    assert abs(found["eval_loss_by_token"] / found["eval_loss"] - 1) > 1e-3
+    assert packed.state.log_history[-1]["eval_loss_by_token"] == found["eval_loss_by_token"]
+
+
 class Examples(torch.utils.data.IterableDataset):
     def __iter__(self):
         yield from runs.tokens_with_labels()
@@ -330,18 +345,21 @@ from accelerate.utils import DataLoaderConfiguration
 from ipu_packed_bert.padding_free import PaddingFreeCollator
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
-from tests.trainer_runs import ROW, a_model, losses, packed_run, tokens_seen, tokens_with_labels, weights
+from tests.trainer_runs import ROW, a_model, a_trainer, loss_by_token, losses, packed_run, tokens_seen, weights
 
 folder = Path(sys.argv[1])
 for kind, way in (("trainer", "MiniBatchPacking+PosID"), ("completion", "OptimalPacking+PosID"), ("trainer", None)):
     settings = {} if way else {"max_steps": 9}
     trainer, sampler = packed_run(
-        kind, folder, way, per_device_train_batch_size=1, gradient_accumulation_steps=2, ddp_backend="gloo", **settings
+        kind, folder, way, per_device_train_batch_size=1, gradient_accumulation_steps=2, ddp_backend="gloo",
+        per_device_eval_batch_size=5, **settings,
     )
     trainer.train()
     rank = trainer.args.process_index
     torch.save(weights(trainer), folder / f"{kind}-{way}-{rank}.pt")
     said = [losses(trainer), way and len(sampler), kind != "trainer" and tokens_seen(trainer)]
+    if way:  # 4 of the 10 examples of the last batches are there once, the others twice
+        said += [trainer.evaluate(trainer.train_dataset)["eval_loss_by_token"], loss_by_token(trainer)]
     (folder / f"{kind}-{way}-{rank}.json").write_text(json.dumps(said))
 
 # Accelerate: every example of two epochs, with each process reading its own batches and with one reading for all.
@@ -381,9 +399,10 @@ def test_two_ranks_make_the_updates_of_one_and_accelerate_deals_every_example_on
         for rank in range(2):
             found = torch.load(tmp_path / f"{kind}-{way}-{rank}.pt", weights_only=True)
             assert relative_error(found, weights(padded)) <= 1e-6
-        logged, steps, tokens = json.loads((tmp_path / f"{kind}-{way}-0.json").read_text())
+        logged, steps, tokens, *by_token = json.loads((tmp_path / f"{kind}-{way}-0.json").read_text())
         assert logged == pytest.approx(losses(padded), rel=1e-6, abs=1e-4)
         assert json.loads((tmp_path / f"{kind}-{way}-1.json").read_text())[1] == steps
+        assert by_token[:1] == pytest.approx(by_token[1:], rel=1e-6)
         assert tokens == (kind != "trainer" and tokens_seen(padded))
     expected = np.repeat(np.arange(3, 44), [5 + number % 17 for number in range(41)]).tolist()
     orders = []
