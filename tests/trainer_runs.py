@@ -131,15 +131,19 @@ class Collator:
         }
 
 
-def a_trainer(kind, folder, **changes):
-    """kind: "trainer", or for SFTTrainer the masks of its data set, "completion" or "assistant"."""
+def a_trainer(kind, folder, single=False, **changes):
+    """kind: "trainer", or for SFTTrainer the masks of its data set, "completion" or "assistant".
+
+    single: weights in float32.
+    """
+    model = a_model().float() if single else a_model()
     settings = {**SETTINGS, "output_dir": os.fspath(folder), **changes}
     if kind == "trainer":
         args = transformers.TrainingArguments(**settings)
-        return transformers.Trainer(a_model(), args=args, train_dataset=tokens_with_labels(), data_collator=Collator())
+        return transformers.Trainer(model, args=args, train_dataset=tokens_with_labels(), data_collator=Collator())
     args = trl.SFTConfig(**settings, max_length=ROW, gradient_checkpointing=False)
     dataset = prompts_and_completions() if kind == "completion" else tokens_with_assistant_masks()
-    return trl.SFTTrainer(a_model(), args=args, train_dataset=dataset, processing_class=a_tokenizer())
+    return trl.SFTTrainer(model, args=args, train_dataset=dataset, processing_class=a_tokenizer())
 
 
 def packed_run(kind, folder, way="OptimalPacking+PosID", **changes):
@@ -166,13 +170,11 @@ def _exact_loss(logits, labels, num_items_in_batch=None, **_):
     return total / ((behind != -100).sum() if num_items_in_batch is None else num_items_in_batch)
 
 
-def padded_run(kind, folder, ranks, rows, accumulation, way="OptimalPacking+PosID", single=False, **changes):
+def padded_run(kind, folder, ranks, rows, accumulation, way="OptimalPacking+PosID", **changes):
     """One process; each update has the examples that the update of all ranks of the packed run has."""
     trainer = a_trainer(
         kind, folder, per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation * ranks, **changes
     )
-    if single:
-        trainer.model.float()
     if kind == "trainer":
         trainer.model.loss_function = _exact_loss
     loader = trainer.get_train_dataloader()

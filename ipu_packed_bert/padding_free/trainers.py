@@ -119,6 +119,7 @@ def pack_into(
         return IndexBatchSampler(way, lengths, options, args.process_index, longer=longer)
 
     def get_train_dataloader() -> DataLoader:
+        _let_ranks_train_together(trainer)
         return _loader(theirs(), planned if lengths is None else plan(), trainer)
 
     planned = plan()
@@ -137,6 +138,14 @@ def pack_into(
 def _say(accelerator: Any, text: str) -> None:
     if accelerator.is_main_process:
         print(f"pack_into: {text}", flush=True)
+
+
+def _let_ranks_train_together(trainer: Any) -> None:
+    """Accelerate 1.15 takes a model that was evaluated first for one that is in DistributedDataParallel already."""
+    model, kind = trainer.model, trainer.accelerator.distributed_type.value
+    alone = trainer.model_wrapped is model and kind.startswith("MULTI_")
+    if alone and vars(model).pop("_is_accelerate_prepared", False) and "_original_forward" in vars(model):
+        model.forward = vars(model).pop("_original_forward")  # or it would be in autocast twice
 
 
 def _loss_in_blocks(trainer: Any) -> str:

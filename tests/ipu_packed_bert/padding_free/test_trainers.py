@@ -57,15 +57,25 @@ def test_a_packed_run_is_the_padded_run(kind, rows, accumulation, tmp_path):
 
 @pytest.mark.parametrize("evaluated", [False, True])
 @pytest.mark.parametrize(
-    "optimizer, bf16, allowed", [("sgd", False, 1e-6), ("adamw_torch", False, 1e-6), ("sgd", True, 0.02)]
+    "optimizer, single, bf16, allowed",
+    [
+        ("sgd", False, False, 1e-6),
+        ("sgd", True, False, 1e-6),
+        ("adamw_torch", False, False, 1e-6),
+        ("sgd", True, True, 0.02),
+    ],
 )
 @pytest.mark.parametrize("kind", ["trainer", "completion"])
-def test_an_update_keeps_its_examples(kind, optimizer, bf16, allowed, evaluated, tmp_path, capsys):
-    """By default: as many updates as before, with the weights of a padded run of the same examples an update."""
-    settings = {"optim": optimizer, "bf16": bf16, "learning_rate": 0.01 if "adam" in optimizer else 0.5}
-    packed = a_trainer(kind, tmp_path, per_device_train_batch_size=3, gradient_accumulation_steps=2, **settings)
-    if bf16:
-        packed.model.float()
+def test_an_update_keeps_its_examples(kind, optimizer, single, bf16, allowed, evaluated, tmp_path, capsys):
+    """By default: as many updates as before, with the weights of a padded run of the same examples an update.
+
+    So it is after an evaluation, and in a run that was stopped in the second epoch.
+    """
+    rate = 0.01 if "adam" in optimizer else 0.5
+    settings = {"optim": optimizer, "bf16": bf16, "learning_rate": rate, "single": single}
+    saving = {"save_strategy": "steps" if evaluated else "no", "save_steps": 5, "per_device_train_batch_size": 3}
+    saving["gradient_accumulation_steps"] = 2
+    packed = a_trainer(kind, tmp_path, **settings, **saving)
     config = packed.model.config.to_dict()
     if evaluated:
         packed.evaluate(packed.train_dataset.select(range(4)))
@@ -73,8 +83,13 @@ def test_an_update_keeps_its_examples(kind, optimizer, bf16, allowed, evaluated,
     assert "; 4 updates an epoch (before: 4); " in capsys.readouterr().out
     assert [len(inputs["cu_seq_lens_q"]) - 1 for inputs in packed.get_train_dataloader()] == [3] * 8
     packed.train()
-    assert packed.state.global_step == 2 * 4 and packed.model.config.to_dict() == config
-    padded = padded_run(kind, tmp_path, 1, 3, 2, AS_MANY_EXAMPLES, single=bf16, **settings)
+    assert packed.state.global_step == 2 * 4
+    changed = {name for name, value in packed.model.config.to_dict().items() if value != config[name]}
+    assert changed <= ({"architectures", "dtype"} if evaluated else set())  # what saving writes
+    if evaluated:
+        packed, _ = packed_run(kind, tmp_path, AS_MANY_EXAMPLES, **settings, **saving)
+        packed.train(resume_from_checkpoint=os.fspath(tmp_path / "checkpoint-5"))
+    padded = padded_run(kind, tmp_path, 1, 3, 2, AS_MANY_EXAMPLES, **settings)
     assert relative_error(weights(packed), weights(padded)) <= allowed
     assert losses(packed) == pytest.approx(losses(padded), rel=allowed, abs=max(allowed, 1e-4))
     evaluations = [trainer.evaluate(trainer.train_dataset)["eval_loss"] for trainer in (packed, padded)]
@@ -336,6 +351,14 @@ def test_what_a_row_cannot_have_is_refused(tmp_path):
         next(iter(trainer.get_train_dataloader()))
 
 
+# With any settings, evaluated before, and resumed.
+OF_TWO_RANKS = [
+    ("trainer", AS_MANY_EXAMPLES, {}),
+    ("completion", FULL_ROWS, {}),
+    ("trainer", None, {"max_steps": 9}),
+    ("trainer", AS_MANY_EXAMPLES, {"single": True, "learning_rate": 0.1}),  # 12 updates make 1e-7 larger
+    ("completion", AS_MANY_EXAMPLES, {"single": True, "learning_rate": 0.1, "bf16": True}),
+]
 TWO_RANKS = """
 import json, sys
 from pathlib import Path
@@ -348,19 +371,28 @@ from pack_data.batching.sampler import IndexBatchSampler
 from tests.trainer_runs import ROW, a_model, a_trainer, loss_by_token, losses, packed_run, tokens_seen, weights
 
 folder = Path(sys.argv[1])
-for kind, way in (("trainer", "MiniBatchPacking+PosID"), ("completion", "OptimalPacking+PosID"), ("trainer", None)):
-    settings = {} if way else {"max_steps": 9}
-    trainer, sampler = packed_run(
-        kind, folder, way, per_device_train_batch_size=1, gradient_accumulation_steps=2, ddp_backend="gloo",
-        per_device_eval_batch_size=5, **settings,
-    )
+for kind, way, settings in json.loads(sys.argv[2]):
+    saved = folder / f"{kind}-{way}-{len(settings)}"
+
+    def a_run():
+        return packed_run(
+            kind, saved, way, per_device_train_batch_size=1, gradient_accumulation_steps=2, ddp_backend="gloo",
+            per_device_eval_batch_size=5, save_strategy="steps", save_steps=8, **settings,
+        )
+
+    trainer, sampler = a_run()
+    if settings:
+        trainer.evaluate(trainer.train_dataset if way else trainer.train_dataset.take(4))
     trainer.train()
+    if settings:
+        trainer, sampler = a_run()
+        trainer.train(resume_from_checkpoint=str(saved / "checkpoint-8"))
     rank = trainer.args.process_index
-    torch.save(weights(trainer), folder / f"{kind}-{way}-{rank}.pt")
+    torch.save(weights(trainer), folder / f"{saved.name}-{rank}.pt")
     said = [losses(trainer), way and len(sampler), kind != "trainer" and tokens_seen(trainer)]
     if way:  # 4 of the 10 examples of the last batches are there once, the others twice
         said += [trainer.evaluate(trainer.train_dataset)["eval_loss_by_token"], loss_by_token(trainer)]
-    (folder / f"{kind}-{way}-{rank}.json").write_text(json.dumps(said))
+    (folder / f"{saved.name}-{rank}.json").write_text(json.dumps(said))
 
 # Accelerate: every example of two epochs, with each process reading its own batches and with one reading for all.
 dataset = [{"input_ids": [3 + number] * (5 + number % 17)} for number in range(41)]
@@ -391,19 +423,25 @@ def test_two_ranks_make_the_updates_of_one_and_accelerate_deals_every_example_on
     environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     finished = subprocess.run(
-        [*command, os.fspath(script), os.fspath(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True
+        [*command, os.fspath(script), os.fspath(tmp_path), json.dumps(OF_TWO_RANKS)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
-    for kind, way in (("trainer", AS_MANY_EXAMPLES), ("completion", FULL_ROWS), ("trainer", None)):
-        padded = padded_run(kind, tmp_path / kind, 2, 1, 2, way, **({} if way else {"max_steps": 9}))
+    for kind, way, settings in OF_TWO_RANKS:
+        padded = padded_run(kind, tmp_path / kind, 2, 1, 2, way, **settings)
+        name, allowed = tmp_path / f"{kind}-{way}-{len(settings)}", 0.02 if "bf16" in settings else 1e-6
         for rank in range(2):
-            found = torch.load(tmp_path / f"{kind}-{way}-{rank}.pt", weights_only=True)
-            assert relative_error(found, weights(padded)) <= 1e-6
-        logged, steps, tokens, *by_token = json.loads((tmp_path / f"{kind}-{way}-0.json").read_text())
-        assert logged == pytest.approx(losses(padded), rel=1e-6, abs=1e-4)
-        assert json.loads((tmp_path / f"{kind}-{way}-1.json").read_text())[1] == steps
-        assert by_token[:1] == pytest.approx(by_token[1:], rel=1e-6)
-        assert tokens == (kind != "trainer" and tokens_seen(padded))
+            found = torch.load(f"{name}-{rank}.pt", weights_only=True)
+            assert relative_error(found, weights(padded)) <= allowed
+        logged, steps, tokens, *by_token = json.loads(Path(f"{name}-0.json").read_text())
+        assert logged == pytest.approx(losses(padded), rel=allowed, abs=max(allowed, 1e-4))
+        assert json.loads(Path(f"{name}-1.json").read_text())[1] == steps
+        assert by_token[:1] == pytest.approx(by_token[1:], rel=allowed)
+        if kind != "trainer" and not settings:  # SFTTrainer begins to count again in a resumed run
+            assert tokens == tokens_seen(padded)
     expected = np.repeat(np.arange(3, 44), [5 + number % 17 for number in range(41)]).tolist()
     orders = []
     for dispatch in (False, True):
