@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 
 import numpy as np
@@ -13,7 +14,7 @@ trl = pytest.importorskip("trl", reason="make test-trainers installs it")
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 
-from ipu_packed_bert.padding_free import pack_into
+from ipu_packed_bert.padding_free import PackedStream, mean_loss, pack_into
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
 
@@ -130,21 +131,36 @@ class Collator:
         }
 
 
-def a_trainer(kind, folder, **changes):
-    """kind: "trainer", or for SFTTrainer the masks of its data set, "completion" or "assistant"."""
+def a_trainer(kind, folder, single=False, **changes):
+    """kind: "trainer", or for SFTTrainer the masks of its data set, "completion" or "assistant".
+
+    single: weights in float32.
+    """
+    model = a_model().float() if single else a_model()
     settings = {**SETTINGS, "output_dir": os.fspath(folder), **changes}
     if kind == "trainer":
         args = transformers.TrainingArguments(**settings)
-        return transformers.Trainer(a_model(), args=args, train_dataset=tokens_with_labels(), data_collator=Collator())
+        return transformers.Trainer(model, args=args, train_dataset=tokens_with_labels(), data_collator=Collator())
     args = trl.SFTConfig(**settings, max_length=ROW, gradient_checkpointing=False)
     dataset = prompts_and_completions() if kind == "completion" else tokens_with_assistant_masks()
-    return trl.SFTTrainer(a_model(), args=args, train_dataset=dataset, processing_class=a_tokenizer())
+    return trl.SFTTrainer(model, args=args, train_dataset=dataset, processing_class=a_tokenizer())
 
 
 def packed_run(kind, folder, way="OptimalPacking+PosID", **changes):
+    """way: None for the same examples as an iterable data set of two shards."""
     trainer = a_trainer(kind, folder, **changes)
-    sampler = pack_into(trainer, max_sequence_length=ROW, way=way)
+    if way is None:
+        trainer.train_dataset = trainer.train_dataset.to_iterable_dataset(num_shards=2)
+    sampler = pack_into(trainer, max_sequence_length=ROW, **({} if way is None else {"way": way}))
     return trainer, sampler
+
+
+def _batches_of_streams(dataset, ranks, rows, number):
+    """The examples of so many batches of all ranks in turn."""
+    source = dataset.to_iterable_dataset(num_shards=2)
+    streams = [PackedStream(source, ROW, rank=rank, ranks=ranks) for rank in range(ranks)]
+    packs = [itertools.chain.from_iterable(itertools.repeat(stream)) for stream in streams]
+    return [[each for _ in range(rows) for each in next(packs[turn % ranks])] for turn in range(number)]
 
 
 def _exact_loss(logits, labels, num_items_in_batch=None, **_):
@@ -154,22 +170,30 @@ def _exact_loss(logits, labels, num_items_in_batch=None, **_):
     return total / ((behind != -100).sum() if num_items_in_batch is None else num_items_in_batch)
 
 
-def padded_run(kind, folder, ranks, rows, accumulation, way="OptimalPacking+PosID", single=False, **changes):
+def padded_run(kind, folder, ranks, rows, accumulation, way="OptimalPacking+PosID", **changes):
     """One process; each update has the examples that the update of all ranks of the packed run has."""
     trainer = a_trainer(
         kind, folder, per_device_train_batch_size=rows, gradient_accumulation_steps=accumulation * ranks, **changes
     )
-    if single:
-        trainer.model.float()
     if kind == "trainer":
         trainer.model.loss_function = _exact_loss
     loader = trainer.get_train_dataloader()
     lengths = [len(example["input_ids"]) for example in trainer.train_dataset]
-    sampler = IndexBatchSampler(way, lengths, BatchOptions(rows, ROW, ranks, seed=42), rank=None)
-    padded = torch.utils.data.DataLoader(loader.dataset, batch_sampler=sampler, collate_fn=loader.collate_fn)
+    if way is None:
+        number = trainer.args.max_steps * accumulation * ranks
+        batches = _batches_of_streams(loader.dataset, ranks, rows, number)
+        padded = torch.utils.data.DataLoader(batches, batch_size=None, collate_fn=loader.collate_fn)
+    else:
+        sampler = IndexBatchSampler(way, lengths, BatchOptions(rows, ROW, ranks, seed=42), rank=None)
+        padded = torch.utils.data.DataLoader(loader.dataset, batch_sampler=sampler, collate_fn=loader.collate_fn)
     trainer.get_train_dataloader = lambda: padded
     trainer.train()
     return trainer
+
+
+def loss_by_token(trainer):
+    """Of the training examples, one at a time."""
+    return mean_loss(trainer.model, (trainer.data_collator([example]) for example in trainer.train_dataset))
 
 
 def weights(trainer):

@@ -12,22 +12,25 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import logging
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ipu_packed_bert.padding_free.choice import dense_mask_bytes, find_choice
 from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
 from ipu_packed_bert.padding_free.models import base_of, choice_of
 from ipu_packed_bert.padding_free.output_layer import IGNORED, output_layer
 from ipu_packed_bert.padding_free.probe import audit_batch
-from ipu_packed_bert.padding_free.update import cross_entropy_sum
+from ipu_packed_bert.padding_free.streams import PackedStream
+from ipu_packed_bert.padding_free.update import cross_entropy_sum, loss_sum
 from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.batching.sampler import IndexBatchSampler
+from pack_data.stream.share import splits_over_workers
 
 _logger = logging.getLogger(__name__)
 
@@ -45,6 +48,8 @@ _OF_A_ROW = {
     "seq_idx",
 }
 
+_Planned = Union[IndexBatchSampler, PackedStream]
+
 
 def pack_into(
     trainer: Any,
@@ -54,32 +59,34 @@ def pack_into(
     longer: str = "raise",
     check: bool = True,
     audit: bool = True,
-) -> IndexBatchSampler:
+) -> _Planned:
     """Let a Hugging Face Trainer, or TRL's SFTTrainer, train on packs.  Call it before `trainer.train()`.
 
     A batch has per_device_train_batch_size examples, joined to one row, so an update has as many examples as before.
-    With another way it has per_device_train_batch_size rows of max_sequence_length tokens, and more examples.  By
-    default max_sequence_length is the trainer's `max_length`, else the longest example.
+    With another way, and where the data set is an iterable, it has per_device_train_batch_size rows of
+    max_sequence_length tokens, and more examples.  By default max_sequence_length is the trainer's `max_length`, else
+    the longest example.
     Every rank gets as many batches, every example comes once an epoch, and a run that is resumed inside an epoch goes
     on with the next batch.
     Labels are those of the trainer's own data collator, so masks of prompts and of other turns stay what they are.  The
     loss is the mean over the predicted tokens of a whole update, over accumulation and ranks.
-    Evaluation stays as it was.
+    Evaluation stays as it was; beside the mean over batches, eval_loss, it gives that over tokens, eval_loss_by_token.
 
     way: MiniBatchPacking+PosID, OptimalPacking+PosID or SortedPacking+PosID.  longer: a rule of
     `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens.  check: try out that the model
     keeps examples apart, and switch it to an attention that does (`use_padding_free`); without it the model must be
     switched already.  audit: compute the first batch of the training once more, each of its examples alone beside the
     row.  What both found and took is printed.
-    Returns the sampler of this rank; its `longer` counts the examples that were cut or left out.
+    Returns the sampler of this rank, or for an iterable data set its stream; their `longer` counts the examples that
+    were cut or left out.  The stream begins again at its end, so max_steps ends the training.
     Raises ValueError, one line, for what cannot be packed.
     """
     args, accelerator = trainer.args, trainer.accelerator
     _check_trainer(trainer, way)
     theirs = trainer.get_train_dataloader
-    lengths = _lengths_of(theirs().dataset)
+    lengths = _lengths_of(theirs().dataset) if _is_map_style(trainer.train_dataset) else None
     row = max_sequence_length if max_sequence_length is not None else getattr(args, "max_length", None)
-    if row is None and way == KEEPS_EXAMPLES:
+    if row is None and way == KEEPS_EXAMPLES and lengths is not None:
         row = int(lengths.max(initial=1))
     if row is None:
         raise ValueError(
@@ -103,31 +110,42 @@ def pack_into(
     if _takes_use_cache(trainer.model):
         config.use_cache = cached  # batches say it, and the configuration is saved as it was
 
-    def sampler() -> IndexBatchSampler:
+    def plan() -> _Planned:
+        if lengths is None:
+            place = {"rank": args.process_index, "ranks": args.world_size}
+            return PackedStream(trainer.train_dataset, row, longer=longer, **place)
         seed = args.seed if args.data_seed is None else args.data_seed
         options = BatchOptions(trainer._train_batch_size, row, args.world_size, seed)
         return IndexBatchSampler(way, lengths, options, args.process_index, longer=longer)
 
     def get_train_dataloader() -> DataLoader:
-        return _loader(theirs(), sampler(), trainer.model)
+        _let_ranks_train_together(trainer)
+        return _loader(theirs(), planned if lengths is None else plan(), trainer)
 
-    # Updates of an epoch before packing; the loader has the batches of one rank.
-    before = max(1, -(-len(theirs()) // (args.world_size * args.gradient_accumulation_steps)))
-    made = sampler()
-    if made.longer.longer and accelerator.is_main_process:
-        _logger.warning("%s", made.longer)
+    planned = plan()
+    if planned.longer.longer and accelerator.is_main_process:
+        _logger.warning("%s", planned.longer)
+    changed = _changed_updates(trainer, planned, lengths)
     trainer.get_train_dataloader = get_train_dataloader
     _say(accelerator, f"the loss is {_loss_in_blocks(trainer)}")
+    _evaluate_by_token(trainer)
     if audit:
         _audit_first(trainer)
-    if accelerator.is_main_process:
-        print(_changed_updates(trainer, before, made, lengths), flush=True)
-    return made
+    _say(accelerator, changed)
+    return planned
 
 
 def _say(accelerator: Any, text: str) -> None:
     if accelerator.is_main_process:
         print(f"pack_into: {text}", flush=True)
+
+
+def _let_ranks_train_together(trainer: Any) -> None:
+    """Accelerate 1.15 takes a model that was evaluated first for one that is in DistributedDataParallel already."""
+    model, kind = trainer.model, trainer.accelerator.distributed_type.value
+    alone = trainer.model_wrapped is model and kind.startswith("MULTI_")
+    if alone and vars(model).pop("_is_accelerate_prepared", False) and "_original_forward" in vars(model):
+        model.forward = vars(model).pop("_original_forward")  # or it would be in autocast twice
 
 
 def _loss_in_blocks(trainer: Any) -> str:
@@ -168,21 +186,73 @@ def _audit_first(trainer: Any) -> None:
     trainer.compute_loss = compute_loss
 
 
-def _changed_updates(trainer: Any, before: int, sampler: IndexBatchSampler, lengths: np.ndarray) -> str:
+def _evaluate_by_token(trainer: Any) -> None:
+    """An evaluation also gives the mean loss over all predicted tokens: "eval_loss_by_token"."""
+    theirs, loop = trainer.compute_loss, trainer.evaluation_loop
+    sums: List[torch.Tensor] = []  # of each batch: its loss and its predicted tokens
+
+    def compute_loss(model: Any, inputs: Inputs, *others: Any, **named: Any) -> Any:
+        labels = inputs.get("labels")  # the trainer may take it out
+        found = theirs(model, inputs, *others, **named)
+        if not model.training and torch.is_tensor(labels):
+            loss = found[0] if isinstance(found, tuple) else found
+            given = {**inputs, "labels": labels}
+            sums.append(_loss_and_tokens(trainer, model, given, loss.detach(), named.get("num_items_in_batch")))
+        return found
+
+    def evaluation_loop(*others: Any, metric_key_prefix: str = "eval", **named: Any) -> Any:
+        sums.clear()
+        output = loop(*others, metric_key_prefix=metric_key_prefix, **named)
+        if sums:
+            loss, tokens = trainer.accelerator.gather(torch.stack(sums)).cpu().double().sum(0).tolist()
+            output.metrics[f"{metric_key_prefix}_loss_by_token"] = loss / max(tokens, 1)
+        return output
+
+    trainer.compute_loss, trainer.evaluation_loop = compute_loss, evaluation_loop
+
+
+def _loss_and_tokens(trainer: Any, model: Any, inputs: Inputs, loss: torch.Tensor, number: Any) -> torch.Tensor:
+    """The sum over the predicted tokens of a batch, and their number: [2].
+
+    loss: the trainer's, a sum over `number`, if that is given, times the ranks where the trainer averages over them.
+    Accelerate fills the last batches of several ranks with examples that were there before.  They are left out.
+    """
+    args, state, labels = trainer.args, trainer.accelerator.gradient_state, inputs["labels"]
+    rows = real = len(labels)
+    if args.world_size > 1 and state.end_of_dataloader and 0 < state.remainder < rows * args.world_size:
+        real = min(max(state.remainder - rows * args.process_index, 0), rows)
+        some = {name: each[:real] if torch.is_tensor(each) else each for name, each in inputs.items()}
+        with torch.no_grad(), trainer.compute_loss_context_manager():  # on all ranks, as their weights may be shared
+            total = loss_sum(model, some if real else inputs)
+    tokens = (labels[:real, 1:] != IGNORED).sum()
+    if real == rows and number is None:
+        total = loss * tokens
+    elif real == rows:
+        total = loss * number / (args.world_size if args.average_tokens_across_devices else 1)
+    return torch.stack([torch.where(tokens > 0, total, 0.0).float(), tokens.float()])
+
+
+def _changed_updates(trainer: Any, planned: _Planned, lengths: Optional[np.ndarray]) -> str:
     """One line: what an update and an epoch are now, and were."""
     args, model = trainer.args, trainer.model
-    rows = sampler.options.batch_size * args.gradient_accumulation_steps * args.world_size
-    after = max(1, -(-len(sampler) // args.gradient_accumulation_steps))
-    examples, tokens = len(lengths), int(lengths.sum())
-    mask = dense_mask_bytes(model, sampler.options.capacity)
-    kept = sampler.way.name == KEEPS_EXAMPLES
-    what = "" if kept else f"{rows:,} rows of {sampler.options.max_sequence_length:,} slots, about "
-    return (
-        f"pack_into: an update has {what}{examples / after:,.0f} examples and {tokens / after:,.0f} tokens "
-        f"(before: {examples / before:,.0f} and {tokens / before:,.0f}); {after:,} updates an epoch "
-        f"(before: {before:,}); {choice_of(model)}"
-        + (f", {mask / 2**20:,.0f} MiB a layer for the mask of a batch" if mask else "")
-    )
+    of_update = args.gradient_accumulation_steps * args.world_size
+    rows, most = trainer._train_batch_size * of_update, planned.longer.max_sequence_length
+    text = f"{rows:,} rows of {most:,} slots"
+    if lengths is None or isinstance(planned, PackedStream):
+        text += f" (before: {rows:,} examples) until max_steps"
+    else:
+        # Updates of an epoch before packing; the loader has the batches of one rank.
+        before = max(1, -(-len(trainer.get_train_dataloader()) // of_update))
+        after = max(1, -(-len(planned) // args.gradient_accumulation_steps))
+        examples, tokens = len(lengths), int(lengths.sum())
+        text = (
+            f"{'' if planned.way.name == KEEPS_EXAMPLES else f'{text}, about '}{examples / after:,.0f} examples and "
+            f"{tokens / after:,.0f} tokens (before: {examples / before:,.0f} and {tokens / before:,.0f}); "
+            f"{after:,} updates an epoch (before: {before:,})"
+        )
+    mask = dense_mask_bytes(model, trainer._train_batch_size * most)
+    memory = f", {mask / 2**20:,.0f} MiB a layer for the mask of a batch" if mask else ""
+    return f"an update has {text}; {choice_of(model)}{memory}"
 
 
 def _check_trainer(trainer: Any, way: str) -> None:
@@ -198,8 +268,8 @@ def _check_trainer(trainer: Any, way: str) -> None:
         "each token its logits": "SequenceClassification" in type(model).__name__
         or "MultipleChoice" in type(model).__name__,
         "the trainer has no train_dataset; give it one before": dataset is None,
-        "the train_dataset has no length, and packs are planned over all examples; use a map-style data set": (
-            dataset is not None and not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"))
+        "an IterableDataset of torch may itself share its examples out to workers; set dataloader_num_workers=0": (
+            args.dataloader_num_workers > 0 and not _is_map_style(dataset) and not splits_over_workers(dataset)
         ),
         "packing=True packs already; set packing=False": getattr(args, "packing", False),
         f"one process drives {args.n_gpu} GPUs, which would cut the row; start it with torchrun or accelerate launch": (
@@ -218,6 +288,10 @@ def _check_trainer(trainer: Any, way: str) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise ValueError(reason)
+
+
+def _is_map_style(dataset: Any) -> bool:
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def _shares(trainer: Any) -> bool:
@@ -251,20 +325,45 @@ class _RowLoader(DataLoader):
         sampler.set_epoch(epoch)
 
 
-def _loader(theirs: Any, sampler: IndexBatchSampler, model: Any) -> DataLoader:
+def _loader(theirs: Any, planned: _Planned, trainer: Any) -> DataLoader:
     """The loader that the trainer would have, with other batches.
 
     theirs: the trainer's own.  Its data set and its collator have lost the columns that the model does not take.
     """
     names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "worker_init_fn")
     same = {name: getattr(theirs, name) for name in (*names, "multiprocessing_context")}
-    view: Any = sampler.view(theirs.dataset)
-    return _RowLoader(
-        view,
-        batch_sampler=sampler,
-        collate_fn=_JoiningCollator(theirs.collate_fn, model, sampler.options.capacity),
-        **same,
-    )
+    size = trainer._train_batch_size
+    collate = _JoiningCollator(theirs.collate_fn, trainer.model, size * planned.longer.max_sequence_length)
+    if isinstance(planned, PackedStream):
+        packs: Any = _EndlessPacks(planned, trainer.train_dataset)
+        return DataLoader(packs, batch_size=size, collate_fn=collate.of_packs, **same)
+    view: Any = planned.view(theirs.dataset)
+    return _RowLoader(view, batch_sampler=planned, collate_fn=collate, **same)
+
+
+class _EndlessPacks(IterableDataset):
+    """The packs of one pass over a data set behind those of another, so that ranks need not end a pass together.
+
+    A trainer stops at its max_steps.  A resumed one skips the batches that it has seen, in whichever pass they were.
+    """
+
+    def __init__(self, packs: PackedStream, source: Any) -> None:
+        super().__init__()
+        self._packs, self._source = packs, source
+
+    def __iter__(self) -> Iterator[Any]:
+        for epoch in itertools.count():
+            if hasattr(self._source, "set_epoch"):
+                self._source.set_epoch(epoch)
+            empty = True
+            for pack in self._packs:
+                empty = False
+                yield pack
+            worker = get_worker_info()
+            if empty and worker is not None and worker.id:
+                return  # more workers than shards
+            if empty:
+                raise ValueError("the train_dataset has no example for this rank; give it as many as there are ranks")
 
 
 class _JoiningCollator:
@@ -285,6 +384,9 @@ class _JoiningCollator:
                 f"{self._most_tokens} are planned; let the collator add no tokens"
             )
         return {**inputs, "use_cache": False} if _takes_use_cache(self._model) else inputs
+
+    def of_packs(self, packs: Sequence[Sequence[Any]]) -> Inputs:
+        return self([example for pack in packs for example in pack])
 
     def _one(self, example: Any) -> Dict[str, np.ndarray]:
         """input_ids and labels of one example, without padding."""

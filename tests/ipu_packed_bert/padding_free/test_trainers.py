@@ -57,15 +57,25 @@ def test_a_packed_run_is_the_padded_run(kind, rows, accumulation, tmp_path):
 
 @pytest.mark.parametrize("evaluated", [False, True])
 @pytest.mark.parametrize(
-    "optimizer, bf16, allowed", [("sgd", False, 1e-6), ("adamw_torch", False, 1e-6), ("sgd", True, 0.02)]
+    "optimizer, single, bf16, allowed",
+    [
+        ("sgd", False, False, 1e-6),
+        ("sgd", True, False, 1e-6),
+        ("adamw_torch", False, False, 1e-6),
+        ("sgd", True, True, 0.02),
+    ],
 )
 @pytest.mark.parametrize("kind", ["trainer", "completion"])
-def test_an_update_keeps_its_examples(kind, optimizer, bf16, allowed, evaluated, tmp_path, capsys):
-    """By default: as many updates as before, with the weights of a padded run of the same examples an update."""
-    settings = {"optim": optimizer, "bf16": bf16, "learning_rate": 0.01 if "adam" in optimizer else 0.5}
-    packed = a_trainer(kind, tmp_path, per_device_train_batch_size=3, gradient_accumulation_steps=2, **settings)
-    if bf16:
-        packed.model.float()
+def test_an_update_keeps_its_examples(kind, optimizer, single, bf16, allowed, evaluated, tmp_path, capsys):
+    """By default: as many updates as before, with the weights of a padded run of the same examples an update.
+
+    So it is after an evaluation, and in a run that was stopped in the second epoch.
+    """
+    rate = 0.01 if "adam" in optimizer else 0.5
+    settings = {"optim": optimizer, "bf16": bf16, "learning_rate": rate, "single": single}
+    saving = {"save_strategy": "steps" if evaluated else "no", "save_steps": 5, "per_device_train_batch_size": 3}
+    saving["gradient_accumulation_steps"] = 2
+    packed = a_trainer(kind, tmp_path, **settings, **saving)
     config = packed.model.config.to_dict()
     if evaluated:
         packed.evaluate(packed.train_dataset.select(range(4)))
@@ -73,8 +83,13 @@ def test_an_update_keeps_its_examples(kind, optimizer, bf16, allowed, evaluated,
     assert "; 4 updates an epoch (before: 4); " in capsys.readouterr().out
     assert [len(inputs["cu_seq_lens_q"]) - 1 for inputs in packed.get_train_dataloader()] == [3] * 8
     packed.train()
-    assert packed.state.global_step == 2 * 4 and packed.model.config.to_dict() == config
-    padded = padded_run(kind, tmp_path, 1, 3, 2, AS_MANY_EXAMPLES, single=bf16, **settings)
+    assert packed.state.global_step == 2 * 4
+    changed = {name for name, value in packed.model.config.to_dict().items() if value != config[name]}
+    assert changed <= ({"architectures", "dtype"} if evaluated else set())  # what saving writes
+    if evaluated:
+        packed, _ = packed_run(kind, tmp_path, AS_MANY_EXAMPLES, **settings, **saving)
+        packed.train(resume_from_checkpoint=os.fspath(tmp_path / "checkpoint-5"))
+    padded = padded_run(kind, tmp_path, 1, 3, 2, AS_MANY_EXAMPLES, **settings)
     assert relative_error(weights(packed), weights(padded)) <= allowed
     assert losses(packed) == pytest.approx(losses(padded), rel=allowed, abs=max(allowed, 1e-4))
     evaluations = [trainer.evaluate(trainer.train_dataset)["eval_loss"] for trainer in (packed, padded)]
@@ -132,6 +147,55 @@ def test_a_run_goes_on_inside_an_epoch(way, tmp_path):
     assert again.state.global_step == whole.state.global_step == 2 * len(sampler)
     assert relative_error(weights(again), weights(whole)) <= 1e-12
     assert losses(again) == losses(whole)
+
+
+@pytest.mark.parametrize("kind", ["trainer", "completion"])
+def test_an_evaluation_says_the_loss_by_token_too(kind, tmp_path):
+    """Each token counts as much; the trainer's own is as it was, the mean over batches."""
+    plain = a_trainer(kind, tmp_path, per_device_eval_batch_size=5)
+    packed = a_trainer(kind, tmp_path, per_device_eval_batch_size=5)
+    pack_into(packed, max_sequence_length=ROW)
+    if kind == "trainer":  # SFTTrainer of TRL 1.16 warns of the logits
+        packed.compute_metrics = lambda predicted: {"dimensions": predicted.predictions.ndim}
+    expected, found = (trainer.evaluate(trainer.train_dataset) for trainer in (plain, packed))
+    assert found["eval_loss"] == expected["eval_loss"] and found.get("eval_dimensions", 3) == 3
+    assert found["eval_loss_by_token"] == pytest.approx(runs.loss_by_token(plain), rel=1e-6)
+    assert abs(found["eval_loss_by_token"] / found["eval_loss"] - 1) > 1e-3
+    assert packed.state.log_history[-1]["eval_loss_by_token"] == found["eval_loss_by_token"]
+
+
+class Examples(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from runs.tokens_with_labels()
+
+
+@pytest.mark.parametrize("kind", ["trainer", "completion"])
+def test_an_iterable_data_set_goes_through_the_stream(kind, tmp_path, capsys):
+    """Over more than one pass; stopped and resumed in the second, the run ends with the same weights."""
+    settings = {"max_steps": 9, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+    saving = {**settings, "save_strategy": "steps", "save_steps": 8, "way": None}
+    whole, stream = packed_run(kind, tmp_path / "whole", **saving)
+    assert f"an update has 2 rows of {ROW} slots (before: 2 examples) until max_steps" in capsys.readouterr().out
+    whole.train()
+    padded = padded_run(kind, tmp_path, 1, 1, 2, None, max_steps=9)
+    assert relative_error(weights(whole), weights(padded)) <= 1e-6
+    assert losses(whole) == pytest.approx(losses(padded), rel=1e-6, abs=1e-4) and stream.longer.examples > 0
+    again, _ = packed_run(kind, tmp_path / "again", **saving)
+    again.train(resume_from_checkpoint=os.fspath(tmp_path / "whole" / "checkpoint-8"))
+    assert relative_error(weights(again), weights(whole)) <= 1e-12 and losses(again) == losses(whole)
+
+
+def test_an_iterable_of_torch_is_taken_without_workers(tmp_path):
+    trainer = a_trainer("trainer", tmp_path, max_steps=2, dataloader_num_workers=1)
+    trainer.train_dataset = Examples()
+    with refused("share its examples out to workers; set dataloader_num_workers=0"):
+        pack_into(trainer, max_sequence_length=ROW)
+    trainer.args.dataloader_num_workers = 0
+    with refused("max_sequence_length is not given"):
+        pack_into(trainer)
+    pack_into(trainer, max_sequence_length=ROW)
+    trainer.train()
+    assert trainer.state.global_step == 2
 
 
 def test_workers_change_nothing(tmp_path):
@@ -232,7 +296,7 @@ def test_a_model_that_cannot_count_gets_a_loss_that_can(tmp_path):
     "prepare, reason",
     [
         (lambda trainer: setattr(trainer, "train_dataset", None), "no train_dataset"),
-        (lambda trainer: setattr(trainer, "train_dataset", iter([])), "no length"),
+        (lambda trainer: setattr(trainer, "train_dataset", iter([])), "used up after one pass"),
         (lambda trainer: setattr(trainer.args, "_n_gpu", 2), "torchrun"),
         (lambda trainer: pack_into(trainer, max_sequence_length=ROW), "already"),
         (lambda trainer: setattr(trainer.args, "packing", True), "packs already"),
@@ -287,6 +351,14 @@ def test_what_a_row_cannot_have_is_refused(tmp_path):
         next(iter(trainer.get_train_dataloader()))
 
 
+# With any settings, evaluated before, and resumed.
+OF_TWO_RANKS = [
+    ("trainer", AS_MANY_EXAMPLES, {}),
+    ("completion", FULL_ROWS, {}),
+    ("trainer", None, {"max_steps": 9}),
+    ("trainer", AS_MANY_EXAMPLES, {"single": True, "learning_rate": 0.1}),  # 12 updates make 1e-7 larger
+    ("completion", AS_MANY_EXAMPLES, {"single": True, "learning_rate": 0.1, "bf16": True}),
+]
 TWO_RANKS = """
 import json, sys
 from pathlib import Path
@@ -296,18 +368,31 @@ from accelerate.utils import DataLoaderConfiguration
 from ipu_packed_bert.padding_free import PaddingFreeCollator
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
-from tests.trainer_runs import ROW, a_model, losses, packed_run, tokens_seen, tokens_with_labels, weights
+from tests.trainer_runs import ROW, a_model, a_trainer, loss_by_token, losses, packed_run, tokens_seen, weights
 
 folder = Path(sys.argv[1])
-for kind, way in (("trainer", "MiniBatchPacking+PosID"), ("completion", "OptimalPacking+PosID")):
-    trainer, sampler = packed_run(
-        kind, folder, way, per_device_train_batch_size=1, gradient_accumulation_steps=2, ddp_backend="gloo"
-    )
+for kind, way, settings in json.loads(sys.argv[2]):
+    saved = folder / f"{kind}-{way}-{len(settings)}"
+
+    def a_run():
+        return packed_run(
+            kind, saved, way, per_device_train_batch_size=1, gradient_accumulation_steps=2, ddp_backend="gloo",
+            per_device_eval_batch_size=5, save_strategy="steps", save_steps=8, **settings,
+        )
+
+    trainer, sampler = a_run()
+    if settings:
+        trainer.evaluate(trainer.train_dataset if way else trainer.train_dataset.take(4))
     trainer.train()
+    if settings:
+        trainer, sampler = a_run()
+        trainer.train(resume_from_checkpoint=str(saved / "checkpoint-8"))
     rank = trainer.args.process_index
-    torch.save(weights(trainer), folder / f"{kind}-{rank}.pt")
-    said = [losses(trainer), len(sampler), kind != "trainer" and tokens_seen(trainer)]
-    (folder / f"{kind}-{rank}.json").write_text(json.dumps(said))
+    torch.save(weights(trainer), folder / f"{saved.name}-{rank}.pt")
+    said = [losses(trainer), way and len(sampler), kind != "trainer" and tokens_seen(trainer)]
+    if way:  # 4 of the 10 examples of the last batches are there once, the others twice
+        said += [trainer.evaluate(trainer.train_dataset)["eval_loss_by_token"], loss_by_token(trainer)]
+    (folder / f"{saved.name}-{rank}.json").write_text(json.dumps(said))
 
 # Accelerate: every example of two epochs, with each process reading its own batches and with one reading for all.
 dataset = [{"input_ids": [3 + number] * (5 + number % 17)} for number in range(41)]
@@ -338,18 +423,25 @@ def test_two_ranks_make_the_updates_of_one_and_accelerate_deals_every_example_on
     environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     finished = subprocess.run(
-        [*command, os.fspath(script), os.fspath(tmp_path)], cwd=ROOT, env=environment, capture_output=True, text=True
+        [*command, os.fspath(script), os.fspath(tmp_path), json.dumps(OF_TWO_RANKS)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
-    for kind, way in (("trainer", AS_MANY_EXAMPLES), ("completion", FULL_ROWS)):
-        padded = padded_run(kind, tmp_path / kind, 2, 1, 2, way)
+    for kind, way, settings in OF_TWO_RANKS:
+        padded = padded_run(kind, tmp_path / kind, 2, 1, 2, way, **settings)
+        name, allowed = tmp_path / f"{kind}-{way}-{len(settings)}", 0.02 if "bf16" in settings else 1e-6
         for rank in range(2):
-            found = torch.load(tmp_path / f"{kind}-{rank}.pt", weights_only=True)
-            assert relative_error(found, weights(padded)) <= 1e-6
-        logged, steps, tokens = json.loads((tmp_path / f"{kind}-0.json").read_text())
-        assert logged == pytest.approx(losses(padded), rel=1e-6, abs=1e-4)
-        assert json.loads((tmp_path / f"{kind}-1.json").read_text())[1] == steps
-        assert tokens == (kind != "trainer" and tokens_seen(padded))
+            found = torch.load(f"{name}-{rank}.pt", weights_only=True)
+            assert relative_error(found, weights(padded)) <= allowed
+        logged, steps, tokens, *by_token = json.loads(Path(f"{name}-0.json").read_text())
+        assert logged == pytest.approx(losses(padded), rel=allowed, abs=max(allowed, 1e-4))
+        assert json.loads(Path(f"{name}-1.json").read_text())[1] == steps
+        assert by_token[:1] == pytest.approx(by_token[1:], rel=allowed)
+        if kind != "trainer" and not settings:  # SFTTrainer begins to count again in a resumed run
+            assert tokens == tokens_seen(padded)
     expected = np.repeat(np.arange(3, 44), [5 + number % 17 for number in range(41)]).tolist()
     orders = []
     for dispatch in (False, True):
