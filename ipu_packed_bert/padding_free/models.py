@@ -159,9 +159,14 @@ def _attention_reach(config: Any, *, windows: bool = True) -> Optional[Reach]:
         "sliding_window": windows and _has_layers(config, "sliding") and _windows_are_on(config),
         "attention_chunk_size": _has_layers(config, "chunk"),
     }
-    sizes = {setting: getattr(config, setting, None) for setting, in_use in used.items() if in_use}
-    found = [Reach(tokens, setting) for setting, tokens in sizes.items() if isinstance(tokens, int) and tokens > 0]
-    return min(found, default=None)
+    names = [setting for setting, in_use in used.items() if in_use]
+    found = [Reach(getattr(each, name, None) or 0, name) for each in _layer_configs(config) for name in names]
+    return min((each for each in found if _is_count(each.tokens)), default=None)
+
+
+def _layer_configs(config: Any) -> List[Any]:
+    """Of each layer, where Transformers has one a layer: the whole one then raises an error for what varies."""
+    return list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config]
 
 
 def _has_layers(config: Any, kind: str) -> bool:
@@ -207,7 +212,7 @@ def far_settings(config: Any) -> List[Reach]:
     stretched: for the whole row, if one of its examples is longer.  A setting too many here costs a longer test only.
     """
     found = []
-    for name, tokens in vars(config).items():
+    for name, tokens in (setting for each in _layer_configs(config) for setting in vars(each).items()):
         reaching = any(word in name for word in _REACHING) and not name.startswith(_COUNTS)
         if reaching and _is_count(tokens):
             found.append(Reach(tokens, name))

@@ -64,7 +64,7 @@ _ROW = 1024  # tokens of a row where nobody says
 _DENSE = 2048  # the longest row that is probed with a mask of all tokens by all tokens
 _DRAWS = 3  # other examples to try
 # What a model may raise for inputs that it does not take.
-_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+_ERRORS = (AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor, typical: bool = False) -> float:
@@ -274,6 +274,7 @@ class _Probe:
         padding = getattr(config, "pad_token_id", None)
         self.padding = padding if isinstance(padding, int) else None
         positions = getattr(config, "max_position_embeddings", None)
+        positions = None if positions == -1 else positions  # XLNet takes any number
         far, reach = far_settings(config), ignored_reach(model)
         stretched = any("rope" in each.setting for each in far)  # then positions have no end
         self.longest = longest if longest is not None or stretched else positions
@@ -321,8 +322,9 @@ class _Probe:
     def _tried(self, call: Callable[[], Any], what: str) -> Any:
         try:
             return call()
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{self.name}: {what}: {' '.join(str(error).split())[:300]}") from None
+        except _ERRORS as error:
+            words = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ValueError(f"{self.name}: {what}: {words}") from None
 
     def _references(self) -> List[str]:
         """Attention implementations of the library to compare with.
