@@ -9,6 +9,8 @@ from ipu_packed_bert.padding_free.attention import NAME, REGISTERED
 from ipu_packed_bert.padding_free.models import (
     WAY_OUT,
     Choice,
+    FirstDifference,
+    Leak,
     attention_of,
     base_of,
     choice_of,
@@ -50,6 +52,7 @@ def find_choice(
     base, loaded, before = base_of(model), attention_of(model), chosen_for(model)
     cached = getattr(base.config, "use_cache", None)
     refusals: Dict[str, str] = {}
+    first: Optional[FirstDifference] = None
     for choice in _candidates(loaded, attention):
         try:
             switch(model, choice.attention)
@@ -61,6 +64,7 @@ def find_choice(
             return choice, probed
         except ValueError as error:
             refusals[str(choice)] = str(error)
+            first = first or getattr(error, "first", None)
             choose(model, before)
             base.config.use_cache = cached
             if attention_of(model) != loaded:
@@ -68,7 +72,7 @@ def find_choice(
     # The first, and those of another kind: a package that is missing, a setting.
     reasons = {reason: choice for choice, reason in reversed(list(refusals.items()))}
     texts = [f"with {choice}: {reason}" for reason, choice in reversed(list(reasons.items()))]
-    raise ValueError(f"{type(base).__name__} is not right in padding-free batches {'; '.join(texts[:3])}; {WAY_OUT}")
+    raise Leak(f"{type(base).__name__} is not right in padding-free batches {'; '.join(texts[:3])}; {WAY_OUT}", first)
 
 
 def dense_mask_bytes(model: Any, tokens: int) -> int:

@@ -23,6 +23,29 @@ class Choice(NamedTuple):
         return f'attn_implementation="{self.attention}" with {" and ".join(names)}'
 
 
+class FirstDifference(NamedTuple):
+    """The first token of a row that scores otherwise than alone."""
+
+    example: int  # its number in the row
+    token: int  # in its example
+    place: int  # in the row
+    difference: float  # of its logits, over the largest
+
+    def __str__(self) -> str:
+        return (
+            f"example {self.example}, its token {self.token}, place {self.place:,} of the row: "
+            f"{self.difference:.1e} of the largest logit"
+        )
+
+
+class Leak(ValueError):
+    """A model that is not right in padding-free batches.  first: where that begins, if it is in the logits."""
+
+    def __init__(self, text: str, first: Optional[FirstDifference] = None) -> None:
+        super().__init__(text)
+        self.first = first
+
+
 def unwrapped(model: Any) -> Any:
     """The model that computes the same on this process alone: without DistributedDataParallel and torch.compile."""
     while True:
