@@ -16,10 +16,11 @@ from ipu_packed_bert.padding_free.models import (
     choice_of,
     choose,
     chosen_for,
+    refuse_masks,
     refuse_unfit,
     text_config,
 )
-from ipu_packed_bert.padding_free.probe import check_no_leak
+from ipu_packed_bert.padding_free.probe import check_no_leak, keeps_apart_with_mask
 from ipu_packed_bert.padding_free.rows import Probed
 
 _logger = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ def find_choice(
             choose(model, choice)
             base.config.use_cache = False
             probed = check_no_leak(model, longest=longest, row=row)
+            if choice.boundaries == "cu_seq_lens" and not keeps_apart_with_mask(model):
+                refuse_masks(model)
             if dense_mask_bytes(model, 1):
                 _say_dense(model, choice, row or longest or 4096, attention is not None or choice == before)
             return choice, probed

@@ -124,6 +124,25 @@ def choose(model: Any, choice: Optional[Choice]) -> None:
         base.__dict__[_PLACE] = choice
 
 
+def refuse_masks(model: Any) -> None:
+    """From now on the model refuses an attention_mask beside boundaries.
+
+    For code that hands its layers the mask and not the boundaries, as GPT-2 did in Transformers 4.57.
+    """
+    base = base_of(model)
+    if _refuse_mask not in base._forward_pre_hooks.values():
+        base.register_forward_pre_hook(_refuse_mask, with_kwargs=True)
+
+
+def _refuse_mask(model: Any, inputs: Any, named: Dict[str, Any]) -> None:
+    mask = named.get("attention_mask")
+    if mask is not None and mask.dim() == 2 and named.get("cu_seq_lens_q") is not None:
+        raise ValueError(
+            f"{type(model).__name__} gets cu_seq_lens_q and an attention_mask of shape {tuple(mask.shape)}, and its "
+            "layers would see the mask alone; give the model no attention_mask with cu_seq_lens_q"
+        )
+
+
 _PLACE = "_padding_free_choice"  # an attribute of the model: neither its configuration nor its weights have it
 
 

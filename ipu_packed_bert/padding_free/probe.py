@@ -152,6 +152,21 @@ def assert_isolated(model: Any, **options: Any) -> Probed:
         raise AssertionError(str(error)) from None
 
 
+def keeps_apart_with_mask(model: Any) -> bool:
+    """Whether a row with boundaries and an all-ones attention_mask scores as without the mask, or is refused."""
+    with _undisturbed(model), torch.no_grad():
+        model.eval()
+        probe = _Probe(model, None, TrainingCalls(None, logits_of), 0, 0)
+        ids = [probe.example(min(probe.length, 3)).numpy() for _ in range(2)]
+        inputs = probe.collated([{"input_ids": each, "labels": each} for each in ids])
+        inputs = to_device({name: value for name, value in inputs.items() if name != "labels"}, probe.device)
+        try:
+            found = logits_of(probe.model, {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])})
+        except _ERRORS:
+            return True
+        return _difference(found, logits_of(probe.model, inputs)) <= min(10 * _LEAST[probe.dtype], _GREATEST)
+
+
 def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Probed:
     """Raise ValueError unless the examples of this row have the logits and gradients that they have alone.
 

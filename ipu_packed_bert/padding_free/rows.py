@@ -335,9 +335,8 @@ class RowProbe:
                     text = f"example {numbers[at[0]]} of {length:,} tokens {what} from its token {first} on"
                     worst[what] = Fault(text, error, numbers[at[0]])
                 for index, token in (errors > self.limit).nonzero().tolist() if found is evaluated else ():
-                    number = numbers[index]
-                    place = int(row.places[number][token])
-                    begins.append(FirstDifference(number, token, place, float(errors[index, token])))
+                    which, size = numbers[index], float(errors[index, token])
+                    begins.append(FirstDifference(which, token, int(row.places[which][token]), size))
         scores, slopes = worst.values()
         scores = scores._replace(first=min(begins, key=lambda each: each.place, default=None))
         faults = [scores, *faults, slopes]

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
-from ipu_packed_bert.padding_free import choice, matrix
+from ipu_packed_bert.padding_free import PaddingFreeCollator, choice, matrix, use_padding_free
 from pack_data.cli.command import run_main
-from tests.padding_free_models import transformers
+from tests.padding_free_models import some_examples, transformers
 
 RIGHT = ["mistral", "llama4_text, chunks", "gpt2", "deepseek_v3", "gpt_oss", "gemma2", "llama", "qwen2, window"]
 RIGHT += ["qwen3_moe", "phi", "olmo3", "mixtral", "cohere2", "deepseek_v2", "gpt_neox", "exaone4", "opt"]
@@ -70,3 +71,24 @@ def test_the_command_counts_families_of_two_versions(tmp_path, monkeypatch, caps
         assert run_main(matrix.main, line) == 2
         printed = capsys.readouterr()
         assert words in printed.err and printed.err.count("\n") == 1 and not printed.out
+
+
+def test_a_model_whose_layers_see_a_mask_alone_refuses_it():
+    """As GPT-2 of Transformers 4.57: the boundaries do not reach the layers, and an all-ones mask hides them."""
+
+    class Dropping(transformers.GPT2LMHeadModel):
+        def forward(self, input_ids, attention_mask=None, position_ids=None, **others):
+            if attention_mask is None or position_ids is None:
+                return super().forward(input_ids, position_ids=position_ids, **others)
+            places = self.transformer.wpe
+            embedded = self.transformer.wte(input_ids) + places(position_ids)
+            embedded = embedded - places(torch.arange(input_ids.shape[1]))[None]
+            return super().forward(inputs_embeds=embedded, attention_mask=attention_mask, use_cache=False)
+
+    model = Dropping(matrix.build("gpt2").config)
+    use_padding_free(model)
+    inputs = PaddingFreeCollator(model)(some_examples(0, [3, 5]))
+    found = model(**inputs).logits
+    with pytest.raises(ValueError, match="layers would see the mask alone"):
+        model(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]))
+    assert torch.equal(model(**inputs).logits, found)
