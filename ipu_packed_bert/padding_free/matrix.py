@@ -64,6 +64,10 @@ class LeftOut(ValueError):
     """A family that cannot be measured, and why."""
 
 
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(error, 90)}"
+
+
 def _losses_of(logits: torch.Tensor, labels: torch.Tensor, masked: bool) -> torch.Tensor:
     """Of the predicted tokens of one row: logits [1, tokens, vocabulary], labels [1, tokens] -> [predicted]."""
     if masked:
@@ -92,7 +96,7 @@ def measure(name: str, attentions: Sequence[str] = _ATTENTIONS, seed: int = 0) -
             expected = torch.cat([_losses_of(reference(each).logits, each, masked) for each in rows])
             again = torch.cat([_losses_of(reference(each).logits, each, masked) for each in rows])
     except Exception as error:  # any code of any family
-        raise LeftOut(f"model(input_ids) fails: {one_line(error, 160)}") from None
+        raise LeftOut(f"model(input_ids) fails: {_words(error)}") from None
     if not bool((again - expected).abs().max() <= _TOLERANCE):
         raise LeftOut("model(input_ids) is random, or not a number")
     found = {}
@@ -104,7 +108,7 @@ def measure(name: str, attentions: Sequence[str] = _ATTENTIONS, seed: int = 0) -
             found[attention] = _Verdict("refused", "refused", why=one_line(error, 1000))
             continue
         except Exception as error:  # a mistake of ours
-            found[attention] = _Verdict("wrong", "wrong", why=f"{type(error).__name__}: {one_line(error, 1000)}")
+            found[attention] = _Verdict("wrong", "wrong", why=_words(error))
             continue
         inputs = PaddingFreeCollator(model)(examples)
         labels = torch.from_numpy(ids)[None] if masked else inputs["labels"]
@@ -153,6 +157,7 @@ def _reason(verdict: _Verdict) -> str:
         (r"gives its attention ([\w, ]+), which", "gives its attention {}"),
         (r"a window on both sides", "a window on both sides"),
         (r"first in ([\w.]+ \(\w+\))", "{}"),
+        (r"unexpected keyword argument", "its forward takes no boundaries"),
         (r"an attention_mask of shape|must match the size", "makes a mask of its own"),
     ):
         found = re.search(pattern, verdict.why)
@@ -382,7 +387,7 @@ def build(name: str, *, attention: str = "eager", dtype: torch.dtype = torch.flo
     except LeftOut:
         raise
     except Exception as error:  # any code of any family
-        raise LeftOut(one_line(error, 160)) from None
+        raise LeftOut(_words(error)) from None
     finally:
         torch.set_rng_state(state)
     return model
