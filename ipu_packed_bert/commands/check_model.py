@@ -44,20 +44,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     model = _loaded(args.model, args.precision)
     found = _checked(model, args, collator, batch)
     if args.json:
-        print(json.dumps({"model": args.model, **found}))
+        first = {"first": found["first"]._asdict()} if "first" in found else {}
+        print(json.dumps({"model": args.model, **found, **first}))
     else:
         for name, value in found.items():
             print(f"{name:<10}{value}")
     return 0 if found["verdict"] == "isolated" else 1
 
 
-def _checked(model: Any, args: Any, collator: Any, batch: Optional[List[Dict[str, Any]]]) -> Dict[str, str]:
+def _checked(model: Any, args: Any, collator: Any, batch: Optional[List[Dict[str, Any]]]) -> Dict[str, Any]:
     from ipu_packed_bert.padding_free.choice import find_choice, switch
     from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
     from ipu_packed_bert.padding_free.models import choice_of
     from ipu_packed_bert.padding_free.probe import audit_batch, check_no_leak
 
-    found: Dict[str, str] = {}
+    found: Dict[str, Any] = {}
     try:
         if collator is None:
             choice, probed = find_choice(model, longest=args.longest, row=args.row, attention=args.attention)
@@ -70,7 +71,9 @@ def _checked(model: Any, args: Any, collator: Any, batch: Optional[List[Dict[str
         if batch is not None:
             found["batch"] = str(audit_batch(model, (collator or PaddingFreeCollator(model))(batch)))
     except ValueError as error:
-        return {**found, "verdict": "examples depend on each other, or are not computed", "reason": str(error)}
+        found.update(verdict="examples depend on each other, or are not computed", reason=str(error))
+        first = getattr(error, "first", None)
+        return {**found, "first": first} if first else found
     return {**found, "verdict": "isolated"}
 
 

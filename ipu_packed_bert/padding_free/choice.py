@@ -9,15 +9,18 @@ from ipu_packed_bert.padding_free.attention import NAME, REGISTERED
 from ipu_packed_bert.padding_free.models import (
     WAY_OUT,
     Choice,
+    FirstDifference,
+    Leak,
     attention_of,
     base_of,
     choice_of,
     choose,
     chosen_for,
+    refuse_masks,
     refuse_unfit,
     text_config,
 )
-from ipu_packed_bert.padding_free.probe import check_no_leak
+from ipu_packed_bert.padding_free.probe import check_no_leak, keeps_apart_with_mask
 from ipu_packed_bert.padding_free.rows import Probed
 
 _logger = logging.getLogger(__name__)
@@ -50,17 +53,21 @@ def find_choice(
     base, loaded, before = base_of(model), attention_of(model), chosen_for(model)
     cached = getattr(base.config, "use_cache", None)
     refusals: Dict[str, str] = {}
+    first: Optional[FirstDifference] = None
     for choice in _candidates(loaded, attention):
         try:
             switch(model, choice.attention)
             choose(model, choice)
             base.config.use_cache = False
             probed = check_no_leak(model, longest=longest, row=row)
+            if choice.boundaries == "cu_seq_lens" and not keeps_apart_with_mask(model):
+                refuse_masks(model)
             if dense_mask_bytes(model, 1):
                 _say_dense(model, choice, row or longest or 4096, attention is not None or choice == before)
             return choice, probed
         except (AssertionError, ValueError) as error:  # an assertion: of the model's own code
             refusals[str(choice)] = str(error) or f"{type(base).__name__} does not take {choice.boundaries}"
+            first = first or getattr(error, "first", None)
             choose(model, before)
             base.config.use_cache = cached
             if attention_of(model) != loaded:
@@ -68,7 +75,7 @@ def find_choice(
     # The first, and those of another kind: a package that is missing, a setting.
     reasons = {reason: choice for choice, reason in reversed(list(refusals.items()))}
     texts = [f"with {choice}: {reason}" for reason, choice in reversed(list(reasons.items()))]
-    raise ValueError(f"{type(base).__name__} is not right in padding-free batches {'; '.join(texts[:3])}; {WAY_OUT}")
+    raise Leak(f"{type(base).__name__} is not right in padding-free batches {'; '.join(texts[:3])}; {WAY_OUT}", first)
 
 
 def dense_mask_bytes(model: Any, tokens: int) -> int:

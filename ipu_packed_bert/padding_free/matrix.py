@@ -1,21 +1,27 @@
-"""Which families of causal models are right in padding-free batches: a tiny random model of each, measured.
+"""Which families of models are right in padding-free batches: a tiny random model of each, measured.
 
     python -m ipu_packed_bert.padding_free.matrix
 
-Every family is tried with eager, sdpa and our attention, as `use_padding_free` does.  A model is right if the loss of
-every token in a row is the one of its example alone, by eager code of a model that nothing here has touched, to 1e-5;
-otherwise it must be refused.  So must a row that also has an all-ones attention_mask, with which the library looks for
-no boundaries; eager and sdpa are the library's own code then, and nothing of ours sees it.  The status is 1 if ours is
-neither.
+Families are all causal and masked ones of the installed Transformers, and variants of some.  Each is tried with eager,
+sdpa and our attention, as `use_padding_free` does.  A model is right if the loss of every token in a row is the one of
+its example alone, by eager code of a model that nothing here has touched, to 1e-5 of the largest; otherwise it must be
+refused.  So must a row that also has an all-ones attention_mask, with which the library looks for no boundaries; eager
+and sdpa are the library's own code then, and nothing of ours sees it.  The status is 1 if anything else is wrong.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import difflib
+import json
 import logging
+import re
 import sys
 import warnings
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -24,161 +30,367 @@ from torch.nn import functional as F
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import use_padding_free
 from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
-from ipu_packed_bert.padding_free.models import Choice
 from ipu_packed_bert.padding_free.update import logits_of
-from pack_data.cli.command import ArgumentParser, run_main
-from pack_data.display.table import Column, Table
+from pack_data.cli.command import ArgumentParser, progress_bar, run_main
+from pack_data.display.table import markdown
+from pack_data.reading.fields import one_line, read_json
+from pack_data.reading.files import write_atomically
 
 _ATTENTIONS = ("eager", "sdpa", NAME)
 _LENGTHS = (3, 12, 2, 2, 2, 12, 5, 20)  # beyond every window of the tiny models, and within their positions in all
-_TOLERANCE = 1e-5  # of the loss of a token, natural logarithm
+_POSITIONS = 64  # of the tiny models
+_TOLERANCE = 1e-5  # of the loss of a token, over the largest
 
 
 class _Verdict(NamedTuple):
-    """A family with one attention."""
+    """A family with one attention: "right", "refused" or "wrong"."""
 
-    family: str
-    attention: str
-    choice: Optional[Choice]  # None where refused
-    error: float  # largest difference of a token's loss from that of its example alone
-    refusal: str  # why, in one line
-    ones: float = float("nan")  # the error with an all-ones attention_mask; not a number where refused
+    plain: str
+    ones: str  # with an all-ones attention_mask
+    error: float = 0.0  # largest difference of a token's loss from that of its example alone, over the largest
+    why: str = ""  # it is refused; else what keeps examples apart
 
-    @property
-    def right(self) -> bool:
-        """Right or refused; with an all-ones mask only ours can refuse."""
-        ours = self.attention == NAME and self.ones > _TOLERANCE
-        return self.choice is None or (self.error <= _TOLERANCE and not ours)
+    def wrong(self, attention: str) -> bool:
+        """With an all-ones mask only ours can refuse."""
+        return self.plain == "wrong" or (attention == NAME and self.ones == "wrong")
 
-    @property
     def cell(self) -> str:
-        if self.choice is None:
-            return "refused"
-        text = f"{self.error:.0e}" + (" and seq_idx" if self.choice.seq_idx else "")
-        text += ", mask" if self.choice.boundaries == "attention_mask" else ""
-        text += "; ones refused" if self.ones != self.ones else "" if self.ones <= _TOLERANCE else "; ones wrong"
-        return text if self.right else f"**WRONG** {text}"
+        if self.why == "attention_mask":  # in the place of an all-ones one
+            return f"{self.plain} by a mask"
+        return self.plain if self.plain == "refused" else f"{self.plain}, {self.ones}"
 
 
-def _losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+class LeftOut(ValueError):
+    """A family that cannot be measured, and why."""
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(error, 90)}"
+
+
+def _losses_of(logits: torch.Tensor, labels: torch.Tensor, masked: bool) -> torch.Tensor:
     """Of the predicted tokens of one row: logits [1, tokens, vocabulary], labels [1, tokens] -> [predicted]."""
+    if masked:
+        return F.cross_entropy(logits[0].float(), labels[0], reduction="none")
     return F.cross_entropy(logits[0, :-1].float(), labels[0, 1:], reduction="none")[labels[0, 1:] != -100]
 
 
-def measure(family: str, attention: str, seed: int = 0) -> _Verdict:
-    """Raises ValueError where the installed Transformers does not have the family."""
-    model, reference = build(family, seed=seed), build(family, seed=seed)
+def _judged(found: torch.Tensor, expected: torch.Tensor) -> Tuple[str, float]:
+    error = float((found - expected).abs().max() / expected.abs().max())
+    return "right" if error <= _TOLERANCE else "wrong", error
+
+
+def measure(name: str, attentions: Sequence[str] = _ATTENTIONS, seed: int = 0) -> Dict[str, _Verdict]:
+    """By attention.  Raises LeftOut where there is no such model, or it does not take token ids alone."""
+    masked = families()[name].masked
+    reference = build(name, seed=seed)
     draw = np.random.default_rng(seed)
-    examples = [{"input_ids": draw.integers(1, VOCABULARY, length)} for length in _LENGTHS]
+    examples = [{"input_ids": draw.integers(2, VOCABULARY, length)} for length in _LENGTHS]  # 0 or 1 may be padding
+    for example in examples if masked else ():
+        example["labels"] = example["input_ids"]
+    ids = np.concatenate([example["input_ids"] for example in examples])
+    rows = [torch.from_numpy(example["input_ids"])[None] for example in examples]
+    kept = copy.deepcopy(reference)
     try:
-        choice = use_padding_free(model, attention=attention)
-    except ValueError as error:
-        return _Verdict(family, attention, None, float("nan"), str(error))
-    inputs = PaddingFreeCollator(model)(examples)
-    with torch.no_grad():
-        rows = [torch.from_numpy(example["input_ids"])[None] for example in examples]
-        expected = torch.cat([_losses_of(reference(ids).logits, ids) for ids in rows])
-        found = _losses_of(logits_of(model, inputs), inputs["labels"])
+        with torch.no_grad():
+            expected = torch.cat([_losses_of(reference(each).logits, each, masked) for each in rows])
+            again = torch.cat([_losses_of(reference(each).logits, each, masked) for each in rows])
+    except Exception as error:  # any code of any family
+        raise LeftOut(f"model(input_ids) fails: {_words(error)}") from None
+    if not bool((again - expected).abs().max() <= _TOLERANCE):
+        raise LeftOut("model(input_ids) is random, or not a number")
+    found = {}
+    for attention in attentions:
+        model = copy.deepcopy(kept)
         try:
-            given = {**inputs, "attention_mask": inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))}
-            ones = float((_losses_of(logits_of(model, given), inputs["labels"]) - expected).abs().max())
-        except ValueError:
-            ones = float("nan")
-    return _Verdict(family, attention, choice, float((found - expected).abs().max()), "", ones)
-
-
-def _reason_of(verdicts: Sequence[_Verdict]) -> str:
-    """Why a family is refused, in a few words: the layer at fault, the missing package, the setting."""
-    text = next((each.refusal for each in reversed(verdicts) if each.choice is None), "")
-    for word in ("nstall ", "AttentionInterface", "first in "):
-        if word not in text:
+            choice = use_padding_free(model, longest=_POSITIONS, attention=attention)
+        except ValueError as error:
+            found[attention] = _Verdict("refused", "refused", why=one_line(error, 1000))
             continue
-        if word == "AttentionInterface":
-            return "its code takes no attention from Transformers"
-        after = text.split(word, 1)[1]
-        return f"needs {after.split()[0]}" if word == "nstall " else after.split(";")[0].split(":")[0].rstrip(",")
-    return ""
+        except Exception as error:  # a mistake of ours
+            found[attention] = _Verdict("wrong", "wrong", why=_words(error))
+            continue
+        inputs = PaddingFreeCollator(model)(examples)
+        labels = torch.from_numpy(ids)[None] if masked else inputs["labels"]
+        given = {**inputs, "attention_mask": inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))}
+        with torch.no_grad():
+            plain, difference = _judged(_losses_of(logits_of(model, inputs), labels, masked), expected)
+            try:
+                ones = _judged(_losses_of(logits_of(model, given), labels, masked), expected)[0]
+            except Exception:  # an error is no silence
+                ones = "refused"
+        found[attention] = _Verdict(plain, ones, difference, choice.boundaries + " and seq_idx" * choice.seq_idx)
+    return found
 
 
-def _table(verdicts: Sequence[_Verdict]) -> str:
-    """Markdown, a line a family."""
-    rows: List[Dict[str, str]] = []
-    for family in dict.fromkeys(each.family for each in verdicts):
-        mine = [each for each in verdicts if each.family == family]
-        refused = all(each.choice is None for each in mine)
-        last = mine[-1].choice is None
-        cells = {each.attention: each.cell for each in mine}
-        rows.append({"family": family, **cells, "reason": _reason_of(mine) if refused or last else ""})
-    tried = dict.fromkeys(each.attention for each in verdicts)
-    heads = [Column(name, "ours" if name == NAME else name) for name in tried]
-    columns = (Column("family", "family"), *heads, Column("reason", "refused because of"))
-    return Table("matrix", "", columns, rows).markdown()
+# ---- the table
+
+
+class _Run(NamedTuple):
+    """The verdicts of one version of Transformers."""
+
+    version: str
+    verdicts: Dict[str, Dict[str, _Verdict]]  # family -> attention -> verdict
+    left_out: Dict[str, str]  # family -> why
+
+    def wrong(self) -> int:
+        return sum(each.wrong(attention) for found in self.verdicts.values() for attention, each in found.items())
+
+    def counts(self) -> List[str]:
+        """Families and variants; how many are right, refused and wrong, in plain rows and with an all-ones mask."""
+        known = [name for name in (*self.verdicts, *self.left_out) if name not in _VARIANTS]
+        built = sum(name in self.verdicts for name in known)
+        row = [self.version, f"{built} of {len(known)}", str(len(self.verdicts) - built)]
+        for which in (0, 1):
+            for attention in _ATTENTIONS:
+                words = [each[attention][which] for each in self.verdicts.values()]
+                row.append(", ".join(str(words.count(word)) for word in ("right", "refused", "wrong")))
+        return row
+
+
+def _reason(verdict: _Verdict) -> str:
+    """Why a family is refused, in a few words: the layer at fault, the missing package, the setting."""
+    for pattern, words in (
+        (r"nstall `?([\w-]+)", "needs {}"),
+        (r"attends by the place of a token in the row \((\w+)", "{}"),
+        (r"AttentionInterface|through torch\.nn", "its code takes no attention from Transformers"),
+        (r"gives its attention ([\w, ]+), which", "gives its attention {}"),
+        (r"a window on both sides", "a window on both sides"),
+        (r"first in ([\w.]+ \(\w+\))", "{}"),
+        (r"unexpected keyword argument", "its forward takes no boundaries"),
+        (r"an attention_mask of shape|must match the size", "makes a mask of its own"),
+    ):
+        found = re.search(pattern, verdict.why)
+        if found:
+            return words.format(*found.groups())
+    return verdict.why.split(": ", 2)[-1][:100]
+
+
+def _page(runs: Sequence[_Run]) -> str:
+    """Markdown: the counts, a line a family, and what is left out."""
+    titles = ["ours" if attention == NAME else attention for attention in _ATTENTIONS]
+    heads = ["Transformers", "families", "variants", *titles, *(f"{title}, all-ones mask" for title in titles)]
+    parts = ["Right, refused, wrong:", markdown(heads, [run.counts() for run in runs])]
+    parts.append("Each family, without and with an all-ones mask:")
+    heads = ["family", *(f"{title}, {run.version}" for run in runs for title in titles), "ours is refused because of"]
+    rows = []
+    for name in dict.fromkeys(name for run in runs for name in run.verdicts):
+        found = [run.verdicts[name][a] if name in run.verdicts else None for run in runs for a in _ATTENTIONS]
+        reasons = [_reason(each) for each in found[len(titles) - 1 :: len(titles)] if each and each.plain != "right"]
+        rows.append([name, *("-" if each is None else each.cell() for each in found), "".join(reasons[-1:])])
+    parts.append(markdown(heads, rows))
+    for run in runs:
+        names: Dict[str, List[str]] = {}
+        for name, reason in run.left_out.items():
+            names.setdefault(reason, []).append(name)
+        parts += [f"Left out with {run.version}:"] * bool(names)
+        parts.append("\n".join(f"- {'; '.join(each)}: {reason}" for reason, each in names.items()))
+    return "\n\n".join(part.strip() for part in parts if part)
+
+
+def _read(path: str) -> _Run:
+    """What `--json` wrote."""
+    way_out = "must be a file of --json, with another version of Transformers"
+    try:
+        found = read_json(path, way_out=way_out)
+        verdicts = {
+            name: {a: _Verdict(str(by[a][0]), str(by[a][1]), float(by[a][2]), str(by[a][3])) for a in _ATTENTIONS}
+            for name, by in found["verdicts"].items()
+        }
+        return _Run(str(found["version"]), verdicts, {name: str(why) for name, why in found["left_out"].items()})
+    except (AttributeError, IndexError, KeyError, TypeError):
+        raise ValueError(f"{path}: {way_out}") from None
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(prog="python -m ipu_packed_bert.padding_free.matrix", description=__doc__)
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"some of: {'; '.join(FAMILIES)}")
+    parser.add_argument(
+        "families", nargs="*", metavar="FAMILY", help="some, such as llama or 'bert, masked'; default: all"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the verdicts here as well")
+    parser.add_argument(
+        "--with", dest="others", metavar="FILE", nargs="+", default=[], help="verdicts of other versions"
+    )
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.families if name not in FAMILIES]
+    unknown = [name for name in options.families if name not in families()]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], FAMILIES, n=1)
+        near = difflib.get_close_matches(unknown[0], families(), n=1)
         meant = f", did you mean {near[0]!r}?" if near else ""
         parser.error(f"{unknown[0]!r} is no family{meant}; a name with a comma or a space is one argument in quotes")
+    others = [_read(each) for each in options.others]
     # Warnings of Transformers about tiny models are no news here.
-    theirs: Any = __import__("transformers").logging
-    theirs.set_verbosity_error()
+    transformers: Any = __import__("transformers")
+    transformers.logging.set_verbosity_error()
     logging.getLogger("ipu_packed_bert").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
-    verdicts, absent = [], []
-    for family in options.families or FAMILIES:
-        try:
-            verdicts += [measure(family, attention) for attention in _ATTENTIONS]
-        except ValueError as error:
-            absent.append(f"{family}: {error}")
-    print(_table(verdicts))
-    for each in absent:
-        print(f"left out: {each}")
-    wrong = [each for each in verdicts if not each.right]
-    counts = [sum(each.choice is not None for each in verdicts if each.attention == name) for name in _ATTENTIONS]
-    families = len(verdicts) // len(_ATTENTIONS)
+    run = _Run(transformers.__version__, {}, {})
+    names = options.families or list(families())
+    with progress_bar(len(names), "families") as bar:
+        for name in names:
+            bar.set_postfix_str(name)
+            try:
+                run.verdicts[name] = measure(name)
+            except LeftOut as error:
+                run.left_out[name] = str(error)
+            bar.update()
+    if options.json:
+        write_atomically(Path(options.json), (json.dumps(run._asdict(), indent=1) + "\n").encode())
+    runs = [*others, run]
+    print(_page(runs))
     print(
-        f"{families} families; right: {', '.join(f'{n} with {a}' for a, n in zip(_ATTENTIONS, counts))}; "
-        f"wrong without an error: {len(wrong)}"
+        f"\nRight is up to {_TOLERANCE:.0e} of the largest loss; wrong without an error: {sum(map(_Run.wrong, runs))}"
     )
-    return 1 if wrong else 0
+    return 1 if any(map(_Run.wrong, runs)) else 0
 
+
+# ---- tiny models
 
 VOCABULARY = 50
 _WINDOW = 5  # tokens of every window and chunk here
-_SIZE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-}
-_GROUPED = {"num_key_value_heads": 1}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-_NO_DROPOUT = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
-_GPT = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "n_inner": 32, **_NO_DROPOUT}
-_LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-_MAMBA = {"mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2}
-_MAMBA2 = {**_MAMBA, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+_MOST = 5_000_000  # parameters
+
+# What a field of a configuration is in a tiny model, at most: the first that fits its name.  None: as it is.
+_SIZES: List[Tuple[Any, Optional[int]]] = [
+    (re.compile(pattern), size)
+    for size, pattern in (
+        (None, r"_index$|_ids?$|patch_size|image_size|^num_channels$|^head_ratio$"),
+        (VOCABULARY, r"vocab"),
+        (-1, r"^(num_)?((en|de)coder_|hidden_)?layers(_per_stack)?$|^n_layers?$|^depth$"),  # as many as are kept
+        (1, r"max_window_layers|first_k_dense|dense_layers|layer_start|n?_groups?$|shared_(layer|expert)s|^zero_exp"),
+        (16, r"^qk_head_dim$"),
+        (8, r"_d_head|head_?dim|head_size|^d_(head|kv)$|kv_channels|dim_head|^qk_\w+_dim|_rank$|state(_size)?$|lowra"),
+        (1, r"(kv|key_value)_heads$|kv_n_heads"),
+        (4, r"rotary_dim|index_topk|mamba\w*_heads|experts$"),
+        (2, r"heads?$|heads_per_layer|query_groups|experts_per_tok|top_?k(_experts)?$|moe_k$"),
+        (_WINDOW, r"window|attention_chunk_size|local_attention$|rel_extent"),
+        (8, r"chunk_size$|chunk_length$|block_size$"),
+        (32, r"intermediate_size|ffn_(dim|hidden)|n_inner|d_(ff|inner|ssm)$|^dff|dim_ff|feed_forward|^hidden_dim|mlp_"),
+        (16, r"hidden_size|d_model|n_embd|emb\w*_size|^dim$|lru_width|prediction_head|bottleneck|_dims?$|put_size$"),
+        (_POSITIONS, r"positions?(_embeddings)?$|max_seq_len|context_length|image_seq"),
+    )
+]
+
+
+# What is not left to its default, where that is none.
+_NEEDED = ("vocab_size", "head_dim", "num_key_value_heads", "num_experts_per_tok", "n_shared_experts")
 
 
 class _Family(NamedTuple):
-    """A configuration class of Transformers and its settings for a tiny model."""
+    """A configuration of Transformers, by its model_type, and what its tiny model has besides what `_tiny` says."""
 
-    configuration: str
+    kind: str
+    masked: bool
     settings: Dict[str, Any]
 
 
-def _family(name: str, **settings: Any) -> _Family:
-    return _Family(name, settings)
+@lru_cache(None)
+def families() -> Dict[str, _Family]:
+    """By name: the causal families of the installed Transformers, the masked ones, and variants."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto import modeling_auto
+
+    found = {}
+    for masked, kinds in enumerate(
+        (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    ):
+        for kind in kinds:
+            found[kind + ", masked" * masked] = _Family(kind, bool(masked), {})
+    for name, settings in _VARIANTS.items():
+        kind = name.split(",")[0]
+        if kind in CONFIG_MAPPING:
+            found[name] = _Family(kind, False, settings)
+    return found
+
+
+def _tiny(config: Any, causal: bool) -> Any:
+    """The settings that make this configuration, and those in it, tiny."""
+    fields = {name: value for name, value in vars(config).items() if name[0] != "_" and not name.endswith("2label")}
+    layers = next((fields[each] for each in ("num_hidden_layers", "num_layers", "n_layer") if each in fields), 0)
+    lists = {
+        name: each
+        for name, each in fields.items()
+        if isinstance(each, (list, tuple)) and len(each) == layers > 1 and "idx" not in name
+    }
+    # One layer of each kind, in their order, and two at least.
+    kinds = [str(each) for each in zip(*lists.values())]
+    kept = sorted({kinds.index(each) for each in kinds[:64]} | {0, 1})[:6] if kinds else [0, 1]
+    found: Dict[str, Any] = {}
+    for name, value in fields.items():
+        size = next((size for pattern, size in _SIZES if pattern.search(name)), None)
+        if hasattr(value, "to_dict"):
+            found[name] = _tiny(value, causal)
+        elif name.endswith("token_id"):
+            if name.startswith("pad") and value is not None:
+                found[name] = min(value, 1)
+            elif value is not None and (not isinstance(value, int) or value >= VOCABULARY):
+                found[name] = 1
+        elif name in ("is_decoder", "use_cache"):
+            found[name] = causal and name == "is_decoder"
+        elif name in lists:
+            found[name] = [
+                min(each, size) if size and type(each) is int else each for each in map(value.__getitem__, kept)
+            ]
+        elif type(value) is float and re.search("drop|jitter", name):
+            found[name] = 0.0
+        elif type(value) is float and "softcap" in name:
+            found[name] = 1.0
+        elif value is None and name in (
+            "vocab_size",
+            "head_dim",
+            "num_key_value_heads",
+            "num_experts_per_tok",
+            "n_shared_experts",
+        ):
+            found[name] = size
+        elif type(value) is int and value > 0 and size is not None:
+            found[name] = len(kept) if size < 0 else min(value, size)
+    found.update(_SPECIAL.get(config.model_type, {}))
+    if "kv_lora_rank" in found:  # keys of all heads are made of one
+        found["num_key_value_heads"] = found["num_attention_heads"]
+    return found
+
+
+def _made(config: Any, settings: Dict[str, Any]) -> Any:
+    """A configuration of this class."""
+    inner = vars(config)
+    given = {
+        name: _made(inner[name], value).to_dict() if hasattr(inner.get(name), "to_dict") else value
+        for name, value in settings.items()
+    }
+    return type(config)(**given)
+
+
+def build(name: str, *, attention: str = "eager", dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+    """A model of the family.  Its weights are so large that what a token attends to matters to its logits.
+
+    Raises LeftOut where the installed Transformers makes no such model.
+    """
+    import transformers
+
+    family = families()[name]
+    auto = transformers.AutoModelForMaskedLM if family.masked else transformers.AutoModelForCausalLM
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        config, count = transformers.CONFIG_MAPPING[family.kind](), 0
+        config = _made(config, {**_tiny(config, not family.masked), **family.settings})
+        if family.masked and config.is_encoder_decoder:
+            raise LeftOut("encoder and decoder")
+        with torch.device("meta"), contextlib.suppress(NotImplementedError):  # of one whose code reads numbers
+            count = sum(each.numel() for each in auto.from_config(config, attn_implementation=attention).parameters())
+        if count > _MOST:
+            raise LeftOut(f"not tiny: {count:,} parameters")
+        model = auto.from_config(config, attn_implementation=attention).to(dtype).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape, dtype=torch.float64).to(parameter.dtype) * 0.3)
+    except LeftOut:
+        raise
+    except Exception as error:  # any code of any family
+        raise LeftOut(_words(error)) from None
+    finally:
+        torch.set_rng_state(state)
+    return model
 
 
 _LONGROPE = {
@@ -189,159 +401,63 @@ _LONGROPE = {
     "original_max_position_embeddings": 12,
 }
 
-FAMILIES: Dict[str, _Family] = {
-    "Llama": _family("LlamaConfig"),
-    "Llama, dynamic positions": _family(
-        "LlamaConfig", rope_scaling={"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=12
-    ),
-    "Llama 4, chunks": _family(
-        "Llama4TextConfig",
-        **_GROUPED,
-        head_dim=8,
-        attention_chunk_size=_WINDOW,
-        num_local_experts=2,
-        intermediate_size_mlp=32,
-    ),
-    "Mistral": _family("MistralConfig", **_GROUPED, sliding_window=None),
-    "Mistral, window": _family("MistralConfig", **_GROUPED, sliding_window=_WINDOW),
-    "Mixtral": _family("MixtralConfig", **_GROUPED, num_local_experts=4),
-    "Qwen2": _family("Qwen2Config", **_GROUPED),
-    "Qwen2, window": _family(
-        "Qwen2Config", **_GROUPED, sliding_window=_WINDOW, use_sliding_window=True, max_window_layers=1
-    ),
-    "Qwen2-MoE": _family("Qwen2MoeConfig", **_GROUPED, **_EXPERTS, shared_expert_intermediate_size=16),
-    "Qwen3": _family("Qwen3Config", **_GROUPED, head_dim=8),
-    "Qwen3-MoE": _family("Qwen3MoeConfig", **_GROUPED, **_EXPERTS, head_dim=8),
-    "Qwen3-Next": _family(
-        "Qwen3NextConfig",
-        **_GROUPED,
-        **_EXPERTS,
-        head_dim=8,
-        shared_expert_intermediate_size=16,
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        layer_types=["linear_attention", "full_attention"],
-    ),
-    "Gemma": _family("GemmaConfig", **_GROUPED, head_dim=8),
-    "Gemma 2, window and soft cap": _family(
-        "Gemma2Config", **_GROUPED, head_dim=8, sliding_window=_WINDOW, attn_logit_softcapping=1.0
-    ),
-    "Gemma 3, window": _family("Gemma3TextConfig", **_GROUPED, head_dim=8, sliding_window=_WINDOW),
-    "Phi": _family("PhiConfig"),
-    "Phi-3": _family("Phi3Config", **_GROUPED),
-    "Phi-3, long positions": _family(
-        "Phi3Config", rope_parameters=_LONGROPE, rope_scaling=_LONGROPE, original_max_position_embeddings=12
-    ),
-    "OLMo": _family("OlmoConfig"),
-    "OLMo 2": _family("Olmo2Config"),
-    "OLMo 3, window": _family("Olmo3Config", sliding_window=_WINDOW),
-    "OLMoE": _family("OlmoeConfig", num_experts=4, num_experts_per_tok=2),
-    "StableLM": _family("StableLmConfig", num_key_value_heads=2),
-    "Starcoder2": _family("Starcoder2Config", **_GROUPED, sliding_window=None),
-    "Starcoder2, window": _family("Starcoder2Config", **_GROUPED, sliding_window=_WINDOW),
-    "Granite": _family("GraniteConfig"),
-    "Granite MoE": _family("GraniteMoeConfig", num_local_experts=4, num_experts_per_tok=2),
-    "Granite 4 hybrid": _family(
-        "GraniteMoeHybridConfig",
-        **_MAMBA2,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        shared_intermediate_size=16,
-        layer_types=["mamba", "attention"],
-    ),
-    "Cohere": _family("CohereConfig"),
-    "Cohere 2, window": _family("Cohere2Config", **_GROUPED, sliding_window=_WINDOW, sliding_window_pattern=2),
-    "DeepSeek-V2": _family(
-        "DeepseekV2Config", **_LATENT, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1,
-        topk_group=1, first_k_dense_replace=1, n_shared_experts=1, head_dim=8, topk_method="greedy",
-    ),
-    "DeepSeek-V3": _family(
-        "DeepseekV3Config", **_LATENT, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1,
-        topk_group=1, first_k_dense_replace=1, n_shared_experts=1, num_key_value_heads=2,
-    ),
-    "GPT-2": _family("GPT2Config", **_GPT),
-    "GPT-Neo, window": _family(
-        "GPTNeoConfig", hidden_size=16, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]],
-        window_size=_WINDOW, attention_dropout=0.0, resid_dropout=0.0, embed_dropout=0.0,
-    ),
-    "GPT-J": _family("GPTJConfig", **_GPT, rotary_dim=4),
-    "GPT-NeoX": _family("GPTNeoXConfig"),
-    "GPT-BigCode": _family("GPTBigCodeConfig", **_GPT),
-    "gpt-oss, window and sinks": _family(
-        "GptOssConfig", **_GROUPED, head_dim=8, sliding_window=_WINDOW, num_local_experts=4, num_experts_per_tok=2
-    ),
-    "CodeGen": _family("CodeGenConfig", **_GPT, num_attention_heads=4, hidden_size=32, rotary_dim=4),
-    "Falcon, rotary": _family(
-        "FalconConfig", alibi=False, bias=True, multi_query=True, parallel_attn=True, new_decoder_architecture=False
-    ),
-    "Falcon, ALiBi": _family(
-        "FalconConfig", alibi=True, bias=True, multi_query=False, parallel_attn=False, new_decoder_architecture=False
-    ),
-    "OPT": _family("OPTConfig", ffn_dim=32, word_embed_proj_dim=16, dropout=0.0, attention_dropout=0.0),
-    "MPT": _family("MptConfig", d_model=16, n_heads=2, n_layers=2, expansion_ratio=2, max_seq_len=64),
-    "BLOOM": _family("BloomConfig", n_layer=2, n_head=2),
-    "BioGPT": _family(
-        "BioGptConfig", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, activation_dropout=0.0
-    ),
-    "XGLM": _family(
-        "XGLMConfig", d_model=16, ffn_dim=32, num_layers=2, attention_heads=2, dropout=0.0, attention_dropout=0.0
-    ),
-    "Persimmon": _family("PersimmonConfig"),
-    "Nemotron": _family("NemotronConfig", **_GROUPED, head_dim=8),
-    "SmolLM3": _family("SmolLM3Config", **_GROUPED),
-    "GLM": _family("GlmConfig", **_GROUPED, head_dim=8),
-    "GLM-4": _family("Glm4Config", **_GROUPED, head_dim=8),
-    "ERNIE 4.5": _family("Ernie4_5Config", **_GROUPED, head_dim=8),
-    "EXAONE 4, window": _family(
-        "Exaone4Config", **_GROUPED, sliding_window=_WINDOW, layer_types=["sliding_attention", "full_attention"]
-    ),
-    "Helium": _family("HeliumConfig", **_GROUPED, head_dim=8),
-    "Seed-OSS": _family("SeedOssConfig", **_GROUPED, head_dim=8),
-    "Jamba": _family(
-        "JambaConfig", **_GROUPED, **_MAMBA, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2,
-        expert_layer_offset=1, num_experts=2, num_experts_per_tok=1, use_mamba_kernels=False, mamba_dt_rank=4,
-    ),
-    "Bamba": _family("BambaConfig", **_GROUPED, **_MAMBA2, attn_layer_indices=[1]),
-    "Falcon-H1": _family("FalconH1Config", **_GROUPED, **_MAMBA2, mamba_d_ssm=32, head_dim=8),
-    "Zamba 2": _family(
-        "Zamba2Config", mamba_d_state=8, n_mamba_heads=4, mamba_ngroups=1, chunk_size=8, num_mem_blocks=1,
-        hybrid_layer_ids=[1], layers_block_type=["mamba", "hybrid"], use_mem_rope=True, adapter_rank=4,
-        use_mem_eff_path=False,
-    ),
-    "LFM2": _family("Lfm2Config", **_GROUPED, layer_types=["conv", "full_attention"]),
-    "Mamba": _family("MambaConfig", state_size=8),
-    "Mamba-2": _family("Mamba2Config", state_size=8, num_heads=4, head_dim=8, n_groups=1, chunk_size=8, expand=2),
-    "RecurrentGemma": _family(
-        "RecurrentGemmaConfig", **_GROUPED, lru_width=16, attention_window_size=_WINDOW, head_dim=8,
-        block_types=["recurrent", "attention"],
-    ),
-    "RWKV": _family("RwkvConfig", attention_hidden_size=16, context_length=64),
+# What the rule does not know of a family.
+_SPECIAL: Dict[str, Dict[str, Any]] = {
+    "codegen": {"n_embd": 32, "n_head": 4},
+    "cohere_compass_text": {
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rope_parameters": dict.fromkeys(
+            ("full_attention", "sliding_attention"), {"rope_type": "default", "rope_theta": 1e4}
+        ),
+    },
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 1, "clip_qkv": 8.0}},
+    "diffllama": {"num_key_value_heads": 2},
+    "dots1": {"n_routed_experts": 4},
+    "dots3_note_text": {"per_layer_config": {}, "head_dim": 16},
+    "esm": {"pad_token_id": 1},
+    "esmc": {"num_key_value_heads": 2},
+    "funnel": {"block_sizes": [2], "block_repeats": None},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "jamba": {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_dt_rank": 4, "use_mamba_kernels": False
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "longformer": {"attention_window": [4, 4]},
+    "mamba2": {"num_heads": 4},
+    "neomme": {"head_dim": 16},
+    "qwen4_exp_text": {
+        "indexer_compress_ratio": 4, "indexer_budget": 8, "indexer_n_heads": 2, "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+    },
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "reformer": {"axial_pos_embds": False, "hash_seed": 0},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3,
+        "attention_hidden_size": 32, "attention_head_dim": 16,
+    },
+    "zamba2": {
+        "hybrid_layer_ids": [1], "layers_block_type": ["mamba", "hybrid"], "num_hidden_layers": 2, "adapter_rank": 4,
+        "use_mem_rope": True, "use_mem_eff_path": False, "n_mamba_heads": 4, "attention_hidden_size": 32,
+        "attention_head_dim": 16,
+    },
 }  # fmt: skip
-
-
-def build(name: str, *, attention: str = "eager", dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
-    """A model of the family.  Its weights are so large that what a token attends to matters to its logits.
-
-    Raises ValueError where the installed Transformers does not have the family or makes no such model.
-    """
-    import transformers
-
-    family = FAMILIES[name]
-    if not hasattr(transformers, family.configuration):
-        raise ValueError(f"Transformers {transformers.__version__} has no {family.configuration}")
-    state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    try:
-        config = getattr(transformers, family.configuration)(**{**_SIZE, **family.settings})
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(dtype).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn(parameter.shape, dtype=torch.float64).to(parameter.dtype) * 0.3)
-    finally:
-        torch.set_rng_state(state)
-    return model
+# The kind up to the first comma, and what is otherwise.
+_VARIANTS: Dict[str, Dict[str, Any]] = {
+    "llama, dynamic positions": {
+        "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 12
+    },
+    "llama4_text, chunks": {"attn_temperature_tuning": False},
+    "mistral, no window": {"sliding_window": None},
+    "qwen2, window": {"sliding_window": _WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+    "phi3, long positions": {
+        "rope_parameters": _LONGROPE, "rope_scaling": _LONGROPE, "original_max_position_embeddings": 12
+    },
+    "starcoder2, window": {"sliding_window": _WINDOW},
+    "falcon, ALiBi": {"alibi": True, "multi_query": False, "parallel_attn": False, "num_kv_heads": 2},
+}  # fmt: skip
 
 
 if __name__ == "__main__":

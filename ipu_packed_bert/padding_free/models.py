@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ipu_packed_bert.padding_free.attention import NAME, setting_of
+from ipu_packed_bert.padding_free.attention import NAME
 
 WAY_OUT = "use a padding way for it, such as RandomSampling+Padding"
 
@@ -21,6 +21,29 @@ class Choice(NamedTuple):
     def __str__(self) -> str:
         names = [self.boundaries] + ["seq_idx"] * self.seq_idx
         return f'attn_implementation="{self.attention}" with {" and ".join(names)}'
+
+
+class FirstDifference(NamedTuple):
+    """The first token of a row that scores otherwise than alone."""
+
+    example: int  # its number in the row
+    token: int  # in its example
+    place: int  # in the row
+    difference: float  # of its logits, over the largest
+
+    def __str__(self) -> str:
+        return (
+            f"example {self.example}, its token {self.token}, place {self.place:,} of the row: "
+            f"{self.difference:.1e} of the largest logit"
+        )
+
+
+class Leak(ValueError):
+    """A model that is not right in padding-free batches.  first: where that begins, if it is in the logits."""
+
+    def __init__(self, text: str, first: Optional[FirstDifference] = None) -> None:
+        super().__init__(text)
+        self.first = first
 
 
 def unwrapped(model: Any) -> Any:
@@ -101,6 +124,25 @@ def choose(model: Any, choice: Optional[Choice]) -> None:
         base.__dict__[_PLACE] = choice
 
 
+def refuse_masks(model: Any) -> None:
+    """From now on the model refuses an attention_mask beside boundaries.
+
+    For code that hands its layers the mask and not the boundaries, as GPT-2 did in Transformers 4.57.
+    """
+    base = base_of(model)
+    if _refuse_mask not in base._forward_pre_hooks.values():
+        base.register_forward_pre_hook(_refuse_mask, with_kwargs=True)
+
+
+def _refuse_mask(model: Any, inputs: Any, named: Dict[str, Any]) -> None:
+    mask = named.get("attention_mask")
+    if mask is not None and mask.dim() == 2 and named.get("cu_seq_lens_q") is not None:
+        raise ValueError(
+            f"{type(model).__name__} gets cu_seq_lens_q and an attention_mask of shape {tuple(mask.shape)}, and its "
+            "layers would see the mask alone; give the model no attention_mask with cu_seq_lens_q"
+        )
+
+
 _PLACE = "_padding_free_choice"  # an attribute of the model: neither its configuration nor its weights have it
 
 
@@ -159,9 +201,14 @@ def _attention_reach(config: Any, *, windows: bool = True) -> Optional[Reach]:
         "sliding_window": windows and _has_layers(config, "sliding") and _windows_are_on(config),
         "attention_chunk_size": _has_layers(config, "chunk"),
     }
-    sizes = {setting: setting_of(config, setting) for setting, in_use in used.items() if in_use}
-    found = [Reach(tokens, setting) for setting, tokens in sizes.items() if isinstance(tokens, int) and tokens > 0]
-    return min(found, default=None)
+    names = [setting for setting, in_use in used.items() if in_use]
+    found = [Reach(getattr(each, name, None) or 0, name) for each in _layer_configs(config) for name in names]
+    return min((each for each in found if _is_count(each.tokens)), default=None)
+
+
+def _layer_configs(config: Any) -> List[Any]:
+    """Of each layer, where Transformers has one a layer: the whole one then raises an error for what varies."""
+    return list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config]
 
 
 def _has_layers(config: Any, kind: str) -> bool:
@@ -207,7 +254,7 @@ def far_settings(config: Any) -> List[Reach]:
     stretched: for the whole row, if one of its examples is longer.  A setting too many here costs a longer test only.
     """
     found = []
-    for name, tokens in vars(config).items():
+    for name, tokens in (setting for each in _layer_configs(config) for setting in vars(each).items()):
         reaching = any(word in name for word in _REACHING) and not name.startswith(_COUNTS)
         if reaching and _is_count(tokens):
             found.append(Reach(tokens, name))

@@ -19,6 +19,8 @@ from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.collators import Inputs, first_position, inputs_for
 from ipu_packed_bert.padding_free.models import (
     WAY_OUT,
+    FirstDifference,
+    Leak,
     attention_of,
     base_of,
     choice_of,
@@ -64,7 +66,7 @@ _ROW = 1024  # tokens of a row where nobody says
 _DENSE = 2048  # the longest row that is probed with a mask of all tokens by all tokens
 _DRAWS = 3  # other examples to try
 # What a model may raise for inputs that it does not take.
-_ERRORS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+_ERRORS = (AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor, typical: bool = False) -> float:
@@ -148,6 +150,21 @@ def assert_isolated(model: Any, **options: Any) -> Probed:
         return check_no_leak(model, **options)
     except ValueError as error:
         raise AssertionError(str(error)) from None
+
+
+def keeps_apart_with_mask(model: Any) -> bool:
+    """Whether a row with boundaries and an all-ones attention_mask scores as without the mask, or is refused."""
+    with _undisturbed(model), torch.no_grad():
+        model.eval()
+        probe = _Probe(model, None, TrainingCalls(None, logits_of), 0, 0)
+        ids = [probe.example(min(probe.length, 3)).numpy() for _ in range(2)]
+        inputs = probe.collated([{"input_ids": each, "labels": each} for each in ids])
+        inputs = to_device({name: value for name, value in inputs.items() if name != "labels"}, probe.device)
+        try:
+            found = logits_of(probe.model, {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])})
+        except _ERRORS:
+            return True
+        return _difference(found, logits_of(probe.model, inputs)) <= min(10 * _LEAST[probe.dtype], _GREATEST)
 
 
 def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Probed:
@@ -274,6 +291,7 @@ class _Probe:
         padding = getattr(config, "pad_token_id", None)
         self.padding = padding if isinstance(padding, int) else None
         positions = getattr(config, "max_position_embeddings", None)
+        positions = None if positions == -1 else positions  # XLNet takes any number
         far, reach = far_settings(config), ignored_reach(model)
         stretched = any("rope" in each.setting for each in far)  # then positions have no end
         self.longest = longest if longest is not None or stretched else positions
@@ -321,8 +339,9 @@ class _Probe:
     def _tried(self, call: Callable[[], Any], what: str) -> Any:
         try:
             return call()
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{self.name}: {what}: {' '.join(str(error).split())[:300]}") from None
+        except _ERRORS as error:
+            words = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ValueError(f"{self.name}: {what}: {words}") from None
 
     def _references(self) -> List[str]:
         """Attention implementations of the library to compare with.
@@ -430,7 +449,22 @@ class _Probe:
             place = (len(first), len(last), len(first) + len(last))
             pair = _Traced(lambda: self.row(first, last), *place), _Traced(lambda: self.row(other, last), *place)
             where = self._first_fault(*pair, _SAME)
-            raise ValueError(self._leak(f"the logits of an example change ({leak:.1e} of the largest)", where))
+            before, changed = self.row(first, last), self.row(other, last)
+            begin = self._begin([before[0], changed[1]], before, _SAME)
+            raise Leak(self._leak(f"the logits of an example change ({leak:.1e} of the largest)", where), begin)
+
+    def _begin(
+        self, found: List[torch.Tensor], expected: List[torch.Tensor], limit: float
+    ) -> Optional[FirstDifference]:
+        """Where the logits of the examples of the last row, [1, tokens, vocabulary] each, differ first."""
+        begin = 0
+        for number, (logits, other) in enumerate(zip(found, expected)):
+            errors = (logits - other).abs().amax(-1)[0].double() / other.abs().max().clamp(min=1e-30)
+            errors = errors.nan_to_num(nan=float("inf"))
+            for token in (errors > limit).nonzero()[:1, 0].tolist():
+                return FirstDifference(number, token, int(self.where[begin + token]), float(errors[token]))
+            begin += len(errors)
+        return None
 
     def _leak(self, what: str, where: str) -> str:
         return (
@@ -443,16 +477,17 @@ class _Probe:
         error = max(_difference(*pair, typical=self.typical) for pair in zip(row, alone))
         if error <= self.limit:
             return
-        where = self._unlike_alone([first, last], 1)
+        where, begin = self._unlike_alone([first, last], 1), self._begin(row, alone, self.limit)
         try:
             stretched = max(_difference(*pair) for pair in zip(self.row(first, last, restart=False), row))
         except ValueError:  # positions beyond those of the model: it reads them
             stretched = float("inf")
         unmoved = stretched <= min(self.limit, error / 2)
         why = "position_ids are ignored" if unmoved else "its positions do not follow from position_ids alone"
-        raise ValueError(
+        raise Leak(
             f"{self.name}: an example behind another one scores otherwise than alone ({error:.1e} of the largest "
-            f"logit), {why}{where}; let use_padding_free(model) choose its attention, or {WAY_OUT}"
+            f"logit), {why}{where}; let use_padding_free(model) choose its attention, or {WAY_OUT}",
+            begin,
         )
 
     # ---- gradients
@@ -541,6 +576,7 @@ class _Probe:
             examples = [first[: 3 if far.tokens > 3 else 1], self.example(length), last]
             row = self.row(*examples)
             pairs = [(found, self.plain(ids)) for found, ids in zip(row, examples)]
+            begin = self._begin(row, [each[1] for each in pairs], self.limit)
             # Of the long example only the tokens that the window concerns: among all they could be too few to count.
             pairs += [(pairs[1][0][:, far.tokens :], pairs[1][1][:, far.tokens :])] if self.typical else []
             errors = [_difference(*pair, typical=self.typical) for pair in pairs]
@@ -551,11 +587,12 @@ class _Probe:
             where = self._unlike_alone(examples, worst)
             passed = [each for each in self.far if each.tokens <= far.tokens]
             names = ", ".join(f"{each.setting} is {each.tokens}" for each in passed)
-            raise ValueError(
+            raise Leak(
                 f"{self.name}: in a row with an example of {length} tokens, an example of {len(examples[worst])} "
                 f"scores otherwise than alone ({error:.1e} of the largest logit), and with {self.length} tokens not: "
                 f"{names}{where}; let use_padding_free(model) choose its attention, or, if your examples have at most "
-                f"{passed[0].tokens} tokens, say so with longest=N, or {WAY_OUT}"
+                f"{passed[0].tokens} tokens, say so with longest=N, or {WAY_OUT}",
+                begin,
             )
 
     # ---- rows as they are trained
@@ -625,9 +662,10 @@ class _Probe:
             with contextlib.suppress(ValueError):
                 where = self._unlike_alone(examples, max(fault.number, 0))
         size = f"{fault.error:.1e} of the largest" if fault.error < math.inf else "not a number"
-        raise ValueError(
+        raise Leak(
             f"{self.name}: {fault.what} ({size}){where}; let use_padding_free(model) choose its attention, look at "
-            f"what collator and loss do there, or {WAY_OUT}"
+            f"what collator and loss do there, or {WAY_OUT}",
+            fault.first,
         )
 
     def _again(self, fault: Fault, made: Callable[[], _Probe]) -> Optional[Fault]:
@@ -654,14 +692,18 @@ class _Probe:
         same = max((_difference(*pair) for pair in list(zip(other, row))[1::2]), default=0.0)
         if same > _SAME and same > min(self.limit, _ROUNDINGS * self.mixed):
             where = f" in a row of {tokens:,} tokens and {len(lengths):,} examples"
-            raise ValueError(self._leak(f"the logits of an example change ({same:.1e} of the largest){where}", ""))
+            text = self._leak(f"the logits of an example change ({same:.1e} of the largest){where}", "")
+            raise Leak(
+                text, self._begin([b if n % 2 == 0 else a for n, (a, b) in enumerate(zip(other, row))], row, _SAME)
+            )
         errors = [_difference(*pair, typical=True) for pair in zip(row, alone)]
         if max(errors) > 2 * self.limit:
-            worst = errors.index(max(errors))
-            raise ValueError(
+            worst, begin = errors.index(max(errors)), self._begin(row, alone, 2 * self.limit)
+            raise Leak(
                 f"{self.name}: in a row of {tokens:,} tokens, example {worst} of {lengths[worst]} tokens scores "
                 f"otherwise than alone in {self.dtype} ({max(errors):.1e} of the largest logit)"
-                f"{self._unlike_alone(examples, worst)}; {WAY_OUT}"
+                f"{self._unlike_alone(examples, worst)}; {WAY_OUT}",
+                begin,
             )
         return Probed(rows=((tokens, len(lengths)),), seconds=time.perf_counter() - begun)
 

@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.collators import Inputs
+from ipu_packed_bert.padding_free.models import FirstDifference
 from ipu_packed_bert.padding_free.update import IGNORED, cross_entropy_sum, to_device
 
 MOST_EXAMPLES = 500
@@ -70,6 +71,7 @@ class Fault(NamedTuple):
     number: int = -1  # of the example
     lengths: Tuple[int, ...] = ()  # of all examples of the row
     step: Optional[Tuple[Any, ...]] = None  # what found it
+    first: Optional[FirstDifference] = None
 
 
 # ---- lengths
@@ -303,6 +305,7 @@ class RowProbe:
         sums: List[Optional[torch.Tensor]] = [None] * len(self.parameters)
         faults = [Fault("evaluation differs from training", _largest(result.logits - evaluated) / scale)]
         worst: Dict[str, Fault] = {}
+        begins: List[FirstDifference] = []
         by_length: Dict[int, List[int]] = {}
         for number, place in enumerate(row.places):
             by_length.setdefault(len(place), []).append(number)
@@ -331,7 +334,11 @@ class RowProbe:
                     first = int((errors[at[0]] > self.limit).float().argmax())
                     text = f"example {numbers[at[0]]} of {length:,} tokens {what} from its token {first} on"
                     worst[what] = Fault(text, error, numbers[at[0]])
+                for index, token in (errors > self.limit).nonzero().tolist() if found is evaluated else ():
+                    which, size = numbers[index], float(errors[index, token])
+                    begins.append(FirstDifference(which, token, int(row.places[which][token]), size))
         scores, slopes = worst.values()
+        scores = scores._replace(first=min(begins, key=lambda each: each.place, default=None))
         faults = [scores, *faults, slopes]
         faults.append(Fault("the gradients of the weights are not those of its examples", self._weights(result, sums)))
         limits = [self.limit, self.limit, self.limit * _GRADIENTS, self.limit * _GRADIENTS]

@@ -15,6 +15,7 @@ transformers = pytest.importorskip(
 )
 
 from ipu_packed_bert.commands.check_model import main
+from ipu_packed_bert.padding_free.matrix import build
 from pack_data.cli.command import run_main
 from tests.padding_free_faults import FAULTS, LONGEST, ROW, TinyModel, joined
 from tests.padding_free_models import a_model
@@ -59,6 +60,19 @@ def test_what_leaks_is_named_with_the_example_and_its_token(own, capsys):
     assert main(["own_code:late", *sizes, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert "scores otherwise than alone from its token" in found["reason"] and found["model"] == "own_code:late"
+    first = found["first"]
+    assert set(first) == {"example", "token", "place", "difference"} and first["difference"] > 1e-5
+    assert 0 <= first["token"] <= first["place"] < ROW and first["example"] > 0
+    assert main(["own_code:late", *sizes]) == 1
+    assert f"first     example {first['example']}, its token {first['token']}, place " in capsys.readouterr().out
+
+
+def test_a_leak_begins_at_the_example_behind_another(monkeypatch, capsys):
+    """A family whose layers look back over the boundary: the probe's row of two examples of 11 tokens."""
+    monkeypatch.setitem(sys.modules, "own_code", SimpleNamespace(hybrid=lambda: build("lfm2")))
+    assert main(["own_code:hybrid", "--json"]) == 1
+    first = json.loads(capsys.readouterr().out)["first"]
+    assert (first["example"], first["token"], first["place"]) == (1, 0, 11) and first["difference"] > 0.01
 
 
 def test_a_collator_of_ones_own(own, capsys):

@@ -236,7 +236,7 @@ def test_a_window_that_the_attention_ignores_is_refused_unless_no_example_is_so_
     check_no_leak(model, longest=WINDOW)
 
 
-@pytest.mark.parametrize("family", ["Phi-3, long positions", "Llama, dynamic positions"])
+@pytest.mark.parametrize("family", ["phi3, long positions", "llama, dynamic positions"])
 def test_positions_that_stretch_with_the_longest_example_of_the_row_are_refused(family):
     """A short example beside a long one gets other angles than alone."""
     model = build(family, attention="sdpa", dtype=torch.bfloat16)
@@ -341,7 +341,7 @@ def test_layers_that_need_the_number_of_the_example_get_it(monkeypatch):
         return torch.cat([plain(part, weight, bias) for part in parts], dim=2)
 
     monkeypatch.setattr(modeling, "causal_conv1d_fn", convolution)
-    model, reference = build("LFM2"), build("LFM2")
+    model, reference = build("lfm2"), build("lfm2")
     assert use_padding_free(model) == ("padding_free", "cu_seq_lens", True)
     examples = some_examples(3, [5, 2, 9])
     with torch.no_grad():
