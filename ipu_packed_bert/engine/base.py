@@ -67,9 +67,9 @@ def build_network(task: Task, seed: int, *, attention: str = "eager") -> PackedB
 
 
 def saved_by(state: Mapping[str, Any]) -> int:
-    """How many processes took this state of an engine; with another number dropout draws from new streams."""
-    streams = [*state.get("random", {}).values(), *([state["ipu_random"]] if "ipu_random" in state else [])]
-    return max((stream.shape[0] for stream in streams if stream.dim() == 2), default=1)
+    """How many processes took this state of an IPU engine; with another number its dropout draws from new streams."""
+    streams = state.get("ipu_random")
+    return 1 if streams is None or streams.dim() < 2 else int(streams.shape[0])
 
 
 class Engine(abc.ABC):

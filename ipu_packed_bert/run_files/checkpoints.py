@@ -3,7 +3,7 @@
 step_00000042/
     model.safetensors      weights, float32, Hugging Face names
     optimizer.safetensors  moments, exp_avg/NAME and exp_avg_sq/NAME
-    random.safetensors     random states; engine.safetensors has what else an engine keeps in tensors
+    engine.safetensors     what else an engine keeps in tensors, such as random states
     state.json             all that is no tensor: step, position in the data, configuration, identity of the vocabulary
     manifest.json          sizes and sha256 of the others
 
@@ -330,8 +330,6 @@ def _checked(state: Fields, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -
         optimizer.integer("step", least=0)
         for moment in ("exp_avg", "exp_avg_sq"):
             _check_tensors(optimizer, moment)
-    if "random" in engine:
-        _check_tensors(engine, "random")
     state.object("batches")
     return Checkpoint(
         step=state.integer("step", least=0),

@@ -54,12 +54,13 @@ def find_start(config: FinetuneConfig) -> Start:
             f"the checkpoint rows for {model.vocabulary_size:,}; give its own with --set "
             "model.vocabulary=FILE"
         )
-    dropouts = {
-        name: getattr(config.model, name)
-        for name in ("hidden_dropout", "attention_dropout")
-        if getattr(config.model, name) is not None
-    }
-    return start._replace(model=dataclasses.replace(model, **dropouts))
+    return start._replace(model=with_dropout(model, config))
+
+
+def with_dropout(model: ModelConfig, config: FinetuneConfig) -> ModelConfig:
+    """A checkpoint's model with the dropout that is in force: that of the settings, else the checkpoint's."""
+    settings = {name: getattr(config.model, name) for name in ("hidden_dropout", "attention_dropout")}
+    return dataclasses.replace(model, **{name: value for name, value in settings.items() if value is not None})
 
 
 def is_there(checkpoint: str) -> bool:

@@ -37,7 +37,7 @@ from ipu_packed_bert.settings.user_task import full_name, is_own
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.classification import PROBLEM_TYPES
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Tokenizer
-from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of, labels_of, learnt
+from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of, labels_of, learnt, with_dropout
 from ipu_packed_bert.training.examples import load_weights
 from pack_data.cli.command import NotFinite
 from pack_data.reading.fields import Fields, read_object
@@ -187,10 +187,9 @@ def prepare(
     config = _configured(trained, asked, overrides)
     choice = choose_engine(config, simulated=False)
     ipus = choice.kind != "host"
-    config = config.on_engine(choice.kind).for_model(trained.model, ipus=ipus)
-    task = task_class(config.task.name)(
-        config, Tokenizer(trained.vocabulary, read=read), trained.model, trained.labels, asked
-    )
+    model = with_dropout(trained.model, config)  # which decides the attention, too
+    config = config.on_engine(choice.kind).for_model(model, ipus=ipus)
+    task = task_class(config.task.name)(config, Tokenizer(trained.vocabulary, read=read), model, trained.labels, asked)
     config = _in_calls(config, len(task.packs), ipus=ipus)
     engine = build_engine(config, task, choice, packing_factor=1.0)
     with contextlib.ExitStack() as unwound:

@@ -304,9 +304,9 @@ def _print_schedule(begin: Beginning, config: Configuration) -> None:
 
 
 def _print_other_ranks(checkpoint: Checkpoint, processes: Processes) -> None:
-    """One line where a run goes on in another number of processes."""
+    """One line where IPUs go on in another number of processes, each of which keeps its random state."""
     before = saved_by(checkpoint.engine)
-    if before != processes.size:
+    if before != processes.size and "ipu_random" in checkpoint.engine:
         print(
             f"ranks     {processes.size}, after {before}: each update has the same sequences; dropout draws from new"
             " streams"

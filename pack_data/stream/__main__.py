@@ -173,16 +173,19 @@ begun with the oldest sequence because it had waited so long. short moved, long 
 place in the stream, in sequences, of the shortest and of the longest quarter."""
 
 
-def picture(measured: Sequence[_Measured]) -> Lines:
-    """The gap against the buffer, a line for each stream and depth."""
+def pictures(measured: Sequence[_Measured]) -> List[Lines]:
+    """The gap against the buffer, for each stream, a line for each depth."""
     by_price = [made for made in measured if made.way == "by price"]
     found = []
-    for stream, depth in dict.fromkeys((made.stream, made.depth) for made in by_price):
-        own = sorted((made.buffer, 100 * made.gap) for made in by_price if (made.stream, made.depth) == (stream, depth))
-        x, y = zip(*own)
-        found.append(Line(f"{stream}, depth {depth_text(depth)}", tuple(map(float, x)), y))
-    axes = Axis("sequences in the buffer", log=10), Axis("packs above the bound, %")
-    return Lines("Packs above the bound, by the size of the buffer", *axes, tuple(found))
+    for stream in dict.fromkeys(made.stream for made in by_price):
+        lines = []
+        for depth in dict.fromkeys(made.depth for made in by_price if made.stream == stream):
+            own = [made for made in by_price if (made.stream, made.depth) == (stream, depth)]
+            x, y = zip(*sorted((float(made.buffer), 100 * made.gap) for made in own))
+            lines.append(Line(f"depth {depth_text(depth)}", x, y))
+        axes = Axis("sequences in the buffer", log=2), Axis("packs above the bound, %")
+        found.append(Lines(stream, *axes, tuple(lines)))
+    return found
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -247,7 +250,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         _print_row(made, len(case.lengths))
                 bar.update(1)
     if args.plot:
-        write([picture(measured)], args.plot)
+        write(pictures(measured), args.plot)
     if not args.json:
         print(LEGEND)
     return 0

@@ -18,7 +18,7 @@ import numpy as np
 
 from pack_data.stream.prices import Prices
 
-_STOCK = 0.003
+_STOCK = 0.03
 _GOOD = 1e-3  # value that a pack may lack
 _TRIES = 4  # packs tried before the best of them is closed
 _REST = (

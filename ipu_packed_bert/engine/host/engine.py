@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ipu_packed_bert.data.global_batches import Batch
-from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches, saved_by
+from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches
 from ipu_packed_bert.engine.host.attention import Attention, pick_attention
 from ipu_packed_bert.engine.host.devices import (
     arithmetic,
@@ -44,7 +44,7 @@ from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
 
-# The stream of random numbers drawn from run.seed that dropout in several processes draws from.
+# The stream of random numbers drawn from run.seed that dropout draws from.
 _DROPOUT = 2
 
 
@@ -140,8 +140,7 @@ class HostEngine(Engine):
         if processes.size > 1:
             program = self._programs["training"]
             self._reduction = _Reduction(self.model, program, self._device, compiled=config.engine.compile)
-        # Dropout draws from a stream of the engine's own, so that a resumed run continues it, whoever else draws.
-        self._random = self._new_random_stream(0)
+        self._updates = 0  # made so far
 
     def _build(self) -> torch.nn.Module:
         config, task, attention = self._config, self.task, self._attention
@@ -188,9 +187,7 @@ class HostEngine(Engine):
     @_memory_said
     def compile(self, batch: Batch) -> None:
         first = {name: batch[name][: self._config.batch.micro_batch] for name in self.task.fields}
-        random = self._random
         self._accumulate(first)
-        self._random = random
         self._forget_gradients()
 
     @_memory_said
@@ -213,12 +210,13 @@ class HostEngine(Engine):
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
+            self._updates += 1
         self._forget_gradients()
         return result._replace(seconds=time.perf_counter() - start, applied=applied)
 
     @_memory_said
     def gradients(self, batch: Batch, *, alone: bool = False, dropout: bool = False) -> Gradients:
-        mask, random, update = self.model.attention_mask, self._random, self._update
+        mask, update = self.model.attention_mask, self._update
         # The batch may have other micro-batches than an update has, as many in each process.
         self._update = self.processes.size * micro_batches(self.task, batch, self._config.batch.micro_batch)
         if alone and isinstance(mask, AttentionMask):
@@ -228,7 +226,7 @@ class HostEngine(Engine):
             parameters = self.model.named_parameters()
             found = {name: each.grad.clone() for name, each in parameters if each.grad is not None}
         finally:
-            self.model.attention_mask, self._random, self._update = mask, random, update
+            self.model.attention_mask, self._update = mask, update
             self._forget_gradients()
         return Gradients(result, found)
 
@@ -244,8 +242,10 @@ class HostEngine(Engine):
         divisor = number if self._reduction is None else self._update / self.processes.size
         program = self._reduction or self._programs["training"]
         totals = self._zeros()
-        with self._random_stream(), self._numerics():
+        own = [self._device] if self._device.type == "cuda" else []
+        with torch.random.fork_rng(devices=own), self._numerics():
             for index, fields in enumerate(self._micro_batches(batch), start=1):
+                self._seed_dropout(self.processes.rank * number + index)
                 with self._reduced(last=index == number):
                     with self._arithmetic():
                         output = program(fields)
@@ -308,42 +308,17 @@ class HostEngine(Engine):
     def _numerics(self) -> Any:
         return numerics_of(self._config.engine, self._device)
 
-    def _new_random_stream(self, step: int) -> Dict[str, torch.Tensor]:
-        """A stream of this process's own, drawn from run.seed, the updates made, and the rank."""
-        seed, rank = self._config.run.seed, self.processes.rank
-        if step or self.processes.size > 1:
-            # The number of processes is no part of it, so that rank 0 of two draws as rank 0 of four.
-            seed = int(np.random.default_rng([seed, _DROPOUT, step, rank]).integers(2**62))
-        with self._outer_random_stream_kept():
-            torch.manual_seed(seed)
-            return self._read_random_stream()
+    def _seed_dropout(self, micro_batch: int) -> None:
+        """What dropout draws follows from run.seed, the updates made, and the micro-batch among those of all processes.
 
-    def _read_random_stream(self) -> Dict[str, torch.Tensor]:
-        stream = {"cpu": torch.get_rng_state()}
+        So nothing of it need be saved, and a run is the same in any number of processes.
+        """
+        sequence = np.random.SeedSequence([self._config.run.seed, _DROPOUT, self._updates, micro_batch])
+        seed = int(sequence.generate_state(1, np.uint64)[0])
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would change the generators of all GPUs
         if self._device.type == "cuda":
-            stream["cuda"] = torch.cuda.get_rng_state(self._device)
-        return stream
-
-    def _write_random_stream(self, stream: Dict[str, torch.Tensor]) -> None:
-        torch.set_rng_state(stream["cpu"])
-        if self._device.type == "cuda" and "cuda" in stream:
-            torch.cuda.set_rng_state(stream["cuda"], self._device)
-
-    @contextlib.contextmanager
-    def _outer_random_stream_kept(self):
-        outer = self._read_random_stream()
-        try:
-            yield
-        finally:
-            self._write_random_stream(outer)
-
-    @contextlib.contextmanager
-    def _random_stream(self):
-        """The engine's own stream inside, the caller's outside."""
-        with self._outer_random_stream_kept():
-            self._write_random_stream(self._random)
-            yield
-            self._random = self._read_random_stream()
+            with torch.cuda.device(self._device):
+                torch.cuda.manual_seed(seed)
 
     def close(self) -> None:
         self._feed.close()
@@ -352,47 +327,23 @@ class HostEngine(Engine):
         return {
             "model": self.weights(),
             "optimizer": neutral_state(self.optimizer, self.model),
-            "random": self._random_streams(),
         }
 
     def weights(self) -> Dict[str, torch.Tensor]:
         weights = self.model.state_dict()
         return {name: tensor.detach().to(device="cpu", copy=True) for name, tensor in weights.items()}
 
-    def join_state(self) -> None:
-        self._random_streams()
-
-    def _random_streams(self) -> Dict[str, torch.Tensor]:
-        """By device: the state of the stream, or of those of all processes, a row each."""
-        if self.processes.size == 1:
-            return {device: stream.clone() for device, stream in self._random.items()}
-        streams = self.processes.gathered({device: stream.numpy() for device, stream in self._random.items()})
-        return {device: torch.from_numpy(np.stack([each[device] for each in streams])) for device in self._random}
-
     def load_state(self, state: Dict[str, Any]) -> None:
         refuse_other_shapes("model state", state["model"], self.model.state_dict())
         self.model.load_state_dict(state["model"])
         load_neutral_state(self.optimizer, self.model, state["optimizer"])
-        # Another engine's state has no stream of this kind; dropout then goes on with this engine's own.
-        streams = state.get("random", {})
-        if streams and saved_by(state) != self.processes.size:
-            self._random = self._new_random_stream(int(state["optimizer"]["step"]))
-        else:
-            # Copied: torch.set_rng_state crashes on a view that does not begin where its storage does.
-            rows = {device: stream.reshape(self.processes.size, -1) for device, stream in streams.items()}
-            own = {device: row[self.processes.rank].clone() for device, row in rows.items()}
-            # One that was taken on another device is kept and not used.
-            used = {device: own.get(device, stream) for device, stream in self._random.items()}
-            for device, stream in self._random.items():
-                if used[device].shape != stream.shape or used[device].dtype != stream.dtype:
-                    raise ValueError(f"random: the state of {device} is not one that torch gives; resume another run")
-            self._random = {**self._random, **own}
+        self._updates = int(state["optimizer"]["step"])
 
 
 def _recompute_layers(network: Any) -> None:
     """Keep only each layer's input for the backward pass, in place: memory for a third of a forward and backward pass.
 
-    Values, gradients and the stream of random numbers stay the same, bit for bit: dropout draws again what it drew.
+    Values and gradients stay the same, bit for bit: dropout draws again what it drew.
     """
     layer: Any
     for layer in network.bert.encoder.layer:

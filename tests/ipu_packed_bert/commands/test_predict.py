@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -69,6 +70,20 @@ def records_of(file, kind):
             [line.split()[0] for line in block.split("\n")] for block in file.read_text().strip().split("\n\n") if block
         ]
     return file.read_text().strip().split("\n")[1:]
+
+
+def test_the_attention_is_that_of_inference_whatever_dropout_the_checkpoint_had(models, tmp_path):
+    """On a CPU attention dropout would take the eager one."""
+    folder = tmp_path / "dropped"
+    shutil.copytree(models["single_label"], folder)
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**about, "attention_probs_dropout_prob": 0.1}))
+    trained = predictions.find_trained(folder)
+    assert trained.model.attention_dropout == 0.1
+    asked = Asked(ExampleSource.of(training_file(tmp_path, "single_label")), labels=False)
+    engine = predictions.prepare(trained, asked, settings("single_label")).engine
+    assert isinstance(engine, HostEngine) and engine.attention.kind == "sdpa"
+    engine.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
