@@ -125,7 +125,7 @@ def choose(model: Any, choice: Optional[Choice]) -> None:
 
 
 def refuse_masks(model: Any) -> None:
-    """From now on the model refuses an attention_mask beside boundaries.
+    """From now on the model refuses an attention_mask [rows, tokens] beside boundaries.
 
     For code that hands its layers the mask and not the boundaries, as GPT-2 did in Transformers 4.57.
     """
@@ -135,11 +135,17 @@ def refuse_masks(model: Any) -> None:
 
 
 def _refuse_mask(model: Any, inputs: Any, named: Dict[str, Any]) -> None:
-    mask = named.get("attention_mask")
-    if mask is not None and mask.dim() == 2 and named.get("cu_seq_lens_q") is not None:
+    mask, positions = named.get("attention_mask"), named.get("position_ids")
+    if mask is None or mask.dim() != 2:
+        return
+    several = named.get("cu_seq_lens_q") is not None
+    if positions is not None and positions.shape == mask.shape:
+        again = positions[:, 1:] <= positions[:, :-1]
+        several = several or bool((again & (mask[:, 1:] != 0) & (mask[:, :-1] != 0)).any())
+    if several:
         raise ValueError(
-            f"{type(model).__name__} gets cu_seq_lens_q and an attention_mask of shape {tuple(mask.shape)}, and its "
-            "layers would see the mask alone; give the model no attention_mask with cu_seq_lens_q"
+            f"{type(model).__name__} gets a row of several examples and an attention_mask of shape "
+            f"{tuple(mask.shape)}, and its layers would see the mask alone; give the model no attention_mask"
         )
 
 

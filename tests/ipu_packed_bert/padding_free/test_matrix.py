@@ -88,7 +88,10 @@ def test_a_model_whose_layers_see_a_mask_alone_refuses_it():
     model = Dropping(matrix.build("gpt2").config)
     use_padding_free(model)
     inputs = PaddingFreeCollator(model)(some_examples(0, [3, 5]))
-    found = model(**inputs).logits
-    with pytest.raises(ValueError, match="layers would see the mask alone"):
-        model(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]))
+    found, ones = model(**inputs).logits, torch.ones_like(inputs["input_ids"])
+    few = {name: inputs[name] for name in ("input_ids", "position_ids")}
+    for given in (inputs, few):
+        with pytest.raises(ValueError, match="layers would see the mask alone"):
+            model(**given, attention_mask=ones)
+    model(input_ids=few["input_ids"], attention_mask=ones, position_ids=torch.arange(8)[None])
     assert torch.equal(model(**inputs).logits, found)
