@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from ipu_packed_bert.padding_free.models import base_of, choice_of, ignored_reach, too_long
+from ipu_packed_bert.padding_free.models import attends_both_ways, base_of, choice_of, ignored_reach, too_long
 from pack_data.batching.collators import Example, collate, padded_batch, padding_free_batch
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import BatchSampler
@@ -27,8 +27,8 @@ from pack_data.batching.sampler import BatchSampler
 Inputs = Dict[str, Any]  # keyword arguments of a model's forward pass
 
 
-def _same_example(position_ids: torch.Tensor) -> torch.Tensor:
-    """Which tokens a token may attend to: those of its own example up to itself.
+def _same_example(position_ids: torch.Tensor, causal: bool) -> torch.Tensor:
+    """Which tokens a token may attend to: those of its own example, if causal up to itself.
 
     position_ids: [1, tokens], from 0 for each example.  Returns bool [1, 1, tokens, tokens] (query, key).
     An example begins wherever a position is not the one before it plus one.
@@ -37,7 +37,7 @@ def _same_example(position_ids: torch.Tensor) -> torch.Tensor:
     begins[:, 1:] = position_ids[:, 1:] != position_ids[:, :-1] + 1
     example = begins.cumsum(dim=1)
     same = example.unsqueeze(2) == example.unsqueeze(1)
-    return same.tril().unsqueeze(1)
+    return (same.tril() if causal else same).unsqueeze(1)
 
 
 def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
@@ -69,7 +69,7 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
         more = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
         more.update(max_length_q=longest, max_length_k=longest)
     elif choice.boundaries == "attention_mask":
-        mask = _same_example(tensors["position_ids"])
+        mask = _same_example(tensors["position_ids"], not attends_both_ways(model))
         if choice.attention == "eager":
             # Half of the type's least number: scores are added to it, and the sum must stay finite.
             dtype = next(base_of(model).parameters()).dtype
@@ -110,8 +110,7 @@ class PaddingFreeCollator:
         multiple_of: int = 1,
     ) -> None:
         self._model, self._slots = model, slots
-        causal = [module.is_causal for module in base_of(model).modules() if hasattr(module, "is_causal")]
-        if slots is not None and causal and not any(causal):
+        if slots is not None and attends_both_ways(model):
             raise ValueError(
                 f"{type(base_of(model)).__name__} attends to both sides, and then no boundaries are found in "
                 "position_ids; leave slots out"

@@ -95,6 +95,12 @@ def text_config(model: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
+def attends_both_ways(model: Any) -> bool:
+    """Whether tokens see those behind them, as in BERT, by what the attention layers say of themselves."""
+    causal = [module.is_causal for module in base_of(model).modules() if hasattr(module, "is_causal")]
+    return bool(causal) and not any(causal)
+
+
 def attention_of(model: Any) -> str:
     """The attention implementation a Hugging Face model was loaded with: "eager", "sdpa", "flash_attention_2", ..."""
     return getattr(base_of(model).config, "_attn_implementation", None) or "eager"
