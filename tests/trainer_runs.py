@@ -137,6 +137,7 @@ def a_trainer(kind, folder, single=False, **changes):
     single: weights in float32.
     """
     model = a_model().float() if single else a_model()
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # Transformers 4.57 leaves it behind a run in bfloat16
     settings = {**SETTINGS, "output_dir": os.fspath(folder), **changes}
     if kind == "trainer":
         args = transformers.TrainingArguments(**settings)
