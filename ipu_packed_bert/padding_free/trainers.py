@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import itertools
 import logging
+import sys
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from ipu_packed_bert.padding_free.choice import dense_mask_bytes, find_choice
 from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
 from ipu_packed_bert.padding_free.models import base_of, choice_of
-from ipu_packed_bert.padding_free.output_layer import IGNORED, output_layer
+from ipu_packed_bert.padding_free.output_layer import BLOCK, IGNORED, output_layer
 from ipu_packed_bert.padding_free.probe import audit_batch
 from ipu_packed_bert.padding_free.streams import PackedStream
 from ipu_packed_bert.padding_free.update import cross_entropy_sum, loss_sum
@@ -152,7 +153,7 @@ def _loss_in_blocks(trainer: Any) -> str:
     """Let the training compute its loss in blocks of tokens, where that is known to be the same.  Says what is done."""
     kind = next(each for each in type(trainer).__mro__ if "compute_loss" in vars(each))
     if kind.__module__ != "transformers.trainer":
-        return f"that of {kind.__name__}"
+        return f"that of {kind.__name__}{_in_smaller_tiles(trainer)}"
     if trainer.label_smoother is not None or trainer.compute_loss_func is not None or "compute_loss" in vars(trainer):
         return "the trainer's own, from the logits of all tokens"
     layer = output_layer(trainer.model)
@@ -167,6 +168,16 @@ def _loss_in_blocks(trainer: Any) -> str:
 
     trainer.compute_loss = compute_loss
     return "computed in blocks of tokens"
+
+
+def _in_smaller_tiles(trainer: Any) -> str:
+    """TRL 1.16 computes the logits of 4,096 tokens at a time, which a CPU gains nothing from.  Says what is done."""
+    tiles: Any = sys.modules.get("trl.kernels.chunked_logprob")
+    layer = base_of(trainer.model).get_output_embeddings()
+    if not hasattr(tiles, "TOKEN_CHUNK_SIZE") or layer is None or trainer.args.device.type != "cpu":
+        return ""
+    tiles.TOKEN_CHUNK_SIZE = min(tiles.TOKEN_CHUNK_SIZE, max(1, BLOCK // layer.weight.shape[0]))
+    return f", in blocks of {tiles.TOKEN_CHUNK_SIZE:,} tokens"
 
 
 def _audit_first(trainer: Any) -> None:

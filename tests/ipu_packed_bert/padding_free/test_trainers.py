@@ -16,6 +16,7 @@ import torch
 runs = pytest.importorskip("tests.trainer_runs", reason="make test-trainers installs TRL", exc_type=ImportError)
 
 from ipu_packed_bert.padding_free import pack_into
+from ipu_packed_bert.padding_free import trainers as padding_free_trainers
 from ipu_packed_bert.padding_free.models import choice_of
 from ipu_packed_bert.padding_free.trainers import WAYS_OF_EQUAL_EPOCHS, _lengths_of
 from pack_data.batching.plans import BatchOptions, get_way
@@ -112,6 +113,23 @@ def test_the_loss_in_blocks_never_asks_for_whole_logits(tmp_path, capsys):
     trainer = a_trainer("completion", tmp_path)
     pack_into(trainer)
     assert "the loss is that of SFTTrainer" in capsys.readouterr().out
+
+
+def test_the_blocks_of_sft_trainer_are_small_on_a_cpu(tmp_path, monkeypatch):
+    """Of TRL from 1.16 on: its loss, entropy and accuracy are the same as in blocks of 4,096 tokens."""
+    tiles = pytest.importorskip("trl.kernels.chunked_logprob", reason="TRL before 1.16 has no blocks")
+    found, most = [], tiles.TOKEN_CHUNK_SIZE
+    for block in (padding_free_trainers.BLOCK, 2 * 50):  # the vocabulary has 50
+        monkeypatch.setattr(tiles, "TOKEN_CHUNK_SIZE", most)
+        monkeypatch.setattr(padding_free_trainers, "BLOCK", block)
+        trainer, _ = packed_run("completion", tmp_path / str(block))
+        trainer.train()
+        found.append((tiles.TOKEN_CHUNK_SIZE, losses(trainer), weights(trainer), trainer.state.log_history[0]))
+    (wide, one, before, first), (narrow, other, after, again) = found
+    assert (wide, narrow) == (most, 2)
+    assert other == pytest.approx(one, rel=1e-6) and relative_error(after, before) <= 1e-6
+    for name in ("entropy", "mean_token_accuracy"):
+        assert again[name] == pytest.approx(first[name], rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
