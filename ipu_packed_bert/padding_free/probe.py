@@ -123,7 +123,7 @@ def check_no_leak(
     3. Are logits and gradients those of `model(input_ids)` for this example alone?
     4. And with examples longer than each window, chunk or trained length below `longest`?
     5. The same for rows as they are trained (`padding_free.rows`), in training and evaluation mode, in the model's type
-       and in float32, where rounding hides less; what is beyond rounding there is looked at again in float64.
+    and in float32, where rounding hides less; what is beyond rounding there is looked at again in float64.
     Where not, the error names the first layer at fault, or the setting, and what to do.
     """
     refuse_unfit(model)
