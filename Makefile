@@ -25,7 +25,7 @@ help:
 	@echo "make test-sdk   run them in the IPU machines' world (Python 3.8, torch 2.0.1)"
 	@echo "make test-ipu   the IPU suite where the Poplar SDK is, on IPUs or on the IPU Model; PYTHON=the SDK's environment"
 	@echo "make test-trainers"
-	@echo "                Hugging Face's Trainer and TRL's SFTTrainer on packs: the newest ones, and a pair that is a year older"
+	@echo "                Hugging Face's Trainer and data sets, TRL's SFTTrainer: the newest ones, and those of a year before"
 	@echo "make docs       run the code blocks of README and docs/, and build the pages below build/docs"
 	@echo "make test-wheel build the wheel, install it into an empty environment, and use it there"
 	@echo "make weights    fetch a small trained BERT (84 MB) for fine-tuning, experiments and one test"
@@ -107,8 +107,9 @@ test-ipu:
 
 # Each pair of TRL and Transformers is an environment on top of .venv, which has torch and all else.  PAIR=newest takes one.
 PAIR ?= newest older
+# All that `make test` skips for want of TRL, accelerate, datasets or torchdata.
 TRAINERS_TESTS = tests/ipu_packed_bert/padding_free/test_trainers.py tests/ipu_packed_bert/padding_free/test_data_loader.py \
-  tests/test_examples.py
+  tests/ipu_packed_bert/padding_free/test_streams.py tests/pack_data/stream tests/test_examples.py
 SITE_PACKAGES = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 test-trainers: $(PAIR:%=test-trainers-%)
 

@@ -30,7 +30,7 @@ class Share:
 
     A state goes on without reading again what was read, as far as the source's own state does. What has none is read
     again up to there; so is a Hugging Face data set with a shuffle buffer, whose state would lose what the buffer holds
-    (shuffle its shards only: `buffer_size=1`). A new iteration begins anew. `seen`: examples passed in what this
+    (shuffle its shards only: `buffer_size=1`, from datasets 5 on). A new iteration begins anew. `seen`: examples passed in what this
     process reads.
     """
 
@@ -109,9 +109,14 @@ class Share:
 
 
 def _has_shuffle_buffer(source: Any) -> bool:
-    """Whether a Hugging Face data set, or a step of one, holds back examples to mix them: its state leaves them out."""
+    """Whether a Hugging Face data set, or a step of one, holds back examples to mix them: its state leaves them out.
+
+    In some versions (datasets 4.4) a buffer of one does so too, hence it is tried out.
+    """
     if type(source).__name__ == "BufferShuffledExamplesIterable":
-        return bool(source.buffer_size > 1)
+        given = iter(range(3))
+        next(iter(type(source)(given, source.buffer_size, source.generator)))
+        return next(given, None) != 1
     inner = [getattr(source, "_ex_iterable", None), getattr(source, "ex_iterable", None)]
     return any(map(_has_shuffle_buffer, filter(None, [*inner, *(getattr(source, "ex_iterables", None) or ())])))
 
