@@ -29,9 +29,8 @@ class Share:
     other iterable that gives the same examples at every iteration: the same, and sequences are read by their numbers.
 
     A state goes on without reading again what was read, as far as the source's own state does. What has none is read
-    again up to there; so is a Hugging Face data set with a shuffle buffer, whose state would lose what the buffer holds
-    (shuffle its shards only: `buffer_size=1`, from datasets 5 on). A new iteration begins anew. `seen`: examples passed in what this
-    process reads.
+    again up to there; so is a Hugging Face data set with a shuffle buffer, whose state would lose what it holds
+    (`buffer_size=1` shuffles the shards only, from datasets 5 on). `seen`: examples passed in what this process reads.
     """
 
     def __init__(self, source: Any, number: int = 0, of: int = 1) -> None:
