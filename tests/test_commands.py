@@ -147,13 +147,13 @@ def test_profiles_of_two_runs_give_the_overhead_of_a_pack(tmp_path, capsys, monk
     for name, cycles in (("packed", [300, 250]), ("unpacked", [250, 250])):
         steps = [{"type": "OnTileExecute", "name": "step", "cycles": [each, 1]} for each in cycles]
         profile = {"ipus": 2, "tiles": [], "runs": [{"name": "step", "steps": steps}]}
-        (tmp_path / name).write_text(json.dumps(profile))
-    both = ["--profile-packed", str(tmp_path / "packed"), "--profile-unpacked", str(tmp_path / "unpacked")]
-    assert main(["report", *both, "--profile-packs", "5", "--json", "--no-cache"]) == 0
+        (tmp_path / f"{name}.pop").write_text(json.dumps(profile))
+    both = ["--packed", str(tmp_path / "packed.pop"), "--unpacked", str(tmp_path / "unpacked.pop")]
+    assert main(["report", *both, "--json", "--no-cache"]) == 0
     rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
-    assert [row["per_pack"] for row in rows] == [110.0, 100.0]
+    assert [row["per_pack"] for row in rows] == [550.0, 500.0]
     assert rows[0]["overhead"] == pytest.approx(10.0)
-    with pytest.raises(ValueError, match="--profile-packed and --profile-unpacked belong together"):
+    with pytest.raises(ValueError, match="--packed and --unpacked belong together"):
         main(["report", *both[:2]])
 
 

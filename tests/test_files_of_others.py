@@ -57,7 +57,7 @@ READS = {
             "adjust": (" --data data",),
             "ipu-check": ("",),
             "report": ("",),
-            "calibrate": (" --with cycles.csv",),
+            "calibrate": (" --with cycles.json",),
         }.items()
     },
     **{
@@ -122,16 +122,15 @@ READS = {
     ],
     ("export", "--vocabulary"): ["export run out --vocabulary FILE.txt"],
     ("ipu-check", "--show"): ["ipu-check --show FILE.json"],
-    ("report", "--measured"): [f"report --measured {file}" for file in ("FILE.csv", "FILE.json", "FILE.pop", *RUN)],
+    ("report", "--measured"): [f"report --measured {file}" for file in ("FILE.json", "FILE.pop", *RUN)],
     ("report", "--packed"): [f"report --packed {file} --unpacked run" for file in ("FILE.json", *RUN)],
     ("report", "--unpacked"): [f"report --packed run --unpacked {file}" for file in ("FILE.json", *RUN)],
     ("check-model", "--batch"): ["check-model nowhere --batch FILE.jsonl"],
-    ("calibrate", "--with"): ["calibrate --config packed_phase2_pod16 --with FILE.csv"],
+    ("calibrate", "--with"): ["calibrate --config packed_phase2_pod16 --with FILE.json"],
 }
 # Options with a value that is no file to be read here: settings, names, and what is written.
 NO_FILE = {
     ("gpu", "--histogram"),  # as that of benchmark, where there is a GPU
-    *(("report", f"--profile-{what}") for what in ("packed", "unpacked")),  # the Poplar SDK reads them
     ("plan", "--start-from"),  # of the command that it prints
     *((name, "--set") for name in ("plan", "predict", "ipu-check", "report")),  # the files of others, above
     *((name, "--allow-change") for name in ("pretrain", "plan", "finetune")),
@@ -286,7 +285,7 @@ def scratch(tmp_path_factory):
     (folder / "tuned.yml").write_text(config.to_yaml())
     fine_tuning_files.tiny_fine_tuned(folder / "tuned", "single_label")
     (folder / "new.csv").write_text("text\nriver stone\n")
-    (folder / "cycles.csv").write_text("ipu,class,cycles\n,,1000000\n")
+    (folder / "cycles.json").write_text('{"update_cycles": 1000000}')
     (folder / "my.txt").write_text("The river is here. The stone is there.\n\nA castle.\n" * 40)
     for line in (
         "pretrain --config ok.yml --out run --set run.steps=2",

@@ -1,22 +1,24 @@
 """From cycle counts to the paper's tables: python profiling/overhead_report.py, or python -m ipu_packed_bert.report
 
-Without options: Table 1 of the packedBERT paper for BERT-large at 512, from the analytic IPU cycle model (no IPU
-needed) and the published Wikipedia histogram, and what the overhead consists of. Every column names its source:
-hardware (run logs with PopTorch's cycle counter), profile (PopVision), predicted and fitted (analytic model), host
-(seconds), paper, published (measured by others), computed (arithmetic), config.
+Without options: what packing gains, and Table 1 of the packedBERT paper for BERT-large at 512, from the analytic IPU
+cycle model (no IPU needed) and the published Wikipedia histogram. Every column names its source: hardware (run logs
+with PopTorch's cycle counter), profile (PopVision), predicted and fitted (analytic model), host (seconds), paper,
+published (measured by others), computed (arithmetic), config.
 
+  --table 1            the same of a --config
   --table 2            Table 2: base and large, 128 and 384
-  --scaling            Figure 5: packing against un-padding on 1 to 2048 devices
-  --points             published measurements, the model's errors and those of "31 % of peak"
-  --schedule           an update over time: what each IPU does when; one picture with --plot or --html
-  --operators          cycles of each operator, class of operator and product; what an update's time consists of
+  --table parts        what the overhead consists of
+  --table scaling      Figure 5: packing against un-padding on 1 to 2048 devices
+  --table points       published measurements, the model's errors and those of "31 % of peak"
+  --table schedule     an update over time: what each IPU does when; one picture with --plot or --html
+  --table operators    cycles of each operator, class of operator and product; what an update's time consists of
   --all                all of these, and cycles of each IPU
   --html FILE          one page to look at, of what is asked for; of everything where nothing is
   --config A           cycles of each IPU, the bottleneck, sequences/s of all replicas
-  --config A --config B                                                        what if: any configurations
-  --config A [--set KEY=VALUE] [--depth 4] [--target bow] [--micro-batch 3]    what if: changed, against as written
+  --config A --config B          what if: any configurations
+  --config A --set KEY=VALUE     what if: changed, against as written (data.max_sequences_per_pack=2)
   --measured SOURCE    measured cycles beside the model's: of an update, of each IPU, of each class of operator
-  --packed RUN --unpacked RUN    two run folders of run_pretraining.py, or --profile-packed/--profile-unpacked profiles
+  --packed RUN --unpacked RUN    two run folders of run_pretraining.py, or two profiles of as many packs
 
 Where the counted memory of a configuration exceeds an IPU's, no sequences/s are given and the exit status is 1.
 """
@@ -28,9 +30,9 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Container, List, Optional, Sequence, Set, Tuple
+from typing import Any, Container, List, Optional, Sequence, Set, Tuple
 
-from ipu_packed_bert.cycles import arrangement, calibration, matmul, points, target, workload
+from ipu_packed_bert.cycles import arrangement, calibration, matmul, target, workload
 from ipu_packed_bert.cycles.pipeline import Parameters
 from ipu_packed_bert.planning.plan import RunPlan, memory_words, plan
 from ipu_packed_bert.report import headline, measured, operators, paper, pictures, scaling, schedule, sources
@@ -38,7 +40,7 @@ from ipu_packed_bert.report.packings import Packings, packed_factor
 from ipu_packed_bert.settings.pretraining import Config, config_from_tree, load_config
 from ipu_packed_bert.settings.shipped import FOLDER, config_file
 from pack_data import sort
-from pack_data.cli.command import ArgumentParser, check_page, check_picture, positive_int, typed
+from pack_data.cli.command import ArgumentParser, check_page, check_picture, typed
 from pack_data.display.page import Page
 from pack_data.display.picture import write_each
 from pack_data.display.table import Table, as_csv, wrapped
@@ -47,16 +49,13 @@ from pack_data.lengths.factors import parse_factor, planned_factor
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 
 DEFAULT = FOLDER / "packed_phase2_pod16.yml"
+_TABLES = ("1", "2", "parts", "scaling", "points", "schedule", "operators")
 
 
 def _parser() -> argparse.ArgumentParser:
     found = ArgumentParser(prog=typed("report"), description=__doc__)
     what = found.add_argument_group("what to print (several may be given; Table 1 where none is)")
-    what.add_argument("--table", type=int, choices=(1, 2), action="append", default=[])
-    what.add_argument("--scaling", action="store_true")
-    what.add_argument("--points", action="store_true")
-    what.add_argument("--schedule", action="store_true")
-    what.add_argument("--operators", action="store_true")
+    what.add_argument("--table", choices=_TABLES, action="append", default=[])
     what.add_argument("--all", action="store_true", help="all of these, and more")
     where = found.add_argument_group("of what")
     where.add_argument(
@@ -70,14 +69,9 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="override a setting (in a comparison: of the last configuration)",
     )
-    where.add_argument("--depth", type=positive_int, help="packing depth instead of the configured one")
-    where.add_argument(
-        "--micro-batch", type=positive_int, help="packs in a forward pass instead of the configured number"
-    )
     where.add_argument(
         "--packing-factor", type=parse_factor, help="sequences per pack instead of what the histogram gives"
     )
-    where.add_argument("--target", choices=("mk2", "bow"), help="instead of placement.machine")
     add_histogram_arguments(found)
     runs = found.add_argument_group("runs and profiles instead of the model")
     runs.add_argument(
@@ -86,14 +80,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SOURCE",
         action="append",
         default=[],
-        help="measured beside predicted: a run's folder, a bundle of ipu-check, a profile.pop, cycles as .json or "
-        ".csv; or what make gpu wrote",
+        help="measured beside predicted: a run's folder, a bundle of ipu-check, a profile.pop, or cycles as .json",
     )
-    runs.add_argument("--packed", type=Path, help="run folder")
-    runs.add_argument("--unpacked", type=Path, help="run folder")
-    runs.add_argument("--profile-packed", type=Path, help="profile.pop or its folder; needs the Poplar SDK")
-    runs.add_argument("--profile-unpacked", type=Path)
-    runs.add_argument("--profile-packs", type=positive_int, default=1, help="packs each profile processed (default 1)")
+    runs.add_argument("--packed", type=Path, help="run folder; or a profile.pop or its folder, with the Poplar SDK")
+    runs.add_argument("--unpacked", type=Path, help="the same of unpacked rows")
     out = found.add_argument_group("how")
     out.add_argument("--json", action="store_true")
     out.add_argument("--csv", action="store_true")
@@ -117,19 +107,16 @@ class _OverheadReport:
         self.args = args
         self.folder = None if args.no_cache else matmul.cache_folder()
         self.calibration = calibration.load()
-        self.machine = workload.Machine(target.get_target(args.target or self.main_machine), self.folder)
+        self.machine = workload.Machine(target.get_target(self.main_machine), self.folder)
         self.tables: List[Table] = []
         self.about: List[str] = []  # what they are about, for the title of a page
         self.whole = False  # everything is asked for
         self.too_large: List[str] = []  # configurations that do not fit, a line each
         self.measurements: List[Tuple[measured.Measured, Config]] = []
 
-    def load(self, path: Path, overrides: Sequence[str] = (), *, as_written: bool = False) -> Config:
-        """A configuration for IPUs; as_written: without the options that replace its settings."""
-        given = ["without_ipus=null", *overrides]
-        if self.args.micro_batch is not None and not as_written:
-            given.append(f"batch.micro_batch={self.args.micro_batch}")
-        return load_config(config_file(str(path)), given)
+    def load(self, path: Path, overrides: Sequence[str] = ()) -> Config:
+        """A configuration for IPUs."""
+        return load_config(config_file(str(path)), ["without_ipus=null", *overrides])
 
     @property
     def main_machine(self) -> str:
@@ -168,7 +155,7 @@ class _OverheadReport:
 
     def depth(self, config: Config) -> int:
         """The packing depth of tables that compare packed with unpacked; 3 where the configuration names none."""
-        depth = self.args.depth or config.data.max_sequences_per_pack
+        depth = config.data.max_sequences_per_pack
         return depth if depth and depth > 1 else 3
 
     # Tables ---------------------------------------------------------------------------------------------------------
@@ -191,6 +178,10 @@ class _OverheadReport:
             self.tables.append(paper.table1(comparison, packings, paper.ROWS, batching, histogram.name))
         finally:
             packings.close()
+
+    def parts(self) -> None:
+        config = self.main_config
+        comparison = paper.ModelledOverhead(self.machine, config, self.calibration)
         self.tables.append(paper.decomposition(comparison, self.depth(config)))
 
     def headline(self, comparison: paper.ModelledOverhead) -> Table:
@@ -227,23 +218,15 @@ class _OverheadReport:
         source = made.source if given is not None else packed_by[0] if packed_by else "paper, Table 2"
         return made.value, source
 
-    def modelled(self, path: Path, overrides: Sequence[str] = (), *, as_written: bool = False) -> paper.ModelledRun:
-        """A configuration on its machine or the target; as_written: without --depth, --micro-batch and --target."""
-        args = self.args
-        config = self.load(path, overrides, as_written=as_written)
+    def modelled(self, path: Path, overrides: Sequence[str] = ()) -> paper.ModelledRun:
+        """A configuration on its machine."""
+        config = self.load(path, overrides)
         depth = config.data.max_sequences_per_pack
         name = config.name + "".join(f" {override}" for override in overrides)
-        machine = self.machine_of(config, None if as_written else args.target)
-        if not as_written:
-            if args.depth and depth != 1 and depth != args.depth:
-                depth = args.depth
-                name += f" depth {depth}"
-            if args.micro_batch:
-                name += f" micro-batch {args.micro_batch}"
         factor, source = self.factor(config, depth)
         return paper.ModelledRun(
             name,
-            machine.pipeline(config, depth=depth),
+            self.machine_of(config).pipeline(config, depth=depth),
             config.accumulation(factor),
             factor,
             source,
@@ -252,24 +235,15 @@ class _OverheadReport:
         )
 
     def what_if(self) -> None:
-        """Several configurations beside the first; a single one, as the options change it, beside itself as written."""
-        args = self.args
-        paths = args.config or [DEFAULT]
-        if len(paths) == 1:
-            runs = [self.modelled(paths[0], as_written=True)]
-        else:
-            runs = [self.modelled(path) for path in paths]
-        if self.options_change_a_setting and (len(paths) == 1 or args.overrides):
-            runs.append(self.modelled(paths[-1], args.overrides))
+        """Several configurations beside the first; --set changes the last one, which stands there as written, too."""
+        paths, overrides = self.args.config or [DEFAULT], self.args.overrides
+        runs = [self.modelled(path) for path in paths]
+        if overrides:
+            runs.append(self.modelled(paths[-1], overrides))
         if len(runs) > 1:
             self.tables.append(paper.what_if(runs, self.calibration))
         for run in runs:
             self.add_run(run)
-
-    @property
-    def options_change_a_setting(self) -> bool:
-        args = self.args
-        return bool(args.overrides or args.depth or args.micro_batch or args.target)
 
     def per_ipu(self) -> None:
         self.add_run(self.modelled(self.main_path, self.args.overrides))
@@ -293,7 +267,7 @@ class _OverheadReport:
         ]
 
     def add_run(self, run: paper.ModelledRun) -> None:
-        self.tables += [paper.breakdown(run, self.calibration), paper.memory(run)]
+        self.tables.append(paper.breakdown(run, self.calibration))
 
     def schedule(self) -> None:
         """Of what was measured of each IPU, with the model beside it; else of the configuration."""
@@ -314,37 +288,20 @@ class _OverheadReport:
 
     def points(self) -> None:
         machine_of = calibration.machines(self.folder)
-        observations = calibration.observe(machine_of, load_config)
-        config = load_config(FOLDER / points.PAPER_CONFIG, calibration.IPUS_ONLY)
-
-        def overhead_of(packed: arrangement.Arrangement) -> paper.ModelledOverhead:
-            return paper.ModelledOverhead(machine_of["mk2"], config, self.calibration, packed=packed)
-
-        self.tables.append(
-            paper.points(
-                observations,
-                self.calibration,
-                overhead_of(points.POPART),
-                [overhead_of(arrangement.PACKED), overhead_of(arrangement.ADDITIVE)],
-            )
-        )
+        self.tables.append(paper.points(calibration.observe(machine_of, load_config), self.calibration))
         for machine in machine_of.values():
             machine.save()
 
     def measured(self) -> None:
         args = self.args
         for path in args.measured:
-            if measured.is_gpu(path):
-                self.about.append(str(path))
-                self.tables.append(measured.gpu(path))
-            else:
-                self.tables.append(self.measured_beside(path))
-        self._measured(("--packed", args.packed), ("--unpacked", args.unpacked), sources.LoggedRun)
-        self._measured(
-            ("--profile-packed", args.profile_packed),
-            ("--profile-unpacked", args.profile_unpacked),
-            lambda path: sources.PopVisionProfile(path, packs=args.profile_packs),
-        )
+            self.tables.append(self.measured_beside(path))
+        if (args.packed is None) != (args.unpacked is None):
+            raise ValueError("--packed and --unpacked belong together; give both")
+        if args.packed is not None:
+            self.about.append(f"{args.packed} against {args.unpacked}")
+            found = sources.compare(sources.measure(args.packed), sources.measure(args.unpacked))
+            self.tables.append(paper.measured(found, args.packing_factor, self.modelled_pair(found)))
 
     def measured_beside(self, path: Path) -> Table:
         given = self.main_config if self.args.config else None
@@ -357,9 +314,9 @@ class _OverheadReport:
         self.about.append(config.name)
         return measured.beside(found, config, self.machine_of(config).pipeline(config), self.calibration)
 
-    def machine_of(self, config: Config, instead: Optional[str] = None) -> workload.Machine:
-        """The machine that a configuration names, or another instead, with this report's traces."""
-        wanted = instead or config.placement.machine
+    def machine_of(self, config: Config) -> workload.Machine:
+        """The machine that a configuration names, with this report's traces."""
+        wanted = config.placement.machine
         if wanted == self.machine.target.name:
             return self.machine
         return workload.Machine(target.get_target(wanted), self.folder, self.machine.traces)
@@ -384,20 +341,6 @@ class _OverheadReport:
 
         return self.calibration.interval(overhead)
 
-    def _measured(
-        self,
-        packed: Tuple[str, Optional[Path]],
-        unpacked: Tuple[str, Optional[Path]],
-        source_of: Callable[[Path], sources.CycleSource],
-    ) -> None:
-        """packed, unpacked: an option and its value."""
-        if packed[1] is not None and unpacked[1] is not None:
-            self.about.append(f"{packed[1]} against {unpacked[1]}")
-            found = sources.compare(source_of(packed[1]).measure(), source_of(unpacked[1]).measure())
-            self.tables.append(paper.measured(found, self.args.packing_factor, self.modelled_pair(found)))
-        elif packed[1] is not None or unpacked[1] is not None:
-            raise ValueError(f"{packed[0]} and {unpacked[0]} belong together; give both")
-
     # What was asked for ---------------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -405,22 +348,16 @@ class _OverheadReport:
         self.measured()
         number = len(self.tables)
         asked = bool(self.tables)
-        every = (
-            (1 in args.table, self.table1),
-            (2 in args.table, self.table2),
-            (False, self.per_ipu),
-            (args.scaling, self.scaling),
-            (args.points, self.points),
-            (args.schedule, self.schedule),
-            (args.operators, self.operators),
-        )
-        asked = asked or args.all or any(wanted for wanted, _ in every)
+        makers = (self.table1, self.table2, self.parts, self.scaling, self.points, self.schedule, self.operators)
+        asked = asked or args.all or bool(args.table)
         self.whole = args.all or (not asked and args.html is not None and len(args.config) < 2)
-        for wanted, make in every:
-            if wanted or self.whole:
+        for name, make in zip(_TABLES, makers):
+            if name in args.table or self.whole:
                 make()
+        if self.whole:
+            self.per_ipu()
         if not asked and not self.whole:
-            if args.config or self.options_change_a_setting:
+            if args.config or args.overrides:
                 self.what_if()
             else:
                 self.table1()

@@ -1,17 +1,15 @@
 """Cycles that somebody measured, beside those of the model: overhead_report.py --measured SOURCE.
 
 A source is the folder of a run, the bundle of `packed-bert ipu-check` (or its folder), a PopVision profile, or a file
-of cycles, as JSON or CSV (docs/cycle_model.md has the format). What a source says of its settings must agree with the
+of cycles, as JSON (docs/cycle_model.md has the format). What a source says of its settings must agree with the
 configuration that it is set beside; what differs is refused by name. All cycles are tile cycles of one update.
 """
 
 from __future__ import annotations
 
-import csv
-import re
 from math import ceil
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.cycles.arrangement import UNPACKED
 from ipu_packed_bert.cycles.calibration import Calibration, Observation, ideal_cycles
@@ -23,12 +21,9 @@ from ipu_packed_bert.report import popvision, sources
 from ipu_packed_bert.report.ipu_bundle import KIND, read_bundle
 from ipu_packed_bert.run_files.folder import CONFIG, LOG
 from ipu_packed_bert.settings.pretraining import Config, config_from_tree
-from ipu_packed_bert.settings.reader import parse_yaml
-from pack_data.display.table import COMPUTED, CONFIGURED, HARDWARE, HOST, MODEL, PROFILE, Column, Table, percent
+from pack_data.display.table import COMPUTED, CONFIGURED, HARDWARE, MODEL, PROFILE, Column, Table, percent
 from pack_data.reading.fields import Fields, read_object, shown
-from pack_data.reading.files import read_regular
 
-_MOST_BYTES = 1 << 22  # of a table of cycles, which has a row for each IPU and class
 _WAY_OUT = "see docs/cycle_model.md for the format"
 _Settings = Mapping[str, Mapping[str, Any]]  # by section, as far as a source states them
 
@@ -46,8 +41,6 @@ class Measured(NamedTuple):
     taken: str = ""  # where the micro-batches are from, if not from the source
 
 
-_SETTING = re.compile(r"#\s*(?:micro_batches|(\w+)\.(\w+))\s*:(.*)")  # other lines of # are comments
-
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
@@ -59,14 +52,12 @@ def read(path: Path, *, ipus: Optional[int] = None) -> Measured:
         return _of_bundle(path / "bundle.json")
     if path.suffix == ".pop" or path.is_dir():
         return _of_profile(path if path.is_file() else popvision.find_profile(path), ipus)
-    if path.suffix == ".csv":
-        return _of_table(path)
     if path.suffix == ".json":
         found = read_object(path, way_out=_WAY_OUT)
         return _of_bundle(path) if found.tree.get("kind") == KIND else _of_object(found, path)
     raise ValueError(
         f"--measured {path}: {'is no source of cycles' if path.exists() else 'there is nothing'}; give a run's "
-        "folder, a bundle.json, a profile.pop, or cycles as .json or .csv"
+        "folder, a bundle.json, a profile.pop, or cycles as .json"
     )
 
 
@@ -126,89 +117,17 @@ def _of_object(fields: Fields, path: Path) -> Measured:
         if total is None and not classes:
             raise ValueError(f"{path}: IPU {ipu} has neither cycles nor classes; {_WAY_OUT}")
         work.append(popvision.Work(ipu, sum(classes.values()) if total is None else total, classes))
-    return _checked(
-        path,
-        {name: section.tree for name, section in settings.items()},
-        fields.optional("micro_batches", Fields.integer, least=1),
-        cycles,
-        tuple(work),
-    )
-
-
-def _of_table(path: Path) -> Measured:
-    """ipu,class,cycles: without an IPU it is the update's, without a class all of an IPU's. `# a.b: c` is a setting."""
-    try:
-        content = read_regular(path, way_out=_WAY_OUT, most_bytes=_MOST_BYTES)
-        lines = content.decode("utf-8-sig").splitlines()  # spreadsheets begin with a byte order mark
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: not UTF-8 text; {_WAY_OUT}") from None
-    settings: Dict[str, Dict[str, Any]] = {}
-    number, update, head = None, None, False
-    seen: Set[Tuple[Optional[int], str]] = set()
-    totals: Dict[int, float] = {}
-    classes: Dict[int, Dict[str, float]] = {}
-    for at, line in enumerate(lines, start=1):
-        setting = _SETTING.match(line)
-        if setting:
-            section, name, value = setting.groups()
-            if section is None:
-                number = parse_yaml(value, path)
-            else:
-                settings.setdefault(section, {})[name] = parse_yaml(value, path)
-        elif not line.strip() or line.startswith("#"):
-            continue
-        elif not head:
-            if line.strip() != "ipu,class,cycles":
-                raise ValueError(
-                    f"{path}, line {at}: {shown(line)}; the first line must be ipu,class,cycles; {_WAY_OUT}"
-                )
-            head = True
-        else:
-            ipu, kind, cycles = _row(path, at, line)
-            if (ipu, kind) in seen:
-                raise ValueError(f"{path}, line {at}: {shown(line)} is the second row of its IPU and class; {_WAY_OUT}")
-            seen.add((ipu, kind))
-            if ipu is None:
-                update = cycles
-            elif kind:
-                classes.setdefault(ipu, {})[kind] = cycles
-            else:
-                totals[ipu] = cycles
-    for each in classes.values():
-        _refuse_unknown(path, each)
-    work = tuple(
-        popvision.Work(ipu, totals.get(ipu, sum(classes.get(ipu, {}).values())), classes.get(ipu, {}))
-        for ipu in sorted({*totals, *classes})
-    )
-    return _checked(path, settings, number, update, work)
-
-
-def _row(path: Path, number: int, line: str) -> Tuple[Optional[int], str, float]:
-    """(IPU, class, cycles) of a line; no IPU: of the update."""
-    try:
-        ((first, kind, last),) = csv.reader([line])
-        ipu, cycles = int(first) if first.strip() else None, float(last)
-        if not 0 <= cycles < 2.0**100 or (ipu is not None and ipu < 0):
-            raise ValueError
-    except (ValueError, csv.Error):  # a NUL character is an error of csv before Python 3.11
-        raise ValueError(f"{path}, line {number}: {shown(line)} is no row of cycles; {_WAY_OUT}") from None
-    return ipu, kind.strip(), cycles
+    if cycles is None and not work:
+        raise ValueError(f"{path}: neither cycles of an update nor of an IPU; {_WAY_OUT}")
+    stated = {name: section.tree for name, section in settings.items()}
+    number = fields.optional("micro_batches", Fields.integer, least=1)
+    return Measured(HARDWARE, str(path), stated, number, cycles, None, tuple(work))
 
 
 def _refuse_unknown(path: Path, classes: Mapping[str, float]) -> None:
     for name in classes:
         if name not in popvision.CLASSES:
             raise ValueError(f"{path}: class {shown(name)}; must be one of {', '.join(popvision.CLASSES)}; {_WAY_OUT}")
-
-
-def _checked(
-    path: Path, settings: _Settings, number: Any, cycles: Optional[float], work: Tuple[popvision.Work, ...]
-) -> Measured:
-    if cycles is None and not work:
-        raise ValueError(f"{path}: neither cycles of an update nor of an IPU; {_WAY_OUT}")
-    if number is not None and (type(number) is not int or number < 1):
-        raise ValueError(f"{path}: micro_batches is {shown(number)}; must be a whole number of at least 1; {_WAY_OUT}")
-    return Measured(HARDWARE, str(path), settings, number, cycles, None, work)
 
 
 # Beside the model -----------------------------------------------------------------------------------------------------
@@ -346,56 +265,3 @@ def model_work(pipeline: Pipeline, micro_batches: int, parameters: Parameters) -
         classes[popvision.HOST] = update.streaming * target.clock_hz
         found.append({"ipu": ipu.number, "cycles": sum(classes.values()), "classes": classes})
     return found
-
-
-# A GPU ----------------------------------------------------------------------------------------------------------------
-
-
-def is_gpu(path: Path) -> bool:
-    """Whether a file is what `make gpu` wrote."""
-    return path.suffix == ".json" and path.is_file() and "layouts" in read_object(path, way_out=_WAY_OUT)
-
-
-def gpu(path: Path) -> Table:
-    """Overhead and realised speed-up of each layout that `make gpu` measured; nothing of it is modelled."""
-    fields = read_object(path, way_out="measure again with make gpu")
-    if fields.any("format") != 1:
-        raise fields.error("format", "must be 1")
-    packing, machine = fields.object("packing"), fields.object("machine")
-    factor = packing.number("factor", least=1)
-    rows = []
-    for each in fields.list_of("layouts", Fields.object):
-        speed_up = each.optional("speed_up", Fields.number, least=0)
-        name = each.text("name")
-        # Only rows of several sequences have the packing factor to reach.
-        packed = each.optional("share_of_packing_factor", Fields.number) is not None
-        peak = each.optional("peak_memory_bytes", Fields.number)
-        rows.append(
-            {
-                "layout": name,
-                "precision": each.text("precision"),
-                "rate": each.number("sequences_per_second", least=0),
-                "packing_factor": factor if packed else None,
-                "overhead": percent(factor / speed_up - 1) if packed and speed_up else None,
-                "realised": speed_up,
-                "memory": None if peak is None else peak / 2**30,
-            }
-        )
-    return Table(
-        "gpu",
-        f"Measured by make gpu: {machine.text('device')}",
-        (
-            Column("layout", "layout", CONFIGURED),
-            Column("precision", "precision", CONFIGURED),
-            Column("rate", "seq/s", HOST, ",.1f"),
-            Column("packing_factor", "p", COMPUTED, ".3f"),
-            Column("overhead", "OH %", HOST, ".2f"),
-            Column("realised", "speed-up", HOST, ".3f"),
-            Column("memory", "peak GiB", HOST, ".2f"),
-        ),
-        rows,
-        (
-            f"p on {packing.text('histogram')}; OH = p / speed-up - 1 over unpacked rows of "
-            f"{packing.integer('slots')} slots, as for IPUs; forward and backward passes, without the update.",
-        ),
-    )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipu_packed_bert.cycles.uncertainty import INSIDE
-from ipu_packed_bert.planning.plan import MEMORY_PARTS
 from ipu_packed_bert.report.operators import CLASSES
 from pack_data.display.page import Page, Part, Section
-from pack_data.display.picture import Axis, Bars, Line, Lines, Picture, Series, Tile, Tiles
+from pack_data.display.picture import Axis, Bars, Line, Lines, Picture, Series
 from pack_data.display.table import Table
 
 # Nobody has measured this project's graphs: the paper's measurements belong beside the model of the paper's graph only.
@@ -95,50 +94,6 @@ def _points(table: Table) -> List[Picture]:
     )
     title = "Published throughputs: how far off the model is"
     return [Bars(title, names, Axis("error of sequences/s, %"), series, across=True)]
-
-
-_LOAD = (
-    ("matmul", "products"),
-    ("vertices", "other compute"),
-    ("layout", "layout"),
-    ("exchange", "exchange"),
-    ("sync", "sync"),
-)
-
-
-def _load(table: Table) -> List[Picture]:
-    """What each IPU does in a pipeline cycle, and how long it waits for the slowest, then for the copies."""
-    names = [name for _, name in _LOAD] + ["copies between IPUs", "waiting"]
-    slowest = max(row["cycles"] for row in table.rows)
-    copies = max(row["copies"] for row in table.rows)
-    tiles = []
-    for number, row in enumerate(table.rows):
-        parts = [(place, row[key]) for place, (key, _) in enumerate(_LOAD)]
-        parts += [(6, slowest - row["cycles"]), (5, row["copies"]), (6, copies - row["copies"])]
-        at = 0.0
-        for place, cycles in parts:
-            if cycles > 0:
-                about = f"IPU {row['ipu']}, {names[place]}: {cycles:,.0f} cycles"
-                tiles.append(Tile(at / _MILLION, (at + cycles) / _MILLION, number + 0.1, number + 0.9, place, about))
-            at += cycles
-    rows = tuple(f"IPU {row['ipu']}, {row['layers']} layers" for row in table.rows)
-    title = f"A pipeline cycle: {table.title.split(':')[0]}"
-    return [Tiles(title, Axis("million cycles"), Axis(""), tuple(names), tuple(tiles), rows=rows, padding=(6,))]
-
-
-def _memory(table: Table) -> List[Picture]:
-    series = tuple(Series(name, _numbers(table.rows, name)) for name in MEMORY_PARTS)
-    return [
-        Bars(
-            table.title.replace(" in MiB, of ", ", of ") + " MiB",
-            tuple(f"IPU {row['ipu']}" for row in table.rows),
-            Axis("MiB"),
-            series,
-            stacked=True,
-            across=True,
-            ends=tuple(f"{row['share']:.0f} % of it" for row in table.rows),
-        )
-    ]
 
 
 def _what_if(table: Table) -> List[Picture]:
@@ -255,8 +210,6 @@ PICTURES: Dict[str, Callable[[Table], List[Picture]]] = {
     "table2": _table2,
     "scaling": _scaling,
     "points": _points,
-    "breakdown": _load,
-    "memory": _memory,
     "what_if": _what_if,
     "classes": _classes,
     "products": _products,

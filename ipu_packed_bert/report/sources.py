@@ -1,7 +1,7 @@
-"""Cycles that were measured: run logs and PopVision profiles, behind one interface.
+"""Cycles that were measured: of a run's log, or of a PopVision profile.
 
-`measure()` gives a RunMeasurement whose `source` is printed beside every number computed from it. Where nothing was
-measured, cycles come from the analytic model (`cycles`).
+`measure()` names the source, which is printed beside every number computed from it. Where nothing was measured, cycles
+come from the analytic model (`cycles`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipu_packed_bert.report.popvision import open_report
 from ipu_packed_bert.run_files.folder import CONFIG, LOG, read_log
@@ -32,12 +32,6 @@ class _RunMeasurement:
     settings: Optional[Dict[str, Any]] = None  # the run's configuration by section, where known
     spread: Optional[Tuple[float, float]] = None  # quartiles of `per_pack` over updates
     packs_per_step: int = 0  # the median; 0 where it is not known
-
-
-class CycleSource(Protocol):
-    """What reads a measurement: a run's log, or a profile."""
-
-    def measure(self) -> _RunMeasurement: ...
 
 
 @dataclass(frozen=True)
@@ -190,21 +184,21 @@ class LoggedRun:
         return steps
 
 
-class PopVisionProfile:
-    """A profile.pop of an IPU Model or hardware run, read by the SDK's analysis library."""
+def measure(path: Path) -> _RunMeasurement:
+    """Of a profile.pop or a folder that holds one and no log; else of a run's folder."""
+    if path.suffix == ".pop" or ((path / "profile.pop").is_file() and not (path / LOG).is_file()):
+        return _profiled(path)
+    return LoggedRun(path).measure()
 
-    def __init__(self, path: Path, *, packs: int):
-        self.path = Path(path)
-        self.packs = packs
 
-    def measure(self) -> _RunMeasurement:
-        """Cycles of the busiest IPU, summed over the steps the profile holds, for each of `packs` packs."""
-        path = self.path / "profile.pop" if self.path.is_dir() else self.path
-        report = open_report(path)
-        cycles: Dict[int, int] = {}
-        for step in report.execution.steps:
-            for number, ipu in enumerate(step.ipus):
-                cycles[number] = cycles.get(number, 0) + int(ipu.cycles)
-        if not cycles or not max(cycles.values()):
-            raise ValueError(f"{path}: holds no execution; run the program with profiling on, not only compile it")
-        return _RunMeasurement(PROFILE, max(cycles.values()) / self.packs, "cycles", None, str(path))
+def _profiled(path: Path) -> _RunMeasurement:
+    """Cycles of the busiest IPU, summed over the steps that a profile holds, read by the SDK's analysis library."""
+    path = path / "profile.pop" if path.is_dir() else path
+    report = open_report(path)
+    cycles: Dict[int, int] = {}
+    for step in report.execution.steps:
+        for number, ipu in enumerate(step.ipus):
+            cycles[number] = cycles.get(number, 0) + int(ipu.cycles)
+    if not cycles or not max(cycles.values()):
+        raise ValueError(f"{path}: holds no execution; run the program with profiling on, not only compile it")
+    return _RunMeasurement(PROFILE, max(cycles.values()), "cycles", None, str(path))

@@ -12,9 +12,7 @@ import pytest
 from ipu_packed_bert.cycles import calibration, uncertainty
 from ipu_packed_bert.cycles.lowering import SCORES
 from ipu_packed_bert.cycles.parameters import Parameters
-from ipu_packed_bert.planning import plan
 from ipu_packed_bert.report import calibrate, command, packings, paper, pictures
-from ipu_packed_bert.settings.pretraining import load_config
 from ipu_packed_bert.settings.shipped import FOLDER
 from pack_data import sort
 from pack_data.cli.command import run_main
@@ -106,10 +104,11 @@ def test_realised_speedup_is_p_over_one_plus_overhead(table1):
 
 
 def test_the_papers_graph_holds_the_papers_numbers(table1):
-    """Its own graph, in every row that the paper measured, and in no other: inside the interval, within 1 %."""
+    """Its own graph, in every row that the paper has but SORT's, and in no other: inside the interval, within 1 %."""
     checked = 0
     for row in table1.rows:
-        assert ("papers_realised" in row) == isinstance(row.get("paper_realised"), float)
+        theirs = row.get("paper_realised") is not None and row["algorithm"] != "SORT"
+        assert ("papers_realised" in row) == theirs
         if row["algorithm"] == "SPFHP":
             assert row["papers_realised"] == pytest.approx(row["paper_realised"], rel=0.01)
             assert row["papers_realised_lower"] < row["paper_realised"] < row["papers_realised_upper"]
@@ -266,7 +265,7 @@ def test_table1_of_a_small_histogram(run, tmp_path):
         "model.max_position_embeddings=32",
         "--json",
     )
-    (first, table, parts) = json.loads(out)["tables"]
+    (first, table) = json.loads(out)["tables"]
     assert first["name"] == "headline" and any("sequences/s" in row["what"] for row in first["rows"])
     assert [row["algorithm"] for row in table["rows"]] == ["NONE", "SORT", "GREEDY"] + ["SPFHP"] * 2 + ["NNLSHP"] + [
         "SPFHP"
@@ -275,30 +274,35 @@ def test_table1_of_a_small_histogram(run, tmp_path):
     assert by["OPTIMAL", "3"]["packing_factor"] >= max(
         by["SPFHP", "3"]["packing_factor"], by["NNLSHP", "3"]["packing_factor"]
     )
-    assert parts["name"] == "decomposition"
+    # The paper measured about 4.48 % and 1.5 for GREEDY on its own data: its graph has a modelled figure there, too.
+    greedy = by["GREEDY", next(row["depth"] for row in table["rows"] if row["algorithm"] == "GREEDY")]
+    assert greedy["papers_overhead_lower"] < greedy["papers_overhead"] < greedy["papers_overhead_upper"]
 
 
 def test_what_if(run):
     config = str(command.DEFAULT)
-    out = run("--config", config, *SMALL, "--depth", "4", "--target", "bow", "--packing-factor", "1.9", "--csv")
+    depth, bow = ["--set", "data.max_sequences_per_pack=2"], ["--set", "placement.machine=bow"]
+    out = run("--config", config, *SMALL, *depth, *bow, "--packing-factor", "1.9", "--csv")
     assert out.startswith("# what_if") and out.count("# breakdown") == 2
     header, sources, first, second = [next(csv.reader([line])) for line in out.splitlines()[1:5]]
     rate, ratio = header.index("rate"), header.index("rate_ratio")
     assert sources[rate] == "predicted" and float(first[ratio]) == 1.0
     assert float(second[rate]) > float(first[rate]) and first[:2] == ["packed_phase2_pod16", "mk2"]
-    assert "depth 4" in second[0] and "model.hidden_size=64" in second[0] and second[1] == "bow"
-    # Two configurations: the options hold for both, --set for the last one only.
-    out = run("--config", config, "--config", config, *SMALL, "--micro-batch", "1", "--packing-factor", "1.9", "--json")
+    assert "max_sequences_per_pack=2" in second[0] and "model.hidden_size=64" in second[0] and second[1] == "bow"
+    # Two configurations: --set is for the last one only, which stands there as written, too.
+    out = run("--config", config, "--config", config, *SMALL, "--packing-factor", "1.9", "--json")
     names = [row["name"] for row in json.loads(out)["tables"][0]["rows"]]
-    assert len(names) == 3 and all("micro-batch 1" in name for name in names) and "hidden_size" in names[2]
+    assert len(names) == 3 and names[0] == names[1] and "hidden_size" in names[2]
 
 
 def test_the_machine_of_a_configuration_is_its_target(run):
     """Cycles stay, seconds are those of the clock: a rate in the ratio of the clocks, less what links cost."""
     line = ["--config", str(command.DEFAULT), *SMALL, "--packing-factor", "1.9", "--json"]
-    of_machine = json.loads(run(*line, "--set", "placement.machine=bow"))["tables"][0]["rows"][-1]
-    targeted = json.loads(run(*line, "--target", "bow"))["tables"][0]["rows"][-1]
-    assert of_machine["target"] == targeted["target"] == "bow" and of_machine["rate"] == targeted["rate"]
+    mk2, bow = (
+        json.loads(run(*line, "--set", f"placement.machine={name}"))["tables"][0]["rows"][-1] for name in ("mk2", "bow")
+    )
+    assert (mk2["target"], bow["target"]) == ("mk2", "bow")
+    assert 1.0 < bow["rate"] / mk2["rate"] < 1.85 / 1.33 and bow["pipeline_cycle"] >= mk2["pipeline_cycle"]
 
 
 def test_a_configuration_names_its_bottleneck(run, small):
@@ -312,7 +316,7 @@ def test_a_machine_is_named_after_its_configuration(run):
     found = {}
     for name, replicas in (("packed_phase2_pod16", 4), ("packed_phase2_pod4", 1)):
         config = str(FOLDER / (name + ".yml"))
-        table, memory = json.loads(
+        (table,) = json.loads(
             run(
                 "--config",
                 config,
@@ -323,22 +327,18 @@ def test_a_machine_is_named_after_its_configuration(run):
         )["tables"]
         note = table["notes"][1]
         assert f"x 4 IPUs = {4 * replicas} IPUs" in note and "POD16" not in note
-        # The memory beside it is that of the plan.
-        planned = plan.plan(load_config(config, ["without_ipus=null"]), packing_factor=1.996).memory
-        parts = [plan.memory_parts(each) for each in planned]
-        assert [{name: row[name] * plan.MIB for name in plan.MEMORY_PARTS} for row in memory["rows"]] == parts
-        assert [row["together"] * plan.MIB for row in memory["rows"]] == [sum(each.values()) for each in parts]
         found[name] = float(note.split(": ")[1].split(" ")[0].replace(",", ""))
     assert found["packed_phase2_pod16"] == pytest.approx(4 * found["packed_phase2_pod4"], rel=0.03)
 
 
 def test_what_does_not_fit_gets_no_throughput(cycle_cache, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
-    assert run_main(command.main, ("--micro-batch", "64", "--packing-factor", "1.996", "--json")) == 1
+    too_large = ("--set", "batch.micro_batch=64", "--packing-factor", "1.996")
+    assert run_main(command.main, (*too_large, "--json")) == 1
     out, error = capsys.readouterr()
     plain = json.loads(out)
-    what_if, fitting, _, large, memory = plain["tables"]
-    assert "does not fit" in memory["notes"][1]
+    what_if, fitting, large = plain["tables"]
+    assert "does not fit" in large["notes"][1]
     first, second = what_if["rows"]
     assert (
         first["rate"] > 0
@@ -349,10 +349,10 @@ def test_what_does_not_fit_gets_no_throughput(cycle_cache, monkeypatch, capsys):
         "sequences/s" in note for note in large["notes"]
     )
     assert plain["does_not_fit"] == [error.strip()] and error.startswith(
-        "packed_phase2_pod16 micro-batch 64: does not fit: "
+        "packed_phase2_pod16 batch.micro_batch=64: does not fit: "
     )
     # Tables that give no throughput say it below them.
-    assert run_main(command.main, ("--scaling", "--micro-batch", "64", "--packing-factor", "1.996")) == 1
+    assert run_main(command.main, ("--table", "scaling", *too_large)) == 1
     out, error = capsys.readouterr()
     assert error and " ".join(error.split()) in " ".join(out.split())  # wrapped to the width of a page
 
@@ -383,21 +383,24 @@ def test_runs_that_happened(run, tmp_path):
 def test_all_has_the_tables_of_each_part(run):
     small = (*SMALL, "--packing-factor", "1.996", "--synthetic", "uniform:max=512,n=500", "--json")
     whole, points = (
-        {table["name"]: table for table in json.loads(run(part, *small))["tables"]} for part in ("--all", "--points")
+        {table["name"]: table for table in json.loads(run(*part, *small))["tables"]}
+        for part in (["--all"], ["--table", "points"])
     )
-    assert {"headline", "table1", "table2", "memory", "scaling", "schedule", "operators"} <= set(whole)
+    assert {"headline", "table1", "table2", "decomposition", "breakdown", "scaling", "schedule"} <= set(whole)
+    assert {"classes", "operators", "products", "update", "beyond"} <= set(whole)
+    assert next(iter(whole)) == "headline"  # the answer is first
     assert list(points) == ["points"] and whole["points"] == points["points"]
 
 
 def test_plot_writes_a_file_a_picture(run, tmp_path):
     options = ("--packing-factor", "1.996", *SMALL)
-    run("--scaling", *options, "--plot", str(tmp_path / "one.svg"))
+    run("--table", "scaling", *options, "--plot", str(tmp_path / "one.svg"))
     assert "un-padding, 64/device" in (tmp_path / "one.svg").read_text()
-    run("--scaling", "--schedule", *options, "--plot", str(tmp_path / "many.svg"))
+    run("--table", "scaling", "--table", "schedule", *options, "--plot", str(tmp_path / "many.svg"))
     written = sorted(path.name for path in tmp_path.glob("many*.svg"))
     assert len(written) == 2 and all(name.startswith("many_") for name in written)
     pytest.importorskip("matplotlib", reason="needs matplotlib")
-    run("--scaling", *options, "--plot", str(tmp_path / "one.png"))
+    run("--table", "scaling", *options, "--plot", str(tmp_path / "one.png"))
     assert (tmp_path / "one.png").stat().st_size > 5000
 
 
@@ -417,7 +420,7 @@ def test_plot_writes_a_file_a_picture(run, tmp_path):
         (("--packing-factor", "0"), "at least one"),
         (("--packing-factor", "-3"), "at least one"),
         (("--packing-factor", "nan"), "at least one"),
-        (("--schedule", "--packing-factor", "3.1"), "at most 3 sequences"),
+        (("--table", "schedule", "--packing-factor", "3.1"), "at most 3 sequences"),
         (("--plot", "nowhere/figure.png"), "no folder nowhere"),
     ],
 )

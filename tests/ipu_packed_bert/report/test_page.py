@@ -41,7 +41,8 @@ def found():
 def test_the_page_holds_the_tables_as_json_has_them(cycle_cache, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
     options = [part for setting in SMALL for part in ("--set", setting)]
-    options += ["--schedule", "--operators", "--scaling", "--packing-factor", "1.996", "--json"]
+    options += [word for name in ("schedule", "operators", "scaling") for word in ("--table", name)]
+    options += ["--packing-factor", "1.996", "--json"]
     assert run_main(command.main, [*options, "--html", str(tmp_path / "page.html")]) == 0
     printed = json.loads(capsys.readouterr().out)["tables"]
     page = check_page((tmp_path / "page.html").read_text(encoding="utf-8"))

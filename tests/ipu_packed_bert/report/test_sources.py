@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ipu_packed_bert.report.sources import LoggedRun, PopVisionProfile, compare
+from ipu_packed_bert.report.sources import LoggedRun, compare, measure
 
 
 def run_folder(folder, *, packs, sequences, seconds, cycles=None, steps=4):
@@ -146,14 +146,14 @@ def test_profile_takes_the_busiest_ipu(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "pva", SimpleNamespace(openReport=open_report))
     (tmp_path / "profile.pop").write_bytes(b"")
-    measured = PopVisionProfile(tmp_path, packs=11).measure()
-    assert measured.source == "profile" and measured.per_pack == 550 / 11
+    measured = measure(tmp_path)
+    assert measured.source == "profile" and measured.per_pack == 550
     assert opened == [str(tmp_path / "profile.pop")]
     with pytest.raises(ValueError, match="no such profile"):
-        PopVisionProfile(tmp_path / "nowhere.pop", packs=1).measure()
+        measure(tmp_path / "nowhere.pop")
 
 
 def test_profile_without_the_sdk_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pva", None)
     with pytest.raises(ValueError, match="pva"):
-        PopVisionProfile(tmp_path, packs=1).measure()
+        measure(tmp_path / "profile.pop")
