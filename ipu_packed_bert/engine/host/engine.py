@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches
-from ipu_packed_bert.engine.host.attention import Attention, pick_attention
+from ipu_packed_bert.engine.host.attention import Attention, block_rule, pick_attention
 from ipu_packed_bert.engine.host.devices import (
     arithmetic,
     autocast,
@@ -153,8 +153,14 @@ class HostEngine(Engine):
                     "engine.attention: varlen needs the number of sequences in a pack: from the data set, or "
                     "data.max_sequences_per_pack"
                 )
-            attend_within_sequences(network, sequences=task.max_sequences_per_pack, kernel=attention.kernel)
-        elif config.engine.precision == "bfloat16":
+            attend_within_sequences(
+                network,
+                sequences=task.max_sequences_per_pack,
+                kernel=attention.kernel,
+                rule=block_rule(arithmetic(config.engine.precision, self._device), task.model, self._device),
+                or_mask=attention.mask,
+            )
+        if config.engine.precision == "bfloat16" and isinstance(network.attention_mask, AttentionMask):
             network.attention_mask.products = arithmetic(config.engine.precision, self._device)
         if self._recomputes:
             _recompute_layers(network)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
 
+from ipu_packed_bert.benchmarks.layouts import HuggingFaceSide, sorted_by_budget
 from ipu_packed_bert.benchmarks.packed import figures, table
-from ipu_packed_bert.benchmarks.work import SIZES, draw_work
+from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
 from ipu_packed_bert.commands.benchmark import main
-from ipu_packed_bert.engine.host import VARLEN_FROM
+from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
 from ipu_packed_bert.settings.pretraining import LossConfig
-from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
+from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import SideBySide
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
@@ -74,6 +77,24 @@ def test_the_unpacked_side_is_canonical_bert_and_the_same_work(work):
     assert_same(found=gradients[0], expected=gradients[1], dtype=torch.float32)
 
 
+def test_the_sorted_rival_does_the_same_work(work):
+    """Hugging Face's BERT, a token budget, heads on masked tokens alone: the loss of our packs in float64."""
+    pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
+    config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2, dropout=0.0)
+    engine = HostEngine(config, Pretraining(config), packing_factor=work.packing_factor)
+    forwards = sorted_by_budget(work.unpacked, 2 * work.slots)
+    shapes = [tuple(each.inputs["input_ids"].shape) for each in forwards]
+    assert sum(rows for rows, _ in shapes) == work.sequences and all(rows * slots <= 128 for rows, slots in shapes)
+    assert [slots for _, slots in shapes] == sorted(slots for _, slots in shapes)
+    rival = HuggingFaceSide(config, engine.weights(), forwards, torch.device("cpu"), "sdpa")
+    engine.model.double()
+    rival._model.double()
+    rows, batch = len(work.packed["input_ids"]), work.packed
+    ours = engine.model(*(torch.from_numpy(batch[name]) for name in BATCH_FIELDS)).loss * 2 / rows
+    # The scales are float32.
+    assert rival.run() == pytest.approx(float(ours), rel=1e-6)
+
+
 def test_figures_by_hand():
     sides = SideBySide(np.array([4.0, 8.0, 9.0]), np.array([2.0, 5.0, 4.5]), 2.0, None, None)
     found = figures(sides)  # speed-ups 2, 1.6, 2
@@ -111,7 +132,6 @@ def test_two_ranks_share_the_work_and_one_reports(capfd, tmp_path):
 
 def test_longer_rows_have_stretched_sequences_and_both_attentions_on_the_unpacked_side(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(SIZES, "tiny", (16, 1, 2, 16))
-    monkeypatch.setitem(VARLEN_FROM, torch.float32, 128)
     options = options_of(
         tmp_path, "40,6 24,6", "--packs 2 --precision float32 --threads 1 --slots 64,128 --json"
     )  # every pack is 40 + 24
@@ -131,6 +151,9 @@ def test_command(capsys, monkeypatch, tmp_path):
     assert main(options + ["--json"]) == 0
     output = json.loads(capsys.readouterr().out)
     (figures,) = output["measurements"]
+    if find_spec("transformers"):
+        low, high = figures["sorted_time_quartiles"]
+        assert 0 < low <= figures["sorted_time"] <= high and figures["sorted_slots"] >= output["tokens"] / 128
     assert figures["rounds"] == 7 and figures["speed_up"] > 0 and figures["packing_factor"] == output["sequences"] / 2
     assert main(options) == 0
     assert "speed-up" in capsys.readouterr().out
