@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -22,18 +22,18 @@ from ipu_packed_bert.engine.host.devices import clock_of
 from ipu_packed_bert.model.blocks import blocks_of
 from ipu_packed_bert.model.packed import AttentionMask
 from ipu_packed_bert.model.varlen import BlockContext, BlockRule, SequenceBoundaries
-from pack_data.cli.command import ArgumentParser, positive_int, run_main
 from pack_data.cli.timing import seconds_in_turn
 from pack_data.display.table import markdown
 
 _HEADS = ((4, 64), (12, 64), (12, 32))  # number and width
 _ROWS = ((8, 64), (2, 128), (8, 128), (4, 256), (2, 384), (2, 512), (1, 1024))
 _SEQUENCES = (1, 2, 4)  # in a row, of different lengths
+_ROUNDS = 2
 # Type, whether by plain products, dropout: what the engine may take.
 KINDS = ((torch.float32, False, 0.0), (torch.float32, True, 0.1), (torch.bfloat16, True, 0.0))
 
 
-class _Case(NamedTuple):
+class AttentionTime(NamedTuple):
     """Attention of one micro-batch, by one kernel."""
 
     work: Work
@@ -50,21 +50,21 @@ def _numbers(rows: int, slots: int, sequences: int, draw: np.random.Generator) -
     return torch.from_numpy(numbers)
 
 
-def measure(kind: Tuple[torch.dtype, bool, float], rounds: int, draw: np.random.Generator) -> Dict[str, List[_Case]]:
+def measure(kind: Tuple[torch.dtype, bool, float], draw: np.random.Generator) -> Dict[str, List[AttentionTime]]:
     """Times of a dense mask and of blocks, side by side on the same rows."""
-    found: Dict[str, List[_Case]] = {"mask": [], "blocks": []}
+    found: Dict[str, List[AttentionTime]] = {"mask": [], "blocks": []}
     for heads, width in _HEADS:
         for rows, slots in _ROWS:
             for sequences in _SEQUENCES:
                 numbers = _numbers(rows, slots, sequences, draw)
-                for side, case in _beside(numbers, kind, heads, width, rounds).items():
+                for side, case in _beside(numbers, kind, heads, width).items():
                     found[side].append(case)
     return found
 
 
 def _beside(
-    numbers: torch.Tensor, kind: Tuple[torch.dtype, bool, float], heads: int, width: int, rounds: int
-) -> Dict[str, _Case]:
+    numbers: torch.Tensor, kind: Tuple[torch.dtype, bool, float], heads: int, width: int
+) -> Dict[str, AttentionTime]:
     dtype, eager, dropout = kind
     context = BlockContext(BlockRule(lambda tokens, dropout: eager, lambda blocks, rows, slots: True))
     boundaries = SequenceBoundaries(max(_SEQUENCES), blocks=True)(numbers, dtype)
@@ -77,12 +77,14 @@ def _beside(
         context(*split, arranged[side], dropout).transpose(1, 2).reshape(given[0].shape).sum().backward()
 
     clock = clock_of(torch.device("cpu"), of_process=True)
-    times = seconds_in_turn({side: partial(attend, side) for side in arranged}, rounds, clock)
+    times = seconds_in_turn({side: partial(attend, side) for side in arranged}, _ROUNDS, clock)
     blocks = {"mask": blocks_of([slots] * rows)._replace(groups=((rows, slots, True),)), "blocks": boundaries.blocks}
-    return {side: _Case(work_of(each, heads, width), float(np.median(times[side]))) for side, each in blocks.items()}
+    return {
+        side: AttentionTime(work_of(each, heads, width), float(np.median(times[side]))) for side, each in blocks.items()
+    }
 
 
-def fit(cases: Sequence[_Case]) -> Tuple[np.ndarray, float]:
+def fit(cases: Sequence[AttentionTime]) -> Tuple[np.ndarray, float]:
     """Nanoseconds of a `Work`'s parts, none negative, of the least relative error; and its median."""
     seconds = np.array([case.seconds for case in cases]) * 1e9
     parts = np.array([case.work for case in cases], dtype=np.float64) / seconds[:, None]
@@ -90,28 +92,17 @@ def fit(cases: Sequence[_Case]) -> Tuple[np.ndarray, float]:
     return found, float(np.median(np.abs(parts @ found - 1)))
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(prog="python -m ipu_packed_bert.benchmarks.attention_costs", description=__doc__)
-    parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="(default: 5)")
-    options = parser.parse_args(arguments)
+def main() -> int:
     torch.set_num_threads(1)
     lines = []
     for kind in KINDS:
-        measured = measure(kind, options.rounds, np.random.default_rng(0))
-        for side, cases in measured.items():
+        for side, cases in measure(kind, np.random.default_rng(0)).items():
             found, error = fit(cases)
-            lines.append(
-                [
-                    str(kind[0])[6:],
-                    "eager" if kind[1] else "sdpa",
-                    side,
-                    *(f"{each:.4g}" for each in found),
-                    f"{error:.0%}",
-                ]
-            )
+            costs = [f"{each:.4g}" for each in found]
+            lines.append([str(kind[0])[6:], "eager" if kind[1] else "sdpa", side, *costs, f"{error:.0%}"])
     print(markdown(["type", "kernel", "attention", "call", "value", "score", "product", "error"], lines))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(main())
