@@ -62,8 +62,9 @@ def with_dropout(model: ModelConfig, config: FinetuneConfig) -> ModelConfig:
 
     None where nothing is trained, whatever the checkpoint had; else that of the settings, else the checkpoint's.
     """
-    names = ("hidden_dropout", "attention_dropout")
-    settings = {name: 0.0 if config.data.training is None else getattr(config.model, name) for name in names}
+    settings = {name: getattr(config.model, name) for name in ("hidden_dropout", "attention_dropout")}
+    if config.data.training is None:
+        settings = dict.fromkeys(settings, 0.0)
     return dataclasses.replace(model, **{name: value for name, value in settings.items() if value is not None})
 
 
