@@ -30,6 +30,7 @@ from ipu_packed_bert.engine.host.devices import (
     refuse_precision,
 )
 from ipu_packed_bert.engine.host.feed import cut, feed_for
+from ipu_packed_bert.model.loss import PretrainingLoss
 from ipu_packed_bert.model.optimizer import (
     build_optimizer,
     clip,
@@ -162,6 +163,8 @@ class HostEngine(Engine):
             )
         if config.engine.precision == "bfloat16" and isinstance(network.attention_mask, AttentionMask):
             network.attention_mask.products = arithmetic(config.engine.precision, self._device)
+        if isinstance(getattr(network, "loss", None), PretrainingLoss):
+            network.loss.in_blocks = self._device.type == "cpu"
         if self._recomputes:
             _recompute_layers(network)
         return network
