@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from ipu_packed_bert.engine.host.attention import Work, work_of
+from ipu_packed_bert.engine.host.attention import AttentionWork, work_of
 from ipu_packed_bert.engine.host.devices import clock_of
 from ipu_packed_bert.model.blocks import blocks_of
 from ipu_packed_bert.model.packed import AttentionMask
@@ -36,7 +36,7 @@ KINDS = ((torch.float32, False, 0.0), (torch.float32, True, 0.1), (torch.bfloat1
 class AttentionTime(NamedTuple):
     """Attention of one micro-batch, by one kernel."""
 
-    work: Work
+    work: AttentionWork
     seconds: float
 
 
@@ -85,7 +85,7 @@ def _beside(
 
 
 def fit(cases: Sequence[AttentionTime]) -> Tuple[np.ndarray, float]:
-    """Nanoseconds of a `Work`'s parts, none negative, of the least relative error; and its median."""
+    """Nanoseconds of a `AttentionWork`'s parts, none negative, of the least relative error; and its median."""
     seconds = np.array([case.seconds for case in cases]) * 1e9
     parts = np.array([case.work for case in cases], dtype=np.float64) / seconds[:, None]
     found, _ = nnls(parts, np.ones(len(cases)))

@@ -13,7 +13,7 @@ from ipu_packed_bert.settings.schema import Configuration, ModelConfig
 from ipu_packed_bert.tasks.task import Task
 
 
-class Work(NamedTuple):
+class AttentionWork(NamedTuple):
     """What attention over some blocks does, on which its time depends."""
 
     calls: int
@@ -22,12 +22,12 @@ class Work(NamedTuple):
     products: int  # multiplications of a score
 
 
-def work_of(blocks: AttentionBlocks, heads: int, width: int) -> Work:
+def work_of(blocks: AttentionBlocks, heads: int, width: int) -> AttentionWork:
     """heads: of the attention; width: of a head."""
     computed = [(count, length) for count, length, is_computed in blocks.groups if is_computed]
     tokens = sum(count * length for count, length, _ in blocks.groups)
     scores = heads * sum(count * length * length for count, length in computed)
-    return Work(len(computed), tokens * heads * width, scores, scores * width)
+    return AttentionWork(len(computed), tokens * heads * width, scores, scores * width)
 
 
 # Nanoseconds on a CPU of a call, a value, a score and a multiplication, forward and backward: with a mask over whole

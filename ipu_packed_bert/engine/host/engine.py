@@ -163,8 +163,9 @@ class HostEngine(Engine):
             )
         if config.engine.precision == "bfloat16" and isinstance(network.attention_mask, AttentionMask):
             network.attention_mask.products = arithmetic(config.engine.precision, self._device)
-        if isinstance(getattr(network, "loss", None), PretrainingLoss):
-            network.loss.in_blocks = self._device.type == "cpu"
+        loss = getattr(network, "loss", None)
+        if isinstance(loss, PretrainingLoss):
+            loss.in_blocks = self._device.type == "cpu"
         if self._recomputes:
             _recompute_layers(network)
         return network

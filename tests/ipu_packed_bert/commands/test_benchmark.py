@@ -16,7 +16,7 @@ from ipu_packed_bert.benchmarks.packed import figures, table
 from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
 from ipu_packed_bert.commands.benchmark import _report, main
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.engine.host.attention import Work
+from ipu_packed_bert.engine.host.attention import AttentionWork
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
 from ipu_packed_bert.settings.pretraining import LossConfig
 from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
@@ -102,13 +102,17 @@ def test_the_sorted_rival_does_the_same_work(work):
 
 def test_the_costs_of_attention_are_found_again(monkeypatch):
     costs = np.array([1e5, 0.0, 3.0, 0.25])
-    works = [Work(calls, 64 * slots, slots * each, width * slots * each) for calls, slots, each, width in CASES]
+    works = [
+        AttentionWork(calls, 64 * slots, slots * each, width * slots * each) for calls, slots, each, width in CASES
+    ]
     found, error = fit([AttentionTime(work, float(costs @ work) * 1e-9) for work in works])
     assert found == pytest.approx(costs, rel=1e-6, abs=1e-6) and error < 1e-9
     for name, value in (("_HEADS", ((2, 8),)), ("_ROWS", ((2, 32),)), ("_SEQUENCES", (1, 4))):
         monkeypatch.setattr(attention_costs, name, value)
     timed = attention_costs.measure((torch.float32, True, 0.1), np.random.default_rng(0))
-    assert [case.work for case in timed["mask"]] == [Work(1, 2 * 32 * 16, 2 * 2 * 32**2, 2 * 2 * 32**2 * 8)] * 2
+    assert [case.work for case in timed["mask"]] == [
+        AttentionWork(1, 2 * 32 * 16, 2 * 2 * 32**2, 2 * 2 * 32**2 * 8)
+    ] * 2
     one, four = (case.work for case in timed["blocks"])
     assert one.values == four.values and 4 * four.scores < 2 * one.scores and one.products == 8 * one.scores
 
