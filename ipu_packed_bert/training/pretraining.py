@@ -29,7 +29,7 @@ from ipu_packed_bert.settings.schema import check_on_ipus
 from ipu_packed_bert.settings.shipped import for_one_gpu
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.log import data_of
-from ipu_packed_bert.training.run import Beginning, Begun, Prepared, engine_and_batches
+from ipu_packed_bert.training.run import Beginning, Begun, Prepared, compile_decided, engine_and_batches
 from pack_data.cli.command import typed
 from pack_data.lengths.factors import PackingFactor
 from pack_data.store.data_set import Manifest, PackStore
@@ -97,6 +97,8 @@ class PacksRun(Prepared[Config]):
             "the arrangement of its packs": packs.arrangement,
             "the held-out data set's digest": f"{evaluation.manifest.digest:016x}" if evaluation else None,
         }
+        packs_of_run = config.run.steps * config.packs_per_update(factor.value)
+        config = compile_decided(config, task, choice, packs=packs_of_run)
         made = engine_and_batches(
             config, task, packs, held_out, choice, factor=factor.value, processes=processes, same=same
         )

@@ -9,6 +9,7 @@ from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
 
+from ipu_packed_bert.planning.host_memory import TORCH
 from ipu_packed_bert.planning.plan import RunPlan, host_needs
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.schema import EngineConfig
@@ -93,9 +94,11 @@ def numerics_of(engine: EngineConfig, device: torch.device) -> Iterator[None]:
 
     float32 products are IEEE's, or TF32 where `engine.precision` is that; with `engine.deterministic` every kernel sums
     in one order. Both choices belong to the whole process, so that they hold for the threads of the backward pass too.
+    In bfloat16 each weight is cast once and not in every micro-batch: no weight may change inside.
     """
     if device.type != "cuda":
-        yield
+        with _casts_kept(engine.precision, device):
+            yield
         return
     precision, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -105,7 +108,8 @@ def numerics_of(engine: EngineConfig, device: torch.device) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with _casts_kept(engine.precision, device):
+            yield
     finally:
         torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
@@ -115,6 +119,13 @@ def autocast(precision: str, device: torch.device) -> Any:
     """Inside, products run in bfloat16 where that is the precision."""
     if precision == "bfloat16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def _casts_kept(precision: str, device: torch.device) -> Any:
+    """Inside, what `autocast` cast of the weights outlives it: torch forgets it where the outermost autocast ends."""
+    if precision == "bfloat16":
+        return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
 
 
@@ -145,11 +156,11 @@ def memory_here(device: torch.device) -> int:
 def whole_lines(made: RunPlan, device: torch.device, *, rate: float) -> List[str]:
     """Memory and hours of the run, as people read them. rate: `product_rate`."""
     needs, config = host_needs(made), made.config
-    there = memory_here(device)
+    there, most = memory_here(device), needs.memory.most + (TORCH if device.type == "cpu" else 0)
     here = f" of the {there / _GIB:,.1f} GiB here" if there else ""
     lines = [
-        f"  memory  about {needs.memory.most / _GIB:,.1f} GiB in a step{here}, computed"
-        + ("" if not there or needs.memory.most < there else ": more than there is, so lower batch.micro_batch")
+        f"  memory  about {most / _GIB:,.1f} GiB in a step{here}, computed"
+        + ("" if not there or most < there else ": more than there is, so lower batch.micro_batch")
     ]
     if needs.multiply_adds is None:
         return lines + ["  time    unknown: no packing factor; give --packing-factor"]
