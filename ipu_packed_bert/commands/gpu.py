@@ -99,7 +99,7 @@ def run_tests() -> str:
     return "failed" if finished.returncode else "passed"
 
 
-def useful_flop(work: Any, size: str) -> float:
+def _useful_flop(work: Any, size: str) -> float:
     """Of the products of all sequences in forward and backward passes: no padding, no scores between sequences.
 
     work: `BenchmarkWork`; masked tokens alone have logits.
@@ -143,7 +143,7 @@ def _benchmark(args: Any, device: Any, tests: Optional[str]) -> Dict[str, Any]:
             seconds=SIDE_SECONDS,
             say=lambda line: print(f"  {line}", flush=True),
         )
-        each_sequence = useful_flop(work, args.size) / work.sequences
+        each_sequence = _useful_flop(work, args.size) / work.sequences
         for row in to_json(outcome, work):
             rows.append({**row, "useful_tflops": 1e-12 * each_sequence * row["sequences_per_second"]})
         missing += [{"name": name, "precision": precision, "reason": why} for name, why in outcome.missing]

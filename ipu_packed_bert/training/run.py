@@ -236,18 +236,6 @@ class Prepared(abc.ABC, Generic[C]):
             return outcome.status
 
 
-def compile_decided(config: C, task: Task, choice: EngineChoice, *, packs: int) -> C:
-    """`engine.compile` true or false, which is written down; `auto` is decided for a run of so many packs."""
-    if config.engine.compile != "auto":
-        return config
-    config = config.compiled(False)
-    if choice.kind != "host":
-        return config
-    from ipu_packed_bert.engine.host.compiling import pays
-
-    return config.compiled(pays(config, task, packs=packs))
-
-
 def engine_and_batches(
     config: Configuration,
     task: Task,

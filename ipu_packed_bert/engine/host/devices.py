@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import sys
 import time
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple, TypeVar
 
 import torch
 
-from ipu_packed_bert.planning.host_memory import TORCH
+from ipu_packed_bert.planning.host_memory import TORCH, multiply_adds
 from ipu_packed_bert.planning.plan import RunPlan, host_needs
 from ipu_packed_bert.processes.ranks import ONE, Processes
-from ipu_packed_bert.settings.schema import EngineConfig
+from ipu_packed_bert.settings.schema import Configuration, EngineConfig
+from ipu_packed_bert.tasks.task import Task
 from pack_data.cli.timing import Clock, seconds_in_turn
 
 # The first NVIDIA GPUs with products in bfloat16 and TF32, and with the variable-length attention kernel.
 AMPERE = (8, 0)
+
+_Config = TypeVar("_Config", bound=Configuration)
 
 
 def find_device(engine: EngineConfig, processes: Processes = ONE) -> torch.device:
@@ -141,6 +146,43 @@ def product_rate(device: torch.device, engine: EngineConfig, *, size: int = 0) -
     with numerics_of(engine, device):
         times = seconds_in_turn({"product": lambda: torch.mm(factor, factor)}, 3, clock_of(device))
     return size**3 / float(times["product"].min())
+
+
+# When torch.compile pays on a CPU.  Measured on 2 cores with AMX, torch 2.13 (docs/training.md): seconds that it takes
+# for training and evaluation; of an eager update's time the share that a compiled one saves, and the multiply-adds of
+# that a second on one core.  In float32 it saved nothing; tf32 is of GPUs.
+_COMPILE_SECONDS = 130.0
+_SAVED = {"float32": 0.0, "tf32": 0.0, "bfloat16": 0.2}
+_RATE = 4e10
+# Compiling must pay so many times over on one core, because a run may have more of them.
+_TIMES = 10.0
+# Beyond, attention within sequences, whose shapes cannot be compiled, saves as much.
+_COMPILED_SLOTS = 1024
+
+
+def compile_decided(config: _Config, task: Task, *, packs: int) -> _Config:
+    """`engine.compile` true or false, which is written down; `auto` is decided for a run of so many packs.
+
+    No clock is read: it follows from configuration, torch and C++ compiler, so all ranks of a run find the same.
+    """
+    engine = config.engine
+    if engine.compile != "auto":
+        return config
+    work = packs * multiply_adds(task.model, slots=task.max_sequence_length, predictions=0)
+    return config.compiled(
+        engine.kind == "host"
+        and find_device(engine).type == "cpu"
+        and engine.attention != "varlen"
+        and task.max_sequence_length <= _COMPILED_SLOTS
+        and _can_compile()
+        and _SAVED[engine.precision] * work / _RATE >= _TIMES * _COMPILE_SECONDS
+    )
+
+
+def _can_compile() -> bool:
+    """Whether torch is 2.1 or newer, and its C++ compiler is here."""
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    return hasattr(torch, "compiler") and shutil.which(compiler) is not None
 
 
 def memory_here(device: torch.device) -> int:

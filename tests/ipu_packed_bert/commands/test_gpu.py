@@ -202,4 +202,4 @@ def test_useful_work_is_that_of_each_sequence_alone(work, monkeypatch):
         length, masked = int((mask > 0).sum()), int((weights > 0).sum())
         layer = length * (4 * 4 * 4 + 2 * 4 * 8) + 2 * length * length * 4
         by_hand += 2 * layer + masked * 4 * (4 + 50)
-    assert gpu.useful_flop(work, "tiny") == 6 * by_hand > 0
+    assert gpu._useful_flop(work, "tiny") == 6 * by_hand > 0

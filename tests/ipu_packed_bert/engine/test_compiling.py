@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from ipu_packed_bert.commands import pretrain
-from ipu_packed_bert.engine.host import compiling
+from ipu_packed_bert.engine.host import devices
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
@@ -22,12 +22,13 @@ LONG = 10**7  # packs
 @pytest.fixture
 def compiler(monkeypatch):
     """As if this torch could compile here."""
-    monkeypatch.setattr(compiling, "_can_compile", lambda: True)
+    monkeypatch.setattr(devices, "_can_compile", lambda: True)
 
 
 def pays(packs, **engine):
     config = change(BASE, engine={"precision": "bfloat16", **engine})
-    return compiling.pays(config, Pretraining(config), packs=packs)
+    config = change(config, engine={"compile": "auto", "kind": "host"})
+    return devices.compile_decided(config, Pretraining(config), packs=packs).engine.compile
 
 
 def test_long_runs_are_compiled_and_short_ones_are_not(compiler):
@@ -45,23 +46,16 @@ def test_nothing_is_compiled_without_a_compiler(monkeypatch):
 
 def test_a_run_writes_the_decision_down_and_keeps_it(tmp_path, monkeypatch):
     """Compiled, the tiny run would take a minute: the backend that compiles nothing stands in."""
-    asked = []
-
-    def pays(config, task, *, packs):
-        assert config.engine.compile is False
-        asked.append(packs)
-        return True
-
-    monkeypatch.setattr(compiling, "pays", pays)
+    monkeypatch.setattr(devices, "_can_compile", lambda: True)
+    monkeypatch.setattr(devices, "_RATE", 1.0)  # so slow that two updates pay
     monkeypatch.setattr("ipu_packed_bert.training.summary.draw", not_drawn)
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     config, folder = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))), tmp_path / "run"
-    auto = ["--set", "engine.compile=auto", "--steps", "2"]
+    auto = ["--set", "engine.compile=auto", "--set", "engine.precision=bfloat16", "--steps", "2"]
     assert pretrain.main(["--config", config, "--out", str(folder), *auto]) == 0
     assert yaml.safe_load((folder / "config.yml").read_text())["engine"]["compile"] is True
-    assert asked == [2 * 4]  # two updates of two micro-batches of two packs
 
-    monkeypatch.setattr(compiling, "pays", lambda *_, **__: False)  # it is not decided again
+    monkeypatch.setattr(devices, "_can_compile", lambda: False)  # it is not decided again
     longer = ["--steps", "3", "--set", "optimizer.schedule_steps=3", "--set", "engine.compile=auto"]
     assert pretrain.main(["--resume", str(folder), *longer]) == 0
     assert yaml.safe_load((folder / "config.yml").read_text())["engine"]["compile"] is True
