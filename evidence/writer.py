@@ -1,11 +1,9 @@
-"""The one writer of what experiments show: a block of docs/evidence.md, and pictures.
-
-An experiment declares the parts of its block, which are lines and tables, and the values of its pictures.
-"""
+"""The one writer of what experiments show: a block of docs/evidence.md, and pictures."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -49,7 +47,7 @@ class Table(NamedTuple):
         return markdown([heading for heading, _ in self.columns], lines)
 
 
-class Shown:
+class Shown(ABC):
     """What the finished cells of a run's folder say, whichever of them there are."""
 
     uncounted: Sequence[int] = ()  # seeds that set a margin alone
@@ -60,17 +58,17 @@ class Shown:
         self._differences: Dict[Tuple[Any, ...], Interval] = {}
 
     @property
+    @abstractmethod
     def passes(self) -> bool:
         """Whether each control fails as it must, and what is promised holds: exit status 0."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parts(self) -> Iterable[Union[str, Table]]:
         """Of the block: tables, the verdict with its control, where the numbers come from."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pictures(self) -> Mapping[str, Sequence[Picture]]:
         """Kind -> the pictures of one file, below each other; no kind without a finished cell."""
-        raise NotImplementedError
 
     # ---- numbers
 

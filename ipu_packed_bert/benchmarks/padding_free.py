@@ -192,7 +192,7 @@ class LossLine(NamedTuple):
     loss: float
 
 
-def measure_loss(slots: int, setup: Setup) -> List[LossLine]:
+def _measure_loss(slots: int, setup: Setup) -> List[LossLine]:
     """Transformers' own loss, ours of whole logits, and ours in blocks of tokens, in turns."""
     draw = np.random.default_rng(0)
     lengths = _fill(lengths_of("GSM8K", slots, draw), slots)
@@ -334,7 +334,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     slots, setup_of_loss = min(4096, max(options.rows)), setup._replace(vocabulary=32_000)
     print(f"\nThe loss of {slots:,} tokens over a vocabulary of {setup_of_loss.vocabulary:,}, forward and backward.\n")
-    print(Table("loss", "", _LOSSES, [line._asdict() for line in measure_loss(slots, setup_of_loss)]).markdown())
+    print(Table("loss", "", _LOSSES, [line._asdict() for line in _measure_loss(slots, setup_of_loss)]).markdown())
     if options.examples:
         sets = [name for name in lengths if name != LONG_TAILED]
         speeds = {name: _measure_ways(name, lengths[name], setup, options.examples) for name in sets}

@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from statistics import mean
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.benchmarks.work import SIZES, add_arguments, check_arguments, config_of, draw_work
@@ -227,7 +228,23 @@ def _report(found: Dict[str, Any], *, as_json: bool) -> None:
         f" backward pass; {found['sequences']} sequences of {found['histogram']} in {found['packs']} packs by"
         f" {found['algorithm']}, {counted(found['micro_batch'], 'row')} a micro-batch; medians and"
         f" quartiles of {found['rounds']} rounds.",
+        *_scaling(measurements),
         found["machine"],
     ]
     what = "packed and unpacked" if measurements else "a dense mask and attention within sequences"
     print(table(measurements or found["comparisons"], f"Model {found['size']}: {what}", notes).text())
+
+
+def _scaling(measurements: Sequence[Dict[str, Any]]) -> List[str]:
+    """Packed sequences of several ranks over those of one process, which were measured one after the other."""
+    rates: Dict[Tuple[int, str], Dict[int, List[float]]] = {}  # as often as there are unpacked sides
+    for each in measurements:
+        of_ranks = rates.setdefault((each["slots"], each["precision"]), {})
+        of_ranks.setdefault(each["ranks"], []).append(each["packed_sequences_per_second"])
+    return [
+        f"{ranks} ranks make {times:.2f} times the packed sequences of one process, {times / ranks:.2f} of {ranks}"
+        f" times, at {slots:,} slots in {precision}."
+        for (slots, precision), found in rates.items()
+        for ranks, times in ((ranks, mean(found[ranks]) / mean(found[1])) for ranks in found if 1 in found)
+        if ranks > 1
+    ]

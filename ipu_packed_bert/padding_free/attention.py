@@ -403,13 +403,15 @@ def _reach_of(module: torch.nn.Module, window: Optional[int]) -> Tuple[Optional[
     return window, chunk
 
 
+def layer_configs(config: Any) -> List[Any]:
+    """Of each layer, where Transformers has one a layer: the whole one then raises an error for what varies."""
+    return list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config]
+
+
 def setting_of(config: Any, name: str) -> Any:
     """None where the configuration has none; the least where its layers have different ones."""
-    try:
-        return getattr(config, name, None)
-    except RuntimeError:  # of Transformers
-        each = [getattr(layer, name, None) for layer in config.per_layer_config]
-        return min((value for value in each if value is not None), default=None)
+    each = [getattr(layer, name, None) for layer in layer_configs(config)]
+    return min((value for value in each if value is not None), default=None)
 
 
 def _layer_kind(module: torch.nn.Module) -> Optional[str]:

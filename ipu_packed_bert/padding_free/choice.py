@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Dict, List, Optional, Tuple
 
-from ipu_packed_bert.padding_free.attention import NAME, REGISTERED
+from ipu_packed_bert.padding_free.attention import NAME, REGISTERED, setting_of
 from ipu_packed_bert.padding_free.models import (
     WAY_OUT,
     Choice,
@@ -83,7 +83,7 @@ def dense_mask_bytes(model: Any, tokens: int) -> int:
     kind = attention_of(model)
     if choice_of(model).boundaries == "cu_seq_lens" or kind == "flex_attention":
         return 0
-    heads = getattr(text_config(model), "num_attention_heads", 1)
+    heads = setting_of(text_config(model), "num_attention_heads") or 1
     width = next(base_of(model).parameters()).element_size()
     return tokens * tokens * (1 if kind == "sdpa" else width * (1 + heads))
 

@@ -190,8 +190,8 @@ def _page(runs: Sequence[_Run]) -> str:
 
 
 def _read(path: str) -> _Run:
-    """What `--json` wrote."""
-    way_out = "must be a file of --json, with another version of Transformers"
+    """What `--out` wrote."""
+    way_out = "must be a file of --out, with another version of Transformers"
     try:
         found = read_json(path, way_out=way_out)
         verdicts = {
@@ -208,7 +208,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "families", nargs="*", metavar="FAMILY", help="some, such as llama or 'bert, masked'; default: all"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the verdicts here as well")
+    parser.add_argument("--out", metavar="FILE", help="write the verdicts here as well, as JSON")
     parser.add_argument(
         "--with", dest="others", metavar="FILE", nargs="+", default=[], help="verdicts of other versions"
     )
@@ -219,8 +219,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         meant = f", did you mean {near[0]!r}?" if near else ""
         parser.error(f"{unknown[0]!r} is no family{meant}; a name with a comma or a space is one argument in quotes")
     others = [_read(each) for each in options.others]
-    if options.json:
-        check_output("--json", options.json, reads=options.others)
+    if options.out:
+        check_output("--out", options.out, reads=options.others)
     # Warnings of Transformers about tiny models are no news here.
     transformers: Any = __import__("transformers")
     transformers.logging.set_verbosity_error()
@@ -236,8 +236,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             except LeftOut as error:
                 run.left_out[name] = str(error)
             bar.update()
-    if options.json:
-        write_atomically(Path(options.json), (json.dumps(run._asdict(), indent=1) + "\n").encode())
+    if options.out:
+        write_atomically(Path(options.out), (json.dumps(run._asdict(), indent=1) + "\n").encode())
     runs = [*others, run]
     print(_page(runs))
     errors = [each.error for one in runs for by in one.verdicts.values() for each in by.values()]
@@ -337,13 +337,7 @@ def _tiny(config: Any, causal: bool) -> Any:
             found[name] = 0.0
         elif type(value) is float and "softcap" in name:
             found[name] = 1.0
-        elif value is None and name in (
-            "vocab_size",
-            "head_dim",
-            "num_key_value_heads",
-            "num_experts_per_tok",
-            "n_shared_experts",
-        ):
+        elif value is None and name in _NEEDED:
             found[name] = size
         elif type(value) is int and value > 0 and size is not None:
             found[name] = len(kept) if size < 0 else min(value, size)

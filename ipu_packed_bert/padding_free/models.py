@@ -6,7 +6,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ipu_packed_bert.padding_free.attention import NAME
+from ipu_packed_bert.padding_free.attention import NAME, layer_configs
 
 WAY_OUT = "use a padding way for it, such as RandomSampling+Padding"
 
@@ -214,13 +214,8 @@ def _attention_reach(config: Any, *, windows: bool = True) -> Optional[Reach]:
         "attention_chunk_size": _has_layers(config, "chunk"),
     }
     names = [setting for setting, in_use in used.items() if in_use]
-    found = [Reach(getattr(each, name, None) or 0, name) for each in _layer_configs(config) for name in names]
+    found = [Reach(getattr(each, name, None) or 0, name) for each in layer_configs(config) for name in names]
     return min((each for each in found if _is_count(each.tokens)), default=None)
-
-
-def _layer_configs(config: Any) -> List[Any]:
-    """Of each layer, where Transformers has one a layer: the whole one then raises an error for what varies."""
-    return list(config.per_layer_config) if getattr(config, "is_heterogeneous", False) else [config]
 
 
 def _has_layers(config: Any, kind: str) -> bool:
@@ -266,7 +261,7 @@ def far_settings(config: Any) -> List[Reach]:
     stretched: for the whole row, if one of its examples is longer.  A setting too many here costs a longer test only.
     """
     found = []
-    for name, tokens in (setting for each in _layer_configs(config) for setting in vars(each).items()):
+    for name, tokens in (setting for each in layer_configs(config) for setting in vars(each).items()):
         reaching = any(word in name for word in _REACHING) and not name.startswith(_COUNTS)
         if reaching and _is_count(tokens):
             found.append(Reach(tokens, name))

@@ -91,12 +91,17 @@ class OutputLayer(NamedTuple):
                 shift_labels: Optional[torch.Tensor] = None,
                 **_: Any,
             ) -> torch.Tensor:
-                behind = F.pad(labels[:, 1:], (0, 1), value=IGNORED) if shift_labels is None else shift_labels
+                behind = labels_behind(labels) if shift_labels is None else shift_labels
                 total = self.loss_sum(*found.pop(), behind)
                 return total / ((behind != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)
 
             with _loss_function_of(base_of(model), loss_function):
                 yield
+
+
+def labels_behind(labels: torch.Tensor) -> torch.Tensor:
+    """The label that each token predicts.  Labels are moved, since moved logits would be a copy."""
+    return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
 @contextlib.contextmanager

@@ -213,7 +213,7 @@ class RowProbe:
 
     # ---- logits and gradients
 
-    def logits_and_gradients(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
+    def _logits_and_gradients(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
         """Of a row in training and in evaluation mode, beside each example alone in evaluation mode."""
         return self._compared(self.examples(lengths, draw))
 
@@ -430,7 +430,7 @@ class RowProbe:
         """What to do with which lengths, the most important first."""
         found: List[Tuple[Any, ...]] = []
         for lengths in row_lengths(row, longest, numbers, draw):
-            found.append(("logits_and_gradients", lengths))
+            found.append(("_logits_and_gradients", lengths))
             found += [] if self.own else [("loss", lengths)]
         for length, count in ((1, min(MOST_EXAMPLES, row)), (min(16, longest), max(1, row // 16))):
             found.append(("auxiliary", [length] * count))

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.collators import Inputs
 from ipu_packed_bert.padding_free.models import in_first_fsdp
-from ipu_packed_bert.padding_free.output_layer import IGNORED, output_layer, pieces
+from ipu_packed_bert.padding_free.output_layer import IGNORED, labels_behind, output_layer, pieces
 
 
 class UpdateResult(NamedTuple):
@@ -73,13 +73,8 @@ def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
     logits: [rows, tokens, vocabulary], of the token behind each; labels: [rows, tokens], -100 where nothing is
     predicted.
     """
-    total: torch.Tensor = _CrossEntropySum.apply(logits.flatten(0, 1), _behind(labels).flatten())
+    total: torch.Tensor = _CrossEntropySum.apply(logits.flatten(0, 1), labels_behind(labels).flatten())
     return total
-
-
-def _behind(labels: torch.Tensor) -> torch.Tensor:
-    """The label that a token predicts.  Labels are moved, since moved logits would be a copy."""
-    return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
 def loss_sum(model: Any, inputs: Inputs) -> torch.Tensor:
@@ -91,7 +86,7 @@ def loss_sum(model: Any, inputs: Inputs) -> torch.Tensor:
     if layer is None:
         return cross_entropy_sum(logits_of(model, inputs), inputs["labels"])
     others = {name: value for name, value in inputs.items() if name != "labels"}
-    return layer.loss_of(model, others, _behind(inputs["labels"]))
+    return layer.loss_of(model, others, labels_behind(inputs["labels"]))
 
 
 def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:

@@ -131,25 +131,24 @@ def sections_of_run(folder: Path) -> Tuple[Section, ...]:
         parts.append("The run has no summary.json: it has not ended, or it was killed.")
     parts.append(_facts("environment", "What it ran on (environment.json)", _object(folder / ENVIRONMENT)))
     steps = tuple(float(record["step"]) for record in records)
-    rates = Lines(
-        "Throughput of each update",
-        Axis("update"),
-        Axis("sequences/s"),
-        (Line("sequences/s", steps, tuple(_rate(record, "sequences") for record in records)),),
-        notes=("The first update of a process compiles or warms up.",),
-    )
-    tokens = Lines(
-        "Real tokens a second of each update",
-        Axis("update"),
-        Axis("tokens/s"),
-        (Line("tokens/s", steps, tuple(_rate(record, "tokens") for record in records)),),
-        notes=("Padding is not counted.",),
+    rates = tuple(
+        Lines(
+            title,
+            Axis("update"),
+            Axis(f"{what}/s"),
+            (Line(f"{what}/s", steps, tuple(_rate(record, what) for record in records)),),
+            notes=(note,),
+        )
+        for title, what, note in (
+            ("Throughput of each update", "sequences", "The first update of a process compiles or warms up."),
+            ("Real tokens a second of each update", "tokens", "Padding is not counted."),
+        )
     )
     found = [
         Section("The run", tuple(parts)),
         Section("What it learnt", (_loss_picture(drawn), *_evaluations(evaluations))),
     ]
-    found.append(Section("How fast it was", (rates, tokens)))
+    found.append(Section("How fast it was", rates))
     if slots is None:
         words = f"{folder / CONFIG} does not say how many slots a row has, so padding cannot be counted."
         found.append(Section("Padding saved", (words,)))

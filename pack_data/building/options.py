@@ -71,8 +71,9 @@ class BuildOptions:
     dask: Optional[str] = None
 
     def __post_init__(self) -> None:
-        for name in ("skip_bad", "max_record_bytes", "max_sequence_length", "multiple_of", "sequences"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=int(name != "skip_bad")))
+        for name in ("max_record_bytes", "max_sequence_length", "multiple_of", "sequences"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=1))
+        object.__setattr__(self, "skip_bad", whole_number("skip_bad", self.skip_bad, least=0))
         if not self.append:  # then S is that of the rest
             check_multiple(self.max_sequence_length, self.multiple_of)
         if self.workers is not None:

@@ -36,6 +36,7 @@ LARGE, _FEW, _NEAR_ENOUGH = 2048, 5, 1e-4
 _LENGTH, _LONG = 2e-4, 8192  # seconds of a linear programme for each length; slots at which they are 1.4 times that
 # Sequences of a pack above which its tables are products of the slots; slots from which that takes long.
 DEEP, _DEEP_TABLES = 64, 1024
+# Sequences of a pack that the tables allow at least where packs have no limit, and how many times the mean number.
 _SHALLOW, _TIMES_MEAN = 16, 4
 _SCARCE = 1.001  # a bound of so many times the slots that the tokens take: slots are not what is scarce
 _MENDING = 5.0  # seconds at most

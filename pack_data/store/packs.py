@@ -86,8 +86,8 @@ class PackSchema:
     multiple_of: int = 1  # each sequence begins at a multiple of it; the slots between two are padding
 
     def __post_init__(self) -> None:
-        for limit in ("max_sequence_length", "max_sequences_per_pack", "max_predictions_per_pack"):
-            least = 0 if limit == "max_predictions_per_pack" else 1
+        limits = (("max_sequence_length", 1), ("max_sequences_per_pack", 1), ("max_predictions_per_pack", 0))
+        for limit, least in limits:
             number = whole_number(limit, getattr(self, limit), least=least, most=LARGEST_WIDTH)
             object.__setattr__(self, limit, number)
         object.__setattr__(self, "multiple_of", whole_number("multiple_of", self.multiple_of, least=1))

@@ -10,7 +10,7 @@ import torch
 
 from ipu_packed_bert.benchmarks.packed import figures, table
 from ipu_packed_bert.benchmarks.work import SIZES, draw_work
-from ipu_packed_bert.commands.benchmark import main
+from ipu_packed_bert.commands.benchmark import _report, main
 from ipu_packed_bert.engine.host import VARLEN_FROM
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
 from ipu_packed_bert.settings.pretraining import LossConfig
@@ -107,6 +107,25 @@ def test_two_ranks_share_the_work_and_one_reports(capfd, tmp_path):
     assert main(options + ["--json"]) == 0
     found = json.loads(capfd.readouterr().out)["measurements"]
     assert [(each["ranks"], each["packing_factor"]) for each in found] == [(2, 2.0)] and found[0]["speed_up"] > 0
+
+
+def test_the_table_says_what_ranks_make_over_one_process_by_hand(capsys):
+    about = dict(hidden_size=16, layers=1, vocabulary_size=50, histogram="h", packs=2, algorithm="a", sequences=4)
+    rate = dict(precision="float32", attention={"packed": "sdpa"}, engine="e", packing_factor=2.0, speed_up=2.0)
+    rate.update(speed_up_quartiles=[1.9, 2.1], share_of_packing_factor=1.0, unpacked_sequences_per_second=1.0)
+    rates = [(1, 64, 3.0), (1, 64, 5.0), (1, 128, 1.0), (2, 64, 7.0), (2, 64, 7.0), (4, 128, 3.8)]
+    found = [
+        {**rate, "ranks": ranks, "slots": slots, "packed_sequences_per_second": each} for ranks, slots, each in rates
+    ]
+
+    def said(measurements):
+        whole = {**about, "size": "tiny", "micro_batch": 1, "rounds": 1, "machine": "m", "measurements": measurements}
+        _report(whole, as_json=False)
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "2 ranks make 1.75 times the packed sequences of one process, 0.88 of 2 times, at 64 slots" in said(found)
+    assert "4 ranks make 3.80 times the packed sequences of one process, 0.95 of 4 times, at 128 slots" in said(found)
+    assert "of one process" not in said(found[3:]) and "of one process" not in said(found[:3])
 
 
 def test_longer_rows_have_stretched_sequences_and_both_attentions_on_the_unpacked_side(capsys, monkeypatch, tmp_path):

@@ -57,7 +57,7 @@ def test_what_is_wrong_without_an_error_is_status_1(monkeypatch, capsys):
 def test_the_command_counts_families_of_two_versions(tmp_path, monkeypatch, capsys):
     """Families without a model are left out; verdicts of another version stand beside them."""
     kept = tmp_path / "older.json"
-    assert matrix.main(["llama", "rwkv", "bart, masked", "mistral, no window", "--json", str(kept)]) == 0
+    assert matrix.main(["llama", "rwkv", "bart, masked", "mistral, no window", "--out", str(kept)]) == 0
     printed = capsys.readouterr()
     version = transformers.__version__
     assert f"| {version} " in printed.out and "2 of 3" in printed.out and "- bart, masked: encoder and " in printed.out
@@ -67,7 +67,7 @@ def test_the_command_counts_families_of_two_versions(tmp_path, monkeypatch, caps
     text = capsys.readouterr().out
     assert "| 4.0 " in text and "1 of 1" in text and f"ours, {version}" in text and text.count("right, right") == 3
     kept.write_text('{"version": "4.0", "verdicts": {"llama": {"eager": ["right"]}}}')
-    for line, words in ((["lama"], "did you mean 'llama'?"), (["llama", "--with", str(kept)], "a file of --json")):
+    for line, words in ((["lama"], "did you mean 'llama'?"), (["llama", "--with", str(kept)], "a file of --out")):
         assert run_main(matrix.main, line) == 2
         printed = capsys.readouterr()
         assert words in printed.err and printed.err.count("\n") == 1 and not printed.out
