@@ -15,7 +15,7 @@ from tests.pretraining import host_engine
 from tests.tiny_runs import not_drawn, tiny_config, tiny_data
 from tests.update_batches import change
 
-BASE = change(Config(model=ModelConfig(), batch=BatchConfig(micro_batch=2)), engine={"device": "cpu"})
+BASE = change(Config(model=ModelConfig(hidden_dropout=0.0), batch=BatchConfig(micro_batch=2)), engine={"device": "cpu"})
 LONG = 10**7  # packs
 
 
@@ -25,8 +25,8 @@ def compiler(monkeypatch):
     monkeypatch.setattr(devices, "_can_compile", lambda: True)
 
 
-def pays(packs, **engine):
-    config = change(BASE, engine={"precision": "bfloat16", **engine})
+def pays(packs, dropout=0.0, **engine):
+    config = change(BASE, model={"hidden_dropout": dropout}, engine={"precision": "bfloat16", **engine})
     config = change(config, engine={"compile": "auto", "kind": "host"})
     return devices.compile_decided(config, Pretraining(config), packs=packs).engine.compile
 
@@ -35,7 +35,7 @@ def test_long_runs_are_compiled_and_short_ones_are_not(compiler):
     assert pays(LONG) and not pays(10)
     lengths = [pays(2**exponent) for exponent in range(30)]
     assert lengths == sorted(lengths)  # a longer run is not compiled less
-    assert not pays(LONG, precision="float32")  # where it was slower
+    assert not pays(LONG, precision="float32") and not pays(LONG, dropout=0.1)  # where it was slower
     assert not pays(LONG, attention="varlen")  # whose shapes differ from batch to batch
 
 
@@ -47,13 +47,17 @@ def test_nothing_is_compiled_without_a_compiler(monkeypatch):
 def test_a_run_writes_the_decision_down_and_keeps_it(tmp_path, monkeypatch):
     """Compiled, the tiny run would take a minute: the backend that compiles nothing stands in."""
     monkeypatch.setattr(devices, "_can_compile", lambda: True)
-    monkeypatch.setattr(devices, "_RATE", 1.0)  # so slow that two updates pay
+    monkeypatch.setattr(devices, "_RATE", 1e-3)  # so slow that two updates pay
     monkeypatch.setattr("ipu_packed_bert.training.summary.draw", not_drawn)
+    kept = []
+    monkeypatch.setattr("ipu_packed_bert.training.run.keep_buffers", lambda: kept.append(1))
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     config, folder = str(tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))), tmp_path / "run"
     auto = ["--set", "engine.compile=auto", "--set", "engine.precision=bfloat16", "--steps", "2"]
+    auto += ["--set", "model.hidden_dropout=0"]
     assert pretrain.main(["--config", config, "--out", str(folder), *auto]) == 0
     assert yaml.safe_load((folder / "config.yml").read_text())["engine"]["compile"] is True
+    assert kept == [1]  # the memory of this process
 
     monkeypatch.setattr(devices, "_can_compile", lambda: False)  # it is not decided again
     longer = ["--steps", "3", "--set", "optimizer.schedule_steps=3", "--set", "engine.compile=auto"]
