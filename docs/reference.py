@@ -80,7 +80,7 @@ def _type(kind: Any, rule: Any) -> str:
     """A setting's type and range in words."""
     arguments = getattr(kind, "__args__", ())
     null = " or null" if type(None) in arguments else ""
-    if arguments and not null:
+    if arguments and not null and bool not in arguments:
         return f"list: {_type(arguments[0], rule)}"
     if rule.choices:
         return ", ".join(f"`{choice}`" for choice in rule.choices) + null

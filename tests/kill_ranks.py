@@ -1,13 +1,16 @@
 """Kill random ranks of a run under torchrun: the restarted run has the weights and the log of an undisturbed one.
 
-python tests/kill_ranks.py --n 50      (about ten minutes on two cores; exit status 1 where something differs)
+python tests/kill_ranks.py --n 50      (six to eleven minutes on two cores; exit status 1 where something differs)
+python tests/kill_ranks.py --n 3 --ranks 8 --signal STOP      (each time one line must name the rank that was stopped)
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
+NAMED = re.compile(r"error: rank \d+ on \S+ has been silent for ")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -30,6 +34,7 @@ class Ended(NamedTuple):
     status: int  # of torchrun
     kills: int  # that hit a rank
     output: str
+    seconds: List[float]  # after each, until the other ranks had ended
 
 
 def torchrun(config: Path, out: Path, *, ranks: int, steps: int, restarts: int = 0) -> List[str]:
@@ -66,30 +71,47 @@ def length(log: Path) -> int:
 
 
 def disturbed(
-    config: Path, out: Path, *, ranks: int, steps: int, kills: int, seed: int, then: Optional[signal.Signals] = None
+    config: Path,
+    out: Path,
+    *,
+    ranks: int,
+    steps: int,
+    kills: int,
+    seed: int,
+    then: Optional[signal.Signals] = None,
+    by: signal.Signals = signal.SIGKILL,
 ) -> Ended:
     """A run whose ranks are killed so many times, most of them soon after it has made another update.
 
-    then: what the launcher is sent when the run has made an update more.
+    then: what the launcher is sent when the run has made an update more. by: SIGSTOP stops ranks, never while they
+    start, and they are killed when the others have ended.
     """
-    rng, made, output = random.Random(seed), 0, out.with_suffix(".txt")
+    rng, output = random.Random(seed), out.with_suffix(".txt")
+    seconds: List[float] = []
     launcher = started(torchrun(config, out, ranks=ranks, steps=steps, restarts=kills), output)
-    while made < kills and launcher.poll() is None:
+    while len(seconds) < kills and launcher.poll() is None:
         before, since = length(out / LOG), time.monotonic()
-        patience = 600.0 if rng.random() < 0.8 else rng.uniform(0.0, 8.0)  # some are killed while they start
+        starts = by == signal.SIGKILL and rng.random() >= 0.8  # some are killed while they start
+        patience = rng.uniform(0.0, 8.0) if starts else 600.0
         while length(out / LOG) <= before and time.monotonic() - since < patience and launcher.poll() is None:
             time.sleep(0.005)
         time.sleep(rng.uniform(0.0, 0.2))
         found = ranks_of(launcher.pid)
         if not found:
             continue
+        hit = rng.choice(found)
         try:
-            os.kill(rng.choice(found), signal.SIGKILL)
+            os.kill(hit, by)
         except ProcessLookupError:
             continue
-        made += 1
+        struck = time.monotonic()
         # Until the launcher has noticed: the ranks of the next attempt are others.
-        while set(ranks_of(launcher.pid)) & set(found) and launcher.poll() is None:
+        while set(ranks_of(launcher.pid)) & set(found) - {hit} and launcher.poll() is None:
+            time.sleep(0.02)
+        seconds.append(time.monotonic() - struck)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(hit, signal.SIGKILL)
+        while hit in ranks_of(launcher.pid) and launcher.poll() is None:
             time.sleep(0.02)
     if then is not None:
         before = length(out / LOG)
@@ -97,13 +119,13 @@ def disturbed(
             time.sleep(0.005)
         launcher.send_signal(then)
     status = launcher.wait(600)
-    return Ended(status, made, output.read_text())
+    return Ended(status, len(seconds), output.read_text(), seconds)
 
 
 def undisturbed(config: Path, out: Path, *, ranks: int, steps: int) -> Ended:
     output = out.with_suffix(".txt")
     status = started(torchrun(config, out, ranks=ranks, steps=steps), output).wait(600)
-    return Ended(status, 0, output.read_text())
+    return Ended(status, 0, output.read_text(), [])
 
 
 def differences(one: Path, other: Path) -> List[str]:
@@ -129,6 +151,7 @@ def main() -> int:
     parser.add_argument("--n", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -136,14 +159,22 @@ def main() -> int:
         steps = 12 * args.n
         began = time.monotonic()
         plain = undisturbed(config, folder / "undisturbed", ranks=args.ranks, steps=steps)
-        killed = disturbed(config, folder / "killed", ranks=args.ranks, steps=steps, kills=args.n, seed=args.seed)
+        by = signal.Signals[f"SIG{args.signal}"]
+        killed = disturbed(
+            config, folder / "killed", ranks=args.ranks, steps=steps, kills=args.n, seed=args.seed, by=by
+        )
         assert plain.status == 0, plain.output
         found = (
             differences(folder / "undisturbed", folder / "killed") if killed.status == 0 else [killed.output[-3000:]]
         )
+        lines = [line for line in killed.output.splitlines() if line.startswith("error: ")]
+        if args.signal == "STOP" and [bool(NAMED.match(line)) for line in lines] != [True] * killed.kills:
+            found.append(f"not one line that names the rank for each: {lines}")
         print(
-            f"{killed.kills} kills of a random one of {args.ranks} ranks, {steps} updates, "
-            f"{time.monotonic() - began:.0f} s: {'; '.join(found) or 'weights and log as undisturbed'}"
+            f"{killed.kills} times SIG{args.signal} to a random one of {args.ranks} ranks, {steps} updates, "
+            f"{time.monotonic() - began:.0f} s; the others had ended after {min(killed.seconds, default=0):.1f} to "
+            f"{max(killed.seconds, default=0):.1f} s, with {len(lines)} lines: "
+            f"{'; '.join(found) or 'weights and log as undisturbed'}"
         )
         return 1 if found or killed.kills < args.n else 0
 

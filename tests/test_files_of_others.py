@@ -35,7 +35,7 @@ from pack_data.cli.command import run_main
 from tests import fine_tuning_files, tiny_runs
 
 # What a refusal takes at most: processor time, time on the clock, bytes above what the process had.
-SECONDS, WAITING, MEMORY = 30, 120, 500 << 20
+SECONDS, WAITING, MEMORY = 30, 120, 200 << 20
 
 # Lines of each option that takes a file or a folder. FILE is one that somebody else made, DIR/NAME a file in a folder
 # that is given. The words "data", "run", "bert", "tuned", "ok.yml", "tuned.yml" are valid ones.
@@ -306,7 +306,7 @@ READ_TO_THE_END = [
 
 @pytest.fixture(scope="module")
 def endless(tmp_path_factory):
-    """put(kind) for `with_files`: a pipe, a device, a line of 1 GB, or hundreds of MB in a few kB."""
+    """put(kind) for `with_files`: a pipe, a device, a line of 1 GB, or more than MEMORY in a few kB."""
     folder = tmp_path_factory.mktemp("endless")
     with open(folder / "line", "wb") as file:
         file.write(b"7,")
@@ -317,7 +317,7 @@ def endless(tmp_path_factory):
             file.write(rows)
         once = (folder / f"{name}{ending}").read_bytes()
         with open(folder / f"{name}{ending}", "wb") as file:
-            file.writelines([once] * (100 if ending == ".gz" else 500))
+            file.writelines([once] * (MEMORY // len(rows) + 20))
 
     def of_kind(kind):
         def put(path, word):

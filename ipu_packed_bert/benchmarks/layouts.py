@@ -134,30 +134,52 @@ class HuggingFaceSide(_Side):
     def _loss(self, inputs, masked, first, ids, labels) -> torch.Tensor:
         model = self._model
         hidden_TH = model.bert(**inputs)[0].flatten(0, 1)
-        mlm = model.cls.predictions(hidden_TH[masked]).float()
+        mlm = _at_least_float32(model.cls.predictions(hidden_TH[masked]))
         # The pooler takes the first slot of each row.
-        nsp = model.cls.seq_relationship(model.bert.pooler(hidden_TH[first].unsqueeze(1))).float()
+        nsp = _at_least_float32(model.cls.seq_relationship(model.bert.pooler(hidden_TH[first].unsqueeze(1))))
         return (
             F.cross_entropy(mlm, ids, reduction="sum") / self._tokens
             + F.cross_entropy(nsp, labels, reduction="sum") / self._sequences
         )
 
 
+def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def sorted_by_length(unpacked: Batch, rows: int) -> List[_Forward]:
     """Sequences in order of their length, `rows` at a time, padded to the longest, to a multiple of 8."""
+    _, order = _in_order(unpacked)
+    return [_padded(unpacked, order[start : start + rows], 8) for start in range(0, len(order), rows)]
+
+
+def sorted_by_budget(unpacked: Batch, slots: int) -> List[_Forward]:
+    """Sequences in order of their length, padded to the longest, as many at a time as stay within `slots`."""
+    lengths, order = _in_order(unpacked)
+    groups: List[List[int]] = [[]]
+    for row in order:
+        if (len(groups[-1]) + 1) * lengths[row] > slots:
+            groups.append([])
+        groups[-1].append(row)
+    return [_padded(unpacked, np.array(group), 1) for group in groups]
+
+
+def _in_order(unpacked: Batch) -> Tuple[np.ndarray, np.ndarray]:
+    """Lengths, and the rows from the shortest to the longest."""
     lengths = (unpacked["input_mask"] > 0).sum(axis=1)
-    order = np.argsort(lengths, kind="stable")
-    forwards = []
-    for start in range(0, len(order), rows):
-        chosen = order[start : start + rows]
-        slots = min(-8 * (-int(lengths[chosen].max()) // 8), unpacked["input_ids"].shape[1])
-        inputs = {
-            "input_ids": unpacked["input_ids"][chosen, :slots],
-            "attention_mask": unpacked["input_mask"][chosen, :slots],
-            "token_type_ids": unpacked["segment_ids"][chosen, :slots],
-        }
-        forwards.append(_forward(unpacked, chosen, inputs, np.arange(len(chosen)) * slots))
-    return forwards
+    return lengths, np.argsort(lengths, kind="stable")
+
+
+def _padded(unpacked: Batch, chosen: np.ndarray, multiple: int) -> _Forward:
+    """These rows, cut to their longest, or to the next multiple."""
+    longest = int((unpacked["input_mask"][chosen] > 0).sum(axis=1).max())
+    slots = min(-multiple * (-longest // multiple), unpacked["input_ids"].shape[1])
+    inputs = {
+        "input_ids": unpacked["input_ids"][chosen, :slots],
+        "attention_mask": unpacked["input_mask"][chosen, :slots],
+        "token_type_ids": unpacked["segment_ids"][chosen, :slots],
+    }
+    return _forward(unpacked, chosen, inputs, np.arange(len(chosen)) * slots)
 
 
 def without_padding(unpacked: Batch, slots: int) -> List[_Forward]:

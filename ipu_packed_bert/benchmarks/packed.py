@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
+from ipu_packed_bert.benchmarks.layouts import HuggingFaceSide, sorted_by_budget
 from ipu_packed_bert.benchmarks.work import BenchmarkWork
 from ipu_packed_bert.data.global_batches import SameSequences
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine, pick_attention
 from ipu_packed_bert.engine.host.attention import dense_attention
-from ipu_packed_bert.engine.host.devices import find_device, product_rate
+from ipu_packed_bert.engine.host.devices import clock_of, find_device, product_rate
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.settings.schema import EngineConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import SideBySide, side_by_side
-from pack_data.cli.timing import quartiles, rounds_in_turn
+from pack_data.cli.timing import quartiles, rounds_in_turn, timed
 from pack_data.display.table import Column, Table, spread, with_interval
 
 
@@ -39,7 +40,7 @@ def attentions_beside(config: Config) -> List[Optional[str]]:
     if pick_attention(config, Pretraining(config), device).kind != "varlen":
         return [None]
     # BERT without packs has a dense attention; one that skips padding can be had there too.
-    return [dense_attention(config.engine.precision, device), None]
+    return [dense_attention(config.engine.precision, device), "varlen"]
 
 
 def compare_layouts(
@@ -83,6 +84,43 @@ def figures(sides: SideBySide) -> Dict[str, Any]:
         "speed_up_quartiles": [low, high],
         "packing_factor": sides.packing_factor,
         "share_of_packing_factor": speed_up / sides.packing_factor,
+    }
+
+
+def compare_sorted(config: Config, work: BenchmarkWork, *, rounds: int, bar: Any) -> Dict[str, Any]:
+    """Hugging Face's BERT without packs at its best, beside our packs, in turn: how much time it takes over ours.
+
+    Its sequences are sorted by length, its batches hold as many slots as our micro-batches at most, and its heads see
+    masked tokens and [CLS] alone. Both have the same weights.
+    """
+    engine = _engine(config, work)
+    device = find_device(config.engine)
+    forwards = sorted_by_budget(work.unpacked, config.batch.micro_batch * work.slots)
+    rival = HuggingFaceSide(config, engine.weights(), forwards, device, "sdpa")
+    clock = clock_of(device, of_process=torch.get_num_threads() == 1)
+
+    def packed() -> float:
+        loss = engine.accumulate(work.packed).loss
+        engine.optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def turn(side: Callable[[], float], number: int) -> Tuple[float, float]:
+        return timed(side, clock)
+
+    seconds = []
+    sides = {"packed": partial(turn, packed), "sorted": partial(turn, rival.run)}
+    for number, found in rounds_in_turn(sides, rounds, bar):
+        (ours, loss), (theirs, other) = found["packed"], found["sorted"]
+        # Dropout differs; the sequences and their number do not.
+        assert abs(loss - other) <= 0.02 * abs(loss), f"other work: losses {loss}, {other}"
+        if number:
+            seconds.append((ours, theirs))
+    times = np.array(seconds)
+    low, ratio, high = quartiles(times[:, 1] / times[:, 0])
+    return {
+        "sorted_time": ratio,
+        "sorted_time_quartiles": [low, high],
+        "sorted_slots": sum(each.inputs["input_ids"].numel() for each in forwards) / work.packed["input_ids"].size,
     }
 
 
@@ -149,6 +187,7 @@ _LAYOUTS = (
     _SPEED_UP,
     Column("packing_factor", "factor", form=".3f"),
     Column("share_of_packing_factor", "of it", form=".3f"),
+    with_interval("sorted_time", "sorted HF, time", "", ".3f"),
 )
 _ATTENTIONS = (
     Column("slots", "slots"),
@@ -169,5 +208,8 @@ def table(found: Sequence[Mapping[str, Any]], title: str, notes: Sequence[str] =
         row = {**each, **spread("speed_up", (low, each["speed_up"], high))}
         if "attention" in each:
             row["attention"] = " beside ".join(each["attention"].values())
+        if each.get("sorted_time") is not None:
+            low, high = each["sorted_time_quartiles"]
+            row.update(spread("sorted_time", (low, each["sorted_time"], high)))
         rows.append(row)
     return Table("benchmark", title, _LAYOUTS if "ranks" in found[0] else _ATTENTIONS, rows, tuple(notes))

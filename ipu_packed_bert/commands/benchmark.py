@@ -3,7 +3,8 @@
 The same sequences go through forward and backward pass twice, packed and each alone in its row, in one process and in
 turn, so that both see the same machine. Lengths come from a histogram through a real packer, tokens are random.
 The unpacked side is canonical BERT: a padding mask for each row, no block mask. The weight update is left out: it
-comes once after hundreds of micro-batches, and is the same for both.
+comes once after hundreds of micro-batches, and is the same for both. Beside them, where Transformers is installed, runs
+the best loop without packs: Hugging Face's BERT, sorted by length.
 
 `--lengths 512,2048,8192` asks another question: from which row length on does attention within each sequence beat a
 dense mask over the row? The same packs, their sequences stretched to each length, go through both in turn.
@@ -17,6 +18,8 @@ import os
 import subprocess
 import sys
 from functools import partial
+from importlib.util import find_spec
+from statistics import mean
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.benchmarks.work import SIZES, add_arguments, check_arguments, config_of, draw_work
@@ -38,6 +41,11 @@ from pack_data.packing import Packing
 from pack_data.store.packs import default_predictions
 
 _BOTH = ("float32", "bfloat16")
+
+_RIVAL = (
+    "Sorted HF: time of Hugging Face's BERT over ours, above 1 where packs win: sequences sorted by length, batches of"
+    " as many slots as a micro-batch, heads on masked tokens alone.",
+)
 
 _HERE = "here"  # in place of --ranks' numbers: this process measures for itself; the last --ranks of a line counts
 
@@ -127,7 +135,7 @@ def _in_ranks(args: argparse.Namespace, options: List[str]) -> int:
 def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     """What `--json` prints."""
     # torch loads from here on: a wrong option is refused without it.
-    from ipu_packed_bert.benchmarks.packed import attentions_beside, compare_attention, compare_layouts
+    from ipu_packed_bert.benchmarks.packed import compare_attention
     from ipu_packed_bert.benchmarks.work import machine
 
     histogram = histogram_from(args)
@@ -155,11 +163,7 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     ]
     comparisons: List[Callable[..., Dict[str, Any]]] = [partial(compare_attention, *case) for case in cases]
     if not args.lengths:
-        comparisons = [
-            partial(compare_layouts, *case, unpacked_attention=attention, processes=processes)
-            for case in cases
-            for attention in attentions_beside(case[0])
-        ]
+        comparisons = _layouts(cases, processes)
     shown = None if processes.rank == 0 else False
     with progress_bar(2 * (args.rounds + 1) * len(comparisons), "rounds", shown=shown) as bar:
         made = [make(rounds=args.rounds, bar=bar) for make in comparisons]
@@ -177,8 +181,34 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
         "micro_batch": args.micro_batch,
         "rounds": args.rounds,
         "machine": machine(),
-        "comparisons" if args.lengths else "measurements": made,
+        "comparisons" if args.lengths else "measurements": _with_rivals(made),
     }
+
+
+def _layouts(cases: Sequence[Tuple[Any, Any]], processes: Processes) -> List[Callable[..., Dict[str, Any]]]:
+    """Comparisons of packed and unpacked rows, and with Hugging Face's BERT where it is here."""
+    from ipu_packed_bert.benchmarks.packed import attentions_beside, compare_layouts, compare_sorted
+
+    rival = find_spec("transformers") is not None and processes.size == 1
+    comparisons: List[Callable[..., Dict[str, Any]]] = []
+    for case in cases:
+        comparisons += [
+            partial(compare_layouts, *case, unpacked_attention=attention, processes=processes)
+            for attention in attentions_beside(case[0])
+        ]
+        comparisons += [partial(compare_sorted, *case)] * rival
+    return comparisons
+
+
+def _with_rivals(made: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """What the rival took joins the comparison before it, which has the same packs."""
+    found: List[Dict[str, Any]] = []
+    for each in made:
+        if "sorted_time" in each:
+            found[-1].update(each)
+        else:
+            found.append(each)
+    return found
 
 
 def _stretched(packing: Packing, slots: int) -> Packing:
@@ -227,7 +257,24 @@ def _report(found: Dict[str, Any], *, as_json: bool) -> None:
         f" backward pass; {found['sequences']} sequences of {found['histogram']} in {found['packs']} packs by"
         f" {found['algorithm']}, {counted(found['micro_batch'], 'row')} a micro-batch; medians and"
         f" quartiles of {found['rounds']} rounds.",
+        *_RIVAL[not any("sorted_time" in each for each in measurements) :],
+        *_scaling(measurements),
         found["machine"],
     ]
     what = "packed and unpacked" if measurements else "a dense mask and attention within sequences"
     print(table(measurements or found["comparisons"], f"Model {found['size']}: {what}", notes).text())
+
+
+def _scaling(measurements: Sequence[Dict[str, Any]]) -> List[str]:
+    """Packed sequences of several ranks over those of one process, which were measured one after the other."""
+    rates: Dict[Tuple[int, str], Dict[int, List[float]]] = {}  # as often as there are unpacked sides
+    for each in measurements:
+        of_ranks = rates.setdefault((each["slots"], each["precision"]), {})
+        of_ranks.setdefault(each["ranks"], []).append(each["packed_sequences_per_second"])
+    return [
+        f"{ranks} ranks make {times:.2f} times the packed sequences of one process, {times / ranks:.2f} of {ranks}"
+        f" times, at {slots:,} slots in {precision}."
+        for (slots, precision), found in rates.items()
+        for ranks, times in ((ranks, mean(found[ranks]) / mean(found[1])) for ranks in found if 1 in found)
+        if ranks > 1
+    ]

@@ -45,9 +45,25 @@ def cross_entropy(logits_BKC, labels_BK, *, widen: bool = True) -> torch.Tensor:
     return losses.to(wide).view(labels_BK.shape)
 
 
-def correct(logits_BKC, labels_BK) -> torch.Tensor:
-    """Whether the largest logit is the label's, [B, K], bool."""
-    return torch.argmax(logits_BKC, dim=2).to(labels_BK.dtype) == labels_BK
+def correct(logits_BKC, labels_BK, *, in_blocks: bool = False) -> torch.Tensor:
+    """Whether the largest logit, the first one of equals, is the label's, [B, K], bool."""
+    largest_BK = first_largest(logits_BKC) if in_blocks else torch.argmax(logits_BKC, dim=2)
+    return largest_BK.to(labels_BK.dtype) == labels_BK
+
+
+def first_largest(logits_BKC, block: int = 256) -> torch.Tensor:
+    """`torch.argmax` of the last dimension: the largest block by its maximum, and the largest in it.
+
+    On a CPU a maximum is vectorised and its place is not: of 30,522 logits it takes a sixth of the time.
+    """
+    classes = logits_BKC.shape[2]
+    whole = classes // block * block
+    maxima = logits_BKC[:, :, :whole].unflatten(2, (-1, block)).amax(3) if whole else logits_BKC[:, :, :0]
+    if whole < classes:
+        maxima = torch.cat([maxima, logits_BKC[:, :, whole:].amax(2, keepdim=True)], dim=2)
+    start_BK1 = maxima.argmax(2, keepdim=True) * block
+    inside = (start_BK1 + torch.arange(block, device=logits_BKC.device)).clamp(max=classes - 1)
+    return start_BK1.squeeze(2) + logits_BKC.gather(2, inside).argmax(2)
 
 
 def membership(masked_lm_weights_BP, sequences: int, dtype: torch.dtype) -> torch.Tensor:
@@ -71,6 +87,7 @@ class PretrainingLoss(nn.Module):
         super().__init__()
         self.normalisation = loss.normalisation
         self.widen_logits = True  # an engine that has no room for it switches it off
+        self.in_blocks = False  # an engine where `first_largest` is faster switches it on
 
     def forward(
         self,
@@ -92,7 +109,9 @@ class PretrainingLoss(nn.Module):
         else:
             row_mlm_B = (mlm_BP * used_BP).sum(1)
         mlm_loss = (row_mlm_B * mlm_scale_B).sum()
-        mlm_correct = (correct(mlm_logits_BPV, masked_lm_ids_BP).to(mlm_BP.dtype) * used_BP).sum()
+        mlm_correct = (
+            correct(mlm_logits_BPV, masked_lm_ids_BP, in_blocks=self.in_blocks).to(mlm_BP.dtype) * used_BP
+        ).sum()
 
         if nsp_logits_BD2 is None:
             zero = torch.zeros_like(mlm_loss)

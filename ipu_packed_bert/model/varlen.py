@@ -9,14 +9,25 @@ nobody reads it. Letters as in `bert.py`: B rows, S slots, N heads, A width of a
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple, Optional
+import math
+from typing import Any, Callable, NamedTuple, Optional
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from ipu_packed_bert.model.blocks import AttentionBlocks, attend_in_blocks, blocks_of
+from ipu_packed_bert.model.packed import AttentionMask
+
+
+class BlockRule(NamedTuple):
+    """How attention in blocks is computed; both are fixed functions, so that a run can be repeated bit for bit."""
+
+    eager: Callable[[int, float], bool]  # (tokens of a block, dropout): by plain products, else by torch's operator
+    pays: Callable[[AttentionBlocks, int, int], bool]  # (blocks, rows, slots): else a mask over whole rows
+
+
+SDPA_BLOCKS = BlockRule(eager=lambda tokens, dropout: False, pays=lambda blocks, rows, slots: True)
 
 
 class _Boundaries(NamedTuple):
@@ -49,14 +60,46 @@ class SequenceBoundaries(nn.Module):
         return _Boundaries(cumulative, blocks_of(lengths, cumulative.device, padding=2))
 
 
-class _BlockContext(nn.Module):
-    """As `bert.SdpaContext`: a small attention for each sequence, or for all short ones of the same length."""
+class MaskWhereCheaper(AttentionMask):
+    """Boundaries, or the dense mask for a micro-batch whose blocks do not pay: many short sequences in short rows."""
 
-    def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: _Boundaries, dropout: float) -> torch.Tensor:
+    def __init__(self, sequences: int, rule: BlockRule):
+        super().__init__("sdpa")
+        self._boundaries = SequenceBoundaries(sequences, blocks=True)
+        self._pays = rule.pays
+
+    def forward(self, input_mask_BS, dtype: torch.dtype) -> Any:
+        found = self._boundaries(input_mask_BS, dtype)
+        return found if self._pays(found.blocks, *input_mask_BS.shape) else super().forward(input_mask_BS, dtype)
+
+
+class BlockContext(nn.Module):
+    """As `bert.SdpaContext`: a small attention for each sequence, or for all short ones of the same length.
+
+    Takes an additive mask, too, where a micro-batch has one.
+    """
+
+    def __init__(self, rule: BlockRule):
+        super().__init__()
+        self._eager = rule.eager
+
+    def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: Any, dropout: float) -> torch.Tensor:
+        def attend(query, key, value, mask=None):
+            compute = _plainly if self._eager(query.shape[2], dropout) else F.scaled_dot_product_attention
+            return compute(query, key, value, attn_mask=mask, dropout_p=dropout)
+
+        if isinstance(boundaries, torch.Tensor):
+            return attend(query_BNSA, key_BNSA, value_BNSA, boundaries.to(query_BNSA.dtype))
         assert boundaries.blocks is not None, "made for the kernel"
         heads = [_end_to_end(each) for each in (query_BNSA, key_BNSA, value_BNSA)]
-        attend = partial(F.scaled_dot_product_attention, dropout_p=dropout)
         return _rows(attend_in_blocks(heads, boundaries.blocks, attend), query_BNSA)
+
+
+def _plainly(query, key, value, *, attn_mask: Optional[torch.Tensor], dropout_p: float) -> torch.Tensor:
+    """What `F.scaled_dot_product_attention` computes, by products and a softmax: faster in bfloat16 on a CPU."""
+    scores = torch.matmul(query * (1.0 / math.sqrt(query.shape[-1])), key.transpose(2, 3))
+    weights = torch.softmax(scores if attn_mask is None else scores + attn_mask, dim=-1)
+    return torch.matmul(F.dropout(weights, dropout_p), value)
 
 
 class KernelContext(nn.Module):
@@ -89,12 +132,16 @@ def _rows(context_TNA, like_BNSA) -> torch.Tensor:
     return context_TNA.view(rows, slots, heads, width).transpose(1, 2)
 
 
-def attend_within_sequences(network: Any, *, sequences: int, kernel: bool) -> None:
+def attend_within_sequences(
+    network: Any, *, sequences: int, kernel: bool, rule: BlockRule = SDPA_BLOCKS, or_mask: bool = False
+) -> None:
     """Replace the mask and the attention of a network built for "sdpa", in place.
 
     network: anything with `attention_mask` and `bert`. sequences: D, the most in a row. kernel: whether torch's serves
-    this device and type.
+    this device and type; else blocks, computed by the rule. or_mask: a dense mask where the rule says so.
     """
-    network.attention_mask = SequenceBoundaries(sequences, blocks=not kernel)
+    network.attention_mask = (
+        MaskWhereCheaper(sequences, rule) if or_mask else SequenceBoundaries(sequences, blocks=not kernel)
+    )
     for layer in network.bert.encoder.layer:
-        layer.attention.self.context = KernelContext() if kernel else _BlockContext()
+        layer.attention.self.context = KernelContext() if kernel else BlockContext(rule)

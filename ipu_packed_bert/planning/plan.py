@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Se
 
 from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.data.data_sets import known_packing_factor
-from ipu_packed_bert.planning.host_memory import HostMemory, host_memory, multiply_adds
+from ipu_packed_bert.planning.host_memory import TORCH, HostMemory, host_memory, multiply_adds
 from ipu_packed_bert.settings.finetuning import SQUAD, FinetuneConfig
 from ipu_packed_bert.settings.launch_lines import start_lines
 from ipu_packed_bert.settings.placement import Block, Placement, place
@@ -614,12 +614,15 @@ def _host_lines(made: RunPlan) -> List[str]:
         "cuda": "a CUDA device",
     }[engine.device]
     rows, memory = made.config.batch.micro_batch, host_needs(made).memory
+    compiled = ", compiled" if engine.compile else ""
+    compiled += " where that pays" if engine.compile == "auto" else ""
     return [
         f"  devices   the host: {device}; no IPU",
         f"  engine    {engine.precision}, attention {engine.attention}"
-        f"{', layers recomputed' if engine.recomputes(ipus=False) else ''}{', compiled' if engine.compile else ''}",
+        f"{', layers recomputed' if engine.recomputes(ipus=False) else ''}{compiled}",
         f"  memory    {_mib(memory.held)} MiB of weights, gradients and optimiser state; {_mib(memory.activations)} MiB"
-        f" kept of {rows} pack{_s(rows)} at a time; {_mib(memory.most)} MiB in a step, computed",
+        f" kept of {rows} pack{_s(rows)} at a time; {_mib(memory.most)} MiB in a step, computed"
+        + ("" if engine.device == "cuda" else f"; a process on a CPU {_mib(memory.most + TORCH)} MiB"),
     ]
 
 

@@ -15,6 +15,7 @@ from typing import Any, Callable
 
 SILENCE = 30.0  # seconds without a beat after which a rank is given up
 _ROUNDS = 10  # of beats in that time
+_STARTS = 20  # so many times as long may pass before a rank's first beat, while its program loads
 
 
 def leave_error(store: Any, rank: int, status: int, text: str) -> None:
@@ -55,20 +56,21 @@ class Beats:
                 for rank, before in seen.items():
                     # Rounds are counted, not seconds: a rank that was stopped itself accuses nobody when it goes on.
                     seen[rank] = store.add(f"beats/{rank}", 0)
-                    missed[rank] = missed[rank] + 1 if before == seen[rank] > 0 else 0
-                    if missed[rank] >= _ROUNDS:
-                        self._give_up(store, rank)
+                    missed[rank] = missed[rank] + 1 if before == seen[rank] else 0
+                    if missed[rank] >= _ROUNDS * (1 if seen[rank] else _STARTS):
+                        self._give_up(store, rank, begun=seen[rank] > 0)
                 if store.add("given up", 0):
                     os._exit(1)
                 self._rounds += 1
         except RuntimeError:  # the store has gone with the process that kept it, which the next exchange notices
             self.end()
 
-    def _give_up(self, store: Any, rank: int) -> None:
+    def _give_up(self, store: Any, rank: int, *, begun: bool) -> None:
         # It may have met a mistake, and gone; of those that notice its silence, one says it.
         if store.add("errors", 0) or store.add("noticed", 1) > 1:
             return
-        words = f"rank {rank} on {store.get(f'host/{rank}').decode()} has been silent"
+        host = f" on {store.get(f'host/{rank}').decode()}" if begun else ""
+        words = f"rank {rank}{host} has been silent for {self._silence * (1 if begun else _STARTS):g} s"
         leave_error(store, self._rank, 1, words)
         self._say(words)
         store.add("given up", 1)
@@ -81,13 +83,14 @@ class Beats:
             missed = missed + 1 if before == self._rounds else 0
             before = self._rounds
             if missed >= _ROUNDS:
-                self._say(f"rank {self._rank}: rank 0, or the launcher that keeps the run's store, has been silent")
+                launcher = "rank 0, or the launcher that keeps the run's store"
+                self._say(f"rank {self._rank}: {launcher}, has been silent for {self._silence:g} s")
                 os._exit(1)
 
     def _say(self, words: str) -> None:
         print(
-            f"error: {words} for {self._silence:g} s: it was stopped, or its machine is lost; all ranks end, go on from"
-            f" the newest checkpoint ({self._restart})",
+            f"error: {words}: it was stopped, or its machine is lost; all ranks end, go on from the newest checkpoint"
+            f" ({self._restart})",
             file=sys.stderr,
             flush=True,
         )

@@ -236,7 +236,8 @@ class Ranks(Processes):
         return None
 
     def _ended_of_others(self, error: BaseException) -> Optional[int]:
-        if self._wait_for("errors", seconds=1.0):
+        # Where one rank has waited in vain, the others need not: each that ends is lost to the next.
+        if self._wait_for("errors", seconds=0.0 if self._store.add("lost", 0) else 1.0):
             for rank in range(self.size):
                 if self._store.add(f"errors/{rank}", 0):
                     return int(json.loads(self._store.get(f"error/{rank}"))["status"])

@@ -67,7 +67,7 @@ class _Rule(NamedTuple):
     def broken_by(self, value: Any) -> Optional[str]:
         """The rule in words if ``value`` (a number, a string or a tuple of numbers) breaks it, else None."""
         if self.choices:
-            known = value in self.choices or (self.pattern and re.fullmatch(self.pattern, value))
+            known = shown(value) in self.choices or (self.pattern and re.fullmatch(self.pattern, value))
             return None if known else f"must be one of {', '.join(self.choices)}{self.note}"
         bounds = [
             ("at least", self.minimum, lambda v, b: v >= b),
@@ -284,6 +284,10 @@ def typed_value(raw: Any, kind: Any) -> Any:
     arguments: Tuple[Any, ...] = getattr(kind, "__args__", ())
     if type(None) in arguments:
         return None if raw is None else typed_value(raw, arguments[0])
+    if bool in arguments:  # Union[bool, str]: true, false, or a word
+        if not isinstance(raw, (bool, str)):
+            raise ValueError("must be true, false or a word")
+        return {"true": True, "false": False}.get(raw, raw) if isinstance(raw, str) else raw
     if arguments:  # Tuple[int, ...]
         if not isinstance(raw, (list, tuple)) or not raw:
             raise ValueError(f"must be a list such as [{'3, 7' if arguments[0] is int else '0.1, 0.15'}]")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import abc
 import math
-import os
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -49,7 +48,7 @@ from pack_data.store.packs import (
     disassemble,
     smallest_type,
 )
-from pack_data.text.vocabulary import AnyVocabulary, TokenizerFile
+from pack_data.text.vocabulary import AnyVocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -69,21 +68,14 @@ class Tokenizer:
 
     def __init__(self, vocabulary: AnyVocabulary, *, read: Callable[[int], Any] = int):
         self._read = read
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from tokenizers import BertWordPieceTokenizer
-
         self.vocabulary = vocabulary
         self.first, self.separator, _ = vocabulary.special
-        if isinstance(vocabulary, TokenizerFile):
-            self._tokenizer = vocabulary.tokenizer
-        else:
-            self._tokenizer = BertWordPieceTokenizer(dict(vocabulary.ids), lowercase=vocabulary.lower_case)
 
     def encode(self, texts: Sequence[str]) -> List[Tokens]:
         found: List[Tokens] = []
         for start in range(0, len(texts), 1024):  # what the library returns is large
-            part = list(texts[start : start + 1024])
-            for each in self._tokenizer.encode_batch(part, add_special_tokens=False):
+            part = texts[start : start + 1024]
+            for each in self.vocabulary.cut(part):
                 found.append(Tokens(np.array(each.ids, np.int32), np.array(each.offsets, np.int64).reshape(-1, 2)))
             self._read(len(part))
         return found

@@ -58,8 +58,13 @@ def find_start(config: FinetuneConfig) -> Start:
 
 
 def with_dropout(model: ModelConfig, config: FinetuneConfig) -> ModelConfig:
-    """A checkpoint's model with the dropout that is in force: that of the settings, else the checkpoint's."""
+    """A checkpoint's model with the dropout that is in force, which decides the attention, too.
+
+    None where nothing is trained, whatever the checkpoint had; else that of the settings, else the checkpoint's.
+    """
     settings = {name: getattr(config.model, name) for name in ("hidden_dropout", "attention_dropout")}
+    if config.data.training is None:
+        settings = dict.fromkeys(settings, 0.0)
     return dataclasses.replace(model, **{name: value for name, value in settings.items() if value is not None})
 
 

@@ -164,7 +164,7 @@ def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) 
         raise ValueError(f"--set task.name={name}: {trained.name} was trained for {trained.tree['task']['name']}")
     tree = {section: dict(values) for section, values in trained.tree.items()}
     tree["data"].update(training=None, evaluation=str(asked.source.path))
-    tree["model"] = {"checkpoint": trained.name, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    tree["model"] = {"checkpoint": trained.name}
     tree["run"] = {"export": False}
     config = config_from_tree(tree, trained.name, overrides, stored=trained.stored)
     kept: Mapping[str, Optional[Sequence[str]]] = {**_KEPT, "data": _KEPT_DATA}
@@ -187,7 +187,7 @@ def prepare(
     config = _configured(trained, asked, overrides)
     choice = choose_engine(config, simulated=False)
     ipus = choice.kind != "host"
-    model = with_dropout(trained.model, config)  # which decides the attention, too
+    model = with_dropout(trained.model, config)
     config = config.on_engine(choice.kind).for_model(model, ipus=ipus)
     task = task_class(config.task.name)(config, Tokenizer(trained.vocabulary, read=read), model, trained.labels, asked)
     config = _in_calls(config, len(task.packs), ipus=ipus)

@@ -18,7 +18,7 @@ from ipu_packed_bert.data.data_sets import (
 )
 from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
 from ipu_packed_bert.engine import EngineChoice
-from ipu_packed_bert.engine.host.devices import find_device, product_rate, whole_lines
+from ipu_packed_bert.engine.host.devices import compile_decided, find_device, product_rate, whole_lines
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
@@ -97,6 +97,8 @@ class PacksRun(Prepared[Config]):
             "the arrangement of its packs": packs.arrangement,
             "the held-out data set's digest": f"{evaluation.manifest.digest:016x}" if evaluation else None,
         }
+        packs_of_run = config.run.steps * config.packs_per_update(factor.value)
+        config = compile_decided(config, task, packs=packs_of_run)
         made = engine_and_batches(
             config, task, packs, held_out, choice, factor=factor.value, processes=processes, same=same
         )

@@ -41,6 +41,7 @@ from ipu_packed_bert.training.log import (
 )
 from ipu_packed_bert.training.loop import Log, Outcome, train
 from ipu_packed_bert.training.summary import RunEnd
+from pack_data.cli.memory import keep_buffers
 from pack_data.reading.fields import said_of
 
 C = TypeVar("C", bound=Configuration)
@@ -260,6 +261,8 @@ def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes:
     opened = contextlib.ExitStack()
     begun = Begun(args, processes, begin, choice, opened)
     config = kind._on_this_machine(config.on_engine(choice.kind), begun)
+    if begin.checkpoint and config.engine.compile == "auto":
+        config = config.compiled(stored_config(begin.folder, begin.checkpoint.config, config).engine.compile)
     changes, allowed = Changes(), check_allowed(args.allow_change, config.sections)
     if begin.checkpoint:
         changes = compare(begin.folder, begin.checkpoint.config, config, allowed=allowed, before=begin.allowed)
@@ -271,6 +274,8 @@ def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes:
         print(line)
     if begin.own_task is not None and {SHA256: begin.own_task} != recorded(config.task.name):
         print(f"task      {config.task.name}: the file was changed after this run began; it goes on with the new one")
+    if choice.kind == "host":
+        keep_buffers()
     with opened:
         made = kind.make(config, begun)
         opened.enter_context(contextlib.closing(made.engine))

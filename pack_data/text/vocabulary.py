@@ -50,13 +50,18 @@ class _Encoder:
     def sha256(self) -> str:
         return hashlib.sha256(self.text).hexdigest()
 
+    def cut(self, texts: Sequence[str]) -> List[Any]:
+        """What the library makes of each text, without special tokens: a text that writes "[SEP]" forges none."""
+        self._tokenizer.encode_special_tokens = True
+        return self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+
     def encode(self, sentences: Sequence[str]) -> Tuple[np.ndarray, np.ndarray]:
         """Token ids of all sentences, flat int32, and the number of each, int64 [sentences], without special tokens."""
         ids: List[np.ndarray] = [np.zeros(0, dtype=np.int32)]
         lengths: List[int] = []
         # In blocks: the library's result takes a hundred bytes for each token.
         for start in range(0, len(sentences), 4096):
-            for item in self._tokenizer.encode_batch(list(sentences[start : start + 4096]), add_special_tokens=False):
+            for item in self.cut(sentences[start : start + 4096]):
                 ids.append(np.array(item.ids, dtype=np.int32))
                 lengths.append(len(ids[-1]))
         return np.concatenate(ids), np.array(lengths, dtype=np.int64)
@@ -203,13 +208,13 @@ class TokenizerFile(_Encoder):
         way_out = "give the tokenizer.json that save_pretrained or the tokenizers library wrote"
         self._fields = Fields.of(parse_json(content, name, way_out), name, way_out)
         try:
-            self.tokenizer: Tokenizer = Tokenizer.from_str(content.decode())
+            self._tokenizer: Tokenizer = Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"{name}: no tokenizer ({one_line(error)}); {way_out}") from None
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        self.text, self._name, self._tokenizer = content, name, self.tokenizer
-        self._numbers = self.tokenizer.get_vocab(with_added_tokens=True)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.text, self._name = content, name
+        self._numbers = self._tokenizer.get_vocab(with_added_tokens=True)
         self.special = self._special_tokens()
 
     def _special_tokens(self) -> Special:

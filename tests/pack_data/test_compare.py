@@ -1,6 +1,7 @@
 """Comparing packers: the rows account for themselves, and the commands print what a user needs."""
 
 import csv
+import gc
 import io
 import json
 
@@ -13,6 +14,13 @@ from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from tests.pack_data_strategies import SPECIAL
 from tests.refusals import refusal_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded_stays():
+    """A measurement begins with a garbage collection, which need not look at what other tests have loaded."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

@@ -2,17 +2,68 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Tuple
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from ipu_packed_bert.engine.host.devices import AMPERE, arithmetic, capability
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.model.blocks import AttentionBlocks
+from ipu_packed_bert.model.varlen import SDPA_BLOCKS, BlockRule
+from ipu_packed_bert.settings.schema import Configuration, ModelConfig
 from ipu_packed_bert.tasks.task import Task
 
-# On a CPU, slots of a row from which attention within each sequence pays, by type: docs/evidence.md,
-# "Speed". In bfloat16 it is slower up to 1,024 slots; at 2,048 it takes as long, in less memory.
-VARLEN_FROM = {torch.float32: 1024, torch.bfloat16: 2048}
+
+class AttentionWork(NamedTuple):
+    """What attention over some blocks does, on which its time depends."""
+
+    calls: int
+    values: int  # of all tokens, padding too, which is copied with them
+    scores: int  # between tokens of one block, of all heads
+    products: int  # multiplications of a score
+
+
+def work_of(blocks: AttentionBlocks, heads: int, width: int) -> AttentionWork:
+    """heads: of the attention; width: of a head."""
+    computed = [(count, length) for count, length, is_computed in blocks.groups if is_computed]
+    tokens = sum(count * length for count, length, _ in blocks.groups)
+    scores = heads * sum(count * length * length for count, length in computed)
+    return AttentionWork(len(computed), tokens * heads * width, scores, scores * width)
+
+
+# Nanoseconds on a CPU of a call, a value, a score and a multiplication, forward and backward: with a mask over whole
+# rows, and within each sequence. By type, and by whether plain products compute it. Fitted once, by
+# `python -m ipu_packed_bert.benchmarks.attention_costs` on an AMD EPYC with AVX-512 and AMX, torch 2.13: a run must not
+# depend on a clock, so they are constants, and what follows from them is the same on every machine.
+COSTS: Dict[Tuple[torch.dtype, bool], Tuple[Tuple[float, ...], Tuple[float, ...]]] = {
+    (torch.float32, False): ((273e3, 8.26, 2.47, 0.161), (156e3, 18.9, 2.50, 0.129)),
+    (torch.float32, True): ((0.0, 3.25, 17.2, 0.182), (255e3, 17.4, 15.7, 0.0901)),
+    (torch.bfloat16, True): ((1634e3, 6.33, 2.44, 0.0917), (870e3, 9.00, 3.29, 0.0512)),
+}
+# Of a mask's time: less must be left, so that an error of the fit costs nothing.
+MARGIN = 0.95
+# Tokens of a block from which torch's operator computes it in any type: plain products keep a square of scores.
+OPERATOR_FROM = 1024
+BLOCKS_FROM = 128  # slots of a row; below, a mask over it always costs less, or as much
+
+
+def block_rule(dtype: torch.dtype, model: ModelConfig, device: torch.device) -> BlockRule:
+    """How a device computes attention of this type in blocks: a function of lengths, width and type alone."""
+    if device.type != "cpu":
+        return SDPA_BLOCKS
+    heads, width = model.num_heads, model.hidden_size // model.num_heads
+
+    def eager(tokens: int, dropout: float) -> bool:
+        return (dtype == torch.bfloat16 or dropout > 0.0) and (dropout > 0.0 or tokens < OPERATOR_FROM)
+
+    def pays(blocks: AttentionBlocks, rows: int, slots: int) -> bool:
+        mask, within = COSTS[dtype, eager(0, model.attention_dropout)]
+        whole = blocks._replace(groups=((rows, slots, True),))
+        return _nanoseconds(within, blocks) < MARGIN * _nanoseconds(mask, whole)
+
+    def _nanoseconds(costs: Sequence[float], blocks: AttentionBlocks) -> float:
+        return sum(cost * part for cost, part in zip(costs, work_of(blocks, heads, width)))
+
+    return BlockRule(eager, pays)
 
 
 class Attention(NamedTuple):
@@ -20,7 +71,8 @@ class Attention(NamedTuple):
 
     kind: str  # "eager", "sdpa" or "varlen"
     kernel: bool = False  # varlen: in one call of torch's kernel, else a block for each sequence
-    note: str = ""  # why it is not the kernel, where one could have expected it
+    mask: bool = False  # varlen: or a mask over whole rows, for micro-batches where that takes less time
+    note: str = ""  # why it is not the kernel, or what else it may be
 
 
 def without_kernel(
@@ -81,9 +133,10 @@ def pick_attention(config: Configuration, task: Task, device: torch.device) -> A
         return Attention(engine.attention)
     if device.type == "cuda":
         return Attention("sdpa", note=f"variable-length kernel: {lacking}") if lacking else Attention("varlen", True)
-    if task.max_sequence_length >= VARLEN_FROM[dtype] and not engine.compile:
-        return Attention("varlen")
-    return Attention(dense_attention(engine.precision, device, dropout=model.attention_dropout))
+    dense = dense_attention(engine.precision, device, dropout=model.attention_dropout)
+    if engine.compile or task.max_sequences_per_pack is None or task.max_sequence_length < BLOCKS_FROM:
+        return Attention(dense)
+    return Attention("varlen", mask=True, note=f"or {dense}, by lengths")
 
 
 def dense_attention(precision: str, device: torch.device, *, dropout: float = 0.0) -> str:

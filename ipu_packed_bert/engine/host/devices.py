@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import sys
 import time
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple, TypeVar
 
 import torch
 
+from ipu_packed_bert.planning.host_memory import TORCH, multiply_adds
 from ipu_packed_bert.planning.plan import RunPlan, host_needs
 from ipu_packed_bert.processes.ranks import ONE, Processes
-from ipu_packed_bert.settings.schema import EngineConfig
+from ipu_packed_bert.settings.schema import Configuration, EngineConfig
+from ipu_packed_bert.tasks.task import Task
 from pack_data.cli.timing import Clock, seconds_in_turn
 
 # The first NVIDIA GPUs with products in bfloat16 and TF32, and with the variable-length attention kernel.
 AMPERE = (8, 0)
+
+_Config = TypeVar("_Config", bound=Configuration)
 
 
 def find_device(engine: EngineConfig, processes: Processes = ONE) -> torch.device:
@@ -93,9 +99,11 @@ def numerics_of(engine: EngineConfig, device: torch.device) -> Iterator[None]:
 
     float32 products are IEEE's, or TF32 where `engine.precision` is that; with `engine.deterministic` every kernel sums
     in one order. Both choices belong to the whole process, so that they hold for the threads of the backward pass too.
+    In bfloat16 each weight is cast once and not in every micro-batch: no weight may change inside.
     """
     if device.type != "cuda":
-        yield
+        with _casts_kept(engine.precision, device):
+            yield
         return
     precision, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -105,7 +113,8 @@ def numerics_of(engine: EngineConfig, device: torch.device) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with _casts_kept(engine.precision, device):
+            yield
     finally:
         torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
@@ -115,6 +124,13 @@ def autocast(precision: str, device: torch.device) -> Any:
     """Inside, products run in bfloat16 where that is the precision."""
     if precision == "bfloat16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def _casts_kept(precision: str, device: torch.device) -> Any:
+    """Inside, what `autocast` cast of the weights outlives it: torch forgets it where the outermost autocast ends."""
+    if precision == "bfloat16":
+        return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
 
 
@@ -132,6 +148,45 @@ def product_rate(device: torch.device, engine: EngineConfig, *, size: int = 0) -
     return size**3 / float(times["product"].min())
 
 
+# When torch.compile pays on a CPU.  Measured on 2 cores with AMX, torch 2.13, memory kept between updates: seconds that
+# it takes for training and evaluation (101 + 32); of an eager update's time the share that a compiled one saves, and
+# the multiply-adds of that a second on one core.  With dropout it took longer than eager code (1.03 of the time at
+# hidden 256, 1.06 at 768), in float32 too (1.05, 0.99).
+_COMPILE_SECONDS = 133.0
+_SAVED = {"bfloat16": 0.05}
+_RATE = 4e10
+# Compiling must pay so many times over on one core, because a run may have more of them.
+_TIMES = 10.0
+# Beyond, attention within sequences, whose shapes cannot be compiled, saves as much.
+_COMPILED_SLOTS = 1024
+
+
+def compile_decided(config: _Config, task: Task, *, packs: int) -> _Config:
+    """`engine.compile` true or false, which is written down; `auto` is decided for a run of so many packs.
+
+    No clock is read: it follows from configuration, torch and C++ compiler, so all ranks of a run find the same.
+    """
+    engine = config.engine
+    if engine.compile != "auto":
+        return config
+    work = packs * multiply_adds(task.model, slots=task.max_sequence_length, predictions=0)
+    return config.compiled(
+        engine.kind == "host"
+        and find_device(engine).type == "cpu"
+        and engine.attention != "varlen"
+        and task.max_sequence_length <= _COMPILED_SLOTS
+        and _can_compile()
+        and task.model.hidden_dropout == task.model.attention_dropout == 0.0
+        and _SAVED.get(engine.precision, 0.0) * work / _RATE >= _TIMES * _COMPILE_SECONDS
+    )
+
+
+def _can_compile() -> bool:
+    """Whether torch is 2.1 or newer, and its C++ compiler is here."""
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    return hasattr(torch, "compiler") and shutil.which(compiler) is not None
+
+
 def memory_here(device: torch.device) -> int:
     """Bytes of the device, or of this computer; 0 where the system does not say."""
     if device.type == "cuda":
@@ -145,11 +200,11 @@ def memory_here(device: torch.device) -> int:
 def whole_lines(made: RunPlan, device: torch.device, *, rate: float) -> List[str]:
     """Memory and hours of the run, as people read them. rate: `product_rate`."""
     needs, config = host_needs(made), made.config
-    there = memory_here(device)
+    there, most = memory_here(device), needs.memory.most + (TORCH if device.type == "cpu" else 0)
     here = f" of the {there / _GIB:,.1f} GiB here" if there else ""
     lines = [
-        f"  memory  about {needs.memory.most / _GIB:,.1f} GiB in a step{here}, computed"
-        + ("" if not there or needs.memory.most < there else ": more than there is, so lower batch.micro_batch")
+        f"  memory  about {most / _GIB:,.1f} GiB in a step{here}, computed"
+        + ("" if not there or most < there else ": more than there is, so lower batch.micro_batch")
     ]
     if needs.multiply_adds is None:
         return lines + ["  time    unknown: no packing factor; give --packing-factor"]

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches
-from ipu_packed_bert.engine.host.attention import Attention, pick_attention
+from ipu_packed_bert.engine.host.attention import Attention, block_rule, pick_attention
 from ipu_packed_bert.engine.host.devices import (
     arithmetic,
     autocast,
@@ -30,6 +30,7 @@ from ipu_packed_bert.engine.host.devices import (
     refuse_precision,
 )
 from ipu_packed_bert.engine.host.feed import cut, feed_for
+from ipu_packed_bert.model.loss import PretrainingLoss
 from ipu_packed_bert.model.optimizer import (
     build_optimizer,
     clip,
@@ -112,6 +113,8 @@ class HostEngine(Engine):
         device: Optional[str] = None,
         processes: Processes = ONE,
     ):
+        if config.engine.compile == "auto":  # a run has decided it; what is no run is short
+            config = config.compiled(False)
         if config.engine.threads is not None:
             torch.set_num_threads(config.engine.threads)
         self.task = task
@@ -131,7 +134,7 @@ class HostEngine(Engine):
         self.optimizer = build_optimizer(self.model, config.optimizer, betas=betas)
         predictions = getattr(self.model, "predictions", None)
         self._programs = {
-            mode: _Program(call, config.engine.compile)
+            mode: _Program(call, bool(config.engine.compile))
             for mode, call in (("training", self.model), ("evaluation", self.model), ("prediction", predictions))
             if call is not None
         }
@@ -139,7 +142,7 @@ class HostEngine(Engine):
         self._reduction = None
         if processes.size > 1:
             program = self._programs["training"]
-            self._reduction = _Reduction(self.model, program, self._device, compiled=config.engine.compile)
+            self._reduction = _Reduction(self.model, program, self._device, compiled=bool(config.engine.compile))
         self._updates = 0  # made so far
 
     def _build(self) -> torch.nn.Module:
@@ -153,9 +156,18 @@ class HostEngine(Engine):
                     "engine.attention: varlen needs the number of sequences in a pack: from the data set, or "
                     "data.max_sequences_per_pack"
                 )
-            attend_within_sequences(network, sequences=task.max_sequences_per_pack, kernel=attention.kernel)
-        elif config.engine.precision == "bfloat16":
+            attend_within_sequences(
+                network,
+                sequences=task.max_sequences_per_pack,
+                kernel=attention.kernel,
+                rule=block_rule(arithmetic(config.engine.precision, self._device), task.model, self._device),
+                or_mask=attention.mask,
+            )
+        if config.engine.precision == "bfloat16" and isinstance(network.attention_mask, AttentionMask):
             network.attention_mask.products = arithmetic(config.engine.precision, self._device)
+        loss = getattr(network, "loss", None)
+        if isinstance(loss, PretrainingLoss):
+            loss.in_blocks = self._device.type == "cpu"
         if self._recomputes:
             _recompute_layers(network)
         return network
@@ -171,7 +183,7 @@ class HostEngine(Engine):
             name = f"{self.processes.size} ranks, each {name}"
         parts = [f"host engine: {name}", engine.precision, f"{attention.kind} attention"]
         parts[2] += f" ({attention.note})" if attention.note else ""
-        parts += ["layers recomputed"] * self._recomputes + ["compiled"] * engine.compile
+        parts += ["layers recomputed"] * self._recomputes + ["compiled"] * bool(engine.compile)
         parts += ["deterministic"] * (engine.deterministic and self._device.type == "cuda")
         return ", ".join(parts)
 

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
 
+from ipu_packed_bert.benchmarks import attention_costs
+from ipu_packed_bert.benchmarks.attention_costs import AttentionTime, fit
+from ipu_packed_bert.benchmarks.layouts import HuggingFaceSide, sorted_by_budget
 from ipu_packed_bert.benchmarks.packed import figures, table
-from ipu_packed_bert.benchmarks.work import SIZES, draw_work
-from ipu_packed_bert.commands.benchmark import main
-from ipu_packed_bert.engine.host import VARLEN_FROM
+from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
+from ipu_packed_bert.commands.benchmark import _report, main
+from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.engine.host.attention import AttentionWork
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
 from ipu_packed_bert.settings.pretraining import LossConfig
-from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
+from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import SideBySide
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from tests.tolerances import assert_same
+
+CASES = [(1, 128, 64, 8), (2, 512, 128, 4), (5, 384, 384, 8), (9, 64, 16, 16), (1, 1024, 1024, 2)]
 
 
 def options_of(folder, counts, more):
@@ -74,6 +82,41 @@ def test_the_unpacked_side_is_canonical_bert_and_the_same_work(work):
     assert_same(found=gradients[0], expected=gradients[1], dtype=torch.float32)
 
 
+def test_the_sorted_rival_does_the_same_work(work):
+    """Hugging Face's BERT, a token budget, heads on masked tokens alone: the loss of our packs in float64."""
+    pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
+    config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2, dropout=0.0)
+    engine = HostEngine(config, Pretraining(config), packing_factor=work.packing_factor)
+    forwards = sorted_by_budget(work.unpacked, 2 * work.slots)
+    shapes = [tuple(each.inputs["input_ids"].shape) for each in forwards]
+    assert sum(rows for rows, _ in shapes) == work.sequences and all(rows * slots <= 128 for rows, slots in shapes)
+    assert [slots for _, slots in shapes] == sorted(slots for _, slots in shapes)
+    rival = HuggingFaceSide(config, engine.weights(), forwards, torch.device("cpu"), "sdpa")
+    engine.model.double()
+    rival._model.double()
+    rows, batch = len(work.packed["input_ids"]), work.packed
+    ours = engine.model(*(torch.from_numpy(batch[name]) for name in BATCH_FIELDS)).loss * 2 / rows
+    # The scales are float32.
+    assert rival.run() == pytest.approx(float(ours.detach()), rel=1e-6)
+
+
+def test_the_costs_of_attention_are_found_again(monkeypatch):
+    costs = np.array([1e5, 0.0, 3.0, 0.25])
+    works = [
+        AttentionWork(calls, 64 * slots, slots * each, width * slots * each) for calls, slots, each, width in CASES
+    ]
+    found, error = fit([AttentionTime(work, float(costs @ work) * 1e-9) for work in works])
+    assert found == pytest.approx(costs, rel=1e-6, abs=1e-6) and error < 1e-9
+    for name, value in (("_HEADS", ((2, 8),)), ("_ROWS", ((2, 32),)), ("_SEQUENCES", (1, 4))):
+        monkeypatch.setattr(attention_costs, name, value)
+    timed = attention_costs.measure((torch.float32, True, 0.1), np.random.default_rng(0))
+    assert [case.work for case in timed["mask"]] == [
+        AttentionWork(1, 2 * 32 * 16, 2 * 2 * 32**2, 2 * 2 * 32**2 * 8)
+    ] * 2
+    one, four = (case.work for case in timed["blocks"])
+    assert one.values == four.values and 4 * four.scores < 2 * one.scores and one.products == 8 * one.scores
+
+
 def test_figures_by_hand():
     sides = SideBySide(np.array([4.0, 8.0, 9.0]), np.array([2.0, 5.0, 4.5]), 2.0, None, None)
     found = figures(sides)  # speed-ups 2, 1.6, 2
@@ -109,9 +152,27 @@ def test_two_ranks_share_the_work_and_one_reports(capfd, tmp_path):
     assert [(each["ranks"], each["packing_factor"]) for each in found] == [(2, 2.0)] and found[0]["speed_up"] > 0
 
 
+def test_the_table_says_what_ranks_make_over_one_process_by_hand(capsys):
+    about = dict(hidden_size=16, layers=1, vocabulary_size=50, histogram="h", packs=2, algorithm="a", sequences=4)
+    rate = dict(precision="float32", attention={"packed": "sdpa"}, engine="e", packing_factor=2.0, speed_up=2.0)
+    rate.update(speed_up_quartiles=[1.9, 2.1], share_of_packing_factor=1.0, unpacked_sequences_per_second=1.0)
+    rates = [(1, 64, 3.0), (1, 64, 5.0), (1, 128, 1.0), (2, 64, 7.0), (2, 64, 7.0), (4, 128, 3.8)]
+    found = [
+        {**rate, "ranks": ranks, "slots": slots, "packed_sequences_per_second": each} for ranks, slots, each in rates
+    ]
+
+    def said(measurements):
+        whole = {**about, "size": "tiny", "micro_batch": 1, "rounds": 1, "machine": "m", "measurements": measurements}
+        _report(whole, as_json=False)
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "2 ranks make 1.75 times the packed sequences of one process, 0.88 of 2 times, at 64 slots" in said(found)
+    assert "4 ranks make 3.80 times the packed sequences of one process, 0.95 of 4 times, at 128 slots" in said(found)
+    assert "of one process" not in said(found[3:]) and "of one process" not in said(found[:3])
+
+
 def test_longer_rows_have_stretched_sequences_and_both_attentions_on_the_unpacked_side(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(SIZES, "tiny", (16, 1, 2, 16))
-    monkeypatch.setitem(VARLEN_FROM, torch.float32, 128)
     options = options_of(
         tmp_path, "40,6 24,6", "--packs 2 --precision float32 --threads 1 --slots 64,128 --json"
     )  # every pack is 40 + 24
@@ -131,6 +192,9 @@ def test_command(capsys, monkeypatch, tmp_path):
     assert main(options + ["--json"]) == 0
     output = json.loads(capsys.readouterr().out)
     (figures,) = output["measurements"]
+    if find_spec("transformers"):
+        low, high = figures["sorted_time_quartiles"]
+        assert 0 < low <= figures["sorted_time"] <= high and figures["sorted_slots"] >= output["tokens"] / 128
     assert figures["rounds"] == 7 and figures["speed_up"] > 0 and figures["packing_factor"] == output["sequences"] / 2
     assert main(options) == 0
     assert "speed-up" in capsys.readouterr().out

@@ -160,9 +160,11 @@ def test_the_command_writes_one_json_and_prints_one_table(capsys, monkeypatch, t
     assert {*names, *(each["name"] for each in found["not_measured"])} == {PACKED, DENSE, UNPACKED, SORTED, FLASH}
     for row in found["layouts"]:
         assert row["sequences_per_second"] > 0 and row["tokens_per_second"] > row["sequences_per_second"]
+        assert row["useful_tflops"] > 0
         assert (row["share_of_packing_factor"] is not None) == (row["name"] in (PACKED, DENSE))
     printed = capsys.readouterr().out
-    assert "over unpacked" in printed and str(out) in printed
+    assert "over unpacked" in printed and "useful TFLOP/s" in printed and str(out) in printed
+    assert "970" in printed and "890" in printed  # what it is read beside
 
 
 def test_without_a_gpu_it_is_one_line(capsys):
@@ -190,3 +192,14 @@ def test_an_interpreter_without_the_packages_is_one_line():
     )
     assert found.returncode == 2 and found.stderr.count("\n") == 1
     assert found.stderr.startswith("error: this command needs the package ")
+
+
+def test_useful_work_is_that_of_each_sequence_alone(work, monkeypatch):
+    """Multiplications of a network of 4 features, 2 layers and 8 inner ones, of the sequences in rows of their own."""
+    monkeypatch.setitem(SIZES, "tiny", (4, 2, 2, 8))
+    by_hand = 0
+    for mask, weights in zip(work.unpacked["input_mask"], work.unpacked["masked_lm_weights"]):
+        length, masked = int((mask > 0).sum()), int((weights > 0).sum())
+        layer = length * (4 * 4 * 4 + 2 * 4 * 8) + 2 * length * length * 4
+        by_hand += 2 * layer + masked * 4 * (4 + 50)
+    assert gpu._useful_flop(work, "tiny") == 6 * by_hand > 0

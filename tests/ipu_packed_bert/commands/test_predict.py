@@ -16,6 +16,7 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.tasks.examples import Asked
 from ipu_packed_bert.tasks.files import ExampleSource
 from ipu_packed_bert.training import predictions
+from ipu_packed_bert.training.examples import prepare
 from ipu_packed_bert.training.export import import_folder
 from pack_data.cli.command import run_main
 from tests.fakes.machine import machine
@@ -80,10 +81,19 @@ def test_the_attention_is_that_of_inference_whatever_dropout_the_checkpoint_had(
     (folder / "config.json").write_text(json.dumps({**about, "attention_probs_dropout_prob": 0.1}))
     trained = predictions.find_trained(folder)
     assert trained.model.attention_dropout == 0.1
-    asked = Asked(ExampleSource.of(training_file(tmp_path, "single_label")), labels=False)
-    engine = predictions.prepare(trained, asked, settings("single_label")).engine
-    assert isinstance(engine, HostEngine) and engine.attention.kind == "sdpa"
-    engine.close()
+    file = training_file(tmp_path, "single_label")
+    asked = Asked(ExampleSource.of(file), labels=False)
+    engines = [predictions.prepare(trained, asked, settings("single_label")).engine]
+    # Fine-tuning that only evaluates infers, too; what trains has the checkpoint's dropout.
+    model = {"hidden_dropout": None, "attention_dropout": None}
+    for training in (None, str(file)):
+        data = {"training": training, "evaluation": str(file)}
+        engines.append(prepare(tiny_config(folder, file, task="single_label", model=model, data=data)).engine)
+    assert all(isinstance(engine, HostEngine) for engine in engines)
+    assert [engine.attention.kind for engine in engines[:2]] == ["sdpa", "sdpa"]
+    assert [engine.task.model.attention_dropout for engine in engines] == [0.0, 0.0, 0.1]
+    for engine in engines:
+        engine.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)

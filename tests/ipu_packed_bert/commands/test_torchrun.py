@@ -233,6 +233,13 @@ def test_a_mistake_ends_all_ranks_with_one_line(main, statuses, said):
             assert not words
 
 
+def test_one_line_says_that_one_of_eight_ranks_was_killed():
+    found = ended(_killed, size=8)
+    assert [status for status, _ in found] == [-9 if rank == 1 else 1 for rank in range(8)]
+    (line,) = [words for _, words in found if words]
+    assert "another process of this run ended" in line and line.count("\n") == 1
+
+
 def test_a_token_beyond_the_vocabulary_on_one_rank_is_one_line(tmp_path):
     """Not what torch says of it, with a traceback."""
     data = tiny_data(tmp_path / "data")
@@ -283,11 +290,12 @@ for each in (_stops_before_an_update, _stops_while_it_builds, _stops_while_other
 
 
 @pytest.mark.parametrize(
-    "main, stopped", [(_stops_before_an_update, 1), (_stops_while_it_builds, 0), (_stops_while_others_compute, 2)]
+    "main, size, stopped",
+    [(_stops_before_an_update, 8, 1), (_stops_while_it_builds, 2, 0), (_stops_while_others_compute, 4, 2)],
 )
-def test_a_rank_that_hangs_is_named_and_the_others_end(main, stopped):
-    found = ended(main, size=3, stopped=stopped)
-    assert [status for status, _ in found] == [-9 if rank == stopped else 1 for rank in range(3)]
+def test_a_rank_that_hangs_is_named_and_the_others_end(main, size, stopped):
+    found = ended(main, size=size, stopped=stopped)
+    assert [status for status, _ in found] == [-9 if rank == stopped else 1 for rank in range(size)]
     (line,) = [words for _, words in found if words]
     assert line.startswith(f"error: rank {stopped} on ") and "silent for 3 s" in line and line.count("\n") == 1
 
@@ -339,6 +347,38 @@ def test_a_store_that_does_not_answer_is_a_silence_too(monkeypatch, capsys):
     assert left.wait(30) and store.answers < 0
     found.end()
     assert capsys.readouterr().err.startswith("error: rank 3: rank 0, or the launcher that keeps the run's store, ")
+
+
+class Kept(dict):
+    """A store in this process."""
+
+    set = dict.__setitem__
+
+    def add(self, key, number):
+        self[key] = self.get(key, 0) + number
+        return self[key]
+
+
+@pytest.mark.parametrize(
+    "beats_made, rounds, words",
+    [(0, 200, "rank 1 has been silent for 1 s: "), (1, 11, "rank 1 on there has been silent for 0.05 s: ")],
+)
+def test_a_rank_whose_program_still_loads_has_twenty_times_as_long(monkeypatch, capsys, beats_made, rounds, words):
+    """A rank that makes no beat at all is given up too, and not after the two hours of an exchange."""
+    store, left = Kept({"host/1": b"there", "beats/1": beats_made}), threading.Event()
+    found = None
+
+    def leave(status):
+        found.end()
+        left.set()
+        raise RuntimeError("this process has left")
+
+    monkeypatch.setattr(beats, "SILENCE", 0.05)
+    monkeypatch.setattr(beats.os, "_exit", leave)
+    found = Beats(lambda: store, 0, 2, "restart")
+    found.begin()
+    assert left.wait(60) and store["beats/0"] == 1 + rounds
+    assert capsys.readouterr().err.startswith(f"error: {words}")
 
 
 def _stop_of_rank_1(processes):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.engine.host import pick_attention
+from ipu_packed_bert.engine.host.attention import Attention, pick_attention
 from ipu_packed_bert.engine.host.engine import _Program
 from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.model.packed import BATCH_FIELDS
@@ -209,13 +209,19 @@ def test_attention_chosen_for_the_machine():
     cpu = torch.device("cpu")
     half = change(CONFIG, engine={"precision": "bfloat16"})
 
-    def attention(config, device):
-        return pick_attention(config, Pretraining(config), device).kind
+    def attention(config):
+        return pick_attention(config, Pretraining(config), cpu)
 
-    assert attention(CONFIG, cpu) == "sdpa"
-    assert attention(half, cpu) == "eager"
-    assert attention(change(CONFIG, model={"attention_dropout": 0.1}), cpu) == "eager"
-    assert attention(change(half, engine={"attention": "sdpa"}), cpu) == "sdpa"
+    def within(dense):
+        return Attention("varlen", mask=True, note=f"or {dense}, by lengths")
+
+    dropout = {"model": {"attention_dropout": 0.1}}
+    assert attention(CONFIG) == within("sdpa")
+    assert attention(half) == attention(change(CONFIG, **dropout)) == within("eager")
+    assert attention(change(half, engine={"attention": "sdpa"})) == Attention("sdpa")
+    compiled = change(CONFIG, engine={"compile": True})  # one shape for all batches
+    assert attention(compiled) == Attention("sdpa") and attention(change(compiled, **dropout)) == Attention("eager")
+    assert attention(change(CONFIG, data={"max_sequences_per_pack": None})) == Attention("sdpa")
 
 
 def test_what_is_refused():

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ipu_packed_bert.engine.host.feed import CudaFeed, cut, feed_for
 from ipu_packed_bert.model import varlen
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config, OptimizerConfig
+from ipu_packed_bert.settings.schema import EngineConfig
 from tests.fakes.cuda import Streams
 from tests.pretraining import host_engine
 from tests.tiny_runs import TINY
@@ -123,8 +124,14 @@ def test_nothing_is_read_back_within_an_update(attention, monkeypatch):
 
 
 def test_an_update_is_read_back_once(monkeypatch):
-    """Loss, sums and the gradients' norm together, before the optimiser's step."""
-    config = Config(model=TINY, batch=BatchConfig(micro_batch=2), optimizer=OptimizerConfig(max_gradient_norm=0.1))
+    """Loss, sums and the gradients' norm together, before the optimiser's step; with the mask, as on a GPU without the
+    kernel: blocks on a CPU read lengths, for which nothing waits."""
+    config = Config(
+        model=TINY,
+        batch=BatchConfig(micro_batch=2),
+        optimizer=OptimizerConfig(max_gradient_norm=0.1),
+        engine=EngineConfig(kind="host", attention="sdpa"),
+    )
     engine = host_engine(config, device="cpu")
     (batch,) = make_batches(1, depth=3, micro_batch=2)
     real, read = torch.Tensor.tolist, []

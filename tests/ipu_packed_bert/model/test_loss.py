@@ -6,8 +6,17 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ipu_packed_bert.model.loss import PretrainingLoss, cross_entropy, membership, sequence_means
+from ipu_packed_bert.model.loss import (
+    PretrainingLoss,
+    correct,
+    cross_entropy,
+    first_largest,
+    membership,
+    sequence_means,
+)
 from ipu_packed_bert.settings.pretraining import LossConfig
 
 LOG2, LOG4 = math.log(2.0), math.log(4.0)
@@ -128,3 +137,20 @@ def test_a_loss_that_is_not_widened_is_the_same_function():
     logits = torch.randn(2, 3, 7, dtype=torch.float64)
     labels = torch.tensor([[0, 1, 2], [3, 4, 6]])
     assert torch.equal(cross_entropy(logits, labels, widen=False), cross_entropy(logits, labels))
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    classes=st.sampled_from([1, 2, 7, 8, 9, 24, 30]),
+    values=st.sampled_from([2, 5, 1000]),
+)
+def test_the_first_largest_is_argmax(seed, classes, values):
+    """Few values have many ties; blocks of 8, none, some or none but whole ones."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-values, values, (2, 5, classes), generator=draw).float()
+    assert torch.equal(first_largest(logits, 8), torch.argmax(logits, 2))
+    logits[0, 0, classes // 2] = float("nan")
+    assert torch.equal(first_largest(logits, 8), torch.argmax(logits, 2))
+    labels = torch.randint(0, classes, (2, 5), generator=draw)
+    assert torch.equal(correct(logits, labels, in_blocks=True), correct(logits, labels))

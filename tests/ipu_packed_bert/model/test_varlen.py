@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from ipu_packed_bert.engine.host import VARLEN_FROM, pick_attention
+from ipu_packed_bert.engine.host import BLOCKS_FROM, pick_attention
+from ipu_packed_bert.engine.host.attention import OPERATOR_FROM, block_rule
 from ipu_packed_bert.engine.host.engine import _Program
-from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
-from ipu_packed_bert.model.varlen import SequenceBoundaries, attend_within_sequences
+from ipu_packed_bert.model.bert import _BertSelfAttention
+from ipu_packed_bert.model.blocks import blocks_of
+from ipu_packed_bert.model.packed import BATCH_FIELDS, AttentionMask, PackedBertForPreTraining
+from ipu_packed_bert.model.varlen import BlockContext, BlockRule, SequenceBoundaries, attend_within_sequences
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig
 from ipu_packed_bert.settings.schema import EngineConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
@@ -74,6 +77,59 @@ def test_blocks_are_the_dense_mask_in_float32():
     dense, blocks = networks(torch.float32)
     _, _, batch = random_batch(3, 8, dtype=np.float32)
     assert_same(found=gradients(blocks, batch), expected=gradients(dense, batch), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("pays", [False, True])
+def test_mask_and_blocks_are_chosen_from_and_are_the_dense_mask(eager, pays):
+    dense, chosen = networks(torch.float64)
+    rule, asked = BlockRule(lambda tokens, dropout: eager, lambda *sizes: asked.append(sizes) or pays), []
+    attend_within_sequences(chosen, sequences=DEPTH, kernel=False, rule=rule, or_mask=True)
+    _, _, batch = random_batch(3, 8)
+    numbers = torch.from_numpy(batch["input_mask"])
+    assert isinstance(chosen.attention_mask(numbers, torch.float64), torch.Tensor) != pays
+    assert_same(found=gradients(chosen, batch), expected=gradients(dense, batch), dtype=torch.float64)
+    assert [sizes[1:] for sizes in asked] == [tuple(numbers.shape)] * 2
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_blocks_drop_the_weights_that_eager_attention_drops(dropout):
+    """One sequence fills the row, so that both draw as many numbers."""
+    model = replace(MODEL, attention_dropout=dropout)
+    attention = _BertSelfAttention(model, "eager").double()
+    hidden = torch.randn(1, SLOTS, model.hidden_size, dtype=torch.float64)
+    found = []
+    numbers = torch.ones(1, SLOTS, dtype=torch.int32)
+    for context in (None, BlockContext(BlockRule(lambda tokens, dropout: True, lambda *sizes: True))):
+        attention.context = context
+        made = AttentionMask("eager") if context is None else SequenceBoundaries(DEPTH, blocks=True)
+        torch.manual_seed(7)
+        found.append(attention(hidden, made(numbers, torch.float64)).detach())
+    assert_same(found=found[:1], expected=found[1:], dtype=torch.float64)
+    torch.manual_seed(8)
+    other = attention(hidden, made(numbers, torch.float64))
+    assert torch.allclose(found[1], other) == (dropout == 0.0)  # it is in force
+    assert torch.allclose(attention.eval()(hidden, made(numbers, torch.float64)), other) == (dropout == 0.0)
+
+
+@pytest.mark.parametrize(("dtype", "dropout"), [(torch.float32, 0.0), (torch.float32, 0.1), (torch.bfloat16, 0.0)])
+def test_the_rule_of_a_cpu_follows_lengths(dtype, dropout):
+    model = replace(MODEL, hidden_size=256, num_heads=4, attention_dropout=dropout)
+    cpu = torch.device("cpu")
+    rule = block_rule(dtype, model, cpu)
+
+    def pays(slots, *rows):
+        return rule.pays(blocks_of([length for row in rows for length in row]), len(rows), slots)
+
+    assert pays(512, [170, 172, 170], [256, 256]) and pays(512, *[[8] * 64] * 64)  # one call for all of a length
+    assert not pays(128, *[[9 + row, 17 + row, 25 + row, 77 - 3 * row] for row in range(8)])  # 32 calls, for little
+    if dtype == torch.float32 and not dropout:
+        assert not pays(512, [512], [512])  # as much as a mask
+    assert [rule.eager(tokens, dropout) for tokens in (64, OPERATOR_FROM)] == [
+        dtype == torch.bfloat16 or dropout > 0.0,
+        dropout > 0.0,
+    ]
+    assert not rule.eager(64, 0.0) or dtype == torch.bfloat16  # evaluation has no dropout
 
 
 @pytest.mark.parametrize("kind", ["dense", "blocks", "kernel"])
@@ -177,7 +233,7 @@ def picked(config, device):
 
 @pytest.mark.parametrize(("precision", "dense"), [("float32", "sdpa"), ("bfloat16", "eager")])
 def test_auto_takes_it_from_where_it_pays(precision, dense):
-    cpu, slots = torch.device("cpu"), VARLEN_FROM[getattr(torch, precision)]
+    cpu, slots = torch.device("cpu"), BLOCKS_FROM
     assert picked(config(slots, precision=precision), cpu) == "varlen"
     assert picked(config(slots - 1, precision=precision), cpu) == dense
     assert picked(config(slots, precision=precision, compile=True), cpu) == dense

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 import torch
 
 from ipu_packed_bert.planning.host_memory import host_memory, layer_bytes, multiply_adds
+from ipu_packed_bert.planning.plan import lines, plan
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config
 from ipu_packed_bert.settings.schema import ModelConfig
 from tests.update_batches import SLOTS, change, make_batches
@@ -76,3 +78,15 @@ def test_multiply_adds_are_those_that_torch_counts():
     assert multiply_adds(MODEL, slots=8, predictions=0, recomputes=True) == pytest.approx(
         4 / 3 * multiply_adds(MODEL, slots=8, predictions=0)
     )
+
+
+@pytest.mark.parametrize("device, expected", [("cpu", True), ("auto", True), ("cuda", False)])
+def test_the_plan_of_a_cpu_counts_torch_itself(device, expected):
+    """BERT-base, two rows: 2,945 and 3,024 MiB were measured (ru_maxrss), buffers returned and kept."""
+    config = change(Config(model=ModelConfig(), batch=BatchConfig(micro_batch=2)), engine={"device": device})
+    config = change(config, engine={"kind": "host"})
+    text = "\n".join(lines(plan(config, packing_factor=1.996)))
+    assert ("a process on a CPU" in text) == expected
+    if expected:
+        (printed,) = re.findall(r"a process on a CPU ([\d,]+) MiB", text)
+        assert 0.9 * 3024 < int(printed.replace(",", "")) < 1.1 * 2945

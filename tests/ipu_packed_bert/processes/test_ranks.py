@@ -42,6 +42,8 @@ def found(tmp_path_factory):
             name = f"dropout, {double}, leg {leg}"
             jobs.append(Job(name, size, pretrained, {**options, "steps": 2, "after": former}))
             former = name
+        rest = {**options, "steps": 4, "after": f"dropout, {double}, leg 0"}
+        jobs.append(Job(f"dropout, {double}, rest", 2, pretrained, rest))
     checkpoint = tiny_checkpoint(folder / "bert")
     for kind in FINE_TUNED:
         own = folder / kind
@@ -85,11 +87,23 @@ def test_a_run_goes_on_with_any_number_of_ranks(found):
 def test_dropout_draws_the_same_in_any_number_of_ranks(found, double, limit):
     """1, 2 and 4 ranks, and 2, 1, 4 after each other, up to the order of sums."""
     one = found[f"dropout, {double}, 1"]
+    assert [found[f"dropout, {double}, leg {leg}"]["batches"]["epoch"] for leg in range(3)] == [0, 0, 0]
     for name in ("2", "4", "leg 2"):
         several = found[f"dropout, {double}, {name}"]
         for weight, expected in one["engine"]["model"].items():
             torch.testing.assert_close(several["engine"]["model"][weight], expected, rtol=0, atol=limit)
     assert one["log"][0]["loss"] != pytest.approx(found["six packs, 1"]["log"][0]["loss"], rel=1e-4)  # it drops
+
+
+@pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
+def test_dropout_goes_on_exactly_with_the_same_number_of_ranks(found, double):
+    """Two ranks, resumed after two of six updates: the log and the state of a straight run, bit for bit."""
+    straight, first, rest = (found[f"dropout, {double}, {name}"] for name in ("2", "leg 0", "rest"))
+    assert first["log"] + rest["log"] == straight["log"] and len(straight["log"]) == 6
+    assert (rest["held_out"], rest["batches"]) == (straight["held_out"], straight["batches"])
+    for part in ("model", "exp_avg", "exp_avg_sq"):
+        ours, theirs = ({**each["engine"], **each["engine"]["optimizer"]}[part] for each in (straight, rest))
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("kind", FINE_TUNED)

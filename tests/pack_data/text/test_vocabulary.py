@@ -1,6 +1,7 @@
 """Vocabularies, read and trained; and a tokenizer.json in their place, alone and in a build."""
 
 import json
+import pickle
 import subprocess
 import sys
 
@@ -96,6 +97,25 @@ def test_text_becomes_whole_ids_without_special_tokens_truncation_or_padding():
     for ours, theirs in zip(known.encode(["A unpacked zebra"]), same.encode(["A unpacked zebra"])):
         assert ours.tolist() == theirs.tolist()
     assert known.continues.tolist() == same.continues.tolist()
+
+
+def test_a_text_forges_no_special_token():
+    """What it writes as one is cut like other words, also by a tokenizer.json, from which Hugging Face takes it as one;
+    in another process too."""
+    from tokenizers import BertWordPieceTokenizer
+    from tokenizers import Tokenizer as Theirs
+
+    plain, forged = Vocabulary((*SPECIAL_TOKENS, "a", "[", "]", "mask", "sep")), "a [MASK] [SEP]a"
+    content = BertWordPieceTokenizer(plain.ids).to_str()
+    assert Theirs.from_str(content).encode(forged, add_special_tokens=False).tokens == "a [MASK] [SEP] a".split()
+    known = TokenizerFile(content.encode())
+    pieces = [plain.ids[piece] for piece in "a [ mask ] [ sep ] a".split()]
+    for each in (plain, known, pickle.loads(pickle.dumps(known))):
+        assert each.encode([forged])[0].tolist() == pieces
+        (found,) = each.cut([forged])
+        assert found.offsets == [(0, 1), (2, 3), (3, 7), (7, 8), (9, 10), (10, 13), (13, 14), (14, 15)]
+    bytes_of_text, _ = TokenizerFile(byte_level()).encode(["".join(ROBERTA)])
+    assert len(bytes_of_text) > len(ROBERTA) and bytes_of_text.min() >= len(ROBERTA)
 
 
 def without(content, name):
