@@ -69,10 +69,3 @@ MK2 = Target("mk2", clock_hz=1.33e9)
 BOW = Target("bow", clock_hz=1.85e9)  # the same chip on a faster clock: equal cycles, fewer seconds
 
 TARGETS: Dict[str, Target] = {target.name: target for target in (MK2, BOW)}
-
-
-def get_target(name: str) -> Target:
-    """The target called `name`. Raises ValueError for an unknown one."""
-    if name not in TARGETS:
-        raise ValueError(f"--target {name}: unknown; choose one of {', '.join(TARGETS)}")
-    return TARGETS[name]

@@ -107,7 +107,7 @@ class _OverheadReport:
         self.args = args
         self.folder = None if args.no_cache else matmul.cache_folder()
         self.calibration = calibration.load()
-        self.machine = workload.Machine(target.get_target(self.main_machine), self.folder)
+        self.machine = workload.Machine(target.TARGETS[self.main_machine], self.folder)
         self.tables: List[Table] = []
         self.about: List[str] = []  # what they are about, for the title of a page
         self.whole = False  # everything is asked for
@@ -319,7 +319,7 @@ class _OverheadReport:
         wanted = config.placement.machine
         if wanted == self.machine.target.name:
             return self.machine
-        return workload.Machine(target.get_target(wanted), self.folder, self.machine.traces)
+        return workload.Machine(target.TARGETS[wanted], self.folder, self.machine.traces)
 
     def modelled_pair(self, found: sources.MeasuredOverhead) -> Optional[Tuple[float, float, float]]:
         """The model's overhead of two runs that counted cycles, as many micro-batches in an update as they had.

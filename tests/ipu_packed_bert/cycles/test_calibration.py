@@ -8,7 +8,7 @@ import pytest
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.pipeline import Parameters
 from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_OVERHEAD, POINTS, TABLE2
-from ipu_packed_bert.cycles.target import get_target
+from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
 
 # Cycles of a pipeline cycle that the published throughputs imply, in millions.
@@ -76,7 +76,7 @@ def test_throughputs_imply_the_reference_cycles(observations):
             / packs
             / (point.accumulation + stages - 1)
         )
-        cycles = seconds * get_target(point.target).clock_hz
+        cycles = seconds * TARGETS[point.target].clock_hz
         assert cycles / 1e6 == pytest.approx(IMPLIED[point.name], rel=0.005)
         assert found.measured_seconds == pytest.approx(seconds * (point.accumulation + stages - 1))
         if point.name in SHARE_OF_PEAK:

@@ -5,7 +5,7 @@ from math import ceil
 import pytest
 
 from ipu_packed_bert.cycles import vertices
-from ipu_packed_bert.cycles.target import BOW, FLOAT, HALF, MK2, get_target
+from ipu_packed_bert.cycles.target import BOW, FLOAT, HALF, MK2
 
 # Every estimate, worked out by hand: 250 elements on the tile are 42 for the busiest of six workers, 11 vectors of four
 # halves or 21 of two floats. Tables: poplibs, popopsCycleEstimators (SDK 3.4 line), cycles for so many elements.
@@ -197,5 +197,3 @@ def test_target_figures():
     # 2 MiB over a neighbour link: about 44 thousand cycles.
     assert MK2.link_cycles(2**21) == pytest.approx(44e3, rel=0.02)
     assert MK2.link_cycles(0) == 0
-    with pytest.raises(ValueError, match="--target mk3"):
-        get_target("mk3")
