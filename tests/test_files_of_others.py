@@ -311,7 +311,7 @@ def endless(tmp_path_factory):
     with open(folder / "line", "wb") as file:
         file.write(b"7,")
         file.truncate(1 << 30)
-    block = {"FILE.lengths": b"7\n" * 500_000, "FILE": b"river stone,1\n" * 75_000}
+    block = {"FILE.lengths": b"7\n" * 500_000, "FILE": (b"river stone " * 80 + b",1\n") * 1_000}
     for (name, rows), (ending, opened) in itertools.product(block.items(), OPENERS.items()):
         with opened(folder / f"{name}{ending}", "wb") as file:
             file.write(rows)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from ipu_packed_bert.engine.host.devices import clock_of
 from ipu_packed_bert.model.blocks import blocks_of
 from ipu_packed_bert.model.packed import AttentionMask
 from ipu_packed_bert.model.varlen import BlockContext, BlockRule, SequenceBoundaries
+from pack_data.cli.command import ArgumentParser, run_main
 from pack_data.cli.timing import seconds_in_turn
 from pack_data.display.table import markdown
 
@@ -85,14 +86,16 @@ def _beside(
 
 
 def fit(cases: Sequence[AttentionTime]) -> Tuple[np.ndarray, float]:
-    """Nanoseconds of a `AttentionWork`'s parts, none negative, of the least relative error; and its median."""
+    """Nanoseconds of an `AttentionWork`'s parts, none negative, of the least relative error; and its median."""
     seconds = np.array([case.seconds for case in cases]) * 1e9
     parts = np.array([case.work for case in cases], dtype=np.float64) / seconds[:, None]
     found, _ = nnls(parts, np.ones(len(cases)))
     return found, float(np.median(np.abs(parts @ found - 1)))
 
 
-def main() -> int:
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    name = "python -m ipu_packed_bert.benchmarks.attention_costs"
+    ArgumentParser(prog=name, description=__doc__).parse_args(arguments)
     torch.set_num_threads(1)
     lines = []
     for kind in KINDS:
@@ -105,4 +108,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_main(main))

@@ -432,7 +432,7 @@ class _Check:
         for part in parts:
             try:
                 self.read_memory(part)
-                self.read_work(part)
+                self._read_work(part)
             except ValueError as error:  # the other part may be readable
                 problem = error
         measured = self.bundle["measured"]
@@ -456,7 +456,7 @@ class _Check:
             if memory:
                 self.bundle["measured"]["memory"] = [each._asdict() for each in memory]
 
-    def read_work(self, part: str) -> None:
+    def _read_work(self, part: str) -> None:
         profile, measured = self.read(part), self.bundle["measured"]
         if profile.work:
             measured["profiled_runs"] = profile.runs

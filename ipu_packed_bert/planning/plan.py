@@ -532,7 +532,7 @@ CODE_WORDS = (
 )
 
 
-def memory_parts(memory: _Memory) -> Dict[str, float]:
+def _memory_parts(memory: _Memory) -> Dict[str, float]:
     """Bytes of what is counted, by the names of `MEMORY_PARTS`; they add up to ``memory.together``."""
     found = (memory.weights, memory.gradients, memory.optimizer, memory.kept, memory.at_work, memory.products)
     return dict(zip(MEMORY_PARTS, found))
@@ -656,7 +656,7 @@ def memory_lines(made: RunPlan, *, narrow: bool = False) -> List[str]:
                 str(memory.ipu),
                 _blocks(memory.blocks),
                 f"{memory.parameters / 1e6:,.1f} M",
-                *(_mib(value) for value in memory_parts(memory).values()),
+                *(_mib(value) for value in _memory_parts(memory).values()),
                 _mib(memory.together),
                 f"{memory.share * MK2.memory_per_tile / 1024:,.0f}",
                 f"{memory.share:.0%} {_bar(memory.share)}",

@@ -107,7 +107,7 @@ class _OverheadReport:
         self.args = args
         self.folder = None if args.no_cache else matmul.cache_folder()
         self.calibration = calibration.load()
-        self.machine = workload.Machine(target.TARGETS[self.main_machine], self.folder)
+        self.machine = workload.Machine(target.TARGETS[self._main_machine], self.folder)
         self.tables: List[Table] = []
         self.about: List[str] = []  # what they are about, for the title of a page
         self.whole = False  # everything is asked for
@@ -119,22 +119,22 @@ class _OverheadReport:
         return load_config(config_file(str(path)), ["without_ipus=null", *overrides])
 
     @property
-    def main_machine(self) -> str:
-        return self.load(self.main_path, self.args.overrides).placement.machine
+    def _main_machine(self) -> str:
+        return self.load(self._main_path, self.args.overrides).placement.machine
 
     @property
-    def main_path(self) -> Path:
+    def _main_path(self) -> Path:
         """The first configuration named, or the default."""
         return self.args.config[0] if self.args.config else DEFAULT
 
     @property
-    def main_config(self) -> Config:
-        config = self.load(self.main_path, self.args.overrides)
+    def _main_config(self) -> Config:
+        config = self.load(self._main_path, self.args.overrides)
         depth = self.depth(config)
-        self.too_large_for(config.name, config, depth, min(self.args.packing_factor or 1.0, depth))
+        self._too_large_for(config.name, config, depth, min(self.args.packing_factor or 1.0, depth))
         return config
 
-    def too_large_for(self, name: str, config: Config, depth: Optional[int], packing_factor: float) -> Optional[str]:
+    def _too_large_for(self, name: str, config: Config, depth: Optional[int], packing_factor: float) -> Optional[str]:
         """A line that says so where the configuration's counted memory at this depth exceeds an IPU's, else None."""
         made = self.planned(config, depth, packing_factor)
         if made.fits is not False:
@@ -161,7 +161,7 @@ class _OverheadReport:
     # Tables ---------------------------------------------------------------------------------------------------------
 
     def table1(self) -> None:
-        histogram, config = self.histogram(), self.main_config
+        histogram, config = self.histogram(), self._main_config
         if config.data.max_sequence_length != histogram.max_sequence_length:
             raise ValueError(
                 f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}, the histogram "
@@ -180,7 +180,7 @@ class _OverheadReport:
             packings.close()
 
     def parts(self) -> None:
-        config = self.main_config
+        config = self._main_config
         comparison = paper.ModelledOverhead(self.machine, config, self.calibration)
         self.tables.append(paper.decomposition(comparison, self.depth(config)))
 
@@ -189,7 +189,7 @@ class _OverheadReport:
         depth = self.depth(config)
         factor, _ = self.factor(config, depth)
         return headline.headline(
-            comparison, config, depth, factor, self.too_large_for(config.name, config, depth, factor)
+            comparison, config, depth, factor, self._too_large_for(config.name, config, depth, factor)
         )
 
     def table2(self) -> None:
@@ -231,7 +231,7 @@ class _OverheadReport:
             factor,
             source,
             self.planned(config, depth, factor),
-            self.too_large_for(name, config, depth, factor),
+            self._too_large_for(name, config, depth, factor),
         )
 
     def what_if(self) -> None:
@@ -243,15 +243,15 @@ class _OverheadReport:
         if len(runs) > 1:
             self.tables.append(paper.what_if(runs, self.calibration))
         for run in runs:
-            self.add_run(run)
+            self._add_run(run)
 
     def per_ipu(self) -> None:
-        self.add_run(self.modelled(self.main_path, self.args.overrides))
+        self._add_run(self.modelled(self._main_path, self.args.overrides))
         if self.args.html:  # unpacked beside it
-            self.add_run(self.modelled(self.main_path, [*self.args.overrides, "data.max_sequences_per_pack=1"]))
+            self._add_run(self.modelled(self._main_path, [*self.args.overrides, "data.max_sequences_per_pack=1"]))
 
     def operators(self) -> None:
-        config = self.main_config
+        config = self._main_config
         depth = self.depth(config)
         packed = self.machine.pipeline(config, depth=depth)
         unpacked = self.machine.pipeline(config, arrangement=arrangement.UNPACKED, depth=1)
@@ -266,7 +266,7 @@ class _OverheadReport:
             operators.beyond(config.name, *both, self.calibration),
         ]
 
-    def add_run(self, run: paper.ModelledRun) -> None:
+    def _add_run(self, run: paper.ModelledRun) -> None:
         self.tables.append(paper.breakdown(run, self.calibration))
 
     def schedule(self) -> None:
@@ -277,13 +277,13 @@ class _OverheadReport:
                 name = f"{config.name}, {found.detail}"
                 self.tables.append(schedule.table(name, line, number, self.calibration, found))
         if not any(found.work for found, _ in self.measurements):
-            run = self.modelled(self.main_path, self.args.overrides)
+            run = self.modelled(self._main_path, self.args.overrides)
             self.tables.append(schedule.table(run.name, run.pipeline, run.accumulation, self.calibration))
 
     def scaling(self) -> None:
         histogram = self.histogram()
-        found = scaling.simulate(histogram.counts, hidden_size=self.main_config.model.hidden_size)
-        factor, _ = self.factor(self.main_config, self.depth(self.main_config))
+        found = scaling.simulate(histogram.counts, hidden_size=self._main_config.model.hidden_size)
+        factor, _ = self.factor(self._main_config, self.depth(self._main_config))
         self.tables.append(paper.scaling(found, factor, histogram))
 
     def points(self) -> None:
@@ -301,10 +301,10 @@ class _OverheadReport:
         if args.packed is not None:
             self.about.append(f"{args.packed} against {args.unpacked}")
             found = sources.compare(sources.measure(args.packed), sources.measure(args.unpacked))
-            self.tables.append(paper.measured(found, args.packing_factor, self.modelled_pair(found)))
+            self.tables.append(paper.measured(found, args.packing_factor, self._modelled_pair(found)))
 
     def measured_beside(self, path: Path) -> Table:
-        given = self.main_config if self.args.config else None
+        given = self._main_config if self.args.config else None
         found = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
         config = measured.configuration(found, given)
         found = measured.completed(
@@ -321,7 +321,7 @@ class _OverheadReport:
             return self.machine
         return workload.Machine(target.TARGETS[wanted], self.folder, self.machine.traces)
 
-    def modelled_pair(self, found: sources.MeasuredOverhead) -> Optional[Tuple[float, float, float]]:
+    def _modelled_pair(self, found: sources.MeasuredOverhead) -> Optional[Tuple[float, float, float]]:
         """The model's overhead of two runs that counted cycles, as many micro-batches in an update as they had.
 
         None where the runs do not say their settings, or counted seconds.
@@ -362,7 +362,7 @@ class _OverheadReport:
             else:
                 self.table1()
         if len(self.tables) > number:
-            self.about.insert(0, self.load(self.main_path, self.args.overrides).name)
+            self.about.insert(0, self.load(self._main_path, self.args.overrides).name)
         self.machine.save()
 
     # What comes of it -----------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class ModelledOverhead:
         value = overhead(self.packed(depth), self.unpacked, self.calibration.parameters)
         return self.overhead(depth)._replace(value=value)
 
-    def pipeline_overhead(self, depth: int) -> Interval:
+    def _pipeline_overhead(self, depth: int) -> Interval:
         """Extra cycles of a pipeline cycle, which the slowest IPU decides; a fraction."""
         pipeline = self.packed(depth)
         return self.calibration.interval(
@@ -292,7 +292,7 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
         }
         for part in order
     ]
-    over, slowest = comparison.overhead(depth), comparison.pipeline_overhead(depth)
+    over, slowest = comparison.overhead(depth), comparison._pipeline_overhead(depth)
     rows.append({"part": "sum: a micro-batch (OH)", **_interval(over)})
     rows.append({"part": "a pipeline cycle", **_interval(slowest)})
     return Table(
