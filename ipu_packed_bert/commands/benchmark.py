@@ -192,11 +192,11 @@ def _layouts(cases: Sequence[Tuple[Any, Any]], processes: Processes) -> List[Cal
     rival = find_spec("transformers") is not None and processes.size == 1
     comparisons: List[Callable[..., Dict[str, Any]]] = []
     for case in cases:
-        comparisons += [
+        first, *others = [
             partial(compare_layouts, *case, unpacked_attention=attention, processes=processes)
             for attention in attentions_beside(case[0])
         ]
-        comparisons += [partial(compare_sorted, *case)] * rival
+        comparisons += [first, *[partial(compare_sorted, *case)] * rival, *others]
     return comparisons
 
 
