@@ -4,8 +4,7 @@ A draw is a whole set of unknowns from its prior (`UNKNOWNS`). The fitted factor
 around their best values for this set, and the draw is weighted by its likelihood: the published throughputs, each with
 a standard error of `_DISCREPANCY` in the logarithm, and the paper's overhead at the fitted depth (importance weights).
 Draws taken by their weights are stored; a number is the median of what the model says for them, its interval holds
-90 %. The value at the fitted parameters is another one: for overheads it lies at the low end of the draws.
-Throughputs get the discrepancy on top: what the model is off by for reasons that have no name here.
+90 %. Throughputs get the discrepancy on top: what the model is off by for reasons that have no name here.
 """
 
 from __future__ import annotations
@@ -44,18 +43,10 @@ def _factor(spread: float) -> Callable[[np.random.Generator, int], np.ndarray]:
     return lambda generator, count: np.exp(spread * generator.standard_normal(count))
 
 
-def _coin(generator: np.random.Generator, count: int) -> np.ndarray:
-    return (generator.random(count) < 0.5).astype(float)
-
-
 _ATOMS = _uniform(REARRANGE_BYTE[8], REARRANGE_BYTE[2])
 UNKNOWNS: Tuple[_Unknown, ...] = (
     _Unknown("layout", "0.44 to 5.148 cycles a byte", _ATOMS, "rearrangements of hidden tensors in a layer's profile"),
     _Unknown("square", "0.44 to 5.148 cycles a byte", _ATOMS, "rearrangements of scores in a layer's profile"),
-    _Unknown(
-        "joined", "0 or 1", _coin, "the copy that joins query and key to the mask's columns, in a layer's profile"
-    ),
-    _Unknown("sliced", "0 or 1", _coin, "copies of query's and key's gradients in a layer's profile"),
     _Unknown("products", "10 %", _factor(0.10), "the plans of products with weights in a profile"),
     _Unknown("batched", "10 %", _factor(0.10), "the plans of attention's products in a profile"),
     _Unknown("wide", "3 %", _factor(0.03), "the query/key product of 80 columns beside that of 64 in two profiles"),
@@ -116,11 +107,7 @@ class Draws:
         whole = float(np.var(values))
         found = {}
         for field in MEASURED_BY:
-            order = np.argsort(getattr(self.parameters, field), kind="stable")
-            parts = np.array_split(values[order], 2 if field in ("joined", "sliced") else 8)
-            if field in ("joined", "sliced"):
-                on = getattr(self.parameters, field) > 0.5
-                parts = [part for part in (values[on], values[~on]) if len(part)]
+            parts = np.array_split(values[np.argsort(getattr(self.parameters, field), kind="stable")], 8)
             within = sum(len(part) * float(np.var(part)) for part in parts) / len(values)
             found[field] = max(0.0, 1.0 - within / whole) if whole > 0 else 0.0
         return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -89,10 +89,6 @@ ADDED_UP = (
     f"Intervals hold {INSIDE:.0%} of the draws of everything that is not known (docs/cycle_model.md); the numbers are "
     "at the fitted parameters, so that they add up.",
 )
-_PRODUCT_MASK = (
-    "The product mask's interval reaches up because nobody knows whether joining query and key to the mask's columns "
-    "rearranges them.",
-)
 
 
 def _narrowed(comparison: ModelledOverhead, depth: int) -> str:
@@ -217,8 +213,6 @@ def table1(
         + _FITTED,
         *INTERVALS,
     ]
-    if comparison.arrangement.mask == "product":
-        notes += _PRODUCT_MASK
     if sort is not None:
         notes.append(
             f"SORT needs one engine for each of {sort.shapes} lengths: {sort.shapes} compilations instead of 1, "
@@ -312,8 +306,7 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
             "Medians do not add up; the sum is the median of the sums.",
             _narrowed(comparison, depth),
         )
-        + INTERVALS
-        + (_PRODUCT_MASK if comparison.arrangement.mask == "product" else ()),
+        + INTERVALS,
     )
 
 
@@ -367,7 +360,7 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
             modelled("realised", "speed-up", ".3f"),
         ),
         rows,
-        _TABLE2_NOTES + INTERVALS + _PRODUCT_MASK,
+        _TABLE2_NOTES + INTERVALS,
         _parts(("model", "length", "packing_factor"), config.engine.mask),
     )
 
