@@ -551,7 +551,7 @@ def _compared(
 
 
 def points(observations: Observations, calibration: Calibration) -> Table:
-    """D1 to D11 and E1 to E6: what others measured, what the model says, and what "31 % of peak" says."""
+    """D1 to D12 and E1 to E6: what others measured, what the model says, and what "31 % of peak" says."""
     errors = {row["point"]: row for row in calibration.report["points"]}
     by_name = {o.point.name: o for o in observations.throughputs}
     rows = [
@@ -590,7 +590,7 @@ def points(observations: Observations, calibration: Calibration) -> Table:
     right, pairs = _ordered(observations, calibration)
     return Table(
         "points",
-        'D1 to D11, E1 to E6: published measurements against the model and against "31 % of peak"',
+        'D1 to D12, E1 to E6: published measurements against the model and against "31 % of peak"',
         (
             Column("point", "point", CONFIGURED),
             Column("what", "what", CONFIGURED),
