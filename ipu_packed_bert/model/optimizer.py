@@ -6,6 +6,7 @@ import math
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Tuple
 
 import torch
+from torch.optim.adamw import adamw
 
 from ipu_packed_bert.settings.schema import Configuration, OptimizerSettings
 from pack_data.reading.fields import named
@@ -94,6 +95,33 @@ class AdamW(Lamb):
 
     def __init__(self, parameters, **options):
         super().__init__(parameters, max_weight_norm=0.0, **options)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """By torch's fused kernel, which goes through memory once and takes a fifth of the time, where there is one."""
+        if torch.__version__ < "2.4" or not self.defaults["bias_correction"]:
+            return super().step()
+        for group in self.param_groups:
+            weights = [parameter for parameter in group["params"] if parameter.grad is not None]
+            first, second = ([self.state[parameter][name] for parameter in weights] for name in MOMENTS)
+            adamw(
+                weights,
+                [parameter.grad for parameter in weights],
+                first,
+                second,
+                max_exp_avg_sqs=[],
+                # The kernel counts a step for each weight, on its device.
+                state_steps=[torch.full((), float(group["step"]), device=weight.device) for weight in weights],
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+            )
+            group["step"] += 1
 
 
 def parameter_groups(named_parameters: Iterable[Tuple[str, torch.nn.Parameter]], *, weight_decay: float) -> List[Dict]:
