@@ -338,8 +338,9 @@ class _Check:
         """How long the stages to come take, in words: nobody has published the seconds of a compilation."""
         updates, seconds = self.args.updates, self.bundle["predicted"].get("seconds")
         each = "" if seconds is None else f" of {seconds:.2f} s on the IPUs"
+        twice = " (twice)" if self.args.count else ""
         return (
-            f"to come: compiling, in silence, some ten minutes to an hour for a large BERT{' (twice)' * self.args.count}; "
+            f"to come: compiling, in silence, some ten minutes to an hour for a large BERT{twice}; "
             f"then {updates} updates{each}, slower with the profile, which takes some minutes to write and to read"
         )
 
