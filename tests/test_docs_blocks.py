@@ -144,6 +144,7 @@ def commands_not_run():
             if block.not_run and block.language == "sh":
                 for line in block.code.replace("\\\n", " ").splitlines():
                     words = re.sub(r"^(\S*=\S* |torchrun .*?(?=run_pretraining)|cat \S+ \| )", "", line.strip())
+                    words = re.sub(r"^(\S*/srun --ipus=\d+|poprun .*?(?=python)) *", "", words)
                     words = re.sub(r"^run_pretraining.py", "python run_pretraining.py", words)
                     if words.startswith(OWN):
                         found[" ".join(shlex.split(words, comments=True))] = None

@@ -114,8 +114,8 @@ def _of(kind, value, name):
 class _Settings:
     """A set of options; frozen with the Options object it belongs to."""
 
-    def __init__(self, owner=None):
-        self.__dict__["_owner"] = owner if owner is not None else self
+    def __init__(self):
+        self.__dict__["_owner"] = self
         self.__dict__["_values"] = {}
         self.__dict__["_frozen"] = False
 
@@ -203,7 +203,7 @@ class _PopartOptions(_Settings):
 
 class _PrecisionOptions(_Settings):
     def __init__(self, popart_options):
-        super().__init__(popart_options._owner)
+        super().__init__()
 
     def enableStochasticRounding(self, enabled):
         return self._set(stochastic_rounding=_of(bool, enabled, "enabled"))
@@ -219,7 +219,7 @@ class _PrecisionOptions(_Settings):
 
 class _TrainingOptions(_Settings):
     def __init__(self, popart_options):
-        super().__init__(popart_options._owner)
+        super().__init__()
         self._values.update(accumulation=1, reduction=ReductionType.Mean, mean_strategy=MeanReductionStrategy.Post)
 
     def gradientAccumulation(self, gradient_accumulation):
@@ -249,14 +249,17 @@ class Options(_Settings):
             strategy=None,
             memory={},
         )
-        popart = _PopartOptions(self)
-        self.__dict__.update(
+        popart = _PopartOptions()
+        parts = dict(
             _popart=popart,
             _precision=_PrecisionOptions(popart),
             _training=_TrainingOptions(popart),
-            _locations=_TensorLocationOptions(self),
-            _distributed=_DistributedOptions(self),
+            _locations=_TensorLocationOptions(),
+            _distributed=_DistributedOptions(),
         )
+        for part in parts.values():
+            part.__dict__["_owner"] = self
+        self.__dict__.update(parts)
 
     TensorLocations = property(lambda self: self._locations)
     Distributed = property(lambda self: self._distributed)
@@ -452,7 +455,7 @@ _graph = None
 class Block(_torch.nn.Module):
     def __init__(self, user_id=None, ipu_id=None):
         super().__init__()
-        self.user_id, self.ipu_id = user_id, ipu_id
+        self._user_id, self._ipu_id = user_id, ipu_id
 
     @staticmethod
     def start(user_id=None, ipu_id=None):
@@ -460,7 +463,7 @@ class Block(_torch.nn.Module):
             _graph.blocks.append((user_id, _graph.ipu if ipu_id is None else ipu_id))
 
     def __enter__(self):
-        Block.start(self.user_id, self.ipu_id)
+        Block.start(self._user_id, self._ipu_id)
 
     def __exit__(self, type, value, traceback):
         pass

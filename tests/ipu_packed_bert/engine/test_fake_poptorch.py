@@ -1,5 +1,8 @@
 """The stand-in for PopTorch: its names are PopTorch's, and it keeps the rules that PopTorch keeps."""
 
+import ast
+import builtins
+import importlib
 import inspect
 
 import pytest
@@ -21,73 +24,178 @@ def fresh_machine():
 
 # ------------------------------------------------------------------------------------------------- names and signatures
 
-
-def published(module, entries):
-    """(path, object, parameters or None) of everything public in a module of the stand-in."""
-    for name, value in vars(module).items():
-        if name.startswith("_") or inspect.ismodule(value) or name == "torch":
-            continue
-        yield name, value, entries
+KINDS = {
+    "positional_or_keyword": inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    "var_positional": inspect.Parameter.VAR_POSITIONAL,
+    "keyword_only": inspect.Parameter.KEYWORD_ONLY,
+    "var_keyword": inspect.Parameter.VAR_KEYWORD,
+}
+PUBLISHED = {**TOP, **OPTIM, **OPTIONS}
+# Attributes that torch's optimisers have, and the one of PopTorch's that its methods are reached through.
+OF_OPTIMISERS = {"defaults", "param_groups", "state", "variable_attrs"}
 
 
 def same_signature(function, parameters, *, method):
     mine = list(inspect.signature(function).parameters.values())[1 if method else 0 :]
-    kinds = {
-        "positional_or_keyword": inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        "var_positional": inspect.Parameter.VAR_POSITIONAL,
-        "keyword_only": inspect.Parameter.KEYWORD_ONLY,
-        "var_keyword": inspect.Parameter.VAR_KEYWORD,
-    }
     assert [p.name for p in mine] == [p["name"] for p in parameters]
     for own, real in zip(mine, parameters):
-        assert own.kind == kinds[real["kind"]], own
+        assert own.kind == KINDS[real["kind"]], own
         assert ("default" in real) == (own.default is not inspect.Parameter.empty), own
-        if "default" in real and not isinstance(real["default"], dict):
-            assert own.default == real["default"], own
+        if isinstance(real.get("default"), dict):  # a member of an enumeration
+            assert f"{type(own.default).__name__}.{own.default.name}" == real["default"]["expr"]
+        elif "default" in real:
+            assert own.default == real["default"] and type(own.default) is type(real["default"]), own
 
 
-def compare_class(kind, entry):
-    methods, properties = entry.get("methods", {}), entry.get("properties", [])
+def same_bases(kind, name):
+    """A published base that the stand-in has too is its base there; torch's and Python's are the same classes."""
+    for base in API["bases"].get(name, ()):
+        module, _, own = base.rpartition(".")
+        if module == "_options_impl" or base.startswith("_I"):
+            continue  # private to PopTorch
+        wanted = PUBLISHED_CLASSES.get(own) or getattr(builtins, own, None)
+        wanted = getattr(importlib.import_module(module), own) if module else wanted
+        assert issubclass(kind, wanted), base
+
+
+def own_members(kind):
+    """(name, value) of everything that the stand-in's own code puts into a class, its bases included."""
+    found = {}
+    for each in reversed(kind.__mro__):
+        if each.__module__.startswith("tests.fakes"):
+            found.update(vars(each))
+    # torch puts a profiled `step` into the classes of optimisers.
+    of_torch = [name for name, value in found.items() if (getattr(value, "__module__", "") or "").startswith("torch")]
+    return [(name, value) for name, value in found.items() if name not in of_torch]
+
+
+def known_members(name):
+    """(methods, properties) of a published class and of those of its bases that are published."""
+    methods, properties = {}, set()
+    for each in [*(base for base in API["bases"].get(name, ()) if base in PUBLISHED), name]:
+        methods.update(PUBLISHED[each].get("methods", {}))
+        properties.update(PUBLISHED[each].get("properties", ()))
+    return methods, properties
+
+
+def compare_class(kind, name):
+    same_bases(kind, name)
+    methods, properties = known_members(name)
     compared = 0
-    for name, value in vars(kind).items():
+    for member, value in own_members(kind):
+        if member.startswith("_") and member not in methods:
+            continue  # private, or how the stand-in is made
         if isinstance(value, property):
-            assert name in properties or name.startswith("_"), name
-        elif inspect.isfunction(value) or isinstance(value, staticmethod):
-            function = value.__func__ if isinstance(value, staticmethod) else value
-            # torch puts a profiled `step` into the classes of optimisers.
-            if (name.startswith("_") and name not in methods) or not function.__module__.startswith("tests.fakes"):
-                continue
-            assert name in methods, f"{name} is no method of {kind.__name__}"
-            static = isinstance(value, staticmethod)
-            assert static == (methods[name]["kind"] == "static_method")
-            same_signature(value.__func__ if static else value, methods[name]["params"], method=not static)
-            compared += 1
+            if (name, member) != ("Options", "_Popart"):
+                assert member in properties, f"{name} has no property {member}"
+            assert (value.fset is not None) == (f"{name}.{member}" in API["settable_properties"])
+            continue
+        # A plain value, or a class in the class, would be none of PopTorch's.
+        static = isinstance(value, staticmethod)
+        assert static or inspect.isfunction(value), f"{name}.{member}"
+        assert member in methods, f"{name} has no method {member}"
+        assert static == (methods[member]["kind"] == "static_method")
+        same_signature(value.__func__ if static else value, methods[member]["params"], method=not static)
+        compared += 1
     return compared
 
 
-def test_every_name_and_signature_is_poptorchs():
+def public(module):
+    """(name, object) of everything public that a module of the stand-in has."""
+    return [(name, value) for name, value in vars(module).items() if not name.startswith("_") and name != "torch"]
+
+
+STAND_IN = [*public(poptorch), *public(poptorch.optim)]
+PUBLISHED_CLASSES = {name: value for name, value in STAND_IN if inspect.isclass(value)}
+
+
+def test_every_name_is_poptorchs_with_its_kind_values_parameters_and_defaults():
     compared = 0
-    for name, value, entries in [*published(poptorch, TOP), *published(poptorch.optim, OPTIM)]:
-        assert name in entries, f"PopTorch has no {name}"
-        entry = entries[name]
-        if entry["kind"] == "enum":
-            assert {member.name: member.value for member in value} == entry["members"]
-            compared += 1
-        elif entry["kind"] == "function":
+    for name, value in STAND_IN:
+        if inspect.ismodule(value):
+            assert f"poptorch.{name}" in API["modules"]
+            continue
+        assert name in PUBLISHED, f"PopTorch has no {name}"
+        entry = PUBLISHED[name]
+        if entry["kind"] == "function":
+            assert inspect.isfunction(value)
             same_signature(value, entry["params"], method=False)
             compared += 1
-        elif entry["kind"] == "class":
-            compared += compare_class(value, entry)
-    assert compared > 75
+            continue
+        assert inspect.isclass(value)
+        if entry["kind"] == "enum":
+            assert {member.name: member.value for member in value} == entry["members"]
+        compared += 1
+        if entry["kind"] == "class":
+            compared += compare_class(value, name)
+        else:
+            same_bases(value, name)
+    assert compared > 90 and poptorch.__version__ == API["poptorch_version"]
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_sub_options_are_poptorchs(name):
     kind = getattr(poptorch, name, None)
-    if kind is not None:
-        assert compare_class(kind, OPTIONS[name]) > 0
-    else:
+    if kind is None:
         assert name == "_JitOptions"  # nothing in it that an application of 3.4 would set
+        return
+    assert compare_class(kind, name) > 0
+    reached = OPTIONS[name]["reached_through"].split(".")
+    assert isinstance(getattr(poptorch.Options(), reached[1]), kind) and reached[0] == "Options"
+
+
+def test_no_object_has_a_public_attribute_of_the_stand_ins_own():
+    """Set while an object is made, so that no class shows it."""
+    model = Regression()
+    executor = poptorch.trainingModel(model, made(), adamw(model))
+    objects = [executor, poptorch.Options(), poptorch.TensorLocationSettings(), executor._optimizer.variable_attrs]
+    accessor = poptorch.AsynchronousDataAccessor(Numbers())
+    objects += [accessor, poptorch.PipelinedExecution(poptorch.AutoStage.SameAsIpu)]
+    for each in objects:
+        assert [name for name in vars(each) if not name.startswith("_")] == [], type(each)
+    assert set(vars(poptorch.Block())) == {*vars(nn.Module()), "_user_id", "_ipu_id"}
+    for optimizer in (adamw(model), poptorch.optim.LAMB(model.parameters())):
+        name = type(optimizer).__name__
+        known = {*OPTIM[name]["poptorch_only_attributes"], *OF_OPTIMISERS}
+        assert {each for each in vars(optimizer) if not each.startswith("_")} <= known
+        assert set(optimizer.param_groups[0]) - {"params"} <= {
+            *OPTIM[name]["per_group_attributes"],
+            *torch.optim.AdamW([nn.Parameter(torch.ones(1))]).param_groups[0],
+        }
+    executor.destroy()
+
+
+def test_errors_are_of_published_kinds():
+    """What the stand-in raises, by its source: PopTorch's own exceptions, and those of Python."""
+    kinds = set()
+    for module in (poptorch, poptorch.optim):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            raised = node.exc if isinstance(node, ast.Raise) else None
+            if raised is not None:
+                called = raised.func if isinstance(raised, ast.Call) else raised
+                kinds.add(called.id)
+    kinds.discard("item")  # what the accessor's reader met
+    assert "Error" in kinds
+    for name in kinds:
+        assert hasattr(builtins, name) or PUBLISHED[name]["kind"] == "exception", name
+
+
+VALUES = {"bool": True, "uint64": 3, "double": 0.5, "string": "text", "container": {}, "enum_as_uint64": 1}
+
+
+@pytest.mark.parametrize("kind", sorted(VALUES))
+def test_the_backend_takes_every_published_option_with_its_type_alone(kind):
+    names = API["backend_options"][kind]
+    assert len(names) > 4 and set(API["backend_options"]) == set(VALUES)
+    for name in names:
+        popart = poptorch.Options()._Popart
+        popart.set(name, VALUES[kind])
+        for value in VALUES.values():
+            if type(value) is not type(VALUES[kind]):
+                with pytest.raises(RuntimeError, match="takes"):
+                    popart.set(name, value)
+        with pytest.raises(RuntimeError, match="unknown backend option"):
+            popart.set(name + "s", VALUES[kind])
 
 
 # ------------------------------------------------------------------------------------------------------------ options

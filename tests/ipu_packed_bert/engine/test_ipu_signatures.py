@@ -1,15 +1,17 @@
-"""Every use of PopTorch in engine/ipu/ exists in PopTorch 3.4 and fits its signature; read from the source, nothing
-runs."""
+"""Every use of PopTorch in engine/ipu/ exists in PopTorch 3.1 to 3.4 and fits its signature in 3.4; read from the
+source, nothing runs."""
 
 import ast
 import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 API = json.loads((ROOT / "tests" / "data" / "poptorch_api.json").read_text(encoding="utf-8"))
+SDK = ROOT / "ipu_packed_bert" / "engine" / "ipu" / "sdk.py"
 ENGINE = sorted((ROOT / "ipu_packed_bert" / "engine" / "ipu").glob("*.py"))
 KINDS = {
     "positional_or_keyword": inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -125,7 +127,7 @@ class Uses(ast.NodeVisitor):
 
     def visit_Attribute(self, node):
         path = self.path(node)
-        if path and path != ["__version__"]:
+        if path and path[0] != "__version__":
             self.names.add(".".join(path))
             if path[0] == "optim":
                 if len(path) > 1 and path[1] not in OPTIM:
@@ -139,6 +141,7 @@ class Uses(ast.NodeVisitor):
         if owner:
             try:
                 member(owner, node.attr)
+                self.names.add(f"{owner}.{node.attr}")
             except AttributeError as error:
                 self.problem(node, str(error))
         self.generic_visit(node)
@@ -146,7 +149,7 @@ class Uses(ast.NodeVisitor):
     def visit_Call(self, node):
         path = self.path(node.func)
         try:
-            if path:
+            if path and path[0] != "__version__":  # a text
                 entry = OPTIM[path[1]] if path[0] == "optim" else TOP[path[0]]
                 if len(path) == 1 or path[0] == "optim":
                     self.calls += 1
@@ -184,12 +187,20 @@ def uses_of(source):
     return uses
 
 
+def uses_of_the_engine():
+    texts = [path.read_text(encoding="utf-8").replace("from __future__ import annotations\n", "") for path in ENGINE]
+    return uses_of("\n".join(texts))
+
+
+def newer_than(names, release):
+    """Names, or the classes of members, that PopTorch got after a release such as "3.3"; not those of torch."""
+    changes = API["name_changes_by_release"]
+    later = {name for each, changed in changes.items() if each > f"{release}.0" for name in changed["added"]}
+    return sorted(name for name in names if later & {name, name.partition(".")[0]})
+
+
 def test_every_call_fits_its_signature():
-    uses = uses_of(
-        "\n".join(
-            path.read_text(encoding="utf-8").replace("from __future__ import annotations\n", "") for path in ENGINE
-        )
-    )
+    uses = uses_of_the_engine()
     assert uses.problems == []
     # Guard against a reader that finds nothing.
     assert uses.calls > 45
@@ -204,6 +215,22 @@ def test_every_call_fits_its_signature():
         "recomputationCheckpoint",
         "serializedMatMul",
     } <= uses.names
+
+
+@pytest.mark.parametrize("release", ["3.3", "3.2", "3.1"])
+def test_what_the_engine_uses_is_in_older_releases_too(release):
+    """3.3 has all names of 3.4, and is the SDK of Argonne's Bow Pod64; 3.1 is the oldest that engine/ipu/ takes."""
+    names = uses_of_the_engine().names
+    assert {"Options.deviceIterations", "_TrainingOptions.gradientAccumulation", "PoplarExecutor.cycleCount"} <= names
+    assert newer_than(names, release) == []
+    assert re.search(r"_OLDEST = \((\d), (\d)\)", SDK.read_text(encoding="utf-8")).groups() == ("3", "1")
+
+
+def test_names_that_an_older_release_lacks_are_found():
+    uses = uses_of("poptorch.cond(a, b, c, d, e)\noptions.updatableNamedBuffers([])\nself._training.compilationTime()")
+    newer = ["Options.updatableNamedBuffers", "PoplarExecutor.compilationTime", "cond"]
+    assert newer_than(uses.names, "3.2") == newer and newer_than(uses.names, "3.3") == []
+    assert newer_than({"CommGroupType.All"}, "3.0") and API["name_changes_by_release"]["3.4.0"]["added"] == []
 
 
 def test_backend_settings_exist():
