@@ -17,7 +17,7 @@ from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.matmul import cache_folder
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.workload import Machine
-from ipu_packed_bert.planning.plan import CODE_WORDS, FULLEST_PUBLISHED, device_lines, memory_lines
+from ipu_packed_bert.planning.plan import FULLEST_THAT_RAN, device_lines, memory_lines
 from ipu_packed_bert.report.packings import packed_factor
 from ipu_packed_bert.report.search import DEPTHS, Found, Progress, Search, SearchOutcome, choice_of
 from ipu_packed_bert.run_files.folder import CONFIG
@@ -197,9 +197,9 @@ def _page(base: Config, found: SearchOutcome, factors: _Factors, *, ipus: int, b
     top = found.best[0]
     factor = factors(top.config.data.packer, top.config.data.max_sequences_per_pack)
     lines = [
-        "  packs: in a micro-batch. room: what products may take of an IPU. parts: of the vocabulary projection.",
-        f"  tile: the fullest one's counted memory; a plan fits up to {FULLEST_PUBLISHED:.0%}, as Graphcore's do.",
-        f"  {CODE_WORDS}.",
+        "  packs: in a micro-batch. room: what a product may take of an IPU. parts: of the vocabulary projection.",
+        "  tile: the fullest one's counted memory. Code and exchange come on top: a plan fits up to "
+        f"{FULLEST_THAT_RAN:.0%}, as much as a published run counts.",
         "  Predicted by the cycle model, nothing is measured; plans that differ by less than its error are equal.",
         "",
         *_hand_tuned(found),

@@ -2,8 +2,8 @@
 
 Everything is computed from the configuration and, where they are there, the data: a data set's manifest, or files of
 examples, which are packed. No device; torch loads for files of examples only.
-Counted are weights, gradient accumulators, optimiser state on the chip, activations, and the room that products may
-take for temporary values (placement.available_memory_proportion). The program and its exchange are estimated.
+Counted are weights, gradient accumulators, optimiser state on the chip, activations, and the temporary values of the
+product that takes most, as the cycle model plans it. The program and its exchange are not counted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ipu_packed_bert.cycles.matmul import Planner, Product
 from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.data.data_sets import known_packing_factor
 from ipu_packed_bert.planning.host_memory import TORCH, HostMemory, host_memory, multiply_adds
@@ -33,13 +34,9 @@ if TYPE_CHECKING:
 
 IPU_BYTES = MK2.memory_per_tile * MK2.tiles
 MIB = 1024.0 * 1024.0
-# Counted memory of the fullest IPU of Graphcore's PyTorch configurations for POD16 (BERT-large at 128, IPU 1): beside
-# that much, what is not counted is known to fit. Other published runs count more, most of it room for products that
-# these may not take (all of every IPU, in MLPerf v2.0): what counts more than the first may fit, too.
-FULLEST_PUBLISHED, FULLEST_THAT_RAN = 0.7983, 1.55
-# What is not counted, code and exchange, as a share of a tile. No more than the published configurations leave: 20 % in
-# PyTorch, 8 % in PopART and TensorFlow (BERT-large at 384, proportion 0.4), whose products may not use all their room.
-CODE_LEAST, CODE_MOST = 0.08, 0.20
+# Counted memory of the fullest IPU of the published runs, as a share of it: MLPerf v2.0's BERT-large on a Bow Pod64 (E4
+# of cycles/points.py). Beside that much, what is not counted, code and exchange, is known to fit.
+FULLEST_THAT_RAN = 0.8803
 _GUESSED_DEPTH = 8  # sequences in a pack, where neither data nor configuration say
 _WIDTH = {"float16": 2, "float32": 4}
 
@@ -71,7 +68,7 @@ class _Memory(NamedTuple):
     optimizer: float
     kept: float  # activations, from forward to backward, of all micro-batches under way
     at_work: float  # activations of the layer, or of the logits, that is computed or recomputed
-    products: float  # what products may take for temporary values, at most
+    products: float  # temporary values of the product that takes most
 
     @property
     def activations(self) -> float:
@@ -79,7 +76,7 @@ class _Memory(NamedTuple):
 
     @property
     def total(self) -> float:
-        """What must be there, whatever Poplar does."""
+        """What must be there, whatever Poplar plans."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
     @property
@@ -166,17 +163,16 @@ class RunPlan:
 
     @property
     def fits(self) -> Optional[bool]:
-        """True up to `FULLEST_PUBLISHED`; on the host, whose is not planned here.
+        """True up to `FULLEST_THAT_RAN`; on the host, whose is not planned here.
 
-        False where an IPU has too little even without temporary values of products. None between the two, where what
-        is not counted decides, and how much of their room the products take.
+        False where more is counted than an IPU has. None between the two, where code and exchange decide.
         """
-        if self.config.engine.kind == "host" or self.fullest <= FULLEST_PUBLISHED:
+        if self.config.engine.kind == "host" or self.fullest <= FULLEST_THAT_RAN:
             return True
-        return False if max(memory.total for memory in self.memory) > IPU_BYTES else None
+        return False if self.fullest > 1.0 else None
 
     def micro_batch_that_fits(self) -> Optional[int]:
-        """The largest micro-batch below the configured one that counts no more than `FULLEST_PUBLISHED`."""
+        """The largest micro-batch below the configured one that counts no more than `FULLEST_THAT_RAN`."""
         batch = self.config.batch
 
         def fits(micro_batch: int) -> bool:
@@ -426,8 +422,42 @@ def _ipu_memory(made: RunPlan, ipu: int) -> _Memory:
         optimizer=optimizer,
         kept=kept,
         at_work=at_work,
-        products=config.placement.available_memory_proportion[ipu] * IPU_BYTES,
+        products=_temporary_values(made, ipu),
     )
+
+
+_PLANNER = Planner(MK2)  # of the tiles; Bow has the same
+
+
+def _temporary_values(made: RunPlan, ipu: int) -> float:
+    """Bytes that the product of an IPU which takes most has for temporary values, forwards or backwards."""
+    engine, proportion = made.config.engine, made.config.placement.available_memory_proportion[ipu]
+    size = _width(made)
+    partial = _WIDTH["float16" if engine.half_weights and engine.half_partials else "float32"]
+    most = 0
+    for matrices, rows, inner, columns in _products(made, ipu):
+        # Forwards, the gradient of the first operand, that of the second.
+        for shape in ((rows, inner, columns), (rows, columns, inner), (inner, rows, columns)):
+            product = Product(matrices, *shape, element_bytes=size, partial_bytes=partial, memory_proportion=proportion)
+            most = max(most, _PLANNER.plan(product).temporary_bytes)
+    return float(most * MK2.tiles)
+
+
+def _products(made: RunPlan, ipu: int) -> List[Tuple[int, int, int, int]]:
+    """Matrices, rows, inner dimension and columns of an IPU's products of any size, forwards."""
+    model, slots, micro_batch = made.model, made.slots, made.config.batch.micro_batch
+    hidden, inner, rows = model.hidden_size, model.intermediate_size, micro_batch * made.slots
+    modules = {block.module for block in made.placement.on(ipu)}
+    found = []
+    if any(".layer." in module for module in modules):
+        width, heads = hidden // model.num_heads, micro_batch * model.num_heads
+        codes = mask_columns(model, made.depth) if made.config.engine.mask == "product" else 0
+        found = [(1, rows, hidden, hidden), (1, rows, hidden, inner), (1, rows, inner, hidden)]
+        found += [(heads, slots, width + codes, slots), (heads, slots, slots, width)]
+    if "cls.predictions" in modules:
+        part = -(-model.vocabulary_size // made.config.placement.embedding_serialization_factor)
+        found += [(1, micro_batch * made.predictions, hidden, columns) for columns in (hidden, part)]
+    return found
 
 
 def _width(made: RunPlan) -> int:
@@ -527,9 +557,6 @@ def _speed_lines(made: RunPlan) -> List[str]:
 
 
 MEMORY_PARTS = ("weights", "gradients", "state", "kept", "at work", "products")
-CODE_WORDS = (
-    f"Code and exchange come on top, {CODE_LEAST:.0%} to {CODE_MOST:.0%} of a tile, estimated; products may take less"
-)
 
 
 def _memory_parts(memory: _Memory) -> Dict[str, float]:
@@ -553,20 +580,16 @@ def fit_words(made: RunPlan) -> str:
     """Whether the counted memory fits, in words."""
     if made.fits:
         return (
-            f"fits: at most {made.fullest:.0%} of a tile is counted, no more than in Graphcore's PyTorch "
-            f"configurations ({FULLEST_PUBLISHED:.0%})"
-        )
-    if made.fits is False:
-        most = max(made.memory, key=lambda memory: memory.total)
-        return (
-            f"does not fit: IPU {most.ipu} takes {most.total / IPU_BYTES:.0%} of its memory before products have any "
-            "room"
+            f"fits: at most {made.fullest:.0%} of a tile is counted, no more than in the published run that counts "
+            f"most ({FULLEST_THAT_RAN:.0%})"
         )
     fullest = max(made.memory, key=lambda memory: memory.share)
+    counted = f"{fullest.share:.1%} of IPU {fullest.ipu} is counted"
+    if made.fits is False:
+        return f"does not fit: {counted}, {fullest.total / IPU_BYTES:.0%} without temporary values of products"
     return (
-        f"tight, unknown: {made.fullest:.1%} of IPU {fullest.ipu} is counted; Graphcore's PyTorch configurations count "
-        f"at most {FULLEST_PUBLISHED:.1%}, other published runs up to {FULLEST_THAT_RAN:.0%}; code and exchange take "
-        f"{CODE_LEAST:.0%} to {CODE_MOST:.0%}"
+        f"tight, unknown: {counted}; the published run that counts most has {FULLEST_THAT_RAN:.1%}; code and exchange "
+        "are not counted"
     )
 
 
@@ -667,7 +690,7 @@ def memory_lines(made: RunPlan, *, narrow: bool = False) -> List[str]:
     left = () if narrow else (1, len(rows[0]) - 1)
     return text_table(rows, left=left, indent="  ") + [
         f"  MiB of {IPU_BYTES / MIB:,.0f} ({MK2.memory_per_tile // 1024} KiB x {MK2.tiles:,} tiles); computed."
-        f" {CODE_WORDS}.",
+        " Code and exchange come on top.",
         "  Optimiser state is "
         + ("in the memory beside the chip" if config.placement.optimizer_state_off_chip else "on the chip")
         + (", shared out among the replicas" if config.placement.replicated_tensor_sharding else "")

@@ -23,7 +23,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from ipu_packed_bert.cycles.calibration import Calibration
 from ipu_packed_bert.cycles.workload import Machine
-from ipu_packed_bert.planning.plan import FULLEST_PUBLISHED, IPU_BYTES, RunPlan, largest_that_fits, plan
+from ipu_packed_bert.planning.plan import FULLEST_THAT_RAN, IPU_BYTES, RunPlan, largest_that_fits, plan
 from ipu_packed_bert.settings.pretraining import Config, ConfigError, check_accumulation, cross_check
 from ipu_packed_bert.settings.schema import check_on_ipus
 from pack_data.lengths.factors import PackingFactor
@@ -228,7 +228,7 @@ class Search:
             raise _Fails(NOT_FILLED) from None
         rooms = []
         for memory in plan(roomy, packing_factor=factor).memory:
-            left = FULLEST_PUBLISHED - memory.total / IPU_BYTES
+            left = FULLEST_THAT_RAN - memory.total / IPU_BYTES
             room = int(100 * left) / 100 if fine else max((each for each in ROOMS if each <= left), default=0.0)
             if room < ROOMS[0]:
                 raise _Fails(NO_ROOM)
