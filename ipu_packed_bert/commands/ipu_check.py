@@ -58,7 +58,7 @@ def _parse(argv: Optional[Sequence[str]]) -> Any:
     parser.add_argument("--updates", type=positive_int, default=_UPDATES, metavar="N", help="default %(default)s")
     parser.add_argument("--no-host", action="store_true", help="do not compute the first loss on the host")
     parser.add_argument(
-        "--no-count", action="store_true", help="do not compile a second time, without the profile, to count cycles"
+        "--count", action="store_true", help="compile a second time, without the profile, and count cycles"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="a new folder; default runs/ipu-check-NAME-TIME")
     return parser.parse_args(argv)
@@ -177,6 +177,8 @@ class _Check:
     def run(self) -> None:
         try:
             for name in ("attached", "versions", "predicted", "compiled", "loaded", "updates", "profile", "counted"):
+                if name == "compiled":
+                    print(f"{'':<10}{self.expected()}")
                 self.stage(name, getattr(self, name))
         finally:
             self.close()
@@ -332,6 +334,16 @@ class _Check:
         said.append(f"{found['update_cycles'][1]:,.0f} cycles of an update")
         return "; ".join(said)
 
+    def expected(self) -> str:
+        """How long the stages to come take, in words: nobody has published the seconds of a compilation."""
+        updates, seconds = self.args.updates, self.bundle["predicted"].get("seconds")
+        each = "" if seconds is None else f" of {seconds:.2f} s on the IPUs"
+        twice = " (twice)" if self.args.count else ""
+        return (
+            f"to come: compiling, in silence, some ten minutes to an hour for a large BERT{twice}; "
+            f"then {updates} updates{each}, slower with the profile, which takes some minutes to write and to read"
+        )
+
     @property
     def profile_folder(self) -> Path:
         return self.folder / "profile"
@@ -470,8 +482,8 @@ class _Check:
         self.refuse_what_does_not_fit()
         if self.kind != "ipu":
             raise _LeftOut("only IPUs count cycles")
-        if self.args.no_count:
-            raise _LeftOut("--no-count")
+        if not self.args.count:
+            raise _LeftOut("--count compiles a second time for it")
         self.engine_of(log_cycles=True, profile_directory=None)
         self.engine.compile(self.batch())
         measured = self.bundle["measured"]
@@ -539,9 +551,10 @@ def _hardware_meant() -> ContextManager[None]:
 
 
 def profiling(runs: int) -> ContextManager[None]:
-    """Poplar profiles so many runs of a program, instead of two, and finishes one that does not fit.
+    """Poplar profiles so many runs of a program, instead of two, on one replica, and finishes one that does not fit.
 
-    Poplar reads these options from the environment; what the user set there stays.
+    Poplar reads these options from the environment; what the user set there stays. One replica without all symbols is
+    what Graphcore profiled itself (MLPerf v1.1, scripts/pod128-run.sh).
     """
     try:
         given = json.loads(os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}")
@@ -550,6 +563,8 @@ def profiling(runs: int) -> ContextManager[None]:
     options = {
         "autoReport.executionProfileProgramRunCount": str(runs + 2),  # weights come and go in runs of their own
         "debug.allowOutOfMemory": "true",
+        "debug.outputAllSymbols": "false",
+        "profiler.replicaToProfile": "0",
     }
     return _environment(POPLAR_ENGINE_OPTIONS=json.dumps({**options, **given}))
 

@@ -1,6 +1,7 @@
-"""The three fitted parameters, their fit, and the errors of the fitted model and of a trivial one.
+"""The four fitted parameters, their fit, and the errors of the fitted model and of a trivial one.
 
 factor: how many times longer everything on chip takes than the formulas say.
+framework: how many times longer that takes in graphs made from PyTorch than in those written in PopART.
 layout: cycles per byte of rearrangements whose atom size is not published, from 0.44 (8-byte atoms) to 5.148 (2-byte).
 replica_seconds: what the host takes between two calls, for each replica that a process serves.
 
@@ -12,7 +13,7 @@ overhead.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError
 from math import log, sqrt
 from pathlib import Path
@@ -47,11 +48,18 @@ class Observation(NamedTuple):
 
     def predicted(self, parameters: Parameters) -> float:
         """Sequences per second of the whole machine."""
-        return self.pipeline.sequences_per_second(self.point.accumulation, self.point.sequences_per_pack, parameters)
+        point = self.point
+        return self.pipeline.sequences_per_second(
+            point.accumulation, point.sequences_per_pack, self._framework(parameters)
+        )
 
     def seconds(self, parameters: Parameters) -> float:
         """Of one weight update."""
-        return self.pipeline.step(self.point.accumulation, parameters).seconds
+        return self.pipeline.step(self.point.accumulation, self._framework(parameters)).seconds
+
+    def _framework(self, parameters: Parameters) -> Parameters:
+        factor = parameters.factor if self.point.pytorch else parameters.factor / parameters.framework
+        return replace(parameters, factor=factor)
 
     @property
     def measured_seconds(self) -> float:
@@ -182,44 +190,22 @@ def _minimum(function: Callable[[float], float], low: float, high: float, steps:
 
 
 def _at_layout(observations: Sequence[Observation], layout: float) -> Parameters:
-    """The best factor and seconds of the host at a layout parameter: Gauss-Newton on the logarithms of the seconds.
-
-    The seconds of an update are linear in both, but for which IPU takes longest; that one is taken from factors near 1.
-    """
-    terms = []
-    for observation in observations:
-        low, high, host = (
-            observation.seconds(Parameters(factor, layout, seconds))
-            for factor, seconds in ((0.9, 0.0), (1.1, 0.0), (0.9, 1.0))
-        )
-        on_chip = (high - low) / 0.2
-        terms.append((on_chip, host - low, low - 0.9 * on_chip, observation.measured_seconds))
-    factor, host_seconds = 1.0, 0.005
-    for _ in range(12):
-        rows = []
-        for on_chip, host, rest, measured in terms:
-            now = factor * on_chip + host_seconds * host + rest
-            rows.append((on_chip / now, host / now, log(measured / now)))
-        a, b, c = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-        d, e = (sum(row[i] * row[2] for row in rows) for i in (0, 1))
-        determinant = a * c - b * b
-        further = (a * e - b * d) / determinant if determinant > 1e-12 * a * c else -host_seconds
-        if host_seconds + further > 0.0:
-            host_seconds, factor = host_seconds + further, factor + (c * d - b * e) / determinant
-        else:  # no negative seconds: the best factor without them
-            host_seconds, factor = 0.0, factor + (d + b * host_seconds) / a
-    return Parameters(factor, layout, host_seconds)
+    """The best factors and seconds of the host at a layout parameter."""
+    seconds, measured = [o.seconds for o in observations], [o.measured_seconds for o in observations]
+    return uncertainty.nearest(seconds, measured, Parameters(layout=layout))
 
 
 def fit(observations: Sequence[Observation], paper: Optional[Tuple[Pipeline, Pipeline]]) -> Parameters:
-    """Least squares over the three parameters, rounded: the first two to four decimals, seconds to six."""
+    """Least squares over the four parameters, rounded: to four decimals, seconds to six."""
 
     def at(layout: float) -> float:
         return _loss(observations, paper, _at_layout(observations, layout))
 
     layout = _minimum(at, REARRANGE_BYTE[8], REARRANGE_BYTE[2], steps=32)
     found = _at_layout(observations, layout)
-    return Parameters(round(found.factor, 4), round(layout, 4), round(found.replica_seconds, 6))
+    return Parameters(
+        round(found.factor, 4), round(layout, 4), round(found.replica_seconds, 6), round(found.framework, 4)
+    )
 
 
 def calibrate(observations: Observations) -> Calibration:
@@ -291,6 +277,7 @@ def to_json(calibration: Calibration) -> str:
         json.dumps(
             {
                 "factor": calibration.parameters.factor,
+                "framework": calibration.parameters.framework,
                 "layout_cycles_per_byte": calibration.parameters.layout,
                 "replica_seconds": calibration.parameters.replica_seconds,
                 "report": calibration.report,
@@ -306,7 +293,7 @@ def load(path: Path = STORED) -> Calibration:
     """The committed parameters and draws."""
     stored = json.loads(path.read_text(encoding="utf-8"))
     return Calibration(
-        Parameters(stored["factor"], stored["layout_cycles_per_byte"], stored["replica_seconds"]),
+        Parameters(stored["factor"], stored["layout_cycles_per_byte"], stored["replica_seconds"], stored["framework"]),
         stored["report"],
         uncertainty.load(),
     )

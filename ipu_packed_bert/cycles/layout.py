@@ -38,11 +38,6 @@ class Cost:
     batched: float = 0.0  # of matmul: products without weights, those of attention
     wide: float = 0.0  # of batched: those of query and key with the mask's columns
     square_bytes: float = 0.0  # of layout_bytes: tensors of slots by slots
-    # or is free, as far as is known, and would otherwise be rearranged:
-    joined_calls: float = 0.0  # joining query and key to the mask's columns
-    joined_bytes: float = 0.0
-    sliced_calls: float = 0.0  # taking these columns off their gradients
-    sliced_bytes: float = 0.0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*map(add, _values(self), _values(other)))
@@ -55,7 +50,7 @@ class Cost:
 
     @property
     def plain(self) -> Cost:
-        """Without rearrangements, those that may be free included."""
+        """Without rearrangements."""
         return replace(self, **dict.fromkeys(_REARRANGING, 0.0))
 
     def layout_cycles(self, cycles_per_byte: float) -> float:

@@ -366,13 +366,13 @@ class Lowering:
             self._layouts[output] = have
 
     def _slice_of_gradients(self, operation: Operation, name: str) -> Cost:
-        """Free, but counted apart: taking query's and key's columns off the gradient of a joined tensor."""
+        """Query's and key's columns of a joined tensor's gradient: PopART copies the slice, each byte on its tile."""
         if name != "slice" or operation.phase != "backward" or layer_of(operation.scope) is None:
             return Cost()
         before, after = self._value(operation), self._output(operation)
         if not before.elements > after.elements > before.elements / 2:
             return Cost()  # the columns of the mask: nothing reads them
-        return Cost(sliced_calls=1.0, sliced_bytes=float(self._on_tile(after) * element_bytes(after.dtype)))
+        return self._copied(after)
 
     def _value(self, operation: Operation, position: int = 0) -> Value:
         return self.graph.values[operation.inputs()[position]]
@@ -539,17 +539,17 @@ class Lowering:
     _op_masked_fill = _op_where
 
     def _op_copy(self, operation: Operation) -> Cost:
-        value = self._output(operation)
+        return self._copied(self._output(operation))
+
+    def _copied(self, value: Value) -> Cost:
+        """Within each tile's memory."""
         return step(self.target, vertices_cycles=vertices.copy(self._on_tile(value) * element_bytes(value.dtype)))
 
     def _op_cat(self, operation: Operation) -> Cost:
         """PopART copies the concatenation into a clone of itself; both sides have one order, so whole atoms move."""
         value = self._output(operation)
         num_bytes = self._on_tile(value) * element_bytes(value.dtype)
-        cost = step(self.target, vertices_cycles=vertices.copy(num_bytes), exchange_bytes=num_bytes)
-        if layer_of(operation.scope) is not None:
-            cost = replace(cost, joined_calls=1.0, joined_bytes=float(num_bytes))
-        return cost
+        return step(self.target, vertices_cycles=vertices.copy(num_bytes), exchange_bytes=num_bytes)
 
     _op_stack = _op_constant_pad_nd = _op_slice_backward = _op_select_backward = _op_slice_scatter = _op_cat
     _op_roll = _op_flip = _op_repeat = _op_cat

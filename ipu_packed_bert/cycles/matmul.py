@@ -64,7 +64,7 @@ class _MatmulPlan:
     serial_split: int
     vertex_cycles: float  # AMP work
     reduction_cycles: float  # summing partials of the inner split
-    slice_cycles: float  # taking and putting the parts of a serial split
+    slice_cycles: float  # laying out, taking and putting the parts of a serial split
     transform_cycles: float  # layout changes inside tiles
     input_exchange_cycles: float
     weight_exchange_cycles: float
@@ -225,14 +225,16 @@ def plan(product: Product, target: Target) -> _MatmulPlan:
             cast = 6 * (26 + np.ceil(np.ceil(outputs / 6) / target.vector(partial)))
             reduction = np.where(split, reduction, cast)
         sync = target.sync_cycles * (1 + split)
+        slices, laid = np.zeros(len(g)), np.zeros(len(g))
         if serial > 1:
-            vector = target.vector(size)
-            taken, put = (25 + 6 * (39 + 24 + 2 * np.floor(np.ceil(part / 6) / vector)) for part in (weights, outputs))
-            slices = taken + put
-        else:
-            slices = np.zeros(len(g))
-        total = serial * (vertex + in_exchange + weight_exchange + partial_exchange + reduction + slices + sync)
-        memory = inputs * size + weights * size + outputs * partial
+            # Sliced are weights before they are sent to all their tiles, and outputs after the sum of their partials.
+            # All weights are laid out for it before the loop, an element a cycle; the rows come then, too.
+            laid = np.ceil(serial * weights / m)
+            words = (np.floor(np.ceil(part / 6) / target.vector(size)) for part in (weights / m, outputs / k))
+            slices = laid + serial * sum(25 + 6 * (39 + 24 + 2 * each) for each in words)
+        weight_exchange = serial * weight_exchange + laid * size / rate
+        total = in_exchange + weight_exchange + slices + serial * (vertex + partial_exchange + reduction + sync)
+        memory = inputs * size + weights * size + outputs * partial + laid * size
         fits = memory <= product.memory_proportion * target.memory_per_tile
         # A plan that fits is taken before one that does not; of those that do not, the smallest.
         order = np.where(fits, total, memory * 1.0e12)
@@ -248,10 +250,10 @@ def plan(product: Product, target: Target) -> _MatmulPlan:
                     serial_split=serial,
                     vertex_cycles=float(serial * vertex[at]),
                     reduction_cycles=float(serial * reduction[at]),
-                    slice_cycles=float(serial * slices[at]),
+                    slice_cycles=float(slices[at]),
                     transform_cycles=0.0,
-                    input_exchange_cycles=float(serial * in_exchange[at]),
-                    weight_exchange_cycles=float(serial * weight_exchange[at]),
+                    input_exchange_cycles=float(in_exchange[at]),
+                    weight_exchange_cycles=float(weight_exchange[at]),
                     partial_exchange_cycles=float(serial * partial_exchange[at]),
                     transform_exchange_cycles=0.0,
                     sync_cycles=float(serial * sync[at]),

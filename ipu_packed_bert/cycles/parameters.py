@@ -1,4 +1,4 @@
-"""The numbers that no source gives: three of them fitted, the others what a source says until a draw says otherwise.
+"""The numbers that no source gives: four of them fitted, the others what a source says until a draw says otherwise.
 
 A field is a number, or an array with one number for each of many draws (`uncertainty`): everything that the pipeline
 computes from them is then an array, too.
@@ -17,12 +17,11 @@ from ipu_packed_bert.cycles.layout import Cost
 class Parameters:
     """The fitted parameters (`calibration`), and factors on what the sources say."""
 
-    factor: Any = 1.0  # on everything that happens on chip
+    factor: Any = 1.0  # on everything that happens on chip, in a graph made from PyTorch, as this engine's
     layout: Any = 3.125  # cycles a byte of rearrangements with unknown atoms, 0.44 to 5.148
     replica_seconds: Any = 0.0  # of the host, a call and replica that a process serves (`update`)
+    framework: Any = 1.0  # how many times longer all of that on chip takes than in a graph written in PopART
     square: Optional[Any] = None  # as layout, of tensors of slots by slots; None: the same
-    joined: Any = 0.0  # share of the joining of query and key to the mask's columns that rearranges, 0 or 1
-    sliced: Any = 0.0  # the same of the slices of their gradients
     products: Any = 1.0  # on the planner's cycles of products with weights
     batched: Any = 1.0  # on those of attention's products
     wide: Any = 1.0  # further, on those with the mask's columns: the planner may split them otherwise
@@ -35,11 +34,8 @@ class Parameters:
     def layout_cycles(self, cost: Cost) -> Any:
         """Of a cost's rearrangements, without the factor."""
         square = self.layout if self.square is None else self.square
-        calls = cost.layout_calls + self.joined * cost.joined_calls + self.sliced * cost.sliced_calls
-        other = (
-            cost.layout_bytes - cost.square_bytes + self.joined * cost.joined_bytes + self.sliced * cost.sliced_bytes
-        )
-        return calls * vertices.REARRANGE_CALL + other * self.layout + cost.square_bytes * square
+        other = cost.layout_bytes - cost.square_bytes
+        return cost.layout_calls * vertices.REARRANGE_CALL + other * self.layout + cost.square_bytes * square
 
     def product_cycles(self, cost: Cost) -> Any:
         """Of a cost's products, without the factor."""

@@ -2,7 +2,7 @@
 
 D1 and D2 are computed from the logs of the MLPerf v1.0 closed division (mlcommons/training_results_v1.0, Graphcore), E1
 to E3 from those of v1.1, E5 and E6 from those of v2.0: sequences of a block, two a pack as the runs count them, by the
-mean seconds between its start and its end, the first block left out. D3 to D6, D8 and E4 are from Graphcore's
+mean seconds between its start and its end, the first block left out. D3 to D6, D8, D12 and E4 are from Graphcore's
 performance results page; D9 and D10 are Tables 1 and 2 of the packedBERT paper.
 The settings of each run are those of the published configurations of its code. In all of them a call is one update.
 """
@@ -33,6 +33,7 @@ class Point(NamedTuple):
     sequences_per_second: float
     source: str
     feed_forward_per_ipu: Tuple[int, ...] = ()  # where they lie apart from the attention halves of their layers
+    pytorch: bool = False  # made from PyTorch, as this engine's graphs; otherwise written in PopART
 
 
 _POPART = ("model.vocabulary_size=30400", "data.vocabulary_size=30400", "placement.embedding_serialization_factor=5")
@@ -102,6 +103,7 @@ POINTS: Tuple[Point, ...] = (
         2.0,
         1969.0,
         "Graphcore performance results, SDK 3.1",
+        pytorch=True,
     ),
     Point(
         "D5",
@@ -138,6 +140,19 @@ POINTS: Tuple[Point, ...] = (
         1.0,
         19353.0,
         "Graphcore performance results, before SDK 2.5",
+    ),
+    Point(
+        "D12",
+        "large 128 packed, PyTorch",
+        "packed_phase1_pod16.yml",
+        (),
+        _PYTORCH,
+        "bow",
+        1752,
+        1.17,
+        5592.0,
+        "Graphcore performance results, SDK 3.1 (5,600 with SDK 3.3)",
+        pytorch=True,
     ),
     Point(
         "E1",

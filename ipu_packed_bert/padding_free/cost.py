@@ -21,6 +21,7 @@ from torch import distributed
 from ipu_packed_bert.padding_free.collators import Inputs, PaddingFreeCollator
 from ipu_packed_bert.padding_free.models import new_llama
 from ipu_packed_bert.padding_free.update import loss_sum, to_device
+from ipu_packed_bert.processes.ranks import end_group
 from pack_data.batching.balanced import StepCost
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.cli.command import ArgumentParser, positive_int, process_count, run_main
@@ -148,7 +149,7 @@ def _steps(rank: int, ranks: int, meeting: str, given: Dict[str, Any], results: 
     seconds = [[found[name] for name in sides] for number, found in rounds_in_turn(sides, len(chosen)) if number]
     if not rank:
         np.save(results, seconds)
-    distributed.destroy_process_group()
+    end_group()
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -31,6 +31,20 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)  # where ranks got different ones, th
 _PATIENCE = timedelta(hours=2)
 
 
+def end_group() -> None:
+    """Ends the group of torch.distributed.
+
+    torch before 2.8 (its pull request 154976) holds Python's lock while it waits for threads of gloo, which may need
+    that lock to let go of their tensors: for ever, if they have not done so before.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if torch.__version__ < "2.8":
+        time.sleep(0.3)
+    dist.destroy_process_group()
+
+
 class Processes:
     """The one process of a run; `Ranks` are several.  Every method is called by all of them, in the same order."""
 
@@ -207,15 +221,10 @@ class Ranks(Processes):
     def leave(self) -> None:
         """When all is done, by all: a launcher ends the others as soon as one has ended with a status other than 0, and
         rank 0 may still be writing."""
-        import torch.distributed as dist
-
         self.summed(())
         if self._beats:
             self._beats.end()
-
-        # torch 2.0 holds Python's lock while it waits for threads that may still need it to let go of their tensors.
-        time.sleep(0.1)
-        dist.destroy_process_group()
+        end_group()
 
     def ended(self, error: BaseException) -> Optional[int]:
         """Exit status with which this process ends without a word; None where it has to say its error."""

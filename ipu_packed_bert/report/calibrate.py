@@ -77,7 +77,7 @@ def refitted(paths: Sequence[Path], machine_of: Dict[str, Machine], given: Optio
         machine.save()
     rows: List[Dict[str, Any]] = [
         {"what": name, "before": getattr(stored.parameters, name), "after": getattr(after, name)}
-        for name in ("factor", "layout", "replica_seconds")
+        for name in ("factor", "framework", "layout", "replica_seconds")
     ]
     for each in (*own, *published.throughputs):
         errors = [

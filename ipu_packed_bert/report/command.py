@@ -372,7 +372,8 @@ class _OverheadReport:
         parameters, errors = self.calibration.parameters, self.calibration.report
         unknown = ", ".join(f"{operator} x{times}" for operator, times in sorted(self.machine.unknown.items()))
         return [line for line in self.too_large if line not in said] + [
-            f"Model: 3 fitted parameters (factor {parameters.factor}, layout {parameters.layout} cycles/byte, host "
+            f"Model: 4 fitted parameters (factor {parameters.factor}, {parameters.framework} times that of PopART's "
+            f"graphs; layout {parameters.layout} cycles/byte; host "
             f"{1e3 * parameters.replica_seconds:.1f} ms a call and replica). {len(errors['points'])} published "
             f"throughputs, each left out of its own fit: {100 * errors['mean_error']['left_out']:.1f} % off on "
             f"average, {100 * errors['worst_error']['left_out']:.1f} % at worst.",
@@ -412,6 +413,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 {
                     "calibration": {
                         "factor": parameters.factor,
+                        "framework": parameters.framework,
                         "layout_cycles_per_byte": parameters.layout,
                         "replica_seconds": parameters.replica_seconds,
                     },

@@ -241,7 +241,8 @@ def observation(found: Measured, config: Config, machine: Machine, calibration: 
     packs = number * config.batch.micro_batch * config.placement.replicas
     rate = packs / (machine.target.seconds(found.cycles) + host)
     name = Path(found.detail).name
-    point = Point(name, config.name, config.path, (), arrangement, machine.target.name, number, 1.0, rate, found.detail)
+    settings = (name, config.name, config.path, (), arrangement, machine.target.name)
+    point = Point(*settings, number, 1.0, rate, found.detail, pytorch=True)
     return Observation(point, pipeline, ideal_cycles(machine.traces.training(config, shape, arrangement), pipeline))
 
 

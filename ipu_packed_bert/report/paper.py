@@ -89,10 +89,6 @@ ADDED_UP = (
     f"Intervals hold {INSIDE:.0%} of the draws of everything that is not known (docs/cycle_model.md); the numbers are "
     "at the fitted parameters, so that they add up.",
 )
-_PRODUCT_MASK = (
-    "The product mask's interval reaches up because nobody knows whether joining query and key to the mask's columns "
-    "rearranges them.",
-)
 
 
 def _narrowed(comparison: ModelledOverhead, depth: int) -> str:
@@ -217,8 +213,6 @@ def table1(
         + _FITTED,
         *INTERVALS,
     ]
-    if comparison.arrangement.mask == "product":
-        notes += _PRODUCT_MASK
     if sort is not None:
         notes.append(
             f"SORT needs one engine for each of {sort.shapes} lengths: {sort.shapes} compilations instead of 1, "
@@ -312,8 +306,7 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
             "Medians do not add up; the sum is the median of the sums.",
             _narrowed(comparison, depth),
         )
-        + INTERVALS
-        + (_PRODUCT_MASK if comparison.arrangement.mask == "product" else ()),
+        + INTERVALS,
     )
 
 
@@ -367,7 +360,7 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
             modelled("realised", "speed-up", ".3f"),
         ),
         rows,
-        _TABLE2_NOTES + INTERVALS + _PRODUCT_MASK,
+        _TABLE2_NOTES + INTERVALS,
         _parts(("model", "length", "packing_factor"), config.engine.mask),
     )
 
@@ -558,7 +551,7 @@ def _compared(
 
 
 def points(observations: Observations, calibration: Calibration) -> Table:
-    """D1 to D11 and E1 to E6: what others measured, what the model says, and what "31 % of peak" says."""
+    """D1 to D12 and E1 to E6: what others measured, what the model says, and what "31 % of peak" says."""
     errors = {row["point"]: row for row in calibration.report["points"]}
     by_name = {o.point.name: o for o in observations.throughputs}
     rows = [
@@ -597,7 +590,7 @@ def points(observations: Observations, calibration: Calibration) -> Table:
     right, pairs = _ordered(observations, calibration)
     return Table(
         "points",
-        'D1 to D11, E1 to E6: published measurements against the model and against "31 % of peak"',
+        'D1 to D12, E1 to E6: published measurements against the model and against "31 % of peak"',
         (
             Column("point", "point", CONFIGURED),
             Column("what", "what", CONFIGURED),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
 import shlex
 import socket
@@ -88,7 +89,7 @@ def whole(tmp_path_factory, cache):
     def count():
         machine.cycles = int(cycles[1])
 
-    status, bundle = checked(folder, cache, before=count)
+    status, bundle = checked(folder, cache, "--count", before=count)
     return Whole(status, bundle, config, folder / "check", cycles)
 
 
@@ -180,7 +181,7 @@ def test_the_bundle_tells_nobodys_names(check, tmp_path, monkeypatch):
 
         monkeypatch.setattr(poptorch.PoplarExecutor, "loadExecutable", fail)
 
-    status, bundle = check("--no-count", before=damaged)
+    status, bundle = check(before=damaged)
     assert status == 1
     assert statuses(bundle) == {**dict.fromkeys(STAGES, "done"), "loaded": "failed", "counted": "left out"}
     failed = next(stage for stage in bundle["stages"] if stage["status"] == "failed")
@@ -227,7 +228,7 @@ def test_poplars_error_names_the_ipu(check, tile, ipu):
 
 def test_fewer_ipus_than_wanted(check):
     """What one replica can show is shown."""
-    status, bundle = check("--no-count", ipus=2)
+    status, bundle = check(ipus=2)
     assert status == 1 and statuses(bundle) == {
         **dict.fromkeys(STAGES, "done"),
         "attached": "failed",
@@ -251,9 +252,21 @@ def test_on_the_ipu_model(check, monkeypatch):
     assert status == 0 and statuses(bundle) == {**dict.fromkeys(STAGES, "done"), **left_out}
 
 
+def test_one_replica_is_profiled_after_a_word_on_how_long_it_takes(check, monkeypatch, capsys):
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"debug.allowOutOfMemory": "false"}')
+    with ipu_check.profiling(3):
+        options = json.loads(os.environ["POPLAR_ENGINE_OPTIONS"])
+    assert options["profiler.replicaToProfile"] == "0" and options["debug.outputAllSymbols"] == "false"
+    assert options["debug.allowOutOfMemory"] == "false"  # the user's own stay
+    status, bundle = check()
+    assert status == 0 and statuses(bundle) == {**dict.fromkeys(STAGES, "done"), "counted": "left out"}
+    before, _, after = capsys.readouterr().out.partition("to come: compiling, in silence")
+    assert "predicted" in before and "then 2 updates of " in after and "\ncompiled" in after
+
+
 def test_without_pva_the_rest_is_done(check, monkeypatch):
     monkeypatch.setitem(sys.modules, "pva", None)
-    status, bundle = check("--no-count")
+    status, bundle = check()
     assert status == 1 and statuses(bundle) == {
         **dict.fromkeys(STAGES, "done"),
         "profile": "failed",

@@ -5,6 +5,7 @@ data, weight update), from an independent implementation of the poplibs estimato
 """
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -111,22 +112,22 @@ def cheapest(product, target):
                         outputs = matrices * rows * columns * 16
                         options = {"element_bytes": size, "partial_bytes": partial}
                         cycles = float(amp_vertex(rows, inner, columns, matrices, target=target, **options))
-                        cycles += (
-                            inputs * (1 - 1 / n) * size / 4 / (1 if n % 2 else 2) + weights * (1 - 1 / m) * size / 4
-                        )
+                        once = inputs * (1 - 1 / n) * size / 4 / (1 if n % 2 else 2)  # before the parts
+                        cycles += weights * (1 - 1 / m) * size / 4
                         cycles += target.sync_cycles * (2 if k > 1 else 1) + (outputs * partial / 4 if k > 1 else 0)
                         if k > 1:
                             cycles += float(partial_reduction(np.array(outputs), np.array(k), partial_bytes=partial))
                         elif partial != size:
                             cycles += 6 * (26 + up(up(outputs, 6), 8 // partial))
                         if s > 1:
-                            vector = 8 // size
-                            cycles += sum(
-                                25 + 6 * (39 + 24 + 2 * (up(part, 6) // vector)) for part in (weights, outputs)
-                            )
-                        memory = (inputs + weights) * size + outputs * partial
+                            # Weights lie on one tile each, laid out for the parts; outputs after their sum.
+                            lying = (weights / m, outputs / k)
+                            cycles += sum(25 + 6 * (63 + 2 * (math.ceil(part / 6) // (8 // size))) for part in lying)
+                        laid = up(s * weights, m) if s > 1 else 0
+                        once += laid + laid * size / 4
+                        memory = (inputs + weights + laid) * size + outputs * partial
                         fits = memory <= product.memory_proportion * target.memory_per_tile
-                        key = (not fits, s * cycles if fits else memory)
+                        key = (not fits, once + s * cycles if fits else memory)
                         best = key if best is None else min(best, key)
     return best
 
@@ -281,9 +282,9 @@ def test_cache_is_used_and_survives_damage(tmp_path):
     assert Planner(MK2, tmp_path).plan(product) == plan
 
 
-@pytest.mark.parametrize("proportion, cheaper", [(0.10, False), (0.15, False), (0.19, True), (0.25, True)])
-def test_one_product_for_query_key_and_value_wins_where_its_plan_needs_no_parts(proportion, cheaper):
-    """BERT-large, 1024 tokens: below 0.19 of the memory the three-fold product runs in parts, one after the other."""
+@pytest.mark.parametrize("proportion, ratio", [(0.10, 1.016), (0.15, 0.928), (0.19, 0.807), (0.25, 0.807)])
+def test_one_product_for_query_key_and_value_wins_less_where_its_plan_needs_parts(proportion, ratio):
+    """BERT-large, 1024 tokens: below 0.18 of the memory the three-fold product runs in parts, one after the other."""
 
     def layer(columns):
         shapes = ((1, 1024, 1024, columns), (1, 1024, columns, 1024), (1, 1024, 1024, columns))
@@ -293,4 +294,4 @@ def test_one_product_for_query_key_and_value_wins_where_its_plan_needs_no_parts(
         return 2 * found[0] + found[1] + found[2], max(plan.serial_split for plan in plans)
 
     (one, parts), (three, _) = layer(3072), layer(1024)
-    assert (one < 3 * three) == cheaper == (parts == 1)
+    assert one / (3 * three) == pytest.approx(ratio, abs=5e-4) and (parts == 1) == (proportion >= 0.19)

@@ -5,9 +5,10 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from ipu_packed_bert.cycles import calibration, uncertainty
+from ipu_packed_bert.cycles import calibration, uncertainty, vertices
 from ipu_packed_bert.cycles.arrangement import PACKED, UNPACKED
 from ipu_packed_bert.cycles.layout import Cost
+from ipu_packed_bert.cycles.lowering import ATTENTION
 from ipu_packed_bert.cycles.parameters import Parameters
 from ipu_packed_bert.cycles.uncertainty import FIELDS, KEPT, UNKNOWNS, Draws
 
@@ -36,7 +37,7 @@ def test_every_unknown_is_a_field_with_a_prior_and_a_measurement():
     drawn = uncertainty.prior(2000, 3)
     for unknown in UNKNOWNS:
         values = getattr(drawn, unknown.field)
-        assert len(np.unique(values)) == 2 if unknown.field in ("joined", "sliced") else len(np.unique(values)) == 2000
+        assert len(np.unique(values)) == 2000
         again = getattr(uncertainty.prior(2000, 3), unknown.field)
         assert (values == again).all() and (values != getattr(uncertainty.prior(2000, 4), unknown.field)).any()
 
@@ -46,12 +47,14 @@ UPDATES = [(4.0, 4, 0.07), (0.6, 8, 0.0), (0.4, 8, 0.0), (12.0, 4, 0.07), (0.3, 
 
 
 def seconds(on_chip, replicas, streamed):
-    return lambda p: p.factor * on_chip * p.products**0.0 + p.replica_seconds * replicas + p.streaming * streamed
+    """Made from PyTorch where it streams, otherwise written in PopART."""
+    chip = (lambda p: p.factor * on_chip) if streamed else (lambda p: p.factor / p.framework * on_chip)
+    return lambda p: chip(p) * p.products**0.0 + p.replica_seconds * replicas + p.streaming * streamed
 
 
 def planted(**options):
     functions = [seconds(*update) for update in UPDATES]
-    true = Parameters(1.2, 3.0, 0.010)
+    true = Parameters(1.2, 3.0, 0.010, 1.1)
     return uncertainty.sample(
         functions,
         [function(true) for function in functions],
@@ -70,6 +73,7 @@ def test_what_is_planted_is_found():
     for value, truth in (
         (lambda p: p.factor, 1.2),
         (lambda p: p.replica_seconds, 0.010),
+        (lambda p: p.framework, 1.1),
         (lambda p: p.square, 3.0),
         (seconds(5.0, 4, 0.1), 6.14),
     ):
@@ -92,9 +96,9 @@ def test_stored_and_loaded_draws_are_the_same(tmp_path):
 
 
 def test_weights_and_quantiles_by_hand():
-    assert uncertainty.effective(np.full(8, 1 / 8)) == pytest.approx(8)
-    assert uncertainty.effective(np.array([1.0, 0.0, 0.0])) == 1
-    assert uncertainty.effective(np.array([0.5, 0.25, 0.25])) == pytest.approx(1 / (0.25 + 0.0625 + 0.0625))
+    assert uncertainty._effective(np.full(8, 1 / 8)) == pytest.approx(8)
+    assert uncertainty._effective(np.array([1.0, 0.0, 0.0])) == 1
+    assert uncertainty._effective(np.array([0.5, 0.25, 0.25])) == pytest.approx(1 / (0.25 + 0.0625 + 0.0625))
     # 3, 1, 2 with weights 1/2, 1/4, 1/4: in order 1, 2, 3, reached 1/4, 1/2, 1.
     values, weights = np.array([3.0, 1.0, 2.0]), np.array([0.5, 0.25, 0.25])
     assert uncertainty.weighted_quantiles(values, weights, [0.1, 0.3, 0.6, 1.0]) == [1.0, 2.0, 3.0, 3.0]
@@ -103,12 +107,11 @@ def test_weights_and_quantiles_by_hand():
 def test_the_unknown_that_explains_most():
     generator = np.random.default_rng(0)
     made = {field: generator.random(400) for field in FIELDS}
-    made["joined"] = (made["joined"] < 0.5).astype(float)
-    made["sliced"] = (made["sliced"] < 0.5).astype(float)
     draws = Draws(Parameters(**made), np.ones(400), {})
-    shares = draws.explained(lambda p: 3.0 * p.joined + 3.0 * p.layout)
-    assert list(shares)[:2] == ["joined", "layout"] and 0.6 < shares["joined"] < 0.9 and shares["exchange"] < 0.1
-    assert draws.explained(lambda p: 0.0 * p.layout)["joined"] == 0.0
+    # Of the variance of 6 a + 3 b, four fifths are those of a.
+    shares = draws.explained(lambda p: 6.0 * p.wide + 3.0 * p.layout)
+    assert list(shares)[:2] == ["wide", "layout"] and 0.7 < shares["wide"] < 0.9 and shares["exchange"] < 0.1
+    assert draws.explained(lambda p: 0.0 * p.layout)["wide"] == 0.0
 
 
 def test_no_draw_is_the_plain_model():
@@ -122,16 +125,11 @@ def test_no_draw_is_the_plain_model():
         batched=40.0,
         wide=10.0,
         square_bytes=15.0,
-        joined_calls=1.0,
-        joined_bytes=8.0,
-        sliced_calls=3.0,
-        sliced_bytes=6.0,
     )
     assert Parameters(1.5, 2.0).cycles(cost) == pytest.approx(1.5 * cost.cycles(2.0))
     assert Parameters(1.5, 2.0).layout_cycles(cost) == pytest.approx(cost.layout_cycles(2.0)) == 2 * 587 + 100
-    # 35 bytes at 2, 15 at 4 cycles; one joining call with 8 bytes; half of three slices with 6 bytes.
-    uneven = Parameters(1.5, 2.0, square=4.0, joined=1.0, sliced=0.5)
-    assert uneven.layout_cycles(cost) == pytest.approx((2 + 1 + 1.5) * 587 + (35 + 8 + 3) * 2.0 + 15 * 4.0)
+    uneven = Parameters(1.5, 2.0, square=4.0)  # 35 bytes at 2, 15 at 4 cycles
+    assert uneven.layout_cycles(cost) == pytest.approx(2 * 587 + 35 * 2.0 + 15 * 4.0)
     scaled = Parameters(1.0, 0.0, products=2.0, batched=3.0, wide=1.5, exchange=5.0, sync=7.0)
     assert scaled.cycles(cost) == pytest.approx(2 * 60 + 3 * (40 + 0.5 * 10) + 30 + 5 * 20 + 7 * 10 + 2 * 587)
 
@@ -140,7 +138,10 @@ def test_arrays_of_draws_say_what_each_draw_says(machine, load):
     config = load(LARGE)
     pipeline, unpacked = machine.pipeline(config), machine.pipeline(config, arrangement=UNPACKED, depth=1)
     drawn = replace(
-        uncertainty.prior(4, 7), factor=np.linspace(0.8, 1.1, 4), replica_seconds=np.linspace(0.001, 0.02, 4)
+        uncertainty.prior(4, 7),
+        factor=np.linspace(0.8, 1.1, 4),
+        replica_seconds=np.linspace(0.001, 0.02, 4),
+        framework=np.linspace(0.9, 1.2, 4),
     )
     for value in (
         pipeline.pipeline_cycle,
@@ -165,13 +166,16 @@ def test_what_only_the_product_mask_leaves_open(machine, load):
     )
     cost, plain = packed.ipus[1].total, unpacked.ipus[1].total
     assert 0 < cost.wide < cost.batched < cost.matmul and 0 < cost.square_bytes < cost.layout_bytes
-    assert plain.wide == plain.joined_bytes == plain.sliced_bytes == 0 and 0 < plain.batched < plain.matmul
-    # Query and key, twice forward, in each of 7 layers: [2, 16, 512, 80] halves; their gradients: [2, 16, 512, 64].
-    assert cost.joined_calls == 7 * 2 * 2 and cost.sliced_calls == 7 * 2
-    assert cost.joined_bytes == cost.joined_calls * -(-2 * 16 * 512 * 80 // 1472) * 2
-    assert cost.sliced_bytes == cost.sliced_calls * -(-2 * 16 * 512 * 64 // 1472) * 2
-    over = [
-        100 * calibration.overhead(packed, unpacked, Parameters(1.0, 3.1, joined=joined, sliced=sliced))
-        for joined, sliced in ((0, 0), (1, 0), (1, 1))
-    ]
-    assert over[0] < 1.3 < over[1] < over[2] < 3.5
+    assert plain.wide == 0 and 0 < plain.batched < plain.matmul
+    # In each of 7 layers query and key are joined to 16 columns, twice forward: [2, 16, 512, 80] halves. Their
+    # gradients are sliced, [2, 16, 512, 64], and stay on their tiles.
+    held = [each for each in packed.ipus[1].held if each.entry.half == ATTENTION]
+    joined = [each for each in held if each.entry.operator.startswith("aten.cat.")]
+    sliced = [each for each in held if each.entry.operator.startswith("aten.slice.") and each.entry.cost.vertices]
+    for found, times, columns in ((joined, 7 * 2, 80), (sliced, 7, 64)):
+        assert [each.times for each in found] == [times, times]
+        num_bytes = -(-2 * 16 * 512 * columns // 1472) * 2
+        assert all(each.entry.cost.vertices == vertices.copy(num_bytes) for each in found)
+        assert all(each.entry.cost.layout_bytes == 0 for each in found)
+    assert all(each.entry.cost.exchange == 0 for each in sliced)
+    assert 0.8 < 100 * calibration.overhead(packed, unpacked, Parameters(1.0, 3.1)) < 1.8

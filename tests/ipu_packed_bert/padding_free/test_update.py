@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from ipu_packed_bert.padding_free import cost, output_layer
 from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator
 from ipu_packed_bert.padding_free.update import IGNORED, accumulate, cross_entropy_sum, loss_sum, mean_loss, take_step
+from ipu_packed_bert.processes.ranks import end_group
 from tests.padding_free_models import a_model, alone, some_examples
 from tests.ranks_at_work import run_all
 from tests.tolerances import assert_same, relative_error
@@ -161,7 +162,7 @@ def one_rank(rank, folder):
     cost.seconds_in_turn = lambda sides, *_, **__: {row: np.array(1e-3 + 1e-6 * (1 + rank) * sum(row)) for row in sides}
     measured = cost.measure_cost(a_model(), max_sequence_length=64)
     assert measured.cost.linear == pytest.approx(2e-6) and measured.constant == pytest.approx(1e-3)
-    torch.distributed.destroy_process_group()
+    end_group()
 
 
 def test_two_ranks_make_the_update_of_one(tmp_path):

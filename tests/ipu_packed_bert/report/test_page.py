@@ -108,7 +108,7 @@ def test_intervals_hold_their_values_and_are_exact_where_no_parameter_enters(pip
         )
 
     moved = {key: 1.3 * getattr(found.parameters, key) for key in ("factor", "layout", "replica_seconds", "products")}
-    moved.update(batched=0.9, exchange=1.1, sync=1.2, wide=1.1, links=1.2, streaming=1.4, joined=0.5, sliced=0.5)
+    moved.update(batched=0.9, exchange=1.1, sync=1.2, wide=1.1, links=1.2, streaming=1.4)
     others = made(dataclasses.replace(found, parameters=dataclasses.replace(found.parameters, **moved)))
     counted = exact = 0
     for table, other in zip(made(found), others):

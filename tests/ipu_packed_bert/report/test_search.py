@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,11 +66,11 @@ def test_the_best_is_the_best_of_all_that_fit(name, ipus):
     best = found.best[0]
     rates = {search.choice_of(each.config): each.rate for each in found.best}
     assert len(machine.asked) == found.fitting > 10 and len(rates) == len(found.best)
-    parameters = calibration.load().parameters
+    drawn = calibration.load().draws.parameters
     for config in machine.asked:
         factor = FACTORS[config.data.max_sequences_per_pack]
-        rate = RoomyIsFast().pipeline(config).sequences_per_second(config.accumulation(factor), factor, parameters)
-        assert rate <= best.rate
+        rates_drawn = RoomyIsFast().pipeline(config).sequences_per_second(config.accumulation(factor), factor, drawn)
+        assert np.median(rates_drawn) <= best.rate
         # Promised only where the plan says that it fits; as large an update, on all IPUs of the pod, by all rules.
         made = plan(config, packing_factor=factor)
         assert made.fits is True and made.fullest <= FULLEST_PUBLISHED
