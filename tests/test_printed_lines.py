@@ -175,7 +175,7 @@ def taken(line, where, monkeypatch):
     named, settings = getattr(args, "config", None), getattr(args, "overrides", None) or []
     for name in named if isinstance(named, list) else [named]:
         if name in shipped_names():
-            loaded(name, settings)
+            loaded(name, settings) if settings else shipped(name)
     executed(line, where)
 
 
