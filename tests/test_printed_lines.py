@@ -1,0 +1,238 @@
+"""What the program and its pages tell a user to type is taken: each `--set`, each command, on the configurations that
+come with the program. Commands are parsed by their own parsers and stop there.
+
+`python -m tests.test_printed_lines FILE` writes the list of what was executed.
+"""
+
+import argparse
+import ast
+import json
+import re
+import shlex
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from ipu_packed_bert import __main__ as packed_bert
+from ipu_packed_bert.report.ipu_bundle import way_out
+from ipu_packed_bert.settings import finetuning, pretraining
+from ipu_packed_bert.settings.launch_lines import compiled_words, start_lines
+from ipu_packed_bert.settings.shipped import config_file, shipped_names
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("ipu", "ipu_check", "cluster")]
+NAMES = shipped_names()
+SET = re.compile(r"--set (\S+?=[^\s;`]+)")
+# Neither tells what to type: the form of a setting.
+_FORMS = {"a.b", "section.key", "KEY"}
+_OF_PRETRAINING = {"engine.half_logits"}  # printed by ipu-check, which takes no other configuration
+EXECUTED = set()  # (line, where it is printed)
+
+
+def loaded(name, settings=()):
+    return (finetuning if name.startswith("finetune") else pretraining).load_config(config_file(name), settings)
+
+
+shipped = lru_cache(None)(loaded)
+
+
+def executed(line, where):
+    EXECUTED.add((" ".join(line.split()), where))
+
+
+# --------------------------------------------------------------------------------------------------- --set in sources
+
+
+def text_of(node):
+    """A text of a source, with NUL where a value goes; None for another expression."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) or "\0" for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return (text_of(node.left) or "\0") + (text_of(node.right) or "\0")
+    return None
+
+
+def texts_of(tree):
+    text = text_of(tree)
+    if text is not None:
+        return [text]
+    return [found for node in ast.iter_child_nodes(tree) for found in texts_of(node)]
+
+
+@lru_cache(None)
+def texts_of_the_program():
+    """(file, text), in the order of the files."""
+    paths = sorted((ROOT / "ipu_packed_bert").rglob("*.py"))
+    return [(path, text) for path in paths for text in texts_of(ast.parse(path.read_text(encoding="utf-8")))]
+
+
+@lru_cache(None)
+def settings_in_sources():
+    """{(key, value)} of every `--set key=value` in a text of the program; value None where it is put in later."""
+    found = {}
+    for path, text in texts_of_the_program():
+        for key, value in re.findall(r"--set \0?([\w.]+)=([\w.\[\]-]*\0?)", text):
+            known = value.rstrip(".") and not re.search(r"\0|[A-Z]|\.\.", value)
+            if key not in _FORMS:
+                found[key, value.rstrip(".") if known else None] = path.relative_to(ROOT).as_posix()
+    return found
+
+
+def setting(config, key):
+    """A (value, whether there is such a setting) of a configuration."""
+    section, _, name = key.partition(".")
+    values = config.sections.get(section)
+    return getattr(values, name, None), hasattr(values, name)
+
+
+def as_typed(value):
+    return json.dumps(value).replace(" ", "")
+
+
+def test_there_are_settings_in_sources():
+    found = settings_in_sources()
+    assert len(found) > 25 and {"placement.layers_per_ipu", "engine.executable"} <= {key for key, _ in found}
+    assert ("engine.half_logits", "true") in found and ("engine.offline_export", None) in found
+
+
+@pytest.mark.parametrize("key, value", sorted(settings_in_sources(), key=str))
+def test_each_setting_in_a_text_of_the_program_is_one(key, value):
+    """Its key is a setting of the configurations that come with the program; the value that is printed is taken."""
+    where = settings_in_sources()[key, value]
+    names = [name for name in NAMES if not (key in _OF_PRETRAINING and name.startswith("finetune"))]
+    having = [name for name in names if setting(shipped(name), key)[1]]
+    assert having, f"{where}: no configuration has {key}"
+    for name in (having[0], having[-1]):
+        own = value or as_typed(setting(shipped(name), key)[0])
+        more = ["placement.replicated_tensor_sharding=false"] if key == "placement.replicas" and own == "1" else []
+        assert loaded(name, [f"{key}={own}", *more]).origins[key] == "--set"
+        executed(f"--set {key}={own}", f"{where}, on {name}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_setting_that_is_printed_for_a_configuration_is_taken(name):
+    """The ways out of a full IPU, fewer replicas, a longer schedule, a program compiled elsewhere."""
+    config = shipped(name)
+    texts = [config.on_replicas(1), compiled_words("program", 1)]
+    if isinstance(config, pretraining.Config):
+        texts += way_out(config, ipu=None, smaller=None)
+        texts.append(pretraining.schedule_too_short("", 2 * config.run.steps, config.run.steps))
+    lines = dict.fromkeys(tuple(each.rstrip(",") for each in SET.findall(text)) for text in texts)
+    assert len(lines) >= (2 if name.startswith("finetune") else 4)
+    for settings in lines:
+        if settings:
+            changed = loaded(name, settings)
+            assert all(changed.origins[each.partition("=")[0]] == "--set" for each in settings)
+            executed(" ".join(f"--set {each}" for each in settings), f"printed for {name}")
+
+
+# ----------------------------------------------------------------------------------------------------------- commands
+
+
+class _Parsed(Exception):
+    """The command line was taken."""
+
+
+def parse(words, monkeypatch):
+    """What a command's own parser makes of its words; the command does not run."""
+    original = argparse.ArgumentParser.parse_args
+
+    def parse_args(self, args=None, namespace=None):
+        raise _Parsed(original(self, args, namespace))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+        patched.setattr(sys, "argv", ["packed-bert", *words])
+        with pytest.raises(_Parsed) as taken:
+            packed_bert.main(words)
+    return taken.value.args[0]
+
+
+def own_words(line):
+    """The words of a command of packed-bert in a line that is typed; None where it is another program's."""
+    words = shlex.split(line.split(" # ")[0], comments=False)
+    for start, more in (
+        (["packed-bert"], []),
+        (["python", "-m", "ipu_packed_bert"], []),
+        (["-m", "ipu_packed_bert"], []),
+        (["python", "run_pretraining.py"], ["pretrain"]),
+        (["run_pretraining.py"], ["pretrain"]),
+    ):
+        for place in range(len(words) - len(start) + 1):
+            if words[place : place + len(start)] == start:
+                return more + words[place + len(start) :]
+    return None
+
+
+def taken(line, where, monkeypatch):
+    words = own_words(line)
+    assert words and words[0] in packed_bert.COMMANDS, line
+    args = parse(words, monkeypatch)
+    named, settings = getattr(args, "config", None), getattr(args, "overrides", None) or []
+    for name in named if isinstance(named, list) else [named]:
+        if name in shipped_names():
+            loaded(name, settings) if settings else shipped(name)
+    executed(line, where)
+
+
+def lines_of_pages():
+    """Each line of a block, and each whole command in running text."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                if not line.startswith("#") and own_words(line) is not None:
+                    yield page.name, " ".join(line.split(" # ")[0].split())
+        for line in re.findall(r"`(packed-bert [^`]*--[^`]*)`", text):
+            if "..." not in line:
+                yield page.name, line
+
+
+def test_there_are_lines_on_the_pages():
+    assert len(list(lines_of_pages())) > 20 and any("srun" in line for _, line in lines_of_pages())
+
+
+@pytest.mark.parametrize("page, line", list(dict.fromkeys(lines_of_pages())))
+def test_each_command_of_a_page_is_taken(page, line, monkeypatch):
+    taken(line, page, monkeypatch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_line_that_the_plan_prints_is_taken(name, monkeypatch):
+    text = "\n".join(start_lines(shipped(name))).replace("\\\n", " ")
+    lines = [line.strip() for line in text.splitlines() if own_words(line) is not None]
+    assert lines
+    for line in lines:
+        taken(re.sub(r"^(start|poprun|\d+ hosts) +", "", line), f"plan of {name}", monkeypatch)
+
+
+def test_each_command_in_a_text_of_the_program_exists():
+    """Words of this program in a message: `packed-bert NAME`."""
+    found = {name for _, text in texts_of_the_program() for name in re.findall(r"packed-bert ([a-z][a-z-]+)\b", text)}
+    assert len(found) > 5 and found <= set(packed_bert.COMMANDS), found - set(packed_bert.COMMANDS)
+
+
+def test_a_line_that_is_wrong_is_found(monkeypatch):
+    with pytest.raises(ValueError):
+        taken("packed-bert plan --config packed_phase2_pod16 --hitsogram x", "", monkeypatch)
+    with pytest.raises(ValueError, match="micro_bach"):
+        taken("packed-bert plan --config packed_phase2_pod16 --set batch.micro_bach=3", "", monkeypatch)
+    with pytest.raises(AssertionError):
+        taken("packed-bert pretrian --config packed_phase2_pod16", "", monkeypatch)
+
+
+if __name__ == "__main__":
+
+    class Plugin:
+        """Keeps what the tests executed, which pytest imports anew."""
+
+        def pytest_sessionfinish(self, session):
+            lines = session.items[0].module.EXECUTED
+            text = "".join(f"{line}    [{where}]\n" for line, where in sorted(lines))
+            Path(sys.argv[1]).write_text(text, encoding="utf-8")
+
+    raise SystemExit(pytest.main(["-q", "-n", "0", __file__], plugins=[Plugin()]))
