@@ -336,12 +336,12 @@ class _Check:
 
     def expected(self) -> str:
         """How long the stages to come take, in words: nobody has published the seconds of a compilation."""
-        updates, seconds = self.args.updates, self.bundle["predicted"].get("seconds")
+        seconds = self.bundle["predicted"].get("seconds") if self.kind == "ipu" else None
         each = "" if seconds is None else f" of {seconds:.2f} s on the IPUs"
-        twice = " (twice)" if self.args.count else ""
+        updates = "no update" if self.kind == "none" else f"{self.args.updates} updates{each}, slower with the profile"
         return (
-            f"to come: compiling, in silence, some ten minutes to an hour for a large BERT{twice}; "
-            f"then {updates} updates{each}, slower with the profile, which takes some minutes to write and to read"
+            f"to come: compiling, in silence, ten minutes to an hour for a large BERT{' twice' * self.args.count}; "
+            f"then {updates}; minutes for the profile itself"
         )
 
     @property

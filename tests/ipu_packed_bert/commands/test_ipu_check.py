@@ -237,8 +237,9 @@ def test_fewer_ipus_than_wanted(check):
     assert bundle["configuration"]["replicas"] == 1 and bundle["device"]["attached"] == 2
 
 
-def test_without_ipus_the_program_is_compiled(check):
+def test_without_ipus_the_program_is_compiled(check, capsys):
     status, bundle = check(ipus=0)
+    assert "for a large BERT; then no update;" in capsys.readouterr().out
     left_out = dict.fromkeys(("loaded", "updates", "counted"), "left out")
     assert status == 1 and statuses(bundle) == {**dict.fromkeys(STAGES, "done"), "attached": "failed", **left_out}
     assert bundle["measured"]["program_bytes"] > 0 and bundle["measured"]["memory"]
