@@ -53,8 +53,18 @@ def ragged_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     lengths = np.asarray(lengths, dtype=np.int64)
     shift = np.asarray(starts, dtype=np.int64) - starts_of(lengths)
     index = np.repeat(shift, lengths)
-    index += np.arange(len(index), dtype=np.int64)
+    index += _counting(len(index))
     return index
+
+
+def _counting(count: int) -> np.ndarray:
+    """0, 1, ... below `count`, int64; not to be written to."""
+    return _counting_to(1 << count.bit_length())[:count] if count <= 4 * _BLOCK else np.arange(count, dtype=np.int64)
+
+
+@lru_cache(maxsize=64)
+def _counting_to(count: int) -> np.ndarray:
+    return np.arange(count, dtype=np.int64)
 
 
 # Values handled at a time, so that intermediate columns stay in the processor's cache.
@@ -151,6 +161,21 @@ class Sequences:
             else []
         )
 
+    def part(self, first: int, end: int) -> Sequences:
+        """The sequences from number `first` up to `end`, which is not among them; not copied."""
+        token, last_token, masked, last_masked = (
+            int(counts[:row].sum(dtype=np.int64))
+            for counts in (self.lengths, self.prediction_counts)
+            for row in (first, end)
+        )
+        return Sequences(
+            self.lengths[first:end],
+            {name: values[token:last_token] for name, values in self.tokens.items()},
+            self.prediction_counts[first:end],
+            {name: values[masked:last_masked] for name, values in self.predictions.items()},
+            {name: values[first:end] for name, values in self.scalars.items()},
+        )
+
     def take(self, order: np.ndarray) -> Sequences:
         """The sequences with the numbers `order` [m], in that order; each may come any number of times."""
         lengths, counts = self.lengths[order], self.prediction_counts[order]
@@ -196,6 +221,13 @@ def _weights_of(count: int, stream: int) -> np.ndarray:
     return _mixed(numbers) | np.uint64(1)
 
 
+@lru_cache(maxsize=64)
+def _sums_of_weights(count: int, stream: int) -> np.ndarray:
+    """Of the first 0, 1, ... `count` weights, modulo 2**64."""
+    sums: np.ndarray = np.append(np.uint64(0), np.cumsum(_weights_of(count, stream)))
+    return sums
+
+
 def _ragged_sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Sum of each row modulo 2**64, uint64 [n]; rows may be empty."""
     sums = np.zeros(len(lengths), dtype=np.uint64)
@@ -212,22 +244,7 @@ def digest(sequences: Sequences) -> int:
     exactly once without holding the sequences: a lost, repeated or changed one gives another sum (but for a chance of
     2**-64).
     """
-    if not len(sequences):
-        return 0
-    predictions_before = np.concatenate([[0], np.cumsum(sequences.prediction_counts, dtype=np.int64)])
-    total = 0
-    for row, row_end, token, token_end in _blocks_of(sequences.lengths):
-        masked = slice(int(predictions_before[row]), int(predictions_before[row_end]))
-        total += _digest(
-            Sequences(
-                sequences.lengths[row:row_end],
-                {name: values[token:token_end] for name, values in sequences.tokens.items()},
-                sequences.prediction_counts[row:row_end],
-                {name: values[masked] for name, values in sequences.predictions.items()},
-                {name: values[row:row_end] for name, values in sequences.scalars.items()},
-            )
-        )
-    return total % (1 << 64)
+    return sum(_digest(sequences.part(row, end)) for row, end, _, _ in _blocks_of(sequences.lengths)) % (1 << 64)
 
 
 def _digest(sequences: Sequences) -> int:
@@ -238,13 +255,14 @@ def _digest(sequences: Sequences) -> int:
     for columns, rows in groups:
         if not columns:
             continue
-        place = np.arange(int(rows.sum()), dtype=np.int64)
-        place -= np.repeat(starts_of(rows), rows)
+        place = ragged_index(np.zeros_like(rows), rows)
         for name in sorted(columns):
             stream += 1
-            terms = _weights(int(rows.max()), stream)[place]
-            terms *= columns[name].astype(np.uint64) + np.uint64(1)
-            total += _ragged_sums(terms, rows)
+            weights = _weights(int(rows.max()), stream)
+            terms = weights[place]
+            terms *= columns[name].astype(np.uint64)
+            # The sum of weight times value + 1, so that a value of 0 counts too.
+            total += _ragged_sums(terms, rows) + _sums_of_weights(len(weights), stream)[rows]
             _mixed(total)
     for name in sorted(sequences.scalars):
         stream += 1

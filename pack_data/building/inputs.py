@@ -148,7 +148,7 @@ class _BuildInput(abc.ABC):
         return size
 
     def packed_schema(self, schema: PackSchema, notes: Sequence[_Note]) -> PackSchema:
-        """The schema of the parts with the types that the packs need."""
+        """The schema of the parts with the types that these parts, or packs of them, need."""
         return schema
 
 
@@ -288,15 +288,16 @@ def _make_source_part(task: _SourceTask) -> _Note:
     for column in task.schema.columns:
         values = columns[column.axis][column.name]
         if len(values):
-            ranges[column.name] = [int(values.min()), int(values.max())]
-    return save_examples(Path(task.work), task.part, task.sequences, task.schema, documents=0, ranges=ranges)
+            ranges[column.name] = (int(values.min()), int(values.max()))
+    schema = _narrowed(task.schema, ranges)
+    return save_examples(Path(task.work), task.part, task.sequences, schema, documents=0, ranges=ranges)
 
 
 class _SourceInput(_BuildInput):
     """Sequences made elsewhere, in one of the formats of pack_data.formats.
 
-    The largest id is known only after the last record. So the parts have the widest types, and the packs the smallest
-    types that hold what was read.
+    The largest id is known only after the last record. So each part has the smallest types that hold its values, and
+    the packs those that hold all.
     """
 
     def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> None:
@@ -374,20 +375,24 @@ class _SourceInput(_BuildInput):
         return size or ids
 
     def packed_schema(self, schema: PackSchema, notes: Sequence[_Note]) -> PackSchema:
-        """The smallest types that hold the values of all parts. All token ids have one type."""
-        ranges, bert = _ranges(notes), schema.kind == BERT
-        # The types of positions and labels follow from the shape of the pack.
-        own = {"first_segment_lengths", "next_sentence_labels", "masked_lm_positions"} if bert else set()
+        return _narrowed(schema, _ranges(notes))
 
-        def narrowed(column: StoredColumn) -> StoredColumn:
-            if column.name in own:
-                return column
-            low, high = _range_of_ids(ranges) if bert and column.name in _IDS else ranges.get(column.name, (0, 0))
-            signed = (("|i1", 7), ("<i2", 15), ("<i4", 31))
-            fitting = (name for name, bits in signed if low >= -(1 << bits) and high < 1 << bits)
-            return replace(column, dtype=smallest_type(high) if low >= 0 else next(fitting))
 
-        return replace(schema, columns=tuple(map(narrowed, schema.columns)))
+def _narrowed(schema: PackSchema, ranges: Mapping[str, Tuple[int, int]]) -> PackSchema:
+    """The smallest types that hold the values. All token ids have one type."""
+    # The types of positions and labels follow from the shape of the pack.
+    own = {"first_segment_lengths", "next_sentence_labels", "masked_lm_positions"} if schema.kind == BERT else set()
+
+    def narrowed(column: StoredColumn) -> StoredColumn:
+        if column.name in own:
+            return column
+        of_ids = schema.kind == BERT and column.name in _IDS
+        low, high = _range_of_ids(ranges) if of_ids else ranges.get(column.name, (0, 0))
+        signed = (("|i1", 7), ("<i2", 15), ("<i4", 31))
+        fitting = (name for name, bits in signed if low >= -(1 << bits) and high < 1 << bits)
+        return replace(column, dtype=smallest_type(high) if low >= 0 else next(fitting))
+
+    return replace(schema, columns=tuple(map(narrowed, schema.columns)))
 
 
 def _ranges(notes: Sequence[_Note]) -> Dict[str, Tuple[int, int]]:

@@ -353,7 +353,17 @@ class Stages:
         count, first_shard = -(-packing.packs // per_shard), len(side.former.shards) if side.former else 0
         totals = _totals(side)
         sort_tasks = [
-            SortTask(str(work.resolve()), part, totals[part], group, first, parts_schema, per_shard, count)
+            SortTask(
+                str(work.resolve()),
+                part,
+                totals[part],
+                group,
+                first,
+                self.input.packed_schema(parts_schema, notes[part : part + 1]),
+                schema,
+                per_shard,
+                count,
+            )
             for part, (group, first) in enumerate(places_of_parts(totals))
             if not (work / file_of("sorted", part, "npy")).exists()
         ]
@@ -385,7 +395,6 @@ class Stages:
                         first_shard + number,
                         packs_of(number),
                         between,
-                        parts_schema,
                         schema,
                         per_shard,
                     )

@@ -250,7 +250,8 @@ class SortTask:
     totals: RunningTotals
     group: int  # of parts, whose files hold the places
     first: int  # number of the part's first sequence in that group
-    schema: PackSchema
+    part_schema: PackSchema  # of the part's file, with its own types
+    schema: PackSchema  # of the packs, with types for the values of all parts
     packs_per_shard: int
     shards: int
 
@@ -270,7 +271,7 @@ def sort_part(task: SortTask) -> int:
     source, index_file = work / file_of("examples", task.part, "bin"), work / file_of("sorted", task.part, "npy")
     if index_file.exists():  # a cluster may run a finished task again
         return task.part
-    sequences = SpillFormat.of(task.schema).read(source, task.totals, RunningTotals(0, 0, 0), task.totals)
+    sequences = SpillFormat.of(task.part_schema).read(source, task.totals, RunningTotals(0, 0, 0), task.totals)
     own = slice(task.first, task.first + task.totals.sequences)
     names = places_names(task.group)
     pack, slots = (_places(work, name)[own].astype(np.int64) for name in names)
@@ -316,7 +317,6 @@ class ShardTask:
     packs: int
     # For each part: its totals, and the running totals where this shard begins and ends.
     runs: Tuple[Tuple[RunningTotals, RunningTotals, RunningTotals], ...]
-    parts_schema: PackSchema  # of the sorted files; ids from foreign files have a wider type there
     schema: PackSchema  # of the packs
     packs_per_shard: int
 
@@ -324,7 +324,7 @@ class ShardTask:
 def make_shard(task: ShardTask) -> Dict[str, Any]:
     """Gathers the sequences of a shard, writes its packs, then its note with the checksums."""
     work = Path(task.work)
-    spill = _sorted_format(task.parts_schema, task.packs_per_shard)
+    spill = _sorted_format(task.schema, task.packs_per_shard)
     blocks = [
         spill.read(work / file_of("sorted", part, "bin"), *run)
         for part, run in enumerate(task.runs)

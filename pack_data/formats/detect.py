@@ -231,23 +231,48 @@ class Source:
         `foreign_lost`, those that the first record lacks too.
         ValueError, naming the record, where a sequence has more than `longest` tokens or other columns than the first.
         """
+        waiting: List[Sequences] = []
+        for piece in self._pieces(longest):
+            waiting.append(piece)
+            while sum(map(len, waiting)) >= size:
+                joined = Sequences.concatenate(waiting)
+                yield joined.part(0, size)
+                waiting = [joined.part(size, len(joined))]
+        if sum(map(len, waiting)):
+            yield Sequences.concatenate(waiting)
+
+    def _pieces(self, longest: Optional[int]) -> Iterator[Sequences]:
         records = self.examples()
         first = next(records, None)
         if first is None:
             return
-        scalars = integer_columns(first)
-        records = chain([first], records)
-        # Small blocks first: examples as Python numbers take ten times the memory.
-        small = (self._block(block, first, scalars, longest) for block in iter(lambda: list(islice(records, 512)), []))
-        waiting: List[Sequences] = []
-        for block in small:
-            waiting.append(block)
-            while sum(map(len, waiting)) >= size:
-                joined = Sequences.concatenate(waiting)
-                yield joined.take(np.arange(size))
-                waiting = [joined.take(np.arange(size, len(joined)))]
-        if sum(map(len, waiting)):
-            yield Sequences.concatenate(waiting)
+        scalars, module = integer_columns(first), module_of(self.format)
+        if self.kind != "tokens" or not hasattr(module, "blocks"):
+            yield from self._checked(chain([first], records), first, scalars, longest)
+            return
+        self.bad = BadRecords(self.skip_bad, self.max_record_bytes)
+        for file in self.files:
+            for read in module.blocks(file, self.bad, **self.options):
+                found = read.columns()
+                if (
+                    found is not None
+                    and list(found.tokens) == list(first.value)
+                    and found.scalars.keys() >= set(scalars)
+                    and (longest is None or found.lengths.max() <= longest)
+                ):
+                    self.foreign_lost = tuple(sorted({*self.foreign_lost, *read.foreign} - set(scalars)))
+                    yield Sequences.of_tokens(
+                        found.lengths, found.tokens, {name: found.scalars[name] for name in scalars}
+                    )
+                    continue
+                yield from self._checked(iter(read.records()), first, scalars, longest)
+
+    def _checked(
+        self, records: Iterator[Record], first: Record, scalars: Sequence[str], longest: Optional[int]
+    ) -> Iterator[Sequences]:
+        # Small blocks: examples as Python numbers take ten times the memory.
+        for block in iter(lambda: list(islice(records, 512)), []):
+            yield self._block(block, first, scalars, longest)
 
     def _block(self, block: List[Record], first: Record, scalars: Sequence[str], longest: Optional[int]) -> Sequences:
         plain = self.unpacked_kind == "tokens"

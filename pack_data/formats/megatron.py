@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import Iterator, NamedTuple
+from functools import partial
+from typing import BinaryIO, Iterator, NamedTuple, Optional
 
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.formats.records import Record, RecordError, integers
+from pack_data.formats.records import Record, RecordBlock, RecordError, fits, integers
 from pack_data.reading.files import open_regular
+from pack_data.sequences import Sequences
 
 MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
+_TOKENS = 1 << 20  # read at a time
 # Code -> type; 6 and 7 are floats, which are no token ids.
 _TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 class _Index(NamedTuple):
+    path: str
     dtype: np.dtype
     lengths: np.ndarray  # int32 [sequences], in tokens
     pointers: np.ndarray  # int64 [sequences], in bytes
@@ -52,27 +56,57 @@ def _index(path: str) -> _Index:
         if size < needed:
             raise ValueError(f"{path}: {size} bytes where its header needs {needed}; the file is cut, copy it again")
         lengths = np.frombuffer(file.read(4 * sequences), "<i4")
-        return _Index(np.dtype(_TYPES[code]), lengths, np.frombuffer(file.read(8 * sequences), "<i8"))
+        return _Index(path, np.dtype(_TYPES[code]), lengths, np.frombuffer(file.read(8 * sequences), "<i8"))
+
+
+def blocks(path: str, bad: BadRecords) -> Iterator[RecordBlock]:
+    """The sequences in the order of the index, about a million tokens at a time."""
+    index, data = _index(path), tokens_file(path)
+    ends = np.cumsum(index.lengths, dtype=np.int64)
+    with open_regular(data) as file:
+        first = 0
+        while first < len(ends):
+            begun = int(ends[first - 1]) if first else 0
+            end = max(first + 1, int(np.searchsorted(ends, begun + _TOKENS)))
+            yield RecordBlock(
+                partial(_columns, file, index, first, end, bad), partial(_records, file, index, first, end, bad)
+            )
+            first = end
 
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
     """The sequences in the order of the index."""
-    index, data = _index(path), tokens_file(path)
-    size, width = os.path.getsize(data), index.dtype.itemsize
-    with open_regular(data) as file:
-        for number in range(len(index.lengths)):
-            length, start, origin = int(index.lengths[number]), int(index.pointers[number]), Origin(path, number)
-            try:
-                if length < 1 or start < 0 or start + length * width > size:
-                    raise RecordError(
-                        f"{length} tokens from byte {start}; a sequence has at least one, and {os.path.basename(data)} "
-                        f"has {size} bytes"
-                    )
-                if length * width > bad.longest:
-                    raise RecordError(bad.too_long())
-                file.seek(start)
-                ids = integers("input_ids", np.frombuffer(file.read(length * width), index.dtype))
-            except RecordError as error:
-                bad.add(origin, str(error))
-                continue
-            yield Record(origin, {"input_ids": ids})
+    for block in blocks(path, bad):
+        yield from block.records()
+
+
+def _columns(file: BinaryIO, index: _Index, first: int, end: int, bad: BadRecords) -> Optional[Sequences]:
+    lengths, pointers = index.lengths[first:end].astype(np.int64), index.pointers[first:end]
+    sizes = lengths * index.dtype.itemsize
+    if lengths.min() < 1 or pointers[0] < 0 or sizes.max() > bad.longest or (np.diff(pointers) != sizes[:-1]).any():
+        return None
+    file.seek(int(pointers[0]))
+    ids = np.frombuffer(file.read(int(sizes.sum())), np.uint8)
+    if len(ids) < sizes.sum() or not fits("input_ids", ids.view(index.dtype)):
+        return None
+    return Sequences.of_tokens(lengths, {"input_ids": ids.view(index.dtype)})
+
+
+def _records(file: BinaryIO, index: _Index, first: int, end: int, bad: BadRecords) -> Iterator[Record]:
+    size, width = os.path.getsize(file.name), index.dtype.itemsize
+    for number in range(first, end):
+        length, start, origin = int(index.lengths[number]), int(index.pointers[number]), Origin(index.path, number)
+        try:
+            if length < 1 or start < 0 or start + length * width > size:
+                raise RecordError(
+                    f"{length} tokens from byte {start}; a sequence has at least one, and "
+                    f"{os.path.basename(file.name)} has {size} bytes"
+                )
+            if length * width > bad.longest:
+                raise RecordError(bad.too_long())
+            file.seek(start)
+            ids = integers("input_ids", np.frombuffer(file.read(length * width), index.dtype))
+        except RecordError as error:
+            bad.add(origin, str(error))
+            continue
+        yield Record(origin, {"input_ids": ids})

@@ -14,8 +14,9 @@ An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; writte
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
@@ -24,18 +25,21 @@ from pack_data.formats.records import (
     DERIVED,
     PACK_FIELDS,
     Record,
+    RecordBlock,
     RecordError,
     RowWidths,
     checked_pack,
     checked_token_pack,
     content_of,
     example_from_columns,
+    fits,
     integers,
     tokens_from_columns,
 )
 from pack_data.reading.fields import one_line, shown
 from pack_data.reading.files import open_regular, replacing
 from pack_data.reading.packages import load_package
+from pack_data.sequences import Sequences
 
 ROWS = 1024  # read and written at a time; a row group, so that damage costs few rows
 PARQUET_MAGIC, FILE_MAGIC = b"PAR1", b"ARROW1"
@@ -207,6 +211,13 @@ class _Lists:
             raise RecordError(f"{self._name} is null or holds a null")
         return self._values[begin:end]
 
+    def together(self) -> Optional[Tuple[np.ndarray, np.ndarray]]:
+        """The lengths of all rows, and their values, one after another; None where one is null."""
+        if self._null is not None or self._arrow_values is not None:
+            return None
+        offsets = self._offsets.astype(np.int64)
+        return np.diff(offsets), self._values[offsets[0] : offsets[-1]]
+
 
 def _lists(batch, names: Iterable[str]) -> Dict[str, _Lists]:
     return {name: _Lists(name, batch.column(batch.schema.get_field_index(name))) for name in names}
@@ -216,35 +227,69 @@ def _batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
     return (_parquet_batches if _magic(path).startswith(PARQUET_MAGIC) else _arrow_batches)(path, bad)
 
 
-def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
+def blocks(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[RecordBlock]:
     """The records of one file, in its order."""
     content, own = _kind(path, _schema(path), columns)
+    for start, batch in _batches(path, bad):
+        foreign = tuple(name for name in batch.schema.names if name not in own)
+        lists = _lists(batch, own)
+        together = partial(_columns, batch, lists, foreign) if content == "tokens" else lambda: None
+        yield RecordBlock(together, partial(_records, path, content, start, batch, lists, foreign, bad), foreign)
+
+
+def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
+    """The records of one file, in its order."""
+    for block in blocks(path, bad, columns):
+        yield from block.records()
+
+
+def _columns(batch, lists: Mapping[str, _Lists], foreign: Sequence[str]) -> Optional[Sequences]:
+    columns: Dict[str, np.ndarray] = {}
+    lengths = np.zeros(0, np.int64)
+    for name, values in lists.items():
+        found = values.together()
+        if found is None or not fits(name, found[1]) or (columns and not np.array_equal(found[0], lengths)):
+            return None
+        lengths, columns[name] = found
+    mask = columns.pop("attention_mask", None) if len(columns) > 1 else None
+    if not len(lengths) or lengths.min() < 1 or (mask is not None and (mask != 1).any()):
+        return None
+    scalars = {}
+    for name in foreign:
+        column = batch.column(batch.schema.get_field_index(name))
+        if _arrow().types.is_integer(column.type) and not column.null_count:
+            values = column.to_numpy(zero_copy_only=False)
+            if fits(name, values):
+                scalars[name] = values.astype(np.int64)
+    return Sequences.of_tokens(lengths, columns, scalars)
+
+
+def _records(
+    path: str, content: str, start: int, batch, lists: Mapping[str, _Lists], names: Sequence[str], bad: BadRecords
+) -> Iterator[Record]:
     readers: Dict[str, Callable[[Dict[str, np.ndarray]], Any]] = {
         "packs": lambda row: checked_pack(row)[0],
         "examples": example_from_columns,
         "tokens": tokens_from_columns,
         "token_packs": dict,
     }
-    value_of = readers[content]
-    for start, batch in _batches(path, bad):
-        lists = _lists(batch, own)
-        foreign = {name: batch.column(index) for index, name in enumerate(batch.schema.names) if name not in lists}
-        for row in range(batch.num_rows):
-            origin = Origin(path, start + row)
-            others = {name: values[row] for name, values in foreign.items()}
-            try:
-                value = value_of({name: values[row] for name, values in lists.items()})
-                if content == "token_packs":
-                    value = _with_numbers(value) if "input_mask" not in value else value
-                    # Lists of another length are not one value a token: foreign.
-                    wide = len(value["input_mask"])
-                    whole = {name: each for name, each in value.items() if name == "positions" or len(each) == wide}
-                    others.update({name: each for name, each in value.items() if name not in whole})
-                    value = checked_token_pack(whole)[0]
-            except RecordError as error:
-                bad.add(origin, str(error))
-                continue
-            yield Record(origin, value, others)
+    foreign = {name: batch.column(batch.schema.get_field_index(name)) for name in names}
+    for row in range(batch.num_rows):
+        origin = Origin(path, start + row)
+        others = {name: values[row] for name, values in foreign.items()}
+        try:
+            value = readers[content]({name: values[row] for name, values in lists.items()})
+            if content == "token_packs":
+                value = _with_numbers(value) if "input_mask" not in value else value
+                # Lists of another length are not one value a token: foreign.
+                wide = len(value["input_mask"])
+                whole = {name: each for name, each in value.items() if name == "positions" or len(each) == wide}
+                others.update({name: each for name, each in value.items() if name not in whole})
+                value = checked_token_pack(whole)[0]
+        except RecordError as error:
+            bad.add(origin, str(error))
+            continue
+        yield Record(origin, value, others)
 
 
 def shape(path: str, columns: Sequence[str] = ()) -> RowWidths:

@@ -13,13 +13,13 @@ Records are counted from 0 within their file.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.cli.bad_records import Origin
 from pack_data.reading.fields import named
-from pack_data.sequences import Example
+from pack_data.sequences import Example, Sequences
 from pack_data.store.packs import FIELDS as PACK_FIELDS
 
 UNPACKED = {"examples": "examples", "packs": "examples", "tokens": "tokens", "token_packs": "tokens"}
@@ -99,6 +99,15 @@ class Record(NamedTuple):
     foreign: Mapping[str, Any] = {}
 
 
+class RecordBlock(NamedTuple):
+    """Some records of token sequences in a row, read at once."""
+
+    # Their columns, with each foreign column of one integer; None where anything is wrong with one of them.
+    columns: Callable[[], Optional[Sequences]]
+    records: Callable[[], Iterable[Record]]  # one by one; names those that are wrong
+    foreign: Tuple[str, ...] = ()
+
+
 class RowWidths(NamedTuple):
     """Row widths of a fixed-width file: S slots, P predictions, D sequences (None where the file has no such width)."""
 
@@ -114,6 +123,14 @@ class RowWidths(NamedTuple):
 
 
 # ---- one example -------------------------------------------------------------------------------------------------
+
+
+def fits(name: str, values: np.ndarray) -> bool:
+    """Whether this is a column of a token sequence: whole numbers of 32 bits, ids from 0 on."""
+    if values.dtype.kind not in "iu":
+        return False
+    least = 0 if name == "input_ids" else -(2**31)
+    return not len(values) or (int(values.min()) >= least and int(values.max()) <= LARGEST_ID)
 
 
 def integers(name: str, values: np.ndarray, largest: int = LARGEST_ID) -> np.ndarray:

@@ -1,0 +1,87 @@
+"""Token sequences read in blocks: what reading one record after another gives, in both good and damaged files."""
+
+import numpy as np
+import pytest
+
+from pack_data.formats import megatron
+from pack_data.formats.detect import Source, open_source
+from pack_data.sequences import Sequences
+from tests.token_sequences import random_sequences, write_megatron
+
+ROWS = 2500
+
+
+def parquet_file(path, sequences, masked=(), **columns):
+    """Rows of `sequences` with an attention_mask; those of the numbers `masked` have padding behind their tokens."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    padded = [each and each + [0] * (2 * (number in masked)) for number, each in enumerate(sequences)]
+    masks = [
+        each and [1] * (len(each) - 2 * (number in masked)) + [0] * (2 * (number in masked))
+        for number, each in enumerate(padded)
+    ]
+    parquet.write_table(pyarrow.table({"input_ids": padded, "attention_mask": masks, **columns}), str(path))
+    return path
+
+
+def read_both_ways(source, monkeypatch, **options):
+    """Blocks as they are read, and from one record after another; how many pieces were checked by record."""
+    checked, real = [], Source._block
+    monkeypatch.setattr(Source, "_block", lambda self, block, *rest: checked.append(block) or real(self, block, *rest))
+    found = Sequences.concatenate(list(source.blocks(700, **options)))
+    by_record, lost = len(checked), source.foreign_lost
+    bad = [str(each) for each in source.bad.found]
+    records = source.examples()
+    expected = Sequences.concatenate(list(source._checked(records, next(source.examples()), sorted(found.scalars), 99)))
+    assert (source.foreign_lost, [str(each) for each in source.bad.found]) == (lost, bad)
+    for name in ("lengths", "prediction_counts"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name))
+    for name in ("tokens", "scalars"):
+        first, second = getattr(found, name), getattr(expected, name)
+        assert list(first) == list(second) and all(np.array_equal(first[each], second[each]) for each in first)
+    return found, by_record
+
+
+def test_megatron(tmp_path, monkeypatch):
+    monkeypatch.setattr(megatron, "_TOKENS", 3000)
+    given = random_sequences(ROWS)
+    source = open_source(write_megatron(tmp_path / "good", given, 4, "<i4"))
+    found, by_record = read_both_ways(source, monkeypatch)
+    assert len(found) == ROWS and not by_record
+    given[1700] = [5, -1]
+    source = open_source(write_megatron(tmp_path / "bad", given, 4, "<i4"), skip_bad=1)
+    found, by_record = read_both_ways(source, monkeypatch)
+    assert len(found) == ROWS - 1 and 0 < by_record < 5 and "record 1700" in str(source.bad.found[0])
+
+
+def test_parquet(tmp_path, monkeypatch):
+    given = random_sequences(ROWS)
+    more = {"number": list(range(ROWS)), "text": ["a"] * ROWS, "share": [0.5] * ROWS}
+    source = open_source(parquet_file(tmp_path / "good.parquet", given, **more))
+    found, by_record = read_both_ways(source, monkeypatch)
+    assert len(found) == ROWS and not by_record and source.foreign_lost == ("share", "text")
+    assert found.scalars["number"].tolist() == list(range(ROWS))
+    path = parquet_file(
+        tmp_path / "padded.parquet", given, masked=[1200], number=[2**40 * (at > 2100) for at in range(ROWS)]
+    )
+    with pytest.raises(
+        ValueError, match="record 2101: the integer columns number of the first record are not all here"
+    ):
+        read_both_ways(open_source(path), monkeypatch)
+    given[1800] = None
+    source = open_source(parquet_file(tmp_path / "bad.parquet", given, masked=[1200]), skip_bad=1)
+    found, by_record = read_both_ways(source, monkeypatch)
+    assert len(found) == ROWS - 1 and 0 < by_record < 5 and "record 1800" in str(source.bad.found[0])
+
+
+def test_a_longer_sequence_and_other_columns_are_named(tmp_path):
+    given = random_sequences(ROWS)
+    given[2000] = [7] * 40
+    with pytest.raises(ValueError, match="record 2000: 40 tokens, a pack has 30 slots"):
+        list(open_source(write_megatron(tmp_path / "a", given)).blocks(longest=30))
+    parquet_file(tmp_path / "1.parquet", given, more=given)
+    parquet_file(tmp_path / "2.parquet", given)
+    with pytest.raises(
+        ValueError, match="2.parquet: record 0: columns input_ids where the first record has input_ids, more"
+    ):
+        list(open_source(tmp_path).blocks())
