@@ -4,24 +4,27 @@
 
 Times a mask over whole rows and attention within each sequence, forward and backward, over sizes of rows, numbers of
 sequences and widths, and fits `engine.host.attention.COSTS` to them: nanoseconds of a call, a value, a score and a
-multiplication.  The last column is the error that half of the fitted times stay below.
+multiplication.  `LAYER_COSTS` are the nanoseconds of a multiplication in the rest of a layer, in the same column.  The
+last column is the error that half of the fitted times stay below.
 """
 
 from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from ipu_packed_bert.engine.host.attention import AttentionWork, work_of
+from ipu_packed_bert.engine.host.attention import LAYER_COSTS, AttentionWork, work_of
 from ipu_packed_bert.engine.host.devices import clock_of
+from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.model.blocks import blocks_of
 from ipu_packed_bert.model.packed import AttentionMask
-from ipu_packed_bert.model.varlen import BlockContext, BlockRule, SequenceBoundaries
+from ipu_packed_bert.model.varlen import SDPA_BLOCKS, BlockContext, BlockRule, SequenceBlocks
+from ipu_packed_bert.settings.schema import ModelConfig
 from pack_data.cli.command import ArgumentParser, run_main
 from pack_data.cli.timing import seconds_in_turn
 from pack_data.display.table import markdown
@@ -68,21 +71,54 @@ def _beside(
 ) -> Dict[str, AttentionTime]:
     dtype, eager, dropout = kind
     context = BlockContext(BlockRule(lambda tokens, dropout: eager, lambda blocks, rows, slots: True))
-    boundaries = SequenceBoundaries(max(_SEQUENCES), blocks=True)(numbers, dtype)
-    arranged = {"mask": AttentionMask("sdpa")(numbers, dtype), "blocks": boundaries}
+    tokens = SequenceBlocks(SDPA_BLOCKS)(numbers, dtype)
     rows, slots = numbers.shape
-    given = [torch.randn(rows, slots, heads * width, dtype=dtype, requires_grad=True) for _ in range(3)]
+    arranged = {"mask": AttentionMask("sdpa")(numbers, dtype), "blocks": tokens}
+    shapes = {"mask": (rows, slots), "blocks": (1, sum(count * length for count, length in tokens.blocks.groups))}
+    given = {
+        side: [torch.randn(*shape, heads * width, dtype=dtype, requires_grad=True) for _ in range(3)]
+        for side, shape in shapes.items()
+    }
 
     def attend(side: str) -> None:
-        split = [each.view(rows, slots, heads, width).transpose(1, 2) for each in given]
-        context(*split, arranged[side], dropout).transpose(1, 2).reshape(given[0].shape).sum().backward()
+        split = [each.unflatten(2, (heads, width)).transpose(1, 2) for each in given[side]]
+        context(*split, arranged[side], dropout).transpose(1, 2).flatten(2).sum().backward()
 
     clock = clock_of(torch.device("cpu"), of_process=True)
     times = seconds_in_turn({side: partial(attend, side) for side in arranged}, _ROUNDS, clock)
-    blocks = {"mask": blocks_of([slots] * rows)._replace(groups=((rows, slots, True),)), "blocks": boundaries.blocks}
+    blocks = {"mask": blocks_of([slots] * rows)._replace(groups=((rows, slots),)), "blocks": tokens.blocks}
     return {
         side: AttentionTime(work_of(each, heads, width), float(np.median(times[side]))) for side, each in blocks.items()
     }
+
+
+def measure_layer(dtype: torch.dtype) -> List[AttentionTime]:
+    """Times of a layer whose attention does nothing, by the multiplications of its products."""
+    clock = clock_of(torch.device("cpu"), of_process=True)
+    found = []
+    for heads, width in _HEADS:
+        hidden = heads * width
+        model = ModelConfig(hidden_size=hidden, num_heads=heads, intermediate_size=4 * hidden, num_layers=1)
+        encoder = BertModel(model, attention="sdpa", pooler=False).encoder
+        layer: Any = encoder.layer[0]
+        layer.attention.self.context = _Values()
+        for rows, slots in _ROWS:
+            given = torch.randn(rows, slots, hidden, requires_grad=True)
+
+            times = seconds_in_turn({"layer": partial(_compute, encoder, given, dtype)}, _ROUNDS, clock)
+            work = AttentionWork(0, 0, 0, rows * slots * 12 * hidden**2)
+            found.append(AttentionTime(work, float(np.median(times["layer"]))))
+    return found
+
+
+def _compute(encoder: torch.nn.Module, given: torch.Tensor, dtype: torch.dtype) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        encoder(given, None).sum().backward()
+
+
+class _Values(torch.nn.Module):
+    def forward(self, query, key, value, mask, dropout):
+        return value
 
 
 def fit(cases: Sequence[AttentionTime]) -> Tuple[np.ndarray, float]:
@@ -97,13 +133,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     name = "python -m ipu_packed_bert.benchmarks.attention_costs"
     ArgumentParser(prog=name, description=__doc__).parse_args(arguments)
     torch.set_num_threads(1)
-    lines = []
-    for kind in KINDS:
-        for side, cases in measure(kind, np.random.default_rng(0)).items():
-            found, error = fit(cases)
-            costs = [f"{each:.4g}" for each in found]
-            lines.append([str(kind[0])[6:], "eager" if kind[1] else "sdpa", side, *costs, f"{error:.0%}"])
-    print(markdown(["type", "kernel", "attention", "call", "value", "score", "product", "error"], lines))
+    found = {
+        (str(kind[0])[6:], "eager" if kind[1] else "sdpa", side): fit(cases)
+        for kind in KINDS
+        for side, cases in measure(kind, np.random.default_rng(0)).items()
+    }
+    found.update({(str(dtype)[6:], "", "rest of a layer"): fit(measure_layer(dtype)) for dtype in LAYER_COSTS})
+    lines = [[*name, *(f"{each:.4g}" for each in costs), f"{error:.0%}"] for name, (costs, error) in found.items()]
+    print(markdown(["type", "kernel", "computed", "call", "value", "score", "product", "error"], lines))
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -12,8 +12,7 @@ import torch
 from ipu_packed_bert.benchmarks.layouts import HuggingFaceSide, sorted_by_budget
 from ipu_packed_bert.benchmarks.work import BenchmarkWork
 from ipu_packed_bert.data.global_batches import SameSequences
-from ipu_packed_bert.engine.base import StepResult
-from ipu_packed_bert.engine.host import HostEngine, pick_attention
+from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.engine.host.attention import dense_attention
 from ipu_packed_bert.engine.host.devices import clock_of, find_device, product_rate
 from ipu_packed_bert.processes.ranks import ONE, Processes
@@ -34,32 +33,16 @@ def _engine(
     return HostEngine(config, Pretraining(config), packing_factor=work.packing_factor, processes=processes)
 
 
-def attentions_beside(config: Config) -> List[Optional[str]]:
-    """Attentions of unpacked rows to be compared with; None: that of the packed ones."""
-    device = find_device(config.engine)
-    if pick_attention(config, Pretraining(config), device).kind != "varlen":
-        return [None]
-    # BERT without packs has a dense attention; one that skips padding can be had there too.
-    return [dense_attention(config.engine.precision, device), "varlen"]
-
-
 def compare_layouts(
-    config: Config,
-    work: BenchmarkWork,
-    *,
-    rounds: int,
-    bar: Any,
-    unpacked_attention: Optional[str] = None,
-    processes: Processes = ONE,
+    config: Config, work: BenchmarkWork, *, rounds: int, bar: Any, processes: Processes = ONE
 ) -> Dict[str, Any]:
-    """Packed and unpacked rows of one length in one precision, in turn.
+    """Packed rows, and unpacked ones of the same length as BERT has them, with a mask of their padding, in turn.
 
-    unpacked_attention: `engine.attention` of the unpacked side, where it is not that of `config`. processes: each has
-    its own share of the work, and their gradients are added up, as in training.
+    processes: each has its own share of the work, and their gradients are added up, as in training.
     """
     engine = other = _engine(config, work, processes=processes)
-    if unpacked_attention is not None:
-        other = _engine(config, work, unpacked_attention, processes)
+    if engine.attention.kind == "varlen":
+        other = _engine(config, work, dense_attention(config.engine.precision, find_device(config.engine)), processes)
     pair = SameSequences(work.packed, work.unpacked)
     dropout = config.model.hidden_dropout > 0.0
     sides = side_by_side(engine, [pair] * rounds, bar=bar, dropout=dropout, unpacked_by=other)
@@ -124,49 +107,6 @@ def compare_sorted(config: Config, work: BenchmarkWork, *, rounds: int, bar: Any
     }
 
 
-def compare_attention(config: Config, work: BenchmarkWork, *, rounds: int, bar: Any) -> Dict[str, Any]:
-    """The packs with the dense attention that is faster in this precision and with attention within each sequence, in
-    turn."""
-    kind = dense_attention(config.engine.precision, find_device(config.engine), dropout=config.model.attention_dropout)
-    engines = {attention: _engine(config, work, attention) for attention in (kind, "varlen")}
-
-    def accumulate(engine: HostEngine, number: int) -> StepResult:
-        result = engine.accumulate(work.packed)
-        engine.optimizer.zero_grad(set_to_none=True)
-        return result
-
-    seconds = []
-    for number, found in rounds_in_turn(
-        {name: partial(accumulate, each) for name, each in engines.items()}, rounds, bar
-    ):
-        dense, varlen = found[kind], found["varlen"]
-        # Dropout differs; the sequences and their number do not.
-        assert abs(dense.loss - varlen.loss) <= 0.02 * abs(dense.loss), (
-            f"other work: losses {dense.loss}, {varlen.loss}"
-        )
-        if number:
-            seconds.append((dense.seconds, varlen.seconds))
-    times = np.array(seconds)
-    low, speed_up, high = quartiles(times[:, 0] / times[:, 1])
-    of_dense, of_varlen = np.median(times, axis=0).tolist()
-    return {
-        "slots": work.slots,
-        "precision": config.engine.precision,
-        "dense_attention": kind,
-        "share_within_sequences": _share_within(work),
-        "dense_seconds": of_dense,
-        "varlen_seconds": of_varlen,
-        "speed_up": speed_up,
-        "speed_up_quartiles": [low, high],
-    }
-
-
-def _share_within(work: BenchmarkWork) -> float:
-    """Of the slots x slots of a dense attention those between tokens of one sequence."""
-    lengths = [np.bincount(row)[1:] for row in work.packed["input_mask"]]
-    return sum(float((each.astype(np.float64) ** 2).sum()) for each in lengths) / (len(lengths) * work.slots**2)
-
-
 def bfloat16_slowdown() -> float:
     """Seconds of a bfloat16 matrix product over those of a float32 one, on the CPU."""
     bfloat16, float32 = (
@@ -176,7 +116,6 @@ def bfloat16_slowdown() -> float:
     return float32 / bfloat16
 
 
-_SPEED_UP = with_interval("speed_up", "speed-up", "", ".3f")
 _LAYOUTS = (
     Column("ranks", "ranks"),
     Column("slots", "slots"),
@@ -184,32 +123,22 @@ _LAYOUTS = (
     Column("attention", "attention"),
     Column("packed_sequences_per_second", "packed/s", form=".2f"),
     Column("unpacked_sequences_per_second", "unpacked/s", form=".2f"),
-    _SPEED_UP,
+    with_interval("speed_up", "speed-up", "", ".3f"),
     Column("packing_factor", "factor", form=".3f"),
     Column("share_of_packing_factor", "of it", form=".3f"),
     with_interval("sorted_time", "sorted HF, time", "", ".3f"),
 )
-_ATTENTIONS = (
-    Column("slots", "slots"),
-    Column("precision", "precision"),
-    Column("dense_attention", "dense"),
-    Column("share_within_sequences", "within, %", form=".1f", scale=0.01),
-    Column("dense_seconds", "dense, s", form=".3f"),
-    Column("varlen_seconds", "within, s", form=".3f"),
-    _SPEED_UP,
-)
 
 
 def table(found: Sequence[Mapping[str, Any]], title: str, notes: Sequence[str] = ()) -> Table:
-    """found: of `compare_layouts`, or of `compare_attention`."""
+    """found: of `compare_layouts`, and of `compare_sorted` where it was measured."""
     rows = []
     for each in found:
         low, high = each["speed_up_quartiles"]
         row = {**each, **spread("speed_up", (low, each["speed_up"], high))}
-        if "attention" in each:
-            row["attention"] = " beside ".join(each["attention"].values())
+        row["attention"] = " beside ".join(each["attention"].values())
         if each.get("sorted_time") is not None:
             low, high = each["sorted_time_quartiles"]
             row.update(spread("sorted_time", (low, each["sorted_time"], high)))
         rows.append(row)
-    return Table("benchmark", title, _LAYOUTS if "ranks" in found[0] else _ATTENTIONS, rows, tuple(notes))
+    return Table("benchmark", title, _LAYOUTS, rows, tuple(notes))

@@ -5,9 +5,6 @@ turn, so that both see the same machine. Lengths come from a histogram through a
 The unpacked side is canonical BERT: a padding mask for each row, no block mask. The weight update is left out: it
 comes once after hundreds of micro-batches, and is the same for both. Beside them, where Transformers is installed, runs
 the best loop without packs: Hugging Face's BERT, sorted by length.
-
-`--lengths 512,2048,8192` asks another question: from which row length on does attention within each sequence beat a
-dense mask over the row? The same packs, their sequences stretched to each length, go through both in turn.
 """
 
 from __future__ import annotations
@@ -17,10 +14,9 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 from importlib.util import find_spec
 from statistics import mean
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.benchmarks.work import SIZES, add_arguments, check_arguments, config_of, draw_work
 from ipu_packed_bert.processes.ranks import Processes, joined
@@ -76,12 +72,6 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         help="row lengths, multiples of the histogram's, to whose length the sequences are stretched; default: its own",
     )
     parser.add_argument(
-        "--lengths",
-        type=positive_ints,
-        metavar="S,S,...",
-        help="compare a dense mask with attention within sequences at these row lengths, multiples of the histogram's",
-    )
-    parser.add_argument(
         "--ranks",
         type=_parse_ranks,
         metavar="N,N,...",
@@ -90,9 +80,6 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--threads", type=positive_int, help="default: as many as torch chooses")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     args = parser.parse_args(argv)
-    refused = [f"--{name}" for name in ("slots", "ranks", "compile") if getattr(args, name)]
-    if args.lengths and refused:
-        raise ValueError(f"--lengths compares two attentions in this process, uncompiled; leave {refused[0]} out")
     check_arguments(args)
     for ranks in args.ranks or ():
         if args.packs % (ranks * args.micro_batch):
@@ -135,12 +122,12 @@ def _in_ranks(args: argparse.Namespace, options: List[str]) -> int:
 def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     """What `--json` prints."""
     # torch loads from here on: a wrong option is refused without it.
-    from ipu_packed_bert.benchmarks.packed import compare_attention
+    from ipu_packed_bert.benchmarks.packed import compare_layouts, compare_sorted
     from ipu_packed_bert.benchmarks.work import machine
 
     histogram = histogram_from(args)
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
-    plans = [_stretched(packing, slots) for slots in args.lengths or args.slots or [packing.max_sequence_length]]
+    plans = [_stretched(packing, slots) for slots in args.slots or [packing.max_sequence_length]]
     precisions = _pick_precisions(args.precision, processes)
     works = [
         draw_work(
@@ -161,12 +148,15 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     cases = [
         (config_of(args.size, work, engine, micro_batch=args.micro_batch), work) for work in works for engine in engines
     ]
-    comparisons: List[Callable[..., Dict[str, Any]]] = [partial(compare_attention, *case) for case in cases]
-    if not args.lengths:
-        comparisons = _layouts(cases, processes)
+    rival = find_spec("transformers") is not None and processes.size == 1
     shown = None if processes.rank == 0 else False
-    with progress_bar(2 * (args.rounds + 1) * len(comparisons), "rounds", shown=shown) as bar:
-        made = [make(rounds=args.rounds, bar=bar) for make in comparisons]
+    measurements = []
+    with progress_bar(2 * (args.rounds + 1) * (1 + rival) * len(cases), "rounds", shown=shown) as bar:
+        for case in cases:
+            found = compare_layouts(*case, rounds=args.rounds, bar=bar, processes=processes)
+            if rival:
+                found.update(compare_sorted(*case, rounds=args.rounds, bar=bar))
+            measurements.append(found)
     hidden, layers, _, _ = SIZES[args.size]
     return {
         "size": args.size,
@@ -181,34 +171,8 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
         "micro_batch": args.micro_batch,
         "rounds": args.rounds,
         "machine": machine(),
-        "comparisons" if args.lengths else "measurements": _with_rivals(made),
+        "measurements": measurements,
     }
-
-
-def _layouts(cases: Sequence[Tuple[Any, Any]], processes: Processes) -> List[Callable[..., Dict[str, Any]]]:
-    """Comparisons of packed and unpacked rows, and with Hugging Face's BERT where it is here."""
-    from ipu_packed_bert.benchmarks.packed import attentions_beside, compare_layouts, compare_sorted
-
-    rival = find_spec("transformers") is not None and processes.size == 1
-    comparisons: List[Callable[..., Dict[str, Any]]] = []
-    for case in cases:
-        first, *others = [
-            partial(compare_layouts, *case, unpacked_attention=attention, processes=processes)
-            for attention in attentions_beside(case[0])
-        ]
-        comparisons += [first, *[partial(compare_sorted, *case)] * rival, *others]
-    return comparisons
-
-
-def _with_rivals(made: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """What the rival took joins the comparison before it, which has the same packs."""
-    found: List[Dict[str, Any]] = []
-    for each in made:
-        if "sorted_time" in each:
-            found[-1].update(each)
-        else:
-            found.append(each)
-    return found
 
 
 def _stretched(packing: Packing, slots: int) -> Packing:
@@ -250,7 +214,7 @@ def _report(found: Dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found))
         return
-    measurements = found.get("measurements", [])
+    measurements = found["measurements"]
     notes = [
         *dict.fromkeys(each["engine"] for each in measurements),
         f"Hidden {found['hidden_size']}, {found['layers']} layers, vocabulary {found['vocabulary_size']}; forward and"
@@ -261,8 +225,7 @@ def _report(found: Dict[str, Any], *, as_json: bool) -> None:
         *_scaling(measurements),
         found["machine"],
     ]
-    what = "packed and unpacked" if measurements else "a dense mask and attention within sequences"
-    print(table(measurements or found["comparisons"], f"Model {found['size']}: {what}", notes).text())
+    print(table(measurements, f"Model {found['size']}: packed and unpacked", notes).text())
 
 
 def _scaling(measurements: Sequence[Dict[str, Any]]) -> List[str]:

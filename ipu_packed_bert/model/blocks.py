@@ -20,34 +20,29 @@ _Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 class AttentionBlocks(NamedTuple):
     """Which tokens attend to each other."""
 
-    groups: Tuple[Tuple[int, int, bool], ...]  # sequences, their length, whether they are computed (else context 0)
+    groups: Tuple[Tuple[int, int], ...]  # sequences, their length
     order: Optional[torch.Tensor]  # int64 [T]: the tokens group by group; None where they stand so already
     back: Optional[torch.Tensor]  # int64 [T]: where each token is in that order
 
 
-def blocks_of(lengths: Sequence[int], device: Optional[torch.device] = None, padding: int = 0) -> AttentionBlocks:
+def blocks_of(lengths: Sequence[int], device: Optional[torch.device] = None) -> AttentionBlocks:
     """The blocks of sequences of these lengths, laid end to end.
 
-    A length of 0 is no sequence.  padding: every so many-th length is padding, which nobody reads.  device: of the
-    tensors to which the blocks will be applied.
+    A length of 0 is no sequence.  device: of the tensors to which the blocks will be applied.
     """
-    alone: List[Tuple[int, int, bool]] = []  # first token, length, whether it is computed
+    alone: List[Tuple[int, int]] = []  # first token, length
     together: Dict[int, List[int]] = {}
     first = 0
-    for number, length in enumerate(lengths, start=1):
-        computed = not (padding and number % padding == 0)
-        if length and computed and length <= TOGETHER:
+    for length in lengths:
+        if 0 < length <= TOGETHER:
             together.setdefault(length, []).append(first)
         elif length:
-            alone.append((first, length, computed))
+            alone.append((first, length))
         first += length
     if all(len(starts) == 1 for starts in together.values()):
-        alone = sorted(alone + [(starts[0], length, True) for length, starts in together.items()])
-        return AttentionBlocks(tuple((1, length, computed) for _, length, computed in alone), None, None)
-    groups = [(len(starts), length, True) for length, starts in together.items()]
-    begins = [(start, length) for length, starts in together.items() for start in starts]
-    begins += [(start, length) for start, length, _ in alone]
-    groups += [(1, length, computed) for _, length, computed in alone]
+        return AttentionBlocks(tuple((1, length) for length in lengths if length), None, None)
+    groups = [(len(starts), length) for length, starts in together.items()] + [(1, length) for _, length in alone]
+    begins = [(start, length) for length, starts in together.items() for start in starts] + alone
     order = torch.cat([torch.arange(start, start + length) for start, length in begins])
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order))
@@ -62,12 +57,9 @@ def attend_in_blocks(heads: Sequence[torch.Tensor], blocks: AttentionBlocks, att
     """
     if blocks.order is not None:
         heads = [each.index_select(0, blocks.order) for each in heads]
-    sizes = [count * length for count, length, _ in blocks.groups]
+    sizes = [count * length for count, length in blocks.groups]
     contexts = []
-    for (count, length, computed), pieces in zip(blocks.groups, zip(*(each.split(sizes) for each in heads))):
-        if not computed:
-            contexts.append(pieces[0].new_zeros(length, pieces[0].shape[1], pieces[2].shape[2]))
-            continue
+    for (count, length), pieces in zip(blocks.groups, zip(*(each.split(sizes) for each in heads))):
         query_nNLA, key_nNLA, value_nNLA = (piece.unflatten(0, (count, length)).transpose(1, 2) for piece in pieces)
         contexts.append(attend(query_nNLA, key_nNLA, value_nNLA).transpose(1, 2).flatten(0, 1))
     context_TNA = torch.cat(contexts)

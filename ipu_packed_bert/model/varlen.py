@@ -3,13 +3,15 @@
 A dense mask multiplies S x S scores of a row and throws away those between sequences; here a row of sequences of l1,
 l2, ... costs l1^2 + l2^2 + ... only (the variable-length attention of "Enhancing Training Efficiency Using Packing with
 Flash Attention", section 2). For devices without static graphs; the classes replace pieces of a network from outside,
-have no parameters, and compute the same for every slot of a sequence. Padding gets the context 0, or its own, and
-nobody reads it. Letters as in `bert.py`: B rows, S slots, N heads, A width of a head, D slots for sequences; T = B S.
+have no parameters, and compute the same for every slot of a sequence. With blocks padding goes through no layer; for
+the kernel, whose shapes are static, it is a sequence of its own, which nobody reads. Letters as in `bert.py`: B rows, S
+slots, N heads, A width of a head, D slots for sequences, H hidden size; T tokens, with the kernel's padding B S.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, Callable, NamedTuple, Optional
 
 import torch
@@ -30,47 +32,63 @@ class BlockRule(NamedTuple):
 SDPA_BLOCKS = BlockRule(eager=lambda tokens, dropout: False, pays=lambda blocks, rows, slots: True)
 
 
-class _Boundaries(NamedTuple):
-    """Where the sequences of a micro-batch are, its rows laid end to end, each with the padding behind it."""
-
-    cumulative: torch.Tensor  # int32 [2 B D + 1], first 0, last T; lengths of 0 where a row has fewer or no padding
-    blocks: Optional[AttentionBlocks]  # of the same, for calls that need numbers; None where a kernel reads the tensor
-
-
 class SequenceBoundaries(nn.Module):
-    """As `packed.AttentionMask`: sequence numbers [B, S], which rise from 1 to D; padding, 0, may follow each.
+    """As `packed.AttentionMask`, for the kernel: sequence numbers [B, S], which rise from 1 to D, 0 in the padding that
+    may follow each -> int32 [2 B D + 1], first 0, last T: where sequences and paddings, in turn, begin and end.
 
-    blocks: read the lengths back from the device, once for all layers. Else all shapes are static.
+    Lengths of 0 where a row has fewer of them: the shape is static.
     """
 
-    def __init__(self, sequences: int, *, blocks: bool):
+    def __init__(self, sequences: int):
         super().__init__()
-        self.blocks = blocks
         self.numbers: torch.Tensor  # 2 k - 1: sequence k, 2 k: the padding behind it
         self.register_buffer("numbers", torch.arange(1, 2 * sequences + 1, dtype=torch.int32), persistent=False)
 
-    def forward(self, input_mask_BS, dtype: torch.dtype) -> _Boundaries:
+    def forward(self, input_mask_BS, dtype: torch.dtype) -> torch.Tensor:
         latest_BS = input_mask_BS.cummax(dim=1).values.clamp(min=1)
         runs_BS = 2 * latest_BS - (input_mask_BS > 0).to(latest_BS.dtype)
         lengths_BE = (runs_BS.unsqueeze(2) == self.numbers).sum(dim=1, dtype=torch.int32)
-        cumulative = F.pad(lengths_BE.flatten().cumsum(0, dtype=torch.int32), (1, 0))
-        if not self.blocks:
-            return _Boundaries(cumulative, None)
-        lengths = lengths_BE.flatten().tolist()
-        return _Boundaries(cumulative, blocks_of(lengths, cumulative.device, padding=2))
+        return F.pad(lengths_BE.flatten().cumsum(0, dtype=torch.int32), (1, 0))
 
 
-class MaskWhereCheaper(AttentionMask):
-    """Boundaries, or the dense mask for a micro-batch whose blocks do not pay: many short sequences in short rows."""
+class _Tokens(NamedTuple):
+    """Those of a micro-batch that are no padding, its rows laid end to end, and who of them attends to whom."""
 
-    def __init__(self, sequences: int, rule: BlockRule):
+    slots: Optional[torch.Tensor]  # int64 [T] of 0 to B S: where they are; None where they are alone already
+    blocks: AttentionBlocks
+
+
+class SequenceBlocks(AttentionMask):
+    """As `packed.AttentionMask`: the tokens and blocks of each micro-batch, read back from the device once for all
+    layers, or the dense mask where the rule says that blocks do not pay: many short sequences in short, full rows."""
+
+    def __init__(self, rule: BlockRule):
         super().__init__("sdpa")
-        self._boundaries = SequenceBoundaries(sequences, blocks=True)
         self._pays = rule.pays
 
     def forward(self, input_mask_BS, dtype: torch.dtype) -> Any:
-        found = self._boundaries(input_mask_BS, dtype)
-        return found if self._pays(found.blocks, *input_mask_BS.shape) else super().forward(input_mask_BS, dtype)
+        rows, slots = input_mask_BS.shape
+        first = rows * slots  # more than any number
+        numbers = (input_mask_BS + first * torch.arange(rows, device=input_mask_BS.device).unsqueeze(1)).flatten()
+        tokens = input_mask_BS.flatten().nonzero().squeeze(1)
+        if not len(tokens):  # each layer needs one, so that every parameter has a gradient
+            tokens = tokens.new_zeros(1)
+        blocks = blocks_of(numbers[tokens].unique_consecutive(return_counts=True)[1].tolist(), tokens.device)
+        if not self._pays(blocks, rows, slots):
+            return super().forward(input_mask_BS, dtype)
+        return _Tokens(tokens if len(tokens) < len(numbers) else None, blocks)
+
+
+def _without_padding(encode: Callable[..., torch.Tensor], *fields_and_mask: Any) -> torch.Tensor:
+    """As `bert.BertModel.forward`, which `encode` is: only tokens go through it, as one row, where the mask says which
+    they are. The hidden states of padding are 0."""
+    *fields_BS, mask = fields_and_mask
+    if not isinstance(mask, _Tokens) or mask.slots is None:
+        return encode(*fields_BS, mask)
+    rows, slots = fields_BS[0].shape
+    tokens_TH = encode(*(field.flatten()[mask.slots].unsqueeze(0) for field in fields_BS), mask._replace(slots=None))[0]
+    hidden_BSH = tokens_TH.new_zeros(rows * slots, tokens_TH.shape[1]).index_copy(0, mask.slots, tokens_TH)
+    return hidden_BSH.view(rows, slots, -1)
 
 
 class BlockContext(nn.Module):
@@ -83,16 +101,15 @@ class BlockContext(nn.Module):
         super().__init__()
         self._eager = rule.eager
 
-    def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: Any, dropout: float) -> torch.Tensor:
+    def forward(self, query_BNSA, key_BNSA, value_BNSA, tokens: Any, dropout: float) -> torch.Tensor:
         def attend(query, key, value, mask=None):
             compute = _plainly if self._eager(query.shape[2], dropout) else F.scaled_dot_product_attention
             return compute(query, key, value, attn_mask=mask, dropout_p=dropout)
 
-        if isinstance(boundaries, torch.Tensor):
-            return attend(query_BNSA, key_BNSA, value_BNSA, boundaries.to(query_BNSA.dtype))
-        assert boundaries.blocks is not None, "made for the kernel"
+        if isinstance(tokens, torch.Tensor):
+            return attend(query_BNSA, key_BNSA, value_BNSA, tokens.to(query_BNSA.dtype))
         heads = [_end_to_end(each) for each in (query_BNSA, key_BNSA, value_BNSA)]
-        return _rows(attend_in_blocks(heads, boundaries.blocks, attend), query_BNSA)
+        return _rows(attend_in_blocks(heads, tokens.blocks, attend), query_BNSA)
 
 
 def _plainly(query, key, value, *, attn_mask: Optional[torch.Tensor], dropout_p: float) -> torch.Tensor:
@@ -105,7 +122,7 @@ def _plainly(query, key, value, *, attn_mask: Optional[torch.Tensor], dropout_p:
 class KernelContext(nn.Module):
     """As `bert.SdpaContext`, by the variable-length kernel of torch: one call, boundaries as a tensor."""
 
-    def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: _Boundaries, dropout: float) -> torch.Tensor:
+    def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: torch.Tensor, dropout: float) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         slots = query_BNSA.shape[2]  # no sequence is longer
@@ -113,8 +130,8 @@ class KernelContext(nn.Module):
             _end_to_end(query_BNSA),
             _end_to_end(key_BNSA),
             _end_to_end(value_BNSA),
-            boundaries.cumulative,
-            boundaries.cumulative,
+            boundaries,
+            boundaries,
             slots,
             slots,
         )
@@ -132,16 +149,14 @@ def _rows(context_TNA, like_BNSA) -> torch.Tensor:
     return context_TNA.view(rows, slots, heads, width).transpose(1, 2)
 
 
-def attend_within_sequences(
-    network: Any, *, sequences: int, kernel: bool, rule: BlockRule = SDPA_BLOCKS, or_mask: bool = False
-) -> None:
+def attend_within_sequences(network: Any, *, sequences: int, kernel: bool, rule: BlockRule = SDPA_BLOCKS) -> None:
     """Replace the mask and the attention of a network built for "sdpa", in place.
 
     network: anything with `attention_mask` and `bert`. sequences: D, the most in a row. kernel: whether torch's serves
-    this device and type; else blocks, computed by the rule. or_mask: a dense mask where the rule says so.
+    this device and type; else blocks, computed by the rule, or a dense mask where the rule says so.
     """
-    network.attention_mask = (
-        MaskWhereCheaper(sequences, rule) if or_mask else SequenceBoundaries(sequences, blocks=not kernel)
-    )
+    network.attention_mask = SequenceBoundaries(sequences) if kernel else SequenceBlocks(rule)
+    if not kernel:
+        network.bert.forward = partial(_without_padding, network.bert.forward)
     for layer in network.bert.encoder.layer:
         layer.attention.self.context = KernelContext() if kernel else BlockContext(rule)

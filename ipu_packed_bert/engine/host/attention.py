@@ -17,17 +17,16 @@ class AttentionWork(NamedTuple):
     """What attention over some blocks does, on which its time depends."""
 
     calls: int
-    values: int  # of all tokens, padding too, which is copied with them
+    values: int  # of all tokens, which are copied
     scores: int  # between tokens of one block, of all heads
     products: int  # multiplications of a score
 
 
 def work_of(blocks: AttentionBlocks, heads: int, width: int) -> AttentionWork:
     """heads: of the attention; width: of a head."""
-    computed = [(count, length) for count, length, is_computed in blocks.groups if is_computed]
-    tokens = sum(count * length for count, length, _ in blocks.groups)
-    scores = heads * sum(count * length * length for count, length in computed)
-    return AttentionWork(len(computed), tokens * heads * width, scores, scores * width)
+    tokens = sum(count * length for count, length in blocks.groups)
+    scores = heads * sum(count * length * length for count, length in blocks.groups)
+    return AttentionWork(len(blocks.groups), tokens * heads * width, scores, scores * width)
 
 
 # Nanoseconds on a CPU of a call, a value, a score and a multiplication, forward and backward: with a mask over whole
@@ -39,11 +38,13 @@ COSTS: Dict[Tuple[torch.dtype, bool], Tuple[Tuple[float, ...], Tuple[float, ...]
     (torch.float32, True): ((0.0, 3.25, 17.2, 0.182), (255e3, 17.4, 15.7, 0.0901)),
     (torch.bfloat16, True): ((1634e3, 6.33, 2.44, 0.0917), (870e3, 9.00, 3.29, 0.0512)),
 }
+# The same of a multiplication in a layer's other products, with all that is computed besides: what padding costs where
+# it goes through them, as it does under a mask.
+LAYER_COSTS = {torch.float32: 0.0701, torch.bfloat16: 0.0365}
 # Of a mask's time: less must be left, so that an error of the fit costs nothing.
 MARGIN = 0.95
 # Tokens of a block from which torch's operator computes it in any type: plain products keep a square of scores.
 OPERATOR_FROM = 1024
-BLOCKS_FROM = 128  # slots of a row; below, a mask over it always costs less, or as much
 
 
 def block_rule(dtype: torch.dtype, model: ModelConfig, device: torch.device) -> BlockRule:
@@ -51,14 +52,18 @@ def block_rule(dtype: torch.dtype, model: ModelConfig, device: torch.device) -> 
     if device.type != "cpu":
         return SDPA_BLOCKS
     heads, width = model.num_heads, model.hidden_size // model.num_heads
+    products = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size  # of a slot, in a layer
 
     def eager(tokens: int, dropout: float) -> bool:
         return (dtype == torch.bfloat16 or dropout > 0.0) and (dropout > 0.0 or tokens < OPERATOR_FROM)
 
     def pays(blocks: AttentionBlocks, rows: int, slots: int) -> bool:
         mask, within = COSTS[dtype, eager(0, model.attention_dropout)]
-        whole = blocks._replace(groups=((rows, slots, True),))
-        return _nanoseconds(within, blocks) < MARGIN * _nanoseconds(mask, whole)
+        whole = blocks._replace(groups=((rows, slots),))
+        padding = rows * slots - sum(count * length for count, length in blocks.groups)
+        return _nanoseconds(within, blocks) < (
+            MARGIN * _nanoseconds(mask, whole) + LAYER_COSTS[dtype] * products * padding
+        )
 
     def _nanoseconds(costs: Sequence[float], blocks: AttentionBlocks) -> float:
         return sum(cost * part for cost, part in zip(costs, work_of(blocks, heads, width)))
@@ -134,9 +139,7 @@ def pick_attention(config: Configuration, task: Task, device: torch.device) -> A
     if device.type == "cuda":
         return Attention("sdpa", note=f"variable-length kernel: {lacking}") if lacking else Attention("varlen", True)
     dense = dense_attention(engine.precision, device, dropout=model.attention_dropout)
-    if engine.compile or task.max_sequences_per_pack is None or task.max_sequence_length < BLOCKS_FROM:
-        return Attention(dense)
-    return Attention("varlen", mask=True, note=f"or {dense}, by lengths")
+    return Attention(dense) if engine.compile else Attention("varlen", mask=True, note=f"or {dense}, by lengths")
 
 
 def dense_attention(precision: str, device: torch.device, *, dropout: float = 0.0) -> str:

@@ -40,7 +40,7 @@ from ipu_packed_bert.model.optimizer import (
     refuse_other_shapes,
 )
 from ipu_packed_bert.model.packed import AttentionMask, PaddingMask, hidden_score
-from ipu_packed_bert.model.varlen import attend_within_sequences
+from ipu_packed_bert.model.varlen import SDPA_BLOCKS, attend_within_sequences
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
@@ -151,17 +151,12 @@ class HostEngine(Engine):
             task, config.run.seed, attention="sdpa" if attention.kind == "varlen" else attention.kind
         )
         if attention.kind == "varlen":
-            if task.max_sequences_per_pack is None:
-                raise ValueError(
-                    "engine.attention: varlen needs the number of sequences in a pack: from the data set, or "
-                    "data.max_sequences_per_pack"
-                )
+            rule = block_rule(arithmetic(config.engine.precision, self._device), task.model, self._device)
             attend_within_sequences(
                 network,
-                sequences=task.max_sequences_per_pack,
+                sequences=task.max_sequences_per_pack or 0,  # which the kernel has
                 kernel=attention.kernel,
-                rule=block_rule(arithmetic(config.engine.precision, self._device), task.model, self._device),
-                or_mask=attention.mask,
+                rule=rule if attention.mask else rule._replace(pays=SDPA_BLOCKS.pays),
             )
         if config.engine.precision == "bfloat16" and isinstance(network.attention_mask, AttentionMask):
             network.attention_mask.products = arithmetic(config.engine.precision, self._device)

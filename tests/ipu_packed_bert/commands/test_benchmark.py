@@ -17,6 +17,7 @@ from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
 from ipu_packed_bert.commands.benchmark import _report, main
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.engine.host.attention import AttentionWork
+from ipu_packed_bert.engine.host.engine import _Program
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
 from ipu_packed_bert.settings.pretraining import LossConfig
 from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
@@ -114,7 +115,10 @@ def test_the_costs_of_attention_are_found_again(monkeypatch):
         AttentionWork(1, 2 * 32 * 16, 2 * 2 * 32**2, 2 * 2 * 32**2 * 8)
     ] * 2
     one, four = (case.work for case in timed["blocks"])
-    assert one.values == four.values and 4 * four.scores < 2 * one.scores and one.products == 8 * one.scores
+    assert 0.8 * one.values < four.values <= one.values == 2 * 32 * 16  # rows of four are nearly full
+    assert 4 * four.scores < 2 * one.scores and one.products == 8 * one.scores
+    products = [case.work.products for case in attention_costs.measure_layer(torch.float32)]
+    assert products == [2 * 32 * (4 * 16 * 16 + 2 * 16 * 64)]
 
 
 def test_figures_by_hand():
@@ -171,7 +175,7 @@ def test_the_table_says_what_ranks_make_over_one_process_by_hand(capsys):
     assert "of one process" not in said(found[3:]) and "of one process" not in said(found[:3])
 
 
-def test_longer_rows_have_stretched_sequences_and_both_attentions_on_the_unpacked_side(capsys, monkeypatch, tmp_path):
+def test_longer_rows_have_stretched_sequences_and_no_others(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(SIZES, "tiny", (16, 1, 2, 16))
     options = options_of(
         tmp_path, "40,6 24,6", "--packs 2 --precision float32 --threads 1 --slots 64,128 --json"
@@ -179,9 +183,8 @@ def test_longer_rows_have_stretched_sequences_and_both_attentions_on_the_unpacke
     assert main(options) == 0
     found = json.loads(capsys.readouterr().out)["measurements"]
     assert [(each["slots"], each["attention"]["packed"], each["attention"]["unpacked"]) for each in found] == [
-        (64, "sdpa", "sdpa"),
+        (64, "varlen", "sdpa"),
         (128, "varlen", "sdpa"),
-        (128, "varlen", "varlen"),
     ]
     assert all(each["packing_factor"] == 2.0 and each["speed_up"] > 0 for each in found)
 
@@ -196,31 +199,9 @@ def test_command(capsys, monkeypatch, tmp_path):
         low, high = figures["sorted_time_quartiles"]
         assert 0 < low <= figures["sorted_time"] <= high and figures["sorted_slots"] >= output["tokens"] / 128
     assert figures["rounds"] == 7 and figures["speed_up"] > 0 and figures["packing_factor"] == output["sequences"] / 2
-    assert main(options) == 0
-    assert "speed-up" in capsys.readouterr().out
+    monkeypatch.setattr(_Program, "backend", "eager")
+    assert main([*options, "--compile"]) == 0
+    printed = capsys.readouterr().out
+    assert "speed-up" in printed and "sdpa attention, compiled" in printed
     assert run_main(main, ["--packs", "3"]) == 2
     assert capsys.readouterr().err == "error: --packs 3 is not a multiple of --micro-batch 2\n"
-
-
-def test_dense_and_varlen_go_over_the_same_packs_at_each_length(capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(SIZES, "tiny", (16, 1, 2, 16))
-    options = options_of(
-        tmp_path, "40,6 24,6", "--packs 2 --micro-batch 2 --threads 1 --packer spfhp"
-    )  # every pack is 40 + 24
-    assert main(options + ["--precision", "both", "--lengths", "64,128", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)["comparisons"]
-    assert [(each["slots"], each["precision"], each["dense_attention"]) for each in figures] == [
-        (slots, *each) for slots in (64, 128) for each in (("float32", "sdpa"), ("bfloat16", "eager"))
-    ]
-    within = (40**2 + 24**2) / 64**2  # stretched or not
-    assert all(each["share_within_sequences"] == pytest.approx(within) and each["speed_up"] > 0 for each in figures)
-    options += ["--precision", "bfloat16"]
-    assert main(options + ["--lengths", "64"]) == 0
-    assert ["64", "bfloat16"] in [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
-    assert run_main(main, options + ["--lengths", "64,100"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: rows of 100 slots: not a multiple of 64") and error.count("\n") == 1
-    for given in (["--slots", "64"], ["--ranks", "2"], ["--compile"]):
-        assert run_main(main, options + ["--lengths", "64", *given]) == 2
-        error = capsys.readouterr().err
-        assert f"leave {given[0]} out" in error and error.count("\n") == 1

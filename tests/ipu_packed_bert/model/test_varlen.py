@@ -12,16 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from ipu_packed_bert.engine.host import BLOCKS_FROM, pick_attention
 from ipu_packed_bert.engine.host.attention import OPERATOR_FROM, block_rule
 from ipu_packed_bert.engine.host.engine import _Program
 from ipu_packed_bert.model.bert import _BertSelfAttention
 from ipu_packed_bert.model.blocks import blocks_of
 from ipu_packed_bert.model.packed import BATCH_FIELDS, AttentionMask, PackedBertForPreTraining
-from ipu_packed_bert.model.varlen import BlockContext, BlockRule, SequenceBoundaries, attend_within_sequences
+from ipu_packed_bert.model.varlen import (
+    BlockContext,
+    BlockRule,
+    SequenceBlocks,
+    SequenceBoundaries,
+    attend_within_sequences,
+)
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig
 from ipu_packed_bert.settings.schema import EngineConfig
-from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.fakes.varlen_kernel import on_cpu
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import host_engine
@@ -29,6 +33,7 @@ from tests.tiny_runs import TINY
 from tests.tolerances import assert_same
 
 SLOTS, DEPTH = 24, 4
+BLOCKS = BlockRule(eager=lambda tokens, dropout: True, pays=lambda *sizes: True)
 MODEL = TINY
 
 
@@ -84,7 +89,7 @@ def test_blocks_are_the_dense_mask_in_float32():
 def test_mask_and_blocks_are_chosen_from_and_are_the_dense_mask(eager, pays):
     dense, chosen = networks(torch.float64)
     rule, asked = BlockRule(lambda tokens, dropout: eager, lambda *sizes: asked.append(sizes) or pays), []
-    attend_within_sequences(chosen, sequences=DEPTH, kernel=False, rule=rule, or_mask=True)
+    attend_within_sequences(chosen, sequences=DEPTH, kernel=False, rule=rule)
     _, _, batch = random_batch(3, 8)
     numbers = torch.from_numpy(batch["input_mask"])
     assert isinstance(chosen.attention_mask(numbers, torch.float64), torch.Tensor) != pays
@@ -100,9 +105,9 @@ def test_blocks_drop_the_weights_that_eager_attention_drops(dropout):
     hidden = torch.randn(1, SLOTS, model.hidden_size, dtype=torch.float64)
     found = []
     numbers = torch.ones(1, SLOTS, dtype=torch.int32)
-    for context in (None, BlockContext(BlockRule(lambda tokens, dropout: True, lambda *sizes: True))):
+    for context in (None, BlockContext(BLOCKS)):
         attention.context = context
-        made = AttentionMask("eager") if context is None else SequenceBoundaries(DEPTH, blocks=True)
+        made = AttentionMask("eager") if context is None else SequenceBlocks(BLOCKS)
         torch.manual_seed(7)
         found.append(attention(hidden, made(numbers, torch.float64)).detach())
     assert_same(found=found[:1], expected=found[1:], dtype=torch.float64)
@@ -114,7 +119,7 @@ def test_blocks_drop_the_weights_that_eager_attention_drops(dropout):
 
 @pytest.mark.parametrize(("dtype", "dropout"), [(torch.float32, 0.0), (torch.float32, 0.1), (torch.bfloat16, 0.0)])
 def test_the_rule_of_a_cpu_follows_lengths(dtype, dropout):
-    model = replace(MODEL, hidden_size=256, num_heads=4, attention_dropout=dropout)
+    model = replace(MODEL, hidden_size=256, num_heads=4, intermediate_size=1024, attention_dropout=dropout)
     cpu = torch.device("cpu")
     rule = block_rule(dtype, model, cpu)
 
@@ -125,6 +130,8 @@ def test_the_rule_of_a_cpu_follows_lengths(dtype, dropout):
     assert not pays(128, *[[9 + row, 17 + row, 25 + row, 77 - 3 * row] for row in range(8)])  # 32 calls, for little
     if dtype == torch.float32 and not dropout:
         assert not pays(512, [512], [512])  # as much as a mask
+    assert not pays(64, *[[9 + row, 17, 38 - row] for row in range(8)])
+    assert pays(64, *[[20]] * 40)  # padding, which it leaves out
     assert [rule.eager(tokens, dropout) for tokens in (64, OPERATOR_FROM)] == [
         dtype == torch.bfloat16 or dropout > 0.0,
         dropout > 0.0,
@@ -176,13 +183,36 @@ def test_no_block_is_larger_than_a_sequence_and_padding_has_none(monkeypatch):
     assert len(seen) == len(set(found)) * MODEL.num_layers < len(found)  # those of one length together
 
 
+NUMBERS = [[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 0, 2, 0, 0, 0]]
+
+
 def test_boundaries_are_static_and_count_the_padding():
-    numbers = torch.tensor([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0]], dtype=torch.int32)
-    found = SequenceBoundaries(2, blocks=True)(numbers, torch.float32)
-    assert sorted(found.blocks.groups) == [(1, 1, False), (1, 2, True), (1, 3, True), (1, 6, False), (1, 6, True)]
-    assert found.cumulative.tolist() == [0, 2, 2, 5, 6, 12, 12, 12, 12, 12, 18, 18, 18]
-    assert found.cumulative.dtype == torch.int32
-    assert SequenceBoundaries(2, blocks=False)(numbers, torch.float32).blocks is None
+    found = SequenceBoundaries(2)(torch.tensor(NUMBERS, dtype=torch.int32), torch.float32)
+    assert found.tolist() == [0, 2, 2, 5, 6, 12, 12, 12, 12, 12, 18, 18, 18, 19, 20, 21, 24]
+    assert found.dtype == torch.int32
+
+
+def test_blocks_leave_padding_out():
+    numbers = torch.tensor(NUMBERS, dtype=torch.int32)
+    found = SequenceBlocks(BLOCKS)(numbers, torch.float32)
+    assert found.slots.tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 18, 20]
+    assert found.blocks.groups == blocks_of([2, 3, 6, 1, 1]).groups
+    full, empty = (SequenceBlocks(BLOCKS)(numbers[row : row + 1], torch.float32) for row in (1, 2))
+    assert full.slots is None and full.blocks.groups == ((1, 6),)
+    assert empty.slots.tolist() == [0] and empty.blocks.groups == ((1, 1),)  # one token, for the gradients
+
+
+def test_padding_goes_through_no_layer():
+    packs, lengths, batch = random_batch(5, 9)
+    _, blocks = networks(torch.float64)
+    shapes = []
+    for layer in blocks.bert.encoder.layer:
+        layer.register_forward_hook(lambda module, given, made: shapes.append(made.shape))
+    hidden = blocks.hidden(*(torch.from_numpy(batch[name]) for name in BATCH_FIELDS[:4]))
+    assert shapes == [(1, sum(lengths), MODEL.hidden_size)] * MODEL.num_layers
+    padding = torch.from_numpy(batch["input_mask"]) == 0
+    assert hidden.shape == (len(packs), SLOTS, MODEL.hidden_size) and padding.any()
+    assert not hidden[padding].any() and (hidden[~padding] != 0).all()
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +229,7 @@ def test_the_kernel_s_boundaries_are_the_dense_mask(kernel, seed, sequences):
     packs, _, batch = random_batch(seed, sequences)
     assert_same(found=gradients(varlen, batch), expected=gradients(dense, batch), dtype=torch.float64)
     boundaries = varlen.attention_mask(torch.from_numpy(batch["input_mask"]), torch.float64)
-    assert len(boundaries.cumulative) == len(packs) * 2 * DEPTH + 1
+    assert len(boundaries) == len(packs) * 2 * DEPTH + 1
 
 
 def test_compiled_with_the_kernel_one_graph_serves_all_boundaries(kernel, monkeypatch):
@@ -227,19 +257,6 @@ def config(slots=SLOTS, **engine):
     )
 
 
-def picked(config, device):
-    return pick_attention(config, Pretraining(config), device).kind
-
-
-@pytest.mark.parametrize(("precision", "dense"), [("float32", "sdpa"), ("bfloat16", "eager")])
-def test_auto_takes_it_from_where_it_pays(precision, dense):
-    cpu, slots = torch.device("cpu"), BLOCKS_FROM
-    assert picked(config(slots, precision=precision), cpu) == "varlen"
-    assert picked(config(slots - 1, precision=precision), cpu) == dense
-    assert picked(config(slots, precision=precision, compile=True), cpu) == dense
-    assert picked(config(slots, precision=precision, attention="eager"), cpu) == "eager"
-
-
 def test_the_engine_takes_the_same_step():
     _, _, batch = random_batch(3, 6, dtype=np.float32)
     rows = len(batch["input_ids"]) // 3 * 3
@@ -257,7 +274,3 @@ def test_the_engine_takes_the_same_step():
 def test_what_it_cannot_do_is_one_line():
     with pytest.raises(ValueError, match="engine.compile"):
         host_engine(config(attention="varlen", compile=True), packing_factor=1.0)
-    unlimited = config(attention="varlen")
-    unlimited = replace(unlimited, data=replace(unlimited.data, max_sequences_per_pack=None))
-    with pytest.raises(ValueError, match="max_sequences_per_pack"):
-        host_engine(unlimited, packing_factor=1.0)

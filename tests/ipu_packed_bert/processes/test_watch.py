@@ -151,8 +151,9 @@ class Reads(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ["lamb", "adamw"])
 def test_a_device_is_read_once_an_update(monkeypatch, name):
-    """With norm, finite check and clipping; however many micro-batches there are."""
-    engine = host_engine(configured("optimizer.max_gradient_norm=0.01", f"optimizer.name={name}"), device="cpu")
+    """With norm, finite check and clipping; however many micro-batches there are. With a mask: blocks read lengths."""
+    settings = ("optimizer.max_gradient_norm=0.01", f"optimizer.name={name}", "engine.attention=sdpa")
+    engine = host_engine(configured(*settings), device="cpu")
     batch, original, lists = batch_of(2, dtype=np.float32), torch.Tensor.tolist, []
     assert len(batch["input_ids"]) >= 4
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: lists.append(tensor.numel()) or original(tensor))
