@@ -133,13 +133,22 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
 
 
 def test_it_learns(tmp_path, checkpoint):
-    """The first word of a text says its class: learnt in packs to more than the third that guessing gives."""
+    """The first word of a text says its class, which packs teach; the most frequent class is right in 42.5 %.
+
+    This seed reaches 97.5 % with torch 2.0.1 and 2.13, the worst of five 70 %. At a higher rate the result depends
+    on rounding.
+    """
     run = tmp_path / "run"
     config = written(
-        tmp_path, checkpoint, "single_label", run={"epochs": 40, "export": False}, batch={"micro_batch": 8}
+        tmp_path,
+        checkpoint,
+        "single_label",
+        run={"epochs": 80, "export": False},
+        batch={"micro_batch": 8},
+        optimizer={"learning_rate": 3.0e-3},
     )
     assert command("--config", config, "--out", run) == 0
-    assert evaluations(run)[-1]["accuracy"] > 55.0
+    assert evaluations(run)[-1]["accuracy"] > 60.0
     labels = [each["prediction"] for each in json.loads((run / "predictions.json").read_text())]
     assert len(labels) == 40 and set(labels) <= {"0", "1", "2"}
 
