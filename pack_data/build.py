@@ -17,11 +17,12 @@ import contextlib
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Collection, Optional, Sequence
+from typing import Any, Collection, Mapping, Optional, Sequence, Tuple
 
 from pack_data.building.existing_data_set import with_former_options
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import check_not_in_a_starting_worker, open_runner
+from pack_data.building.shares import STAGES, check_shared, missing_tasks, run_task, slurm_script
 from pack_data.building.sides import TRAINING, held_out_folder
 from pack_data.building.stages import Built, Stages
 from pack_data.building.work_folder import check_out, work_folder
@@ -34,7 +35,7 @@ from pack_data.reading import hugging_face
 from pack_data.reading.fields import shown
 from pack_data.store.data_set import PackStore, read_manifest
 
-__all__ = ["BuildOptions", "Built", "build", "build_and_report"]
+__all__ = ["BuildOptions", "Built", "build", "build_and_report", "missing_tasks", "run_task"]
 
 
 def build(options: BuildOptions, progress: Optional[bool] = None) -> PackStore:
@@ -207,6 +208,25 @@ def _parser() -> ArgumentParser:
         help="add to the data set in --out the files it does not hold yet, made and packed as the rest was "
         "(an option that says otherwise is refused)",
     )
+    by_many = parser.add_mutually_exclusive_group()
+    by_many.add_argument(
+        "--stage",
+        choices=("all", *STAGES),
+        help="one stage of the build, for many processes on machines that see the same folders: every task of count, "
+        "then recipe, then every task of deal; with --from or --synthetic (default: all, in this process)",
+    )
+    by_many.add_argument(
+        "--missing", type=positive_int, metavar="N", help="print the stage that is next and which of N tasks are to run"
+    )
+    by_many.add_argument(
+        "--slurm", type=positive_int, metavar="N", help="print a script that hands this build to Slurm in N tasks"
+    )
+    add(
+        "--task",
+        type=_task_of,
+        metavar="I/N",
+        help="of --stage count and deal: task I, from 0 to N-1; it may run again, and N may differ (default 0/1)",
+    )
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--workers",
@@ -225,12 +245,55 @@ def _parser() -> ArgumentParser:
     return parser
 
 
+def _task_of(text: str) -> Tuple[int, int]:
+    task, _, tasks = text.partition("/")
+    if not (task.isdecimal() and tasks.isdecimal() and int(task) < int(tasks)):
+        raise argparse.ArgumentTypeError(f"{text}: I/N is task I of N, counted from 0, such as 0/64 to 63/64")
+    return int(task), int(tasks)
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    given = vars(_parser().parse_args(argv))
-    progress = given.pop("progress", None)
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser()
+    given = vars(parser.parse_args(arguments))
+    progress, stage, task = given.pop("progress", None), given.pop("stage", "all"), given.pop("task", None)
+    if task and stage not in (STAGES[0], STAGES[-1]):
+        parser.error(f"--task is of --stage {STAGES[0]} and --stage {STAGES[-1]}")
+    by_many = {name: given.pop(name) for name in ("missing", "slurm") if name in given}
+    if by_many or stage != "all":
+        return _for_many(given, arguments, stage, task or (0, 1), progress, **by_many)
     # One process a core is for commands: a script that does it needs a guard.
     options = BuildOptions(**{"workers": None, **given})
-    store, packing, seconds, remarks = build_and_report(options, progress, given)
+    return _report(*build_and_report(options, progress, given))
+
+
+def _for_many(
+    given: Mapping[str, Any],
+    arguments: Sequence[str],
+    stage: str,
+    task: Tuple[int, int],
+    progress: Optional[bool],
+    missing: Optional[int] = None,
+    slurm: Optional[int] = None,
+) -> int:
+    """What --stage, --missing and --slurm ask for."""
+    # A task has one core, but the recipe, of which there is one.
+    options = BuildOptions(**{"workers": None if stage == STAGES[1] else 1, **given})
+    if missing is not None:
+        which, tasks = missing_tasks(options, missing)
+        print(f"{which} {','.join(map(str, tasks))}" if which else f"nothing is missing: {options.out} is built")
+        return 0
+    if slurm is not None:
+        place = next(at for at, text in enumerate(arguments) if text.startswith("--sl"))
+        rest = arguments[place + (1 if "=" in arguments[place] else 2) :]
+        print(slurm_script(check_shared(options), [*arguments[:place], *rest], slurm), end="")
+        return 0
+    done = run_task(options, stage, *task, progress=progress)
+    print(done.words)
+    return _report(*done.built) if done.built else 0
+
+
+def _report(store: PackStore, packing: Packing, seconds: Mapping[str, float], remarks: Sequence[str]) -> int:
     with store:
         if "commit" not in seconds:
             print(f"nothing to build: {store.folder} holds exactly this already")

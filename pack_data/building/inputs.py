@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
+import os
 import random
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -23,6 +24,7 @@ from pack_data.building.tasks import (
     file_of,
     make_part,
     make_synthetic_part,
+    read_notes,
     read_text,
     remove_and_build_again,
     save_examples,
@@ -31,11 +33,10 @@ from pack_data.building.tasks import (
 from pack_data.building.work_folder import READY
 from pack_data.cli.bad_records import BadRecords
 from pack_data.cli.command import progress_bar
-from pack_data.formats.detect import integer_columns, open_source
-from pack_data.formats.megatron import tokens_file
+from pack_data.formats.detect import Source, integer_columns, open_source
 from pack_data.histogram import LengthHistogram
 from pack_data.reading.fields import read_object, said_of
-from pack_data.reading.files import sha256_of, write_atomically
+from pack_data.reading.files import sha256_of, sync_folder, write_atomically
 from pack_data.sequences import Sequences
 from pack_data.store.data_set import MANIFEST, Manifest
 from pack_data.store.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
@@ -46,6 +47,8 @@ from pack_data.text.vocabulary import TOKENIZER, load_either, train_vocabulary
 # in memory until they are written to their parts.
 PART_CHARACTERS, TEXT_IN_MEMORY = 8 << 20, 64 << 20
 SYNTHETIC_PART = SOURCE_PART = 1 << 15  # sequences
+# Files of a source that one task reads, one after another.
+GROUP_BYTES = 1 << 26
 # English text gives a token for about four characters, and a second segment now and then comes for nothing.
 _CHARACTERS_PER_TOKEN = 3.5
 # A token takes 2.6 bytes sorted and about as many in its pack.
@@ -74,6 +77,11 @@ class BuildSide:
         return self.work / READY
 
     @property
+    def is_kept(self) -> bool:
+        """Whether what is appended has nothing for this side."""
+        return self.former is not None and not self.sequences
+
+    @property
     def sequences(self) -> int:
         """How many are new."""
         return sum(note["totals"][0] for note in self.notes)
@@ -95,8 +103,10 @@ class VocabularyFile(NamedTuple):
 class _BuildInput(abc.ABC):
     """Where the sequences of a build come from."""
 
-    # The work on one task, for `runner.map`, and how many sequences will come out of all of them, if that is known.
+    # The work on one task, for `runner.map`, the kind of its note (tasks.file_of), and how many sequences will come out
+    # of all tasks, if that is known.
     make: Callable[[Any], _Note]
+    note = "examples"
     count: Optional[int] = None
 
     def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> None:
@@ -108,6 +118,10 @@ class _BuildInput(abc.ABC):
     @abc.abstractmethod
     def files(self) -> Files:
         """What goes in."""
+
+    def seen(self) -> Optional[List[List[Any]]]:
+        """Name, bytes and time of each of `files`, which need not be read again where these are the same; None: do."""
+        return None
 
     @abc.abstractmethod
     def leave_out(self, names: Set[str]) -> None:
@@ -137,10 +151,10 @@ class _BuildInput(abc.ABC):
 
     @abc.abstractmethod
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[Any]:
-        """The work on each part."""
+        """The work in numbered tasks, each `part` of it in a folder `work`. They depend on nothing but the input."""
 
-    def account(self) -> Dict[str, Any]:
-        """What the manifest says of what was left out; to be asked when all tasks have been drawn."""
+    def gathered(self) -> Dict[str, Any]:
+        """To be called when all tasks are done: numbers the parts; what the manifest says of what was left out."""
         return {}
 
     def settled_vocabulary_size(self, notes: Sequence[_Note], size: int) -> int:
@@ -208,7 +222,7 @@ class _TextInput(_BuildInput):
                     schema,
                 )
 
-    def account(self) -> Dict[str, Any]:
+    def gathered(self) -> Dict[str, Any]:
         skipped = self._spread_text()["skipped"]
         return {"skipped": skipped} if skipped else {}
 
@@ -273,24 +287,40 @@ class _TextInput(_BuildInput):
 
 @dataclass(frozen=True)
 class _SourceTask:
-    """A part of a source, already read."""
+    """Group `part` of a source's files."""
 
     work: str
     part: int
-    sequences: Sequences
+    source: Source
     schema: PackSchema
 
 
-def _make_source_part(task: _SourceTask) -> _Note:
+def _make_source_parts(task: _SourceTask) -> _Note:
+    """Reads the files of a group and writes the parts of them. Its note says how many, and what was left out."""
+    work, parts, sequences = Path(task.work), 0, 0
+    for parts, block in enumerate(task.source.blocks(SOURCE_PART, task.schema.max_sequence_length), 1):
+        _save_part(work / file_of("read", task.part, "json", parts - 1), block, task.schema)
+        sequences += len(block)
+    note = {
+        "parts": parts,
+        "sequences": sequences,
+        "skipped": [str(bad) for bad in task.source.bad.found],
+        "bad": task.source.bad.count,
+        "left_out": list(task.source.foreign_lost),
+    }
+    write_json(work / file_of("group", task.part, "json"), note)
+    return note
+
+
+def _save_part(note_file: Path, sequences: Sequences, wide: PackSchema) -> None:
     """Writes a part and notes the smallest and largest value of each column."""
-    columns = {SLOT: task.sequences.tokens, SEQUENCE: task.sequences.scalars, PREDICTION: task.sequences.predictions}
+    columns = {SLOT: sequences.tokens, SEQUENCE: sequences.scalars, PREDICTION: sequences.predictions}
     ranges = {}
-    for column in task.schema.columns:
+    for column in wide.columns:
         values = columns[column.axis][column.name]
         if len(values):
             ranges[column.name] = (int(values.min()), int(values.max()))
-    schema = _narrowed(task.schema, ranges)
-    return save_examples(Path(task.work), task.part, task.sequences, schema, documents=0, ranges=ranges)
+    save_examples(note_file, sequences, _narrowed(wide, ranges), documents=0, ranges=ranges)
 
 
 class _SourceInput(_BuildInput):
@@ -304,7 +334,7 @@ class _SourceInput(_BuildInput):
         super().__init__(options, sides_, progress)
         assert options.source is not None
         _refuse_held_out(options, "--from")
-        self.make = _make_source_part
+        self.make, self.note = _make_source_parts, "group"
         self._source = open_source(
             options.source, options.source_format, options.skip_bad, options.columns, options.max_record_bytes
         )
@@ -312,21 +342,24 @@ class _SourceInput(_BuildInput):
     def files(self) -> Files:
         source = self._source
         files = source.files if source.format != "store" else [str(Path(source.path) / MANIFEST)]
-        if source.format != "megatron":
-            return [[Path(file).name, sha256_of(file)] for file in files]
-        # The same index may belong to other tokens.
-        both = [(file, sha256_of(file) + sha256_of(tokens_file(file))) for file in files]
-        return [[Path(file).name, hashlib.sha256(sums.encode()).hexdigest()] for file, sums in both]
+        # The same index of Megatron may belong to other tokens.
+        sums = {file: [sha256_of(path) for path in source.with_tokens(file)] for file in files}
+        return [
+            [Path(file).name, own[0] if len(own) == 1 else hashlib.sha256("".join(own).encode()).hexdigest()]
+            for file, own in sums.items()
+        ]
+
+    def seen(self) -> Optional[List[List[Any]]]:
+        paths = [Path(path) for file in self._source.files for path in self._source.with_tokens(file)]
+        paths = [path / MANIFEST if path.is_dir() else path for path in paths]
+        return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
 
     def leave_out(self, names: Set[str]) -> None:
         self._source.files = [file for file in self._source.files if Path(file).name not in names]
 
     def need(self) -> float:
         """Foreign files take about a byte for a token."""
-        files = [
-            *self._source.files,
-            *(map(tokens_file, self._source.files) if self._source.format == "megatron" else ()),
-        ]
+        files = chain.from_iterable(map(self._source.with_tokens, self._source.files))
         sizes = [Path(path).stat().st_size for path in files if Path(path).is_file()]
         return sum(sizes) * _BYTES_PER_TOKEN
 
@@ -357,11 +390,27 @@ class _SourceInput(_BuildInput):
         return PackSchema.bert(S, 1, predictions, vocabulary_size=1 << 31, extra=extra)
 
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[_SourceTask]:
-        for part, sequences in enumerate(self._source.blocks(SOURCE_PART, schema.max_sequence_length)):
-            yield _SourceTask(str(self.work.resolve()), part, sequences, schema)
+        for group, source in enumerate(self._source.groups(GROUP_BYTES)):
+            yield _SourceTask(str(self.work.resolve()), group, source, schema)
 
-    def account(self) -> Dict[str, Any]:
-        return {"skipped": [str(bad) for bad in self._source.bad.found], "left_out": list(self._source.foreign_lost)}
+    def gathered(self) -> Dict[str, Any]:
+        notes, part = read_notes(self.work, "group-*.json"), 0
+        bad = sum(note["bad"] for note in notes)
+        if bad > self.options.skip_bad:
+            raise ValueError(
+                f"{self.options.source}: {bad} bad records, --skip-bad {self.options.skip_bad} allows fewer; the "
+                f"first: {next(line for note in notes for line in note['skipped'])}"
+            )
+        for group, note in enumerate(notes):
+            for number in range(note["parts"]):
+                for suffix in ("bin", "json"):
+                    own = self.work / file_of("read", group, suffix, number)
+                    if own.exists():
+                        os.replace(own, self.work / file_of("examples", part, suffix))
+                part += 1
+        sync_folder(self.work)
+        left_out = {name for note in notes for name in note["left_out"]}
+        return {"skipped": [line for note in notes for line in note["skipped"]], "left_out": sorted(left_out)}
 
     def settled_vocabulary_size(self, notes: Sequence[_Note], size: int) -> int:
         """Largest token id + 1 where no vocabulary was given; 0 where no column is called input_ids."""

@@ -29,6 +29,7 @@ from pack_data.building.tasks import (
     SortTask,
     SpillFormat,
     file_of,
+    lengths_of_part,
     make_shard,
     places_names,
     read_notes,
@@ -80,11 +81,38 @@ class Built(NamedTuple):
     remarks: Tuple[str, ...] = ()
 
 
+class Share(NamedTuple):
+    """Task `number` of `tasks`: which parts, groups of files and shards are its own."""
+
+    number: int = 0
+    tasks: int = 1
+
+    def distance(self, number: int) -> int:
+        """How many tasks this one is from the one that this part belongs to."""
+        return (number - self.number) % self.tasks
+
+    def has(self, number: int) -> bool:
+        return not self.distance(number)
+
+
+class NotBegunError(ValueError):
+    """The build must be begun by a task that has the work folder for itself."""
+
+
 class Stages:
     """One build in its work folder."""
 
-    def __init__(self, options: BuildOptions, work: Path, runner: TaskRunner, progress: Optional[bool]) -> None:
+    def __init__(
+        self,
+        options: BuildOptions,
+        work: Path,
+        runner: TaskRunner,
+        progress: Optional[bool],
+        tasks_beside: Optional[bool] = None,
+    ) -> None:
+        """tasks_beside: whether other tasks of this build may be at work now; None: it is not built in tasks."""
         self.options, self.work, self.runner, self.progress = options, work, runner, progress
+        self.tasks_beside = tasks_beside
         self.out = Path(options.out)
         self.example_options = options.example_options()
         self.seconds: Dict[str, float] = {}
@@ -97,6 +125,9 @@ class Stages:
             BuildSide(name, folder, out, read_manifest(out) if options.append else None) for name, folder, out in places
         ]
         self.input = open_input(options, self.sides, progress)
+        self._sources: Files = []  # that go in and are new
+        self._vocabulary = VocabularyFile(0, None)
+        self._parts_schema: PackSchema
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -106,38 +137,12 @@ class Stages:
 
     def run(self) -> Built:
         """All stages in turn."""
-        with self._timed("examples"):
-            sources = self._plan()
-            if sources is None:
-                return Built(PackStore.open(self.out), Packing.load(self.out / "recipe.json"), self.seconds)
-            for side in self.sides:
-                side.ready.mkdir(parents=True, exist_ok=True)
-            vocabulary = self.input.vocabulary()
-            parts_schema = replace(self.input.schema(vocabulary.size), multiple_of=self.options.multiple_of)
-            self._examples(parts_schema, vocabulary.size)
-            notes = [note for side in self.sides for note in side.notes]
-            vocabulary = vocabulary._replace(size=self.input.settled_vocabulary_size(notes, vocabulary.size))
-        fixed: Optional[PackSchema] = None
-        packings: List[Packing] = []
-        for side in self.sides:
-            if side.former and not side.sequences:
-                packings.append(self._keep(side, side.former, sources))
-                fixed = side.former.schema
-                continue
-            with self._timed("packing"):
-                packing, schema = self._packing(side, parts_schema, side.former.schema if side.former else fixed)
-            with self._timed("assignment"):
-                self._assignment(side, parts_schema, packing)
-            shards = self._shards(side, parts_schema, schema, packing)
-            with self._timed("commit"):
-                made_with = self._made_with(side, sources)
-                packings.append(self._make_ready(side, schema, packing, shards, made_with, vocabulary))
-            fixed = schema  # packs of the held-out side have the shape of the training side's
-        with self._timed("commit"):
-            announce(self.work, [(side.work, side.out) for side in self.sides])
-            complete(self.work)
-            store = PackStore.open(self.out)
-        return Built(store, packings[0], self.seconds, tuple(self._remarks(packings[0])))
+        if not self.begin():
+            return Built(PackStore.open(self.out), Packing.load(self.out / "recipe.json"), self.seconds)
+        self.count(Share())
+        self.recipe()
+        self.deal(Share())
+        return self.commit()
 
     def _remarks(self, packing: Packing) -> Iterator[str]:
         options, depth = self.options, packing.max_sequences_per_pack
@@ -163,45 +168,66 @@ class Stages:
 
     # ---- the plan: what is built, and whether a former build of the same was stopped --------------------------------
 
-    def _plan(self) -> Optional[Files]:
-        """Empties the work folder unless it belongs to this very build. Returns the files that go in and are new.
+    def begin(self) -> bool:
+        """Plans what is built, unless a former build of the same, or another task of it, has. False where it is built.
 
-        None where all of it has been built. ValueError where another data set would be replaced unasked.
+        Empties the work folder unless it belongs to this very build. ValueError where another data set would be
+        replaced unasked, and NotBegunError where that is left to a task that is alone.
         """
         options, training = self.options, self.sides[0]
-        sources = self.input.files()
-        if training.former:
-            held = {sha256 for _, sha256 in training.former.made_with["sources"] if sha256}
-            known = {name for name, sha256 in sources if sha256 in held}
-            sources = [entry for entry in sources if entry[0] not in known]
-            if not sources:
-                return None
-            self.input.leave_out(known)
-        if options.vocabulary is not None:
-            load_vocabulary(options.vocabulary, options.lower_case)
-        if options.tokenizer is not None:
-            tokenizer = load_tokenizer(options.tokenizer)
-            if options.whole_word_masking:
-                tokenizer.continues  # noqa: B018  ValueError where words cannot be told
-        given = options.given_files()
-        plan = {
-            "options": json.loads(json.dumps(options.deciding())),
-            "sources": sources,
-            "given": {name: sha256_of(path) for name, path in given.items()},
-            "former": [f"{side.former.digest:016x}" for side in self.sides if side.former],
-        }
-        path = self.work / PLAN
-        continued = path.exists() and self._read(path).tree == plan
-        if not options.append and not options.overwrite and not continued:
-            # Every side is looked at before one is found to be missing.
-            there = [is_built(side, plan, list(given.values())) for side in self.sides]
-            if all(there):
-                return None
-        self._check_room()
-        if not continued:
-            clear(self.work)
-            write_json(path, plan)
-        return sources
+        with self._timed("examples"):
+            path = self.work / PLAN
+            before = self._read(path) if path.exists() else None
+            seen = self.input.seen()
+            if before is not None and seen is not None and before.tree.get("seen") == seen:
+                files = [[str(value) for value in entry] for entry in before.tree["files"]]
+            else:
+                files = self.input.files()
+            self._sources = files
+            if training.former:
+                held = {sha256 for _, sha256 in training.former.made_with["sources"] if sha256}
+                known = {name for name, sha256 in files if sha256 in held}
+                self._sources = [entry for entry in files if entry[0] not in known]
+                if not self._sources:
+                    return False
+                self.input.leave_out(known)
+            if options.vocabulary is not None:
+                load_vocabulary(options.vocabulary, options.lower_case)
+            if options.tokenizer is not None:
+                tokenizer = load_tokenizer(options.tokenizer)
+                if options.whole_word_masking:
+                    tokenizer.continues  # noqa: B018  ValueError where words cannot be told
+            given = options.given_files()
+            plan = {
+                "options": json.loads(json.dumps(options.deciding())),
+                "sources": self._sources,
+                "given": {name: sha256_of(path) for name, path in given.items()},
+                "former": [f"{side.former.digest:016x}" for side in self.sides if side.former],
+            }
+            continued = before is not None and {**before.tree, "files": 0, "seen": 0} == {**plan, "files": 0, "seen": 0}
+            if not options.append and not options.overwrite and not continued:
+                # Every side is looked at before one is found to be missing.
+                there = [is_built(side, plan, list(given.values())) for side in self.sides]
+                if all(there):
+                    return False
+            if self.tasks_beside is not None and not continued:
+                if before is not None:
+                    raise ValueError(
+                        f"{self.work}: holds another build, of other files or with other options; end that one, or "
+                        "remove the folder"
+                    )
+                if self.tasks_beside:
+                    raise NotBegunError(f"{self.work}: nothing is counted yet; run --stage count")
+            if not self.tasks_beside:
+                self._check_room()
+            if not continued:
+                clear(self.work)
+                write_json(path, {**plan, "files": files, "seen": seen})
+            for side in self.sides:
+                side.ready.mkdir(parents=True, exist_ok=True)
+            self._vocabulary = self.input.vocabulary()
+            self._parts_schema = replace(self.input.schema(self._vocabulary.size), multiple_of=options.multiple_of)
+        return True
 
     def _check_room(self) -> None:
         """Refuses to begin what the disk cannot hold: sorted sequences and shards lie there together at the end."""
@@ -213,8 +239,9 @@ class Stages:
                 "are free; make room or choose another --out"
             )
 
-    def _made_with(self, side: BuildSide, sources: Files) -> Dict[str, Any]:
+    def _made_with(self, side: BuildSide) -> Dict[str, Any]:
         """The manifest's account of what went in, that of the former data set included."""
+        sources = self._sources
         account = {**self._read(self.work / "examples.json").tree}
         if side.name == sides.HELD_OUT:
             account[sides.TRAINING_DIGEST] = f"{self.sides[0].digest:016x}"
@@ -243,20 +270,48 @@ class Stages:
 
     # ---- examples ---------------------------------------------------------------------------------------------------
 
-    def _examples(self, schema: PackSchema, vocabulary_size: int) -> None:
+    def count(self, share: Share) -> None:
         """The sequences of every side, spilled, with a note for each part."""
-        if not (self.work / "examples.json").exists():
-            tasks = (
-                task
-                for task in self.input.tasks(schema, vocabulary_size)
-                if not (Path(task.work) / file_of("examples", task.part, "json")).exists()
-            )
-            with progress_bar(self.input.count, "examples", shown=self.progress, unit=" sequences") as bar:
-                for side in self.sides:
-                    bar.update(sum(note["totals"][0] for note in read_notes(side.work, "examples-*.json")))
-                for note in self.runner.map(self.input.make, tasks):
-                    bar.update(note["totals"][0])
-            write_json(self.work / "examples.json", self.input.account())
+        with self._timed("examples"), progress_bar(
+            self.input.count, "examples", shown=self.progress, unit=" sequences"
+        ) as bar:
+            if self.is_gathered:
+                return
+            for side in self.sides:
+                bar.update(sum(_sequences(note) for note in read_notes(side.work, f"{self.input.note}-*.json")))
+            for note in self.runner.map(self.input.make, (task for task in self.uncounted() if share.has(task.part))):
+                bar.update(_sequences(note))
+
+    def uncounted(self) -> Iterator[Any]:
+        """The tasks whose parts are not there."""
+        for task in self.input.tasks(self._parts_schema, self._vocabulary.size):
+            if not (Path(task.work) / file_of(self.input.note, task.part, "json")).exists():
+                yield task
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether all parts are made, and numbered."""
+        return (self.work / "examples.json").exists()
+
+    def _gather(self) -> None:
+        """All parts of every side. ValueError where some are missing, or where there is nothing to pack."""
+        if not self.is_gathered:
+            if next(self.uncounted(), None) is not None:
+                raise ValueError(f"{self.work}: not all is counted; --missing N names the tasks to run")
+            write_json(self.work / "examples.json", self.input.gathered())
+        self._read_notes()
+
+    def load(self) -> bool:
+        """Reads what `recipe` has left, for a process that has not run it. False where it is not complete."""
+        if not self.is_gathered:
+            return False
+        self._read_notes()
+        return all(
+            side.is_kept or (side.work / places_names(len(parts_groups(_totals(side))) - 1)[1]).exists()
+            for side in self.sides
+        )
+
+    def _read_notes(self) -> None:
         for side in self.sides:
             side.notes = read_notes(side.work, "examples-*.json")
         empty = [side for side in self.sides if not side.sequences and not side.former]
@@ -269,22 +324,39 @@ class Stages:
                 raise ValueError(one_sided(self.options, empty[0], read))
             what = self.options.source or self.options.corpus
             raise ValueError(f"{what}: the corpus is empty: no text in {read} documents; nothing to pack")
+        notes = [note for side in self.sides for note in side.notes]
+        size = self.input.settled_vocabulary_size(notes, self._vocabulary.size)
+        self._vocabulary = self._vocabulary._replace(size=size)
 
     # ---- lengths to packing and assignment --------------------------------------------------------------------------
 
-    def _packing(
-        self, side: BuildSide, parts_schema: PackSchema, fixed: Optional[PackSchema]
-    ) -> Tuple[Packing, PackSchema]:
+    def recipe(self) -> List[Packing]:
+        """One packing of all new sequences of each side, and the place of each."""
+        with self._timed("examples"):
+            self._gather()
+        packings: List[Packing] = []
+        fixed: Optional[PackSchema] = None  # packs of the held-out side have the shape of the training side's
+        for side in self.sides:
+            if not side.is_kept:
+                with self._timed("packing"):
+                    packing, fixed = self._packing(side, fixed)
+                packings.append(packing)
+                with self._timed("assignment"):
+                    self._assignment(side, packing)
+        return packings
+
+    def _packing(self, side: BuildSide, fixed: Optional[PackSchema] = None) -> Tuple[Packing, PackSchema]:
         """The recipe, solved once, and the schema of its packs; both stay in the work folder.
 
-        fixed: the schema that the packs must have: that of the data set to append to, or of the training side.
+        fixed: the schema that the packs must have if there is no data set to append to: that of the training side.
         """
+        parts_schema, fixed = self._parts_schema, side.former.schema if side.former else fixed
         recipe, schema_file = side.work / "recipe.json", side.work / "schema.json"
         if not schema_file.exists():
             S = self.options.max_sequence_length
             counts, masked = np.zeros(S + 1, dtype=np.int64), np.zeros(S + 1, dtype=np.int64)
-            for note in side.notes:
-                lengths, sequences, most = np.array(note["lengths"], dtype=np.int64).reshape(-1, 3).T
+            for part in range(len(side.notes)):
+                lengths, sequences, most = lengths_of_part(side.work, part).T
                 if len(lengths) and int(lengths.max()) > S:
                     raise ValueError(f"{side.work}: a part has longer sequences; {remove_and_build_again(self.work)}")
                 taken = parts_schema.taken(lengths)
@@ -319,8 +391,8 @@ class Stages:
         packing.check(histogram)
         return packing
 
-    def _assignment(self, side: BuildSide, parts_schema: PackSchema, packing: Packing) -> None:
-        work, totals = side.work, _totals(side)
+    def _assignment(self, side: BuildSide, packing: Packing) -> None:
+        work, totals, parts_schema = side.work, _totals(side), self._parts_schema
         seed = self.options.seed, self.options.epoch
         if len(parts_groups(totals)) > 1:
             assign_on_disk(
@@ -328,7 +400,7 @@ class Stages:
                 work / "recipe.json",
                 parts_schema,
                 totals,
-                lambda part: _counts(side.notes[part], parts_schema),
+                lambda part: _counts(side, part, parts_schema),
                 seed,
                 self.runner,
                 progress=self.progress,
@@ -347,9 +419,31 @@ class Stages:
 
     # ---- sequences to packs -----------------------------------------------------------------------------------------
 
-    def _shards(self, side: BuildSide, parts_schema: PackSchema, schema: PackSchema, packing: Packing) -> List[_Note]:
-        """Sorts the parts by shard and gathers the shards; returns their notes."""
-        work, notes, per_shard = side.work, side.notes, max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
+    def deal(self, share: Share) -> None:
+        """Every sequence of this share's shards into its pack.
+
+        A shard takes from all sorted parts. So a task sorts its own parts, then those that no other has sorted; which
+        of two tasks sorts a part makes no difference.
+        """
+        for side in self.sides:
+            if not side.is_kept:
+                self._shards(side, share)
+
+    def undealt(self) -> List[int]:
+        """The shards that are not there, of all sides."""
+        return [shard for side in self.sides if not side.is_kept for shard in self._undealt(side)]
+
+    def _undealt(self, side: BuildSide) -> List[int]:
+        packing, schema = self._packing(side)
+        done = {
+            note["number"] for note in read_notes(side.work, "shard-*.json") if (side.ready / note["file"]).exists()
+        }
+        return [number for number in range(-(-packing.packs // _packs_per_shard(schema))) if number not in done]
+
+    def _shards(self, side: BuildSide, share: Share) -> None:
+        """Sorts the parts by shard and gathers the shards of this share."""
+        parts_schema, (packing, schema) = self._parts_schema, self._packing(side)
+        work, notes, per_shard = side.work, side.notes, _packs_per_shard(schema)
         count, first_shard = -(-packing.packs // per_shard), len(side.former.shards) if side.former else 0
         totals = _totals(side)
         sort_tasks = [
@@ -367,6 +461,7 @@ class Stages:
             for part, (group, first) in enumerate(places_of_parts(totals))
             if not (work / file_of("sorted", part, "npy")).exists()
         ]
+        sort_tasks.sort(key=lambda task: share.distance(task.part))
         with self._timed("sorting"), progress_bar(len(notes), "sorting", shown=self.progress, unit=" parts") as bar:
             bar.update(len(notes) - len(sort_tasks))
             for _ in self.runner.map(sort_part, sort_tasks):
@@ -400,19 +495,10 @@ class Stages:
                     )
 
         with self._timed("writing"), progress_bar(packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
-            finished = read_notes(work, "shard-*.json")
-            done = {note["number"] for note in finished if (side.ready / note["file"]).exists()}
-            bar.update(sum(packs_of(number) for number in done))
-            missing = [number for number in range(count) if number not in done]
-            for note in self.runner.map(make_shard, shard_tasks(missing)):
+            missing = self._undealt(side)
+            bar.update(packing.packs - sum(map(packs_of, missing)))
+            for note in self.runner.map(make_shard, shard_tasks(list(filter(share.has, missing)))):
                 bar.update(note["packs"])
-        shards = read_notes(work, "shard-*.json")
-        if (sum(note["digest"] for note in shards) - sum(note["digest"] for note in notes)) % (1 << 64):
-            raise ValueError(
-                f"{work}: the packs do not hold exactly the sequences that were made; the disk lost data, "
-                "remove the folder and build again"
-            )
-        return shards
 
     def _run_ends(self, work: Path, part: int, totals: RunningTotals, shards: int, first: int, last: int) -> np.ndarray:
         """The running totals of a sorted part where shards `first` to `last` begin, int64 [last - first + 1, 3]."""
@@ -428,20 +514,27 @@ class Stages:
                 return ends
         raise ValueError(f"{path}: is not the index of its part; {way_out}")
 
-    def _make_ready(
-        self,
-        side: BuildSide,
-        schema: PackSchema,
-        packing: Packing,
-        shards: Sequence[_Note],
-        made_with: Dict[str, Any],
-        vocabulary: VocabularyFile,
-    ) -> Packing:
+    def commit(self) -> Built:
+        """The data sets take their places; to be called when every shard is there."""
+        with self._timed("commit"):
+            packings = [self._keep(side) if side.is_kept else self._make_ready(side) for side in self.sides]
+            announce(self.work, [(side.work, side.out) for side in self.sides])
+            complete(self.work)
+            store = PackStore.open(self.out)
+        return Built(store, packings[0], self.seconds, tuple(self._remarks(packings[0])))
+
+    def _make_ready(self, side: BuildSide) -> Packing:
         """Puts the rest of the data set's files into the folder of what is ready. Returns the packing of all of it."""
-        former = side.former
+        former, vocabulary, (packing, schema) = side.former, self._vocabulary, self._packing(side)
+        shards = read_notes(side.work, "shard-*.json")
+        if (sum(note["digest"] for note in shards) - sum(note["digest"] for note in side.notes)) % (1 << 64):
+            raise ValueError(
+                f"{side.work}: the packs do not hold exactly the sequences that were made; the disk lost data, "
+                "remove the folder and build again"
+            )
         whole = merged(Packing.load(side.out / "recipe.json"), packing) if former else packing
         unrounded = replace(schema, multiple_of=1)
-        counts = sum((_counts(note, unrounded) for note in side.notes), np.zeros(1, np.int64))
+        counts = sum((_counts(side, part, unrounded) for part in range(len(side.notes))), np.zeros(1, np.int64))
         if former:
             counts = counts + np.array(former.histogram, np.int64)
         files = ["recipe.json"]
@@ -482,24 +575,34 @@ class Stages:
                 vocabulary_size=max(vocabulary.size, former.vocabulary_size if former else 0),
                 vocabulary_sha256=load_either(vocabulary.path).sha256 if vocabulary.path else "",
                 files=tuple(stored_file(side.ready, name) for name in files),
-                made_with=made_with,
+                made_with=self._made_with(side),
             ),
         )
         return whole
 
-    def _keep(self, side: BuildSide, former: Manifest, sources: Files) -> Packing:
+    def _keep(self, side: BuildSide) -> Packing:
         """What is appended has nothing for this side: only the manifest changes, which says what went in."""
-        write_manifest(side.ready, replace(former, made_with=self._made_with(side, sources)))
+        assert side.former is not None
+        write_manifest(side.ready, replace(side.former, made_with=self._made_with(side)))
         return Packing.load(side.out / "recipe.json")
+
+
+def _packs_per_shard(schema: PackSchema) -> int:
+    return max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
 
 
 def _totals(side: BuildSide) -> List[RunningTotals]:
     return [RunningTotals(*note["totals"]) for note in side.notes]
 
 
-def _counts(note: _Note, schema: PackSchema) -> np.ndarray:
+def _sequences(note: _Note) -> int:
+    """How many the task of this note has made."""
+    return int(note["totals"][0] if "totals" in note else note["sequences"])
+
+
+def _counts(side: BuildSide, part: int, schema: PackSchema) -> np.ndarray:
     """Sequences of a part by the slots that they take, int64 [S + 1]."""
     counts = np.zeros(schema.max_sequence_length + 1, dtype=np.int64)
-    lengths, sequences, _ = np.array(note["lengths"], dtype=np.int64).reshape(-1, 3).T
+    lengths, sequences, _ = lengths_of_part(side.work, part).T
     np.add.at(counts, schema.taken(lengths), sequences)
     return counts

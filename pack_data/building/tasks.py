@@ -10,10 +10,11 @@ A task is done when its note exists, a small .json or .npy file, which is writte
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -33,9 +34,13 @@ def remove_and_build_again(work: Path) -> str:
     return f"a file of the build was changed: remove the folder {work} and build again"
 
 
-def file_of(kind: str, number: int, suffix: str) -> str:
-    """Name of a file in the work folder. kind: "text", "examples" or "sorted", of a part, or "shard"."""
-    return f"{kind}-{number:05d}.{suffix}"
+def file_of(kind: str, number: int, suffix: str, within: Optional[int] = None) -> str:
+    """Name of a file in the work folder.
+
+    kind: "text", "examples" or "sorted", of a part; "shard"; "group", of a source's files, or "read", a part `within`
+    such a group, until it has its number among all parts.
+    """
+    return f"{kind}-{number:05d}{'' if within is None else f'-{within:05d}'}.{suffix}"
 
 
 def read_text(work: Path, part: int) -> Iterator[Document]:
@@ -153,17 +158,16 @@ def _count_lengths(sequences: Sequences) -> List[List[int]]:
     return found
 
 
-def save_examples(work: Path, part: int, sequences: Sequences, schema: PackSchema, **about: Any) -> Dict[str, Any]:
-    """Writes a block of sequences as part `part`, then its note. Returns the note, with `about` in it."""
-    SpillFormat.of(schema).write(work / file_of("examples", part, "bin"), sequences)
+def save_examples(note_file: Path, sequences: Sequences, schema: PackSchema, **about: Any) -> Dict[str, Any]:
+    """Writes a block of sequences beside its note, which it writes then. Returns the note, with `about` in it."""
+    SpillFormat.of(schema).write(note_file.with_suffix(".bin"), sequences)
     note = {
-        "part": part,
         "totals": [len(sequences), int(sequences.lengths.sum()), int(sequences.prediction_counts.sum())],
         "digest": digest(sequences),
         "lengths": _count_lengths(sequences),
         **about,
     }
-    write_json(work / file_of("examples", part, "json"), note)
+    write_json(note_file, note)
     return note
 
 
@@ -196,7 +200,7 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
         sequences = make_examples(tokenised, vocabulary, task.options, task.stream)
         unknown = 0 if vocabulary.unknown is None else int((tokenised.ids == vocabulary.unknown).sum())
         about = {"documents": len(documents), "unknown": [unknown, len(tokenised.ids)]}
-        save_examples(work, task.part, sequences, task.schema, **about)
+        save_examples(note, sequences, task.schema, **about)
     if text.exists():
         text.unlink()
     return _read_note(note)
@@ -238,7 +242,7 @@ def make_synthetic_part(task: SyntheticTask) -> Dict[str, Any]:
         },
         {"first_segment_lengths": (lengths + 1) // 2, "next_sentence_labels": rng.integers(0, 2, task.count)},
     )
-    return save_examples(Path(task.work), task.part, sequences, task.schema, documents=0)
+    return save_examples(Path(task.work) / file_of("examples", task.part, "json"), sequences, task.schema, documents=0)
 
 
 @dataclass(frozen=True)
@@ -271,7 +275,12 @@ def sort_part(task: SortTask) -> int:
     source, index_file = work / file_of("examples", task.part, "bin"), work / file_of("sorted", task.part, "npy")
     if index_file.exists():  # a cluster may run a finished task again
         return task.part
-    sequences = SpillFormat.of(task.part_schema).read(source, task.totals, RunningTotals(0, 0, 0), task.totals)
+    try:
+        sequences = SpillFormat.of(task.part_schema).read(source, task.totals, RunningTotals(0, 0, 0), task.totals)
+    except FileNotFoundError:
+        if index_file.exists():  # another task has sorted it meanwhile
+            return task.part
+        raise
     own = slice(task.first, task.first + task.totals.sequences)
     names = places_names(task.group)
     pack, slots = (_places(work, name)[own].astype(np.int64) for name in names)
@@ -294,7 +303,8 @@ def sort_part(task: SortTask) -> int:
         axis=1,
     )
     save_array(index_file, index)
-    source.unlink()
+    with suppress(FileNotFoundError):
+        source.unlink()
     return task.part
 
 
@@ -343,21 +353,42 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
 
 
 def read_notes(work: Path, pattern: str) -> List[Dict[str, Any]]:
-    """The notes of finished tasks, in order of their names: those of `save_examples` or of `make_shard`."""
-    return [_read_note(path) for path in sorted(work.glob(pattern))]
+    """The notes of finished tasks, in order of their names: "examples-*.json", "group-*.json" or "shard-*.json".
+
+    Those of parts come without their "lengths", which are too many for memory (`lengths_of_part`).
+    """
+    notes = []
+    for path in sorted(work.glob(pattern), key=lambda path: int(path.stem.rpartition("-")[2])):
+        notes.append(_read_note(path))
+        notes[-1].pop("lengths", None)
+    return notes
+
+
+def lengths_of_part(work: Path, part: int) -> np.ndarray:
+    """[length, its sequences, most masked tokens of one of them] for every length of a part, int64 [lengths, 3]."""
+    note = _read_note(work / file_of("examples", part, "json"))
+    return np.array(note["lengths"], dtype=np.int64).reshape(-1, 3)
 
 
 def _read_note(path: Path) -> Dict[str, Any]:
     """One of them. ValueError where it has not the form that the stages count on."""
-    fields = read_object(path, way_out=remove_and_build_again(path.parent))
+    way_out = f"a file of the build was changed: remove {path} and run the build, or its task, again"
+    if path.name.startswith("examples-"):  # whose sequences are gone when they are sorted
+        way_out = remove_and_build_again(path.parent)
+    fields = read_object(path, way_out=way_out)
     count: Dict[str, Any] = {"least": 0, "most": 2**62}
+    if path.name.startswith("group-"):
+        for name in ("parts", "sequences", "bad"):
+            fields.integer(name, **count)
+        for name in ("skipped", "left_out"):
+            fields.texts(name)
+        return fields.tree
     fields.integer("digest", least=0, most=2**64 - 1)
     if path.name.startswith("shard-"):
         fields.integer("number", **count)
         fields.integer("sequences", **count)
         StoredFile.from_json(fields)
     else:
-        fields.integer("part", **count)
         fields.integer("documents", **count)
         fields.integers("totals", 3, **count)
         fields.list_of("lengths", Fields.integers, 3, **count)

@@ -13,12 +13,12 @@ import json
 import os
 import re
 import shutil
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from pack_data.reading.fields import Fields, read_json, read_object
-from pack_data.reading.files import locked, sync_folder, write_atomically
+from pack_data.reading.files import LockRemovedError, locked, sync_folder, write_atomically
 from pack_data.store.data_set import MANIFEST, named_files, remove_leftovers
 
 PLAN, COMMIT, READY, _LOCK = "plan.json", "commit.json", "ready", "lock"
@@ -26,8 +26,8 @@ HELD_OUT_WORK = "held-out"
 # The names of files that a build makes in its work folder; it removes no others.
 _OWN = re.compile(
     r"lock|vocab\.txt|(tokenizer|plan|commit|text|examples|recipe|schema|skipped|former|manifest)\.json|(pack|slot)(-\d{5,})?\.npy|"
-    r"(scattered|shuffled)-\d{5,}-\d{5,}\.(bin|npy)|"
-    r"(text|examples|sorted|shard)-\d{5,}\.(jsonl|json|bin|npy)|packs-\d{5,}-[0-9a-f]{8}\.npy|lengths-[0-9a-f]{8}\.npy|"
+    r"(scattered|shuffled|read)-\d{5,}-\d{5,}\.(bin|npy|json)|"
+    r"(text|examples|sorted|shard|group)-\d{5,}\.(jsonl|json|bin|npy)|packs-\d{5,}-[0-9a-f]{8}\.npy|lengths-[0-9a-f]{8}\.npy|"
     r"[\w.-]+\.\d+\.tmp"
 )
 
@@ -73,9 +73,9 @@ def work_folder(out: Path) -> Iterator[Path]:
         except ValueError:
             # A user's mistake, found before there is anything to continue, leaves nothing behind.
             if not any(work.rglob("examples-*.json")):
-                _remove(work)
+                remove(work)
             raise
-        _remove(work)
+        remove(work)
 
 
 @contextmanager
@@ -92,11 +92,30 @@ def only_writer_of_packs(out: Path) -> Iterator[None]:
             yield
         finally:
             if [item.name for item in work.iterdir()] == [_LOCK]:
-                _remove(work)
+                remove(work)
 
 
 @contextmanager
-def _held(out: Path, called: str, way_out: str) -> Iterator[Path]:
+def work_of_tasks(out: Path, *, alone: bool = False, patience: Optional[float] = None) -> Iterator[Path]:
+    """The work folder of a build of `out` that many tasks do, each a process; it stays until the last has completed it.
+
+    alone: for what one task does while no other is at work. ValueError as `work_folder`.
+    """
+    while True:
+        with ExitStack() as held:
+            called, way_out = f"--out {out}", "choose another --out"
+            try:
+                work = held.enter_context(_held(out, called, way_out, shared=not alone, patience=patience))
+            except LockRemovedError:  # with the folder, by the task that has completed the data set
+                continue
+            yield work
+            return
+
+
+@contextmanager
+def _held(
+    out: Path, called: str, way_out: str, *, shared: bool = False, patience: Optional[float] = None
+) -> Iterator[Path]:
     """The work folder of `out`, locked. called, way_out: for the message where it cannot be."""
     work = out.with_name(f"{out.name}.building")
     try:
@@ -105,7 +124,7 @@ def _held(out: Path, called: str, way_out: str) -> Iterator[Path]:
     except OSError as error:
         raise ValueError(f"{called}: the folder {work} cannot be made or read ({error.strerror}); {way_out}") from None
     busy = f"{out}: another build is writing this data set; wait for it or choose another --out"
-    with locked(work / _LOCK, busy):
+    with locked(work / _LOCK, busy, shared=shared, patience=patience):
         yield work
 
 
@@ -141,7 +160,8 @@ def clear(folder: Path, keep: Sequence[str] = (_LOCK,)) -> None:
             item.unlink()
 
 
-def _remove(work: Path) -> None:
+def remove(work: Path) -> None:
+    """Removes what builds make, and the folder if nothing else is in it."""
     clear(work, keep=())
     if not any(work.iterdir()):
         work.rmdir()

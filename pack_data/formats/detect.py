@@ -13,8 +13,8 @@ import os
 import re
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import chain, islice
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
@@ -24,6 +24,7 @@ import numpy as np
 from pack_data.cli.bad_records import MOST_RECORD_BYTES, BadRecords
 from pack_data.formats import bert_tfrecord, tfrecord
 from pack_data.formats.megatron import MAGIC as MEGATRON_MAGIC
+from pack_data.formats.megatron import tokens_file
 from pack_data.formats.records import (
     UNPACKED,
     Record,
@@ -197,11 +198,32 @@ class Source:
     bad: BadRecords = field(default_factory=BadRecords)
     # Foreign columns that examples() could not give to one sequence, or blocks() not hold.
     foreign_lost: Tuple[str, ...] = ()
+    model: Optional[Record] = None  # whose columns blocks() holds; None: the first record that is read
 
     @property
     def unpacked_kind(self) -> str:
         """What `examples` yields: "examples" or "tokens"."""
         return UNPACKED[self.kind]
+
+    def groups(self, size: int) -> List[Source]:
+        """This source in parts: files that follow one another and have `size` bytes or more together, or the last.
+
+        Each has the columns of the first record of all. It depends on nothing but the sizes of the files.
+        """
+        self.model = next(self.examples(), None)
+        groups: List[List[str]] = [[]]
+        held = 0
+        for file in self.files:
+            if held >= size:
+                groups.append([])
+                held = 0
+            groups[-1].append(file)
+            held += sum(os.path.getsize(path) for path in self.with_tokens(file))
+        return [replace(self, files=group, bad=BadRecords(), foreign_lost=()) for group in groups]
+
+    def with_tokens(self, file: str) -> List[str]:
+        """The files that are read for one of `files`: beside an index of Megatron its tokens."""
+        return [file, tokens_file(file)] if self.format == "megatron" else [file]
 
     def read(self) -> Iterator[Record]:
         """Every good record, file after file.  ValueError at the first bad one beyond `skip_bad`."""
@@ -242,13 +264,12 @@ class Source:
             yield Sequences.concatenate(waiting)
 
     def _pieces(self, longest: Optional[int]) -> Iterator[Sequences]:
-        records = self.examples()
-        first = next(records, None)
+        first = self.model or next(self.examples(), None)
         if first is None:
             return
         scalars, module = integer_columns(first), module_of(self.format)
         if self.kind != "tokens" or not hasattr(module, "blocks"):
-            yield from self._checked(chain([first], records), first, scalars, longest)
+            yield from self._checked(self.examples(), first, scalars, longest)
             return
         self.bad = BadRecords(self.skip_bad, self.max_record_bytes)
         for file in self.files:

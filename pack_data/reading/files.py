@@ -238,12 +238,17 @@ def replacing(path: Path) -> Iterator[Path]:
     sync_folder(path.parent)
 
 
+class LockRemovedError(ValueError):
+    """Who held the lock has removed its file while it was waited for."""
+
+
 @contextmanager
-def locked(path: Path, complaint: str) -> Iterator[None]:
+def locked(path: Path, complaint: str, *, shared: bool = False, patience: Optional[float] = None) -> Iterator[None]:
     """Holds the lock file `path` while entered; raises ValueError where another process holds it: `complaint`, and who.
 
     The system keeps the lock with the open file, so it ends with the process, however that ends; the file itself stays.
-    A lock that is held is tried again for `LOCK_PATIENCE` seconds.
+    A lock that is held is tried again for `patience` seconds (None: `LOCK_PATIENCE`). shared: with other processes that
+    share it (POSIX systems alone).
     On a file system without locks nothing is held, and a line on stderr says so.
 
     Processes on several machines see each other's locks over NFS as Linux mounts it (since 2.6.12 a lock there is one
@@ -254,7 +259,7 @@ def locked(path: Path, complaint: str) -> Iterator[None]:
     """
     with open(path, "a+", encoding="utf-8", errors="replace") as file:
         try:
-            _lock_soon(file)
+            _lock_soon(file, shared, LOCK_PATIENCE if patience is None else patience)
         except OSError as error:
             if error.errno in _HELD:
                 holder = _holder(file)
@@ -264,7 +269,10 @@ def locked(path: Path, complaint: str) -> Iterator[None]:
                 file=sys.stderr,
             )
         if not _leads_to(path, file):  # its holder has removed it meanwhile; another process may lock a new one
-            raise ValueError(complaint)
+            raise LockRemovedError(complaint)
+        if shared:
+            yield
+            return
         last = _holder(file)
         if last and last["host"] != platform.node():
             print(
@@ -319,20 +327,20 @@ LOCK_PATIENCE = 1.0
 _HELD = (errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK)  # the last two on Windows
 
 
-def _lock_soon(file: Any) -> None:
-    """As `_lock`, tried again until `LOCK_PATIENCE` is over."""
-    end = time.monotonic() + LOCK_PATIENCE
+def _lock_soon(file: Any, shared: bool, patience: float) -> None:
+    """As `_lock`, tried again until `patience` is over."""
+    end = time.monotonic() + patience
     while True:
         try:
-            return _lock(file)
+            return _lock(file, shared)
         except OSError as error:
             if error.errno not in _HELD or time.monotonic() > end:
                 raise
         time.sleep(0.05)
 
 
-def _lock(file: Any) -> None:
-    """Locks an open file for this process; OSError where another one has it."""
+def _lock(file: Any, shared: bool) -> None:
+    """Locks an open file for this process, or for all that share it; OSError where another one has it."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -341,4 +349,4 @@ def _lock(file: Any) -> None:
         file.seek(0)
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
     else:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

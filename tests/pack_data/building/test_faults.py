@@ -153,9 +153,9 @@ def test_a_build_that_begins_while_another_one_ends_is_refused(corpus, tmp_path,
 
     lock = files._lock
 
-    def late(file):
+    def late(file, shared):
         shutil.rmtree(tmp_path / "data.building")
-        lock(file)
+        lock(file, shared)
 
     monkeypatch.setattr(files, "_lock", late)
     with pytest.raises(ValueError, match="another build is writing"):

@@ -1,0 +1,266 @@
+"""A build in tasks: the bytes of one process, for any number of tasks, in any order, killed or run twice."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from pack_data.build import BuildOptions, build, main
+from pack_data.building import assignment_on_disk, inputs, stages
+from pack_data.building.shares import STAGES, missing_tasks, run_task
+from pack_data.cli.command import run_main
+from pack_data.store.data_set import PackStore
+from pack_data.verify import verify
+from tests.pack_data.text_corpus import content
+from tests.token_sequences import random_sequences
+
+FORK = multiprocessing.get_context("fork")
+FILES = 13
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """A group of one or two files, parts of 20 sequences, a dozen shards."""
+    monkeypatch.setattr(inputs, "GROUP_BYTES", 1500)
+    monkeypatch.setattr(inputs, "SOURCE_PART", 20)
+    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 32 * 10)
+
+
+def options_of(folder, out="data", **more):
+    """Files of other sizes, one of them empty, with a column of numbers beside the tokens."""
+    source = folder / "source"
+    if not source.exists():
+        source.mkdir()
+        for number in range(FILES):
+            rows = random_sequences((number * 7 + 5) % 40, longest=30, seed=number)
+            lines = [json.dumps({"input_ids": row, "file": number}) + "\n" for row in rows]
+            (source / f"part-{number}.jsonl").write_text("".join(lines))
+    return BuildOptions(out=folder / out, source=source, **{"max_sequence_length": 32, **more})
+
+
+def all_of(options, stage, tasks, order=None):
+    return [run_task(options, stage, task, tasks) for task in order or range(tasks)]
+
+
+def in_tasks(options, counting, dealing):
+    """Every stage in turn; returns what the tasks of the last have done."""
+    for stage, tasks in zip(STAGES, (counting, 1, dealing)):
+        done = all_of(options, stage, tasks)
+    return done
+
+
+@pytest.fixture
+def expected(tmp_path):
+    build(options_of(tmp_path, "whole")).close()
+    return content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("counting, dealing", [(1, 1), (3, 2), (7, 64)])
+def test_any_number_of_tasks_gives_the_bytes_of_one_process(tmp_path, expected, counting, dealing):
+    options = options_of(tmp_path)
+    done = in_tasks(options, counting, dealing)
+    (built,) = [each.built for each in done if each.built]
+    assert built.store.manifest.sequences == sum((number * 7 + 5) % 40 for number in range(FILES))
+    built.store.close()
+    assert content(tmp_path / "data") == expected and not (tmp_path / "data.building").exists()
+    assert missing_tasks(options, 5) == ("", [])
+    assert "nothing to build" in run_task(options, "count", 0, 2).words
+    assert not (tmp_path / "data.building").exists()
+
+
+def test_where_the_places_are_too_many_for_memory(tmp_path, expected, monkeypatch):
+    monkeypatch.setattr(assignment_on_disk, "NUMBERS", 64)
+    monkeypatch.setattr(assignment_on_disk, "IN_MEMORY", 64)
+    build(options_of(tmp_path, "on_disk")).close()
+    in_tasks(options_of(tmp_path), 4, 5)
+    assert content(tmp_path / "data") == content(tmp_path / "on_disk") != expected
+
+
+def test_any_order_and_what_is_missing(tmp_path, expected):
+    options = options_of(tmp_path)
+    assert missing_tasks(options, 4) == ("count", [0, 1, 2, 3])
+    groups = len(list(stages.Stages(options, tmp_path, None, False).input._source.groups(inputs.GROUP_BYTES)))
+    assert groups > 5
+    all_of(options, "count", 4, [2, 0, 2])
+    assert missing_tasks(options, 4) == ("count", [1, 3])
+    assert missing_tasks(options, 64) == ("count", [number for number in range(groups) if number % 4 in (1, 3)])
+    with pytest.raises(ValueError, match="not all is counted; --missing N names the tasks"):
+        run_task(options, "recipe")
+    all_of(options, "count", 4, [3, 1])
+    assert missing_tasks(options, 4) == ("recipe", [0])
+    with pytest.raises(ValueError, match="the recipe is not complete; run --stage recipe first"):
+        run_task(options, "deal", 0, 3)
+    all_of(options, "recipe", 2, [1, 0])
+    for later in ("count", "recipe"):  # a task that runs once more changes nothing
+        run_task(options, later)
+    all_of(options, "deal", 3, [1])
+    assert missing_tasks(options, 3) == ("deal", [0, 2])
+    all_of(options, "deal", 3, [2, 2, 0])
+    assert missing_tasks(options, 3) == ("", []) and content(tmp_path / "data") == expected
+
+
+def started(options, stage, task, tasks):
+    process = FORK.Process(target=run_task, args=(options, stage, task, tasks))
+    process.start()
+    return process
+
+
+def test_tasks_beside_one_another_and_twice_at_once(tmp_path, expected):
+    options = options_of(tmp_path)
+    for stage in STAGES:
+        processes = [started(options, stage, task, 3) for task in (0, 1, 2, 1, 0)]
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0] * len(processes)
+    assert missing_tasks(options, 3) == ("", []) and content(tmp_path / "data") == expected
+
+
+def test_killed_tasks_are_named_and_run_again(tmp_path, expected):
+    """As many kills as SHARE_KILLS says (10), of two processes at a time at any moment of a build of 64 tasks."""
+    kills, wanted, rng, tries = 0, int(os.environ.get("SHARE_KILLS", "10")), random.Random(7), 0
+    while kills < wanted or not tries:
+        tries += 1
+        options = options_of(tmp_path, f"data{tries}")
+        while True:
+            stage, tasks = missing_tasks(options, 64)
+            if not stage:
+                break
+            two = [started(options, stage, task, 64) for task in rng.sample(tasks, min(2, len(tasks)))]
+            if kills < wanted:
+                time.sleep(rng.random() * 0.15)
+                for process in rng.sample(two, rng.randint(1, len(two))):
+                    if process.is_alive():
+                        os.kill(process.pid, signal.SIGKILL)
+            for process in two:
+                process.join()
+                assert process.exitcode in (0, -signal.SIGKILL)
+                kills += process.exitcode != 0
+        assert content(tmp_path / f"data{tries}") == expected
+        assert not (tmp_path / f"data{tries}.building").exists()
+
+
+def test_stopped_while_the_data_set_is_completed(tmp_path, expected, monkeypatch):
+    options = options_of(tmp_path)
+    all_of(options, "count", 1)
+    all_of(options, "recipe", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "complete", lambda work: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_task(options, "deal")
+    assert missing_tasks(options, 3) == ("deal", [0])
+    run_task(options, "deal", 2, 3)
+    assert missing_tasks(options, 3) == ("", []) and content(tmp_path / "data") == expected
+
+
+def test_a_damaged_note_and_a_lost_shard_cost_one_task(tmp_path, expected):
+    options, work = options_of(tmp_path), tmp_path / "data.building"
+    all_of(options, "count", 3)
+    note = work / "group-00004.json"
+    note.write_text(note.read_text()[:-9])
+    with pytest.raises(ValueError, match=r"group-00004\.json: .*remove .*group-00004\.json and run .* its task, again"):
+        run_task(options, "recipe")
+    note.unlink()
+    assert missing_tasks(options, 3) == ("count", [1])
+    run_task(options, "count", 1, 3)
+    run_task(options, "recipe")
+    run_task(options, "deal", 0, 2)
+    next((work / "ready").glob("packs-00004-*.npy")).unlink()
+    assert missing_tasks(options, 12) == ("deal", [1, 3, 4, 5, 7, 9])
+    all_of(options, "deal", 2)
+    assert content(tmp_path / "data") == expected
+
+
+def test_the_bad_records_of_all_files_are_counted(tmp_path):
+    options = options_of(tmp_path, skip_bad=2)
+    for number in (1, 5, 9):
+        with open(tmp_path / "source" / f"part-{number}.jsonl", "a") as file:
+            file.write('{"input_ids": [-1]}\n')
+    all_of(options, "count", 3)
+    with pytest.raises(ValueError, match=r"3 bad records, --skip-bad 2 allows fewer; the first: .*part-1\.jsonl"):
+        run_task(options, "recipe")
+    in_tasks(options_of(tmp_path, "three", skip_bad=3), 2, 2)
+    with PackStore.open(tmp_path / "three") as store:
+        assert len(store.manifest.made_with["skipped"]) == 3
+
+
+def test_what_cannot_be_built_in_tasks_is_refused(tmp_path):
+    options = options_of(tmp_path)
+    with pytest.raises(ValueError, match="one process deals out the documents of a --corpus"):
+        run_task(BuildOptions(out=tmp_path / "text", corpus=tmp_path), "count")
+    for refused in ("append", "overwrite"):
+        with pytest.raises(ValueError, match="a data set that is not there yet"):
+            run_task(replace(options, **{refused: True}), "count")
+    with pytest.raises(ValueError, match="task 3 of 3: the numbers go from 0 to 2"):
+        run_task(options, "count", 3, 3)
+    with pytest.raises(ValueError, match="nothing is counted yet; run --stage count"):
+        run_task(options, "deal")
+    run_task(options, "count", 0, 2)
+    with pytest.raises(ValueError, match="holds another build, of other files or with other options"):
+        run_task(replace(options, seed=5), "count", 1, 2)
+    (tmp_path / "source" / "part-3.jsonl").write_text('{"input_ids": [1, 2], "file": 3}\n')
+    with pytest.raises(ValueError, match="holds another build, of other files"):
+        run_task(options, "count", 1, 2)
+
+
+def test_the_command(tmp_path, capsys):
+    options = options_of(tmp_path)
+    words = ["--from", str(options.source), "--out", str(options.out), "--max-sequence-length", "32"]
+    assert run_main(main, [*words, "--missing", "3"]) == 0 and capsys.readouterr().out == "count 0,1,2\n"
+    assert run_main(main, [*words, "--stage", "count", "--task", "0/1"]) == 0
+    assert "count: task 0 of 1 is done" in capsys.readouterr().out
+    assert run_main(main, [*words, "--stage", "recipe"]) == 0
+    assert "every sequence has its place" in capsys.readouterr().out
+    assert run_main(main, [*words, "--stage", "deal"]) == 0
+    assert "and the data set is complete" in capsys.readouterr().out
+    assert run_main(main, [*words, "--missing", "3"]) == 0 and "nothing is missing" in capsys.readouterr().out
+    for wrong, said in (
+        (["--stage", "recipe", "--task", "0/2"], "--task is of --stage count and --stage deal"),
+        (["--stage", "count", "--task", "2/2"], "I/N is task I of N, counted from 0"),
+    ):
+        assert run_main(main, [*words, *wrong]) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
+    verify(options.out)
+
+
+def test_the_script_for_slurm_runs(tmp_path, capsys):
+    """By a stand-in of sbatch that runs a job, or each task of an array, at once, backwards."""
+    options = options_of(tmp_path)
+    words = ["--from", str(options.source), "--max-sequence-length", "32"]
+    alone = [sys.executable, "-m", "pack_data.build", *words, "--out", str(tmp_path / "whole")]
+    subprocess.run(alone, check=True, capture_output=True)
+    words += ["--out", str(options.out)]
+    assert run_main(main, [*words, "--slurm", "3"]) == 0
+    (tmp_path / "build.sh").write_text(capsys.readouterr().out)
+    places = tmp_path / "bin"
+    places.mkdir()
+    (places / "sbatch").write_text(
+        f"""#!{sys.executable}
+import os, re, subprocess, sys
+words = sys.argv[1:]
+array = next((word for word in words if word.startswith("--array=")), None)
+last = int(array.rpartition("-")[2]) if array else 0
+assert "--parsable" in words and (array is None or array == f"--array=0-{{last}}")
+for word in words:
+    match = re.fullmatch("--dependency=afterok:([0-9]+)", word)
+    assert match or not word.startswith("--dependency")
+for task in range(last, -1, -1):
+    command = ["bash", "-c", words[words.index("--wrap") + 1]]
+    subprocess.run(command, check=True, env={{**os.environ, "SLURM_ARRAY_TASK_ID": str(task)}}, stdout=sys.stderr)
+print(os.getpid())
+"""
+    )
+    (places / "sbatch").chmod(0o755)
+    path = os.pathsep.join([str(places), os.path.dirname(sys.executable), os.environ["PATH"]])
+    ended = subprocess.run(
+        ["bash", str(tmp_path / "build.sh")], env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert content(options.out) == content(tmp_path / "whole")
