@@ -12,7 +12,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
 .PHONY: help pretrain bench test gpu check coverage mutants test-sdk test-ipu test-wheel weights print-python38 clean
-.PHONY: test-trainers test-trainers-newest test-trainers-older docs figures
+.PHONY: test-trainers test-trainers-newest test-trainers-older test-engines docs figures
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make bench      what packing brings on this machine: speed-up beside the packing factor, 1 and 2 processes"
@@ -26,6 +26,8 @@ help:
 	@echo "make test-ipu   the IPU suite where the Poplar SDK is, on IPUs or on the IPU Model; PYTHON=the SDK's environment"
 	@echo "make test-trainers"
 	@echo "                Hugging Face's Trainer and data sets, TRL's SFTTrainer: the newest ones, and those of a year before"
+	@echo "make test-engines"
+	@echo "                the tasks of a build on Ray and in datatrove"
 	@echo "make docs       run the code blocks of README and docs/, and build the pages below build/docs"
 	@echo "make test-wheel build the wheel, install it into an empty environment, and use it there"
 	@echo "make weights    fetch a small trained BERT (84 MB) for fine-tuning, experiments and one test"
@@ -122,6 +124,15 @@ test-trainers-newest test-trainers-older: test-trainers-%: .venv-trainers-%/read
 	.venv-trainers-$*/bin/pip install --quiet -r requirements-trainers-$*.txt
 	@touch $@
 
+test-engines: .venv-engines/ready
+	.venv-engines/bin/python -m pytest -n 0 tests/pack_data/building/test_engines.py
+
+.venv-engines/ready: .venv/ready requirements-engines.txt
+	.venv/bin/python -m venv --clear .venv-engines
+	.venv/bin/python $(SITE_PACKAGES) > "$$(.venv-engines/bin/python $(SITE_PACKAGES))/base.pth"
+	.venv-engines/bin/pip install --quiet -r requirements-engines.txt
+	@touch $@
+
 # The blocks of the pages run as they stand, then Sphinx, whose warnings are errors.  PAGES="docs/data.md" runs the blocks of some.
 docs: .venv-docs/ready
 	.venv-docs/bin/python docs/run_blocks.py $(PAGES)
@@ -145,4 +156,4 @@ test-wheel: .venv/ready
 	.venv/bin/python -m pytest -n 0 tests/test_wheel.py --packed-bert .venv-wheel/bin/packed-bert
 
 clean:
-	rm -rf .venv .venv-sdk .venv-wheel .venv-trainers-* .venv-docs build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage*
+	rm -rf .venv .venv-sdk .venv-wheel .venv-trainers-* .venv-engines .venv-docs build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage*

@@ -7,13 +7,15 @@ all sequences that was taken before they were packed, every sequence exactly onc
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, Counter, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from pack_data.cli.command import ArgumentParser, counted, progress_bar, run_main
+from pack_data.building.runner import open_runner
+from pack_data.cli.command import ArgumentParser, available_cores, counted, process_count, progress_bar, run_main
 from pack_data.packing import Packing
 from pack_data.proof import prove
 from pack_data.reading.files import file_in, sha256_of
@@ -40,36 +42,35 @@ class Verified:
     bytes: int
 
 
-def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verified:
-    """Reads every byte of the data set. ValueError with the first fault: which file, which pack, which rule."""
+def verify(folder: Union[str, Path], progress: Optional[bool] = None, workers: Optional[int] = 1) -> Verified:
+    """Reads every byte of the data set. ValueError with a fault: which file, which pack, which rule.
+
+    workers: processes, None for one a core; with more than one, a script calls it under `if __name__ == "__main__":`.
+    """
     folder = Path(folder)
     manifest = read_manifest(folder)
     schema = manifest.schema
     for entry in manifest.files:
         _check_sum(folder, entry)
-    table = _table(folder, manifest.lengths, schema.lengths_dtype, 0)
+    _table(folder, manifest.lengths, schema.lengths_dtype, 0)
     histogram = np.zeros(schema.max_sequence_length + 1, dtype=np.int64)
-    total, first = 0, 0
-    patterns: dict = {}
+    total = 0
+    patterns: Counter = Counter()
     PackStore.open(folder).close()
-    with progress_bar(manifest.packs, "verifying", shown=progress, unit=" packs") as bar:
-        for entry in manifest.shards:
-            records = _table(folder, entry, schema.record_dtype, first)
-            _check_records(schema, records, f"{folder / entry.file}", first, manifest.vocabulary_size)
-            if not np.array_equal(table[first : first + len(records)], lengths_of(schema, records)):
-                raise ValueError(
-                    f"{folder / manifest.lengths.file}: does not hold the lengths of the packs in {entry.file}; "
-                    f"{REBUILD}"
-                )
-            sequences = disassemble(schema, records)
-            histogram += np.bincount(sequences.lengths, minlength=len(histogram))
-            total = (total + digest(sequences)) % (1 << 64)
-            taken = np.sort(schema.taken(records["lengths"]), axis=1)[:, ::-1]
-            for row, count in zip(*np.unique(taken, axis=0, return_counts=True)):
-                strategy = tuple(int(length) for length in row if length)
-                patterns[strategy] = patterns.get(strategy, 0) + int(count)
-            first += len(records)
-            bar.update(len(records))
+    firsts = np.cumsum([0] + [entry.packs for entry in manifest.shards]).tolist()
+    tasks = [
+        _ShardTask(folder, entry, first, manifest.lengths, schema, manifest.vocabulary_size)
+        for entry, first in zip(manifest.shards, firsts)
+    ]
+    workers = min(available_cores() if workers is None else workers, max(1, len(tasks)))
+    with closing(open_runner(workers, None)) as runner, progress_bar(
+        manifest.packs, "verifying", shown=progress, unit=" packs"
+    ) as bar:
+        for counts, own, strategies in runner.map(_verify_shard, tasks):
+            histogram += counts
+            total = (total + own) % (1 << 64)
+            patterns.update(strategies)
+            bar.update(sum(strategies.values()))
     if histogram.tolist() != list(manifest.histogram):
         length = int(np.flatnonzero(histogram != manifest.histogram)[0])
         raise ValueError(
@@ -91,6 +92,36 @@ def verify(folder: Union[str, Path], progress: Optional[bool] = None) -> Verifie
     _check_recipe(folder, manifest, patterns)
     _check_vocabulary(folder, manifest)
     return Verified(manifest, sum(entry.bytes for entry in manifest.shards + manifest.files + (manifest.lengths,)))
+
+
+@dataclass(frozen=True)
+class _ShardTask:
+    """A shard to be read; first: the number of its first pack."""
+
+    folder: Path
+    entry: StoredFile
+    first: int
+    lengths: StoredFile
+    schema: PackSchema
+    vocabulary_size: int
+
+
+def _verify_shard(task: _ShardTask) -> Tuple[np.ndarray, int, Counter]:
+    """Sequences of a shard by length, their digest, and how many of its packs have which lengths."""
+    schema, first = task.schema, task.first
+    records = _table(task.folder, task.entry, schema.record_dtype, first)
+    _check_records(schema, records, f"{task.folder / task.entry.file}", first, task.vocabulary_size)
+    table = map_table(task.folder, task.lengths, schema.lengths_dtype)
+    if not np.array_equal(table[first : first + len(records)], lengths_of(schema, records)):
+        raise ValueError(
+            f"{task.folder / task.lengths.file}: does not hold the lengths of the packs in {task.entry.file}; {REBUILD}"
+        )
+    sequences = disassemble(schema, records)
+    patterns: Counter = Counter()
+    taken = np.sort(schema.taken(records["lengths"]), axis=1)[:, ::-1]
+    for row, count in zip(*np.unique(taken, axis=0, return_counts=True)):
+        patterns[tuple(int(length) for length in row if length)] += int(count)
+    return np.bincount(sequences.lengths, minlength=schema.max_sequence_length + 1), digest(sequences), patterns
 
 
 def _table(folder: Path, entry: StoredFile, dtype: np.dtype, first: int) -> np.ndarray:
@@ -199,8 +230,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--progress", action="store_true", default=None, help="show a bar even where stderr is no terminal"
     )
+    parser.add_argument("--workers", type=process_count, metavar="N", help="processes (default: one a core)")
     args = parser.parse_args(argv)
-    verified = verify(args.folder, args.progress)
+    verified = verify(args.folder, args.progress, args.workers)
     manifest = verified.manifest
     bound = (
         ""

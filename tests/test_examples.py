@@ -40,6 +40,8 @@ def test_every_example_is_run_and_short():
         "own_text",
         "pod16_walkthrough",
         "mean_task",
+        "build_with_ray",  # tests/pack_data/building/test_engines.py
+        "build_with_datatrove",
     }
     assert list(EXAMPLES.glob("*.ipynb")) == [NOTEBOOK]
     short = [path for path in EXAMPLES.glob("*.py") if path.stem not in ("tiny", "mean_task")]  # a page runs mean_task

@@ -19,7 +19,7 @@ from typing import Callable, ContextManager, List, NamedTuple, Optional, Sequenc
 
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import TaskRunner, open_runner
-from pack_data.building.stages import Built, NotBegunError, Share, Stages
+from pack_data.building.stages import Built, NotBegunError, Stages, TaskShare
 from pack_data.building.work_folder import COMMIT, PLAN, check_out, clear, complete, remove, work_of_tasks
 from pack_data.cli.command import counted
 
@@ -60,7 +60,7 @@ def run_task(options: BuildOptions, stage: str, task: int = 0, tasks: int = 1, p
                 build = stages(work, True)
                 if not build.begin():
                     return ""
-                return _work(build, stage, Share(task, tasks))
+                return _work(build, stage, TaskShare(task, tasks))
 
         try:
             done = work_on()
@@ -148,7 +148,7 @@ def _leave(out: Path) -> None:
         pass
 
 
-def _work(build: Stages, stage: str, share: Share) -> str:
+def _work(build: Stages, stage: str, share: TaskShare) -> str:
     if stage == STAGES[0]:
         build.count(share)
     elif stage == STAGES[1]:

@@ -81,7 +81,7 @@ class Built(NamedTuple):
     remarks: Tuple[str, ...] = ()
 
 
-class Share(NamedTuple):
+class TaskShare(NamedTuple):
     """Task `number` of `tasks`: which parts, groups of files and shards are its own."""
 
     number: int = 0
@@ -139,9 +139,9 @@ class Stages:
         """All stages in turn."""
         if not self.begin():
             return Built(PackStore.open(self.out), Packing.load(self.out / "recipe.json"), self.seconds)
-        self.count(Share())
+        self.count(TaskShare())
         self.recipe()
-        self.deal(Share())
+        self.deal(TaskShare())
         return self.commit()
 
     def _remarks(self, packing: Packing) -> Iterator[str]:
@@ -270,7 +270,7 @@ class Stages:
 
     # ---- examples ---------------------------------------------------------------------------------------------------
 
-    def count(self, share: Share) -> None:
+    def count(self, share: TaskShare) -> None:
         """The sequences of every side, spilled, with a note for each part."""
         with self._timed("examples"), progress_bar(
             self.input.count, "examples", shown=self.progress, unit=" sequences"
@@ -419,7 +419,7 @@ class Stages:
 
     # ---- sequences to packs -----------------------------------------------------------------------------------------
 
-    def deal(self, share: Share) -> None:
+    def deal(self, share: TaskShare) -> None:
         """Every sequence of this share's shards into its pack.
 
         A shard takes from all sorted parts. So a task sorts its own parts, then those that no other has sorted; which
@@ -440,7 +440,7 @@ class Stages:
         }
         return [number for number in range(-(-packing.packs // _packs_per_shard(schema))) if number not in done]
 
-    def _shards(self, side: BuildSide, share: Share) -> None:
+    def _shards(self, side: BuildSide, share: TaskShare) -> None:
         """Sorts the parts by shard and gathers the shards of this share."""
         parts_schema, (packing, schema) = self._parts_schema, self._packing(side)
         work, notes, per_shard = side.work, side.notes, _packs_per_shard(schema)

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from pack_data.building import stages
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
@@ -156,3 +157,15 @@ def test_packs_of_another_recipe(data, capsys):
     entry.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
     seal(data, manifest)
     assert "not the ones of this recipe" in refusal_of(main, [data], capsys)
+
+
+def test_several_processes_read_the_same_and_find_the_same(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 8)
+    build_small(write_corpus(tmp_path / "corpus"), tmp_path / "data").close()
+    found = verify(tmp_path / "data", workers=2)
+    assert found == verify(tmp_path / "data") and len(found.manifest.shards) > 3
+    path = tmp_path / "data" / found.manifest.shards[2].file
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    said = {refusal_of(main, [tmp_path / "data", "--workers", workers], capsys) for workers in ("1", "2")}
+    assert len(said) == 1 and path.name in said.pop()
