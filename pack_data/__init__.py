@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pack_data.store.data_set import PackStore as PackStore
     from pack_data.store.packs import PackSchema as PackSchema
     from pack_data.store.packs import StoredColumn as StoredColumn
+    from pack_data.stream.mixture import PackMixture as PackMixture
     from pack_data.stream.pack_dataset import PackDataset as PackDataset
     from pack_data.stream.pack_stream import PackStream as PackStream
     from pack_data.verify import Verified as Verified
@@ -49,6 +50,7 @@ _PLACES = {
     "Manifest": "store.data_set",
     "PACKERS": "packers",
     "PackDataset": "stream.pack_dataset",
+    "PackMixture": "stream.mixture",
     "PackSchema": "store.packs",
     "PackStore": "store.data_set",
     "PackStream": "stream.pack_stream",

@@ -35,8 +35,8 @@ certificate formats text __main__
 packing solver
 packers proof
 building lengths
-build verify best_fit convert first_fit greedy lpfhp nnlshp none optimal sort spfhp certificate.__main__ histogram.__main__
-batching benchmark pack_lengths
+build best_fit convert first_fit greedy lpfhp nnlshp none optimal sort spfhp certificate.__main__ histogram.__main__
+batching benchmark pack_lengths verify
 batching.__main__ benchmark.__main__ compare stream
 __init__ page_sections stream.__main__
 """

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = {
     "pack_data": (
-        "BuildOptions Certificate Example LengthHistogram Manifest PACKERS PackDataset PackSchema PackStore "
-        "PackStream PackedLengths Packing Proof Sequences StoredColumn Verified build get_packer open_source "
+        "BuildOptions Certificate Example LengthHistogram Manifest PACKERS PackDataset PackMixture PackSchema "
+        "PackStore PackStream PackedLengths Packing Proof Sequences StoredColumn Verified build get_packer open_source "
         "pack prove verify"
     ),
     "ipu_packed_bert": (

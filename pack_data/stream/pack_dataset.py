@@ -70,6 +70,11 @@ class PackDataset:
         """int64 [rows]: real tokens of each row, for a batch sampler."""
         return self._rows.lengths
 
+    @property
+    def is_bert(self) -> bool:
+        """Whether its rows have the fields of BERT, all of one shape."""
+        return self._rows.of_bert
+
     def __len__(self) -> int:
         return len(self._rows.lengths)
 

@@ -27,9 +27,9 @@ def test_an_engine_gives_the_bytes_of_one_process(tmp_path, engine, said):
     alone = run(["-m", "pack_data.build", *words, "whole"], tmp_path)
     assert alone.returncode == 0, alone.stderr
     example = [str(ROOT / "examples" / f"build_with_{engine}.py"), *words, "packed", "--tasks", "3"]
-    example += ["--logs", "logs"] if engine == "datatrove" else []
+    more = {"ray": ["--address", "local"], "datatrove": ["--logs", "logs"]}[engine]
     for time in ("first", "again"):
-        ended = run(example, tmp_path)
+        ended = run([*example, *more], tmp_path)
         assert ended.returncode == 0, ended.stderr[-3000:]
         assert time == "again" or said in ended.stdout + ended.stderr
         assert content(tmp_path / "packed") == content(tmp_path / "whole")

@@ -92,7 +92,7 @@ def test_on_windows_the_lock_is_that_of_msvcrt(tmp_path, monkeypatch, code):
 
 
 def test_a_file_system_without_locks_is_said_and_used(tmp_path, monkeypatch, capsys):
-    def unsupported(file):
+    def unsupported(file, shared):
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
     monkeypatch.setattr(files, "_lock", unsupported)
@@ -129,11 +129,11 @@ def test_a_lock_that_its_holder_removed_meanwhile_is_none(tmp_path, monkeypatch,
     """A third process may hold the lock file that is there now."""
     path, lock = tmp_path / "lock", files._lock
 
-    def late(file):
+    def late(file, shared):
         path.unlink()
         if replaced:
             path.write_text("")
-        lock(file)
+        lock(file, shared)
 
     monkeypatch.setattr(files, "_lock", late)
     with pytest.raises(ValueError, match="^taken$"), locked(path, "taken"):
