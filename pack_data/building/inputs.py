@@ -103,11 +103,11 @@ class VocabularyFile(NamedTuple):
 class _BuildInput(abc.ABC):
     """Where the sequences of a build come from."""
 
-    # The work on one task, for `runner.map`, the kind of its note (tasks.file_of), and how many sequences will come out
-    # of all tasks, if that is known.
+    # The work on one task, for `runner.map`, the kind of its note (tasks.file_of), and how many parts will come out of
+    # all tasks, if that is known.
     make: Callable[[Any], _Note]
     note = "examples"
-    count: Optional[int] = None
+    parts: Optional[int] = None
 
     def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> None:
         self.options, self.sides, self.progress = options, sides_, progress
@@ -152,6 +152,11 @@ class _BuildInput(abc.ABC):
     @abc.abstractmethod
     def tasks(self, schema: PackSchema, vocabulary_size: int) -> Iterator[Any]:
         """The work in numbered tasks, each `part` of it in a folder `work`. They depend on nothing but the input."""
+
+    def made(self) -> int:
+        """How many parts there are."""
+        names = ("examples-*.json", "read-*.json")
+        return sum(1 for side in self.sides for name in names for _ in side.work.glob(name))
 
     def gathered(self) -> Dict[str, Any]:
         """To be called when all tasks are done: numbers the parts; what the manifest says of what was left out."""
@@ -297,13 +302,11 @@ class _SourceTask:
 
 def _make_source_parts(task: _SourceTask) -> _Note:
     """Reads the files of a group and writes the parts of them. Its note says how many, and what was left out."""
-    work, parts, sequences = Path(task.work), 0, 0
+    work, parts = Path(task.work), 0
     for parts, block in enumerate(task.source.blocks(SOURCE_PART, task.schema.max_sequence_length), 1):
         _save_part(work / file_of("read", task.part, "json", parts - 1), block, task.schema)
-        sequences += len(block)
     note = {
         "parts": parts,
-        "sequences": sequences,
         "skipped": [str(bad) for bad in task.source.bad.found],
         "bad": task.source.bad.count,
         "left_out": list(task.source.foreign_lost),
@@ -466,7 +469,7 @@ class _SyntheticInput(_BuildInput):
         super().__init__(options, sides_, progress)
         assert options.synthetic is not None
         _refuse_held_out(options, "--synthetic")
-        self.make, self.count = make_synthetic_part, options.sequences
+        self.make, self.parts = make_synthetic_part, -(-options.sequences // SYNTHETIC_PART)
         self._histogram = LengthHistogram.published(options.synthetic)
 
     def files(self) -> Files:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -64,6 +65,7 @@ from pack_data.text.vocabulary import load_either, load_tokenizer, load_vocabula
 SLOTS_PER_SHARD = 1 << 22
 # Rows of the parts' indices in memory at a time; one has 24 bytes, and becomes a tuple of three numbers.
 _INDEX_ROWS = 1 << 18
+_LOOK = 1.0  # seconds between two looks at what is made
 # Of the tokens, and of the rows without a limit on depth: above it a build says so.
 _MUCH_UNKNOWN, _MANY_ROWS = 0.05, 1.05
 
@@ -273,14 +275,14 @@ class Stages:
     def count(self, share: TaskShare) -> None:
         """The sequences of every side, spilled, with a note for each part."""
         with self._timed("examples"), progress_bar(
-            self.input.count, "examples", shown=self.progress, unit=" sequences"
+            self.input.parts, "examples", shown=self.progress, unit=" parts"
         ) as bar:
             if self.is_gathered:
                 return
-            for side in self.sides:
-                bar.update(sum(_sequences(note) for note in read_notes(side.work, f"{self.input.note}-*.json")))
-            for note in self.runner.map(self.input.make, (task for task in self.uncounted() if share.has(task.part))):
-                bar.update(_sequences(note))
+            own = (task for task in self.uncounted() if share.has(task.part))
+            with _growing(bar, self.input.made):
+                for _ in self.runner.map(self.input.make, own):
+                    pass
 
     def uncounted(self) -> Iterator[Any]:
         """The tasks whose parts are not there."""
@@ -587,17 +589,32 @@ class Stages:
         return Packing.load(side.out / "recipe.json")
 
 
+@contextmanager
+def _growing(bar: Any, made: Callable[[], int]) -> Iterator[None]:
+    """Shows on the bar, every second, how many there are: a task that reads a large file makes many before it ends."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(_LOOK):
+            bar.update(max(0, made() - bar.n))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    if not bar.disable:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if not bar.disable:
+            thread.join()
+
+
 def _packs_per_shard(schema: PackSchema) -> int:
     return max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
 
 
 def _totals(side: BuildSide) -> List[RunningTotals]:
     return [RunningTotals(*note["totals"]) for note in side.notes]
-
-
-def _sequences(note: _Note) -> int:
-    """How many the task of this note has made."""
-    return int(note["totals"][0] if "totals" in note else note["sequences"])
 
 
 def _counts(side: BuildSide, part: int, schema: PackSchema) -> np.ndarray:

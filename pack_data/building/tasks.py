@@ -378,7 +378,7 @@ def _read_note(path: Path) -> Dict[str, Any]:
     fields = read_object(path, way_out=way_out)
     count: Dict[str, Any] = {"least": 0, "most": 2**62}
     if path.name.startswith("group-"):
-        for name in ("parts", "sequences", "bad"):
+        for name in ("parts", "bad"):
             fields.integer(name, **count)
         for name in ("skipped", "left_out"):
             fields.texts(name)

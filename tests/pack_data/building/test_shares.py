@@ -1,5 +1,6 @@
 """A build in tasks: the bytes of one process, for any number of tasks, in any order, killed or run twice."""
 
+import io
 import json
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from tqdm import tqdm
 
 from pack_data.build import BuildOptions, build, main
 from pack_data.building import assignment_on_disk, inputs, stages
@@ -264,3 +266,20 @@ print(os.getpid())
     )
     assert ended.returncode == 0, ended.stderr
     assert content(options.out) == content(tmp_path / "whole")
+
+
+def test_a_bar_grows_while_a_task_is_at_work(tmp_path, monkeypatch):
+    """Looked at again and again: it waits for the bar, which would stand still until the task ends."""
+    monkeypatch.setattr(stages, "_LOOK", 0.001)
+    begun = iter(range(1000))
+    with tqdm(disable=False, file=io.StringIO()) as bar, stages._growing(bar, lambda: min(next(begun), 5)):
+        while bar.n < 5:
+            time.sleep(0.001)
+    options, work = options_of(tmp_path), tmp_path / "data.building"
+    all_of(options, "count", 2)
+    parts = sum(json.loads(note.read_text())["parts"] for note in work.glob("group-*.json"))
+    for stage in ("read", "examples"):  # as they are made, and numbered
+        assert (
+            len(list(work.glob(f"{stage}-*.json"))) == stages.Stages(options, work, None, False).input.made() == parts
+        )
+        run_task(options, "recipe")
