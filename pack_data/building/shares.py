@@ -84,6 +84,8 @@ def missing_tasks(options: BuildOptions, tasks: int) -> Tuple[str, List[int]]:
     """
     out = check_shared(options)
     with work_of_tasks(out, patience=_ENDING) as work:
+        if (work / COMMIT).exists():
+            return STAGES[2], [0]
         build = Stages(options, work, TaskRunner(), False, True)
         try:
             begun = build.begin()
@@ -168,7 +170,7 @@ def _completed(out: Path, stages: Callable[[Path, bool], Stages], done: str) -> 
         except ValueError:
             return Done(f"{done}; others are at work, the last one completes the data set")
         build = stages(work, False)
-        if not (work / PLAN).exists() or not build.begin():
+        if complete(work) or not (work / PLAN).exists() or not build.begin():
             remove(work)
             return Done(f"{done}; another task has completed the data set")
         build.load()

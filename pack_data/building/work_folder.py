@@ -130,7 +130,8 @@ def _held(
 
 def _check_made_by_a_build(work: Path, out: Path) -> None:
     """ValueError for a folder of this name that holds something else."""
-    if all(item.name == _LOCK or re.fullmatch(re.escape(PLAN) + r"[.\d]+\.tmp", item.name) for item in work.iterdir()):
+    alone = re.compile(rf"{_LOCK}|{re.escape(COMMIT)}|{re.escape(PLAN)}[.\d]+\.tmp")
+    if all(alone.fullmatch(item.name) for item in work.iterdir()):
         return
     try:
         made_by_a_build = "options" in read_object(work / PLAN, way_out="")
@@ -143,13 +144,14 @@ def _check_made_by_a_build(work: Path, out: Path) -> None:
         )
 
 
-_LAST = (COMMIT, PLAN, _LOCK)
+_LAST = (PLAN, COMMIT, _LOCK)
 
 
 def clear(folder: Path, keep: Sequence[str] = (_LOCK,)) -> None:
     """Removes what builds make; other files stay.
 
-    The notes go last, the plan after all: what a kill leaves behind is still known as a build's, and is cleared again.
+    The notes go last: what a kill leaves behind is still known as a build's, and while commit.json is there as that of
+    a build that is done.
     """
     for item in sorted(folder.iterdir(), key=lambda item: _LAST.index(item.name) if item.name in _LAST else -1):
         if item.is_dir() and not item.is_symlink() and item.name in (READY, HELD_OUT_WORK):

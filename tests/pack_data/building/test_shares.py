@@ -1,21 +1,24 @@
 """A build in tasks: the bytes of one process, for any number of tasks, in any order, killed or run twice."""
 
 import io
+import itertools
 import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tqdm import tqdm
 
 from pack_data.build import BuildOptions, build, main
-from pack_data.building import assignment_on_disk, inputs, stages
+from pack_data.building import assignment_on_disk, inputs, shares, stages
 from pack_data.building.shares import STAGES, missing_tasks, run_task
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
@@ -159,6 +162,40 @@ def test_stopped_while_the_data_set_is_completed(tmp_path, expected, monkeypatch
     assert missing_tasks(options, 3) == ("deal", [0])
     run_task(options, "deal", 2, 3)
     assert missing_tasks(options, 3) == ("", []) and content(tmp_path / "data") == expected
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_stopped_while_the_work_folder_is_removed(tmp_path, expected, monkeypatch, waiting):
+    """After any number of its files; by a task that waited for the folder, and by one that is run afterwards."""
+    options, work = options_of(tmp_path), tmp_path / "data.building"
+    whole = shares.remove
+    in_tasks(options, 1, 0)
+    all_of(options, "deal", 64, range(1, 64))
+    shutil.copytree(work, tmp_path / "packed")
+    for files in itertools.count():
+        shutil.copytree(tmp_path / "packed", work, dirs_exist_ok=True)
+        left = iter(range(files))
+
+        def stopped(folder):
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "unlink", lambda path: os.unlink(path) if next(left) >= 0 else None)
+                whole(folder)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(shares, "remove", stopped)
+            try:
+                run_task(options, "deal")
+                break
+            except StopIteration:
+                assert work.exists()
+        if waiting:
+            done = shares._completed(options.out, lambda *now: stages.Stages(options, now[0], None, False, now[1]), "")
+            assert "another task has completed" in done.words
+        for task in missing_tasks(options, 3)[1]:
+            run_task(options, "deal", task, 3)
+        assert missing_tasks(options, 3) == ("", []) and content(options.out) == expected and not work.exists()
+        shutil.rmtree(options.out)
+    assert files > 30
 
 
 def test_a_damaged_note_and_a_lost_shard_cost_one_task(tmp_path, expected):
