@@ -1,7 +1,7 @@
 """A task of your own: a label for each text, from the mean of its tokens (docs/how_to/add_task.md)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Optional, Tuple
 
 import numpy as np
 import torch
@@ -13,9 +13,8 @@ from ipu_packed_bert.model.packed import PackedBert
 from ipu_packed_bert.settings.finetuning import TaskConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.reader import setting
-from ipu_packed_bert.tasks.classification import label_settings, refuse_too_long
-from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, Scored
-from ipu_packed_bert.tasks.files import ExampleSource, Faults, table_rows
+from ipu_packed_bert.tasks.examples import Inputs, LabelTask, Scored
+from ipu_packed_bert.tasks.files import read_records
 
 
 @dataclass(frozen=True)
@@ -49,59 +48,50 @@ class MeanBert(PackedBert):
         return Output(((loss_BD * there_BD).sum(1) * scale).sum(), (right_BD.to(there_BD.dtype) * there_BD).sum())
 
 
-class MeanTask(ExampleTask):
+class Text(NamedTuple):
+    text: str
+    labels: Optional[Tuple[str, ...]]  # None where the file does not tell
+    where: str
+
+
+class MeanTask(LabelTask):
     settings = MeanConfig
     architecture = "BertModel"  # that transformers loads of the exported folder
-    fields = (*ExampleTask.prediction_fields, "sequence_numbers", "labels", "scale")
+    fields = (*LabelTask.prediction_fields, "sequence_numbers", "labels", "scale")
     heads = (PlacedPart("classifier", "classifier"),)
     of_slots = False  # predictions are of sequences
+    label_setting = "column"
     scores = ("accuracy",)
 
-    def __init__(self, config, tokenizer, model, labels=None, asked=None):
-        super().__init__(config, tokenizer, model, asked)
-        files = {what: self.file(what) for what in ("training", "evaluation")}
-        read = {what: self.drawn(records(file, config), what) for what, file in files.items() if file}
-        if "training" in read:
-            labels = sorted({label for _, _, label in read["training"]})
-        self.labels = list(labels)  # a checkpoint's, where nothing is learnt
-        self.wanted = [label if self.reads_labels else None for _, _, label in read.get("evaluation", ())]
-        for what, found in read.items():
-            setattr(self, what, self.inputs(found))
-        self.pack()
+    @classmethod
+    def read(cls, source, config, *, labels):
+        column = config.of_task(MeanConfig).column
+
+        def text(record, where):
+            told = labels and "label" in record.values
+            return Text(record.values[column], (record.values["label"],) if told else None, where)
+
+        return read_records(source, text, what="text", columns=(column,))
 
     @staticmethod
-    def texts(config):
-        return [text for _, text, _ in records(ExampleSource.of(config.data.training), config)]
+    def texts_of(example):
+        return (example.text,)
 
-    def inputs(self, found):
-        room, rows = self.max_sequence_length - 2, []
-        for (where, _, _), tokens in zip(found, self.tokenizer.encode([text for _, text, _ in found])):
-            if not self.cuts:
-                refuse_too_long(where, len(tokens.ids), room)
-            rows.append(self.tokenizer.joined([tokens.ids[:room]]))
-        lengths, (ids, segments) = [len(ids) for ids, _ in rows], map(np.concatenate, zip(*rows))
-        numbers = [self.labels.index(label) if label in self.labels else 0 for _, _, label in found]
-        return Inputs(np.array(lengths), ids, segments, targets={"labels": np.array(numbers, np.int32)})
-
-    @property
-    def scorable(self):
-        return None not in self.wanted
+    def inputs(self, examples, what):
+        cut = [
+            each.ids[: self.max_sequence_length - 2] for each in self.tokenizer.encode([each.text for each in examples])
+        ]
+        ids, segments = zip(*(self.tokenizer.joined([each]) for each in cut))
+        numbers = [self.number_of(*each.labels, each.where) if each.labels else 0 for each in examples]
+        return Inputs.of(ids, np.concatenate(segments), targets={"labels": np.array(numbers, np.int32)})
 
     def network(self, attention):
         return MeanBert(self.model, len(self.labels), self.max_sequences_per_pack, attention)
 
     def score(self, outputs):
         answers = [{"prediction": self.labels[int(logits.argmax())]} for logits in outputs]
-        right = [answer["prediction"] == label for answer, label in zip(answers, self.wanted)]
-        metrics = {"accuracy": 100.0 * sum(right) / len(right)} if self.scorable else {}
+        metrics = {}
+        if self.scorable:
+            right = [(answer["prediction"],) == each.labels for answer, each in zip(answers, self.examples)]
+            metrics = {"accuracy": 100.0 * sum(right) / len(right)}
         return Scored(metrics, {"predictions.json": answers}, answers)
-
-    def export_settings(self):
-        return label_settings(self.labels)
-
-
-def records(source, config):
-    faults = Faults(source)
-    rows, column = list(table_rows(source, faults)), config.of_task(MeanConfig).column
-    faults.refuse()
-    return [(f"{source} line {row.line}", row.values[column], row.values.get("label")) for row in rows]

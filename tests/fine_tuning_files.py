@@ -174,7 +174,7 @@ def tiny_config(
         },
         "task": {
             "name": task,
-            **({"max_query_length": 8, "stride": 16, "max_answer_length": 5} if task == "squad" else {}),
+            **({"stride": 16, "max_answer_length": 5} if task == "squad" else {}),
             **(of_task or {}),
         },
         "model": {

@@ -30,7 +30,7 @@ BUILD = "build --max-sequence-length 64 --vocabulary-size 200 --workers 1"
 FINETUNE = "finetune --config finetune_squad_packed --set data.training=squad.json --set data.evaluation=squad.json"
 CLASSIFY = "finetune --config finetune_banking77_packed --set model.checkpoint=bert --set data.max_sequence_length=64"
 CLASSIFY += " --set data.training=table.csv --set data.evaluation=table.csv"
-TINY = "--set model.checkpoint=bert --set data.max_sequence_length=64 --set task.max_query_length=20"
+TINY = "--set model.checkpoint=bert --set data.max_sequence_length=64"
 
 MISTAKES = [
     # ---- what is typed
@@ -142,7 +142,7 @@ MISTAKES = [
     (f"{FINETUNE} --set model.checkpoint=bert --data-dir missing", ["--data-dir missing"]),
     (f"{CLASSIFY} --set task.text_column=text", ["table.csv", "'text'", "texts"]),
     (f"{FINETUNE} {TINY} --set data.training=fields.jsonl", ["fields.jsonl", "1"]),
-    (f"{FINETUNE} {TINY} --set task.max_query_length=-1", ["task.max_query_length", "-1"]),
+    (f"{FINETUNE} {TINY} --set task.stride=-1", ["task.stride", "-1"]),
     (f"{FINETUNE} --set model.checkpoint=bert", ["data.max_sequence_length", "384", "64"]),
     ("report --config missing.yml", ["missing.yml"]),
     ("report --packed run --unpacked run", ["run", "log.jsonl"]),

@@ -7,13 +7,15 @@ folder of a fine-tuned model.  FILE has the form that the task learns from; labe
   texts, pairs     CSV, TSV with a header, or JSONL: --set task.text_column=NAME, task.second_text_column=NAME
   words            CoNLL, a word a line, sentences apart by an empty line; or JSONL with a list of words a line
 
-each plain, .gz or .xz, or - for standard input.  A line of the answers has "record", from 1, and "prediction":
+each plain, .gz or .xz, or - for standard input (CoNLL for words, else JSONL).  What is too long for a row loses its
+end, as in training; a question's paragraph is cut into windows.  A line of the answers has "record", from 1, and
+"prediction":
 
   squad            the answer's text ("" for none), with "id", "probability" and, in version 2, "null_odds"
   single_label     the label, with "probability"
   multi_label      the labels, with "probabilities"
   regression       the number
-  tokens           a label for each of "words"; null for a word that --cut left out, or that has no token
+  tokens           a label for each of "words"; null for a word beyond the row's end, or without a token
 
 Without --output the answers go to standard output, and what is said about them to standard error.
 """
@@ -31,14 +33,12 @@ from typing import Optional, Sequence
 
 from ipu_packed_bert.commands.run_options import add_settings, add_trust
 from ipu_packed_bert.processes.ranks import refuse_several
-from ipu_packed_bert.settings.finetuning import GLUE, SQUAD, TOKENS
+from ipu_packed_bert.settings.finetuning import TOKENS
 from ipu_packed_bert.settings.reader import peek
 from ipu_packed_bert.settings.user_task import trust_what_was_named
-from ipu_packed_bert.tasks.files import FORMATS, STANDARD_INPUT, ExampleSource
-from pack_data.cli.command import ArgumentParser, check_output, counted, positive_int, progress_bar, typed
+from ipu_packed_bert.tasks.files import STANDARD_INPUT, ExampleSource
+from pack_data.cli.command import ArgumentParser, check_output, counted, progress_bar, typed
 from pack_data.reading.files import write_atomically
-
-_STANDARD_INPUT = {SQUAD: "json", TOKENS: "conll"}  # what is read there, unless --format says so; else jsonl
 
 
 def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
@@ -53,35 +53,17 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         "--score",
         action="store_true",
         help="read the labels of FILE too, and print the scores as JSON, in percent but for correlations: of squad "
-        "exact and f1, with null_answers also the best ones and their thresholds; single_label accuracy; multi_label "
-        "micro_f1, all_right; regression pearson, spearman, mean_squared_error; tokens accuracy, and precision, recall "
-        "and f1 of spans (B-X I-X), as seqeval's; of texts --set task.metric=NAME chooses another: f1 (of "
-        f"task.positive_label), macro_f1, matthews, ..., or the metrics of a task of GLUE: {', '.join(GLUE)}",
-    )
-    parser.add_argument(
-        "--cut",
-        action="store_true",
-        help="what is too long for a row loses its end, as in training; else it is refused (questions never are: their "
-        "paragraphs are cut into windows, as in training)",
-    )
-    parser.add_argument(
-        "--format",
-        choices=sorted(set(FORMATS.values())),
-        help="of FILE; default by its name's ending, on standard input json for questions, conll for words, else jsonl",
+        "exact and f1, with null_answers also the best ones and their thresholds; single_label accuracy, macro_f1, "
+        "matthews, and of two labels f1 of the second; multi_label micro_f1, macro_f1, all_right; regression pearson, "
+        "spearman, mean_squared_error; tokens accuracy, and precision, recall and f1 of spans (B-X I-X), as seqeval's",
     )
     add_settings(
         parser, "override one setting of the run, any number of times: --set data.packer=none answers unpacked"
     )
     add_trust(parser)
-    parser.add_argument(
-        "--micro-batch", type=positive_int, metavar="N", help="rows in one forward pass; default the run's"
-    )
-    parser.add_argument("--progress", action="store_true", default=None, help="bars although stderr is no terminal")
     args = parser.parse_args(argv)
     if args.engine:
         args.overrides.append(f"engine.kind={args.engine}")
-    if args.micro_batch:
-        args.overrides.append(f"batch.micro_batch={args.micro_batch}")
     if args.overwrite and args.output is None:
         parser.error("--overwrite goes with --output")
     return args
@@ -105,11 +87,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     say = partial(print, file=sys.stderr if args.output is None else sys.stdout, flush=True)
     trained = predictions.find_trained(args.run, peek("task.name", {}, args.overrides))
     say(f"model     {trained.description}")
-    form = args.format
-    if args.file == STANDARD_INPUT:
-        form = form or _STANDARD_INPUT.get(trained.tree["task"]["name"], "jsonl")
-    asked = Asked(ExampleSource.of(args.file, form), labels=args.score, cut=args.cut)
-    with contextlib.closing(progress_bar(None, "tokenising", shown=args.progress, unit=" texts")) as bar:
+    form = None
+    if args.file == STANDARD_INPUT:  # which has no name that says what it holds
+        form = "conll" if trained.tree["task"]["name"] == TOKENS else "jsonl"
+    asked = Asked(ExampleSource.of(args.file, form), labels=args.score)
+    with contextlib.closing(progress_bar(None, "tokenising", unit=" texts")) as bar:
         prepared = predictions.prepare(trained, asked, args.overrides, read=bar.update)
     task, packing = prepared.task, prepared.task.packs.packing
     with contextlib.closing(prepared.engine):
@@ -130,7 +112,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if prepared.config.engine.kind == "ipu":
             say(f"compiled  in {time.perf_counter() - started:.1f} s")
         started = time.perf_counter()
-        with contextlib.closing(progress_bar(packing.packs, "answering", shown=args.progress, unit=" rows")) as bar:
+        with contextlib.closing(progress_bar(packing.packs, "answering", unit=" rows")) as bar:
             found = predictions.predict(prepared, seen=bar.update)
         seconds = time.perf_counter() - started
     text = "".join(f"{line}\n" for line in predictions.lines(found.answers)).encode()

@@ -38,8 +38,7 @@ HARMLESS = frozenset(
     engine.asynchronous_loading engine.log_cycles engine.recompute_layers
     placement.machine placement.ipus_per_replica placement.layers_per_ipu placement.available_memory_proportion
     placement.embedding_serialization_factor placement.optimizer_state_off_chip placement.replicated_tensor_sharding
-    task.max_answer_length task.n_best task.null_score_threshold task.drop_seen_paragraphs task.threshold task.metric
-    task.positive_label
+    task.max_answer_length task.null_score_threshold task.drop_seen_paragraphs
     """.split()
 )
 

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Optional, Sequence, Type, TypeVar, Union
 
 from ipu_packed_bert.settings.reader import FILE, ConfigError, SettingsReader, broken_rules, load_yaml, peek, setting
 from ipu_packed_bert.settings.schema import (
@@ -44,27 +44,6 @@ TASKS = {
     TOKENS: "tokens.TokensTask",
 }
 
-# What each task with labels of texts may be scored by, and what it is scored by unless `task.metric` says so.
-_METRICS = {
-    SINGLE_LABEL: ("accuracy", "f1", "macro_f1", "matthews"),
-    MULTI_LABEL: ("micro_f1", "macro_f1", "all_right"),
-    REGRESSION: ("pearson", "spearman", "mean_squared_error"),
-}
-METRICS_OF = {**_METRICS, SINGLE_LABEL: ("accuracy",), MULTI_LABEL: ("micro_f1", "all_right")}
-# The metrics of GLUE's tasks, by their names; of mnli for each of its two files.
-GLUE = {
-    "cola": ("matthews",),
-    "sst2": ("accuracy",),
-    "mrpc": ("accuracy", "f1"),
-    "qqp": ("accuracy", "f1"),
-    "stsb": ("pearson", "spearman"),
-    "mnli": ("accuracy",),
-    "qnli": ("accuracy",),
-    "rte": ("accuracy",),
-    "wnli": ("accuracy",),
-    "ax": ("matthews",),
-}
-
 _T = TypeVar("_T")
 
 
@@ -85,10 +64,8 @@ class SquadConfig(TaskConfig):
     """Questions and paragraphs, as BERT cuts them into windows and reads answers out of them."""
 
     name: str = _name(SQUAD)
-    max_query_length: int = setting(64, "tokens of a question; what is longer is cut", minimum=1)
     stride: int = setting(128, "tokens from one window's start to the next one's", minimum=1)
     max_answer_length: int = setting(30, "tokens", minimum=1)
-    n_best: int = setting(20, "answers kept for each question", minimum=1)
     null_answers: bool = setting(False, "version 2: a question may have no answer")
     null_score_threshold: float = setting(0.0, "no answer where its score is better by more than this")
     drop_seen_paragraphs: bool = setting(False, "do not evaluate on paragraphs of the training file")
@@ -102,19 +79,6 @@ class ClassificationConfig(TaskConfig):
     text_column: str = setting("text", "of the text")
     second_text_column: Optional[str] = setting(None, "for pairs of texts")
     label_column: str = setting("label", "of the label, or of the labels")
-    label_separator: str = setting("|", "between the labels of one text, multi_label")
-    threshold: float = setting(0.5, "probability from which a label is given, multi_label", above=0.0, below=1.0)
-    metric: Optional[str] = setting(
-        None,
-        "what it is scored by, or a task of GLUE, whose metrics; null: accuracy, or all of the kind",
-        choices=tuple(dict.fromkeys([*(name for names in _METRICS.values() for name in names), *GLUE])),
-    )
-    positive_label: str = setting("1", "the label that f1 is of, single_label; a number in quotes")
-
-    @property
-    def metrics(self) -> Tuple[str, ...]:
-        """What it is scored by."""
-        return METRICS_OF[self.name] if self.metric is None else GLUE.get(self.metric, (self.metric,))
 
 
 @dataclass(frozen=True)
@@ -324,7 +288,6 @@ def _rules(config: FinetuneConfig) -> Rules:
     """What settings must fulfil together: (those it is about, whether it is broken, what is wrong)."""
     data, model = config.data, config.model
     squad = config.task if isinstance(config.task, SquadConfig) else None
-    scored = config.task if isinstance(config.task, ClassificationConfig) and config.task.name in _METRICS else None
     return [
         (
             "data.training data.evaluation",
@@ -340,19 +303,6 @@ def _rules(config: FinetuneConfig) -> Rules:
             "data.training run.evaluate_every data.evaluation",
             bool(config.run.evaluate_every) and data.evaluation is None,
             f"run.evaluate_every is {config.run.evaluate_every}; needs data.evaluation",
-        ),
-        (
-            "task.name task.max_query_length data.max_sequence_length",
-            squad is not None and squad.max_query_length + 4 > data.max_sequence_length,
-            f"task.max_query_length is {squad and squad.max_query_length}; must be at most data.max_sequence_length, "
-            f"{data.max_sequence_length}, minus 4: three special tokens and one of the paragraph",
-        ),
-        (
-            "task.name task.metric",
-            scored is not None and not set(scored.metrics) <= set(_METRICS[scored.name]),
-            f"task.metric is {scored and scored.metric}; must be one of "
-            f"{', '.join(_METRICS.get(config.task.name, ()))} for task.name "
-            f"{config.task.name}, or a task of GLUE that has only these",
         ),
         (
             "data.evaluation task.drop_seen_paragraphs data.training",

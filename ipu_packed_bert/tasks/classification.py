@@ -7,7 +7,7 @@ Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.settings.finetuning import (
-    METRICS_OF,
     MULTI_LABEL,
     REGRESSION,
     SINGLE_LABEL,
@@ -27,8 +26,8 @@ from ipu_packed_bert.settings.finetuning import (
 )
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
-from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, LossAndCorrect, Scored, Tokenizer
-from ipu_packed_bert.tasks.files import AnyFile, ExampleSource, Faults, TableRow, plain_text, table_rows
+from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, LabelTask, LossAndCorrect, Scored
+from ipu_packed_bert.tasks.files import ExampleSource, Faults, TableRow, is_label, plain_text, read_records
 from ipu_packed_bert.tasks.scores import accuracy, macro_f1, matthews, micro_f1, pearson, spearman
 from pack_data.reading.fields import named, shown
 
@@ -88,184 +87,170 @@ class _PackedBertForSequenceClassification(PackedBert):
         return LossAndCorrect(loss, (right_BD & present_BD).to(weight_BD.dtype).sum())
 
 
-class ClassificationTask(ExampleTask):
-    """labels: those of the checkpoint, where there is no training file to take them from."""
+class _Text(NamedTuple):
+    """One text of a table."""
+
+    parts: Tuple[str, ...]
+    labels: Optional[Tuple[str, ...]]  # None where the file doesn't tell; of regression none
+    number: float  # regression
+    where: str
+
+
+class ClassificationTask(LabelTask):
+    """Texts with one label, several or a number."""
 
     architecture = "BertForSequenceClassification"
     fields = (*ExampleTask.prediction_fields, "cls_positions", "sequence_numbers", "labels", "scale")
     prediction_fields = (*ExampleTask.prediction_fields, "cls_positions")
     heads: Tuple[PlacedPart, ...] = (PlacedPart("pooler", "bert.pooler"), PlacedPart("classifier", "classifier"))
     of_slots = False
+    label_setting = "label_column"
 
-    def __init__(
-        self,
-        config: FinetuneConfig,
-        tokenizer: Tokenizer,
-        model: ModelConfig,
-        labels: Optional[Sequence[str]] = None,
-        asked: Optional[Asked] = None,
-    ):
-        super().__init__(config, tokenizer, model, asked)
-        data, self._columns = config.data, config.of_task(ClassificationConfig)
-        self.kind = self.name = config.task.name
-        texts = {
-            what: _read_texts(source, self.kind, self._columns, labels=self.reads_labels)
-            for what, source in (("training", self.file("training")), ("evaluation", self.file("evaluation")))
-            if source is not None
-        }
-        if "training" in texts:
-            if texts["training"][0].labels is None:
-                raise ValueError(
-                    f"{data.training}: has no column {shown(self._columns.label_column)}; name it with --set "
-                    "task.label_column=..."
-                )
-            labels = _label_names(texts["training"])
-        self.labels = [] if self.kind == REGRESSION else self.labels_of_checkpoint(labels)
-        if self.kind != REGRESSION and len(self.labels) < 2:
-            raise ValueError(
-                f"{data.training}: has {len(self.labels)} different labels in {shown(self._columns.label_column)}; "
-                "there must be two at least"
-            )
-        for what, found in texts.items():
-            found = self.drawn(found, what)
-            inputs = _make_inputs(
-                found,
-                tokenizer,
-                self.kind,
-                self.labels,
-                data.max_sequence_length,
-                faults=Faults(self.file(what)),
-                cut=self.cuts,
-            )
-            setattr(self, what, inputs)
-            cut = int((inputs.lengths == data.max_sequence_length).sum()) if self.cuts else 0
-            self.notes.append(
-                f"{what}: {len(found):,} texts of {inputs.lengths.mean():.0f} tokens"
-                + (f", {cut:,} of them cut at {data.max_sequence_length} or just as long" if cut else "")
-            )
-        self._positive = self._positive_class()
-        self._labelled = "evaluation" in texts and texts["evaluation"][0].labels is not None
-        self.pack()
+    @classmethod
+    def read(cls, source: ExampleSource, config: FinetuneConfig, *, labels: bool) -> List[_Text]:
+        columns = config.of_task(ClassificationConfig)
+        wanted = [columns.text_column] + ([columns.second_text_column] if columns.second_text_column else [])
 
-    def _positive_class(self) -> Optional[int]:
-        """The number of the class that F1 is of; None where F1 is not asked for."""
-        if self.kind != SINGLE_LABEL or "f1" not in self._columns.metrics:
-            return None
-        label = self._columns.positive_label
-        if label not in self.labels:
-            raise ValueError(
-                f"{self.config.path}: task.positive_label is {shown(label)}, and task.metric "
-                f"{self._columns.metric} has F1 of that label; name one of {', '.join(map(named, self.labels[:8]))}"
-            )
-        return self.labels.index(label)
+        def text(record: TableRow, where: str) -> _Text:
+            parts = tuple(record.values[name] for name in wanted)
+            for part, name in zip(parts, wanted):
+                if not plain_text(part):
+                    raise ValueError(f"{where}: {named(name)} is {shown(part)}; must be a text")
+            if not labels or columns.label_column not in record.values:
+                return _Text(parts, None, math.nan, where)
+            return _Text(parts, *_labels(record.values[columns.label_column], where, columns), where)
+
+        hint = "; name them with --set task.text_column=... and task.label_column=..."
+        return read_records(source, text, what="text", columns=wanted, hint=hint)
 
     @staticmethod
-    def texts(config: FinetuneConfig) -> List[str]:
-        found = _read_texts(str(config.data.training), config.task.name, config.of_task(ClassificationConfig))
-        return list(dict.fromkeys(part for text in found for part in text.parts))
+    def texts_of(example: _Text) -> Sequence[str]:
+        return example.parts
+
+    def begin(self, read: Dict[str, List[Any]], labels: Optional[Sequence[str]]) -> List[str]:
+        found = super().begin(read, () if self.name == REGRESSION else labels)
+        if self.name != REGRESSION and len(found) < 2:
+            raise ValueError(
+                f"{self.sources.get('training', self.config.model.checkpoint)}: has {len(found)} different labels in "
+                f"{shown(self.config.of_task(ClassificationConfig).label_column)}; there must be two at least"
+            )
+        return found
+
+    def inputs(self, examples: Sequence[_Text], what: str) -> Inputs:
+        """[CLS] text [SEP], or [CLS] first [SEP] second [SEP]; what is too long loses its end, the longer of a pair
+        first.
+
+        Target `labels`: int32 [n], float32 [n, C] of 0 and 1, or float32 [n] by the kind; of texts without labels
+        zeros.
+        """
+        slots, number = self.max_sequence_length, len(examples[0].parts)
+        encoded = [
+            [tokens.ids for tokens in self.tokenizer.encode([text.parts[part] for text in examples])]
+            for part in range(number)
+        ]
+        rows = [self.tokenizer.joined(_shortened(parts, slots - number - 1)) for parts in zip(*encoded)]
+        ids, segments = zip(*rows)
+        inputs = Inputs.of(ids, np.concatenate(segments), targets={"labels": self._targets(examples, what)})
+        cut = int((inputs.lengths == slots).sum())
+        self.notes.append(
+            f"{what}: {len(examples):,} texts of {inputs.lengths.mean():.0f} tokens"
+            + (f", {cut:,} of them cut at {slots} or just as long" if cut else "")
+        )
+        return inputs
+
+    def _targets(self, texts: Sequence[_Text], what: str) -> np.ndarray:
+        if self.name == REGRESSION:
+            return np.array([0.0 if text.labels is None else text.number for text in texts], np.float32)
+        faults = Faults(self.sources[what])
+        targets = np.zeros((len(texts), len(self.labels or ())), np.float32)
+        for number, text in enumerate(texts):
+            for label in text.labels or ():
+                with faults.of_record():
+                    targets[number, self.number_of(label, text.where)] = 1.0
+        faults.refuse()
+        return targets.argmax(axis=1).astype(np.int32) if self.name == SINGLE_LABEL else targets
 
     @property
     def scores(self) -> Tuple[str, ...]:
-        return self._columns.metrics
-
-    @property
-    def scorable(self) -> bool:
-        return self._labelled
+        """F1 alone is of the second of two labels."""
+        if self.name == REGRESSION:
+            return ("pearson", "spearman", "mean_squared_error")
+        if self.name == MULTI_LABEL:
+            return ("micro_f1", "macro_f1", "all_right")
+        return ("accuracy", *(("f1",) if len(self.labels or ()) == 2 else ()), "macro_f1", "matthews")
 
     def network(self, attention: str) -> PackedBert:
         return _PackedBertForSequenceClassification(
-            self.model, classes=max(1, len(self.labels)), kind=self.kind, attention=attention
+            self.model, classes=max(1, len(self.labels or ())), kind=self.name, attention=attention
         )
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
-        logits, threshold = np.stack(outputs), self._columns.threshold
-        metrics = (
-            _score(
-                logits,
-                self.evaluation.targets["labels"],
-                self.kind,
-                threshold,
-                self._columns.metrics,
-                positive=self._positive,
-            )
-            if self.scorable and self.evaluation is not None
-            else {}
-        )
-        answers = _predict(logits, self.kind, self.labels, threshold)
+        logits = np.stack(outputs).astype(np.float64)
+        answers, metrics = self._answers(logits), {}
+        if self.scorable and self.evaluation is not None:
+            found = self._score(logits, self.evaluation.targets["labels"])
+            metrics = {**{name: found[name] for name in self.scores}, "texts": len(logits)}
         return Scored(metrics, {"predictions.json": answers}, answers)
 
+    def _answers(self, logits: np.ndarray) -> List[Dict[str, Any]]:
+        """Plain values for each text, logits [n, C]: its label and probability, its labels and theirs, or its
+        number.
+        """
+        names = self.labels or []
+        if self.name == REGRESSION:
+            return [{"prediction": float(value)} for value in logits[:, 0]]
+        if self.name == MULTI_LABEL:
+            return [
+                {
+                    "prediction": [names[each] for each in np.flatnonzero(row > _THRESHOLD)],
+                    "probabilities": {names[each]: float(row[each]) for each in np.flatnonzero(row > _THRESHOLD)},
+                }
+                for row in _sigmoid(logits)
+            ]
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities = weights / weights.sum(axis=1, keepdims=True)
+        return [{"prediction": names[int(row.argmax())], "probability": float(row.max())} for row in probabilities]
+
+    def _score(self, logits: np.ndarray, labels: np.ndarray) -> Dict[str, Optional[float]]:
+        """In percent, but for the correlations (Matthews', Pearson's, Spearman's), which are in [-1, 1]."""
+        if self.name == REGRESSION:
+            found, wanted = logits[:, 0], labels.astype(np.float64)
+            error = float(((found - wanted) ** 2).mean())
+            return {"pearson": pearson(found, wanted), "spearman": spearman(found, wanted), "mean_squared_error": error}
+        if self.name == MULTI_LABEL:
+            given, asked = _sigmoid(logits) > _THRESHOLD, labels > 0
+            return {
+                "micro_f1": 100.0 * micro_f1(given, asked),
+                "macro_f1": 100.0 * macro_f1(given, asked),
+                "all_right": 100.0 * float((given == asked).all(axis=1).mean()),
+            }
+        classes = logits.argmax(axis=1)
+        numbers = np.union1d(classes, labels)  # macro-F1 is of the classes that occur
+        return {
+            "accuracy": 100.0 * accuracy(classes, labels),
+            "f1": 100.0 * micro_f1(classes == 1, labels == 1),
+            "macro_f1": 100.0 * macro_f1(classes[:, None] == numbers, labels[:, None] == numbers),
+            "matthews": matthews(classes, labels),
+        }
+
     def export_settings(self) -> Dict[str, Any]:
-        return {**label_settings(self.labels or ["number"]), "problem_type": PROBLEM_TYPES[self.kind]}
+        return {**super().export_settings(), "problem_type": PROBLEM_TYPES[self.name]}
 
 
-def label_settings(names: Sequence[str]) -> Dict[str, Any]:
-    """Keys of config.json that name the classes."""
-    return {
-        "id2label": {str(number): name for number, name in enumerate(names)},
-        "label2id": {name: number for number, name in enumerate(names)},
-    }
+_THRESHOLD = 0.5  # probability above which one of several labels is given
 
 
-class _Text(NamedTuple):
-    """One text of a table; `labels` None where the file doesn't tell."""
-
-    parts: Tuple[str, ...]
-    labels: Optional[Tuple[str, ...]]
-    number: float  # regression
-    where: str
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 1.0 / (1.0 + np.exp(-logits))
 
 
-def _read_texts(file: AnyFile, kind: str, columns: ClassificationConfig, *, labels: bool = True) -> List[_Text]:
-    """The texts of a table in their order; all of them have labels, or none.
-
-    labels: False leaves them unread.
-    """
-    source = ExampleSource.of(file)
-    faults = Faults(source)
-    labelled: Optional[bool] = None
-    wanted = [columns.text_column] + ([columns.second_text_column] if columns.second_text_column else [])
-    texts = []
-    for record in table_rows(source, faults):
-        if labelled is None:
-            labelled = labels and columns.label_column in record.values
-            if source.format in ("csv", "tsv"):  # one header for all records: its mistake is said once
-                _refuse_missing(record, f"{source} line {record.line}", wanted)
-        with faults.of_record():
-            texts.append(_text(record, f"{source} line {record.line}", kind, columns, wanted, labelled))
-    faults.refuse()
-    if not texts:
-        raise ValueError(f"{source}: holds no text")
-    return texts
-
-
-def _text(
-    record: TableRow, where: str, kind: str, columns: ClassificationConfig, wanted: Sequence[str], labelled: bool
-) -> _Text:
-    _refuse_missing(record, where, [*wanted, *([columns.label_column] if labelled else [])])
-    parts = tuple(record.values[name] for name in wanted)
-    for part, name in zip(parts, wanted):
-        if not plain_text(part):
-            raise ValueError(f"{where}: {named(name)} is {shown(part)}; must be a text")
-    labels, number = _labels(record, where, kind, columns) if labelled else (None, math.nan)
-    return _Text(parts, labels, number, where)
-
-
-def _refuse_missing(record: TableRow, where: str, names: Sequence[str]) -> None:
-    for name in names:
-        if name not in record.values:
-            raise ValueError(
-                f"{where}: no column {shown(name)}, there are {', '.join(map(named, list(record.values)[:8]))}; "
-                "name them with --set task.text_column=... and task.label_column=..."
-            )
-
-
-def _labels(record: TableRow, where: str, kind: str, columns: ClassificationConfig) -> Tuple[Tuple[str, ...], float]:
-    raw = record.values[columns.label_column]
+def _labels(raw: Any, where: str, columns: ClassificationConfig) -> Tuple[Tuple[str, ...], float]:
+    """The labels of a text, or its number."""
 
     def refused(rule: str) -> ValueError:
         return ValueError(f"{where}: {named(columns.label_column)} is {shown(raw)}; must be {rule}")
 
-    if kind == REGRESSION:
+    if columns.name == REGRESSION:
         try:
             number = math.nan if isinstance(raw, bool) else float(raw)
         except (TypeError, ValueError, OverflowError):
@@ -273,8 +258,8 @@ def _labels(record: TableRow, where: str, kind: str, columns: ClassificationConf
         if not abs(number) <= _LARGEST:
             raise refused("a number")
         return (), number
-    if kind == MULTI_LABEL:
-        parts = raw if isinstance(raw, list) else [part.strip() for part in str(raw).split(columns.label_separator)]
+    if columns.name == MULTI_LABEL:
+        parts = raw if isinstance(raw, list) else [part.strip() for part in str(raw).split(_SEPARATOR)]
         if isinstance(raw, dict) or not all(map(is_label, parts)):
             raise refused("labels of at most 1,000 characters")
         return tuple(dict.fromkeys(str(part) for part in parts if part != "")), math.nan
@@ -283,67 +268,8 @@ def _labels(record: TableRow, where: str, kind: str, columns: ClassificationConf
     return (str(raw),), math.nan
 
 
+_SEPARATOR = "|"  # between the labels of one text
 _LARGEST = 1e38  # a target is float32
-
-
-def is_label(value: Any) -> bool:
-    """Texts, numbers and truth values of JSON."""
-    if isinstance(value, str):
-        return plain_text(value) and value.isprintable() and len(value) <= 1000
-    return isinstance(value, (bool, int, float))
-
-
-def _label_names(texts: Sequence[_Text]) -> List[str]:
-    """Every label that occurs, in alphabetical order (of numbers, in theirs)."""
-    found = {label for text in texts for label in text.labels or ()}
-    return sorted(
-        found, key=lambda label: (0, int(label), "") if label.isdecimal() and len(label) < 19 else (1, 0, label)
-    )
-
-
-def _make_inputs(
-    texts: Sequence[_Text],
-    tokenizer: Tokenizer,
-    kind: str,
-    names: Sequence[str],
-    max_sequence_length: int,
-    *,
-    faults: Optional[Faults] = None,
-    cut: bool = True,
-) -> Inputs:
-    """[CLS] text [SEP], or [CLS] first [SEP] second [SEP]; what is too long loses its end, the longer of a pair first,
-    or is refused, all of it together, where `cut` is false.
-
-    Target `labels`: int32 [n], float32 [n, C] of 0 and 1, or float32 [n] by the kind; of texts without labels zeros.
-    """
-    faults = faults or Faults("the texts")
-    parts = len(texts[0].parts)
-    room = max_sequence_length - parts - 1
-    encoded = [
-        [tokens.ids for tokens in tokenizer.encode([text.parts[part] for text in texts])] for part in range(parts)
-    ]
-    ids: List[np.ndarray] = []
-    segments: List[np.ndarray] = []
-    for number, text in enumerate(texts):
-        own = [part[number] for part in encoded]
-        with faults.of_record():
-            if not cut:
-                refuse_too_long(text.where, sum(map(len, own)), room)
-        row, kinds = tokenizer.joined(_shortened(own, room))
-        ids.append(row)
-        segments.append(kinds)
-    targets = _targets(texts, kind, names, faults)
-    faults.refuse()
-    return Inputs.of(ids, np.concatenate(segments), targets={"labels": targets})
-
-
-def refuse_too_long(where: str, tokens: int, room: int) -> None:
-    """ValueError where an example has more tokens than there is room for."""
-    if tokens > room:
-        raise ValueError(
-            f"{where}: {tokens:,} tokens, the rows have room for {room:,}; shorten it, --cut leaves out its end as "
-            "training does, --set data.max_sequence_length=... makes rows longer"
-        )
 
 
 def _shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:
@@ -354,81 +280,3 @@ def _shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:
     keep_second = max(room - len(first), min(len(second), room // 2))
     keep_first = room - min(len(second), keep_second)
     return [first[:keep_first], second[:keep_second]]
-
-
-def _targets(texts: Sequence[_Text], kind: str, names: Sequence[str], faults: Faults) -> np.ndarray:
-    if kind == REGRESSION:
-        return np.array([0.0 if text.labels is None else text.number for text in texts], np.float32)
-    index = {name: number for number, name in enumerate(names)}
-    targets = np.zeros((len(texts), len(names)), np.float32)
-    for number, text in enumerate(texts):
-        for label in text.labels or ():
-            with faults.of_record():
-                if label not in index:
-                    known = ", ".join(map(named, list(names)[:5])) + (", ..." if len(names) > 5 else "")
-                    raise ValueError(
-                        f"{text.where}: label {shown(label)} is none of the {len(names)} of the training file ({known})"
-                    )
-                targets[number, index[label]] = 1.0
-    return targets.argmax(axis=1).astype(np.int32) if kind == SINGLE_LABEL else targets
-
-
-def _predict(logits: np.ndarray, kind: str, names: Sequence[str], threshold: float) -> List[Dict[str, Any]]:
-    """Plain values for each text, logits [n, C]: its label and probability, its labels and theirs, or its number."""
-    if kind == REGRESSION:
-        return [{"prediction": float(value)} for value in logits[:, 0]]
-    logits = logits.astype(np.float64)
-    if kind == MULTI_LABEL:
-        probabilities = 1.0 / (1.0 + np.exp(-logits))
-        chosen = [np.flatnonzero(row > threshold).tolist() for row in probabilities]
-        return [
-            {
-                "prediction": [names[each] for each in numbers],
-                "probabilities": {names[each]: float(row[each]) for each in numbers},
-            }
-            for numbers, row in zip(chosen, probabilities)
-        ]
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities = weights / weights.sum(axis=1, keepdims=True)
-    return [{"prediction": names[int(row.argmax())], "probability": float(row.max())} for row in probabilities]
-
-
-def _score(
-    logits: np.ndarray,
-    labels: np.ndarray,
-    kind: str,
-    threshold: float,
-    metrics: Optional[Sequence[str]] = None,
-    *,
-    positive: Optional[int] = None,
-) -> Dict[str, Any]:
-    """The metrics of these names, None for the task's own, and the number of texts.
-
-    In percent, but for the correlations (Matthews', Pearson's, Spearman's), which are in [-1, 1].
-    positive: the class that F1 is of.
-    """
-    compute: Dict[str, Callable[[], Optional[float]]]
-    if kind == REGRESSION:
-        found, wanted = logits[:, 0].astype(np.float64), labels.astype(np.float64)
-        compute = {
-            "pearson": lambda: pearson(found, wanted),
-            "spearman": lambda: spearman(found, wanted),
-            "mean_squared_error": lambda: float(((found - wanted) ** 2).mean()),
-        }
-    elif kind == MULTI_LABEL:
-        given, asked = 1.0 / (1.0 + np.exp(-logits.astype(np.float64))) > threshold, labels > 0
-        compute = {
-            "micro_f1": lambda: 100.0 * micro_f1(given, asked),
-            "macro_f1": lambda: 100.0 * macro_f1(given, asked),
-            "all_right": lambda: 100.0 * float((given == asked).all(axis=1).mean()),
-        }
-    else:
-        classes = logits.argmax(axis=1)
-        numbers = np.union1d(classes, labels)  # macro-F1 is of the classes that occur
-        compute = {
-            "accuracy": lambda: 100.0 * accuracy(classes, labels),
-            "f1": lambda: 100.0 * micro_f1(classes == positive, labels == positive),
-            "macro_f1": lambda: 100.0 * macro_f1(classes[:, None] == numbers, labels[:, None] == numbers),
-            "matthews": lambda: matthews(classes, labels),
-        }
-    return {**{name: compute[name]() for name in metrics or METRICS_OF[kind]}, "texts": len(labels)}

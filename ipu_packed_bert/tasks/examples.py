@@ -31,12 +31,13 @@ import numpy as np
 from ipu_packed_bert.data.global_batches import Batch, Packs
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, TaskConfig
 from ipu_packed_bert.settings.schema import ModelConfig
-from ipu_packed_bert.tasks.files import ExampleSource
+from ipu_packed_bert.tasks.files import ExampleSource, Faults
 from ipu_packed_bert.tasks.task import Counts, Evaluation, Metric, Task
 from pack_data.building.assignment import assign
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from pack_data.packing import Packing
+from pack_data.reading.fields import named, shown
 from pack_data.sequences import Sequences, ragged_index
 from pack_data.store.packs import (
     SEQUENCE,
@@ -53,6 +54,7 @@ from pack_data.text.vocabulary import AnyVocabulary
 if TYPE_CHECKING:
     import torch
 
+_FILES = ("training", "evaluation")
 _EVALUATION_SEED = 0  # runs with other seeds are scored on the same examples
 
 
@@ -239,7 +241,6 @@ class Asked(NamedTuple):
 
     source: ExampleSource
     labels: bool = False  # read, to be scored by
-    cut: bool = False  # what is too long loses its end, as in training; else it is refused
 
 
 class _Predicted(NamedTuple):
@@ -253,8 +254,8 @@ class _Predicted(NamedTuple):
 class ExampleTask(Task):
     """A task that learns from one file and is scored on another: `training` and `evaluation`, None without a file.
 
-    asked: what is answered without learning anything; it is `evaluation` then, and the configuration's files are not
-    read.
+    labels: of a classifier that the checkpoint already is. asked: what is answered without learning anything; it is
+    `evaluation` then, and the configuration's files are not read.
 
     Fields of a batch besides those of the slots: cls_positions (slot of each sequence's [CLS]) and sequence_numbers
     (which sequence of the data, from 1; 0 where the row has none) [B, D], then the targets and `scale`.
@@ -272,48 +273,54 @@ class ExampleTask(Task):
     settings: Type[TaskConfig] = TaskConfig  # of a task of one's own: those of its section `task`
     of_slots: bool  # whether predictions are of slots [B, S, ...] or of sequences [B, D, ...]
 
-    labels: List[str]  # of a classifier, by their numbers; other tasks have none
+    labels: Optional[List[str]]  # of a classifier, by their numbers; other tasks have none
     training: Optional[Inputs] = None
     evaluation: Optional[Inputs] = None
 
-    def __init__(self, config: FinetuneConfig, tokenizer: Tokenizer, model: ModelConfig, asked: Optional[Asked] = None):
+    def __init__(
+        self,
+        config: FinetuneConfig,
+        tokenizer: Tokenizer,
+        model: ModelConfig,
+        labels: Optional[Sequence[str]] = None,
+        asked: Optional[Asked] = None,
+    ):
         self.asked, self.name = asked, config.task.name
         self.notes: List[str] = []  # what a user should know about the data, one line each
         self.config, self.tokenizer, self.model = config, tokenizer, model
         self.max_sequence_length = config.data.max_sequence_length
         self.training_packs: Optional[ExamplePacks] = None
         self.evaluation_packs: Optional[ExamplePacks] = None
+        files = {"evaluation": asked.source} if asked else {name: getattr(config.data, name) for name in _FILES}
+        self.sources = {what: ExampleSource.of(name) for what, name in files.items() if name is not None}
+        told = asked is None or asked.labels
+        read = {what: self.read(source, config, labels=told) for what, source in self.sources.items()}
+        self.labels = self.begin(read, labels)
+        self.examples: List[Any] = []  # those of `evaluation`
+        for what, found in read.items():
+            found = self._drawn(found, what)
+            setattr(self, what, self.inputs(found, what))
+            self.examples = found if what == "evaluation" else []
+        self._pack()
+
+    @classmethod
+    @abc.abstractmethod
+    def read(cls, source: ExampleSource, config: FinetuneConfig, *, labels: bool) -> List[Any]:
+        """The examples of a file, in their order. labels: False leaves them unread."""
+
+    def begin(self, read: Dict[str, List[Any]], labels: Optional[Sequence[str]]) -> Optional[List[str]]:
+        """The labels of a classifier, from all examples of `training` and `evaluation`; these may be replaced."""
+        return None
+
+    @abc.abstractmethod
+    def inputs(self, examples: Sequence[Any], what: str) -> Inputs:
+        """The sequences of examples; what: `training` or `evaluation`."""
 
     @property
     def program_facts(self) -> Mapping[str, Any]:
-        labels = getattr(self, "labels", None)
-        return {} if labels is None else {"task.name": self.name, "labels": len(labels)}
+        return {} if self.labels is None else {"task.name": self.name, "labels": len(self.labels)}
 
-    def labels_of_checkpoint(self, labels: Optional[Sequence[str]]) -> List[str]:
-        """Those to answer with where there is no training file; ValueError where the checkpoint has none."""
-        if labels is None:
-            raise ValueError(
-                f"{self.config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint "
-                "that was trained on them"
-            )
-        return list(labels)
-
-    def file(self, what: str) -> Optional[ExampleSource]:
-        """Where `training` or `evaluation` is read from."""
-        if self.asked is not None:
-            return self.asked.source if what == "evaluation" else None
-        name = getattr(self.config.data, what)
-        return None if name is None else ExampleSource.of(name)
-
-    @property
-    def reads_labels(self) -> bool:
-        return self.asked is None or self.asked.labels
-
-    @property
-    def cuts(self) -> bool:
-        return self.asked is None or self.asked.cut
-
-    def pack(self) -> None:
+    def _pack(self) -> None:
         """Pack both files, with as many places for sequences in both: one shape serves training and evaluation."""
         data, found = self.config.data, {}
         for what, inputs in (("training", self.training), ("evaluation", self.evaluation)):
@@ -342,8 +349,14 @@ class ExampleTask(Task):
 
     @staticmethod
     @abc.abstractmethod
-    def texts(config: FinetuneConfig) -> List[str]:
+    def texts_of(example: Any) -> Sequence[str]:
+        """What of an example is cut into tokens."""
+
+    @classmethod
+    def texts(cls, config: FinetuneConfig) -> List[str]:
         """All that is read in training, each text once: what a vocabulary is learnt from."""
+        read = cls.read(ExampleSource.of(str(config.data.training)), config, labels=True)
+        return list(dict.fromkeys(text for example in read for text in cls.texts_of(example)))
 
     @property
     @abc.abstractmethod
@@ -390,15 +403,73 @@ class ExampleTask(Task):
             own = batch["input_mask"][row] == place + 1 if self.of_slots else place
             yield int(batch["sequence_numbers"][row, place]) - 1, predictions[row, own]
 
-    def drawn(self, examples: Sequence[Any], what: str) -> List[Any]:
+    def _drawn(self, examples: List[Any], what: str) -> List[Any]:
         """As many of them at random, in their order, as the configuration wants for `training` or `evaluation`."""
         data = self.config.data
-        if self.asked is not None:
-            return list(examples)
         number, seed = (
             (data.training_examples, data.seed) if what == "training" else (data.evaluation_examples, _EVALUATION_SEED)
         )
-        if number is None or number >= len(examples):
-            return list(examples)
+        if self.asked is not None or number is None or number >= len(examples):
+            return examples
         chosen = np.sort(np.random.default_rng(seed).choice(len(examples), number, replace=False))
         return [examples[each] for each in chosen]
+
+
+class LabelTask(ExampleTask):
+    """A task that gives labels; its examples have `labels`, None where the file does not tell, and `where`, for
+    messages.
+    """
+
+    label_setting: str  # names the column of the labels
+
+    def begin(self, read: Dict[str, List[Any]], labels: Optional[Sequence[str]]) -> List[str]:
+        for what, found in read.items():
+            faults = Faults(self.sources[what])
+            for example in found:
+                with faults.of_record():
+                    if (example.labels is None) != (found[0].labels is None):
+                        raise ValueError(
+                            f"{example.where}: some records have labels and some have none; label all of them, or none"
+                        )
+            faults.refuse()
+        if "training" in read:
+            if read["training"][0].labels is None:
+                raise ValueError(
+                    f"{self.sources['training']}: has no labels; name their column with --set "
+                    f"task.{self.label_setting}=..."
+                )
+            labels = sorted({label for example in read["training"] for label in example.labels}, key=_in_order)
+        if labels is None:
+            raise ValueError(
+                f"{self.config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint "
+                "that was trained on them"
+            )
+        self._numbers = {label: number for number, label in enumerate(labels)}
+        return list(labels)
+
+    def number_of(self, label: str, where: str) -> int:
+        """ValueError for a label that was not learnt."""
+        if label not in self._numbers:
+            names = list(self._numbers)
+            known = ", ".join(map(named, names[:5])) + (", ..." if len(names) > 5 else "")
+            raise ValueError(
+                f"{where}: label {shown(label)} is none of the {len(names)} of the training file ({known})"
+            )
+        return self._numbers[label]
+
+    @property
+    def scorable(self) -> bool:
+        return bool(self.examples) and self.examples[0].labels is not None
+
+    def export_settings(self) -> Dict[str, Any]:
+        """Keys of config.json that name the classes; a number has one."""
+        names = dict(enumerate(self.labels or ["number"]))
+        return {
+            "id2label": {str(number): name for number, name in names.items()},
+            "label2id": {name: number for number, name in names.items()},
+        }
+
+
+def _in_order(label: str) -> Tuple[int, int, str]:
+    """Numbers first, in their order; then texts in theirs."""
+    return (0, int(label), "") if label.isdecimal() and len(label) < 19 else (1, 0, label)

@@ -13,11 +13,11 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Dict, Iterator, List, NamedTuple, Optional, Union
+from typing import IO, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, TypeVar, Union
 
 from ipu_packed_bert.settings.finetuning import FinetuneConfig
 from pack_data.cli.command import Problems
-from pack_data.reading.fields import Fields, one_line, parse_json
+from pack_data.reading.fields import Fields, named, one_line, parse_json, shown
 from pack_data.reading.files import open_unpacked
 
 _WAY_OUT = "get the file again"
@@ -40,7 +40,7 @@ def _locate(name: str, data_dir: Optional[Path]) -> Path:
 
 STANDARD_INPUT = "-"
 # What a file holds, by its name's ending before .gz or .xz.
-FORMATS = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".conll": "conll", ".txt": "conll"}
+_FORMATS = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".conll": "conll", ".txt": "conll"}
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,16 @@ class ExampleSource:
     """A file to read, or standard input; its text is its name for messages."""
 
     path: Path
-    format: str = ""  # of FORMATS' values; "" where the name's ending is none of them
+    format: str = ""  # of _FORMATS' values; "" where the name's ending is none of them
 
     @classmethod
     def of(cls, name: Union[str, Path, ExampleSource], format: Optional[str] = None) -> ExampleSource:
-        """format: what it holds, whatever its name says; needed for standard input, which has no ending."""
+        """format: what standard input holds, which has no name that says it."""
         if isinstance(name, ExampleSource):
             return name
         path = Path(name)
         ending = Path(path.stem).suffix if path.suffix in _SUFFIXES else path.suffix
-        return cls(path, format or FORMATS.get(ending, ""))
+        return cls(path, format or _FORMATS.get(ending, ""))
 
     def __str__(self) -> str:
         return "standard input" if str(self.path) == STANDARD_INPUT else str(self.path)
@@ -95,7 +95,6 @@ class ExampleSource:
         return parse_json(text, str(self), _WAY_OUT)
 
 
-AnyFile = Union[str, Path, ExampleSource]
 _MOST_FAULTS = 20  # lines of one message
 
 
@@ -137,6 +136,13 @@ def plain_text(value: Any) -> bool:
     return True
 
 
+def is_label(value: Any) -> bool:
+    """Texts of at most 1,000 characters, numbers and truth values of JSON."""
+    if isinstance(value, str):
+        return plain_text(value) and value.isprintable() and len(value) <= 1000
+    return isinstance(value, (bool, int, float))
+
+
 def located(config: FinetuneConfig, data_dir: Optional[Path]) -> FinetuneConfig:
     """The configuration with the places of its files, looked for in `data_dir` first."""
     if data_dir is not None and not data_dir.is_dir():
@@ -155,14 +161,39 @@ class TableRow(NamedTuple):
     values: Dict[str, Any]
 
 
-def table_rows(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:
-    """CSV and TSV with a header, or JSONL, told apart by the name's ending (before .gz or .xz).
+_Made = TypeVar("_Made")
 
-    faults: takes the records that cannot be read, in their order among those that can.
+
+def read_records(
+    source: ExampleSource,
+    make: Callable[[TableRow, str], _Made],
+    *,
+    what: str,
+    columns: Sequence[str] = (),
+    hint: str = "",
+) -> List[_Made]:
+    """What is made of each record of a CSV or TSV with a header, or of JSONL, and of its place, "FILE line 3".
+
+    what: a record in a word; columns: that each must have; hint: how others are named. Raises ValueError where records
+    cannot be used, with all of them, and where there are none.
     """
     if source.format not in ("csv", "tsv", "json", "jsonl"):
         raise ValueError(f"{source}: its name must end in .csv, .tsv or .jsonl (then .gz or .xz)")
-    return (_json_lines if source.format.startswith("json") else _delimited_lines)(source, faults)
+    faults = Faults(source)
+    delimited = not source.format.startswith("json")
+    made = []
+    for record in (_delimited_lines if delimited else _json_lines)(source, faults):
+        where = f"{source} line {record.line}"
+        missing = [name for name in columns if name not in record.values]
+        with contextlib.nullcontext() if delimited and missing else faults.of_record():  # one header for all records
+            if missing:
+                there = ", ".join(map(named, list(record.values)[:8]))
+                raise ValueError(f"{where}: no column {shown(missing[0])}, there are {there}{hint}")
+            made.append(make(record, where))
+    faults.refuse()
+    if not made:
+        raise ValueError(f"{source}: holds no {what}")
+    return made
 
 
 def _delimited_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:

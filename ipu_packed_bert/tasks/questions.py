@@ -22,8 +22,8 @@ from ipu_packed_bert.model.packed import PackedBert, hidden_score
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, SquadConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
-from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, LossAndCorrect, Scored, Tokenizer, Tokens
-from ipu_packed_bert.tasks.files import AnyFile, ExampleSource, Faults, plain_text, table_rows
+from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, LossAndCorrect, Scored, Tokenizer, Tokens
+from ipu_packed_bert.tasks.files import ExampleSource, Faults, TableRow, plain_text, read_records
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
 from pack_data.reading.fields import Fields, named, said_of, shown
 
@@ -90,75 +90,65 @@ class QuestionsTask(ExampleTask):
     fields = (*ExampleTask.prediction_fields, "sequence_numbers", "start_positions", "end_positions", "scale")
     heads: Tuple[PlacedPart, ...] = (PlacedPart("answer head", "qa_outputs"),)
     of_slots = True
+    windows: Windows  # of the questions that are evaluated or asked
 
-    def __init__(
-        self,
-        config: FinetuneConfig,
-        tokenizer: Tokenizer,
-        model: ModelConfig,
-        labels: Any = None,
-        asked: Optional[Asked] = None,
-    ):
-        super().__init__(config, tokenizer, model, asked)
-        self._squad = config.of_task(SquadConfig)
-        seen = set()
-        training, evaluation = self.file("training"), self.file("evaluation")
-        if training is not None:
-            questions = self._read(training)
-            unlabelled = sum(not question.labelled for question in questions)
-            if unlabelled:
-                raise ValueError(
-                    f"{training}: {unlabelled} of {len(questions)} questions have neither answers nor "
-                    "is_impossible; "
-                    "nothing can be learnt from them"
-                )
-            seen = {question.paragraph for question in questions}
-            self.training = self._windows(questions, "training").inputs
-        if evaluation is not None:
-            questions = self._read(evaluation)
-            if self._squad.drop_seen_paragraphs:
-                kept = [question for question in questions if question.paragraph not in seen]
-                self.notes.append(
-                    f"{evaluation}: {len(questions) - len(kept):,} questions on paragraphs of the training file "
-                    "are left out"
-                )
-                if not kept:
-                    raise ValueError(f"{evaluation}: all its paragraphs are in {training}; evaluate on others")
-                questions = kept
-            self.windows = self._windows(questions, "evaluation")
-            self.evaluation = self.windows.inputs
-        self.pack()
+    @property
+    def _squad(self) -> SquadConfig:
+        return self.config.of_task(SquadConfig)
 
-    def _read(self, name: ExampleSource) -> List[Question]:
-        questions = _read_squad(name, labels=self.reads_labels)
-        if self._squad.null_answers or self.asked is not None:
-            return questions
-        kept = [question for question in questions if question.answers or not question.labelled]
-        if len(kept) < len(questions):
-            self.notes.append(
-                f"{name}: {len(questions) - len(kept):,} questions without an answer are left out "
-                "(task.null_answers is false)"
-            )
-        if not kept:
-            raise ValueError(f"{name}: no question has an answer; use them with --set task.null_answers=true")
-        return kept
-
-    def _windows(self, questions: Sequence[Question], what: str) -> Windows:
-        questions = self.drawn(questions, what)
-        with said_of(str(self.file(what))):
-            windows = _make_windows(questions, self.tokenizer, self._squad, self.max_sequence_length)
-        lengths = windows.inputs.lengths
-        self.notes.append(
-            f"{what}: {len(questions):,} questions in {len(lengths):,} windows of {lengths.mean():.0f} tokens"
-        )
-        return windows
+    @classmethod
+    def read(cls, source: ExampleSource, config: FinetuneConfig, *, labels: bool) -> List[Question]:
+        """Of a SQuAD file, version 1.1 or 2; or of JSONL, a question and its context a line."""
+        found = _Questions(source, labels)
+        if source.format == "jsonl":
+            read_records(source, found.add_record, what="question")
+        else:
+            found.add_squad()
+        return found.questions
 
     @staticmethod
-    def texts(config: FinetuneConfig) -> List[str]:
-        questions = _read_squad(str(config.data.training))
-        return list(
-            dict.fromkeys([question.paragraph for question in questions] + [question.text for question in questions])
+    def texts_of(example: Question) -> Sequence[str]:
+        return (example.paragraph, example.text)
+
+    def begin(self, read: Dict[str, List[Question]], labels: Optional[Sequence[str]]) -> None:
+        for what, questions in read.items():
+            if not self._squad.null_answers and self.asked is None:
+                kept = [question for question in questions if question.answers or not question.labelled]
+                self._keep(read, what, kept, "without an answer are left out (task.null_answers is false)")
+                if not kept:
+                    raise ValueError(
+                        f"{self.sources[what]}: no question has an answer; use them with --set task.null_answers=true"
+                    )
+        training = read.get("training", ())
+        unlabelled = sum(not question.labelled for question in training)
+        if unlabelled:
+            raise ValueError(
+                f"{self.sources['training']}: {unlabelled} of {len(training)} questions have neither answers nor "
+                "is_impossible; nothing can be learnt from them"
+            )
+        if self._squad.drop_seen_paragraphs and "evaluation" in read:
+            seen = {question.paragraph for question in training}
+            kept = [question for question in read["evaluation"] if question.paragraph not in seen]
+            self._keep(read, "evaluation", kept, "on paragraphs of the training file are left out")
+            if not kept:
+                raise ValueError(
+                    f"{self.sources['evaluation']}: all its paragraphs are in {self.sources['training']}; evaluate on "
+                    "others"
+                )
+
+    def _keep(self, read: Dict[str, List[Question]], what: str, kept: List[Question], why: str) -> None:
+        if len(kept) < len(read[what]):
+            self.notes.append(f"{self.sources[what]}: {len(read[what]) - len(kept):,} questions {why}")
+        read[what] = kept
+
+    def inputs(self, examples: Sequence[Question], what: str) -> Inputs:
+        with said_of(str(self.sources[what])):
+            self.windows = _make_windows(examples, self.tokenizer, self._squad, self.max_sequence_length)
+        lengths = self.windows.inputs.lengths
+        self.notes.append(
+            f"{what}: {len(examples):,} questions in {len(lengths):,} windows of {lengths.mean():.0f} tokens"
         )
+        return self.windows.inputs
 
     @property
     def scores(self) -> Tuple[str, ...]:
@@ -166,7 +156,7 @@ class QuestionsTask(ExampleTask):
 
     @property
     def scorable(self) -> bool:
-        return all(question.labelled for question in self.windows.questions)
+        return all(question.labelled for question in self.examples)
 
     def network(self, attention: str) -> PackedBert:
         return _PackedBertForQuestionAnswering(self.model, attention=attention)
@@ -193,6 +183,9 @@ class QuestionsTask(ExampleTask):
 
 # ---------------------------------------------------------------------------------------- files, windows and answers
 
+_MOST_OF_QUESTION = 64  # tokens; what is longer is cut
+_N_BEST = 20  # answers kept for each question
+
 
 class Answer(NamedTuple):
     text: str
@@ -207,43 +200,32 @@ class Question(NamedTuple):
     labelled: bool
 
 
-def _read_squad(file: AnyFile, *, labels: bool = True) -> List[Question]:
-    """The questions of a SQuAD file, version 1.1 or 2, in their order; or of JSONL, a question and its context a line.
+class _Questions:
+    """Those read so far, each id once. labels: False leaves the answers unread, and whether there is one."""
 
-    labels: False leaves the answers unread, and whether there is one.
-    """
-    source = ExampleSource.of(file)
-    faults = Faults(source)
-    found = _Questions(source, labels)
-    if source.format == "jsonl":
-        for record in table_rows(source, faults):
-            where = f"{source} line {record.line}"
-            with faults.of_record():
-                entry = Fields.of(record.values, where, "a line has question, context, and may have id and answers")
-                found.add(entry, _text(entry, "context"), where, str(record.line))
-    else:
+    def __init__(self, source: ExampleSource, labels: bool):
+        self.source, self.labels = source, labels
+        self.questions: List[Question] = []
+        self._ids: Set[str] = set()
+
+    def add_record(self, record: TableRow, where: str) -> None:
+        entry = Fields.of(record.values, where, "a line has question, context, and may have id and answers")
+        self.add(entry, _text(entry, "context"), where, str(record.line))
+
+    def add_squad(self) -> None:
+        faults, where = Faults(self.source), str(self.source)
         way_out = "a SQuAD file has data > paragraphs > context, qas > id, question, answers > text, answer_start"
-        for article in Fields.of(source.json(), str(source), way_out).list_of("data", Fields.object):
+        for article in Fields.of(self.source.json(), where, way_out).list_of("data", Fields.object):
             with faults.of_record():
                 for paragraph in article.list_of("paragraphs", Fields.object):
                     with faults.of_record():
                         context = _text(paragraph, "context")
                         for entry in paragraph.list_of("qas", Fields.object):
                             with faults.of_record():
-                                found.add(entry, context, str(source))
-    faults.refuse()
-    if not found.questions:
-        raise ValueError(f"{source}: holds no question")
-    return found.questions
-
-
-class _Questions:
-    """Those read so far, each id once."""
-
-    def __init__(self, source: ExampleSource, labels: bool):
-        self.source, self.labels = source, labels
-        self.questions: List[Question] = []
-        self._ids: Set[str] = set()
+                                self.add(entry, context, where)
+        faults.refuse()
+        if not self.questions:
+            raise ValueError(f"{where}: holds no question")
 
     def add(self, entry: Fields, context: str, where: str, otherwise: Optional[str] = None) -> None:
         """otherwise: the id of a question that has none of its own."""
@@ -334,7 +316,7 @@ def _make_windows(
     segments: List[np.ndarray] = []
     targets: List[Tuple[int, int]] = []
     for number, (question, asked_tokens) in enumerate(zip(questions, asked)):
-        query = asked_tokens.ids[: settings.max_query_length]
+        query = asked_tokens.ids[: min(_MOST_OF_QUESTION, max_sequence_length - 4)]  # a token of the paragraph remains
         paragraph = paragraphs[question.paragraph]
         answer = _answer_tokens(question, paragraph)
         offset, room = len(query) + 2, max_sequence_length - len(query) - 3
@@ -439,7 +421,7 @@ def _answer(
         text = question.paragraph[spans[first, 0] : spans[last, 1]]
         if text not in best:
             best[text] = score
-            if len(best) == settings.n_best:
+            if len(best) == _N_BEST:
                 break
     null = min(float(values[0].astype(np.float64).sum()) for values in logits)
     top = max(best.values(), default=null)  # a paragraph without a token has no span
@@ -475,7 +457,7 @@ def _best_spans(
     scores = starts[:, None] + np.lib.stride_tricks.sliding_window_view(padded, length)
     scores[~counts[window.first : window.first + window.tokens]] = -np.inf
     # Different spans may have one text, of which the best counts: some more than asked for.
-    order = np.argsort(-scores, axis=None, kind="stable")[: 4 * settings.n_best]
+    order = np.argsort(-scores, axis=None, kind="stable")[: 4 * _N_BEST]
     return [
         (
             float(scores.flat[each]),

@@ -6,6 +6,7 @@ Letters as in `model/bert.py`: B rows, S slots; C classes.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -19,9 +20,8 @@ from ipu_packed_bert.model.packed import PackedBert
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, TokensConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
-from ipu_packed_bert.tasks.classification import is_label, label_settings, refuse_too_long
-from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Inputs, LossAndCorrect, Scored, Tokenizer
-from ipu_packed_bert.tasks.files import AnyFile, ExampleSource, Faults, TableRow, plain_text, table_rows
+from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, LabelTask, LossAndCorrect, Scored
+from ipu_packed_bert.tasks.files import ExampleSource, Faults, TableRow, is_label, plain_text, read_records
 from ipu_packed_bert.tasks.scores import MARKS, span_scores
 from ipu_packed_bert.tasks.task import Metric
 from pack_data.reading.fields import shown
@@ -57,9 +57,7 @@ class _Sentence(NamedTuple):
     where: str
 
 
-class TokensTask(ExampleTask):
-    """labels: those of the checkpoint, where there is no training file to take them from."""
-
+class TokensTask(LabelTask):
     name = "tokens"
     architecture = "BertForTokenClassification"
     fields = (*ExampleTask.prediction_fields, "labels", "scale")
@@ -68,145 +66,80 @@ class TokensTask(ExampleTask):
     metrics = (Metric("loss", "loss", "labelled_tokens", "scale"), Metric("accuracy", "correct", "labelled_tokens"))
     heads = (PlacedPart("classifier", "classifier"),)
     of_slots = True
+    label_setting = "labels_column"
 
-    def __init__(
-        self,
-        config: FinetuneConfig,
-        tokenizer: Tokenizer,
-        model: ModelConfig,
-        labels: Optional[Sequence[str]] = None,
-        asked: Optional[Asked] = None,
-    ):
-        super().__init__(config, tokenizer, model, asked)
-        learnt_from, evaluation = self.file("training"), self.file("evaluation")
-        if learnt_from is not None:
-            training = _read_sentences(learnt_from, config.of_task(TokensConfig))
-            if training[0].labels is None:
-                raise ValueError(f"{learnt_from}: has no labels; name their column with --set task.labels_column=...")
-            labels = sorted({label for sentence in training for label in sentence.labels or ()})
-            self.training = self._inputs(self.drawn(training, "training"), labels, "training")
-        self.labels = self.labels_of_checkpoint(labels)
-        if evaluation is not None:
-            self._sentences = self.drawn(
-                _read_sentences(evaluation, config.of_task(TokensConfig), labels=self.reads_labels), "evaluation"
-            )
-            self.evaluation = self._inputs(self._sentences, self.labels, "evaluation")
-        self.pack()
+    @classmethod
+    def read(cls, source: ExampleSource, config: FinetuneConfig, *, labels: bool) -> List[_Sentence]:
+        """JSONL with a list of words and one of labels; or, in any other file but CSV, a word and its label a line,
+        sentences apart by an empty line, as in the CoNLL files.
+        """
+        if source.format == "csv":
+            raise ValueError(f"{source}: read as CSV, and words come as CoNLL or JSONL; name it so, or convert it")
+        if source.format in ("json", "jsonl"):
+            of_record = partial(_sentence, columns=config.of_task(TokensConfig), labelled=labels)
+            return read_records(source, of_record, what="sentence")
+        sentences = _conll_sentences(source, labels)
+        if not sentences:
+            raise ValueError(f"{source}: holds no sentence")
+        return sentences
 
     @staticmethod
-    def texts(config: FinetuneConfig) -> List[str]:
-        found = _read_sentences(str(config.data.training), config.of_task(TokensConfig))
-        return list(dict.fromkeys(" ".join(sentence.words) for sentence in found))
+    def texts_of(example: _Sentence) -> Sequence[str]:
+        return (" ".join(example.words),)
 
-    def _inputs(self, sentences: Sequence[_Sentence], labels: Sequence[str], what: str) -> Inputs:
-        """[CLS] words [SEP]; what is too long loses its end.  `first_slots[what]`: where each word begins, -1 if it
-        was cut.
-        """
-        index = {label: number for number, label in enumerate(labels, start=1)}
-        pieces = iter(self.tokenizer.encode([word for sentence in sentences for word in sentence.words]))
+    def inputs(self, examples: Sequence[_Sentence], what: str) -> Inputs:
+        """[CLS] words [SEP]; what is too long loses its end."""
+        room = self.max_sequence_length - 2
+        pieces = iter(self.tokenizer.encode([word for sentence in examples for word in sentence.words]))
         ids: List[np.ndarray] = []
         slots: List[np.ndarray] = []
-        firsts: List[List[int]] = []
-        faults = Faults(self.file(what))
-        for sentence in sentences:
+        self._firsts: List[List[int]] = []  # of each sentence: where each word begins, -1 if it was cut
+        faults = Faults(self.sources[what])
+        for sentence in examples:
             tokens = [next(pieces).ids for _ in sentence.words]
-            with faults.of_record():
-                if not self.cuts:
-                    refuse_too_long(sentence.where, sum(map(len, tokens)), self.max_sequence_length - 2)
-            row, _ = self.tokenizer.joined([np.concatenate(tokens)[: self.max_sequence_length - 2]])
+            row, _ = self.tokenizer.joined([np.concatenate(tokens)[:room]])
             starts = np.cumsum([1] + [len(each) for each in tokens[:-1]])
-            firsts.append(
-                [int(start) if len(each) and start < len(row) - 1 else -1 for start, each in zip(starts, tokens)]
-            )
+            firsts = [int(start) if len(each) and start <= room else -1 for start, each in zip(starts, tokens)]
             of_slots = np.zeros(len(row), np.int32)
             with faults.of_record():
-                for first, label in zip(firsts[-1], sentence.labels or ()):
-                    if label not in index:
-                        raise ValueError(
-                            f"{sentence.where}: label {shown(label)} is none of the {len(index)} of the training file"
-                        )
+                for first, label in zip(firsts, sentence.labels or ()):
+                    number = 1 + self.number_of(label, sentence.where)
                     if first >= 0:
-                        of_slots[first] = index[label]
+                        of_slots[first] = number
+            self._firsts.append(firsts)
             ids.append(row)
             slots.append(of_slots)
         faults.refuse()
-        lengths = np.array([len(row) for row in ids], np.int64)
-        cut = sum(first < 0 for each in firsts for first in each)
+        inputs = Inputs.of(ids, np.zeros(sum(map(len, ids)), np.int32), slots={"labels": np.concatenate(slots)})
+        cut = sum(first < 0 for firsts in self._firsts for first in firsts)
         self.notes.append(
-            f"{what}: {len(sentences):,} sentences of {lengths.mean():.0f} tokens"
-            + (
-                f"; {cut:,} words beyond {self.max_sequence_length} tokens, or without one, have no answer"
-                if cut
-                else ""
-            )
+            f"{what}: {len(examples):,} sentences of {inputs.lengths.mean():.0f} tokens"
+            + (f"; {cut:,} words beyond {room + 2} tokens, or without one, have no answer" if cut else "")
         )
-        if what == "evaluation":
-            self._firsts = firsts
-        flat = np.concatenate(ids)
-        return Inputs(lengths, flat, np.zeros(len(flat), np.int32), slots={"labels": np.concatenate(slots)})
+        return inputs
 
     @property
     def scores(self) -> Tuple[str, ...]:
-        marked = any(label.startswith(MARKS) for label in self.labels)
+        marked = any(label.startswith(MARKS) for label in self.labels or ())
         return ("accuracy", "precision", "recall", "f1") if marked else ("accuracy",)
 
-    @property
-    def scorable(self) -> bool:
-        return self._sentences[0].labels is not None
-
     def network(self, attention: str) -> PackedBert:
-        return _PackedBertForTokenClassification(self.model, classes=len(self.labels), attention=attention)
+        return _PackedBertForTokenClassification(self.model, classes=len(self.labels or ()), attention=attention)
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
+        names = self.labels or []
         found = [
-            [self.labels[int(logits[first].argmax())] if first >= 0 else None for first in firsts]
+            [names[int(logits[first].argmax())] if first >= 0 else None for first in firsts]
             for logits, firsts in zip(outputs, self._firsts)
         ]
-        files = {
-            "predictions.json": [
-                {"words": list(sentence.words), "labels": labels} for sentence, labels in zip(self._sentences, found)
-            ]
-        }
-        wanted = [sentence.labels for sentence in self._sentences]
-        answers: List[Dict[str, Any]] = [
-            {"prediction": labels, "words": list(sentence.words)} for sentence, labels in zip(self._sentences, found)
-        ]
+        words = [list(sentence.words) for sentence in self.examples]
+        files = {"predictions.json": [{"words": own, "labels": labels} for own, labels in zip(words, found)]}
+        answers: List[Dict[str, Any]] = [{"prediction": labels, "words": own} for own, labels in zip(words, found)]
+        wanted = [sentence.labels for sentence in self.examples]
         return Scored(_word_scores(found, wanted) if self.scorable else {}, files, answers)
 
-    def export_settings(self) -> Dict[str, Any]:
-        return label_settings(self.labels)
 
-
-def _read_sentences(file: AnyFile, columns: TokensConfig, *, labels: bool = True) -> List[_Sentence]:
-    """JSONL with a list of words and one of labels; or, in any other file but CSV, a word and its label a line,
-    sentences apart by an empty line, as in the CoNLL files.  All sentences have labels, or none.
-
-    labels: False leaves them unread.
-    """
-    source = ExampleSource.of(file)
-    faults = Faults(source)
-    if source.format == "csv":
-        raise ValueError(f"{source}: read as CSV, and words come as CoNLL or JSONL; name it so, or convert it")
-    if source.format in ("json", "jsonl"):
-        sentences: List[_Sentence] = []
-        for record in table_rows(source, faults):
-            with faults.of_record():
-                sentences.append(_sentence(record, f"{source} line {record.line}", columns, labels))
-    else:
-        sentences = _conll_sentences(source, labels)
-    for sentence in sentences:
-        with faults.of_record():
-            if (sentence.labels is None) != (sentences[0].labels is None):
-                raise ValueError(
-                    f"{sentence.where}: some sentences have labels and some have none; label all of them, or none"
-                )
-    faults.refuse()
-    if not sentences:
-        raise ValueError(f"{source}: holds no sentence")
-    return sentences
-
-
-def _sentence(record: TableRow, where: str, columns: TokensConfig, labelled: bool) -> _Sentence:
+def _sentence(record: TableRow, where: str, *, columns: TokensConfig, labelled: bool) -> _Sentence:
     words = record.values.get(columns.words_column)
     labels = record.values.get(columns.labels_column) if labelled else None
     if not isinstance(words, list) or not words or not all(map(plain_text, words)):

@@ -291,7 +291,7 @@ def test_a_run_on_a_tokenizer_file_is_fine_tuned_and_predicts(tmp_path, roberta_
     answers = []
     for model in (tmp_path / "tuned", tmp_path / "tuned" / "model"):
         capsys.readouterr()
-        assert run_main(predict.main, [str(model), str(file), "--cut", "--set", "data.max_sequence_length=32"]) == 0
+        assert run_main(predict.main, [str(model), str(file), "--set", "data.max_sequence_length=32"]) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1] and answers[0].count("\n") == 12
 

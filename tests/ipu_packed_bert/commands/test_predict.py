@@ -25,7 +25,7 @@ from tests.fine_tuning_files import KINDS, SLOTS, WORDS, tiny_checkpoint, tiny_c
 
 pytest.importorskip("safetensors", reason="Hugging Face's files: pip install safetensors")
 
-OF_SQUAD = ["task.max_query_length=8", "task.stride=16", "task.max_answer_length=5", "task.null_answers=true"]
+OF_SQUAD = ["task.stride=16", "task.max_answer_length=5", "task.null_answers=true"]
 
 
 @pytest.fixture(scope="module")
@@ -153,13 +153,6 @@ def test_a_run_its_exported_model_and_its_own_evaluation_agree(tmp_path, capsys)
         assert score["accuracy"] == evaluation["accuracy"] and score["texts"] == 40
         assert "packs/s" in said and "sequences/s" in said and "rows saved" in said
     assert texts[0] == texts[1]
-    # Other metrics than it was trained with: those of a task of GLUE, here of label 2.
-    chosen = ["--set", "task.metric=mrpc", "--set", 'task.positive_label="2"']
-    assert command(tmp_path / "run", file, "--score", *chosen) == 0
-    other = json.loads(capsys.readouterr().err.split("score     ")[1])
-    assert list(other) == ["accuracy", "f1", "texts"] and other["accuracy"] == score["accuracy"]
-    assert command(tmp_path / "run", file, "--score", *chosen[:2], "--set", "task.positive_label=other") == 2
-    assert "task.positive_label is 'other', and task.metric mrpc has F1 of that label" in capsys.readouterr().err
     # A run of pre-training, and an encoder alone, have nothing to answer with.
     import_folder(start, tmp_path / "pretrained")
     (tmp_path / "nameless").mkdir()
@@ -210,8 +203,6 @@ def test_labels_are_read_to_score_alone(models, tmp_path, capsys):
             '{"question": "river?", "context": "a"}\n{"question": 1, "context": "a"}\n{"question": "b"}\n',
             ["line 2: question is 1; must be a text", "line 3: context is missing"],
         ),
-        ("single_label", "long.csv", "text\n" + 2 * ("river " * 90 + "\n"), ["line 2: 90 tokens, the", "line 3: 90"]),
-        ("tokens", "long.conll", 2 * ("river\n" * 70 + "\n"), ["line 1: 70 tokens, the rows have", "line 72"]),
     ],
 )
 def test_damaged_records_are_a_line_each(models, tmp_path, capsys, kind, name, text, messages):
@@ -226,11 +217,13 @@ def test_damaged_records_are_a_line_each(models, tmp_path, capsys, kind, name, t
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_what_is_cut_on_request_is_as_in_training(models, tmp_path, capsys):
+def test_what_is_too_long_is_cut_as_in_training_and_said(models, tmp_path, capsys):
     file = tmp_path / "long.conll"
     file.write_text("river\n" * 70 + "\nstone\n")
-    assert run(models["tokens"], file, "tokens", "--cut") == 0
-    found = [json.loads(line)["prediction"] for line in capsys.readouterr().out.splitlines()]
+    assert run(models["tokens"], file, "tokens") == 0
+    out, said = capsys.readouterr()
+    assert "8 words beyond 64 tokens" in said
+    found = [json.loads(line)["prediction"] for line in out.splitlines()]
     assert [label is None for label in found[0]] == [False] * 62 + [True] * 8 and len(found[1]) == 1
 
 
@@ -243,10 +236,11 @@ def test_standard_input_and_questions_a_line(models, monkeypatch, tmp_path, caps
         for each in article["paragraphs"]
         for entry in each["qas"]
     ]
+    (tmp_path / "nested.json").write_text(json.dumps(nested))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(map(json.dumps, flat)).encode())))
     texts = []
-    for form, text in (("json", json.dumps(nested)), ("jsonl", "\n".join(map(json.dumps, flat)))):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-        assert run(models["squad"], "-", "squad", "--format", form) == 0
+    for file in (tmp_path / "nested.json", "-"):
+        assert run(models["squad"], file, "squad") == 0
         texts.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
     assert [each.pop("id") for each in texts[0]] == [f"q{number}" for number in range(6)]
     assert [each.pop("id") for each in texts[1]] == [str(number) for number in range(1, 7)]

@@ -8,6 +8,7 @@ import gzip
 import json
 import lzma
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ import yaml
 from scipy import stats
 
 from ipu_packed_bert.commands import finetune
-from ipu_packed_bert.settings.finetuning import ClassificationConfig, config_from_tree
+from ipu_packed_bert.settings.finetuning import config_from_tree
 from ipu_packed_bert.settings.pretraining import ConfigError
 from ipu_packed_bert.settings.pretraining import config_from_tree as pretraining_config
+from ipu_packed_bert.tasks import questions as module
 from ipu_packed_bert.tasks import scores as metrics
 from ipu_packed_bert.tasks.classification import ClassificationTask
 from ipu_packed_bert.tasks.examples import Asked, Tokenizer
@@ -133,13 +135,9 @@ def test_glues_metrics_by_hand(tmp_path):
     (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"river,{label}\n" for label in (1, 1, 1, 0, 0, 1)))
     outputs = np.eye(2)[[1, 1, 0, 0, 1, 1]]  # of class 1: three right, one missed, one too many
     # F1 of class 1: 2 * 3 / (4 + 4); of class 0: 2 * 1 / (2 + 2).  Matthews: (3 * 1 - 1 * 1) / sqrt(4 * 4 * 2 * 2).
-    for metric, wanted in (
-        ("mrpc", {"accuracy": 100 * 4 / 6, "f1": 75.0}),
-        ("macro_f1", {"macro_f1": 62.5}),
-        ("cola", {"matthews": 2 / 8}),
-    ):
-        found = table(tmp_path / "t.csv", "single_label", metric=metric).score(outputs).metrics
-        assert found == pytest.approx({**wanted, "texts": 6}) and list(found) == [*wanted, "texts"]
+    found = table(tmp_path / "t.csv", "single_label").score(outputs).metrics
+    wanted = {"accuracy": 100 * 4 / 6, "f1": 75.0, "macro_f1": 62.5, "matthews": 2 / 8, "texts": 6}
+    assert found == pytest.approx(wanted) and list(found) == list(wanted)
     # Three classes: 3 of 5 right, products 1*1 + 3*2 + 1*2, squares 1 + 9 + 1 and 1 + 4 + 4.
     three = metrics.matthews(np.array([0, 1, 1, 1, 2]), np.array([0, 1, 1, 2, 2]))
     assert three == pytest.approx((4 * 5 - 9) / ((25 - 11) * (25 - 9)) ** 0.5)
@@ -149,32 +147,21 @@ def test_glues_metrics_by_hand(tmp_path):
         pair = rng.integers(0, 2, (2, 30))
         expected = metrics.pearson(*pair.astype(float))
         assert metrics.matthews(*pair) == pytest.approx(expected or 0.0)
-    # Names of GLUE's tasks stand for their metrics.
-    for name, kind, wanted in (
-        ("mrpc", "single_label", ["accuracy", "f1"]),
-        ("cola", "single_label", ["matthews"]),
-        ("stsb", "regression", ["pearson", "spearman"]),
-        (None, "multi_label", ["micro_f1", "all_right"]),
-    ):
-        assert list(ClassificationConfig(name=kind, metric=name).metrics) == wanted
-
-
-@pytest.mark.parametrize("kind, metric", [("regression", "f1"), ("single_label", "stsb"), ("multi_label", "mrpc")])
-def test_a_metric_of_another_kind_is_refused(kind, metric):
-    tree = {"task": {"name": kind, "metric": metric}, "data": {"training": "a.csv"}}
-    with pytest.raises(ConfigError, match=f"task.metric is {metric}; must be one of .* for task.name {kind}"):
-        config_from_tree(tree, "tiny.yml")
+    # F1 alone is of two labels.
+    (tmp_path / "t.csv").write_text("text,label\nriver,a\nstone,b\ncastle,c\n")
+    assert list(table(tmp_path / "t.csv", "single_label").scores) == ["accuracy", "macro_f1", "matthews"]
 
 
 # ---- windows ---------------------------------------------------------------------------------------------------------
 
 
-def read(path, slots=40, **settings):
-    """The task that answers all questions of a file."""
-    settings = {"max_query_length": 8, "stride": 16, **settings}
+def read(path, slots=40, *, query=8, **settings):
+    """The task that answers all questions of a file, of which it reads so many tokens."""
+    settings = {"stride": 16, **settings}
     tree = {"task": settings, "data": {"training": str(path), "max_sequence_length": slots, "packer": "none"}}
     asked = Asked(ExampleSource.of(path), labels=True)
-    return QuestionsTask(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL, asked=asked)
+    with mock.patch.object(module, "_MOST_OF_QUESTION", query):
+        return QuestionsTask(config_from_tree(tree, "tiny"), Tokenizer(VOCABULARY), MODEL, asked=asked)
 
 
 def asked(folder, paragraph, answer=None, slots=40, *, names=("q",), **settings):
@@ -199,7 +186,7 @@ def answer_of(task, logits):
 def test_windows_by_hand(tmp_path):
     paragraph = "river stone castle bridge market winter garden letter"
     # "where?" is w ##h ##e ##r ##e ?: 6 tokens, cut to 3; room for 14 - 3 - 3 = 8 tokens, all of the paragraph.
-    found = asked(tmp_path, paragraph, "castle bridge", 14, max_query_length=3)
+    found = asked(tmp_path, paragraph, "castle bridge", 14, query=3)
     assert found.windows.windows == [(0, 0, 8, 5)]
     tokens = [VOCABULARY.tokens[each] for each in found.evaluation.input_ids]
     assert tokens == ["[CLS]", "w", "##h", "##e", "[SEP]"] + paragraph.split() + ["[SEP]"]
@@ -216,7 +203,7 @@ def test_windows_by_hand(tmp_path):
         ("winter garden letter", [0, 0, 6], [0, 0, 8]),
         (None, [0, 0, 0], [0, 0, 0]),
     ):
-        found = asked(tmp_path, paragraph, answer, 10, max_query_length=3, stride=2)
+        found = asked(tmp_path, paragraph, answer, 10, query=3, stride=2)
         assert [(window.first, window.tokens) for window in found.windows.windows] == [(0, 4), (2, 4), (4, 4)]
         assert targets_of(found) == (starts, ends), answer
     # A stride longer than the window would jump over tokens: the windows then follow one another.
@@ -225,7 +212,7 @@ def test_windows_by_hand(tmp_path):
         (paragraph + " seven music", 12, 3, [(0, 6), (3, 6), (6, 4)]),
         ("", 10, 2, [(0, 0)]),
     ):
-        found = asked(tmp_path, text, None, slots, max_query_length=3, stride=stride).windows.windows
+        found = asked(tmp_path, text, None, slots, query=3, stride=stride).windows.windows
         assert [(window.first, window.tokens) for window in found] == windows
 
 
@@ -266,11 +253,12 @@ def brute_force(windows, logits, options):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_best_span_is_the_best_of_all(seed, tmp_path):
+def test_the_best_span_is_the_best_of_all(seed, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_N_BEST", 5)
     rng = np.random.default_rng(seed)
     paragraph = " ".join(rng.choice(VOCABULARY.tokens[5:19], int(rng.integers(1, 40))))
-    settings = {"stride": int(rng.integers(2, 9)), "max_answer_length": int(rng.integers(1, 12)), "n_best": 5}
-    task = asked(tmp_path, paragraph, None, int(rng.integers(12, 30)), max_query_length=3, **settings)
+    settings = {"stride": int(rng.integers(2, 9)), "max_answer_length": int(rng.integers(1, 12))}
+    task = asked(tmp_path, paragraph, None, int(rng.integers(12, 30)), query=3, **settings)
     logits = [rng.normal(size=(length, 2)) for length in task.evaluation.lengths]
     answer, best, _ = answer_of(task, logits)
     score, text = brute_force(task.windows, logits, task.config.task)
@@ -297,7 +285,7 @@ def test_no_answer_where_its_score_is_better(tmp_path, settings, answer):
 
 def test_no_answers_score_is_the_least_of_the_windows(tmp_path):
     """A window without the answer says that it has none; only if all say so there is none."""
-    task = asked(tmp_path, " ".join(["river"] * 30), None, 20, max_query_length=3, stride=4, null_answers=True)
+    task = asked(tmp_path, " ".join(["river"] * 30), None, 20, query=3, stride=4, null_answers=True)
     assert len(task.windows.windows) > 2
     logits = [np.zeros((length, 2)) for length in task.evaluation.lengths]
     for each in logits:
@@ -468,7 +456,7 @@ def test_predictions_of_every_kind(tmp_path):
     found = table(tmp_path / "t.csv", "single_label").score(logits).answers
     assert [each["prediction"] for each in found] == ["0", "1"]
     assert found[0]["probability"] == pytest.approx(1 / (1 + np.exp(-2)))
-    found = table(tmp_path / "t.csv", "multi_label", threshold=0.4).score(logits).answers
+    found = table(tmp_path / "t.csv", "multi_label").score(logits + [0.0, 0.1]).answers
     assert [each["prediction"] for each in found] == [["0", "1"], ["1"]]
     found = table(tmp_path / "t.csv", "regression").score(logits[:, :1]).answers
     assert found == [{"prediction": 2.0}, {"prediction": -1.0}]
