@@ -33,8 +33,7 @@ class _Pretrain(Training[Config]):
         parser.add_argument(
             "--whole",
             action="store_true",
-            help="where there are no IPUs, run the configuration in full, without its without_ipus block; prints first "
-            "how much memory and time that takes",
+            help="where there are no IPUs, run the configuration in full, without its without_ipus block",
         )
         parser.add_argument(
             "--packing-factor",

@@ -638,7 +638,6 @@ def _host_lines(made: RunPlan) -> List[str]:
     }[engine.device]
     rows, memory = made.config.batch.micro_batch, host_needs(made).memory
     compiled = ", compiled" if engine.compile else ""
-    compiled += " where that pays" if engine.compile == "auto" else ""
     return [
         f"  devices   the host: {device}; no IPU",
         f"  engine    {engine.precision}, attention {engine.attention}"

@@ -284,10 +284,6 @@ def typed_value(raw: Any, kind: Any) -> Any:
     arguments: Tuple[Any, ...] = getattr(kind, "__args__", ())
     if type(None) in arguments:
         return None if raw is None else typed_value(raw, arguments[0])
-    if bool in arguments:  # Union[bool, str]: true, false, or a word
-        if not isinstance(raw, (bool, str)):
-            raise ValueError("must be true, false or a word")
-        return {"true": True, "false": False}.get(raw, raw) if isinstance(raw, str) else raw
     if arguments:  # Tuple[int, ...]
         if not isinstance(raw, (list, tuple)) or not raw:
             raise ValueError(f"must be a list such as [{'3, 7' if arguments[0] is int else '0.1, 0.15'}]")

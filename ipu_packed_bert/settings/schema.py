@@ -10,7 +10,7 @@ import abc
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import yaml
 
@@ -120,9 +120,7 @@ class EngineConfig:
     attention: str = setting(
         "auto", "CPU and GPU only: the attention kernel", choices=("auto", "eager", "sdpa", "varlen")
     )
-    compile: Union[bool, str] = setting(
-        False, "host: torch.compile; auto: in runs so long that it pays", choices=("auto", "true", "false")
-    )
+    compile: bool = setting(False, "host: torch.compile")
     deterministic: bool = setting(False, "CUDA: the same bits in every run, slower; CPUs always give them")
     threads: Optional[int] = setting(None, "host; null: as many as torch chooses", minimum=1)
     processes: int = setting(1, "host: how many it is made for, by torchrun; any number may run it", minimum=1)
@@ -315,10 +313,6 @@ class Configuration(abc.ABC):
             self.engine, kind="host" if kind == "host" else "ipu", ipu_model=kind == "ipu_model"
         )
         return dataclasses.replace(self, engine=engine)
-
-    def compiled(self: _Same, compiled: Union[bool, str]) -> _Same:
-        """The same with this value of `engine.compile`."""
-        return dataclasses.replace(self, engine=dataclasses.replace(self.engine, compile=compiled))
 
     def with_schedule(self: _Same, steps: Optional[int] = None) -> _Same:
         """The same, with the length of the schedule stated, so that a run resumed with other steps keeps it."""

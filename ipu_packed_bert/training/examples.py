@@ -12,7 +12,6 @@ from typing import Any, Dict, Optional, Tuple
 
 from ipu_packed_bert.engine import EngineChoice, choose_engine
 from ipu_packed_bert.engine.base import Engine
-from ipu_packed_bert.engine.host.devices import compile_decided
 from ipu_packed_bert.model.hugging_face import Weights, merged, write_folder
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.run_files.folder import EXPORT, MODEL
@@ -157,7 +156,6 @@ def prepare(
         config = _with_schedule(config, former, updates_per_epoch)
     vocabulary = Identity.of(start.vocabulary)
     same = {"the training file's digest": f"{packs.digest:016x}", "the vocabulary's sha256": vocabulary.sha256}
-    config = compile_decided(config, task, packs=steps * config.packs_per_update(factor))
     made = engine_and_batches(
         config, task, packs, task.evaluation_packs, choice, factor=factor, processes=processes, same=same
     )

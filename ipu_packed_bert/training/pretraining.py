@@ -5,12 +5,11 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ipu_packed_bert.data.constant_baseline import unigram_baseline
 from ipu_packed_bert.data.data_sets import (
     built_otherwise,
-    described,
     of_the_same_corpus,
     open_evaluation,
     open_or_build,
@@ -18,8 +17,6 @@ from ipu_packed_bert.data.data_sets import (
 )
 from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
 from ipu_packed_bert.engine import EngineChoice
-from ipu_packed_bert.engine.host.devices import compile_decided, find_device, product_rate, whole_lines
-from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
 from ipu_packed_bert.settings.allowed_changes import SIZES, stated_differences
@@ -54,7 +51,7 @@ class PacksRun(Prepared[Config]):
         args = begun.args
         if begun.begin.checkpoint:  # what is left out without IPUs was decided when the run began
             config = replace(config, without_ipus=())
-        return for_this_machine(config, begun.choice, whole=args.whole, packing_factor=args.packing_factor)
+        return for_this_machine(config, begun.choice, whole=args.whole)
 
     @classmethod
     def _nothing_left(cls, config: Config, begin: Beginning) -> Optional[str]:
@@ -83,7 +80,7 @@ class PacksRun(Prepared[Config]):
             if note:
                 print(f"note      {note}")
         refuse_other_sizes(begin, config, sorted(SIZES))
-        factor = packing_factor(config, store.manifest, args.packing_factor)
+        factor = packing_factor(config, store.manifest)
         if choice.kind == "ipu_model":
             config = config.for_simulation(factor.value)
         config = config.with_schedule()
@@ -97,8 +94,6 @@ class PacksRun(Prepared[Config]):
             "the arrangement of its packs": packs.arrangement,
             "the held-out data set's digest": f"{evaluation.manifest.digest:016x}" if evaluation else None,
         }
-        packs_of_run = config.run.steps * config.packs_per_update(factor.value)
-        config = compile_decided(config, task, packs=packs_of_run)
         made = engine_and_batches(
             config, task, packs, held_out, choice, factor=factor.value, processes=processes, same=same
         )
@@ -149,43 +144,26 @@ def refuse_other_sizes(begin: Beginning, config: Config, keys: Sequence[str]) ->
         raise ValueError(f"{begin.folder}: {', '.join(others)}; {way_out}")
 
 
-def for_this_machine(
-    config: Config, choice: EngineChoice, *, whole: bool = False, packing_factor: Optional[float] = None
-) -> Config:
+def for_this_machine(config: Config, choice: EngineChoice, *, whole: bool = False) -> Config:
     """The configuration as it will run here; each setting that the missing IPUs change is printed.
 
-    whole: none is changed, and what the run takes is printed; `packing_factor`: of the data set, where that is not yet
-    there.
+    whole: none is changed.
     """
     config = config.on_engine(choice.kind)
     if choice.kind != "host":
         check_on_ipus(config)
     if choice.hardware or config.engine.offline_export:
         return config
-    if whole:
-        config = replace(config, without_ipus=())
-        print(f"{config.path}: in full ({choice.reason}):")
-        print("\n".join(_what_it_takes(config, choice, packing_factor)), flush=True)
-        return config
-    if not config.without_ipus:
-        return config
+    if whole or not config.without_ipus:
+        return replace(config, without_ipus=())
     config, changes = config.applied_without_ipus()
     print(f"{config.path}: its without_ipus block applies ({choice.reason}):")
     for key, before, after in changes:
         print(f"  {key:<42} {shown(before)} -> {shown(after)}")
     name = for_one_gpu(config.name) if choice.cuda else None
     instead = f"--config {name} is made for this GPU; " if name else ""
-    print(f"  {instead}--whole leaves the block out, once it has printed the memory and the hours that the run takes")
+    print(f"  {instead}--whole leaves the block out; --plan --engine host prints the memory that a step then takes")
     return config
-
-
-def _what_it_takes(config: Config, choice: EngineChoice, packing_factor: Optional[float]) -> List[str]:
-    if choice.kind != "host":
-        return ["  memory and time of a simulated device are not computed; without hardware a whole run takes months"]
-
-    made = plan(*described(config), packing_factor=packing_factor)
-    device = find_device(config.engine)
-    return whole_lines(made, device, rate=product_rate(device, config.engine))
 
 
 def _how_to_go_on(folder: Any, config: Config, made: int = 0) -> str:

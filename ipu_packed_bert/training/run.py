@@ -261,8 +261,6 @@ def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes:
     opened = contextlib.ExitStack()
     begun = Begun(args, processes, begin, choice, opened)
     config = kind._on_this_machine(config.on_engine(choice.kind), begun)
-    if begin.checkpoint and config.engine.compile == "auto":
-        config = config.compiled(stored_config(begin.folder, begin.checkpoint.config, config).engine.compile)
     changes, allowed = Changes(), check_allowed(args.allow_change, config.sections)
     if begin.checkpoint:
         changes = compare(begin.folder, begin.checkpoint.config, config, allowed=allowed, before=begin.allowed)

@@ -1,27 +1,20 @@
-"""Where the host engine runs: the device, what it can compute in, and what a whole run takes there."""
+"""Where the host engine runs: the device, and what it can compute in."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import sys
 import time
-from typing import Any, Iterator, List, Optional, Tuple, TypeVar
+from typing import Any, Iterator, Optional, Tuple
 
 import torch
 
-from ipu_packed_bert.planning.host_memory import TORCH, multiply_adds
-from ipu_packed_bert.planning.plan import RunPlan, host_needs
 from ipu_packed_bert.processes.ranks import ONE, Processes
-from ipu_packed_bert.settings.schema import Configuration, EngineConfig
-from ipu_packed_bert.tasks.task import Task
+from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.timing import Clock, seconds_in_turn
 
 # The first NVIDIA GPUs with products in bfloat16 and TF32, and with the variable-length attention kernel.
 AMPERE = (8, 0)
-
-_Config = TypeVar("_Config", bound=Configuration)
 
 
 def find_device(engine: EngineConfig, processes: Processes = ONE) -> torch.device:
@@ -134,11 +127,6 @@ def _casts_kept(precision: str, device: torch.device) -> Any:
     return contextlib.nullcontext()
 
 
-# Of a plain matrix product's rate: what training steps of large transformers reach, with layer norms, dropout, copies.
-_SHARE = 0.5
-_GIB = float(1 << 30)
-
-
 def product_rate(device: torch.device, engine: EngineConfig, *, size: int = 0) -> float:
     """Multiply-adds a second of a square matrix product in `engine.precision`, the best of a few."""
     size = size or (4096 if device.type == "cuda" else 1024)
@@ -146,45 +134,6 @@ def product_rate(device: torch.device, engine: EngineConfig, *, size: int = 0) -
     with numerics_of(engine, device):
         times = seconds_in_turn({"product": lambda: torch.mm(factor, factor)}, 3, clock_of(device))
     return size**3 / float(times["product"].min())
-
-
-# When torch.compile pays on a CPU.  Measured on 2 cores with AMX, torch 2.13, memory kept between updates: seconds that
-# it takes for training and evaluation (101 + 32); of an eager update's time the share that a compiled one saves, and
-# the multiply-adds of that a second on one core.  With dropout it took longer than eager code (1.03 of the time at
-# hidden 256, 1.06 at 768), in float32 too (1.05, 0.99).
-_COMPILE_SECONDS = 133.0
-_SAVED = {"bfloat16": 0.05}
-_RATE = 4e10
-# Compiling must pay so many times over on one core, because a run may have more of them.
-_TIMES = 10.0
-# Beyond, attention within sequences, whose shapes cannot be compiled, saves as much.
-_COMPILED_SLOTS = 1024
-
-
-def compile_decided(config: _Config, task: Task, *, packs: int) -> _Config:
-    """`engine.compile` true or false, which is written down; `auto` is decided for a run of so many packs.
-
-    No clock is read: it follows from configuration, torch and C++ compiler, so all ranks of a run find the same.
-    """
-    engine = config.engine
-    if engine.compile != "auto":
-        return config
-    work = packs * multiply_adds(task.model, slots=task.max_sequence_length, predictions=0)
-    return config.compiled(
-        engine.kind == "host"
-        and find_device(engine).type == "cpu"
-        and engine.attention != "varlen"
-        and task.max_sequence_length <= _COMPILED_SLOTS
-        and _can_compile()
-        and task.model.hidden_dropout == task.model.attention_dropout == 0.0
-        and _SAVED.get(engine.precision, 0.0) * work / _RATE >= _TIMES * _COMPILE_SECONDS
-    )
-
-
-def _can_compile() -> bool:
-    """Whether torch is 2.1 or newer, and its C++ compiler is here."""
-    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    return hasattr(torch, "compiler") and shutil.which(compiler) is not None
 
 
 def memory_here(device: torch.device) -> int:
@@ -195,31 +144,3 @@ def memory_here(device: torch.device) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return 0
-
-
-def whole_lines(made: RunPlan, device: torch.device, *, rate: float) -> List[str]:
-    """Memory and hours of the run, as people read them. rate: `product_rate`."""
-    needs, config = host_needs(made), made.config
-    there, most = memory_here(device), needs.memory.most + (TORCH if device.type == "cpu" else 0)
-    here = f" of the {there / _GIB:,.1f} GiB here" if there else ""
-    lines = [
-        f"  memory  about {most / _GIB:,.1f} GiB in a step{here}, computed"
-        + ("" if not there or most < there else ": more than there is, so lower batch.micro_batch")
-    ]
-    if needs.multiply_adds is None:
-        return lines + ["  time    unknown: no packing factor; give --packing-factor"]
-    hours = needs.multiply_adds / (_SHARE * rate) / 3600.0
-    lines.append(
-        f"  time    about {_duration(hours)} for {made.steps:,} updates on this {device_name(device)}, computed"
-        f" from {_SHARE:.0%} of a matrix product's {2e-12 * rate:,.2g} TFLOP/s in {config.engine.precision}, measured"
-        " now"
-    )
-    return lines
-
-
-def _duration(hours: float) -> str:
-    """ "7.1 hours", "51 days", "3.2 years"."""
-    for unit, length in (("years", 24 * 365.25), ("days", 24.0)):
-        if hours >= 2 * length:
-            return f"{hours / length:,.1f} {unit}"
-    return f"{hours:,.1f} hours"

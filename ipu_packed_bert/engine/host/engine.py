@@ -113,8 +113,6 @@ class HostEngine(Engine):
         device: Optional[str] = None,
         processes: Processes = ONE,
     ):
-        if config.engine.compile == "auto":  # a run has decided it; what is no run is short
-            config = config.compiled(False)
         if config.engine.threads is not None:
             torch.set_num_threads(config.engine.threads)
         self.task = task
@@ -134,7 +132,7 @@ class HostEngine(Engine):
         self.optimizer = build_optimizer(self.model, config.optimizer, betas=betas)
         predictions = getattr(self.model, "predictions", None)
         self._programs = {
-            mode: _Program(call, bool(config.engine.compile))
+            mode: _Program(call, config.engine.compile)
             for mode, call in (("training", self.model), ("evaluation", self.model), ("prediction", predictions))
             if call is not None
         }
@@ -142,7 +140,7 @@ class HostEngine(Engine):
         self._reduction = None
         if processes.size > 1:
             program = self._programs["training"]
-            self._reduction = _Reduction(self.model, program, self._device, compiled=bool(config.engine.compile))
+            self._reduction = _Reduction(self.model, program, self._device, compiled=config.engine.compile)
         self._updates = 0  # made so far
 
     def _build(self) -> torch.nn.Module:
@@ -178,7 +176,7 @@ class HostEngine(Engine):
             name = f"{self.processes.size} ranks, each {name}"
         parts = [f"host engine: {name}", engine.precision, f"{attention.kind} attention"]
         parts[2] += f" ({attention.note})" if attention.note else ""
-        parts += ["layers recomputed"] * self._recomputes + ["compiled"] * bool(engine.compile)
+        parts += ["layers recomputed"] * self._recomputes + ["compiled"] * engine.compile
         parts += ["deterministic"] * (engine.deterministic and self._device.type == "cuda")
         return ", ".join(parts)
 
