@@ -1,5 +1,5 @@
-"""Folders of Hugging Face's BERT: config.json, model.safetensors or pytorch_model.bin, vocab.txt or tokenizer.json, and
-the tokenizer's other files.
+"""Folders of Hugging Face's BERT: config.json, model.safetensors, vocab.txt or tokenizer.json, and the tokenizer's other
+files.
 
 Inside, a model has one form: names that begin with ``bert.`` or name a head, float32, and no tensor twice.  Reading
 accepts the forms in circulation: files of the encoder alone, without that prefix; the tied decoder written out, or not;
@@ -8,6 +8,7 @@ the buffer ``position_ids`` of old versions; the names ``gamma`` and ``beta`` of
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Tuple, Union
 import torch
 
 from ipu_packed_bert.model.bert import BertModel
-from ipu_packed_bert.run_files.safetensors_files import read_tensors, read_torch
+from ipu_packed_bert.run_files.safetensors_files import read_tensors
 from ipu_packed_bert.settings.schema import ModelConfig
 from pack_data.reading.fields import Fields, read_object, shown
 from pack_data.reading.files import write_atomically
@@ -25,7 +26,7 @@ from pack_data.text.vocabulary import SPECIAL_TOKENS, AnyVocabulary, TokenizerFi
 
 Weights = Dict[str, torch.Tensor]
 
-SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+SAFETENSORS = "model.safetensors"
 # Our names, theirs, and the value that a config.json which leaves the key out means.
 _KEYS = (
     ("vocabulary_size", "vocab_size", 30522),
@@ -40,16 +41,6 @@ _KEYS = (
     ("layer_norm_eps", "layer_norm_eps", 1e-12),
     ("initializer_range", "initializer_range", 0.02),
 )
-# Beyond every network there is: a number that a program cannot even begin with is told from a large one.
-_LARGEST = {
-    "vocabulary_size": 1 << 24,
-    "hidden_size": 1 << 16,
-    "num_layers": 1 << 12,
-    "num_heads": 1 << 12,
-    "intermediate_size": 1 << 20,
-    "max_position_embeddings": 1 << 20,
-    "type_vocabulary_size": 1 << 16,
-}
 # What this network computes in one way only: another value means another network.
 _FIXED = (
     ("model_type", "bert"),
@@ -154,7 +145,7 @@ def _read_json(path: Path) -> Fields:
     if not path.exists():
         raise ValueError(
             f"{path}: no such file; a Hugging Face folder has config.json, vocab.txt or tokenizer.json, and "
-            f"{SAFETENSORS} or {TORCH}"
+            f"{SAFETENSORS}"
         )
     return read_object(path, way_out="get the file again")
 
@@ -165,11 +156,13 @@ def _read_config(path: Path) -> ModelConfig:
         if key in found and found.any(key) != only:
             raise ValueError(f"{path}: {key} is {shown(found.any(key))}; this network has {only!r} only")
     values: Dict[str, Any] = {}
+    # Beyond every network there is: a number that a program cannot even begin with is told from a large one.
+    largest = {each.name: each.metadata["rule"].maximum for each in dataclasses.fields(ModelConfig)}
     for ours, theirs, default in _KEYS:
         if theirs not in found:
             values[ours] = default
         elif isinstance(default, int):
-            values[ours] = found.integer(theirs, least=1, most=_LARGEST[ours])
+            values[ours] = found.integer(theirs, least=1, most=largest[ours])
         else:
             values[ours] = found.number(theirs, least=0.0, most=1.0)
             if values[ours] == (1.0 if ours.endswith("dropout") else 0.0):
@@ -189,11 +182,13 @@ def _lower_case(folder: Path) -> bool:
 
 
 def _read_weights(folder: Path, model: ModelConfig) -> Weights:
-    path = next((folder / name for name in (SAFETENSORS, TORCH) if (folder / name).exists()), None)
-    if path is None:
-        raise ValueError(f"{folder}: holds neither {SAFETENSORS} nor {TORCH}; weights in several files are not read")
-    found = read_tensors(path) if path.name == SAFETENSORS else read_torch(path)
-    weights = _canonical(found, str(path))
+    path = folder / SAFETENSORS
+    if not path.exists():
+        raise ValueError(
+            f"{folder}: holds no {SAFETENSORS}; pytorch_model.bin, which could run code, and weights in several files "
+            "are not read: load the model with transformers, and save_pretrained writes one"
+        )
+    weights = _canonical(read_tensors(path), str(path))
     _check_encoder(weights, model, str(path))
     return weights
 

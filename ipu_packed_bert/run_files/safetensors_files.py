@@ -1,8 +1,7 @@
-"""Files of tensors: in the safetensors format, and those that `torch.save` wrote."""
+"""Files of tensors, in the safetensors format."""
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 from typing import Dict, Mapping, Set
 
@@ -11,10 +10,6 @@ import torch
 from pack_data.reading.fields import one_line
 from pack_data.reading.files import check_regular
 from pack_data.reading.packages import load_package
-
-# Below 2.6 torch.load runs what is in a TorchScript archive, also with `weights_only` (CVE-2025-32434).
-READS_TORCH_FILES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
-_SHARING = 4  # bytes of all tensors over those of the file: some share memory, but not without end
 
 
 def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
@@ -56,35 +51,3 @@ def read_tensors(path: Path) -> Dict[str, torch.Tensor]:
         raise
     except Exception as error:  # the package and torch raise many types for a damaged file
         raise ValueError(f"{path}: cannot be read ({one_line(error, 120)}); get the file again") from None
-
-
-def read_torch(path: Path) -> Dict[str, torch.Tensor]:
-    """The tensors by name that `torch.save` wrote, on the CPU; ValueError in one line for every other file."""
-    if not READS_TORCH_FILES:
-        raise ValueError(
-            f"{path}: torch {torch.__version__} does not read it safely, 2.6 or newer does; save it as safetensors on "
-            "another machine"
-        )
-    check_regular(path, way_out="get the file again")
-    try:
-        _check_records(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except MemoryError:  # not a damaged file: said as it is
-        raise
-    except Exception as error:  # zipfile, pickle and torch raise many types for a damaged file
-        raise ValueError(f"{path}: cannot be read ({one_line(error, 120)}); save the weights as safetensors") from None
-    if not isinstance(found, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
-        raise ValueError(f"{path}: holds something else than tensors by name; save the weights as safetensors")
-    if tensor_bytes(found) > _SHARING * path.stat().st_size:
-        raise ValueError(f"{path}: its tensors have more bytes than the file; save the weights as safetensors")
-    return found
-
-
-def _check_records(path: Path) -> None:
-    """ValueError where a record's checksum differs, which torch does not notice, or one is compressed without end."""
-    with zipfile.ZipFile(path) as archive:
-        if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
-            raise ValueError("its records are compressed")
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise ValueError(f"the checksum of {damaged} differs")

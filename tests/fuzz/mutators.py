@@ -10,13 +10,11 @@ from __future__ import annotations
 import ast
 import bz2
 import gzip
-import io
 import json
 import lzma
 import os
 import random
 import struct
-import zipfile
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
@@ -531,7 +529,7 @@ def _npy(rng: random.Random, data: bytes) -> bytes:
 NPY = (*[on_bytes("header", _npy)] * 3, *BYTES)
 
 
-# ---- safetensors and zip ---------------------------------------------------------------------------------------------
+# ---- safetensors -----------------------------------------------------------------------------------------------------
 
 
 def _safetensors(rng: random.Random, data: bytes) -> bytes:
@@ -577,77 +575,6 @@ def _safetensors(rng: random.Random, data: bytes) -> bytes:
 
 
 SAFETENSORS = (*[on_bytes("header", _safetensors, True)] * 2, *free(BYTES))
-
-_OPCODES = (b"cos\nsystem\n", b"\x8c\x02os\x8c\x06system\x93", b"\x80\x05", *(bytes([code]) for code in b"R.(tQN}ub0"))
-
-
-def zip_entries(data: bytes) -> Dict[str, bytes]:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return {item.filename: archive.read(item) for item in archive.infolist()}
-
-
-def _zip_content(rng: random.Random, data: bytes) -> bytes:
-    """Other contents or names of an archive that is whole: checksums and table are made again."""
-    try:
-        entries = zip_entries(data)
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError, RuntimeError):
-        return flip_bits(rng, data)
-    name = rng.choice(sorted(entries))
-    what = rng.randrange(6)
-    pickles = [each for each in entries if each.endswith(".pkl")]
-    if what < 2 and pickles:
-        name = rng.choice(pickles)
-        content = entries[name]
-        at = rng.randrange(len(content) + 1)
-        entries[name] = rng.choice(
-            (
-                flip_bits(rng, content),
-                content[:at] + rng.choice(_OPCODES) + content[at:],
-                splice(rng, content),
-                cut(rng, content),
-            )
-        )
-    elif what == 2:
-        entries[name] = rng.choice((flip_bits, cut, extend, nothing, noise))(rng, entries[name])
-    elif what == 3:
-        del entries[name]
-    elif what == 4:
-        entries[rng.choice((name + "x", "../" + name, "/abs", "archive/constants.pkl", "a", name.upper()))] = (
-            entries.pop(name)
-        )
-    else:
-        first, second = rng.choice(sorted(entries)), name
-        entries[first], entries[second] = entries[second], entries[first]
-    out = io.BytesIO()
-    with zipfile.ZipFile(
-        out, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
-    ) as archive:
-        for each, content in entries.items():
-            archive.writestr(each, content)
-    return out.getvalue()
-
-
-def _zip_table(rng: random.Random, data: bytes) -> bytes:
-    """Fields of the table of contents, of its end, or of an entry's own header."""
-    changed = bytearray(data)
-    marks = [at for mark in (b"PK\x01\x02", b"PK\x05\x06", b"PK\x03\x04", b"PK\x06\x06") for at in _all(data, mark)]
-    if not marks:
-        return flip_bits(rng, data)
-    at = rng.choice(marks) + rng.randrange(4, 46)
-    size = rng.choice((1, 2, 4, 8))
-    changed[at : at + size] = struct.pack("<Q", rng.choice((*BOUNDARIES, rng.randrange(len(data)))))[:size]
-    return bytes(changed[: len(data)])
-
-
-def _all(data: bytes, mark: bytes) -> List[int]:
-    found, at = [], data.find(mark)
-    while at >= 0:
-        found.append(at)
-        at = data.find(mark, at + 1)
-    return found
-
-
-ZIP = (*[on_bytes("entries", _zip_content, True)] * 2, on_bytes("table", _zip_table, True), *BYTES)
 
 
 # ---- TFRecord --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import json
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import Callable, Tuple
+from typing import Tuple
 
 import torch
 import yaml
@@ -18,7 +18,6 @@ from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.report import command as report_command
 from ipu_packed_bert.report.sources import LoggedRun
 from ipu_packed_bert.run_files.folder import EVALUATIONS, EXPORT, LOG, read_log
-from ipu_packed_bert.run_files.safetensors_files import READS_TORCH_FILES
 from ipu_packed_bert.settings.allowed_changes import SIZES
 from ipu_packed_bert.settings.finetuning import FinetuneConfig
 from ipu_packed_bert.settings.finetuning import load_config as load_finetune_config
@@ -40,7 +39,6 @@ from tests.fuzz.mutators import (
     SAFETENSORS,
     TEXT,
     YAML,
-    ZIP,
     Mutator,
     bound,
     compressed,
@@ -257,36 +255,29 @@ RUNS = (
 # ---- Hugging Face folders ------------------------------------------------------------------------------------------
 
 
-def _make_hugging_face(pickled: bool) -> Callable[[Path], None]:
-    def make(folder: Path) -> None:
-        from dataclasses import replace
+def _make_hugging_face(folder: Path) -> None:
+    from dataclasses import replace
 
-        from ipu_packed_bert.model.bert import BertModel
-        from ipu_packed_bert.model.hugging_face import write_folder
+    from ipu_packed_bert.model.bert import BertModel
+    from ipu_packed_bert.model.hugging_face import write_folder
 
-        torch.manual_seed(11)
-        model = replace(fine_tuning_files.MODEL, hidden_size=8, num_layers=1, intermediate_size=8)
-        weights = {
-            f"bert.{name}": value
-            for name, value in BertModel(model, attention="eager", pooler=True).state_dict().items()
-        }
-        weights["classifier.weight"], weights["classifier.bias"] = torch.zeros(3, 8), torch.zeros(3)
-        labels = {"0": "a", "1": "b", "2": "c"}
-        bert = folder / "bert"
-        write_folder(
-            bert,
-            model,
-            weights,
-            fine_tuning_files.VOCABULARY,
-            architecture="BertForSequenceClassification",
-            id2label=labels,
-            label2id={label: int(number) for number, label in labels.items()},
-        )
-        if pickled:
-            (bert / "model.safetensors").unlink()
-            torch.save(weights, bert / "pytorch_model.bin")
-
-    return make
+    torch.manual_seed(11)
+    model = replace(fine_tuning_files.MODEL, hidden_size=8, num_layers=1, intermediate_size=8)
+    weights = {
+        f"bert.{name}": value for name, value in BertModel(model, attention="eager", pooler=True).state_dict().items()
+    }
+    weights["classifier.weight"], weights["classifier.bias"] = torch.zeros(3, 8), torch.zeros(3)
+    labels = {"0": "a", "1": "b", "2": "c"}
+    bert = folder / "bert"
+    write_folder(
+        bert,
+        model,
+        weights,
+        fine_tuning_files.VOCABULARY,
+        architecture="BertForSequenceClassification",
+        id2label=labels,
+        label2id={label: int(number) for number, label in labels.items()},
+    )
 
 
 def _started(folder: Path) -> Found:
@@ -295,19 +286,14 @@ def _started(folder: Path) -> Found:
     return Found([], (start.model, start.weights, start.vocabulary.text, start.vocabulary.lower_case, start.labels))
 
 
-def _hugging_face(pickled: bool) -> Reader:
-    weights = (
-        Target("bert/pytorch_model.bin", (*free(ZIP), *FOREIGN_PLACES), 3.0)
-        if pickled
-        # Neither the file nor the folder has a checksum of the weights.
-        else Target("bert/model.safetensors", (*SAFETENSORS, *FOREIGN_PLACES), 2.0)
-    )
+def _hugging_face() -> Reader:
     return Reader(
-        "hugging-face-bin" if pickled else "hugging-face",
-        _make_hugging_face(pickled),
+        "hugging-face",
+        _make_hugging_face,
         _started,
         (
-            weights,
+            # Neither the file nor the folder has a checksum of the weights.
+            Target("bert/model.safetensors", (*SAFETENSORS, *FOREIGN_PLACES), 2.0),
             Target("bert/config.json", free((*JSON, *FOREIGN_PLACES)), 2.0),
             Target("bert/tokenizer_config.json", free((*JSON, *FOREIGN_PLACES)), 0.5),
             Target("bert/vocab.txt", free((*TEXT, *FOREIGN_PLACES)), 0.5),
@@ -426,5 +412,4 @@ OTHERS = (
     ),
 )
 
-HUGGING_FACE = tuple(_hugging_face(pickled) for pickled in (False, True) if READS_TORCH_FILES or not pickled)
-READERS: Tuple[Reader, ...] = (*SETTINGS, *RUNS, *HUGGING_FACE, *TASKS, *OTHERS)
+READERS: Tuple[Reader, ...] = (*SETTINGS, *RUNS, _hugging_face(), *TASKS, *OTHERS)

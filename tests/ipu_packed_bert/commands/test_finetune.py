@@ -17,7 +17,6 @@ from ipu_packed_bert.commands import export, finetune
 from ipu_packed_bert.data.global_batches import GlobalBatches, in_order
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files.checkpoints import load_checkpoint, newest_checkpoint
-from ipu_packed_bert.run_files.safetensors_files import READS_TORCH_FILES
 from ipu_packed_bert.settings.finetuning import load_config
 from ipu_packed_bert.tasks.examples import ExamplePacks, pack_inputs
 from ipu_packed_bert.tasks.scores import score_answers
@@ -251,7 +250,6 @@ def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, cap
     "form",
     [
         "headless safetensors",
-        pytest.param("headless torch file", marks=pytest.mark.skipif(not READS_TORCH_FILES, reason="torch below 2.6")),
         "our run",
         "from scratch",
         "no pooler",
@@ -259,13 +257,12 @@ def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, cap
 )
 def test_every_start(tmp_path, checkpoint, form):
     start = checkpoint
-    if form == "headless torch file":
-        from ipu_packed_bert.model.hugging_face import read_folder
+    if form == "headless safetensors":
+        from safetensors.torch import load_file, save_file
 
-        start = tiny_checkpoint(tmp_path / "torch")
-        weights = {name[len("bert.") :]: tensor for name, tensor in read_folder(start).weights.items()}
-        (start / "model.safetensors").unlink()
-        torch.save(weights, start / "pytorch_model.bin")
+        start = tiny_checkpoint(tmp_path / "headless")
+        weights = {name[len("bert.") :]: tensor for name, tensor in load_file(start / "model.safetensors").items()}
+        save_file(weights, start / "model.safetensors")
     elif form == "our run":
         start = tmp_path / "run"
         import_folder(checkpoint, start)
