@@ -1,5 +1,5 @@
-"""Folders of Hugging Face's BERT: config.json, model.safetensors, vocab.txt or tokenizer.json, and the tokenizer's other
-files.
+"""Folders of Hugging Face's BERT: config.json, model.safetensors, vocab.txt or tokenizer.json, and the other files of a
+tokenizer.
 
 Inside, a model has one form: names that begin with ``bert.`` or name a head, float32, and no tensor twice.  Reading
 accepts the forms in circulation: files of the encoder alone, without that prefix; the tied decoder written out, or not;

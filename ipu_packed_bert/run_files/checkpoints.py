@@ -16,19 +16,18 @@ import contextlib
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
 import stat
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 
 from ipu_packed_bert.run_files.safetensors_files import file_bytes, read_tensors, tensor_bytes
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
-from pack_data.reading.fields import Fields, parse_json, shown
+from pack_data.reading.fields import Fields, parse_json
 from pack_data.reading.files import sync_folder
 
 _FORMAT = "ipu_packed_bert checkpoint 2"
@@ -351,77 +350,35 @@ def _check_tensors(state: Fields, name: str) -> None:
 
 
 def split(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Dict[str, torch.Tensor]]]:
-    """Nested dictionaries and lists -> what JSON can hold, and the tensors by file and name; `join` is the inverse.
+    """Nested dictionaries -> what JSON can hold, and the tensors by file and name; `join` is the inverse.
 
-    A tensor's file is that of the first key, its name the keys that follow, with / between them; in JSON a dictionary
-    does not have its key, and a list has null.  Raises ValueError for what is neither tensor nor plain value.
+    A tensor's file is that of the first key, its name the keys that follow, with / between them; those that lie
+    directly in the state share one.
     """
     tensors: Dict[str, Dict[str, torch.Tensor]] = {}
 
-    def plain(value: Any, path: Tuple[str, ...]) -> Any:
-        if isinstance(value, torch.Tensor):
-            own = len(path) < 2 or path[0] == _OWN or not _FILE.fullmatch(path[0] + ".safetensors")
-            stem, keys = (_OWN, path) if own else (path[0], path[1:])
-            tensors.setdefault(stem, {})[_joined(keys)] = value
-            return None
-        if isinstance(value, dict):
-            return {
-                _text(key, path): found
-                for key, each in value.items()
-                for found in [plain(each, (*path, key))]
-                if not isinstance(each, torch.Tensor)
-            }
-        if isinstance(value, (list, tuple)):
-            return [plain(each, (*path, str(number))) for number, each in enumerate(value)]
-        if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
-            return value
-        raise ValueError(f"{'.'.join(path)} is {shown(value)}; a checkpoint holds tensors and plain values")
+    def plain(values: Mapping[str, Any], path: Tuple[str, ...]) -> Dict[str, Any]:
+        found: Dict[str, Any] = {}
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor):
+                stem, *names = (*path, key) if path else (_OWN, key)
+                tensors.setdefault(stem, {})["/".join(names)] = value
+            else:
+                found[key] = plain(value, (*path, key)) if isinstance(value, dict) else value
+        return found
 
-    return plain(dict(state), ()), tensors
+    return plain(state, ()), tensors
 
 
 def join(plain: Dict[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Dict[str, Any]:
     """What `split` took apart, in place; ValueError where a tensor's place is not there, or taken."""
     for stem, named in tensors.items():
         for name, tensor in named.items():
-            keys = _parts(name)
-            if stem != _OWN:
-                keys.insert(0, stem)
+            *keys, last = ([] if stem == _OWN else [stem]) + name.split("/")
             place: Any = plain
-            for key in keys[:-1]:
-                place = _at(place, key, stem, name)
-            last: Any = keys[-1]
-            if isinstance(place, list) and _at(place, last, stem, name) is None:
-                place[int(last)] = tensor
-            elif isinstance(place, dict) and last not in place:
-                place[last] = tensor
-            else:
+            for key in keys:
+                place = place.get(key) if isinstance(place, dict) else None
+            if not isinstance(place, dict) or last in place:
                 raise ValueError(f"{stem}.safetensors: {name[:60]!r} has no place in {STATE}")
+            place[last] = tensor
     return plain
-
-
-def _at(place: Any, key: str, stem: str, name: str) -> Any:
-    if isinstance(place, dict) and key in place:
-        return place[key]
-    if isinstance(place, list) and key.isdigit() and key.isascii() and int(key) < len(place):
-        return place[int(key)]
-    raise ValueError(f"{stem}.safetensors: {name[:60]!r} has no place in {STATE}")
-
-
-def _text(key: Any, path: Tuple[str, ...]) -> str:
-    if not isinstance(key, str):
-        raise ValueError(f"{'.'.join(path)} has the key {key!r}; a checkpoint's keys are texts")
-    return key
-
-
-_RESERVED = "__metadata__"  # not a tensor's name in the format
-
-
-def _joined(keys: Iterable[str]) -> str:
-    name = "/".join(key.replace("~", "~0").replace("/", "~1") for key in keys)
-    return "~2" if name == _RESERVED else name
-
-
-def _parts(name: str) -> List[str]:
-    name = _RESERVED if name == "~2" else name
-    return [part.replace("~1", "/").replace("~0", "~") for part in name.split("/")]
