@@ -1,4 +1,4 @@
-"""Training in 1 to 4 instances, as poprun starts them, on the stand-ins for PopTorch, popdist and Horovod.
+"""Training in 1 to 4 instances, as poprun starts them, on the stand-ins for PopTorch and popdist.
 
 found = at_work(folder, [Job("two", 2, trained, dict(data=..., steps=5))])["two"]      # what each instance says
 
@@ -56,7 +56,6 @@ class Job(NamedTuple):
     size: int  # instances
     make: Callable[..., Any]  # (work, **options) -> what is said of this instance
     options: Dict[str, Any]
-    horovod: bool = False  # is installed
 
 
 class Work(NamedTuple):
@@ -86,7 +85,7 @@ def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
             replicas=REPLICAS,
             store=dist.FileStore(str(folder / f"device-{number}"), job.size),
         )
-        with installed(ipus=REPLICAS // job.size, poprun=run, horovod=job.horovod) as (sdk, _):
+        with installed(ipus=REPLICAS // job.size, poprun=run) as (sdk, _):
             from ipu_packed_bert.engine.ipu import poprun
 
             poprun.meeting_point = lambda *_: dist.FileStore(str(folder / f"host-{number}"), job.size)  # noqa: B023
@@ -246,5 +245,4 @@ def exchanged(work: Work) -> Dict[str, Any]:
             "all": processes.gathered("x" * work.rank),
             "first": processes.of_first(made.copy),
             "share": (processes.rank, processes.size),
-            "means": processes.means,
         }

@@ -86,7 +86,7 @@ def test_who_may_import_what(path):
             assert root not in ("evidence", "examples", "tests"), f"{name} imports {imported}"
         if root == "poptorch":
             assert name == "ipu_packed_bert.engine.ipu.sdk", f"only engine/ipu/sdk.py may import the SDK, {name} does"
-        if root in ("popdist", "horovod"):
+        if root == "popdist":
             assert name == "ipu_packed_bert.engine.ipu.poprun", f"only engine/ipu/poprun.py knows poprun, {name} does"
         if name in (
             "ipu_packed_bert.settings.reader",

@@ -52,7 +52,6 @@ class Processes:
     size = 1
     local_rank = 0  # on its machine
     launcher = ""  # "torchrun" or "poprun"; empty: none, or none that counts
-    means = ""  # by which numbers travel between the processes, in words
 
     def __init__(self) -> None:
         self.received: Optional[int] = None  # signal that this process got
@@ -89,14 +88,12 @@ ONE = Processes()
 class Ranks(Processes):
     """Processes of torch.distributed.
 
-    Numbers and plain objects travel by gloo, on CPUs.  What fails on one rank ends all: its error is left in the store
+    Numbers and objects travel by gloo, on CPUs.  What fails on one rank ends all: its error is left in the store
     that torchrun keeps, its connections close, the exchange that the others are in fails at once, and they end with
     its exit status without a word.
-
-    Whatever travels, goes through `_sum`, `_all` and `_from_first`: other means of exchange replace these.
     """
 
-    launcher, means = "torchrun", "gloo"
+    launcher = "torchrun"
     restart = "torchrun --max-restarts with --resume-if-there does"  # how a run goes on from its newest checkpoint
 
     def __init__(
@@ -118,80 +115,47 @@ class Ranks(Processes):
         group = dist.PrefixStore("group", self._store)
         dist.init_process_group("gloo", store=group, rank=self.rank, world_size=self.size, timeout=_PATIENCE)
 
-    def _sum(self, values: Any) -> Any:
-        """A float64 tensor, summed over all; may change the one that is given."""
-        import torch.distributed as dist
-
-        dist.all_reduce(values)
-        return values
-
-    def _all(self, values: Any) -> List[Any]:
-        """The uint8 tensors of all, of one shape, by rank."""
-        import torch
-        import torch.distributed as dist
-
-        found = [torch.empty_like(values) for _ in range(self.size)]
-        dist.all_gather(found, values)
-        return found
-
-    def _from_first(self, values: Any) -> Any:
-        """The uint8 tensor of rank 0; the others give one of the same shape, which may be filled."""
-        import torch.distributed as dist
-
-        dist.broadcast(values, 0)
-        return values
-
     @property
     def stop(self) -> Optional[int]:
         return self._agreed
 
     def summed(self, values: Sequence[float]) -> List[float]:
         import torch
+        import torch.distributed as dist
 
         received = [float(self.received == number) for number in _SIGNALS]
-        found = self._sum(torch.tensor([*values, *received], dtype=torch.float64)).tolist()
+        sums = torch.tensor([*values, *received], dtype=torch.float64)
+        dist.all_reduce(sums)
+        found = sums.tolist()
         for number, ranks in zip(_SIGNALS, found[len(values) :]):
             if ranks and self._agreed is None:
                 self._agreed = int(number)
         return found[: len(values)]
 
     def gathered(self, value: _T) -> List[_T]:
-        import torch
+        import torch.distributed as dist
 
-        data = _tensor_of(pickle.dumps(value))
-        # As long as the longest: the shapes of what is exchanged must be the same on all.
-        lengths = torch.zeros(self.size, dtype=torch.float64)
-        lengths[self.rank] = len(data)
-        lengths = self._sum(lengths)
-        own = torch.zeros(int(lengths.max()), dtype=torch.uint8)
-        own[: len(data)] = data
-        parts = zip(self._all(own), lengths.tolist())
-        return [pickle.loads(part[: int(length)].numpy().tobytes()) for part, length in parts]
+        found: List[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
 
     def of_first(self, make: Callable[..., _T], *arguments: Any) -> _T:
         import torch
+        import torch.distributed as dist
 
+        message: List[Any] = [None]
+        if not self.rank:
+            value = make(*arguments)
+            data, tensors = _TensorsApart.split(value)
+            message = [(data, [(tensor.shape, tensor.dtype) for tensor in tensors])]
+        dist.broadcast_object_list(message)
         if self.rank:
-            data, shapes = pickle.loads(self._bytes_of_first(b""))
+            data, shapes = message[0]
             tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
-            for place in _places(tensors):
-                received = self._from_first(place)
-                if received is not place:
-                    place.copy_(received)
-            return _TensorsApart.joined(data, tensors)
-        value = make(*arguments)
-        data, tensors = _TensorsApart.split(value)
-        self._bytes_of_first(pickle.dumps((data, [(tensor.shape, tensor.dtype) for tensor in tensors])))
-        for place in _places(tensors):
-            self._from_first(place)
-        return value
-
-    def _bytes_of_first(self, data: bytes) -> bytes:
-        import torch
-
-        length = int(self._sum(torch.tensor([float(0 if self.rank else len(data))], dtype=torch.float64)))
-        own = torch.zeros(length, dtype=torch.uint8) if self.rank else _tensor_of(data)
-        return self._from_first(own).numpy().tobytes()
+        for tensor in tensors:
+            if tensor.numel():  # torch 2.0's gloo divides by it
+                dist.broadcast(tensor.reshape(-1).view(torch.uint8), 0)  # gloo knows not every type
+        return _TensorsApart.joined(data, tensors) if self.rank else value
 
     @contextlib.contextmanager
     def first_alone(self) -> Iterator[None]:
@@ -269,8 +233,7 @@ def is_lost_connection(error: BaseException) -> bool:
     """Whether an exchange failed, and not this process.  torch has no type of its own for it before 2.1."""
     words = str(error).lower()
     return isinstance(error, _ConnectionLost) or (
-        isinstance(error, RuntimeError)
-        and any(word in words for word in ("gloo", "nccl", "horovod", "connection", "socket"))
+        isinstance(error, RuntimeError) and any(word in words for word in ("gloo", "nccl", "connection", "socket"))
     )
 
 
@@ -301,20 +264,6 @@ class _TensorsApart:
                 return tensors[number]
 
         return Unpickler(io.BytesIO(data)).load()
-
-
-def _places(tensors: Sequence[Any]) -> List[Any]:
-    """Views of them, uint8, as gloo knows not every type; of those that hold anything, as torch 2.0's gloo divides by
-    their size."""
-    import torch
-
-    return [tensor.reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
-
-
-def _tensor_of(data: bytes) -> Any:
-    import torch
-
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def of_poprun(environment: Mapping[str, str] = os.environ) -> bool:

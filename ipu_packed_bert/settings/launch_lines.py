@@ -16,6 +16,7 @@ from pack_data.cli.command import typed
 IPUS_OF_A_PROGRAM = 64  # and a process has one program
 # IPUs of one host at least: a POD16 has one host, a POD64 one, two or four.
 _IPUS_OF_A_HOST = 16
+_MEETING_POINT = "--mpi-local-args=-x MASTER_ADDR=HOST0"
 
 
 def start_lines(
@@ -40,7 +41,7 @@ def start_lines(
     hosts = _divisor(placement.replicas, _ipus(config) // _IPUS_OF_A_HOST)
     for label, where, least in (
         ("poprun", [], 2),
-        (f"{hosts} hosts", ["--host", ",".join(f"HOST{host}" for host in range(hosts))], hosts),
+        (f"{hosts} hosts", ["--host", ",".join(f"HOST{host}" for host in range(hosts)), _MEETING_POINT], hosts),
     ):
         if placement.replicas > 1 and least > 1:
             instances = ["--num-instances", str(instances_for(config, least))]

@@ -1,7 +1,7 @@
-"""Stand-ins for popdist and Horovod in one of several real processes, which exchange numbers by torch's gloo.
+"""A stand-in for popdist in one of several real processes, which exchange numbers by torch's gloo.
 
-Their surface is what published applications call, and no more. Strict: `popdist.init` comes before anything of PopTorch
-and before Horovod, and once; an instance has the IPUs of its own replicas alone; what all devices wait for and not all
+Its surface is what published applications call, and no more. Strict: `popdist.init` comes before anything of PopTorch,
+and once; an instance has the IPUs of its own replicas alone; what all devices wait for and not all
 instances do, or not in the same order, is an error, after `seconds` where somebody does not come.
 """
 
@@ -94,34 +94,4 @@ class PopRun:
         found.getNumLocalReplicas = lambda: after_init(self.local_replicas)
         found.poptorch = types.ModuleType("popdist.poptorch")
         found.poptorch.Options = options
-        return found
-
-    def horovod(self):
-        """The module `horovod`, with `horovod.torch`."""
-        held = []
-
-        def init():
-            if not self.ready:
-                raise stand_in.Error("hvd.init() before popdist.init()")
-            held.append(self.exchange("horovod"))
-
-        def group():
-            if not held:
-                raise ValueError("Horovod has not been initialized; use hvd.init().")
-            return held[0]
-
-        def allreduce(tensor, average=True):
-            total = group().gathered(tensor).sum(0)
-            return total / self.instances if average else total
-
-        def broadcast(tensor, root_rank):
-            return group().gathered(tensor)[root_rank]
-
-        def allgather(tensor):
-            return group().gathered(tensor).flatten(0, 1)
-
-        found = types.ModuleType("horovod")
-        found.torch = types.ModuleType("horovod.torch")
-        for function in (init, allreduce, broadcast, allgather):
-            setattr(found.torch, function.__name__, function)
         return found

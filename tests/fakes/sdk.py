@@ -12,7 +12,7 @@ _ENGINE = "ipu_packed_bert.engine.ipu"
 
 
 @contextlib.contextmanager
-def installed(*, ipus: int = 16, poprun=None, horovod: bool = False):
+def installed(*, ipus: int = 16, poprun=None):
     """Yields (the package engine.ipu with its modules, stand-in) on a machine with `ipus` IPUs; everything is as before
     afterwards.
 
@@ -22,13 +22,10 @@ def installed(*, ipus: int = 16, poprun=None, horovod: bool = False):
 
     found = {"poptorch": stand_in, "poptorch.optim": stand_in.optim}
     # None: that it is not installed, whatever this machine has.
-    found.update(dict.fromkeys(("popdist", "popdist.poptorch", "horovod", "horovod.torch")))
+    found.update(dict.fromkeys(("popdist", "popdist.poptorch")))
     if poprun is not None:
         popdist = poprun.popdist()
         found.update({"popdist": popdist, "popdist.poptorch": popdist.poptorch})
-        if horovod:
-            module = poprun.horovod()
-            found.update({"horovod": module, "horovod.torch": module.torch})
     loaded = [name for name in sys.modules if name == _ENGINE or name.startswith(_ENGINE + ".")]
     before = {name: sys.modules.pop(name, None) for name in [*found, *loaded]}
     variables = {name: os.environ.pop(name, None) for name in ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")}

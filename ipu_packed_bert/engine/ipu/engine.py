@@ -113,8 +113,7 @@ class IpuEngine(Engine):
         engine = self.config.engine
         weights = "half" if engine.half_weights else "float32"
         stages = len(self.placement.stages)
-        exchange = f"; the host's numbers travel by {self.processes.means}" if self.processes.size > 1 else ""
-        return f"{self.device.reason}; {weights} weights, {stages} forward stage{'' if stages == 1 else 's'}{exchange}"
+        return f"{self.device.reason}; {weights} weights, {stages} forward stage{'' if stages == 1 else 's'}"
 
     @property
     def compilations(self) -> Dict[str, int]:

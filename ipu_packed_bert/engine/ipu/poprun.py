@@ -1,20 +1,16 @@
-"""The instances that poprun starts: which part of the run each one has, and by what they exchange numbers on the host.
+"""The instances that poprun starts: which part of the run each one has, and where they meet on the host.
 
-The only module that knows popdist and Horovod, and no more of them than published applications call.  Loads without
-the SDK.
+The only module that knows popdist, and no more of it than published applications call.  Loads without the SDK.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
 from datetime import timedelta
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, List, Mapping, NamedTuple, Optional
 
-from ipu_packed_bert.processes.ranks import Ranks, is_lost_connection, of_poprun
+from ipu_packed_bert.processes.ranks import Ranks, of_poprun
 from ipu_packed_bert.settings.schema import Configuration
-from pack_data.cli.command import NotFinite
 
 _begun: List[Any] = []  # popdist, once it is ready
 
@@ -85,81 +81,17 @@ def find_instance(config: Configuration) -> Instance:
 # ---- what instances exchange on the host ----------------------------------------------------------------------------
 
 
+class Instances(Ranks):
+    launcher, restart = "poprun", "the same line with --resume-if-there does"
+
+
 def instances() -> Optional[Ranks]:
     """The processes of the run, yet to meet; None where poprun started one."""
     popdist = begun()
     if popdist is None or popdist.getNumInstances() == 1:
         return None
     rank, size = popdist.getInstanceIndex(), popdist.getNumInstances()
-    try:
-        import horovod.torch as horovod
-    except ImportError:
-        return GlooInstances(meeting_point(rank, size), rank, size, rank)
-    horovod.init()
-    return _HorovodInstances(horovod, rank, size)
-
-
-_AGAIN = "the same line with --resume-if-there does"
-
-
-class GlooInstances(Ranks):
-    """By torch.distributed: where Horovod, which the SDK brings as a wheel of its own, is not installed."""
-
-    launcher, means, restart = "poprun", "gloo, as Horovod is not installed", _AGAIN
-
-
-class _HorovodInstances(Ranks):
-    """By Horovod.
-
-    It has no store in which an error could be left for the others: an instance that fails says so and ends, and its
-    launcher, which is MPI's, ends the others.
-    """
-
-    launcher, means, restart = "poprun", "Horovod", _AGAIN
-
-    def __init__(self, horovod: Any, rank: int, size: int):
-        super().__init__(None, rank, size, rank)
-        self._horovod = horovod
-
-    def meet(self) -> None:
-        import torch
-
-        order = self._horovod.allgather(torch.tensor([self.rank])).tolist()
-        if order != list(range(self.size)):
-            raise ValueError(
-                f"Horovod's processes are poprun's instances {order}, in this order; they must be the same ones in "
-                "order: start the run with poprun alone"
-            )
-
-    def _sum(self, values: Any) -> Any:
-        return self._horovod.allreduce(values, average=False)
-
-    def _all(self, values: Any) -> List[Any]:
-        return list(self._horovod.allgather(values).reshape(self.size, -1))
-
-    def _from_first(self, values: Any) -> Any:
-        return self._horovod.broadcast(values, root_rank=0)
-
-    @contextlib.contextmanager
-    def first_alone(self) -> Iterator[None]:
-        if self.rank:
-            self.summed(())
-        yield
-        if not self.rank:
-            self.summed(())
-
-    def leave(self) -> None:
-        self.summed(())
-
-    def ended(self, error: BaseException) -> Optional[int]:
-        if not self.rank:
-            return None
-        if isinstance(error, NotFinite):
-            return 3  # all found it in the same sum; only rank 0 knows what was saved
-        if is_lost_connection(error):
-            return 1
-        time.sleep(1.0)  # the same mistake is found by all: rank 0 says it, and the launcher ends this process
-        return None
+    return Instances(meeting_point(rank, size), rank, size, rank)
 
 
 _PORT = 29500
@@ -174,8 +106,7 @@ def meeting_point(rank: int, size: int, environment: Mapping[str, str] = os.envi
     address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT", str(_PORT))
     if address is None and everywhere != here:
         raise ValueError(
-            f"{size} instances on several hosts, and Horovod is not installed: install the SDK's wheel of it, or name "
-            'the first host: poprun --mpi-local-args="-x MASTER_ADDR=HOST" ...'
+            f'{size} instances on several hosts; name the first host: poprun --mpi-local-args="-x MASTER_ADDR=HOST" ...'
         )
     address = address or "127.0.0.1"
     try:

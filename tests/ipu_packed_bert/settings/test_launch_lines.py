@@ -46,6 +46,7 @@ def test_lines_of_ipus(name):
             assert (replicas, int(value(words, "--ipus-per-replica"))) == (config.placement.replicas, 4)
             assert replicas % instances == 0
             assert ("--host" in words) == label.endswith("hosts")
+            assert ("--mpi-local-args=-x MASTER_ADDR=HOST0" in words) == ("--host" in words)
             if "--host" in words:
                 assert len(value(words, "--host").split(",")) == int(label.split()[0]) == instances
 
