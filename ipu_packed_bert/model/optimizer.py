@@ -235,25 +235,3 @@ def scheduled_rate(step: int, optimizer: Any, *, steps: int) -> float:
 def learning_rate(step: int, config: Configuration) -> float:
     """Learning rate of update `step` of the run."""
     return scheduled_rate(step, config.optimizer, steps=config.schedule_steps)
-
-
-def schedule_change(step: int, before: Any, after: Any, *, steps_before: int, steps_after: int) -> str:
-    """What another schedule changes for a run that has made `step` updates, in one line; empty for nothing.
-
-    `before` and `after` are the optimizer sections, the others their schedules' lengths.
-    """
-    rates = scheduled_rate(step, before, steps=steps_before), scheduled_rate(step, after, steps=steps_after)
-    kinds = _schedule_in_words(before), _schedule_in_words(after)
-    if steps_before == steps_after and kinds[0] == kinds[1] and rates[0] == rates[1]:
-        return ""
-    kind = f"{kinds[1]}, it was {kinds[0]}; " if kinds[0] != kinds[1] else ""
-    return (
-        f"{kind}{steps_after:,} updates long, it was {steps_before:,}: update {step + 1:,} has a learning rate of"
-        f" {rates[1]:.3g}, it would have been {rates[0]:.3g}"
-    )
-
-
-def _schedule_in_words(optimizer: Any) -> str:
-    """`linear`, or `polynomial of power 2`."""
-    power = f" of power {optimizer.schedule_power:g}" if optimizer.schedule == "polynomial" else ""
-    return f"{optimizer.schedule}{power}"

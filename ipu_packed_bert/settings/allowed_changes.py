@@ -24,11 +24,11 @@ from ipu_packed_bert.settings.reader import (
 )
 from ipu_packed_bert.settings.schema import Change, Configuration
 
-# Change no update, or only what rounding does to it: noted.
+# Change no update, or only what rounding does to it, or when a run ends: noted.
 HARMLESS = frozenset(
     """
-    run.log_every run.evaluate_every run.checkpoint_every run.keep_checkpoints run.on_nonfinite run.nonfinite_patience
-    run.export run.compare_unpacked
+    run.evaluate_every run.checkpoint_every run.keep_checkpoints run.on_nonfinite run.export run.compare_unpacked
+    run.steps run.epochs optimizer.schedule_steps
     data.directory data.corpus data.json_field data.vocabulary data.held_out data.evaluation_directory
     data.training data.evaluation data.evaluation_examples
     model.initializer_range model.vocabulary
@@ -41,9 +41,6 @@ HARMLESS = frozenset(
     task.max_answer_length task.null_score_threshold task.drop_seen_paragraphs
     """.split()
 )
-
-# Have rules and a line of their own: a run may end later, on a longer schedule.
-LENGTH = frozenset(("run.steps", "run.epochs", "optimizer.schedule_steps"))
 
 # What decides the shapes of the weights, and how they are read.
 SIZES = frozenset(
@@ -137,7 +134,7 @@ def compare(
             noted.append(change)
         elif key in allowed or (key in before and before[key] == change.after):
             wanted.append(change)
-        elif key not in LENGTH:
+        else:
             refused.append(f"{_stated(change, config)}; take it back, or allow it: --allow-change {key}")
     if refused:
         raise ConfigError(problems_message(run, refused))

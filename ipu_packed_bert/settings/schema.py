@@ -175,7 +175,6 @@ class RunSettings:
     """How often a run is written down, and from which seed."""
 
     seed: int = setting(5, "weights, dropout, order of the packs", minimum=0, maximum=2**31 - 1)
-    log_every: int = setting(1, "updates between points in TensorBoard; log.jsonl has every update", minimum=1)
     evaluate_every: int = setting(0, "updates; 0: never, or where a task has scores only at the end", minimum=0)
     checkpoint_every: int = setting(0, "updates; 0: only at the end", minimum=0)
     keep_checkpoints: int = setting(2, "the newest ones, and one known to be good", minimum=1)
@@ -185,7 +184,6 @@ class RunSettings:
     on_nonfinite: str = setting(
         "stop", "an update whose loss or gradients are not finite; skip: leave it out, host", choices=("stop", "skip")
     )
-    nonfinite_patience: int = setting(10, "skipped updates in a row that end the run", minimum=1)
 
 
 def training_stages(layers_per_ipu: Sequence[int], *, heads_return: bool = True) -> int:

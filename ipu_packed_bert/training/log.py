@@ -15,7 +15,20 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Deque,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 import torch
@@ -94,26 +107,21 @@ class RunLog(Log):
         steps: int,
         first_step: int = 0,
         max_sequence_length: int,
-        log_every: int = 1,
         progress: Optional[bool] = None,
         stream: Any = None,
     ):
         self._folder = Path(folder)
         self._steps = steps
         self._max_sequence_length = max_sequence_length
-        self._log_every = log_every
         self._stream = sys.stdout if stream is None else stream
         self._recent: Deque[Tuple[Counts, float]] = deque(maxlen=_RECENT)
         self._lines_every = max(1, steps // 20)
         self._first: Optional[Tuple[Counts, float]] = None
         self._totals = Totals()
         self._bar: Any = None
-        made = _forget_after(self._folder / LOG, first_step, self.say)
+        _forget_after(self._folder / LOG, first_step, self.say)
         evaluations = _forget_after(self._folder / EVALUATIONS, first_step, self.say)
         self._evaluated_before = {record["step"] for record in evaluations}
-        lost = _missing_steps(made, first_step)
-        if lost:
-            self.say(f"note      {LOG} lacks {lost} of the {first_step:,} updates that the checkpoint has")
         self._log = JsonlWriter(self._folder / LOG, self.say)
         self._evaluations = JsonlWriter(self._folder / EVALUATIONS, self.say)
         self._events = Events(self._folder, first_step, self.say)
@@ -152,19 +160,18 @@ class RunLog(Log):
         for each in self._recent:
             recent = recent._plus(*each)
         avoided = padding_avoided(recent.packs, recent.sequences, recent.tokens, self._max_sequence_length)
-        if step % self._log_every == 0:
-            self._events.add(
-                step,
-                {
-                    **{_tag(name): value for name, value in result.metrics.items()},
-                    "learning_rate": learning_rate,
-                    "gradient_norm": result.gradient_norm,
-                    "rate/sequences_per_second": recent.sequences_per_second,
-                    "rate/tokens_per_second": recent.tokens_per_second,
-                    "packing/sequences_per_pack": recent.packing_factor,
-                    "packing/padding_avoided": avoided,
-                },
-            )
+        self._events.add(
+            step,
+            {
+                **{_tag(name): value for name, value in result.metrics.items()},
+                "learning_rate": learning_rate,
+                "gradient_norm": result.gradient_norm,
+                "rate/sequences_per_second": recent.sequences_per_second,
+                "rate/tokens_per_second": recent.tokens_per_second,
+                "packing/sequences_per_pack": recent.packing_factor,
+                "packing/padding_avoided": avoided,
+            },
+        )
         if not result.applied:
             self.say(f"left out  update {step:,}: {not_finite(result)}; weights and moments are as before")
         line = (
@@ -270,11 +277,9 @@ def _saved(folder: Union[str, Path]) -> bool:
     return bool(checkpoints(Path(folder, CHECKPOINTS)))
 
 
-def refuse_a_run_under_way(folder: Union[str, Path]) -> None:
-    """Raise ValueError if another process writes the run that is to be resumed; asked before anything costly."""
-    if Path(folder, LOCK).exists():
-        with locked(Path(folder, LOCK), _written_elsewhere(folder, resumed=True)):
-            pass
+def locked_run(folder: Union[str, Path], way_out: str = "") -> ContextManager[None]:
+    """While entered, no other process writes the run; ValueError where one does."""
+    return locked(Path(folder, LOCK), f"{folder}: another process writes this run; wait for it{way_out}")
 
 
 def resumes(folder: Union[str, Path]) -> bool:
@@ -283,17 +288,13 @@ def resumes(folder: Union[str, Path]) -> bool:
     Raises ValueError where another process writes it.
     """
     if not _saved(folder) and Path(folder, LOG).exists():
-        with locked(Path(folder, LOCK), _written_elsewhere(folder, resumed=True)):
+        with locked_run(folder):
             if _saved(folder):  # before the lock, by a process that has ended since
                 return True
             for name in (LOG, EVALUATIONS):
                 Path(folder, name).unlink(missing_ok=True)
         print(f"note      {folder} ended before its first checkpoint; it begins again")
     return _saved(folder)
-
-
-def _written_elsewhere(folder: Union[str, Path], *, resumed: bool) -> str:
-    return f"{folder}: another process writes this run; wait for it" + ("" if resumed else ", or give another --out")
 
 
 @contextlib.contextmanager
@@ -303,33 +304,23 @@ def open_run_folder(
     *,
     first_step: int,
     environment: Dict[str, Any],
-    saved: Tuple[Tuple[str, int], ...] = (),
 ) -> Iterator[Path]:
     """The folder of a run with its config.yml and environment.json, locked while entered.
 
     ``folder`` None makes a new one, ``runs/NAME-TIME``.
-    ``first_step`` above 0 means that the run is resumed: its environment goes beside the first one, and ``saved`` is
-    what :func:`saved_in` said before the checkpoint was read.
-    Raises ValueError, before anything is written, where another process writes the run, or wrote it in the meantime.
+    ``first_step`` above 0 means that the run is resumed: its environment goes beside the first one, and it is locked
+    already. Raises ValueError, before anything is written, where another process writes the run, or has written it.
     """
     path = _new_folder(config.name) if folder is None else Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    with locked(path / LOCK, _written_elsewhere(path, resumed=bool(first_step))):
-        # Between the first look at the folder and the lock, another process may have come and gone.
-        if not first_step:
+    with contextlib.nullcontext() if first_step else locked_run(path, ", or give another --out"):
+        if not first_step:  # since the first look at the folder, another process may have come and gone
             refuse_a_run_in(str(path))
-        elif saved_in(path) != saved:
-            raise ValueError(f"{path}: another process continued this run meanwhile; resume it again")
         # What the run came to before: it goes on now, and says so anew at its end.
         (path / SUMMARY).unlink(missing_ok=True)
         write_atomically(path / CONFIG, config.to_yaml().encode())
         write_atomically(path / environment_of(first_step), (json.dumps(environment, indent=1) + "\n").encode())
         yield path
-
-
-def saved_in(folder: Union[str, Path]) -> Tuple[Tuple[str, int], ...]:
-    """Names and times of a run's checkpoints: equal as long as nobody saved another one."""
-    return tuple((path.name, path.stat().st_mtime_ns) for path in checkpoints(Path(folder, CHECKPOINTS)))
 
 
 def _new_folder(name: str) -> Path:
@@ -351,21 +342,6 @@ def _forget_after(path: Path, step: int, note: Callable[[str], None]) -> List[Di
     if path.exists():
         write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept).encode())
     return kept
-
-
-def _missing_steps(records: Sequence[Mapping[str, Any]], last: int) -> str:
-    """Of the steps 1 to ``last`` those without a record: "3, 6 to 9", the first four spans; "" for none."""
-    there = {record["step"] for record in records}
-    spans: List[List[int]] = []
-    for step in range(1, last + 1):
-        if step in there:
-            continue
-        if spans and spans[-1][1] == step - 1:
-            spans[-1][1] = step
-        else:
-            spans.append([step, step])
-    words = [f"{first:,}" if first == end else f"{first:,} to {end:,}" for first, end in spans]
-    return ", ".join(words[:4] + ["and others"] * (len(words) > 4))
 
 
 def data_of(manifest: Manifest) -> Dict[str, Any]:

@@ -29,6 +29,8 @@ from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from pack_data.cli.command import NotFinite
 
+_PATIENCE = 10  # skipped updates in a row that end a run
+
 
 class Log:
     """What the training loop tells; this one writes nothing, for the processes of a run that another writes down."""
@@ -134,7 +136,7 @@ def train(
                 kept.shown_good()
             else:
                 skipped += 1
-                if run.on_nonfinite == "stop" or skipped >= run.nonfinite_patience:
+                if run.on_nonfinite == "stop" or skipped >= _PATIENCE:
                     row = f", and so it was {skipped} times in a row" if skipped > 1 else ""
                     raise NotFinite(f"update {step}: {not_finite(result)}{row}; {kept.way_out(step)}")
 

@@ -21,12 +21,11 @@ import torch
 from ipu_packed_bert.data.global_batches import GlobalBatches, Packs
 from ipu_packed_bert.engine import EngineChoice, build_engine, choose_engine
 from ipu_packed_bert.engine.base import Engine, saved_by
-from ipu_packed_bert.model.optimizer import schedule_change
 from ipu_packed_bert.processes.ranks import Processes, flat
 from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_newest
 from ipu_packed_bert.run_files.folder import ALLOWED, CHECKPOINTS, allowed_before, begun_with
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
-from ipu_packed_bert.settings.allowed_changes import Changes, check_allowed, compare, stored_config
+from ipu_packed_bert.settings.allowed_changes import Changes, check_allowed, compare
 from ipu_packed_bert.settings.launch_lines import compiled_words
 from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.settings.user_task import SHA256, recorded
@@ -34,10 +33,9 @@ from ipu_packed_bert.tasks.task import Task
 from ipu_packed_bert.training.log import (
     RunLog,
     environment,
+    locked_run,
     open_run_folder,
     refuse_a_run_in,
-    refuse_a_run_under_way,
-    saved_in,
 )
 from ipu_packed_bert.training.loop import Log, Outcome, train
 from ipu_packed_bert.training.summary import RunEnd
@@ -53,7 +51,6 @@ class Beginning(NamedTuple):
     folder: str = ""  # the run that checkpoint or weights are of
     checkpoint: Optional[Checkpoint] = None
     weights: Optional[Checkpoint] = None
-    saved: Tuple[Tuple[str, int], ...] = ()  # runlog.saved_in, before the checkpoint was read
     allowed: Mapping[str, Any] = {}  # run_folder.allowed_before of the checkpoint
     own_task: Optional[str] = None  # sha256 of the file of the task, where the run has one of its own
 
@@ -69,24 +66,25 @@ def beginning(resume: Optional[str], start_from: Optional[str] = None) -> Beginn
         return Beginning(start_from, weights=load_newest(Path(start_from, CHECKPOINTS)))
     if not resume:
         return Beginning()
-    saved = saved_in(resume)
     found = load_newest(Path(resume, CHECKPOINTS))
     if "optimizer" not in found.engine:
         raise ValueError(
             f"{resume}: weights that were imported, not a run to resume; --config FILE --start-from {resume} begins one"
             " from them"
         )
-    return Beginning(resume, found, None, saved, allowed_before(resume, found.step), begun_with(resume).get(SHA256))
+    return Beginning(resume, found, None, allowed_before(resume, found.step), begun_with(resume).get(SHA256))
 
 
-def _first_look(args: argparse.Namespace) -> Beginning:
-    """What the run begins with. Raises ValueError where its folder holds another run, or another process writes it."""
+def _first_look(args: argparse.Namespace, opened: contextlib.ExitStack) -> Beginning:
+    """What the run begins with; one that goes on is locked from here on.
+
+    Raises ValueError where its folder holds another run, or another process writes it.
+    """
     if args.resume:
-        refuse_a_run_under_way(args.resume)
-    found = beginning(args.resume, args.start_from)
-    if not args.resume:
+        opened.enter_context(locked_run(args.resume))
+    else:
         refuse_a_run_in(args.out)
-    return found
+    return beginning(args.resume, args.start_from)
 
 
 class Begun(NamedTuple):
@@ -171,8 +169,6 @@ class Prepared(abc.ABC, Generic[C]):
                 engine.load_state(begin.checkpoint.engine)
                 self.batches.load_state(begin.checkpoint.batches, same_batch=same_batch)
                 self._note_other_data(begin.checkpoint.batches)
-            if self.steps:
-                _print_schedule(begin, self.config)
             _print_other_ranks(begin.checkpoint, engine.processes)
         _refuse_other_weights(engine)
 
@@ -203,16 +199,13 @@ class Prepared(abc.ABC, Generic[C]):
         )
         if changes.allowed:
             written[ALLOWED] = changes.allowed_values
-        with open_run_folder(
-            args.resume or args.out, config, first_step=begin.step, saved=begin.saved, environment=written
-        ) as folder:
+        with open_run_folder(args.resume or args.out, config, first_step=begin.step, environment=written) as folder:
             print(f"run       {folder}{f', from {self.unit} {begin.step:,}' if begin.step else ''}", flush=True)
             self._write_files(folder)
             log = RunLog(
                 folder,
                 steps=self.steps,
                 first_step=begin.step,
-                log_every=config.run.log_every,
                 max_sequence_length=self.task.max_sequence_length,
                 progress=args.progress,
             )
@@ -256,9 +249,15 @@ def engine_and_batches(
 
 def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes: Processes) -> int:
     """Trains, and writes the run down; the exit status."""
-    begin = processes.of_first(_first_look, args)
+    with contextlib.ExitStack() as opened:
+        return _run(kind, config, args, processes, opened)
+
+
+def _run(
+    kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes: Processes, opened: contextlib.ExitStack
+) -> int:
+    begin = processes.of_first(_first_look, args, opened)
     choice = choose_engine(config, simulated=kind.simulated)
-    opened = contextlib.ExitStack()
     begun = Begun(args, processes, begin, choice, opened)
     config = kind._on_this_machine(config.on_engine(choice.kind), begun)
     changes, allowed = Changes(), check_allowed(args.allow_change, config.sections)
@@ -274,36 +273,20 @@ def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes:
         print(f"task      {config.task.name}: the file was changed after this run began; it goes on with the new one")
     if choice.kind == "host":
         keep_buffers()
-    with opened:
-        made = kind.make(config, begun)
-        opened.enter_context(contextlib.closing(made.engine))
-        opened.enter_context(contextlib.closing(made.batches))
-        made._describe(resumed=begin.checkpoint is not None)
-        print(f"engine    {made.engine.description}", flush=True)
-        if made.steps:
-            made.engine.compile(made.batches.first())
-        if config.engine.offline_export:
-            print(f"compiled  {compiled_words(config.engine.offline_export, processes.size)}")
-            return 0
-        made.load(begin, same_batch=not changes.other_batch)
-        if made.engine.share[0]:  # the first process writes for all
-            return made.trained(Log(), None, begin.step).status
-        return made._train_and_write(args, begin, changes)
-
-
-def _print_schedule(begin: Beginning, config: Configuration) -> None:
-    """One line where the run goes on with other learning rates than it had."""
-    assert begin.checkpoint is not None
-    before = stored_config(begin.folder, begin.checkpoint.config, config)
-    change = schedule_change(
-        begin.step,
-        before.optimizer,
-        config.optimizer,
-        steps_before=before.schedule_steps,
-        steps_after=config.schedule_steps,
-    )
-    if change:
-        print(f"schedule  {change}")
+    made = kind.make(config, begun)
+    opened.enter_context(contextlib.closing(made.engine))
+    opened.enter_context(contextlib.closing(made.batches))
+    made._describe(resumed=begin.checkpoint is not None)
+    print(f"engine    {made.engine.description}", flush=True)
+    if made.steps:
+        made.engine.compile(made.batches.first())
+    if config.engine.offline_export:
+        print(f"compiled  {compiled_words(config.engine.offline_export, processes.size)}")
+        return 0
+    made.load(begin, same_batch=not changes.other_batch)
+    if made.engine.share[0]:  # the first process writes for all
+        return made.trained(Log(), None, begin.step).status
+    return made._train_and_write(args, begin, changes)
 
 
 def _print_other_ranks(checkpoint: Checkpoint, processes: Processes) -> None:

@@ -194,7 +194,7 @@ def test_a_resumed_run_may_change_what_is_harmless_or_allowed(tmp_path, checkpoi
     config = written(tmp_path, checkpoint, "single_label", run={"export": False, "epochs": 1})
     assert command("--config", config, "--out", tmp_path / "run") == 0
     longer = ["--resume", tmp_path / "run", "--set", "run.epochs=2", "--set", "optimizer.schedule_steps=1000"]
-    changed = ["--set", "optimizer.weight_decay=0.02", "--set", "run.log_every=3"]
+    changed = ["--set", "optimizer.weight_decay=0.02", "--set", "run.keep_checkpoints=3"]
     capsys.readouterr()
     assert command(*longer, *changed, "--set", "data.packer=none", "--set", "data.max_sequences_per_pack=1") == 2
     error = capsys.readouterr().err
@@ -202,7 +202,8 @@ def test_a_resumed_run_may_change_what_is_harmless_or_allowed(tmp_path, checkpoi
     assert error.count("a run goes on with the data it has") == 2
     assert command(*longer, *changed, "--allow-change", "optimizer.weight_decay") == 0
     text = capsys.readouterr().out
-    assert "noted     run.log_every 1 -> 3\n" in text and "allowed   optimizer.weight_decay 0.01 -> 0.02\n" in text
+    noted = "noted     optimizer.schedule_steps 5 -> 1000, run.keep_checkpoints 1 -> 3, run.epochs 1 -> 2\n"
+    assert noted in text and "allowed   optimizer.weight_decay 0.01 -> 0.02\n" in text
 
 
 def test_a_resumed_run_says_that_the_file_of_its_own_task_was_changed(tmp_path, checkpoint, capsys):

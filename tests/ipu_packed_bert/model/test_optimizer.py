@@ -19,7 +19,6 @@ from ipu_packed_bert.model.optimizer import (
     load_neutral_state,
     neutral_state,
     parameter_groups,
-    schedule_change,
     scheduled_rate,
     warmup_linear,
 )
@@ -236,20 +235,6 @@ def test_the_default_schedule_is_what_it_was_bit_for_bit():
     assert rates == [2.828e-3 * warmup_linear(step, steps=100, warmup_steps=13) for step in range(101)]
     same = replace(Config(), optimizer=OptimizerConfig(schedule="polynomial", schedule_power=1.0))
     assert [learning_rate(step, same) for step in range(101)] == rates
-
-
-def test_another_schedule_is_named_even_where_it_begins_with_the_same_rate():
-    linear, cosine = optimizer_of("linear", warmup_fraction=0.5), optimizer_of("cosine", warmup_fraction=0.5)
-    same = dict(steps_before=10, steps_after=10)
-    assert schedule_change(2, linear, linear, **same) == ""
-    assert schedule_change(2, linear, cosine, **same) == (
-        "cosine, it was linear; 10 updates long, it was 10: update 3 has a learning rate of 0.6, it would have been 0.6"
-    )
-    flat, steep = (optimizer_of("polynomial", schedule_power=power) for power in (1.0, 2.0))
-    assert schedule_change(0, flat, steep, **same).startswith("polynomial of power 2, it was polynomial of power 1; ")
-    # The power is read by one kind only.
-    powered = optimizer_of("linear", warmup_fraction=0.5, schedule_power=2.0)
-    assert schedule_change(7, linear, powered, **same) == ""
 
 
 def test_a_constant_rate_goes_on_after_its_schedule():

@@ -21,6 +21,7 @@ from ipu_packed_bert.run_files.folder import CHECKPOINTS, LOG, read_log
 from ipu_packed_bert.settings.pretraining import ConfigError, config_from_tree
 from ipu_packed_bert.settings.schema import check_on_ipus
 from ipu_packed_bert.tasks.pretraining import Pretraining
+from ipu_packed_bert.training import loop
 from ipu_packed_bert.training.log import RunLog
 from ipu_packed_bert.training.loop import train
 from pack_data.cli.command import NotFinite, run_main
@@ -271,10 +272,11 @@ def test_stop_ends_the_run_at_once_and_skip_goes_on(store, tmp_path):
 
 
 @pytest.mark.parametrize("patience", [1, 3])
-def test_skipping_ends_after_too_many_in_a_row(store, tmp_path, patience):
+def test_skipping_ends_after_too_many_in_a_row(store, tmp_path, patience, monkeypatch):
+    monkeypatch.setattr(loop, "_PATIENCE", patience)
     losses = [3.0] + [NAN] * (patience - 1) + [2.0] + [NAN] * patience + [1.0]
     with pytest.raises(NotFinite, match=f"update {2 * patience + 1}: the loss is nan"):
-        run(store, tmp_path, losses, "run.on_nonfinite=skip", f"run.nonfinite_patience={patience}")
+        run(store, tmp_path, losses, "run.on_nonfinite=skip")
     assert sum("skipped" in record for record in read_log(tmp_path / LOG)) == 2 * patience - 1
 
 
@@ -335,8 +337,9 @@ def test_a_held_out_loss_shows_that_a_checkpoint_is_good(store, tmp_path, evalua
     assert steps_saved(tmp_path) == ([4] if evaluate else [2, 4])
 
 
-def test_skipped_updates_do_not_make_a_checkpoint_known_to_be_good(store, tmp_path):
-    options = ("run.checkpoint_every=1", "run.keep_checkpoints=1", "run.on_nonfinite=skip", "run.nonfinite_patience=3")
+def test_skipped_updates_do_not_make_a_checkpoint_known_to_be_good(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "_PATIENCE", 3)
+    options = ("run.checkpoint_every=1", "run.keep_checkpoints=1", "run.on_nonfinite=skip")
     with pytest.raises(NotFinite, match="set aside"):
         run(store, tmp_path, [3.0, 2.0, 1.0, NAN, NAN, NAN], *options)
     assert steps_saved(tmp_path) == [2]

@@ -121,7 +121,7 @@ AT_LEAST_ONE = """
     batch.micro_batch batch.gradient_accumulation
     engine.threads
     placement.replicas placement.ipus_per_replica placement.embedding_serialization_factor
-    run.steps run.log_every run.keep_checkpoints
+    run.steps run.keep_checkpoints
 """.split()
 FROM_ZERO = """
     data.seed data.held_out

@@ -26,7 +26,6 @@ def callers_of(name):
     "name, file",
     [
         ("compare", "training/run.py"),  # what a resumed run may change
-        ("schedule_change", "training/run.py"),
         ("open_run_folder", "training/run.py"),
         ("RunLog", "training/run.py"),
         ("RunEnd", "training/run.py"),
