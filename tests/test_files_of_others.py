@@ -281,7 +281,7 @@ def scratch(tmp_path_factory):
     tiny_runs.tiny_config(folder / "ok.yml", tiny_runs.tiny_data(folder / "data"))
     bert = fine_tuning_files.tiny_checkpoint(folder / "bert")
     table = fine_tuning_files.tiny_table(folder / "train.csv", "single_label", texts=16)
-    config = fine_tuning_files.tiny_config(bert, table, task="single_label", run={"epochs": 1, "export": False})
+    config = fine_tuning_files.tiny_config(bert, table, task="single_label", run={"epochs": 1})
     (folder / "tuned.yml").write_text(config.to_yaml())
     fine_tuning_files.tiny_fine_tuned(folder / "tuned", "single_label")
     (folder / "new.csv").write_text("text\nriver stone\n")
@@ -389,7 +389,7 @@ def evil(scratch):
     (scratch / "e.py").write_text(OWN.replace("MARKER", repr(str(marker))))
     words = fine_tuning_files.training_file(scratch, "tokens")
     (scratch / "new.conll").write_bytes(words.read_bytes())
-    training = {"task": "tokens", "run": {"epochs": 1, "export": False}}
+    training = {"task": "tokens", "run": {"epochs": 1}}
     tuned = yaml.safe_load(fine_tuning_files.tiny_config(scratch / "bert", words, **training).to_yaml())
     with pytest.MonkeyPatch.context() as patched:  # a run of somebody who trusts the file
         patched.setenv("XDG_STATE_HOME", str(scratch / "another"))

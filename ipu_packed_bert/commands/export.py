@@ -1,6 +1,6 @@
 """Between a run and a Hugging Face folder:
 
-packed-bert export RUN DIR              # the newest checkpoint of a run -> a folder transformers loads
+packed-bert export RUN DIR              # the newest checkpoint of pre-training -> a folder transformers loads
 packed-bert export --import DIR RUN     # a folder -> a run to begin with
 """
 

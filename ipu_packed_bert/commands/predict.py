@@ -1,7 +1,7 @@
 """Answers every record of a file with a fine-tuned model, packed; one line of JSON for each, in the file's order.
 
-RUN is the folder of a fine-tuning run (its newest checkpoint answers), the model/ that it exported, or a Hugging Face
-folder of a fine-tuned model.  FILE has the form that the task learns from; labels in it are read with --score alone:
+RUN is the folder of a fine-tuning run, whose model/ answers with the run's settings, or a Hugging Face folder of a
+fine-tuned model.  FILE has the form that the task learns from; labels in it are read with --score alone:
 
   questions        SQuAD's JSON, version 1.1 or 2; or JSONL, a question and its context a line
   texts, pairs     CSV, TSV with a header, or JSONL: --set task.text_column=NAME, task.second_text_column=NAME

@@ -19,7 +19,7 @@ ALLOWED = "allowed_changes"  # in the environment of a resumption
 COUNTS = ("packs", "sequences", "tokens")  # of a batch, in every record of a log
 SUMMARY, PICTURE = "summary.json", "run.png"
 _LONGEST_LINE = 1 << 20  # of a log, in bytes; one has some hundred
-MODEL, EXPORT = "model", "export.json"  # of fine-tuning
+MODEL = "model"  # of fine-tuning
 
 
 def environment_of(first_step: int) -> str:

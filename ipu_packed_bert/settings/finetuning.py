@@ -156,7 +156,6 @@ class _FinetuneRun(RunSettings):
 
     keep_checkpoints: int = setting(1, "the newest ones, and one known to be good", minimum=1)
     epochs: int = setting(2, "passes over the training examples", minimum=1)
-    export: bool = setting(True, "write the model as a Hugging Face folder")
 
 
 SECTIONS = {

@@ -7,15 +7,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional
 
 from ipu_packed_bert.model.hugging_face import Weights, read_folder
 from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_newest
-from ipu_packed_bert.run_files.folder import CHECKPOINTS, EXPORT, MODEL
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, MODEL
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
 from ipu_packed_bert.settings.finetuning import FinetuneConfig
 from ipu_packed_bert.settings.pretraining import config_from_tree
-from ipu_packed_bert.settings.reader import FILE, SettingsReader, parse_yaml, peek
+from ipu_packed_bert.settings.reader import parse_yaml, peek
 from ipu_packed_bert.settings.schema import PRETRAINING, ModelConfig
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.pretraining import Pretraining
@@ -85,8 +85,6 @@ def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
     given = config.model.vocabulary
     if (folder / CHECKPOINTS).is_dir():
         found = learnt(folder, vocabulary=Path(given) if given else None, option="--set model.vocabulary=FILE")
-        if found.fine_tuned:
-            raise ValueError(f"{folder}: a fine-tuning run; begin with its exported model, {folder / MODEL}")
         description = f"{folder} after {found.checkpoint.step:,} updates" + (f"; {found.note}" if found.note else "")
         return Start(found.model, found.checkpoint.engine["model"], found.vocabulary, None, description)
     if not folder.is_dir():
@@ -109,69 +107,37 @@ def folder_of(name: str) -> Path:
 
 
 class _Learnt(NamedTuple):
-    """What a run of any task has come to."""
+    """What a run of pre-training has come to."""
 
     checkpoint: Checkpoint
     model: ModelConfig
     vocabulary: AnyVocabulary
     note: Optional[str]  # what could not be compared of the vocabulary, in one line
-    source: Path  # what says the following
     architecture: str  # Hugging Face's class
-    settings: Dict[str, Any]  # as tasks make them (`Task.export_settings`)
-    fine_tuned: bool
-
-    @property
-    def labels(self) -> Optional[List[str]]:
-        names = self.settings.get("id2label")
-        return None if names is None else [names[str(number)] for number in range(len(names))]
 
 
 def learnt(run: Path, *, vocabulary: Optional[Path] = None, option: str = "--vocabulary FILE") -> _Learnt:
-    """The newest checkpoint of a run, and what belongs to it.
+    """The newest checkpoint of a run of pre-training, and what belongs to it.
 
     vocabulary: in place of the run's own, given by `option`. Raises ValueError where the weights were trained with
     another one.
     """
     checkpoint = load_newest(run / CHECKPOINTS)
     tree = parse_yaml(checkpoint.config, run)
-    settings: Dict[str, Any] = {}
-    if peek("task.name", tree, ()) in (None, PRETRAINING):
-        config, source = config_from_tree(tree, str(run)), run
-        model, path = config.model, Path(vocabulary or config.data.vocabulary or vocabulary_in(config.data.directory))
-        architecture, fine_tuned = Pretraining(config).architecture, False
-        if not path.exists():
-            raise ValueError(f"{path}: the run's vocabulary is not there; give it with {option}")
-        lower_case = checkpoint.identity.lowers_case
-    else:
-        source, fine_tuned = run / EXPORT, True
-        about = read_object(source, way_out="--resume writes it again")
-        sizes = SettingsReader({"model": ModelConfig}, str(source))
-        sizes.read({"model": dict(about.object("model").values)}, FILE)
-        sizes.refuse_problems()
-        model = sizes.sections()["model"]
-        architecture, own = about.text("architecture", most=200), about.object("settings")
-        if "id2label" in own:
-            settings["id2label"] = own.values_of("id2label", Fields.text)
-            _check_numbers(own, settings["id2label"])
-            settings["label2id"] = own.values_of("label2id", Fields.integer, least=0)
-        if "problem_type" in own:
-            settings["problem_type"] = own.text("problem_type", most=200)
-        path = vocabulary or vocabulary_in(run)
-        # A tokenizer.json says it itself; of a vocab.txt nothing else does.
-        lower_case = path.suffix == ".json" or about.boolean("lower_case")
-    found = load_either(path, lower_case)
+    if peek("task.name", tree, ()) not in (None, PRETRAINING):
+        raise ValueError(f"{run}: a fine-tuning run; its model, once it has ended, is {run / MODEL}: name that")
+    config = config_from_tree(tree, str(run))
+    model, path = config.model, Path(vocabulary or config.data.vocabulary or vocabulary_in(config.data.directory))
+    if not path.exists():
+        raise ValueError(f"{path}: the run's vocabulary is not there; give it with {option}")
+    found = load_either(path, checkpoint.identity.lowers_case)
     if len(found) > model.vocabulary_size:
         raise ValueError(
             f"{path}: {len(found):,} tokens, the run's model has rows for {model.vocabulary_size:,}; "
             f"give its own with {option}"
         )
     note = agree(checkpoint.identity, Identity.of(found), weights_of=run, data_of=path).note
-    return _Learnt(checkpoint, model, found, note, source, architecture, settings, fine_tuned)
-
-
-def _check_numbers(about: Fields, names: Dict[str, str]) -> None:
-    if set(names) != {str(number) for number in range(len(names))}:
-        raise about.error("id2label", f"must name the labels 0 to {len(names) - 1}")
+    return _Learnt(checkpoint, model, found, note, Pretraining(config).architecture)
 
 
 def labels_of(path: Path) -> Optional[List[str]]:
@@ -180,7 +146,8 @@ def labels_of(path: Path) -> Optional[List[str]]:
     if found.optional("id2label", Fields.object) is None:
         return None
     names = found.values_of("id2label", Fields.text, most=1000)
-    _check_numbers(found, names)
+    if set(names) != {str(number) for number in range(len(names))}:
+        raise found.error("id2label", f"must name the labels 0 to {len(names) - 1}")
     return [names[str(number)] for number in range(len(names))]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import json
 import shlex
 import shutil
 from pathlib import Path
@@ -14,7 +12,7 @@ from ipu_packed_bert.engine import EngineChoice, choose_engine
 from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.model.hugging_face import Weights, merged, write_folder
 from ipu_packed_bert.processes.ranks import ONE, Processes
-from ipu_packed_bert.run_files.folder import EXPORT, MODEL
+from ipu_packed_bert.run_files.folder import MODEL
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
 from ipu_packed_bert.settings.allowed_changes import stored_config
 from ipu_packed_bert.settings.finetuning import FinetuneConfig
@@ -27,7 +25,7 @@ from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.starting_weights import Start, find_start
 from ipu_packed_bert.training.run import Begun, Prepared, engine_and_batches
 from pack_data.cli.command import typed
-from pack_data.reading.files import write_atomically
+from pack_data.reading.packages import load_package
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,19 +100,8 @@ class ExamplesRun(Prepared[FinetuneConfig]):
         epochs = 2 * self.config.run.epochs
         return f"{typed(self.config.command)} --resume {shlex.quote(str(folder))} --set run.epochs={epochs}{longer}"
 
-    def _write_files(self, folder: Path) -> None:
-        vocabulary = self.start.vocabulary
-        write_atomically(folder / vocabulary.file, vocabulary.text)
-        about = {
-            "architecture": self.task.architecture,
-            "model": dataclasses.asdict(self.task.model),
-            "lower_case": vocabulary.lower_case,
-            "settings": self.task.export_settings(),
-        }
-        write_atomically(folder / EXPORT, json.dumps(about).encode())
-
     def _export(self, folder: Path, *, trained: bool) -> None:
-        if self.config.run.export and (trained or not (folder / MODEL).exists()):
+        if trained or not (folder / MODEL).exists():
             self.write_model(folder / MODEL)
             print(f"model     {folder / MODEL}, as transformers loads it ({self.task.architecture})")
 
@@ -137,11 +124,8 @@ def prepare(
     choice: Optional[EngineChoice] = None,
 ) -> ExamplesRun:
     """`former`: the configuration of the run that is resumed, whose schedule goes on."""
-    if config.run.export and config.data.training is not None and importlib.util.find_spec("safetensors") is None:
-        raise ValueError(
-            "run.export is true; that needs the package safetensors: pip install safetensors, or --set run.export=false"
-        )
-
+    if config.data.training is not None:
+        load_package("safetensors", "fine-tuning, which saves its weights,")
     choice = choice or choose_engine(config, simulated=ExamplesRun.simulated)
     start = find_start(config)
     config = config.on_engine(choice.kind).for_model(start.model, ipus=choice.kind != "host")

@@ -27,7 +27,7 @@ class _Exported(NamedTuple):
 
 
 def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) -> _Exported:
-    """Write the newest checkpoint of ``run`` as a Hugging Face folder.
+    """Write the newest checkpoint of a run of pre-training as a Hugging Face folder.
 
     The vocabulary is the given file, else that of the run's configuration, else the one beside its data set.  Raises
     ValueError where the weights were trained with another one.
@@ -36,15 +36,9 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     from ipu_packed_bert.tasks.starting_weights import learnt
 
     found = learnt(run, vocabulary=vocabulary)
-    with said_of(found.source):
-        write_folder(
-            folder,
-            found.model,
-            found.checkpoint.engine["model"],
-            found.vocabulary,
-            architecture=found.architecture,
-            **found.settings,
-        )
+    with said_of(run):
+        weights = found.checkpoint.engine["model"]
+        write_folder(folder, found.model, weights, found.vocabulary, architecture=found.architecture)
     return _Exported(found.checkpoint.step, found.note)
 
 

@@ -20,7 +20,7 @@ from ipu_packed_bert.data.global_batches import Batch, Layout, in_order
 from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.model.hugging_face import Weights, read_folder
-from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG
+from ipu_packed_bert.run_files.folder import CONFIG, MODEL
 from ipu_packed_bert.settings.finetuning import (
     MULTI_LABEL,
     REGRESSION,
@@ -31,13 +31,13 @@ from ipu_packed_bert.settings.finetuning import (
     FinetuneConfig,
     config_from_tree,
 )
-from ipu_packed_bert.settings.reader import OVERRIDE, load_yaml, parse_yaml, peek
+from ipu_packed_bert.settings.reader import OVERRIDE, load_yaml, peek
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.settings.user_task import full_name, is_own
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.classification import PROBLEM_TYPES
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Tokenizer
-from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of, labels_of, learnt, with_dropout
+from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of, labels_of, with_dropout
 from ipu_packed_bert.training.examples import load_weights
 from pack_data.cli.command import NotFinite
 from pack_data.reading.fields import Fields, read_object
@@ -70,30 +70,26 @@ class _Trained(NamedTuple):
 
 
 def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
-    """The newest checkpoint of a fine-tuning run, or a Hugging Face folder.
+    """The model of a fine-tuning run, with the run's settings, or a Hugging Face folder.
 
     task: of a folder whose config.json does not say it. Raises ValueError, in one line, where there is no head that
     answers.
     """
-    if not (folder / CHECKPOINTS).is_dir() and not (folder / CONFIG).is_file():
+    if not (folder / CONFIG).is_file():
         if not folder.exists() and str(folder) != PACKAGE:
             raise ValueError(
                 f"{folder}: no such folder; name that of a fine-tuning run, or of a fine-tuned model of Hugging Face"
             )
-        folder = folder_of(str(folder))
-        return _of_folder(folder, task)
-    if (folder / CONFIG).is_file():
-        name = peek("task.name", load_yaml(folder / CONFIG), ())
-        if not isinstance(name, str) or not (name in TASKS or is_own(name)):
-            raise ValueError(
-                f"{folder}: a run of pre-training, which has no head that answers; fine-tune it first: packed-bert "
-                f"finetune --config ... --set model.checkpoint={folder}"
-            )
-    run = learnt(folder)
-    tree = parse_yaml(run.checkpoint.config, folder)
+        return _of_folder(folder_of(str(folder)), task)
+    tree = load_yaml(folder / CONFIG)
     name = peek("task.name", tree, ())
-    if not run.fine_tuned:
-        raise ValueError(f"{folder}: its checkpoint is of pre-training; name the folder of a fine-tuning run")
+    if not isinstance(name, str) or not (name in TASKS or is_own(name)):
+        raise ValueError(
+            f"{folder}: a run of pre-training, which has no head that answers; fine-tune it first: packed-bert "
+            f"finetune --config ... --set model.checkpoint={folder}"
+        )
+    if not (folder / MODEL).is_dir():
+        raise ValueError(f"{folder}: holds no {MODEL}/, which is written when the run ends; go on with --resume")
     kept: Dict[str, Any] = {}
     for section, keys in {**_KEPT, "data": _KEPT_DATA}.items():
         found = tree.get(section) or {}
@@ -102,17 +98,15 @@ def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
     # Where it was trained is not where it answers.
     for key in ("kind", "ipu_model", "offline_export", "executable", "profile_directory"):
         kept["engine"].pop(key, None)
-    step = run.checkpoint.step
-    description = f"{folder} after {step:,} updates, task {name}"
-    return _Trained(
-        str(folder), kept, run.model, run.checkpoint.engine["model"], run.vocabulary, run.labels, description, True
-    )
+    model, weights, vocabulary = read_folder(folder / MODEL)
+    labels = labels_of(folder / MODEL / "config.json")
+    return _Trained(str(folder), kept, model, weights, vocabulary, labels, f"{folder}, task {name}", True)
 
 
 def _of_folder(folder: Path, task: Optional[str]) -> _Trained:
     if not (folder / "config.json").exists():
         raise ValueError(
-            f"{folder}: neither a fine-tuning run ({CONFIG}, {CHECKPOINTS}/) nor a Hugging Face folder (config.json); "
+            f"{folder}: neither a fine-tuning run ({CONFIG}, {MODEL}/) nor a Hugging Face folder (config.json); "
             "name that of a fine-tuned model"
         )
     about = read_object(folder / "config.json", way_out="get the file again")
@@ -165,7 +159,6 @@ def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) 
     tree = {section: dict(values) for section, values in trained.tree.items()}
     tree["data"].update(training=None, evaluation=str(asked.source.path))
     tree["model"] = {"checkpoint": trained.name}
-    tree["run"] = {"export": False}
     config = config_from_tree(tree, trained.name, overrides, stored=trained.stored)
     kept: Mapping[str, Optional[Sequence[str]]] = {**_KEPT, "data": _KEPT_DATA}
     for key in (key for key, origin in config.origins.items() if origin == OVERRIDE):

@@ -152,11 +152,8 @@ class Prepared(abc.ABC, Generic[C]):
     def _note_other_data(self, saved: Mapping[str, Any]) -> None:
         """A line where the data are others than those of a checkpoint whose batches were in this state."""
 
-    def _write_files(self, folder: Path) -> None:
-        """What the run's folder has besides, from its beginning on."""
-
     def _export(self, folder: Path, *, trained: bool) -> None:
-        """Writes the network for others, where the configuration wants it. trained: updates were made just now."""
+        """Writes the network for others. trained: updates were made just now."""
 
     def load(self, begin: Beginning, *, same_batch: bool) -> None:
         """Weights, and all else of a run that goes on, into engine and batches. ValueError where they do not fit."""
@@ -201,7 +198,6 @@ class Prepared(abc.ABC, Generic[C]):
             written[ALLOWED] = changes.allowed_values
         with open_run_folder(args.resume or args.out, config, first_step=begin.step, environment=written) as folder:
             print(f"run       {folder}{f', from {self.unit} {begin.step:,}' if begin.step else ''}", flush=True)
-            self._write_files(folder)
             log = RunLog(
                 folder,
                 steps=self.steps,
@@ -224,7 +220,7 @@ class Prepared(abc.ABC, Generic[C]):
             with contextlib.closing(log), end.if_not_finite():
                 outcome = self.trained(log, folder / CHECKPOINTS, begin.step)
             end.finish(outcome)
-            if outcome.stopped_by is None and self.steps:
+            if self.steps:
                 self._export(folder, trained=outcome.step > begin.step)
             return outcome.status
 

@@ -17,7 +17,7 @@ from ipu_packed_bert.commands import adjust, export, finetune, pretrain
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.report import command as report_command
 from ipu_packed_bert.report.sources import LoggedRun
-from ipu_packed_bert.run_files.folder import EVALUATIONS, EXPORT, LOG, read_log
+from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.allowed_changes import SIZES
 from ipu_packed_bert.settings.finetuning import FinetuneConfig
 from ipu_packed_bert.settings.finetuning import load_config as load_finetune_config
@@ -193,17 +193,6 @@ _RUN = (
 )
 
 
-def _make_fine_tuned(folder: Path) -> None:
-    checkpoint = fine_tuning_files.tiny_checkpoint(folder / "bert")
-    table = fine_tuning_files.tiny_table(folder / "train.csv", "single_label", texts=16)
-    config = fine_tuning_files.tiny_config(checkpoint, table, task="single_label", run={"epochs": 1})
-    (folder / "task.yml").write_text(config.to_yaml())
-    assert finetune.main(["--config", str(folder / "task.yml"), "--out", str(folder / "run")]) == 0
-    shutil.rmtree(folder / "run" / "model")
-    for path in (folder / "run").glob("events.out.*"):
-        path.unlink()
-
-
 RUNS = (
     Reader("run-logs", _make_run, _logs, (Target("run/*.jsonl", free((*JSON_LINES, *PLACES))),), needs=_TORCH),
     Reader(
@@ -235,19 +224,6 @@ RUNS = (
         command=lambda folder: (export.main, [str(folder / "run"), str(folder / "out")]),
         needs=("torch", "safetensors"),
         weight=0.4,
-    ),
-    Reader(
-        "task-export",
-        _make_fine_tuned,
-        _exported,
-        (
-            Target(f"run/{EXPORT}", free((*JSON, *PLACES)), 2.0),
-            Target("run/vocab.txt", free((*TEXT, *PLACES)), 0.5),
-            Target("run/environment.json", free((*JSON, *PLACES)), 0.3),
-            *_CHECKPOINTS,
-        ),
-        command=lambda folder: (export.main, [str(folder / "run"), str(folder / "out")]),
-        needs=("torch", "safetensors"),
     ),
 )
 

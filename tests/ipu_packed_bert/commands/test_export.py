@@ -287,7 +287,13 @@ def test_a_run_on_a_tokenizer_file_is_fine_tuned_and_predicts(tmp_path, roberta_
     config = tiny_config(roberta_run, file, task="single_label", data={"max_sequence_length": 32}, run={"epochs": 1})
     (tmp_path / "tiny.yml").write_text(config.to_yaml())
     assert run_main(finetune.main, ["--config", str(tmp_path / "tiny.yml"), "--out", str(tmp_path / "tuned")]) == 0
-    assert (tmp_path / "tuned" / "tokenizer.json").read_bytes() == byte_level()
+    again = read_folder(tmp_path / "tuned" / "model").vocabulary
+    assert (
+        again.encode(["The packer packs"])[0].tolist()
+        == TokenizerFile(byte_level()).encode(["The packer packs"])[0].tolist()
+    )
+    assert run_main(main, [str(tmp_path / "tuned"), str(tmp_path / "hf")]) == 2
+    assert f"its model, once it has ended, is {tmp_path / 'tuned' / 'model'}" in capsys.readouterr().err
     answers = []
     for model in (tmp_path / "tuned", tmp_path / "tuned" / "model"):
         capsys.readouterr()

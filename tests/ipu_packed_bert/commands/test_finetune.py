@@ -142,7 +142,7 @@ def test_it_learns(tmp_path, checkpoint):
         tmp_path,
         checkpoint,
         "single_label",
-        run={"epochs": 80, "export": False},
+        run={"epochs": 80},
         batch={"micro_batch": 8},
         optimizer={"learning_rate": 3.0e-3},
     )
@@ -160,7 +160,7 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
         checkpoint,
         model={"hidden_dropout": 0.2},
         data={"packer": packer},
-        run={"export": False, "evaluate_every": 3},
+        run={"evaluate_every": 3},
     )
     assert command("--config", config, "--out", tmp_path / "whole") == 0
     following, made = GlobalBatches.__next__, []
@@ -191,7 +191,7 @@ def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, mo
 
 
 def test_a_resumed_run_may_change_what_is_harmless_or_allowed(tmp_path, checkpoint, capsys):
-    config = written(tmp_path, checkpoint, "single_label", run={"export": False, "epochs": 1})
+    config = written(tmp_path, checkpoint, "single_label", run={"epochs": 1})
     assert command("--config", config, "--out", tmp_path / "run") == 0
     longer = ["--resume", tmp_path / "run", "--set", "run.epochs=2", "--set", "optimizer.schedule_steps=1000"]
     changed = ["--set", "optimizer.weight_decay=0.02", "--set", "run.keep_checkpoints=3"]
@@ -214,7 +214,7 @@ def test_a_resumed_run_says_that_the_file_of_its_own_task_was_changed(tmp_path, 
         "class Own(TokensTask):\n    settings = TokensConfig\n"
     )
     training = training_file(tmp_path, "tokens")
-    config = tiny_config(checkpoint, training, task="tokens", run={"export": False, "epochs": 1})
+    config = tiny_config(checkpoint, training, task="tokens", run={"epochs": 1})
     (tmp_path / "own.yml").write_text(config.to_yaml().replace("name: tokens", f"name: {own}:Own"))
     run = tmp_path / "run"
     assert command("--config", tmp_path / "own.yml", "--out", run, "--trust-task", own) == 0
@@ -228,7 +228,7 @@ def test_a_resumed_run_says_that_the_file_of_its_own_task_was_changed(tmp_path, 
 
 def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, capsys, monkeypatch):
     run = tmp_path / "run"
-    config = written(tmp_path, checkpoint, run={"export": False, "checkpoint_every": 1, "evaluate_every": 1})
+    config = written(tmp_path, checkpoint, run={"checkpoint_every": 1, "evaluate_every": 1})
     step = HostEngine.step
 
     def breaking(engine, batch, rate):

@@ -261,7 +261,7 @@ def test_a_run_from_our_own_pretraining(checkpoint, tmp_path, capsys):
         tmp_path / "pretrained",
         "single_label",
         model={"hidden_dropout": 0.2},
-        run={"epochs": 2, "export": False, "checkpoint_every": 2, "keep_checkpoints": 9},
+        run={"epochs": 2, "checkpoint_every": 2, "keep_checkpoints": 9},
     )
     with installed(ipus=16):
         assert command("--config", config, "--engine", "ipu", "--out", tmp_path / "whole") == 0
@@ -320,7 +320,7 @@ def test_mistakes_are_one_line_and_exit_2(checkpoint, tmp_path, capsys, settings
 
 
 def test_sequences_of_an_update_that_are_too_few_are_enough_as_the_message_says(checkpoint, tmp_path, capsys):
-    config = written(tmp_path, checkpoint, "single_label", run={"export": False, "epochs": 1})
+    config = written(tmp_path, checkpoint, "single_label", run={"epochs": 1})
     run = ("--config", config, "--engine", "ipu", "--out", tmp_path / "run", "--set")
     with installed(ipus=4):
         assert command(*run, "batch.sequences_per_update=5") == 2
@@ -330,7 +330,7 @@ def test_sequences_of_an_update_that_are_too_few_are_enough_as_the_message_says(
 
 def test_a_network_is_simulated_only_where_that_is_asked_for(checkpoint, tmp_path, capsys):
     """Without IPUs `auto` runs on the host, though the SDK is there."""
-    config = written(tmp_path, checkpoint, "single_label", placement={}, run={"export": False, "epochs": 1})
+    config = written(tmp_path, checkpoint, "single_label", placement={}, run={"epochs": 1})
     with installed(ipus=0):
         assert command("--config", config, "--out", tmp_path / "host") == 0
         assert "engine    host engine" in capsys.readouterr().out
