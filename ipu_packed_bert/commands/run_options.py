@@ -86,9 +86,6 @@ def add_run_options(parser: argparse.ArgumentParser, *, setting: str) -> None:
     parser.add_argument(
         "--show-config", action="store_true", help="print every setting and where it comes from, and stop"
     )
-    parser.add_argument(
-        "--progress", action="store_true", default=None, help="a live line although stderr is no terminal"
-    )
 
 
 def parse_run(

@@ -49,16 +49,14 @@ class SideBySide(NamedTuple):
         }
 
 
-def compare_unpacked(
-    engine: Engine, batches: GlobalBatches, *, updates: int, progress: Optional[bool] = None
-) -> Optional[SideBySide]:
+def compare_unpacked(engine: Engine, batches: GlobalBatches, *, updates: int) -> Optional[SideBySide]:
     """Updates of `batches` from the engine's state, which stays as it is, bit for bit; dropout is off.
 
     None where the engine has no program for unpacked rows.
     """
     pairs = list(batches.same_sequences(updates))
     rounds = [pairs[number % len(pairs)] for number in range(updates)]
-    with progress_bar(2 * (updates + 1), "unpacked beside packed", shown=progress) as bar:
+    with progress_bar(2 * (updates + 1), "unpacked beside packed") as bar:
         return side_by_side(engine, rounds, bar=bar)
 
 

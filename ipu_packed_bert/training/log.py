@@ -107,7 +107,6 @@ class RunLog(Log):
         steps: int,
         first_step: int = 0,
         max_sequence_length: int,
-        progress: Optional[bool] = None,
         stream: Any = None,
     ):
         self._folder = Path(folder)
@@ -125,7 +124,7 @@ class RunLog(Log):
         self._log = JsonlWriter(self._folder / LOG, self.say)
         self._evaluations = JsonlWriter(self._folder / EVALUATIONS, self.say)
         self._events = Events(self._folder, first_step, self.say)
-        if sys.stderr.isatty() if progress is None else progress:
+        if sys.stderr.isatty():
             from tqdm import tqdm
 
             self._bar = tqdm(

@@ -66,7 +66,7 @@ class PacksRun(Prepared[Config]):
         args, processes, begin, choice, opened = begun
         refuse_other_sizes(begin, config, _NETWORK)
         with processes.first_alone():
-            config, store = open_or_build(config, progress=args.progress, build=processes.rank == 0)
+            config, store = open_or_build(config, build=processes.rank == 0)
         opened.enter_context(store)
         evaluation = open_evaluation(config, store.manifest)
         if evaluation:

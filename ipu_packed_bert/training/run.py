@@ -203,7 +203,6 @@ class Prepared(abc.ABC, Generic[C]):
                 steps=self.steps,
                 first_step=begin.step,
                 max_sequence_length=self.task.max_sequence_length,
-                progress=args.progress,
             )
             end = RunEnd(
                 folder,
@@ -215,7 +214,6 @@ class Prepared(abc.ABC, Generic[C]):
                 go_on=self._go_on(folder),
                 begin=f" --start-from {shlex.quote(begin.folder)}" if begin.weights else "",
                 baseline=self._baseline,
-                progress=args.progress,
             )
             with contextlib.closing(log), end.if_not_finite():
                 outcome = self.trained(log, folder / CHECKPOINTS, begin.step)

@@ -142,7 +142,6 @@ class RunEnd:
     go_on: str  # the whole command to type after the last update
     begin: str = ""  # the options besides --config and --out that begin the run
     baseline: Callable[[], Mapping[str, float]] = dict  # see `summarise`
-    progress: Optional[bool] = None
 
     @contextlib.contextmanager
     def if_not_finite(self) -> Iterator[None]:
@@ -165,7 +164,7 @@ class RunEnd:
         compared, why = None, "IPUs need a second program for that" if alone else "takes one process"
         if wanted and alone:
             try:
-                compared = compare_unpacked(self.engine, self.batches, updates=wanted, progress=self.progress)
+                compared = compare_unpacked(self.engine, self.batches, updates=wanted)
             # Unpacked rows may need more memory, or more time than somebody has; the run is done, and has its summary.
             except (ValueError, KeyboardInterrupt) as error:
                 why = " ".join(str(error).split()) or "interrupted"

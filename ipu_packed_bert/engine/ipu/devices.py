@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import NamedTuple, Optional
 
 from ipu_packed_bert.engine.ipu.poprun import Instance, find_instance
 from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.settings.launch_lines import IPUS_OF_A_PROGRAM, instances_for
-from ipu_packed_bert.settings.pretraining import load_config
-from ipu_packed_bert.settings.schema import PRETRAINING, Configuration
-from ipu_packed_bert.settings.shipped import config_file, shipped_names
+from ipu_packed_bert.settings.schema import Configuration
 
 
 class Device(NamedTuple):
@@ -105,39 +102,13 @@ def _too_few(config: Configuration, attached: int) -> str:
     """What is wrong where fewer IPUs are attached than a configuration wants, and the way out."""
     are = "1 IPU is" if attached == 1 else f"{attached} IPUs are"
     found = f"{config.path}: {are} attached, wanted are {_ipus_of(config)}"
-    fitting = _configuration_for(config, attached) if config.task.name == PRETRAINING else None
-    placement = config.placement
-    replicas = attached // placement.ipus_per_replica
-    if fitting is not None:
-        return f"{found}; --config {fitting} fits them, --engine host leaves them alone"
+    replicas = attached // config.placement.ipus_per_replica
     if replicas:
         return f"{found}; {config.on_replicas(replicas)} fits them, with updates as large as before"
     return (
         f"{found}; one replica alone is too large for them: attach more (see gc-info -l), take fewer"
         " placement.ipus_per_replica, or --engine host"
     )
-
-
-def _configuration_for(config: Configuration, ipus: int) -> Optional[str]:
-    """The configuration that comes with this package, of the same model and the same packs, for at most `ipus` IPUs:
-    the one with the most of them, of the same machine where there are two; None if there is none."""
-
-    def kind(each: Configuration):
-        model, data = each.model, each.data
-        sizes = (model.hidden_size, model.num_layers, model.num_heads, model.intermediate_size)
-        return sizes, data.max_sequence_length, data.max_sequences_per_pack
-
-    # The configurations of one model and length are named alike; what they hold decides.
-    shipped = [name for name in shipped_names() if re.search(r"packed_phase.*_pod[0-9]+$", name)]
-    alike = re.sub(r"_(bow_)?pod[0-9]+$", "", config.name)
-    if f"{alike}_pod16" not in shipped:
-        whole = (load_config(config_file(name)) for name in shipped if re.search(r"(?<!_bow)_pod16$", name))
-        alike = next((each.name[: -len("_pod16")] for each in whole if kind(each) == kind(config)), "")
-    paths = [config_file(name) for name in shipped if re.sub(r"_(bow_)?pod[0-9]+$", "", name) == alike]
-    fitting = [each for each in map(load_config, paths) if kind(each) == kind(config) and each.ipus <= ipus]
-    machine = config.placement.machine
-    best = max(fitting, key=lambda each: (each.ipus, each.placement.machine == machine), default=None)
-    return None if best is None else best.name
 
 
 def _ipus_of(config: Configuration) -> str:

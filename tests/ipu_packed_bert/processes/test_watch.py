@@ -238,9 +238,7 @@ def run(store, folder, losses, *overrides, first_step=0):
     config = configured(f"run.steps={first_step + len(losses)}", "run.evaluate_every=0", *overrides)
     batches = global_batches(store, config, packing_factor=2.0, evaluation=held_out_of(store))
     stream = io.StringIO()
-    log = RunLog(
-        folder, steps=config.run.steps, first_step=first_step, max_sequence_length=SLOTS, progress=False, stream=stream
-    )
+    log = RunLog(folder, steps=config.run.steps, first_step=first_step, max_sequence_length=SLOTS, stream=stream)
     try:
         train(config, Told(losses), batches, log, folder / CHECKPOINTS, steps=config.run.steps, first_step=first_step)
     finally:

@@ -53,9 +53,7 @@ COUNTS = {"packs": 4, "sequences": 7, "tokens": 380, "masked_tokens": 50}
 
 def written(folder, steps, *, first_step=0, total=6, **options):
     stream = io.StringIO()
-    log = RunLog(
-        folder, steps=total, first_step=first_step, max_sequence_length=100, stream=stream, progress=False, **options
-    )
+    log = RunLog(folder, steps=total, first_step=first_step, max_sequence_length=100, stream=stream, **options)
     for step in steps:
         log.step(step, 0.01, COUNTS, result(step))
     log.close()
@@ -108,8 +106,9 @@ def test_not_on_a_terminal_about_twenty_lines(tmp_path):
     assert 20 <= len(lines) <= 22 and lines[0].startswith("step   1/200") and lines[-1].startswith("step 200/200")
 
 
-def test_a_live_line_on_request(tmp_path, capsys):
-    log = RunLog(tmp_path, steps=2, max_sequence_length=100, progress=True)
+def test_a_live_line_on_a_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    log = RunLog(tmp_path, steps=2, max_sequence_length=100)
     log.step(1, 0.01, COUNTS, result(1))
     log.step(2, 0.01, COUNTS, result(2))
     log.evaluation(2, Evaluation(COUNTS, result(2).metrics, 0.5))
@@ -137,7 +136,7 @@ def test_a_cut_last_line_is_no_record(tmp_path):
 def test_tensorboard_has_the_curves(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    log = RunLog(tmp_path, steps=4, max_sequence_length=100, stream=io.StringIO(), progress=False)
+    log = RunLog(tmp_path, steps=4, max_sequence_length=100, stream=io.StringIO())
     for step in range(1, 5):
         log.step(step, 0.01, COUNTS, result(step))
     log.evaluation(4, Evaluation(COUNTS, result(4).metrics, 0.5))
@@ -331,7 +330,7 @@ def test_a_full_disk_loses_no_line_and_leaves_no_half_of_one(tmp_path):
 def test_other_tasks_have_their_own_metrics(tmp_path):
     """Whatever a task names: a line in log.jsonl, a scalar in TensorBoard, files of predictions."""
     stream = io.StringIO()
-    log = RunLog(tmp_path, steps=1, max_sequence_length=100, stream=stream, progress=False)
+    log = RunLog(tmp_path, steps=1, max_sequence_length=100, stream=stream)
     log.step(1, 0.01, COUNTS, StepResult({"loss": 2.0, "accuracy": 0.5}, 0.1))
     log.evaluation(
         1,
@@ -352,8 +351,9 @@ def test_other_tasks_have_their_own_metrics(tmp_path):
     assert "exact 50.00  f1 61.25  questions 4  pearson none" in stream.getvalue()
 
 
-def test_evaluating_is_seen_and_changes_no_batch(tmp_path, capsys):
-    log = RunLog(tmp_path, steps=3, max_sequence_length=100, progress=True)
+def test_evaluating_is_seen_and_changes_no_batch(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    log = RunLog(tmp_path, steps=3, max_sequence_length=100)
     batches = [{"input_ids": number} for number in range(3)]
     assert list(log.watched(iter(batches))) == batches
     log.close()

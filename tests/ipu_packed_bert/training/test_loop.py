@@ -66,7 +66,6 @@ def run(store, folder, engine, *overrides, first_step=0):
         steps=config.run.steps,
         first_step=first_step,
         max_sequence_length=SLOTS,
-        progress=False,
         stream=io.StringIO(),
     )
     with contextlib.closing(log), contextlib.closing(batches):
@@ -228,7 +227,7 @@ def test_losses_fall_on_something_learnable(store, tmp_path):
     )
     engine = host_engine(config, store.schema, packing_factor=2.0)
     batches = global_batches(store, config, packing_factor=2.0)
-    log = RunLog(tmp_path, steps=60, max_sequence_length=SLOTS, progress=False, stream=io.StringIO())
+    log = RunLog(tmp_path, steps=60, max_sequence_length=SLOTS, stream=io.StringIO())
     train(config, engine, batches, log, tmp_path / "checkpoints", steps=config.run.steps)
     log.close()
     batches.close()
