@@ -99,7 +99,6 @@ _MODULES = (
     "ipu_packed_bert.benchmarks.padding_free",
     "ipu_packed_bert.padding_free.cost",
     "ipu_packed_bert.padding_free.matrix",
-    "ipu_packed_bert.report.network",
     "evidence.figures",
 )
 _EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

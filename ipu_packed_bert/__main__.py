@@ -43,7 +43,6 @@ COMMANDS: Dict[str, Command] = {
         "ipu_packed_bert.commands.predict", "answers a file's records with a fine-tuned model, packed: questions, texts"
     ),
     "export": Command("ipu_packed_bert.commands.export", "a run to a Hugging Face folder, and such a folder to a run"),
-    "adjust": Command("ipu_packed_bert.commands.adjust", "turns the configuration of an unpacked run into packed ones"),
     "benchmark": Command(
         "ipu_packed_bert.commands.benchmark", "sequences per second on this machine, packed over unpacked"
     ),

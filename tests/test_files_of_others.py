@@ -54,7 +54,6 @@ READS = {
             "pretrain": ("", " --plan", " --show-config"),
             "finetune": ("", " --plan", " --show-config"),
             "plan": ("", " --search --ipus 16"),
-            "adjust": (" --data data",),
             "ipu-check": ("",),
             "report": ("",),
             "calibrate": (" --with cycles.json",),
@@ -92,7 +91,6 @@ READS = {
     ("build", "--recipe"): ["build --max-sequence-length 64 --out out --corpus my.txt --recipe FILE.json"],
     ("pretrain", "--data"): ["pretrain --config ok.yml --data DIR/manifest.json"],
     ("plan", "--data"): ["plan --config ok.yml --data DIR/manifest.json"],
-    ("adjust", "--data"): ["adjust --config ok.yml --data DIR/manifest.json"],
     ("pretrain", "--start-from"): [f"pretrain --config ok.yml --data data --start-from {file}" for file in (*RUN,)],
     ("finetune", "--data-dir"): [
         f"finetune --config tuned.yml --set data.training=FILE{end} --data-dir DIR/FILE{end}{more}"
@@ -134,7 +132,7 @@ NO_FILE = {
     ("plan", "--start-from"),  # of the command that it prints
     *((name, "--set") for name in ("plan", "predict", "ipu-check", "report")),  # the files of others, above
     *((name, "--allow-change") for name in ("pretrain", "plan", "finetune")),
-    *((name, "--out") for name in "pretrain plan finetune adjust ipu-check build histogram pack".split()),
+    *((name, "--out") for name in "pretrain plan finetune ipu-check build histogram pack".split()),
     *((name, "--plot") for name in ("report", "histogram", "compare", "stream")),
     *((name, "--html") for name in ("report", "look")),
     *((name, "--packers") for name in ("compare", "look")),

@@ -59,7 +59,7 @@ def test_a_command_that_trains_names_torch(tiny, tmp_path, name):
     "target, arguments",
     [
         ("run_pretraining.py", ["--config", "configs/packed_phase2_pod16.yml", "--plan", "--packing-factor", "2.0"]),
-        ("ipu_packed_bert", ["adjust", "--help"]),
+        ("ipu_packed_bert", ["report", "--help"]),
         ("evidence", []),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Tuple
 import torch
 import yaml
 
-from ipu_packed_bert.commands import adjust, export, finetune, pretrain
+from ipu_packed_bert.commands import export, finetune, pretrain
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.report import command as report_command
 from ipu_packed_bert.report.sources import LoggedRun
@@ -360,32 +360,4 @@ TASKS = (
 )
 
 
-def _make_adjust(folder: Path) -> None:
-    tiny_runs.tiny_data(folder / "data", sequences=24)
-    settings = tiny_runs.tiny_settings(folder / "data")
-    settings["data"].update(packer="none", max_sequences_per_pack=1)
-    (folder / "unpacked.yml").write_text(yaml.safe_dump(settings))
-
-
-def _adjusted(folder: Path) -> Found:
-    from pack_data.store.data_set import read_manifest
-
-    config, manifest = load_config(folder / "unpacked.yml"), read_manifest(folder / "data")
-    found = adjust.adjust(config, manifest, str(folder / "data"))
-    return Found([], [each.text(config, manifest) for each in found])
-
-
-OTHERS = (
-    Reader(
-        "adjust",
-        _make_adjust,
-        _adjusted,
-        (Target("unpacked.yml", free((*YAML, *PLACES))), Target("data/manifest.json", free((*JSON, *FOREIGN_PLACES)))),
-        command=lambda folder: (
-            adjust.main,
-            ["--config", str(folder / "unpacked.yml"), "--data", str(folder / "data")],
-        ),
-    ),
-)
-
-READERS: Tuple[Reader, ...] = (*SETTINGS, *RUNS, _hugging_face(), *TASKS, *OTHERS)
+READERS: Tuple[Reader, ...] = (*SETTINGS, *RUNS, _hugging_face(), *TASKS)
