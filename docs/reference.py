@@ -98,7 +98,6 @@ _MODULES = (
     "pack_data.benchmark.assignment",
     "ipu_packed_bert.benchmarks.padding_free",
     "ipu_packed_bert.padding_free.cost",
-    "ipu_packed_bert.padding_free.matrix",
     "ipu_packed_bert.report.network",
     "evidence.figures",
 )

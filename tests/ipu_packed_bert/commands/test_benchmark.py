@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.benchmarks import attention_costs
-from ipu_packed_bert.benchmarks.attention_costs import AttentionTime, fit
 from ipu_packed_bert.benchmarks.layouts import HuggingFaceSide, sorted_by_budget
 from ipu_packed_bert.benchmarks.packed import figures, table
 from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
 from ipu_packed_bert.commands.benchmark import _report, main
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.engine.host.attention import AttentionWork
 from ipu_packed_bert.engine.host.engine import _Program
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
 from ipu_packed_bert.settings.pretraining import LossConfig
@@ -27,8 +24,6 @@ from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from tests.tolerances import assert_same
-
-CASES = [(1, 128, 64, 8), (2, 512, 128, 4), (5, 384, 384, 8), (9, 64, 16, 16), (1, 1024, 1024, 2)]
 
 
 def options_of(folder, counts, more):
@@ -99,26 +94,6 @@ def test_the_sorted_rival_does_the_same_work(work):
     ours = engine.model(*(torch.from_numpy(batch[name]) for name in BATCH_FIELDS)).loss * 2 / rows
     # The scales are float32.
     assert rival.run() == pytest.approx(float(ours.detach()), rel=1e-6)
-
-
-def test_the_costs_of_attention_are_found_again(monkeypatch):
-    costs = np.array([1e5, 0.0, 3.0, 0.25])
-    works = [
-        AttentionWork(calls, 64 * slots, slots * each, width * slots * each) for calls, slots, each, width in CASES
-    ]
-    found, error = fit([AttentionTime(work, float(costs @ work) * 1e-9) for work in works])
-    assert found == pytest.approx(costs, rel=1e-6, abs=1e-6) and error < 1e-9
-    for name, value in (("_HEADS", ((2, 8),)), ("_ROWS", ((2, 32),)), ("_SEQUENCES", (1, 4))):
-        monkeypatch.setattr(attention_costs, name, value)
-    timed = attention_costs.measure((torch.float32, True, 0.1), np.random.default_rng(0))
-    assert [case.work for case in timed["mask"]] == [
-        AttentionWork(1, 2 * 32 * 16, 2 * 2 * 32**2, 2 * 2 * 32**2 * 8)
-    ] * 2
-    one, four = (case.work for case in timed["blocks"])
-    assert 0.8 * one.values < four.values <= one.values == 2 * 32 * 16  # rows of four are nearly full
-    assert 4 * four.scores < 2 * one.scores and one.products == 8 * one.scores
-    products = [case.work.products for case in attention_costs.measure_layer(torch.float32)]
-    assert products == [2 * 32 * (4 * 16 * 16 + 2 * 16 * 64)]
 
 
 def test_figures_by_hand():
