@@ -14,7 +14,6 @@ import pytest
 
 from ipu_packed_bert.__main__ import main
 from ipu_packed_bert.report import network
-from pack_data.batching import ranks
 from pack_data.store.data_set import PackStore
 from tests.fakes import pva
 from tests.pack_data.text_corpus import write_corpus
@@ -163,18 +162,6 @@ def test_a_device_twice_as_fast_takes_half_the_time(capsys):
         assert network.main(["--config", "packed_host", "--micro-batch", "64", "--tflops", rate]) == 0
         seconds.append(float(re.search(r"takes ([\d.]+) s \(computed, at", capsys.readouterr().out).group(1)))
     assert seconds[0] == pytest.approx(2 * seconds[1], abs=0.002) and seconds[1] > 0
-
-
-def test_ranks_are_as_even_as_their_cost_says(capsys):
-    """Packed rows have as many tokens each: only a cost of squared lengths leaves the plan something to level."""
-    excess = []
-    for cost in (["1", "0"], ["0", "1"]):
-        assert ranks.main(["--cost", *cost, "--examples", "1000", "--ranks", "4", "--json"]) == 0
-        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        excess.append({row["plan"]: row["excess"] for row in rows})
-    tokens, squares = excess
-    assert tokens["levelled"] == tokens["by rows"] < 0.5 * squares["by rows"]
-    assert squares["levelled"] < 0.8 * squares["by rows"]
 
 
 def test_a_stream_waits_no_longer_than_it_may(capsys):
