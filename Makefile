@@ -17,7 +17,7 @@ help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make bench      what packing brings on this machine: speed-up beside the packing factor, 1 and 2 processes"
 	@echo "make test       run the tests (Python 3.11 or newer, torch 2.13)"
-	@echo "make gpu        what needs an NVIDIA GPU: its tests, and training steps in several layouts; PYTHON=one that has torch"
+	@echo "make gpu        what needs an NVIDIA GPU: its tests, and make bench with more layouts; PYTHON=one that has torch"
 	@echo "make check      lint, format, types, and what the house weighs"
 	@echo "make figures    the tables and pictures of docs/evidence.md from the committed results; trains nothing"
 	@echo "make coverage   the tests, and the lines that none of them runs"
@@ -45,9 +45,13 @@ bench: .venv/ready
 test: .venv/ready
 	.venv/bin/python $(PYTEST)
 
-# Builds no environment and needs no network; GPU="--size large --precision bfloat16 --precision tf32" measures more.
+# Builds no environment and needs no network; GPU="--size large --precision both" measures more.
+GPU ?= --size base --micro-batch 32 --packs 128 --precision bfloat16 --packer spfhp
 gpu:
-	@PYTHONPATH=$(CURDIR) $(PYTHON) -m ipu_packed_bert gpu $(GPU)
+	@$(PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || \
+	  { echo "error: $(PYTHON) has no torch that finds a CUDA device; nothing was run"; exit 2; }
+	PYTHONPATH=$(CURDIR) $(PYTHON) -m pytest -q -m cuda -p no:cacheprovider tests/ipu_packed_bert/engine/test_cuda.py
+	PYTHONPATH=$(CURDIR) $(PYTHON) -m ipu_packed_bert benchmark $(GPU)
 
 check: .venv/ready
 	.venv/bin/ruff check .

@@ -94,11 +94,8 @@ def _type(kind: Any, rule: Any) -> str:
 
 # Commands that are neither one of packed-bert nor a packer.
 _MODULES = (
-    "pack_data.batching.ranks",
     "pack_data.benchmark.assignment",
     "ipu_packed_bert.benchmarks.padding_free",
-    "ipu_packed_bert.padding_free.cost",
-    "ipu_packed_bert.padding_free.matrix",
     "evidence.figures",
 )
 _EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

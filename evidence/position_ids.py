@@ -26,6 +26,7 @@ from evidence.writer import Shown, Table, bars, spread
 from ipu_packed_bert.benchmarks.texts import TextSet, TokenSet, encode, text_sets
 from ipu_packed_bert.engine.host.devices import find_device
 from ipu_packed_bert.settings.schema import EngineConfig
+from pack_data.batching.collators import collate
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
 from pack_data.cli.command import counted, positive_int
@@ -175,7 +176,7 @@ def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, device
 
     from ipu_packed_bert.model.optimizer import warmup_linear
     from ipu_packed_bert.padding_free.choice import use_padding_free
-    from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator
+    from ipu_packed_bert.padding_free.collators import PaddingCollator, inputs_for
     from ipu_packed_bert.padding_free.update import mean_loss, take_step, to_device
 
     way = WAYS[way_of(variant)]
@@ -183,17 +184,16 @@ def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, device
     sizes = options_of(variant, tokens, size, seed)
     if way.padding_free:
         use_padding_free(model, longest=int(tokens.lengths.max()), attention=options.attention)
-    batches = Batches(way.name, tokens.training, sizes, model)
+    plan = way.plan(tokens.lengths, sizes)
     cuda = torch.cuda if device.type == "cuda" else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
     memory = PeakMemory()
     if cuda:
         cuda.reset_peak_memory_stats(device)
-    steps = len(batches)
-    results = []
-    seconds = 0.0
-    for step, inputs in enumerate(batches):
+    steps, results, seconds = plan.steps, [], 0.0
+    for step in range(steps):
+        inputs = inputs_for(model, collate(way, plan.batch(step, 0), tokens.training))
         start = time.perf_counter()
         rate = size.learning_rate * warmup_linear(step, steps=steps, warmup_steps=max(1, steps // 10))
         results.append(take_step(model, optimizer, [to_device(inputs, device)], rate))

@@ -49,9 +49,6 @@ COMMANDS: Dict[str, Command] = {
     "check-model": Command(
         "ipu_packed_bert.commands.check_model", "whether a Hugging Face model keeps the examples of a packed row apart"
     ),
-    "gpu": Command(
-        "ipu_packed_bert.commands.gpu", "the tests that need a GPU, and training steps there in several layouts"
-    ),
     "ipu-check": Command(
         "ipu_packed_bert.commands.ipu_check",
         "the first day on IPUs: compiles, runs ten updates, and sets them beside the plan and the cycle model",
@@ -72,8 +69,6 @@ COMMANDS: Dict[str, Command] = {
         "ipu_packed_bert.commands.look", "one HTML page of a histogram, a packed data set or a run, with pictures"
     ),
     "certificate": _packing("certificate"),
-    "sort": _packing("sort"),
-    "batching": _packing("batching"),
     "stream": _packing("stream"),
     "benchmark-build": _packing("benchmark"),
 }

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +16,11 @@ transformers = pytest.importorskip(
 )
 
 from ipu_packed_bert.padding_free.collators import PaddingFreeCollator  # noqa: E402
+
+# docs/families.py makes a tiny model of every family, for a page; here for tests.
+_spec = importlib.util.spec_from_file_location("families", Path(__file__).parents[1] / "docs" / "families.py")
+families = sys.modules["families"] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(families)
 
 SIZE = {
     "vocab_size": 50,

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from ipu_packed_bert.__main__ import main
-from pack_data.batching import ranks
 from pack_data.store.data_set import PackStore
 from tests.fakes import pva
 from tests.pack_data.text_corpus import write_corpus
@@ -156,16 +155,6 @@ def test_profiles_of_two_runs_give_the_overhead_of_a_pack(tmp_path, capsys, monk
         main(["report", *both[:2]])
 
 
-def test_ranks_are_as_even_as_their_cost_says(capsys):
-    """Packed rows have as many tokens each: only a cost of squared lengths leaves the plan something to level."""
-    excess = []
-    for cost in (["1", "0"], ["0", "1"]):
-        assert ranks.main(["--cost", *cost, "--examples", "1000", "--ranks", "4", "--json"]) == 0
-        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        excess.append({row["plan"]: row["excess"] for row in rows})
-    tokens, squares = excess
-    assert tokens["levelled"] == tokens["by rows"] < 0.5 * squares["by rows"]
-    assert squares["levelled"] < 0.8 * squares["by rows"]
 
 
 def test_a_stream_waits_no_longer_than_it_may(capsys):

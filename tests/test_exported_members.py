@@ -22,13 +22,12 @@ PUBLIC = {
         "newest_checkpoint read_log"
     ),
     "pack_data.batching": (
-        "BatchOptions BatchSampler EpochPlan IndexBatchSampler StepCost WAYS Way WayReport get_way "
-        "padded_batch padding_free_batch report"
+        "BatchOptions EpochPlan IndexBatchSampler WAYS Way WayReport get_way padded_batch padding_free_batch report"
     ),
     "pack_data.stream": "Pack PackRows PackStream Waits packed_rows",
     "ipu_packed_bert.padding_free": (
-        "Batches MeasuredCost PackedStream PaddingCollator PaddingFreeCollator UpdateResult accumulate "
-        "assert_isolated check_no_leak inputs_for keep_buffers least_of_ranks mean_loss measure_cost pack_into "
+        "PackedStream PaddingCollator PaddingFreeCollator UpdateResult accumulate "
+        "assert_isolated check_no_leak inputs_for keep_buffers least_of_ranks mean_loss pack_into "
         "take_step use_padding_free"
     ),
 }

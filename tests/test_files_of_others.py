@@ -46,7 +46,7 @@ SETTINGS_FILE = ("FILE.yml", "FILE")
 WEIGHTS = ("DIR/config.json", "BERT/pytorch_model.bin", "BERT/model.safetensors", "BERT/vocab.txt")
 TABLES = ("FILE.csv", "FILE.tsv.gz", "FILE.csv.xz", "FILE.jsonl", "FILE.jsonl.xz", "FILE.json")
 # One reader has all of these; what it takes is given to the command `histogram`.
-HISTOGRAMS = ("compare --packers none", "sort", "batching --examples 100", "stream --sequences 100", "benchmark")
+HISTOGRAMS = ("compare --packers none", "stream --sequences 100", "benchmark")
 READS = {
     **{
         (name, "--config"): [f"{name} --config {file}{more}" for file in SETTINGS_FILE for more in mores]
@@ -128,7 +128,6 @@ READS = {
 }
 # Options with a value that is no file to be read here: settings, names, and what is written.
 NO_FILE = {
-    ("gpu", "--histogram"),  # as that of benchmark, where there is a GPU
     ("plan", "--start-from"),  # of the command that it prints
     *((name, "--set") for name in ("plan", "predict", "ipu-check", "report")),  # the files of others, above
     *((name, "--allow-change") for name in ("pretrain", "plan", "finetune")),
@@ -137,14 +136,13 @@ NO_FILE = {
     *((name, "--html") for name in ("report", "look")),
     *((name, "--packers") for name in ("compare", "look")),
     ("look", "--packer"),
-    *((name, "--synthetic") for name in "plan benchmark gpu report compare sort batching stream pack".split()),
+    *((name, "--synthetic") for name in "plan benchmark report compare stream pack".split()),
     ("plan", "--write"),
     ("predict", "--output"),
     ("export", "target"),
     ("check-model", "model"),  # Transformers reads it, of safetensors alone
     ("check-model", "--attention"),
     ("check-model", "--collator"),
-    ("gpu", "--json"),
     ("build", "--format"),
     ("build", "--json-field"),
     ("build", "--dask"),

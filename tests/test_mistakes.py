@@ -60,7 +60,6 @@ MISTAKES = [
     (f"{BUILD} --synthetic wikipedia_512 --out new", ["--max-sequence-length", "512"]),
     ("benchmark --size tiny --ranks 100000", ["--ranks", "100000"]),
     ("histogram --workers 99999999 texts/000.txt", ["--workers", "99999999"]),
-    ("batching --ranks 0", ["--ranks", "0"]),
     ("pack --packer fastest", ["--packer", "fastest", "optimal"]),
     ("pack --histogram wikipedia", ["wikipedia", "wikipedia_512"]),
     # ---- files and folders that are not what is wanted

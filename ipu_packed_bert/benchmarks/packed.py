@@ -1,15 +1,16 @@
-"""Sequences per second of the same work in two layouts, packed and unpacked, or with two attentions."""
+"""Sequences per second of the same work: packed and unpacked, and beside the best that others do without packs."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
-from ipu_packed_bert.benchmarks.layouts import HuggingFaceSide, sorted_by_budget
+from ipu_packed_bert.benchmarks.layouts import HuggingFaceSide, sorted_by_budget, without_padding
 from ipu_packed_bert.benchmarks.work import BenchmarkWork
 from ipu_packed_bert.data.global_batches import SameSequences
 from ipu_packed_bert.engine.host import HostEngine
@@ -17,11 +18,12 @@ from ipu_packed_bert.engine.host.attention import dense_attention
 from ipu_packed_bert.engine.host.devices import clock_of, find_device, product_rate
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.pretraining import Config
-from ipu_packed_bert.settings.schema import EngineConfig
+from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import SideBySide, side_by_side
-from pack_data.cli.timing import quartiles, rounds_in_turn, timed
+from pack_data.cli.timing import Clock, quartiles, rounds_in_turn, timed
 from pack_data.display.table import Column, Table, spread, with_interval
+from pack_data.reading.fields import one_line
 
 
 def _engine(
@@ -41,6 +43,7 @@ def compare_layouts(
     processes: each has its own share of the work, and their gradients are added up, as in training.
     """
     engine = other = _engine(config, work, processes=processes)
+    peak = _peak_memory(engine, work, find_device(config.engine, processes))
     if engine.attention.kind == "varlen":
         other = _engine(config, work, dense_attention(config.engine.precision, find_device(config.engine)), processes)
     pair = SameSequences(work.packed, work.unpacked)
@@ -53,8 +56,11 @@ def compare_layouts(
         "precision": config.engine.precision,
         "attention": {"packed": engine.attention.kind, "unpacked": other.attention.kind},
         "engine": engine.description,
+        "peak_memory_bytes": peak,
     }
-    return {**found, **figures(sides)}
+    found.update(figures(sides))
+    rate = found["packed_sequences_per_second"] / work.sequences
+    return {**found, "useful_tflops": 1e-12 * rate * _useful_flop(work, config.model) if processes.size == 1 else None}
 
 
 def figures(sides: SideBySide) -> Dict[str, Any]:
@@ -70,41 +76,82 @@ def figures(sides: SideBySide) -> Dict[str, Any]:
     }
 
 
-def compare_sorted(config: Config, work: BenchmarkWork, *, rounds: int, bar: Any) -> Dict[str, Any]:
-    """Hugging Face's BERT without packs at its best, beside our packs, in turn: how much time it takes over ours.
+# What our packs are set beside, by the kind of device.
+RIVALS = {"cpu": ("sorted",), "cuda": ("sorted", "dense", "flash")}
 
-    Its sequences are sorted by length, its batches hold as many slots as our micro-batches at most, and its heads see
-    masked tokens and [CLS] alone. Both have the same weights.
+
+def compare_rivals(config: Config, work: BenchmarkWork, *, rounds: int, bar: Any) -> Dict[str, Any]:
+    """Other ways to train on these sequences, and our packs, in turn: how much time each takes over ours.
+
+    sorted: Hugging Face's BERT without packs at its best: sorted by length, as many slots in a batch as in a
+    micro-batch. dense: our packs with a mask over whole rows. flash: Hugging Face's by FlashAttention, without padding.
+    All have the same weights, and heads on masked tokens and [CLS] alone.
     """
     engine = _engine(config, work)
-    device = find_device(config.engine)
-    forwards = sorted_by_budget(work.unpacked, config.batch.micro_batch * work.slots)
-    rival = HuggingFaceSide(config, engine.weights(), forwards, device, "sdpa")
+    device, budget = find_device(config.engine), config.batch.micro_batch * work.slots
     clock = clock_of(device, of_process=torch.get_num_threads() == 1)
+    forwards = sorted_by_budget(work.unpacked, budget)
 
-    def packed() -> float:
-        loss = engine.accumulate(work.packed).loss
-        engine.optimizer.zero_grad(set_to_none=True)
-        return loss
+    def built(name: str) -> Callable[[], float]:
+        if name in ("packed", "dense"):
+            return partial(_accumulated, engine if name == "packed" else _engine(config, work, "sdpa"), work)
+        laid_out = forwards if name == "sorted" else without_padding(work.unpacked, budget)
+        kind = "sdpa" if name == "sorted" else "flash_attention_2"
+        return HuggingFaceSide(config, engine.weights(), laid_out, device, kind).run
 
-    def turn(side: Callable[[], float], number: int) -> Tuple[float, float]:
-        return timed(side, clock)
-
-    seconds = []
-    sides = {"packed": partial(turn, packed), "sorted": partial(turn, rival.run)}
+    sides = {}
+    for name in ("packed", *RIVALS[device.type]):
+        try:
+            sides[name] = partial(_timed_turn, built(name), clock)
+        except (ImportError, TypeError, ValueError) as error:
+            print(f"{name} is left out: {one_line(error)}", file=sys.stderr)
+    seconds: Dict[str, List[float]] = {name: [] for name in sides}
     for number, found in rounds_in_turn(sides, rounds, bar):
-        (ours, loss), (theirs, other) = found["packed"], found["sorted"]
-        # Dropout differs; the sequences and their number do not.
-        assert abs(loss - other) <= 0.02 * abs(loss), f"other work: losses {loss}, {other}"
-        if number:
-            seconds.append((ours, theirs))
-    times = np.array(seconds)
-    low, ratio, high = quartiles(times[:, 1] / times[:, 0])
+        loss = found["packed"][1]
+        for name, (taken, other) in found.items():
+            # Dropout differs; the sequences and their number do not.
+            assert abs(loss - other) <= 0.02 * abs(loss), f"other work: losses of packed {loss}, of {name} {other}"
+            seconds[name] += [taken] * (number > 0)
+    ours = np.array(seconds.pop("packed"))
+    times = {name: quartiles(np.array(each) / ours) for name, each in seconds.items()}
     return {
-        "sorted_time": ratio,
-        "sorted_time_quartiles": [low, high],
+        **{f"{name}_time": each.median for name, each in times.items()},
+        **{f"{name}_time_quartiles": [each.low, each.high] for name, each in times.items()},
         "sorted_slots": sum(each.inputs["input_ids"].numel() for each in forwards) / work.packed["input_ids"].size,
     }
+
+
+def _timed_turn(side: Callable[[], float], clock: Clock, number: int) -> Tuple[float, float]:
+    return timed(side, clock)
+
+
+def _accumulated(engine: HostEngine, work: BenchmarkWork) -> float:
+    """Forward and backward passes of the packs, gradients cleared; the mean loss."""
+    loss = engine.accumulate(work.packed).loss
+    engine.optimizer.zero_grad(set_to_none=True)
+    return loss
+
+
+def _peak_memory(engine: HostEngine, work: BenchmarkWork, device: torch.device) -> Optional[int]:
+    """Bytes of a GPU in which only this engine is; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    _accumulated(engine, work)
+    return torch.cuda.max_memory_allocated(device)
+
+
+def _useful_flop(work: BenchmarkWork, model: ModelConfig) -> float:
+    """Of the products of all sequences in forward and backward passes: no padding, no scores between sequences.
+
+    Masked tokens alone have logits.
+    """
+    hidden = model.hidden_size
+    lengths = [np.bincount(row)[1:].astype(np.float64) for row in work.packed["input_mask"]]
+    squares = sum(float((each**2).sum()) for each in lengths)
+    masked = int((work.packed["masked_lm_weights"] > 0).sum())
+    layer = work.tokens * (4 * hidden**2 + 2 * hidden * model.intermediate_size) + 2 * squares * hidden
+    return 6.0 * (model.num_layers * layer + masked * hidden * (hidden + work.vocabulary))
 
 
 def bfloat16_slowdown() -> float:
@@ -128,17 +175,24 @@ _LAYOUTS = (
     Column("share_of_packing_factor", "of it", form=".3f"),
     with_interval("sorted_time", "sorted HF, time", "", ".3f"),
 )
+# Of a GPU.
+_DEVICE = (
+    with_interval("dense_time", "dense mask, time", "", ".3f"),
+    with_interval("flash_time", "HF Flash, time", "", ".3f"),
+    Column("peak_memory_bytes", "peak GiB", form=".2f", scale=2**30),
+    Column("useful_tflops", "useful TFLOP/s", form=",.3g"),
+)
 
 
 def table(found: Sequence[Mapping[str, Any]], title: str, notes: Sequence[str] = ()) -> Table:
-    """found: of `compare_layouts`, and of `compare_sorted` where it was measured."""
+    """found: of `compare_layouts`, and of `compare_rivals` where they were measured."""
     rows = []
     for each in found:
-        low, high = each["speed_up_quartiles"]
-        row = {**each, **spread("speed_up", (low, each["speed_up"], high))}
-        row["attention"] = " beside ".join(each["attention"].values())
-        if each.get("sorted_time") is not None:
-            low, high = each["sorted_time_quartiles"]
-            row.update(spread("sorted_time", (low, each["sorted_time"], high)))
+        row = {**each, "attention": " beside ".join(each["attention"].values())}
+        for name in ("speed_up", "sorted_time", "dense_time", "flash_time"):
+            if each.get(name) is not None:
+                low, high = each[f"{name}_quartiles"]
+                row.update(spread(name, (low, each[name], high)))
         rows.append(row)
-    return Table("benchmark", title, _LAYOUTS, rows, tuple(notes))
+    on_device = any(row.get("peak_memory_bytes") is not None for row in rows)
+    return Table("benchmark", title, (*_LAYOUTS, *_DEVICE * on_device), rows, tuple(notes))

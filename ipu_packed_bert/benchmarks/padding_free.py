@@ -1,14 +1,13 @@
-"""How fast padding-free rows are: the same examples padded at random, padded sorted, with a dense mask, and with ours.
+"""How fast padding-free rows are: the same examples padded at random, padded sorted, under a dense mask, and with ours.
 
     python -m ipu_packed_bert.benchmarks.padding_free
     python -m ipu_packed_bert.benchmarks.padding_free --data-dir DIR --rows 1024,2048 --rounds 7
 
-Three tables.  The first: one row of each number of tokens and its examples in padded batches, forward and backward.
-The second: the loss over a large vocabulary, with whole logits and in blocks of tokens.  The third: an epoch by the
-ways of `pack_data.batching` relative to RandomSampling+Padding.  All sides of a line take turns in one process, and
-each ratio is the median over the rounds of ratios within a round, so that another load on the machine moves all sides
-alike.  On a CPU times are of this process (not of the clock), on CUDA of the clock; freed buffers are kept on all
-sides, unless --return-buffers is given.
+Two tables, of forward and backward.  The first: one row of each number of tokens, and its examples in padded batches.
+The second: the loss over a large vocabulary, of whole logits and in blocks of tokens.  All sides of a line take turns
+in one process, and each ratio is the median over the rounds of ratios within a round, so that another load on the
+machine moves all sides alike.  On a CPU times are of this process (not of the clock), on CUDA of the clock; freed
+buffers are kept on all sides.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import torch
@@ -26,17 +25,14 @@ from ipu_packed_bert.benchmarks.work import machine
 from ipu_packed_bert.engine.host.devices import clock_of
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import switch
-from ipu_packed_bert.padding_free.collators import Batches, Inputs, PaddingCollator, PaddingFreeCollator
+from ipu_packed_bert.padding_free.collators import Inputs, PaddingCollator, PaddingFreeCollator
 from ipu_packed_bert.padding_free.models import new_llama
 from ipu_packed_bert.padding_free.output_layer import IGNORED
 from ipu_packed_bert.padding_free.update import cross_entropy_sum, logits_of, loss_sum, to_device
-from pack_data.batching.plans import BatchOptions, get_way
-from pack_data.cli.command import ArgumentParser, count_from_zero, positive_int, positive_ints, run_main
+from pack_data.cli.command import ArgumentParser, positive_int, positive_ints, run_main
 from pack_data.cli.memory import PeakMemory, keep_buffers
-from pack_data.cli.timing import Clock, seconds_in_turn
-from pack_data.display.table import Column, Table, markdown
-
-Example = Dict[str, np.ndarray]
+from pack_data.cli.timing import seconds_in_turn
+from pack_data.display.table import Column, Table
 
 # Tokens of the examples of two data sets, at 0, 5, ... 100 % of them: 6,000 examples of each, drawn at random, with
 # WordPiece vocabularies of 4,096 that were trained on them (--data-dir measures them again).
@@ -45,18 +41,11 @@ QUANTILES = {
     "GPTeacher": [29, 57, 68, 78, 86, 93, 100, 107, 113, 120, 127, 136, 146, 155, 166, 176, 189, 203, 222, 254, 487],
 }
 LONG_TAILED = "long-tailed"  # log-normal: half of the examples below 100 tokens, one in a hundred above 1,600
-PADDED, SORTED, DENSE, OURS = "padded at random", "padded sorted", "dense mask", "ours"
-WAYS: Tuple[str, ...] = (
-    "RandomSampling+Padding",
-    "GroupByLength+Padding",
-    "MiniBatchPacking+PosID",
-    "Multipack+PosID",
-    "OptimalPacking+PosID",
-)
+PADDED, SORTED, DENSE, OURS = "padded", "sorted", "dense", "ours"
 
 
 class Setup(NamedTuple):
-    """The model and how long to measure."""
+    """The model, and how long to measure."""
 
     rounds: int = 5
     device: str = "cpu"
@@ -65,33 +54,32 @@ class Setup(NamedTuple):
     vocabulary: int = 4096
     batch_size: int = 4  # examples of a padded batch
     dense_up_to: int = 4096  # rows of more tokens are not measured with the dense mask
-    longest: int = 512  # tokens of an example in the epoch
-
-    @property
-    def _clock(self) -> Clock:
-        return clock_of(torch.device(self.device), of_process=True)
-
-    @property
-    def _epoch_batches(self) -> BatchOptions:
-        return BatchOptions(4 * self.batch_size, self.longest)
 
 
-class _RowLine(NamedTuple):
-    """One row length of one data set."""
+class _Measured(NamedTuple):
+    """One side of a line."""
 
-    data: str
-    slots: int
-    examples: int
-    tokens: int
-    padded_slots: int  # of the batches that are padded at random
-    seconds: Dict[str, float]  # side -> median over the rounds
-    relative: Dict[str, float]  # side -> median of seconds over those padded at random, in the same round
-    memory: Dict[str, Optional[int]]  # side -> bytes above what was there before
+    seconds: np.ndarray  # one value a round
+    memory: Optional[int]  # bytes above what was there before; None where the system does not tell
+    loss: float
 
-    @property
-    def goal(self) -> float:
-        """What ours may take relative to padding at random."""
-        return min(1.0, self.tokens / self.padded_slots / 0.95) if self.slots <= 2048 else 1.0
+
+def _in_turn(sides: Dict[str, Callable[[], float]], setup: Setup) -> Dict[str, _Measured]:
+    """Each side, which returns its loss, once for its memory, then round by round.  RuntimeError for other losses."""
+    cuda = torch.cuda if setup.device != "cpu" else None
+    memory, losses = {}, {}
+    for name, work in sides.items():
+        peak, before = PeakMemory(), cuda.memory_allocated() if cuda else 0
+        if cuda:
+            cuda.reset_peak_memory_stats()
+        losses[name] = work()
+        memory[name] = cuda.max_memory_allocated() - before if cuda else peak.added()
+    first, *others = losses.values()
+    worst = max(abs(loss / first - 1) for loss in others)
+    if not worst < 1e-4:
+        raise RuntimeError(f"the losses of {', '.join(sides)} differ by {worst:.1e}; times mean nothing then")
+    times = seconds_in_turn(sides, setup.rounds, clock_of(torch.device(setup.device), of_process=True), warm_up=False)
+    return {name: _Measured(times[name], memory[name], losses[name]) for name in sides}
 
 
 def lengths_of(name: str, count: int, draw: np.random.Generator) -> np.ndarray:
@@ -111,95 +99,64 @@ def _model_of(setup: Setup, positions: int) -> Any:
     return model.to(setup.device)
 
 
-def _train_on(model: Any, batches: Sequence[Inputs], device: str) -> float:
-    """Forward and backward of each batch.  Returns the sum of the losses of all tokens."""
-    total = 0.0
-    for inputs in batches:
-        loss = loss_sum(model, to_device(inputs, torch.device(device)))
-        (loss / 1000).backward()
-        total += float(loss.detach())
-    model.zero_grad(set_to_none=True)
-    return total
-
-
-def _examples_of(lengths: Sequence[int], vocabulary: int, draw: np.random.Generator) -> List[Example]:
-    return [{"input_ids": draw.integers(1, vocabulary, length)} for length in lengths]
-
-
-def _fill(lengths: np.ndarray, slots: int) -> List[int]:
-    """The first examples that fit into a row; longer ones are cut, as their row would be."""
-    row: List[int] = []
-    free = slots
+def _examples_of(lengths: np.ndarray, slots: int, setup: Setup) -> List[Dict[str, np.ndarray]]:
+    """The first examples that fit into a row, of random tokens; longer ones are cut, as their row would be."""
+    draw, free, found = np.random.default_rng(slots), slots, []
     for length in np.minimum(lengths, slots).tolist():
         if length <= free:
-            row.append(length)
+            found.append({"input_ids": draw.integers(1, setup.vocabulary, length)})
             free -= length
         if not free:
             break
-    return row
+    return found
 
 
-def measure_rows(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> _RowLine:
-    """Padded and padding-free, the same examples, in turns."""
-    draw = np.random.default_rng(slots)
-    examples = _examples_of(_fill(lengths, slots), setup.vocabulary, draw)
-    model = _model_of(setup, slots)
+def measure_row(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Dict[str, Any]:
+    """Padded and padding-free, the same examples, in turns: a row of `_ROWS`."""
+    examples, model, size = _examples_of(lengths, slots, setup), _model_of(setup, slots), setup.batch_size
     by_length = sorted(examples, key=lambda example: len(example["input_ids"]))
-    size = setup.batch_size
 
-    def padded(order: Sequence[Example]) -> List[Inputs]:
+    def padded(order: Sequence[Any]) -> List[Inputs]:
         return [PaddingCollator()(order[at : at + size]) for at in range(0, len(order), size)]
 
-    sides: Dict[str, List[Inputs]] = {PADDED: padded(examples), SORTED: padded(by_length)}
-    if slots <= setup.dense_up_to:
-        sides[DENSE] = [PaddingFreeCollator(model)(examples)]
+    batches: Dict[str, List[Inputs]] = {PADDED: padded(examples), SORTED: padded(by_length)}
     switch(model, NAME)
-    sides[OURS] = [PaddingFreeCollator(model)(examples)]
+    ours = PaddingFreeCollator(model)(examples)
+    if slots <= setup.dense_up_to:  # Transformers' own mask, made of the positions
+        batches[DENSE] = [{name: ours[name] for name in ("input_ids", "labels", "position_ids")}]
+    batches[OURS] = [ours]
 
     def turn(side: str) -> float:
         switch(model, NAME if side == OURS else "sdpa")
-        return _train_on(model, sides[side], setup.device)
+        total = 0.0
+        for inputs in batches[side]:
+            loss = loss_sum(model, to_device(inputs, torch.device(setup.device)))
+            (loss / 1000).backward()
+            total += float(loss.detach())
+        model.zero_grad(set_to_none=True)
+        return total
 
-    memory, losses = {}, {}
-    for side in sides:  # the first time is for warming up, and for the memory
-        peak = PeakMemory()
-        if setup.device != "cpu":
-            torch.cuda.reset_peak_memory_stats()
-        losses[side] = turn(side)
-        memory[side] = peak.added() if setup.device == "cpu" else torch.cuda.max_memory_allocated()
-    worst = max(abs(loss / losses[PADDED] - 1) for loss in losses.values())
-    if not worst < 1e-4:
-        raise RuntimeError(f"{data}, rows of {slots}: the losses differ by {worst:.1e}; times mean nothing then")
-    times = seconds_in_turn({side: partial(turn, side) for side in sides}, setup.rounds, setup._clock, warm_up=False)
-    return _RowLine(
-        data,
-        slots,
-        len(examples),
-        sum(len(example["input_ids"]) for example in examples),
-        sum(inputs["input_ids"].numel() for inputs in sides[PADDED]),
-        {side: float(np.median(each)) for side, each in times.items()},
-        {side: float(np.median(np.divide(each, times[PADDED]))) for side, each in times.items()},
-        memory,
-    )
+    found = _in_turn({side: partial(turn, side) for side in batches}, setup)
+    padded_slots = sum(inputs["input_ids"].numel() for inputs in batches[PADDED])
+    tokens, base = ours["input_ids"].numel(), found[PADDED].seconds
+    return {
+        "data": data,
+        "slots": slots,
+        "examples": len(examples),
+        "real": tokens / padded_slots,
+        **{side: float(np.median(each.seconds / base)) for side, each in found.items()},
+        "padded_rate": tokens / float(np.median(base)),
+        "rate": tokens / float(np.median(found[OURS].seconds)),
+        **{f"{side}, memory": each.memory for side, each in found.items()},
+    }
 
 
-class LossLine(NamedTuple):
-    """The output layer and its loss, forward and backward of a whole model, by one way."""
-
-    way: str
-    memory: Optional[int]  # bytes above what was there before; None where the system does not tell
-    relative: float  # seconds over those of whole logits, median over the rounds
-    loss: float
-
-
-def _measure_loss(slots: int, setup: Setup) -> List[LossLine]:
-    """Transformers' own loss, ours of whole logits, and ours in blocks of tokens, in turns."""
-    draw = np.random.default_rng(0)
-    lengths = _fill(lengths_of("GSM8K", slots, draw), slots)
+def _measure_loss(slots: int, setup: Setup) -> List[Dict[str, Any]]:
+    """Transformers' own loss, ours of whole logits, and ours in blocks of tokens, in turns: rows of `_LOSSES`."""
     model = _model_of(setup, slots)
     switch(model, NAME)
-    made = PaddingFreeCollator(model)(_examples_of(lengths, setup.vocabulary, draw))
-    inputs = to_device(made, torch.device(setup.device))
+    examples = _examples_of(lengths_of("GSM8K", slots, np.random.default_rng(0)), slots, setup)
+    inputs = to_device(PaddingFreeCollator(model)(examples), torch.device(setup.device))
     predicted = int((inputs["labels"][:, 1:] != IGNORED).sum())
     ways = {
         "Transformers": lambda: model(**inputs, use_cache=False).loss,
@@ -212,44 +169,13 @@ def _measure_loss(slots: int, setup: Setup) -> List[LossLine]:
         loss.backward()
         return float(loss.detach())
 
-    memory, losses = {}, {}
     turn("in blocks")  # gradients and buffers that stay are there before all sides
-    for way in ways:
-        peak = PeakMemory()
-        if setup.device != "cpu":
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-        losses[way] = turn(way)
-        memory[way] = peak.added() if setup.device == "cpu" else torch.cuda.max_memory_allocated() - before
-    times = seconds_in_turn({way: partial(turn, way) for way in ways}, setup.rounds, setup._clock, warm_up=False)
-    whole = times["whole logits"]
-    return [LossLine(way, memory[way], float(np.median(np.divide(times[way], whole))), losses[way]) for way in ways]
-
-
-def slots_a_token(lengths: np.ndarray, options: BatchOptions) -> float:
-    """Slots of an epoch padded at random over its tokens: what leaving out the padding is worth, without attention."""
-    plan = get_way(WAYS[0]).plan(lengths, options)
-    longest = np.maximum.reduceat(plan.stop, plan.rows[plan.batches[:-1]])  # a row is one example
-    return float((longest * np.diff(plan.batches)).sum() / lengths.sum())
-
-
-def _measure_ways(data: str, lengths: np.ndarray, setup: Setup, examples: int) -> Dict[str, float]:
-    """Speed of an epoch by each way, relative to RandomSampling+Padding."""
-    chosen = np.minimum(lengths[:examples], setup.longest)
-    dataset = _examples_of(chosen, setup.vocabulary, np.random.default_rng(1))
-    model = _model_of(setup, 4 * setup.batch_size * setup.longest)
-
-    def epoch(way: str, side: str) -> None:
-        switch(model, NAME if side == ", ours" else "sdpa")
-        _train_on(model, list(Batches(way, dataset, setup._epoch_batches, model)), setup.device)
-
-    epochs = {way + side: partial(epoch, way, side) for way in WAYS for side in _sides(way)}
-    times = seconds_in_turn(epochs, setup.rounds, setup._clock)
-    return {name: float(np.median(times[WAYS[0]] / each)) for name, each in times.items()}
-
-
-def _sides(way: str) -> List[str]:
-    return [", dense mask", ", ours"] if "PosID" in way else [""]
+    found = _in_turn({way: partial(turn, way) for way in ways}, setup)
+    whole = found["whole logits"].seconds
+    return [
+        {"way": way, "memory": each.memory, "relative": float(np.median(each.seconds / whole)), "loss": each.loss}
+        for way, each in found.items()
+    ]
 
 
 _ROWS = (
@@ -257,17 +183,11 @@ _ROWS = (
     Column("slots", "row, tokens", form=","),
     Column("examples", "examples", form=","),
     Column("real", "real / padded", form=".2f"),
-    *(Column(side, title, form=".2f") for side, title in ((SORTED, "sorted"), (DENSE, "dense"), (OURS, "ours"))),
-    Column("goal", "goal", form=".2f"),
+    *(Column(side, title, form=".2f") for side, title in ((SORTED, "sorted"), (DENSE, "dense mask"), (OURS, "ours"))),
     Column("padded_rate", "tokens/s padded", form=",.0f"),
     Column("rate", "tokens/s ours", form=",.0f"),
-    *(
-        Column(f"{side}, memory", f"MiB {title}", form=",.0f", scale=2**20)
-        for side, title in ((PADDED, "padded"), (DENSE, "dense"), (OURS, "ours"))
-    ),
+    *(Column(f"{side}, memory", f"MiB {side}", form=",.0f", scale=2**20) for side in (PADDED, DENSE, OURS)),
 )
-
-
 _LOSSES = (
     Column("way", "loss"),
     Column("memory", "MiB above the model", form=",.0f", scale=2**20),
@@ -276,77 +196,30 @@ _LOSSES = (
 )
 
 
-def _rows_table(lines: Sequence[_RowLine]) -> str:
-    rows = [
-        {
-            **line._asdict(),
-            **line.relative,
-            "real": line.tokens / line.padded_slots,
-            "goal": line.goal,
-            "padded_rate": line.tokens / line.seconds[PADDED],
-            "rate": line.tokens / line.seconds[OURS],
-            **{f"{side}, memory": added for side, added in line.memory.items()},
-        }
-        for line in lines
-    ]
-    return Table("rows", "", _ROWS, rows).markdown()
-
-
-def _refuse(rows: Sequence[int], device: str) -> None:
-    """Raises ValueError for rows that predict nothing, and for a device that is not here."""
-    if min(rows) < 2:
-        raise ValueError(f"--rows {min(rows)}: a row of one token predicts nothing; give at least 2")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch finds no CUDA device here; leave --device out")
-
-
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(prog="python -m ipu_packed_bert.benchmarks.padding_free", description=__doc__)
     parser.add_argument("--rows", type=positive_ints, default=[1024, 2048, 4096, 8192, 16384], metavar="N,N,...")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="gsm8k/ and gpteacher/, in place of quantiles")
     parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="(default: 5)")
-    parser.add_argument(
-        "--examples", type=count_from_zero, default=160, metavar="N", help="of the epoch (default: 160; 0: none)"
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--return-buffers", action="store_true", help="give freed memory back to the system, as glibc does by itself"
-    )
     options = parser.parse_args(arguments)
-    _refuse(options.rows, options.device)
-    setup = Setup(options.rounds, options.device)
-    kept = options.device == "cpu" and not options.return_buffers and keep_buffers()
+    if min(options.rows) < 2:
+        raise ValueError(f"--rows {min(options.rows)}: a row of one token predicts nothing; give at least 2")
+    setup = Setup(options.rounds, "cuda" if torch.cuda.is_available() else "cpu")
+    kept = setup.device == "cpu" and keep_buffers()
     lengths = _all_lengths(options.data_dir)
     print(
         f"Llama of hidden {setup.hidden_size}, {setup.layers} layers, vocabulary {setup.vocabulary:,}; padded batches "
         f"of {setup.batch_size}; {setup.rounds} rounds; {setup.device}{'; freed buffers kept' * kept}; {machine()}\n\n"
-        f"Time of forward and backward relative to the same examples {PADDED} (below 1: faster); goal: at most this.\n"
+        "Time of forward and backward relative to the same examples padded at random (below 1: faster).\n"
     )
-    lines = []
-    for name, slots in ((name, slots) for slots in options.rows for name in lengths):
-        lines.append(measure_rows(name, lengths[name], slots, setup))
-        print(f"{name} {slots:,}: {lines[-1].relative[OURS]:.2f}", file=sys.stderr, flush=True)
-    lines.sort(key=lambda line: list(lengths).index(line.data))
-    print(_rows_table(lines))
-    missed = [f"{line.data} {line.slots:,}" for line in lines if line.relative[OURS] > line.goal]
-    print(
-        f"goal reached in {len(lines) - len(missed)} of {len(lines)} lines{'; not: ' * bool(missed)}{', '.join(missed)}"
-    )
-    slots, setup_of_loss = min(4096, max(options.rows)), setup._replace(vocabulary=32_000)
-    print(f"\nThe loss of {slots:,} tokens over a vocabulary of {setup_of_loss.vocabulary:,}, forward and backward.\n")
-    print(Table("loss", "", _LOSSES, [line._asdict() for line in _measure_loss(slots, setup_of_loss)]).markdown())
-    if options.examples:
-        sets = [name for name in lengths if name != LONG_TAILED]
-        speeds = {name: _measure_ways(name, lengths[name], setup, options.examples) for name in sets}
-        batches = setup._epoch_batches
-        slots = [slots_a_token(np.minimum(lengths[name][: options.examples], setup.longest), batches) for name in sets]
-        print(
-            f"\nSpeed of an epoch of {options.examples} examples, batch {batches.batch_size}, at most "
-            f"{setup.longest} tokens an example, relative to {WAYS[0]} (above 1: faster).  Padded slots over tokens: "
-            f"{', '.join(f'{name} {each:.2f}' for name, each in zip(sets, slots))}.\n"
-        )
-        ways = list(next(iter(speeds.values())))
-        print(markdown(["way", *sets], [[way, *(f"{speeds[name][way]:.2f}" for name in sets)] for way in ways]))
+    rows = []
+    for name, slots in ((name, slots) for name in lengths for slots in options.rows):
+        rows.append(measure_row(name, lengths[name], slots, setup))
+        print(f"{name} {slots:,}: {rows[-1][OURS]:.2f}", file=sys.stderr, flush=True)
+    print(Table("rows", "", _ROWS, rows).markdown())
+    slots, setup = min(4096, max(options.rows)), setup._replace(vocabulary=32_000)
+    print(f"\nThe loss of {slots:,} tokens over a vocabulary of {setup.vocabulary:,}, forward and backward.\n")
+    print(Table("loss", "", _LOSSES, _measure_loss(slots, setup)).markdown())
     return 0
 
 

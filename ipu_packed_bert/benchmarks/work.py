@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Tuple
+from typing import List, NamedTuple, Tuple
 
 import numpy as np
 
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig
 from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
-from pack_data.cli.command import available_cores, counted, positive_int
-from pack_data.cli.timing import versions
-from pack_data.lengths.options import add_histogram_arguments
+from pack_data.cli.command import available_cores, counted
 from pack_data.packing import Packing
 from pack_data.sequences import Example, Sequences
 from pack_data.store.packs import PackSchema, assemble, decode
@@ -47,24 +44,6 @@ class BenchmarkWork(NamedTuple):
     @property
     def packing_factor(self) -> float:
         return len(self.unpacked["input_ids"]) / len(self.packed["input_ids"])
-
-
-def add_arguments(parser: argparse.ArgumentParser, *, size: str, micro_batch: int, packs: int, rounds: int) -> None:
-    """The options of every benchmark of packs; the arguments here are their defaults."""
-    add_histogram_arguments(parser)
-    parser.add_argument("--size", choices=sorted(SIZES), default=size, help=f"of the model; default {size}")
-    parser.add_argument("--micro-batch", type=positive_int, default=micro_batch, metavar="ROWS")
-    parser.add_argument(
-        "--packs", type=positive_int, default=packs, help=f"a round; a multiple of --micro-batch, default {packs}"
-    )
-    parser.add_argument("--rounds", type=positive_int, default=rounds, help=f"counted, at most; default {rounds}")
-    parser.add_argument("--compile", action="store_true", help="with torch.compile")
-    parser.add_argument("--seed", type=int, default=5)
-
-
-def check_arguments(args: argparse.Namespace) -> None:
-    if args.packs % args.micro_batch:
-        raise ValueError(f"--packs {args.packs} is not a multiple of --micro-batch {args.micro_batch}")
 
 
 def config_of(
@@ -154,15 +133,9 @@ def draw_work(
     )
 
 
-if TYPE_CHECKING:
-    import torch
-
-# torch loads inside the functions: commands that print the machine have a --help without it.
-
-
 def machine() -> str:
     """This machine in one line: processor or CUDA device, cores, versions."""
-    import torch
+    import torch  # late: commands that print the machine have a --help without it
 
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
@@ -170,23 +143,6 @@ def machine() -> str:
         cores, threads = counted(available_cores(), "core"), counted(torch.get_num_threads(), "torch thread")
         device = f"{_processor()}, {cores}, {threads}"
     return f"{device}; Python {platform.python_version()}, torch {torch.__version__}"
-
-
-def details(device: torch.device) -> Dict[str, Any]:
-    """What the numbers of a device depend on, by name."""
-    import torch
-
-    from ipu_packed_bert.engine.host.devices import capability, device_name, memory_here
-
-    found = capability(device)
-    return {
-        "device": device_name(device),
-        "capability": f"{found[0]}.{found[1]}" if found else None,
-        "memory_bytes": memory_here(device),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        **versions("transformers", "flash_attn"),
-    }
 
 
 def _processor() -> str:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, List
 
 if TYPE_CHECKING:
     from ipu_packed_bert.padding_free.choice import use_padding_free
-    from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator, PaddingFreeCollator, inputs_for
-    from ipu_packed_bert.padding_free.cost import MeasuredCost, measure_cost
+    from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator, inputs_for
     from ipu_packed_bert.padding_free.probe import assert_isolated, check_no_leak
     from ipu_packed_bert.padding_free.streams import PackedStream, least_of_ranks
     from ipu_packed_bert.padding_free.trainers import pack_into
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from pack_data.cli.memory import keep_buffers
 
 _PLACES = {
-    "Batches": "collators",
-    "MeasuredCost": "cost",
     "PackedStream": "streams",
     "PaddingCollator": "collators",
     "PaddingFreeCollator": "collators",
@@ -36,15 +33,12 @@ _PLACES = {
     "keep_buffers": "pack_data.cli.memory",
     "least_of_ranks": "streams",
     "mean_loss": "update",
-    "measure_cost": "cost",
     "pack_into": "trainers",
     "take_step": "update",
     "use_padding_free": "choice",
 }
 
 __all__ = [
-    "Batches",
-    "MeasuredCost",
     "PackedStream",
     "PaddingCollator",
     "PaddingFreeCollator",
@@ -56,7 +50,6 @@ __all__ = [
     "keep_buffers",
     "least_of_ranks",
     "mean_loss",
-    "measure_cost",
     "pack_into",
     "take_step",
     "use_padding_free",

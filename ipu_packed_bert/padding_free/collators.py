@@ -1,10 +1,5 @@
 """Batches of `pack_data.batching` as inputs of causal Hugging Face models.
 
-    batches = Batches("OptimalPacking+PosID", dataset, BatchOptions(batch_size=4, max_sequence_length=4096), model)
-    check_no_leak(model, longest=4096)
-    for inputs in batches:
-        loss = model(**inputs, use_cache=False).loss
-
 With a Hugging Face Trainer: set `model.config.use_cache = False`, then use
 `Trainer(model, data_collator=PaddingFreeCollator(model), train_dataset=dataset, ...)`.  The Trainer chooses the
 examples of a batch, and the collator joins them into one row.
@@ -13,16 +8,12 @@ examples of a batch, and the collator joins them into one row.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Dict, Iterator, Mapping, Optional, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence
 
-import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from ipu_packed_bert.padding_free.models import attends_both_ways, base_of, choice_of, ignored_reach, too_long
-from pack_data.batching.collators import Example, collate, padded_batch, padding_free_batch
-from pack_data.batching.plans import BatchOptions
-from pack_data.batching.sampler import BatchSampler
+from pack_data.batching.collators import Example, padded_batch, padding_free_batch
 
 Inputs = Dict[str, Any]  # keyword arguments of a model's forward pass
 
@@ -134,47 +125,3 @@ class PaddingCollator:
 
     def __call__(self, examples: Sequence[Example]) -> Inputs:
         return {name: torch.as_tensor(values) for name, values in self._collate(examples).items()}
-
-
-_NO_LOADER = (
-    "Batches are whole batches of one rank, and a DataLoader, its workers or Accelerate would repeat or drop some of "
-    "them; iterate over them directly: for inputs in batches"
-)
-
-
-class Batches:
-    """The batches of one rank by one of the nine ways, as inputs of a model.
-
-    One iteration is one epoch.  `state()` and `load_state()` continue after any batch.  Use them as they are, in the
-    process of each rank: `for inputs in batches`.  A DataLoader raises ValueError: each of its workers would make all
-    batches in the order of the first epoch, and Accelerate would share out a rank's batches over all ranks again.
-    """
-
-    def __init__(
-        self, way: str, dataset: Sequence[Example], options: BatchOptions, model: Any, *, rank: int = 0, pad_id: int = 0
-    ) -> None:
-        lengths = np.array([len(example["input_ids"]) for example in dataset])
-        self.sampler = BatchSampler(way, lengths, options, rank)
-        self._dataset, self._model, self._pad_id = dataset, model, pad_id
-
-    def __len__(self) -> int:
-        """Batches of this epoch, the same number on every rank."""
-        return len(self.sampler)
-
-    def __getitem__(self, index: Any) -> Inputs:
-        """Raises ValueError: a DataLoader reads its data set here."""
-        raise ValueError(_NO_LOADER)
-
-    def __iter__(self) -> Iterator[Inputs]:
-        if get_worker_info() is not None:
-            raise ValueError(_NO_LOADER)
-        for batch in self.sampler:
-            yield inputs_for(self._model, collate(self.sampler.way, batch, self._dataset, self._pad_id))
-
-    def state(self) -> Dict[str, Any]:
-        """Where the next batch stands, in plain values."""
-        return self.sampler.state()
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken.  Raises ValueError for another data set, way or other options."""
-        self.sampler.load_state(dict(state))

@@ -12,12 +12,11 @@ tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from functools import lru_cache
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 import numpy as np
 
-from pack_data.batching.balanced import ENOUGH, LEVELLING, StepCost, balanced_batches
 from pack_data.building.assignment import assign
 from pack_data.histogram import LengthHistogram
 from pack_data.packing import Packing
@@ -47,7 +46,6 @@ class BatchOptions:
     max_sequence_length: int  # msl, tokens
     ranks: int = 1  # processes that share each step
     seed: int = 0  # of every random choice
-    cost: Optional[StepCost] = None  # what OptimalPacking levels over the ranks; None: squared lengths, roughly
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_sequence_length", "ranks"):
@@ -78,12 +76,6 @@ class EpochPlan:
     def steps(self) -> int:
         """Batches of each rank."""
         return (len(self.batches) - 1) // self.ranks
-
-    def loads(self, costs: np.ndarray) -> np.ndarray:
-        """float64 [steps, ranks], what the sequences of each batch cost together. costs: of every whole example."""
-        ends = np.concatenate([[0.0], np.cumsum(costs[self.example])])
-        loads: np.ndarray = np.diff(ends[self.rows[self.batches]]).reshape(self.steps, self.ranks)
-        return loads
 
     def batch(self, step: int, rank: int) -> Batch:
         """The rows of one batch."""
@@ -245,22 +237,7 @@ def _optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.
 
     The work of a row is the sum of its squared lengths.  In every step the ranks get the same number of rows and nearly
     the same work, and all steps get nearly the same work.  Otherwise rows are drawn at random.
-
-    With a cost, the ranks of a step are levelled sequence by sequence (balanced.py), in half a percent more rows with
-    the same tokens in all, unless the epoch takes longer so.
     """
-    if options.cost is None:
-        return _rows_by_work(lengths, options, rng)
-    plans, costs = [_rows_by_work(lengths, options, rng)], options.cost.of(lengths)
-    for share in LEVELLING:
-        plans.append(_levelled_packing(lengths, options, options.cost, share, rng))
-        loads = plans[-1].loads(costs)
-        if loads.max(axis=1).sum() <= (1 + ENOUGH) * loads.mean(axis=1).sum():
-            break
-    return min(reversed(plans), key=lambda plan: float(plan.loads(costs).max(axis=1).sum()))
-
-
-def _rows_by_work(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
     rows = [row.tolist() for row in _optimal_rows(lengths, options.max_sequence_length, rng)]
     work = np.array([int((lengths[row] ** 2).sum()) for row in rows])
 
@@ -298,31 +275,6 @@ def _rows_by_work(lengths: np.ndarray, options: BatchOptions, rng: np.random.Gen
     return _whole(lengths, batches + tail, options.ranks)
 
 
-def _levelled_packing(
-    lengths: np.ndarray, options: BatchOptions, cost: StepCost, levelling: float, rng: np.random.Generator
-) -> EpochPlan:
-    sizes = {"batch_size": options.batch_size, "ranks": options.ranks}
-    batches = balanced_batches(
-        lengths,
-        cost,
-        options.max_sequence_length,
-        **sizes,
-        levelling=levelling,
-        rng=rng,
-        pack=partial(_optimal_rows, rng=rng),
-    )
-    last = batches[-options.ranks :]
-    if not all(last):  # no rank is idle, where that is possible
-        spread = _shared_out(lengths, [row for batch in last for row in batch], options.ranks)
-        deepest = sorted((row for batch in batches[: -options.ranks] for row in batch), key=len, reverse=True)
-        for numbers, row in zip((numbers for numbers in spread if not numbers), deepest):
-            if len(row) > 1:
-                numbers.append(row.pop())
-        if max(int(lengths[numbers].sum()) for numbers in spread) <= options.max_sequence_length:
-            batches[-options.ranks :] = [[numbers] if numbers else [] for numbers in spread]
-    return _whole(lengths, batches, options.ranks)
-
-
 def _give_enough_examples(steps: List[List[int]], examples: List[int], work: np.ndarray, ranks: int) -> None:
     """If the rows of the last step have fewer examples than there are ranks, exchange one for a row that has more.
 
@@ -352,23 +304,13 @@ def _optimal_rows(lengths: np.ndarray, slots: int, rng: np.random.Generator) -> 
     return np.split(np.argsort(row, kind="stable"), ends[:-1])
 
 
-_RECIPES: Dict[Tuple[bytes, int], Packing] = {}
-
-
+@lru_cache(1)
 def _recipe(lengths: bytes, max_sequence_length: int) -> Packing:
-    """The optimal packing of these lengths (int64 bytes), solved in the first epoch and kept for the others.
-
-    The last two are kept: levelled rows are packed into fewer slots.
-    """
+    """The optimal packing of these lengths (int64 bytes), solved in the first epoch and kept for the others."""
     from pack_data.optimal import pack
 
-    key = (lengths, max_sequence_length)
-    if key not in _RECIPES:
-        histogram = LengthHistogram.from_lengths(np.frombuffer(lengths, np.int64), max_sequence_length)
-        while len(_RECIPES) > 1:
-            del _RECIPES[next(iter(_RECIPES))]
-        _RECIPES[key] = pack(histogram, max_sequences_per_pack=None)
-    return _RECIPES[key]
+    histogram = LengthHistogram.from_lengths(np.frombuffer(lengths, np.int64), max_sequence_length)
+    return pack(histogram, max_sequences_per_pack=None)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,4 @@
-"""The batches of an epoch, epoch after epoch; they can be continued after any batch.
-
-`BatchSampler` gives rows of pieces, for one's own loop.  `IndexBatchSampler` gives lists of numbers, for a DataLoader.
-"""
+"""The batches of an epoch, epoch after epoch, as lists of numbers for a DataLoader; continued after any batch."""
 
 from __future__ import annotations
 
@@ -11,98 +8,12 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-from pack_data.batching.plans import Batch, BatchOptions, EpochPlan, get_way
-from pack_data.lengths.overlong import Fitted, Longer, Span, fit
+from pack_data.batching.plans import BatchOptions, get_way
+from pack_data.lengths.overlong import Longer, fit
 from pack_data.reading.fields import named, whole_number
 
 
-class _Epochs:
-    """A place in the batches of one way, and what the batches follow from."""
-
-    def __init__(self, way: str, lengths: Any, options: BatchOptions) -> None:
-        """lengths: tokens of every example or piece, integers [n], each at most max_sequence_length."""
-        self.way, self.options = get_way(way), options
-        self._lengths = np.array(lengths, np.int64)
-        self._go_to(0, 0)
-
-    @property
-    def plan(self) -> EpochPlan:
-        """Of the epoch that the next batch belongs to."""
-        return self._plan
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch that the next batch belongs to, from 0."""
-        return self._epoch
-
-    def _go_to(self, epoch: int, step: int) -> None:
-        if epoch != getattr(self, "_epoch", None):
-            self._plan = self.way.plan(self._lengths, self.options, epoch)
-        self._epoch, self._step = epoch, step
-
-    def _identity(self) -> Dict[str, Any]:
-        """What the batches follow from: plain values, the same on every rank."""
-        return {
-            "way": self.way.name,
-            "examples": len(self._lengths),
-            "tokens": int(self._lengths.sum()),
-            **asdict(self.options),
-        }
-
-    def _load(self, state: Mapping[str, Any]) -> None:
-        for name, own in self._identity().items():
-            if state.get(name) != own:
-                raise ValueError(
-                    f"the state was taken with {name} {named(state.get(name))}, this sampler has {own}; "
-                    "a step would not be the same batch"
-                )
-        epoch = whole_number("epoch of the state", state.get("epoch"), least=0)
-        step = whole_number("step of the state", state.get("step"), least=0)
-        self._go_to(epoch, 0)
-        if step > self._plan.steps:
-            raise ValueError(f"the state stands at step {step}, epoch {epoch} has {self._plan.steps} steps")
-        self._step = step
-
-
-class BatchSampler(_Epochs):
-    """The batches of one rank by one of the nine ways, as rows of pieces.
-
-        sampler = BatchSampler("OptimalPacking+PosID", lengths, BatchOptions(4, 4096, ranks=8, seed=1), rank=3)
-        for batch in sampler:             # the rest of this epoch; iterate again for the next one
-            arrays = collate(sampler.way, batch, dataset)
-        state = sampler.state()           # after any batch; load_state(state) continues with the next one
-
-    lengths: tokens of every example, integers [examples], the same on every rank.
-    """
-
-    def __init__(self, way: str, lengths: Any, options: BatchOptions, rank: int = 0) -> None:
-        self.rank = _checked_rank(rank, options.ranks)
-        super().__init__(way, lengths, options)
-
-    def __len__(self) -> int:
-        """Steps of this epoch, the same number on every rank."""
-        return self._plan.steps
-
-    def __iter__(self) -> Iterator[Batch]:
-        epoch = self._epoch
-        while self._epoch == epoch:
-            batch = self._plan.batch(self._step, self.rank)
-            # Counted before the batch is used: a state taken while it is in use continues with the next one.
-            self._step += 1
-            if self._step == self._plan.steps:
-                self._go_to(epoch + 1, 0)
-            yield batch
-
-    def state(self) -> Dict[str, Any]:
-        """Where the next batch stands, and what the batches follow from: plain values, the same on every rank."""
-        return {"epoch": self._epoch, "step": self._step, **self._identity()}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken.  Raises ValueError for another way, other options or other data."""
-        self._load(state)
-
-
-class IndexBatchSampler(_Epochs):
+class IndexBatchSampler:
     """The batches of one rank by one of the nine ways, as lists of numbers: the `batch_sampler` of a DataLoader.
 
         sampler = IndexBatchSampler("OptimalPacking+PosID", lengths, BatchOptions(4, 4096, ranks=8), rank=3)
@@ -123,22 +34,30 @@ class IndexBatchSampler(_Epochs):
     def __init__(
         self, way: str, lengths: Any, options: BatchOptions, rank: Optional[int] = 0, *, longer: str = "raise"
     ) -> None:
-        self.rank = None if rank is None else _checked_rank(rank, options.ranks)
+        if rank is not None and not 0 <= rank < options.ranks:
+            raise ValueError(f"rank is {rank}, must be 0 to {options.ranks - 1}")
+        self.way, self.options, self.rank = get_way(way), options, rank
         self._fitted = fit(lengths, options.max_sequence_length, longer)
         self._whole = np.asarray(lengths, np.int64)
-        self._numbers = _PieceNumbers(len(self._whole), int(self._whole.max(initial=0)))
-        self._pending = False
-        super().__init__(way, self._fitted.lengths, options)
+        self._sizes = len(self._whole), int(self._whole.max(initial=0))  # of the data set, and of its longest example
+        self._pending = False  # whether a place inside an epoch was loaded, and no batch taken since
+        self._epoch = -1
+        self._go_to(0, 0)
+
+    def _go_to(self, epoch: int, step: int) -> None:
+        if epoch != self._epoch:
+            self._plan = self.way.plan(self._fitted.lengths, self.options, epoch)
+        self._epoch, self._step = epoch, step
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the next batch belongs to, from 0."""
+        return self._epoch
 
     @property
     def longer(self) -> Longer:
         """How many examples are longer than a row, and what became of them."""
         return self._fitted.longer
-
-    @property
-    def fitted(self) -> Fitted:
-        """The pieces that the plan counts as its examples."""
-        return self._fitted
 
     @property
     def sampler(self) -> IndexBatchSampler:
@@ -147,7 +66,7 @@ class IndexBatchSampler(_Epochs):
 
     def view(self, dataset: Any) -> PieceView:
         """The data set that the numbers are of.  Raises ValueError where it has another number of examples."""
-        return PieceView(dataset, self._numbers)
+        return PieceView(dataset, *self._sizes)
 
     def __len__(self) -> int:
         """Batches of this epoch, on each rank the same number; of the next epoch once the last batch was taken."""
@@ -172,8 +91,10 @@ class IndexBatchSampler(_Epochs):
 
     def _number(self, piece: int, start: int, stop: int) -> int:
         example, begin = self._fitted.beginning(piece)
-        whole = stop - start == self._whole[example]
-        return self._numbers.number(example, None if whole else Span(begin + start, begin + stop))
+        if stop - start == self._whole[example]:
+            return example
+        examples, longest = self._sizes
+        return example + examples * (1 + (begin + start) * (longest + 1) + begin + stop)
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch.  A place inside this epoch that was loaded before is kept.
@@ -207,81 +128,70 @@ class IndexBatchSampler(_Epochs):
 
         Raises ValueError for another way, other options or other data.
         """
-        self._load(state)
-        self._pending = True
+        for name, own in self._identity().items():
+            if state.get(name) != own:
+                raise ValueError(
+                    f"the state was taken with {name} {named(state.get(name))}, this sampler has {own}; "
+                    "a step would not be the same batch"
+                )
+        epoch = whole_number("epoch of the state", state.get("epoch"), least=0)
+        step = whole_number("step of the state", state.get("step"), least=0)
+        self._go_to(epoch, 0)
+        if step > self._plan.steps:
+            raise ValueError(f"the state stands at step {step}, epoch {epoch} has {self._plan.steps} steps")
+        self._step, self._pending = step, True
 
     def _identity(self) -> Dict[str, Any]:
-        own = {"lengths_crc32": zlib.crc32(self._whole.tobytes()), "longer": self._fitted.longer.rule}
-        return {**super()._identity(), **own}
-
-
-def _checked_rank(rank: int, ranks: int) -> int:
-    if not 0 <= rank < ranks:
-        raise ValueError(f"rank is {rank}, must be 0 to {ranks - 1}")
-    return rank
-
-
-# ---- pieces of examples as single numbers, and the data set that reads them ------------------------------------------
-
-
-class _PieceNumbers:
-    """One number for each piece of each of `examples` examples of at most `longest` tokens.
-
-    The number says all, so that the workers of a DataLoader need to know neither the epoch nor its plan.
-    """
-
-    def __init__(self, examples: int, longest: int) -> None:
-        self.examples, self._width = examples, longest + 1
-
-    def number(self, example: int, span: Optional[Span]) -> int:
-        """span: None for the whole example, whose number is `example`."""
-        return example if span is None else example + self.examples * (1 + span.start * self._width + span.stop)
-
-    def example(self, number: int) -> int:
-        return number % self.examples
-
-    def span(self, number: int) -> Optional[Span]:
-        """None for a whole example."""
-        code = number // self.examples
-        return None if code == 0 else Span(*divmod(code - 1, self._width))
+        """What the batches follow from: plain values, the same on every rank."""
+        return {
+            "way": self.way.name,
+            "examples": len(self._fitted.lengths),
+            "tokens": int(self._fitted.lengths.sum()),
+            **asdict(self.options),
+            "lengths_crc32": zlib.crc32(self._whole.tobytes()),
+            "longer": self._fitted.longer.rule,
+        }
 
 
 class PieceView:
     """A map-style data set whose items are pieces of the examples of another one: `view[number]`.
 
+    A number says example, begin and end, so that the workers of a DataLoader need to know neither the epoch nor its
+    plan.  That of a whole example is its own.
     An example is a mapping with input_ids.  Everything in it that has one value a token is cut; the rest stays.
     """
 
-    def __init__(self, dataset: Any, numbers: _PieceNumbers) -> None:
-        if len(dataset) != numbers.examples:
+    def __init__(self, dataset: Any, examples: int, longest: int) -> None:
+        """examples: of the data set; longest: tokens of an example at most."""
+        if len(dataset) != examples:
             raise ValueError(
-                f"the data set has {len(dataset)} examples, the batch sampler was made for {numbers.examples}; "
+                f"the data set has {len(dataset)} examples, the batch sampler was made for {examples}; "
                 "give it the lengths of this data set"
             )
-        self._dataset, self._numbers = dataset, numbers
+        self._dataset, self._longest = dataset, longest
 
     def __len__(self) -> int:
         """Examples, broken or not."""
-        return self._numbers.examples
+        return len(self._dataset)
 
     def __getitem__(self, number: int) -> Mapping[str, Any]:
-        return _cut(self._dataset[self._numbers.example(number)], self._numbers.span(number))
+        return self._piece(number, self._dataset[number % len(self)])
 
     def __getitems__(self, numbers: Sequence[int]) -> List[Mapping[str, Any]]:
         """All items of a batch.  A DataLoader asks for them at once, which is faster where the data set can do it."""
         together = getattr(self._dataset, "__getitems__", None)
         if together is None or not numbers:
             return [self[number] for number in numbers]
-        found = together([self._numbers.example(number) for number in numbers])
-        return [_cut(example, self._numbers.span(number)) for example, number in zip(found, numbers)]
+        return list(map(self._piece, numbers, together([number % len(self) for number in numbers])))
 
-
-def _cut(example: Mapping[str, Any], span: Optional[Span]) -> Mapping[str, Any]:
-    if span is None:
-        return example
-    tokens = len(example["input_ids"])
-    cut: Dict[str, Any] = dict(example)
-    for name, values in example.items():
-        if hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping)) and len(values) == tokens:
-            cut[name] = values[span.start : span.stop]
-    return cut
+    def _piece(self, number: int, example: Mapping[str, Any]) -> Mapping[str, Any]:
+        code = number // len(self)
+        if not code:
+            return example
+        start, stop = divmod(code - 1, self._longest + 1)
+        tokens = len(example["input_ids"])
+        cut: Dict[str, Any] = dict(example)
+        for name, values in example.items():
+            if hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping)) and len(values) == tokens:
+                cut[name] = values[start:stop]
+        return cut

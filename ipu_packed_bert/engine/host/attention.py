@@ -30,9 +30,11 @@ def work_of(blocks: AttentionBlocks, heads: int, width: int) -> AttentionWork:
 
 
 # Nanoseconds on a CPU of a call, a value, a score and a multiplication, forward and backward: with a mask over whole
-# rows, and within each sequence. By type, and by whether plain products compute it. Fitted once, by
-# `python -m ipu_packed_bert.benchmarks.attention_costs` on an AMD EPYC with AVX-512 and AMX, torch 2.13: a run must not
-# depend on a clock, so they are constants, and what follows from them is the same on every machine.
+# rows, and within each sequence. By type, and by whether plain products compute it. Measured and fitted once (least
+# squares of relative errors, none negative; three numbers and widths of heads, seven shapes of rows, one to four
+# sequences a row) on an AMD EPYC with AVX-512 and AMX, torch 2.13, one thread; the script is
+# benchmarks/attention_costs.py of commit 9de1442. A run must not depend on a clock, so they are constants, and what
+# follows from them is the same on every machine.
 COSTS: Dict[Tuple[torch.dtype, bool], Tuple[Tuple[float, ...], Tuple[float, ...]]] = {
     (torch.float32, False): ((273e3, 8.26, 2.47, 0.161), (156e3, 18.9, 2.50, 0.129)),
     (torch.float32, True): ((0.0, 3.25, 17.2, 0.182), (255e3, 17.4, 15.7, 0.0901)),

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.benchmarks import attention_costs
-from ipu_packed_bert.benchmarks.attention_costs import AttentionTime, fit
-from ipu_packed_bert.benchmarks.layouts import HuggingFaceSide, sorted_by_budget
+from ipu_packed_bert.benchmarks import packed
+from ipu_packed_bert.benchmarks.layouts import HuggingFaceSide, sorted_by_budget, without_padding
 from ipu_packed_bert.benchmarks.packed import figures, table
 from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
 from ipu_packed_bert.commands.benchmark import _report, main
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.engine.host.attention import AttentionWork
 from ipu_packed_bert.engine.host.engine import _Program
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
 from ipu_packed_bert.settings.pretraining import LossConfig
@@ -27,8 +28,6 @@ from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
 from tests.tolerances import assert_same
-
-CASES = [(1, 128, 64, 8), (2, 512, 128, 4), (5, 384, 384, 8), (9, 64, 16, 16), (1, 1024, 1024, 2)]
 
 
 def options_of(folder, counts, more):
@@ -101,24 +100,69 @@ def test_the_sorted_rival_does_the_same_work(work):
     assert rival.run() == pytest.approx(float(ours.detach()), rel=1e-6)
 
 
-def test_the_costs_of_attention_are_found_again(monkeypatch):
-    costs = np.array([1e5, 0.0, 3.0, 0.25])
-    works = [
-        AttentionWork(calls, 64 * slots, slots * each, width * slots * each) for calls, slots, each, width in CASES
+def test_sequences_end_to_end_are_the_same_work(work):
+    """Its boundaries are for FlashAttention; here they become the mask that they mean."""
+    pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
+    config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2, dropout=0.0)
+    forwards = []
+    for each in without_padding(work.unpacked, 128):
+        inputs = dict(each.inputs)
+        bounds = inputs.pop("cu_seq_lens_q").to(torch.int64)
+        assert torch.equal(bounds.to(torch.int32), inputs.pop("cu_seq_lens_k"))
+        assert (bounds[1:] - bounds[:-1]).max() == inputs.pop("max_length_q") == inputs.pop("max_length_k")
+        assert bounds[-1] == inputs["input_ids"].shape[1] <= 128 and torch.equal(bounds[:-1], each.first)
+        number = torch.bucketize(torch.arange(int(bounds[-1])), bounds[1:], right=True)
+        inputs["attention_mask"] = (number[:, None] == number[None, :])[None, None]
+        forwards.append(each._replace(inputs=inputs))
+    assert sum(each.inputs["input_ids"].shape[1] for each in forwards) == work.tokens
+    sides = [
+        HuggingFaceSide(config, {}, made, torch.device("cpu"), "sdpa")
+        for made in (forwards, sorted_by_budget(work.unpacked, 192))
     ]
-    found, error = fit([AttentionTime(work, float(costs @ work) * 1e-9) for work in works])
-    assert found == pytest.approx(costs, rel=1e-6, abs=1e-6) and error < 1e-9
-    for name, value in (("_HEADS", ((2, 8),)), ("_ROWS", ((2, 32),)), ("_SEQUENCES", (1, 4))):
-        monkeypatch.setattr(attention_costs, name, value)
-    timed = attention_costs.measure((torch.float32, True, 0.1), np.random.default_rng(0))
-    assert [case.work for case in timed["mask"]] == [
-        AttentionWork(1, 2 * 32 * 16, 2 * 2 * 32**2, 2 * 2 * 32**2 * 8)
-    ] * 2
-    one, four = (case.work for case in timed["blocks"])
-    assert 0.8 * one.values < four.values <= one.values == 2 * 32 * 16  # rows of four are nearly full
-    assert 4 * four.scores < 2 * one.scores and one.products == 8 * one.scores
-    products = [case.work.products for case in attention_costs.measure_layer(torch.float32)]
-    assert products == [2 * 32 * (4 * 16 * 16 + 2 * 16 * 64)]
+    sides[1]._model.load_state_dict(sides[0]._model.state_dict())
+    losses = [side.run() for side in sides]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_rivals_are_timed_in_turn_with_the_packs_and_do_the_same_work(work, monkeypatch, capsys):
+    """What is measured on a GPU, with what a CPU has of it; other work is an error."""
+    pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
+    monkeypatch.setitem(packed.RIVALS, "cpu", packed.RIVALS["cuda"])
+    config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2, dropout=0.0)
+    found = packed.compare_rivals(config, work, rounds=2, bar=None)
+    assert capsys.readouterr().err.startswith("flash is left out: ") and "flash_time" not in found
+    for name in ("sorted", "dense"):
+        low, high = found[f"{name}_time_quartiles"]
+        assert 0 < low <= found[f"{name}_time"] <= high
+    wrong = work.unpacked["masked_lm_ids"].copy()
+    wrong[wrong > 0] = 1
+    broken = work._replace(unpacked={**work.unpacked, "masked_lm_ids": wrong})
+    with pytest.raises(AssertionError, match="other work: losses of packed .*, of sorted"):
+        packed.compare_rivals(config, broken, rounds=1, bar=None)
+
+
+def test_packs_that_never_fill_their_micro_batches_are_one_line():
+    packing = get_packer("spfhp")(LengthHistogram.from_lengths([30] * 2 + [20] * 3, 64), max_sequences_per_pack=3)
+    with pytest.raises(ValueError, match="none of 1,000 draws of 1 packs has a multiple of 7 sequences"):
+        draw_work(packing, packs=1, micro_batch=7, vocabulary=50, max_predictions=10, seed=1)
+
+
+def test_useful_work_is_that_of_each_sequence_alone(work):
+    """Multiplications of a network of 4 features, 2 layers and 8 inner ones, of the sequences in rows of their own."""
+    by_hand = 0
+    for mask, weights in zip(work.unpacked["input_mask"], work.unpacked["masked_lm_weights"]):
+        length, masked = int((mask > 0).sum()), int((weights > 0).sum())
+        layer = length * (4 * 4 * 4 + 2 * 4 * 8) + 2 * length * length * 4
+        by_hand += 2 * layer + masked * 4 * (4 + 50)
+    model = ModelConfig(hidden_size=4, num_layers=2, num_heads=2, intermediate_size=8)
+    assert packed._useful_flop(work, model) == 6 * by_hand > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="runs the tests of a GPU")
+def test_make_gpu_without_one_is_a_line():
+    root = Path(__file__).parents[3]
+    found = subprocess.run(["make", "--silent", "gpu", f"PYTHON={sys.executable}"], cwd=root, capture_output=True)
+    assert found.returncode == 2 and b"finds a CUDA device; nothing was run" in found.stdout
 
 
 def test_figures_by_hand():
@@ -128,10 +172,12 @@ def test_figures_by_hand():
     assert found["speed_up"] == 2.0 and found["share_of_packing_factor"] == 1.0
     assert found["speed_up_quartiles"] == [1.8, 2.0]
     case = {"ranks": 2, "slots": 512, "precision": "float32", "attention": {"packed": "varlen", "unpacked": "sdpa"}}
-    lines = table([{**case, **found}], "Title").text().splitlines()
-    assert "2 512 float32 varlen beside sdpa 8.00 4.50 2.000, 1.800 to 2.000 2.000 1.000".split() in map(
-        str.split, lines
-    )
+    text = table([{**case, **found}], "Title").text()
+    row = "2 512 float32 varlen beside sdpa 8.00 4.50 2.000, 1.800 to 2.000 2.000 1.000"
+    assert row.split() in map(str.split, text.splitlines()) and "dense mask" not in text
+    more = {"dense_time": 1.5, "dense_time_quartiles": [1.4, 1.6], "peak_memory_bytes": 2**31, "useful_tflops": 12.3}
+    words = " ".join(table([{**case, **found, **more}], "Title").text().split())
+    assert "varlen beside sdpa - 1.500, 1.400 to 1.600 - 2.00" in words and words.endswith("varlen beside sdpa 12.3")
 
 
 def test_shares_of_several_processes_are_the_whole_work(work):

@@ -15,10 +15,9 @@ transformers = pytest.importorskip(
 )
 
 from ipu_packed_bert.commands.check_model import main
-from ipu_packed_bert.padding_free.matrix import build
 from pack_data.cli.command import run_main
 from tests.padding_free_faults import FAULTS, LONGEST, ROW, TinyModel, joined
-from tests.padding_free_models import a_model
+from tests.padding_free_models import a_model, families
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def test_what_leaks_is_named_with_the_example_and_its_token(own, capsys):
 
 def test_a_leak_begins_at_the_example_behind_another(monkeypatch, capsys):
     """A family whose layers look back over the boundary: the probe's row of two examples of 11 tokens."""
-    monkeypatch.setitem(sys.modules, "own_code", SimpleNamespace(hybrid=lambda: build("lfm2")))
+    monkeypatch.setitem(sys.modules, "own_code", SimpleNamespace(hybrid=lambda: families.build("lfm2")))
     assert main(["own_code:hybrid", "--json"]) == 1
     first = json.loads(capsys.readouterr().out)["first"]
     assert (first["example"], first["token"], first["place"]) == (1, 0, 11) and first["difference"] > 0.01

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipu_packed_bert.padding_free import collators
-from ipu_packed_bert.padding_free.collators import Batches, PaddingCollator, PaddingFreeCollator
+from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator, inputs_for
 from ipu_packed_bert.padding_free.update import accumulate, mean_loss
+from pack_data.batching.collators import collate
 from pack_data.batching.plans import WAYS, BatchOptions
-from tests.padding_free_models import CONFIGS, a_model, examples_of, some_examples, token_losses
+from tests.padding_free_models import CONFIGS, a_model, some_examples, token_losses
 from tests.tolerances import relative_error
 
 
@@ -116,58 +112,10 @@ def test_an_epoch_has_the_same_loss_by_every_way_that_keeps_examples_whole(way):
     """Over an epoch every example is seen once, whatever shares its batch; broken or mixed ones give another loss."""
     model, dataset = a_model(), some_examples(7, [9, 4, 12, 5, 2, 7, 11, 3, 6])
     alone = mean_loss(model, [PaddingCollator()([example]) for example in dataset])
-    batches = Batches(way, dataset, BatchOptions(2, 12, seed=3), model)
-    found = mean_loss(model, list(batches))
+    plan = WAYS[way].plan([len(example["input_ids"]) for example in dataset], BatchOptions(2, 12, seed=3))
+    batches = [collate(WAYS[way], plan.batch(step, 0), dataset) for step in range(plan.steps)]
+    found = mean_loss(model, [inputs_for(model, batch) for batch in batches])
     if way.startswith("FixedLengthPacking"):
         assert abs(found - alone) > 1e-3 * alone
     else:
         assert found == pytest.approx(alone, rel=1e-12)
-
-
-def test_batches_go_on_where_they_were():
-    dataset, model = some_examples(7, [9, 4, 12, 5, 2, 7, 11, 3, 6]), a_model()
-    options = BatchOptions(2, 12, seed=3)
-    first = Batches("Multipack+PosID", dataset, options, model)
-    seen = iter(first)
-    next(seen)
-    state, rest = first.state(), [inputs["input_ids"] for inputs in seen]
-    second = Batches("Multipack+PosID", dataset, options, model)
-    second.load_state(state)
-    again = [inputs["input_ids"] for inputs in second]
-    assert len(rest) == len(again) > 0 and all(torch.equal(a, b) for a, b in zip(rest, again))
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("way", [way for way in WAYS if not way.startswith("FixedLengthPacking")])
-def test_every_rank_and_epoch_counts_every_example_once(way, ranks):
-    """Each token says whose it is; two epochs, in an order of their own."""
-    lengths = np.random.default_rng(5).integers(2, 13, 29)
-    dataset, model = examples_of([np.full(length, 1 + number) for number, length in enumerate(lengths)]), a_model()
-    of_ranks = [Batches(way, dataset, BatchOptions(2, 12, ranks, seed=3), model, rank=rank) for rank in range(ranks)]
-    orders = []
-    for _ in range(2):
-        found = [[inputs["input_ids"].flatten().tolist() for inputs in batches] for batches in of_ranks]
-        tokens = Counter(token for batches in found for ids in batches for token in ids if token)
-        assert tokens == {1 + number: length for number, length in enumerate(lengths)}
-        assert len({len(batches) for batches in found}) == 1
-        orders.append(found)
-    assert orders[0] != orders[1]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_data_loader_is_refused(workers):
-    """Two workers would give every batch twice, one worker the same order in every epoch.
-
-    Accelerate on two ranks would give half of each rank's batches.
-    """
-    batches = Batches("RandomPacking+PosID", some_examples(7, [9, 4, 12]), BatchOptions(1, 12), a_model())
-    with pytest.raises(ValueError, match="iterate over them directly"):
-        next(iter(torch.utils.data.DataLoader(batches, batch_size=None, num_workers=workers)))
-
-
-def test_the_workers_of_an_iterable_around_them_are_refused(monkeypatch):
-    batches = Batches("RandomPacking+PosID", some_examples(7, [9, 4, 12]), BatchOptions(1, 12), a_model())
-    assert len(list(batches)) == 3
-    monkeypatch.setattr(collators, "get_worker_info", lambda: SimpleNamespace(id=0, num_workers=1))
-    with pytest.raises(ValueError, match="iterate over them directly"):
-        list(batches)

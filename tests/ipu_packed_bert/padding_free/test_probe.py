@@ -9,7 +9,6 @@ import torch
 
 from ipu_packed_bert.padding_free import PaddingFreeCollator, attention, probe, use_padding_free
 from ipu_packed_bert.padding_free.collators import inputs_for
-from ipu_packed_bert.padding_free.matrix import build
 from ipu_packed_bert.padding_free.models import far_settings
 from ipu_packed_bert.padding_free.probe import check_no_leak
 from ipu_packed_bert.padding_free.update import logits_of
@@ -20,6 +19,7 @@ from tests.padding_free_models import (
     a_model,
     a_windowed_model,
     alone,
+    families,
     some_examples,
     token_losses,
     transformers,
@@ -239,7 +239,7 @@ def test_a_window_that_the_attention_ignores_is_refused_unless_no_example_is_so_
 @pytest.mark.parametrize("family", ["phi3, long positions", "llama, dynamic positions"])
 def test_positions_that_stretch_with_the_longest_example_of_the_row_are_refused(family):
     """A short example beside a long one gets other angles than alone."""
-    model = build(family, attention="sdpa", dtype=torch.bfloat16)
+    model = families.build(family, attention="sdpa", dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="original_max_position_embeddings is 12, .*rotary_emb"):
         use_padding_free(model, longest=40, attention="padding_free")
     use_padding_free(model, longest=12)
@@ -341,7 +341,7 @@ def test_layers_that_need_the_number_of_the_example_get_it(monkeypatch):
         return torch.cat([plain(part, weight, bias) for part in parts], dim=2)
 
     monkeypatch.setattr(modeling, "causal_conv1d_fn", convolution)
-    model, reference = build("lfm2"), build("lfm2")
+    model, reference = families.build("lfm2"), families.build("lfm2")
     assert use_padding_free(model) == ("padding_free", "cu_seq_lens", True)
     examples = some_examples(3, [5, 2, 9])
     with torch.no_grad():

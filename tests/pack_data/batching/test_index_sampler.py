@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pack_data.batching.plans import BatchOptions
-from pack_data.batching.sampler import BatchSampler, IndexBatchSampler
+from pack_data.batching.sampler import IndexBatchSampler
 from tests.batching_ways import MSL, drawn, every_way
 
 
@@ -47,9 +47,10 @@ def test_every_token_comes_once_an_epoch_and_ranks_have_equal_steps(way, ranks):
 
 @every_way
 def test_the_numbers_are_the_examples_where_none_is_broken(way):
-    """The plain data set is enough then; the batches are those of BatchSampler."""
+    """The plain data set is enough then; the batches are those of the plan."""
     lengths, options = drawn(60), BatchOptions(2, MSL, 2, 3)
-    rows = list(BatchSampler(way.name, lengths, options, rank=1))
+    plan = way.plan(lengths, options)
+    rows = [plan.batch(step, 1) for step in range(plan.steps)]
     found = list(IndexBatchSampler(way.name, lengths, options, rank=1))
     assert all(type(number) is int for batch in found for number in batch)
     if way.name.startswith("FixedLengthPacking"):
@@ -91,7 +92,7 @@ def test_an_epoch_begins_anew_unless_a_state_was_loaded():
     sampler.set_epoch(0)
     assert list(sampler) == whole
     sampler.set_epoch(7)
-    assert sampler.epoch == 7 and len(sampler) == sampler.plan.steps
+    assert sampler.epoch == 7 and len(sampler) == sampler.way.plan(drawn(40), sampler.options, 7).steps
 
 
 def test_a_state_is_refused_where_its_batches_would_be_others():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pack_data.batching.plans import WAYS, BatchOptions, get_way
 from pack_data.batching.properties import report
-from pack_data.batching.sampler import BatchSampler
+from pack_data.batching.sampler import IndexBatchSampler
 from pack_data.histogram import LengthHistogram
 from pack_data.optimal import pack
 from tests.batching_ways import MSL, batches, drawn, every_way
@@ -73,7 +73,7 @@ def test_lengths_that_cannot_be_are_refused(lengths, reason):
         (lambda: get_way("Sorted"), "unknown batching strategy 'Sorted'; choose from RandomSampling"),
         (lambda: BatchOptions(0, 4), "batch_size is 0, must be at least 1"),
         (
-            lambda: BatchSampler("FixedLengthPacking", [3], BatchOptions(1, 4, ranks=2), rank=2),
+            lambda: IndexBatchSampler("FixedLengthPacking", [3], BatchOptions(1, 4, ranks=2), rank=2),
             "rank is 2, must be 0 to 1",
         ),
     ],

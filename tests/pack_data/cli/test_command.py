@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pack_data import compare, optimal, spfhp
-from pack_data.batching import ranks
 from pack_data.cli.command import (
     ArgumentParser,
     NotFinite,
@@ -172,8 +171,6 @@ def test_several_numbers_are_not_read_as_one(typed):
         (counting.main, "l.csv --plot x.csv", "--plot x.csv: must end in .png, .pdf or .svg"),
         (stream.main, "--grid --synthetic uniform:max=9,n=9", "--grid has its own streams"),
         (stream.main, "--seed -1", "'-1' is not a whole number of at least 0"),
-        (ranks.main, "--seed -1", "'-1' is not a whole number of at least 0"),
-        (ranks.main, "--ranks 8,64", "'8,64' is not a whole number of at least 1"),
     ],
 )
 def test_mistakes_are_told_before_the_work(main, options, words, tmp_path, monkeypatch, capsys):

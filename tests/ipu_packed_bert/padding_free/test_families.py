@@ -1,4 +1,4 @@
-"""Families of models: right to 1e-5 or refused.  `python -m ipu_packed_bert.padding_free.matrix` measures all.
+"""Families of models: right to 1e-5 or refused.  `docs/families.py` measures all.
 
 These have one of each: windows, chunks, soft caps, sinks, experts, latent keys, learned and rotary positions, no
 attention of Transformers, recurrent layers, encoders whose positions begin at 0 and at 2.
@@ -11,9 +11,8 @@ import json
 import pytest
 import torch
 
-from ipu_packed_bert.padding_free import PaddingFreeCollator, choice, matrix, use_padding_free
-from pack_data.cli.command import run_main
-from tests.padding_free_models import some_examples, transformers
+from ipu_packed_bert.padding_free import PaddingFreeCollator, choice, use_padding_free
+from tests.padding_free_models import families, some_examples, transformers
 
 RIGHT = ["mistral", "llama4_text, chunks", "gpt2", "deepseek_v3", "gpt_oss", "gemma2", "llama", "qwen2, window"]
 RIGHT += ["qwen3_moe", "phi", "olmo3", "mixtral", "cohere2", "deepseek_v2", "gpt_neox", "exaone4", "opt"]
@@ -23,9 +22,9 @@ REFUSED = ["lfm2", "bloom", "mamba", "llama, dynamic positions", "llama4_text"]
 
 @pytest.mark.parametrize("family", RIGHT + REFUSED)
 def test_a_family_is_right_or_refused(family):
-    if family not in matrix.families():
+    if family not in families.families():
         pytest.skip(f"Transformers {transformers.__version__} does not have it")
-    found = matrix.measure(family, ("eager", "padding_free"))
+    found = families.measure(family, ("eager", "padding_free"))
     assert not any(each.wrong(attention) for attention, each in found.items())
     assert found["padding_free"].plain == ("right" if family in RIGHT else "refused")
     assert all(each.why and "\n" not in each.why for each in found.values())
@@ -34,43 +33,38 @@ def test_a_family_is_right_or_refused(family):
 def test_every_family_that_is_built_is_tiny():
     """Every fifth of them: few parameters, and the vocabulary that the examples are drawn from."""
     built, left_out = 0, []
-    for name in list(matrix.families())[::5]:
+    for name in list(families.families())[::5]:
         try:
-            model = matrix.build(name)
-        except matrix.LeftOut as error:
+            model = families.build(name)
+        except families.LeftOut as error:
             left_out.append(f"{name}: {error}")
             continue
         built += 1
         assert sum(each.numel() for each in model.parameters()) < 100_000, name
-        assert model.config.get_text_config().vocab_size == matrix.VOCABULARY, name
+        assert model.config.get_text_config().vocab_size == families.VOCABULARY, name
     assert built >= 40 and len(left_out) <= built // 8, left_out
 
 
 def test_what_is_wrong_without_an_error_is_status_1(monkeypatch, capsys):
     """Without the probe, a hybrid model would be taken."""
     monkeypatch.setattr(choice, "check_no_leak", lambda model, longest, row: None)
-    assert matrix.main(["lfm2", "llama"]) == 1
+    assert families.main(["lfm2", "llama"]) == 1
     text = capsys.readouterr().out
     assert "| wrong, wrong | " in text and "wrong without an error: 3" in text
 
 
-def test_the_command_counts_families_of_two_versions(tmp_path, monkeypatch, capsys):
+def test_the_page_counts_families_of_two_versions(tmp_path, capsys):
     """Families without a model are left out; verdicts of another version stand beside them."""
     kept = tmp_path / "older.json"
-    assert matrix.main(["llama", "rwkv", "bart, masked", "mistral, no window", "--out", str(kept)]) == 0
+    assert families.main(["llama", "rwkv", "bart, masked", "mistral, no window", "--out", str(kept)]) == 0
     printed = capsys.readouterr()
     version = transformers.__version__
     assert f"| {version} " in printed.out and "2 of 3" in printed.out and "- bart, masked: encoder and " in printed.out
     assert printed.out.count("right, wrong") == 4 and printed.out.count("right, right") == 2  # eager and sdpa; ours
     kept.write_text(json.dumps({**json.loads(kept.read_text()), "version": "4.0"}))
-    assert matrix.main(["llama", "--with", str(kept)]) == 0
+    assert families.main(["llama", "--with", str(kept)]) == 0
     text = capsys.readouterr().out
     assert "| 4.0 " in text and "1 of 1" in text and f"ours, {version}" in text and text.count("right, right") == 3
-    kept.write_text('{"version": "4.0", "verdicts": {"llama": {"eager": ["right"]}}}')
-    for line, words in ((["lama"], "did you mean 'llama'?"), (["llama", "--with", str(kept)], "a file of --out")):
-        assert run_main(matrix.main, line) == 2
-        printed = capsys.readouterr()
-        assert words in printed.err and printed.err.count("\n") == 1 and not printed.out
 
 
 def test_a_model_whose_layers_see_a_mask_alone_refuses_it():
@@ -85,7 +79,7 @@ def test_a_model_whose_layers_see_a_mask_alone_refuses_it():
             embedded = embedded - places(torch.arange(input_ids.shape[1]))[None]
             return super().forward(inputs_embeds=embedded, attention_mask=attention_mask, use_cache=False)
 
-    model = Dropping(matrix.build("gpt2").config)
+    model = Dropping(families.build("gpt2").config)
     use_padding_free(model)
     inputs = PaddingFreeCollator(model)(some_examples(0, [3, 5]))
     found, ones = model(**inputs).logits, torch.ones_like(inputs["input_ids"])

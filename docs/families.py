@@ -1,6 +1,8 @@
 """Which families of models are right in padding-free batches: a tiny random model of each, measured.
 
-    python -m ipu_packed_bert.padding_free.matrix
+    python docs/families.py                        # prints what padding_free_families.md has of one Transformers
+    python docs/families.py --out older.json       # in the environment of another version, and then here:
+    python docs/families.py --with older.json      # of both
 
 Families are all causal and masked ones of the installed Transformers, and variants of some.  Each is tried with eager,
 sdpa and our attention, as `use_padding_free` does.  A model is right if the loss of every token in a row is the one of
@@ -11,9 +13,9 @@ and sdpa are the library's own code then, and nothing of ours sees it.  The stat
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
-import difflib
 import json
 import logging
 import re
@@ -31,10 +33,9 @@ from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import use_padding_free
 from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
 from ipu_packed_bert.padding_free.update import logits_of
-from pack_data.cli.command import ArgumentParser, check_output, progress_bar, run_main
+from pack_data.cli.command import progress_bar
 from pack_data.display.table import markdown
-from pack_data.reading.fields import one_line, read_json
-from pack_data.reading.files import write_atomically
+from pack_data.reading.fields import one_line
 
 _ATTENTIONS = ("eager", "sdpa", NAME)
 _LENGTHS = (3, 12, 2, 2, 2, 12, 5, 20)  # beyond every window of the tiny models, and within their positions in all
@@ -189,38 +190,12 @@ def _page(runs: Sequence[_Run]) -> str:
     return "\n\n".join(part.strip() for part in parts if part)
 
 
-def _read(path: str) -> _Run:
-    """What `--out` wrote."""
-    way_out = "must be a file of --out, with another version of Transformers"
-    try:
-        found = read_json(path, way_out=way_out)
-        verdicts = {
-            name: {a: _Verdict(str(by[a][0]), str(by[a][1]), float(by[a][2]), str(by[a][3])) for a in _ATTENTIONS}
-            for name, by in found["verdicts"].items()
-        }
-        return _Run(str(found["version"]), verdicts, {name: str(why) for name, why in found["left_out"].items()})
-    except (AttributeError, IndexError, KeyError, TypeError):
-        raise ValueError(f"{path}: {way_out}") from None
-
-
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(prog="python -m ipu_packed_bert.padding_free.matrix", description=__doc__)
-    parser.add_argument(
-        "families", nargs="*", metavar="FAMILY", help="some, such as llama or 'bert, masked'; default: all"
-    )
-    parser.add_argument("--out", metavar="FILE", help="write the verdicts here as well, as JSON")
-    parser.add_argument(
-        "--with", dest="others", metavar="FILE", nargs="+", default=[], help="verdicts of other versions"
-    )
+    parser = argparse.ArgumentParser(description="Which families are right in padding-free rows, as Markdown.")
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="such as llama or 'bert, masked'; default: all")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the verdicts here as well, as JSON")
+    parser.add_argument("--with", dest="other", type=Path, metavar="FILE", help="what --out wrote elsewhere")
     options = parser.parse_args(arguments)
-    unknown = [name for name in options.families if name not in families()]
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], families(), n=1)
-        meant = f", did you mean {near[0]!r}?" if near else ""
-        parser.error(f"{unknown[0]!r} is no family{meant}; a name with a comma or a space is one argument in quotes")
-    others = [_read(each) for each in options.others]
-    if options.out:
-        check_output("--out", options.out, reads=options.others)
     # Warnings of Transformers about tiny models are no news here.
     transformers: Any = __import__("transformers")
     transformers.logging.set_verbosity_error()
@@ -237,8 +212,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
                 run.left_out[name] = str(error)
             bar.update()
     if options.out:
-        write_atomically(Path(options.out), (json.dumps(run._asdict(), indent=1) + "\n").encode())
-    runs = [*others, run]
+        options.out.write_text(json.dumps(run._asdict()) + "\n", encoding="utf-8")
+    runs = [run]
+    if options.other:
+        version, verdicts, left_out = json.loads(options.other.read_text(encoding="utf-8")).values()
+        made = {name: {a: _Verdict(*each) for a, each in found.items()} for name, found in verdicts.items()}
+        runs = [_Run(version, made, left_out), run]
     print(_page(runs))
     errors = [each.error for one in runs for by in one.verdicts.values() for each in by.values()]
     right, wrong = max((each for each in errors if each <= _TOLERANCE), default=0.0), sum(map(_Run.wrong, runs))
@@ -458,4 +437,4 @@ _VARIANTS: Dict[str, Dict[str, Any]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(main())
