@@ -149,7 +149,7 @@ NO_FILE = {
     ("gpu", "--json"),
     ("build", "--format"),
     ("build", "--json-field"),
-    ("build", "--dask"),
+    ("build", "--on"),
     ("convert", "destination"),
     ("compare", "--csv"),
 }

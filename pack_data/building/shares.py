@@ -46,7 +46,7 @@ def run_task(options: BuildOptions, stage: str, task: int = 0, tasks: int = 1, p
         raise ValueError(f"task {task} of {tasks}: the numbers go from 0 to {tasks - 1}")
     out = check_shared(options)
     with ExitStack() as ending:
-        runner = open_runner(options.workers, options.dask)
+        runner = open_runner(options.workers, options.on)
         ending.callback(runner.close)
 
         def stages(work: Path, tasks_beside: bool) -> Stages:
