@@ -2,8 +2,9 @@
 
     python examples/build_with_datatrove.py --from /data/tokens --out /data/packed --logs /data/logs --tasks 64
 
-On a cluster take SlurmPipelineExecutor, with `depends=` the step before, in place of LocalPipelineExecutor. datatrove
-notes what is complete in its logs; started again, it runs the tasks that are not.
+On a cluster take SlurmPipelineExecutor, with `depends=` the step before, in place of LocalPipelineExecutor. Started
+again, it goes on: the build knows what is done, not the logs. The local pool waits for ever for a process that was
+killed; end it and start it again.
 """
 
 import argparse
@@ -44,6 +45,7 @@ def main() -> None:
             pipeline=[BuildStage(options, stage)],
             tasks=tasks,
             workers=2,
+            skip_completed=False,  # a task whose work is done ends at once
             logging_dir=f"{given.logs}/{stage}",
             depends=step,
         )

@@ -80,7 +80,7 @@ def build_and_report(
             options.example_options()
             if options.recipe is None:
                 get_packer(options.packer)
-            runner = open_runner(options.workers, options.dask)
+            runner = open_runner(options.workers, options.on)
             ending.callback(runner.close)
             return Stages(options, work, runner, progress).run()
 
@@ -235,7 +235,9 @@ def _parser() -> ArgumentParser:
         help="processes (default: one a core); the result does not depend on it",
     )
     where.add_argument(
-        "--dask", metavar="ADDRESS|local:N", help="run on a Dask cluster whose workers see --out under the same path"
+        "--on",
+        metavar="dask:ADDRESS",
+        help="a Dask cluster whose workers see --out under the same path; dask:local:N: N workers here",
     )
     add(
         "--progress",

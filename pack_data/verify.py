@@ -63,7 +63,7 @@ def verify(folder: Union[str, Path], progress: Optional[bool] = None, workers: O
         for entry, first in zip(manifest.shards, firsts)
     ]
     workers = min(available_cores() if workers is None else workers, max(1, len(tasks)))
-    with closing(open_runner(workers, None)) as runner, progress_bar(
+    with closing(open_runner(workers)) as runner, progress_bar(
         manifest.packs, "verifying", shown=progress, unit=" packs"
     ) as bar:
         for counts, own, strategies in runner.map(_verify_shard, tasks):

@@ -145,7 +145,7 @@ NO_FILE = {
     ("check-model", "--collator"),
     ("build", "--format"),
     ("build", "--json-field"),
-    ("build", "--dask"),
+    ("build", "--on"),
     ("convert", "destination"),
     ("compare", "--csv"),
 }

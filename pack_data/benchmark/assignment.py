@@ -100,7 +100,7 @@ def _measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, An
 
         def give_packs() -> None:
             if on_disk:
-                runner = open_runner(workers, None)
+                runner = open_runner(workers)
                 assign_on_disk(work, work / "recipe.json", schema, totals, lambda part: counts[part], (0, 0), runner)
                 runner.close()
                 return

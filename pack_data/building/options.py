@@ -34,7 +34,7 @@ def stated(options: Mapping[str, Any]) -> Dict[str, Any]:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """One build. All but `out`, `overwrite`, `append`, `workers` and `dask` decide the bytes of the data set."""
+    """One build. All but `out`, `overwrite`, `append`, `workers` and `on` decide the bytes of the data set."""
 
     out: Union[str, Path]
     corpus: Union[str, Path] = EMBEDDED
@@ -68,7 +68,7 @@ class BuildOptions:
     overwrite: bool = False  # replace a data set in `out` that was made otherwise
     append: bool = False  # add to the data set in `out`, with the options it was made with
     workers: Optional[int] = 1  # processes; None: one a core, for which a script needs `if __name__ == "__main__":`
-    dask: Optional[str] = None
+    on: Optional[str] = None  # a cluster: dask:ADDRESS, or dask:local:N
 
     def __post_init__(self) -> None:
         for name in ("max_record_bytes", "max_sequence_length", "multiple_of", "sequences"):
@@ -119,7 +119,7 @@ class BuildOptions:
 
     def deciding(self) -> Dict[str, Any]:
         """The options that decide the bytes, for the manifest, which has the sha256 of files instead of their names."""
-        left_out = {"out", "overwrite", "append", "workers", "dask", "corpus", "source", *_FILES}
+        left_out = {"out", "overwrite", "append", "workers", "on", "corpus", "source", *_FILES}
         if self.synthetic is None:
             left_out |= {"synthetic", "sequences"}
         if self.source is None:

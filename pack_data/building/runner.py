@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -35,10 +36,10 @@ class TaskRunner:
         """Ends the workers."""
 
 
-def open_runner(workers: Optional[int], dask: Optional[str]) -> TaskRunner:
-    """dask: the address of a cluster. Otherwise `workers` processes, None for one a core; 1 is this process alone."""
-    if dask is not None:
-        return DaskRunner(dask)
+def open_runner(workers: Optional[int], on: Optional[str] = None) -> TaskRunner:
+    """on: a cluster, dask:ADDRESS. Otherwise `workers` processes, None for one a core; 1 is this process alone."""
+    if on is not None:
+        return DaskRunner(on)
     workers = available_cores() if workers is None else workers
     return _ProcessRunner(workers) if workers > 1 else TaskRunner()
 
@@ -125,24 +126,23 @@ class _ProcessRunner(TaskRunner):
 
 
 class DaskRunner(TaskRunner):
-    """A Dask cluster, by the address of its scheduler, or `local:N` for N workers on this machine.
+    """A Dask cluster: dask:ADDRESS of its scheduler, or dask:local:N for N workers on this machine.
 
     The workers must see the folder of the data set under the same path. A task whose worker dies is given to another.
     """
 
-    def __init__(self, address: str) -> None:
-        distributed = load_package("distributed", "--dask")
-        self._cluster: Optional[Any] = None
-        if address.startswith("local:"):
-            if not address[len("local:") :].isdecimal():
-                raise ValueError(f"--dask {address}: local:N needs a number of workers N of at least 1")
-            count = whole_number("--dask local:N: N", int(address[len("local:") :]), least=1, most=most_processes())
-            try:
-                self._cluster = distributed.LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
-            except RuntimeError as error:
-                raise ValueError(f"--dask {address}: no worker could start ({error}); {_GUARD}") from None
-            address = self._cluster.scheduler_address
-        self.client = distributed.Client(address)
+    def __init__(self, on: str) -> None:
+        form = re.fullmatch("dask:(local:([0-9]{1,9})|(?!local:).+)", on)
+        if not form:
+            raise ValueError(f"--on {on}: is not dask:ADDRESS of a scheduler, nor dask:local:N for N workers here")
+        distributed, where = load_package("distributed", f"--on {on}"), {"address": form[1]}
+        if form[2]:
+            count = whole_number("--on dask:local:N: N", int(form[2]), least=1, most=most_processes())
+            where = {"n_workers": count, "threads_per_worker": 1, "dashboard_address": None}
+        try:
+            self.client = distributed.Client(**where)
+        except RuntimeError as error:
+            raise ValueError(f"--on {on}: no worker could start ({error}); {_GUARD}") from None
 
     def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         from distributed import as_completed
@@ -163,6 +163,4 @@ class DaskRunner(TaskRunner):
             submit_one()
 
     def close(self) -> None:
-        self.client.close()
-        if self._cluster is not None:
-            self._cluster.close()
+        self.client.close()  # with the workers that it has started

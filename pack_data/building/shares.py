@@ -46,7 +46,7 @@ def run_task(options: BuildOptions, stage: str, task: int = 0, tasks: int = 1, p
         raise ValueError(f"task {task} of {tasks}: the numbers go from 0 to {tasks - 1}")
     out = check_shared(options)
     with ExitStack() as ending:
-        runner = open_runner(options.workers, options.dask)
+        runner = open_runner(options.workers, options.on)
         ending.callback(runner.close)
 
         def stages(work: Path, tasks_beside: bool) -> Stages:
@@ -105,12 +105,12 @@ def missing_tasks(options: BuildOptions, tasks: int) -> Tuple[str, List[int]]:
 
 def slurm_script(out: Path, arguments: Sequence[str], tasks: int) -> str:
     """A script that hands the build of `out` to Slurm. arguments: of the build, without its stages."""
-    build = " ".join(map(shlex.quote, [Path(sys.executable).name, "-m", "pack_data.build", *arguments]))
+    build = " ".join(map(shlex.quote, [sys.executable, "-m", "pack_data.build", *arguments]))
     return f"""#!/bin/bash
 # Builds {out}. Every node must see the files under the same paths, and their locks (docs/how_to/billions.md).
-# Tasks to run again, in the form of --array: {build} --missing {tasks}
+# Where a task failed, hand it in again: what is done ends at once. What is missing: {build} --missing {tasks}
 set -eu
-submit() {{ sbatch --parsable --ntasks=1 --cpus-per-task=1 --mem=2G "$@"; }}
+submit() {{ sbatch --parsable --requeue --kill-on-invalid-dep=yes --ntasks=1 --cpus-per-task=1 --mem=2G "$@"; }}
 count=$(submit --job-name=count --array=0-{tasks - 1} --wrap {_task(build, "count", tasks)})
 recipe=$(submit --job-name=recipe --dependency=afterok:$count --wrap {shlex.quote(build + " --stage recipe")})
 submit --job-name=deal --dependency=afterok:$recipe --array=0-{tasks - 1} --wrap {_task(build, "deal", tasks)}

@@ -33,7 +33,7 @@ def test_a_worker_dies_in_every_stage_and_nothing_is_lost(tmp_path, monkeypatch)
     corpus = write_corpus(tmp_path / "corpus", 60)
     build_small(corpus, tmp_path / "calm").close()
     monkeypatch.setattr(runner, "DaskRunner", DeadlyRunner)
-    build_small(corpus, tmp_path / "data", dask="local:2").close()
+    build_small(corpus, tmp_path / "data", on="dask:local:2").close()
     assert DeadlyRunner.killed == 3
     verify(tmp_path / "data")
     assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == {
@@ -41,7 +41,7 @@ def test_a_worker_dies_in_every_stage_and_nothing_is_lost(tmp_path, monkeypatch)
     }
 
 
-@pytest.mark.parametrize("address", ["local:0", "local:many"])
-def test_a_number_of_workers_that_cannot_be(tmp_path, address):
-    with pytest.raises(ValueError, match="local:N"):
-        build_small(write_corpus(tmp_path / "corpus", 2), tmp_path / "data", dask=address)
+@pytest.mark.parametrize("on", ["dask:local:0", "dask:local:many", "dask:", "tcp://10.0.0.1:8786", "ray:auto"])
+def test_what_is_no_cluster(tmp_path, on):
+    with pytest.raises(ValueError, match="--on .*dask:local:N"):
+        build_small(write_corpus(tmp_path / "corpus", 2), tmp_path / "data", on=on)

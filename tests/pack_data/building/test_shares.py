@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -169,20 +170,19 @@ def test_stopped_while_the_work_folder_is_removed(tmp_path, expected, monkeypatc
     """After any number of its files; by a task that waited for the folder, and by one that is run afterwards."""
     options, work = options_of(tmp_path), tmp_path / "data.building"
     whole = shares.remove
+
+    def stopped(left, folder):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", lambda path: next(left) >= 0 and os.unlink(path))
+            whole(folder)
+
     in_tasks(options, 1, 0)
     all_of(options, "deal", 64, range(1, 64))
     shutil.copytree(work, tmp_path / "packed")
     for files in itertools.count():
         shutil.copytree(tmp_path / "packed", work, dirs_exist_ok=True)
-        left = iter(range(files))
-
-        def stopped(folder):
-            with monkeypatch.context() as patch:
-                patch.setattr(Path, "unlink", lambda path: os.unlink(path) if next(left) >= 0 else None)
-                whole(folder)
-
         with monkeypatch.context() as patch:
-            patch.setattr(shares, "remove", stopped)
+            patch.setattr(shares, "remove", partial(stopped, iter(range(files))))
             try:
                 run_task(options, "deal")
                 break
