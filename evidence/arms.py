@@ -67,6 +67,17 @@ ARMS: Dict[str, Arm] = {
 ARMS.update({name + DOUBLE: ARMS[name]._replace(double=True) for name in (PACKED, UNPACKED, MEANS)})
 
 
+# The orders of the same sequences (`order`).
+ORDERS = {
+    "packs": "in the order of packs",
+    "random": "in random order",
+    "random_again": "in another random order",
+    "sorted": "from short to long",
+    "by_word": "sorted by their most frequent word",
+}
+PILOT_SEEDS = (101, 102, 103)  # say how large differences are; they do not count
+
+
 def changed(batch: Batch, arm: Arm, micro_batch: int) -> Batch:
     """The batch as the arm has it; in double precision its scales too."""
     if arm.double:

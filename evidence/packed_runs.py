@@ -42,6 +42,7 @@ from pack_data.build import BuildOptions, build
 from pack_data.building.sides import held_out_folder
 from pack_data.pack_lengths import pack
 from pack_data.reading.files import write_atomically
+from pack_data.sequences import Sequences
 from pack_data.store.data_set import MANIFEST, PackStore
 from pack_data.store.packs import FIELDS, assemble, decode, disassemble
 from pack_data.text.corpus import EMBEDDED, documents
@@ -56,8 +57,8 @@ _MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 _OF_DATA = ("amount", "held_out", "max_sequence_length", "short_sequence_probability", "depth", "vocabulary_size")
 
 Change = Callable[[Batch], Batch]  # what a variant does to a batch before the engine sees it
-# From the numbers of the sequences that each update has by its packs, and the lengths of all: those of other updates.
-Regroup = Callable[[List[np.ndarray], np.ndarray], List[np.ndarray]]
+# From the numbers of the sequences that each update has by its packs, and these sequences: those of other updates.
+Regroup = Callable[[List[np.ndarray], Sequences], List[np.ndarray]]
 
 
 class Size(NamedTuple):
@@ -561,7 +562,7 @@ class Regrouped(StoredPacks):
         counts = (store.lengths(numbers)["lengths"] > 0).reshape(len(numbers), -1).sum(axis=1)
         ends = np.cumsum(counts)[np.cumsum([len(each) for each in updates]) - 1]
         by_packs = np.split(np.arange(len(self._sequences)), ends[:-1])
-        self._updates = regroup(by_packs, self._sequences.lengths)
+        self._updates = regroup(by_packs, self._sequences)
 
     def __len__(self) -> int:
         return len(self._updates)

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from evidence import packed_runs
-from evidence.arms import AGAIN, ARMS, DOUBLE, MEANS, NO_MASK, PACKED, UNPACKED, changed
+from evidence.arms import AGAIN, ARMS, DOUBLE, MEANS, NO_MASK, PACKED, PILOT_SEEDS, UNPACKED, changed
 from evidence.packed_runs import QUICK, TOPICS, WIKIPEDIA, Size
 from evidence.runner import Cell, Row, Runner, finished_cells
+from evidence.training_shown import UpdatesShown
 from ipu_packed_bert.model.hugging_face import SAFETENSORS, Weights, read_folder
 from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of
 
+shown = UpdatesShown
 START, START_SEED = "start", 5
-PILOT_SEEDS = (101, 102, 103)  # say how large differences are; they do not count
 SEEDS = (11, 12, 13)
 _SAME = (PACKED, UNPACKED, AGAIN, NO_MASK)
 _DOUBLE = tuple(name + DOUBLE for name in (PACKED, UNPACKED, MEANS))
@@ -118,7 +119,7 @@ def run(options: Any, runner: Runner) -> int:
     if made.start is not None:
         runner.run([Cell(START, START_SEED)], made.begin)
     runner.run(cells(SIZES[options.size], options.arms), made.part)
-    return 0
+    return runner.show(shown(runner.folder), plot=options.plot)
 
 
 class Runs:
