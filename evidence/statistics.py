@@ -70,6 +70,8 @@ def power(deviation: float, margin: float, seeds: int) -> float:
     With s the standard deviation found, the mean must lie within margin - t s / sqrt(n); s**2 (n - 1) / deviation**2
     has a chi-squared distribution and is independent of the mean.
     """
+    if not deviation:
+        return 1.0
     freedom, error = seeds - 1, deviation / seeds**0.5
     t = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
