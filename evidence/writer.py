@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -131,16 +131,3 @@ def bars(
     return Bars(
         title, names, Axis(unit), tuple(drawn), across=True, ends=tuple(ends) if form else (), levels=tuple(levels)
     )  # fmt: skip
-
-
-def limited(found: Mapping[str, Interval], margin: float) -> Dict[str, Interval]:
-    """Intervals cut where they are far wider than the others: all means, and twice the margin, stay in the picture."""
-    intervals = list(found.values())
-    means = [each.mean for each in intervals]
-    low, high = min(*means, -2 * margin), max(*means, 2 * margin)
-    room = max(0.3 * (high - low), float(np.median([each.high - each.low for each in intervals])))
-    cut = {}
-    for name, each in found.items():
-        inside = each._replace(low=max(each.low, low - room), high=min(each.high, high + room))
-        cut[name if inside == each else f"{name} (interval cut)"] = inside
-    return cut

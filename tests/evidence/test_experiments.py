@@ -11,7 +11,7 @@ from evidence import runner
 from evidence.packed_runs import QUICK, PretrainingSetup
 from evidence.runner import Cell, Runner, finished_cells
 from evidence.statistics import Interval
-from evidence.writer import Table, bars, curve, limited
+from evidence.writer import Table, bars, curve
 from pack_data.cli.command import run_main
 from pack_data.reading import files
 
@@ -120,13 +120,3 @@ def test_declared_values_are_drawn_and_written_as_they_are():
     drawn = bars("", "s", {"a": {"x": Interval(1.0, 0.5, 2.0, 3)}, "b": {"y": None}})
     assert drawn.categories == ("x", "y") and [each.values for each in drawn.series] == [(1.0, None), (None, None)]
     assert (drawn.series[0].lower, drawn.series[0].upper) == ((0.5, None), (2.0, None))
-
-
-def test_a_wide_interval_is_cut_and_leaves_room_for_the_others():
-    found = {
-        name: Interval(mean, mean - half, mean + half, 2) for name, mean, half in (("a", 0.0, 0.1), ("b", 1.0, 9.0))
-    }
-    cut = limited({**found, "c": Interval(0.2, 0.1, 0.3, 2)}, 0.1)
-    assert cut["a"] == found["a"] and set(cut) == {"a", "b (interval cut)", "c"}
-    assert -1.0 < cut["b (interval cut)"].low < -0.2 and 1.0 < cut["b (interval cut)"].high < 2.0
-    assert limited({"a": found["a"]}, 0.0) == {"a": found["a"]}
