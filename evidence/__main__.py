@@ -19,10 +19,8 @@ from pack_data.cli.command import ArgumentParser, positive_int, run_main
 
 # Names and one line each; a module is imported when it is asked for.
 EXPERIMENTS = {
-    "pretraining": "packed against unpacked, and what each adjustment is worth (paper section 4.2, Figures 3 and 4)",
-    "trained": "a trained BERT goes on in packs, with and without what keeps sequences apart (beyond the paper; "
-    "needs --data-dir)",
-    "exactness": "packed and unpacked training give the same weights (beyond the paper)",
+    "updates": "is the update of packs that of their sequences; what each adjustment is worth (paper, Figures 3 and 4)",
+    "order": "does the order that packing imposes change what is learnt (beyond the paper)",
     "fine_tuning": "BANKING77 and SQuAD in packs against padded and sorted: scores and times (beyond the paper; needs "
     "--data-dir)",
     "speed": "what packing brings over S, width and type, beside the packing factor (forward and backward pass)",

@@ -2,14 +2,14 @@
 
 `evidence/results` has a folder for each run of an experiment, NAME or NAME_SIZE after its module: its settings,
 the facts of its data, and a JSON file for each finished cell, as the run's own folder has them. The module's
-`shown(folder)` reads them. Nothing is trained. What a run says stands in the page between
+`shown(folder)` reads them. Nothing is trained. The tables of a run are docs/evidence/NAME_SIZE.md, its pictures
+docs/evidence/NAME_SIZE_KIND.png. What came of a claim of `claims.yml` stands in docs/evidence.md between
 
-    <!-- results: NAME_SIZE -->
+    <!-- results: CLAIM -->
     <!-- end of results -->
 
-and is written anew; a picture is docs/evidence/NAME_SIZE_KIND.png. `pictures.json` beside the results says from
-which of them the pictures were drawn, so that a test finds those of other results; it does not find those that older
-code drew.
+and is written anew. `pictures.json` beside the results says from which of them the pictures were drawn, so that a test
+finds those of other results; it does not find those that older code drew.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from evidence.__main__ import EXPERIMENTS
+from evidence.claims import FILE, Finding, findings, told, verdicts
 from evidence.runner import CELLS, FACTS, SETTINGS
 from evidence.writer import Shown
 from pack_data.cli.command import ArgumentParser, run_main
+from pack_data.display.picture import write
 from pack_data.reading.files import write_atomically
 
 PAGE, PICTURES, RESULTS = "docs/evidence.md", "docs/evidence", "evidence/results"  # below the checkout
@@ -58,20 +60,30 @@ def results(root: Path) -> Dict[str, Shown]:
     return found
 
 
-def check_blocks(text: str, names: Sequence[str]) -> None:
-    """Raises ValueError where the page's blocks and the results do not belong to each other."""
-    blocks = [match.group(2) for match in _BLOCK.finditer(text)]
-    if sorted(blocks) != sorted(names):
+def page(text: str, found: Mapping[str, Finding]) -> str:
+    """The page with what came of each claim. ValueError where a claim has no block, or two, or a block no claim."""
+    blocks, claims = [match.group(2) for match in _BLOCK.finditer(text)], told()
+    if sorted(blocks) != sorted(claims):
         raise ValueError(
-            f"{PAGE} has blocks of results for {sorted(blocks)}, there are results of {sorted(names)}; each needs one "
-            f"block, <!-- results: NAME --> and <!-- end of results --> on lines of their own"
+            f"{PAGE} has blocks for the claims {sorted(blocks)}, {FILE.name} has {sorted(claims)}; each needs one "
+            f"block, <!-- results: CLAIM --> and <!-- end of results --> on lines of their own"
         )
+    words = verdicts(found)
+
+    def block(name: str) -> str:
+        sentence = f"**{claims[name]['sentence'].strip()}** {words[name].capitalize()}: {found[name].figures}"
+        picture = f"\n![The claim beside A/A and control]({PICTURES.split('/')[-1]}/claim_{name}.png)\n"
+        return f"{sentence}\n" + (picture if found[name].picture else "")
+
+    return _BLOCK.sub(lambda match: f"{match.group(1)}\n{block(match.group(2))}\n{match.group(3)}", text)
 
 
-def page(text: str, shown: Dict[str, Shown]) -> str:
-    """The page with its tables made anew. ValueError where a block and the results do not belong to each other."""
-    check_blocks(text, list(shown))
-    return _BLOCK.sub(lambda match: f"{match.group(1)}\n{shown[match.group(2)].text()}\n{match.group(3)}", text)
+def tables(name: str, shown: Shown) -> str:
+    """The page of a run's tables."""
+    return (
+        f"# Tables: {name.replace('_', ', ')}\n\n<!-- a generated page: python -m evidence.figures -->\n\n"
+        f"What it means: [evidence](../evidence.md).\n\n{shown.text()}"
+    )
 
 
 def check_run(run: Path) -> None:
@@ -118,14 +130,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         raise ValueError(f"{path}: no such file; run it in a checkout, or give --root")
     for run in options.take:
         check_run(run)
-    text, taken = path.read_text(encoding="utf-8"), {run.name for run in options.take}
-    check_blocks(text, sorted(taken | set(results(options.root))))  # before anything is copied
     for run in options.take:
         print(f"{len(take(run, options.root))} files from {run}")
     shown = results(options.root)
-    write_atomically(path, page(text, shown).encode())
+    found = findings(shown)
+    write_atomically(path, page(path.read_text(encoding="utf-8"), found).encode())
     print(path)
+    for name, finding in found.items():
+        if finding.picture is not None:
+            write([finding.picture], options.root / PICTURES / f"claim_{name}.png")
     for name, each in shown.items():
+        write_atomically(options.root / PICTURES / f"{name}.md", tables(name, each).encode())
         pictures = each.draw(options.root / PICTURES, f"{name}_")
         for picture in pictures:
             print(picture)

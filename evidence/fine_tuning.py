@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from evidence.fine_tuning_runs import Learner, Timing, facts, same_updates, times, train
-from evidence.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
+from evidence.fine_tuning_shown import FineTuningShown
 from evidence.runner import Cell, Row, Runner
 from evidence.ways import NO_MASK, PACKED, SORTED
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, config_from_tree
@@ -142,16 +142,13 @@ def configuration(name: str, part: Amounts, *, checkpoint: Optional[str], seed: 
     return config_from_tree(tree, name)
 
 
-def cells(task: str, seeds: int, only: Optional[str]) -> List[List[Cell]]:
-    """In the order in which they are run: the margin is measured before the seeds that count."""
+def cells(task: str, seeds: int, only: Optional[str]) -> List[Cell]:
+    """In the order in which they are run."""
     found = []
     if only != TIMES:
-        found += [
-            [Cell(f"{task}_same", 1)],
-            [Cell(f"{task}_{way}", CALIBRATION_SEED) for way in (PACKED, NO_MASK)],
-            [Cell(f"{task}_{way}", seed) for seed in range(1, seeds + 1) for way in (PACKED, NO_MASK, SORTED)],
-        ]
-    return found + ([[Cell(f"{task}_times", 1)]] if only != SCORES else [])
+        found = [Cell(f"{task}_same", 1)]
+        found += [Cell(f"{task}_{way}", seed) for seed in range(1, seeds + 1) for way in (PACKED, NO_MASK, SORTED)]
+    return found + ([Cell(f"{task}_times", 1)] if only != SCORES else [])
 
 
 def run(options: Any, runner: Runner) -> int:
@@ -186,6 +183,5 @@ def run(options: Any, runner: Runner) -> int:
         made = prepared(task, 1)
         runner.keep_facts({task: facts(Learner(made), made.steps)})
         del made
-        for some in cells(task, options.seeds, options.only):
-            runner.run(some, measure)
+        runner.run(cells(task, options.seeds, options.only), measure)
     return runner.show(shown(runner.folder), plot=options.plot)

@@ -7,6 +7,7 @@ unpacked sequences of documents that no training sequence comes from.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -23,15 +24,16 @@ import torch
 from evidence.runner import SETTINGS, Row, alone, settle
 from evidence.topics import topic_documents
 from ipu_packed_bert.data.constant_baseline import unigram_baseline
-from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, StoredPacks
+from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, Packs, StoredPacks
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.model.hugging_face import Weights, load_into, read_folder, write_folder
 from ipu_packed_bert.model.loss import correct, cross_entropy, membership
+from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.run_files.checkpoints import checkpoints as saved
 from ipu_packed_bert.run_files.checkpoints import load_newest
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig, RunConfig
+from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, OptimizerConfig, RunConfig
 from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.tasks.task import Counts, Evaluation
@@ -40,6 +42,7 @@ from pack_data.build import BuildOptions, build
 from pack_data.building.sides import held_out_folder
 from pack_data.pack_lengths import pack
 from pack_data.reading.files import write_atomically
+from pack_data.sequences import Sequences
 from pack_data.store.data_set import MANIFEST, PackStore
 from pack_data.store.packs import FIELDS, assemble, decode, disassemble
 from pack_data.text.corpus import EMBEDDED, documents
@@ -54,6 +57,8 @@ _MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 _OF_DATA = ("amount", "held_out", "max_sequence_length", "short_sequence_probability", "depth", "vocabulary_size")
 
 Change = Callable[[Batch], Batch]  # what a variant does to a batch before the engine sees it
+# From the numbers of the sequences that each update has by its packs, and these sequences: those of other updates.
+Regroup = Callable[[List[np.ndarray], Sequences], List[np.ndarray]]
 
 
 class Size(NamedTuple):
@@ -65,7 +70,6 @@ class Size(NamedTuple):
     max_sequence_length: int
     short_sequence_probability: float
     depth: int
-    packing_factor: float  # about, for estimates before the data is there
     vocabulary_size: int  # at most; trained on the training documents
     hidden_size: int
     num_layers: int
@@ -76,14 +80,12 @@ class Size(NamedTuple):
     points: int  # measurements along a run
     learning_rate: float
     resumable: bool  # a cell keeps checkpoints, for runs of more than a few minutes
+    precision: str = "float32"  # of the engine; a run may have another
 
 
-SIZES = {
-    "quick": Size("topics", 150, 0.1, 64, 0.9, 4, 2.9, 512, 32, 1, 2, 4, 4, 200, 2, 2.0e-3, False),
-    "minutes": Size("topics", 12_000, 0.08, 64, 0.9, 4, 2.9, 512, 64, 2, 2, 4, 8, 32_000, 8, 2.0e-3, False),
-    "hours": Size("text", 10**9, 0.03, 192, 0.9, 3, 1.8, 4096, 128, 4, 4, 6, 8, 96_000, 10, 1.0e-3, True),
-    "full": Size("text", 10**12, 0.001, 512, 0.1, 3, 2.0, 30_522, 768, 12, 12, 8, 32, 256 * 100_000, 20, 1.0e-4, True),
-}
+TOPICS = Size("topics", 12_000, 0.08, 64, 0.9, 4, 512, 64, 2, 2, 4, 8, 32_000, 8, 2.0e-3, False)
+QUICK = TOPICS._replace(amount=150, held_out=0.1, hidden_size=32, num_layers=1, accumulation=4, sequences=200, points=2)
+WIKIPEDIA = Size("text", 10**9, 0.03, 192, 0.9, 3, 4096, 128, 4, 4, 6, 8, 96_000, 10, 1.0e-3, True)
 
 
 class BuiltData:
@@ -210,13 +212,11 @@ class PretrainingSetup(BuiltData):
         seed: int,
         adjustment: str = "accumulation",
         rate: float = 1.0,
-        next_sentence: bool = True,
-        times: int = 1,
+        attention: str = "auto",
     ) -> Config:
-        """A run over the sequences of the size.
+        """A run over the sequences of the size; `rate` multiplies its learning rate.
 
-        `rate` multiplies the learning rate of the size, `times` the packs of an update. No dropout, so that seeds
-        differ in the first weights and in the order of the data.
+        No dropout, so that seeds differ in the first weights and in the order of the data.
         """
         size, packed = self.size, store != "unpacked"
         with self.store(store) as data:
@@ -232,20 +232,19 @@ class PretrainingSetup(BuiltData):
                 evaluation_directory=str(held_out_folder(self.folder / "unpacked")),
             ),
             model=self._model(vocabulary),
-            loss=LossConfig(next_sentence=next_sentence),
             optimizer=OptimizerConfig(
                 name="adamw",
                 learning_rate=rate * size.learning_rate,
                 warmup_fraction=0.1,
                 packing_adjustment=adjustment,
             ),
-            batch=BatchConfig(micro_batch=size.micro_batch, gradient_accumulation=times * self.accumulation),
-            engine=EngineConfig(kind="host", device="auto", threads=1),
+            batch=BatchConfig(micro_batch=size.micro_batch, gradient_accumulation=self.accumulation),
+            engine=EngineConfig(kind="host", device="auto", threads=1, attention=attention, precision=size.precision),
             placement=PlacementConfig(layers_per_ipu=(size.num_layers,)),
             run=RunConfig(seed=seed),
         )
         steps = max(1, round(size.sequences / config.expected_sequences_per_update(factor)))
-        every = max(1, steps // size.points)
+        every = math.ceil(steps / size.points)
         return replace(config, run=replace(config.run, steps=steps, evaluate_every=every))
 
     def _model(self, vocabulary: int) -> ModelConfig:
@@ -268,14 +267,19 @@ class PretrainingSetup(BuiltData):
         change: Change = lambda batch: batch,
         unfinished: Optional[Path] = None,
         *,
-        times: int = 1,
+        alone: bool = False,
+        regroup: Optional[Regroup] = None,
+        double: bool = False,
         weights: Optional[Weights] = None,
         along: Optional[int] = None,
         keep: Optional[Path] = None,
     ) -> List[Row]:
         """A row for each measurement of the held-out sequences; the last one has what each of them scored.
 
-        unfinished: where a run that was killed goes on from. times: as in `config`.
+        unfinished: where a run that was killed goes on from.
+        alone: each update has the sequences of its packs, each alone in its row. regroup: the same sequences in the
+        same number of updates, but in others.
+        double: weights, moments and arithmetic are float64.
         weights: that it begins with; parameters which they lack are drawn from the seed.
         along: only so many of the scored sequences are scored along the run. All of them are scored at its end; what
         they have together stands in the last row under `all_` and the name.
@@ -284,12 +288,20 @@ class PretrainingSetup(BuiltData):
         with self.store(Path(config.data.directory).name) as store, self.store("held_out") as held_out:
             factor = store.manifest.packing_factor
             task = ScoredPretraining(config, store.schema)
-            # An update has `times` times the sequences that packing alone gives it; betas follow both.
-            engine = HostEngine(config, task, packing_factor=times * factor)
+            engine = HostEngine(config, task, packing_factor=factor)
+            if double:
+                engine.model.double()
+                engine.optimizer = build_optimizer(engine.model, config.optimizer, betas=config.betas(factor))
             folder = unfinished if self.size.resumable else None
-            packs, log = StoredPacks(store, seed=config.run.seed), HeldOutLosses()
+            layout, log = task.layout(config, factor), HeldOutLosses()
+            packs = StoredPacks(store, seed=config.run.seed)
+            if regroup is not None:
+                updates = updates_of(packs, layout.packs_per_update, config.run.steps)
+                packs = Regrouped(store, config.run.seed, updates, regroup)
+                layout = layout._replace(micro_batches_per_update=1, packs_per_update=1)
+            rows = self.size.micro_batch if alone or regroup is not None else None
             scored = list(trimmed(held_out, along))
-            with closing(ChangedBatches(packs, task.layout(config, factor), scored, change, log)) as batches:
+            with closing(ChangedBatches(packs, layout, scored, change, log, alone=rows)) as batches:
                 step = _go_on(engine, batches, folder)
                 if not step and weights is not None:
                     load_into(engine.model, weights)
@@ -350,14 +362,13 @@ def corpus_of(size: Any, data_dir: Optional[Path]) -> str:
     return EMBEDDED if data_dir is None else "wikipedia"
 
 
-def setup(options: Any) -> PretrainingSetup:
+def setup(options: Any, size: Size, checkpoint: Optional[Path] = None) -> PretrainingSetup:
     """The one that the experiments of this size and corpus beside `options.out` share."""
-    size = SIZES[options.size]
     folder = options.out.parent / f"data_{options.size}_{corpus_of(size, options.data_dir)}"
-    return PretrainingSetup(folder, size, options.data_dir, progress=options.progress)
+    return PretrainingSetup(folder, size, options.data_dir, progress=options.progress, checkpoint=checkpoint)
 
 
-def settings(options: Any, sizes: Mapping[str, Any] = SIZES) -> Dict[str, Any]:
+def settings(options: Any, sizes: Mapping[str, Any]) -> Dict[str, Any]:
     """What decides the cells of an experiment of one of these sizes."""
     size = sizes[options.size]
     return {"size": options.size, **size._asdict(), "corpus": corpus_of(size, options.data_dir)}
@@ -472,7 +483,8 @@ class ScoredPretraining(Pretraining):
 
 
 def rounded(metrics: Mapping[str, float]) -> Row:
-    return {name: round(float(value), 6) for name, value in metrics.items()}
+    """To 15 digits: float64 runs are compared to a part in a million million."""
+    return {name: float(f"{value:.15g}") for name, value in metrics.items()}
 
 
 def prefixed(prefix: str, row: Row) -> Row:
@@ -529,18 +541,69 @@ class HeldOutLosses(Log):
         """Nothing is written but checkpoints."""
 
 
+def updates_of(packs: StoredPacks, size: int, updates: int) -> List[np.ndarray]:
+    """The packs of so many updates of `size` packs, over epochs, as `GlobalBatches` has them."""
+    found: List[np.ndarray] = []
+    for epoch in itertools.count():
+        order = packs.order(epoch)
+        found += np.split(order, range(size, len(order), size))
+        if len(found) >= updates:
+            return found[:updates]
+    raise AssertionError
+
+
+class Regrouped(StoredPacks):
+    """The sequences of a run's packs in other updates; "pack" number k stands for update k."""
+
+    def __init__(self, store: PackStore, seed: int, updates: List[np.ndarray], regroup: Regroup) -> None:
+        super().__init__(store, seed=seed)
+        numbers = np.concatenate(updates)
+        self._sequences = disassemble(store.schema, store.records(numbers))
+        counts = (store.lengths(numbers)["lengths"] > 0).reshape(len(numbers), -1).sum(axis=1)
+        ends = np.cumsum(counts)[np.cumsum([len(each) for each in updates]) - 1]
+        by_packs = np.split(np.arange(len(self._sequences)), ends[:-1])
+        self._updates = regroup(by_packs, self._sequences)
+
+    def __len__(self) -> int:
+        return len(self._updates)
+
+    def order(self, epoch: int) -> np.ndarray:
+        return np.arange(len(self._updates))
+
+    def alone(self, numbers: np.ndarray, epoch: int) -> Batch:
+        return self._rows_of(self._sequences.take(self._updates[int(numbers[0])]))
+
+
 class ChangedBatches(GlobalBatches):
-    """All packs of a data set, each batch changed on its way; the held-out ones are of another data set."""
+    """All packs of a data set, each batch changed on its way; the held-out ones are of another data set.
+
+    alone: rows of a micro-batch, for batches that have the sequences of these packs, each alone in its row.
+    """
 
     def __init__(
-        self, packs: StoredPacks, layout: Layout, held_out: Sequence[Batch], change: Change, log: HeldOutLosses
+        self,
+        packs: StoredPacks,
+        layout: Layout,
+        held_out: Sequence[Batch],
+        change: Change,
+        log: HeldOutLosses,
+        *,
+        alone: Optional[int] = None,
     ) -> None:
-        self._scored, self._change, self._log = held_out, change, log
+        self._scored, self._change, self._log, self._alone = held_out, change, log, alone
         super().__init__(packs, layout)
 
     def __next__(self) -> Batch:
         self._log.begin()
         return self._change(super().__next__())
+
+    def _load(self, packs: Packs, numbers: np.ndarray, epoch: int) -> Batch:
+        if self._alone is None:
+            return super()._load(packs, numbers, epoch)
+        batch = packs.alone(numbers, epoch)
+        number = -(-len(batch["input_ids"]) // self._alone)
+        shape = self.layout._replace(micro_batches_per_update=number, packs_per_update=number * self._alone)
+        return shape.filled(batch)
 
     def held_out(self) -> Iterator[Batch]:
         return iter(self._scored)

@@ -1,49 +1,19 @@
-"""Differences of held-out losses with intervals over sequences and seeds, and what follows from them.
-
-Runs are compared pair by pair: the same seed, the same held-out sequences. Sequences are resampled. Seeds are too few
-for that: resampling three of them gives intervals that are much too narrow. What they add is drawn instead from
-Student's t with the standard error of their differences, as if each difference of a seed were normal.
-"""
+"""Intervals and tests over seeds, and how likely a test passes. All of it is scipy's."""
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple, Optional, Sequence
+from typing import Dict, Mapping, NamedTuple, Sequence
 
 import numpy as np
-from scipy import special
+from scipy import integrate, stats
 
 CONFIDENCE = 0.9  # of an interval; both ends of it are one-sided tests at 5 %
-SHARE = 0.25  # of what the broken control costs: the margin
+LEVEL = 0.05  # of a P value
 TWICE = 0.1  # by this share two timings of the same may differ; beyond it ratios of times tell nothing
-DRAWS = 4000
-_AT_ONCE = 200
-
-
-class Scores(NamedTuple):
-    """What one run scores on each of N held-out sequences."""
-
-    masked: np.ndarray  # [N] masked tokens
-    mlm: np.ndarray  # [N] their losses added up, nats
-    nsp: Optional[np.ndarray]  # [N] loss of the next sentence, nats; None without that task
-
-    @property
-    def mlm_loss(self) -> float:
-        """A masked token's."""
-        return float(self.mlm.sum() / self.masked.sum())
-
-    @property
-    def nsp_loss(self) -> float:
-        return 0.0 if self.nsp is None else float(self.nsp.mean())
-
-    @property
-    def loss(self) -> float:
-        """What is trained: both."""
-        return self.mlm_loss + self.nsp_loss
 
 
 class Interval(NamedTuple):
-    """A difference and its interval of `CONFIDENCE`."""
+    """A mean and its interval of `CONFIDENCE`."""
 
     mean: float
     low: float
@@ -55,37 +25,10 @@ class Interval(NamedTuple):
         return -margin < self.low and self.high < margin
 
     def words(self, form: str, unit: str = "") -> str:
-        """`+0.12 (+0.10 to +0.14)`; the unit stands before the bracket."""
+        """`+0.12 (+0.10 to +0.14)`; the unit stands before the bracket. Of one seed the mean alone."""
+        if self.seeds < 2:
+            return f"{self.mean:{form}}{unit}"
         return f"{self.mean:{form}}{unit} ({self.low:{form}} to {self.high:{form}})"
-
-
-def difference(first: Sequence[Scores], second: Sequence[Scores], *, masked_only: bool = False) -> Interval:
-    """Held-out loss of the first runs minus that of the second ones, run by run.
-
-    masked_only: of the masked tokens alone, also where one side has no next sentence task.
-    Raises ValueError where the runs are no pairs. One pair: the interval is over sequences only.
-    """
-    if not first or len(first) != len(second):
-        raise ValueError(f"{len(first)} runs and {len(second)} runs are no pairs; run the same seeds of both")
-    masked = first[0].masked
-    if any(not np.array_equal(each.masked, masked) for each in (*first, *second)):
-        raise ValueError("the runs were not scored on the same held-out sequences; measure them in one folder")
-    mlm = np.array([one.mlm - other.mlm for one, other in zip(first, second)], dtype=np.float64)
-    nsp = np.zeros_like(mlm)
-    if not masked_only:
-        if any(each.nsp is None for each in (*first, *second)):
-            raise ValueError("a run has no next sentence task; compare the losses of its masked tokens only")
-        nsp = np.array([one.nsp - other.nsp for one, other in zip(first, second)], dtype=np.float64)  # type: ignore
-    by_seed = mlm.sum(axis=1) / masked.sum() + nsp.mean(axis=1)
-    mean, seeds = float(by_seed.mean()), len(by_seed)
-    random = np.random.default_rng(0)
-    drawn = _resampled(masked, mlm.mean(axis=0), nsp.mean(axis=0), random)
-    if seeds > 1:
-        # Its quantiles in random order: t of one degree of freedom, drawn, would not come out symmetric.
-        t = special.stdtrit(seeds - 1, random.permutation((np.arange(DRAWS) + 0.5) / DRAWS))
-        drawn = drawn + by_seed.std(ddof=1) / np.sqrt(seeds) * t
-    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
-    return Interval(mean, low, high, seeds)
 
 
 def students(values: Sequence[float]) -> Interval:
@@ -93,65 +36,62 @@ def students(values: Sequence[float]) -> Interval:
     number, mean = len(values), float(np.mean(values))
     if number < 2:
         return Interval(mean, -np.inf, np.inf, number)
-    t = float(special.stdtrit(number - 1, (1 + CONFIDENCE) / 2))
-    half = t * float(np.std(values, ddof=1)) / number**0.5
-    return Interval(mean, mean - half, mean + half, number)
+    low, high = stats.t.interval(CONFIDENCE, number - 1, mean, stats.sem(values)) if np.ptp(values) else (mean, mean)
+    return Interval(mean, float(low), float(high), number)
 
 
-def _resampled(masked: np.ndarray, mlm: np.ndarray, nsp: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """The loss over sequences drawn with replacement, [DRAWS]."""
-    number, found = len(masked), []
-    for _ in range(DRAWS // _AT_ONCE):
-        chosen = random.integers(number, size=(_AT_ONCE, number))
-        found.append(mlm[chosen].sum(axis=1) / masked[chosen].sum(axis=1) + nsp[chosen].mean(axis=1))
-    return np.concatenate(found)
+def _p_above(values: np.ndarray, bound: float) -> float:
+    """P value of a one-sided t test: that the mean lies above the bound."""
+    error, apart = float(stats.sem(values)), float(values.mean()) - bound
+    return float(stats.t.sf(apart / error, len(values) - 1)) if error else float(apart <= 0)
 
 
-class Verdict(NamedTuple):
-    """What an experiment with a broken control says."""
-
-    shows: bool  # whether the control fails the test that the claim has to pass
-    equivalent: bool  # whether the claim passes it
-    why: str  # one line
+def equivalence(values: Sequence[float], margin: float) -> float:
+    """P value of two one-sided t tests: the larger one. Below 5 %: the interval lies within the margin."""
+    found = np.asarray(values, dtype=np.float64)
+    return max(_p_above(found, -margin), _p_above(-found, -margin))
 
 
-def verdict(
-    margin: Optional[Interval], claim: Interval, control: Interval, *, unit: str = "nats", digits: int = 4
-) -> Verdict:
-    """Whether `claim` is a difference smaller than the margin, in an experiment that would have noticed `control`.
+def above(ratios: Sequence[float], bound: float) -> float:
+    """P value of a one-sided t test of their logarithms: that the ratios lie above the bound."""
+    return _p_above(np.log(ratios), float(np.log(bound)))
 
-    margin: what the control costs on seeds that do not count; `SHARE` of it is the margin. None: not measured.
-    unit, digits: of the differences, in words.
+
+def holm(found: Mapping[str, float]) -> Dict[str, float]:
+    """P values adjusted for their number (Holm 1979)."""
+    adjusted, largest = {}, 0.0
+    for place, name in enumerate(sorted(found, key=lambda each: found[each])):
+        largest = max(largest, min(1.0, (len(found) - place) * found[name]))
+        adjusted[name] = largest
+    return {name: adjusted[name] for name in found}
+
+
+def power(deviation: float, margin: float, seeds: int) -> float:
+    """Probability that `equivalence` passes at 5 % where the true difference is 0 and seeds lie `deviation` apart.
+
+    With s the standard deviation found, the mean must lie within margin - t s / sqrt(n); s**2 (n - 1) / deviation**2
+    has a chi-squared distribution and is independent of the mean.
     """
+    if not deviation:
+        return 1.0
+    freedom, error = seeds - 1, deviation / seeds**0.5
+    t = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
-    def words(interval: Interval) -> str:
-        return interval.words(f"+.{digits}f", f" {unit}")
+    def passes(chi2: float) -> float:
+        room = margin / error - t * (chi2 / freedom) ** 0.5
+        return float(stats.chi2.pdf(chi2, freedom) * (2 * stats.norm.cdf(room) - 1)) if room > 0 else 0.0
 
-    if margin is None:
-        return Verdict(False, False, "shows nothing yet: what the control costs is not measured")
-    if claim.seeds < 2 or control.seeds < 2:
-        return Verdict(False, False, "shows nothing yet: a verdict needs two seeds of each run")
-    if margin.low <= 0:
-        return Verdict(
-            False,
-            False,
-            f"shows nothing: the control costs {words(margin)} on the seeds that set the margin, not clearly more "
-            f"than 0",
-        )
-    bound = SHARE * margin.mean
-    if control.within(bound):
-        passes = f"shows nothing: the control passes the test as well, {words(control)}, margin {bound:.{digits}f}"
-        return Verdict(False, False, passes)
-    if control.low <= bound:  # failing for want of sequences or seeds says nothing of the control
-        unclear = f"shows nothing: the control does not fail clearly, {words(control)}, margin {bound:.{digits}f}"
-        return Verdict(False, False, unclear)
-    equivalent = claim.within(bound)
-    return Verdict(
-        True,
-        equivalent,
-        f"{'equivalent' if equivalent else 'not shown to be equivalent'}: {words(claim)}, margin "
-        f"{bound:.{digits}f}; the control fails as it must: {words(control)}",
-    )
+    return float(integrate.quad(passes, 0, freedom * (margin / error / t) ** 2, limit=200)[0])
+
+
+def error_over_sequences(masked: np.ndarray, mlm: np.ndarray, nsp: np.ndarray) -> float:
+    """Standard error of a difference of losses over the held-out sequences alone, nats.
+
+    masked: tokens of each sequence, [N]; mlm, nsp: differences of its losses, [N]. The loss of a masked token is a
+    ratio of two sums, so its residuals count (delta method).
+    """
+    residuals = (mlm - mlm.sum() / masked.sum() * masked) / masked.mean() + nsp
+    return float(stats.sem(residuals))
 
 
 def ratio(values: Sequence[float]) -> Interval:
@@ -161,9 +101,8 @@ def ratio(values: Sequence[float]) -> Interval:
     """
     if min(values) <= 0:
         return Interval(float(np.median(values)), 0.0, float("inf"), len(values))
-    found = students(np.log(np.asarray(values, dtype=np.float64)).tolist())
-    mean, low, high = (float(np.exp(each)) for each in (found.mean, found.low, found.high))
-    return Interval(mean, low, high, len(values))
+    mean, low, high, rounds = students(np.log(np.asarray(values, dtype=np.float64)).tolist())
+    return Interval(*(float(np.exp(each)) for each in (mean, low, high)), rounds)
 
 
 def median_interval(values: Sequence[float]) -> Interval:
@@ -172,12 +111,7 @@ def median_interval(values: Sequence[float]) -> Interval:
     Nothing is assumed of how the values are distributed. With fewer than five values the interval is that of all,
     and its confidence lower.
     """
-    found = sorted(values)
-    number, outside = len(found), 0  # how many values lie outside at each end
-    below = 0.5**number  # chance that the true median lies below all but `outside` values
-    while outside < (number - 1) // 2:
-        below += math.comb(number, outside + 1) * 0.5**number
-        if 2 * below > 1 - CONFIDENCE:
-            break
+    found, number, outside = sorted(values), len(values), 0  # how many values lie outside at each end
+    while outside < (number - 1) // 2 and 2 * stats.binom.cdf(outside + 1, number, 0.5) <= 1 - CONFIDENCE:
         outside += 1
     return Interval(float(np.median(found)), found[outside], found[number - 1 - outside], number)

@@ -1,16 +1,16 @@
-"""The one writer of what experiments show: a block of docs/evidence.md, and pictures."""
+"""The one writer of what experiments show: a page of tables below docs/evidence/, and pictures."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from evidence.runner import Cell, Row, read_run
-from evidence.statistics import Interval, Scores, Verdict, difference, verdict
+from evidence.runner import Cell, read_run
+from evidence.statistics import Interval
 from pack_data.display.picture import Axis, Bars, Line, Lines, Picture, Series, write
 from pack_data.display.table import markdown
 
@@ -50,21 +50,15 @@ class Table(NamedTuple):
 class Shown(ABC):
     """What the finished cells of a run's folder say, whichever of them there are."""
 
-    uncounted: Sequence[int] = ()  # seeds that set a margin alone
+    uncounted: Sequence[int] = ()  # seeds of a pilot
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self.settings, self.facts, self.cells = read_run(self.folder)
-        self._differences: Dict[Tuple[Any, ...], Interval] = {}
-
-    @property
-    @abstractmethod
-    def passes(self) -> bool:
-        """Whether each control fails as it must, and what is promised holds: exit status 0."""
 
     @abstractmethod
     def parts(self) -> Iterable[Union[str, Table]]:
-        """Of the block: tables, the verdict with its control, where the numbers come from."""
+        """Of the page: tables, what they say, where the numbers come from."""
 
     @abstractmethod
     def pictures(self) -> Mapping[str, Sequence[Picture]]:
@@ -83,35 +77,6 @@ class Shown(ABC):
     def columns(self, variant: str, value: str) -> np.ndarray:
         """One value of a variant's rows: [seeds, points]."""
         return np.array([[row[value] for row in self.cells[Cell(variant, seed)]] for seed in self.seeds(variant)])
-
-    # ---- runs that are compared seed by seed
-
-    def scores(self, row: Row) -> Scores:
-        """What the last row of a run says of each held-out example."""
-        raise NotImplementedError
-
-    def difference(
-        self, name: str, other: str, seeds: Optional[Sequence[int]] = None, *, masked_only: bool = False
-    ) -> Optional[Interval]:
-        """Of two variants over the seeds that both have, or over these; None where there is none."""
-        chosen = tuple(self.common(name, other) if seeds is None else seeds)
-        key = name, other, chosen, masked_only
-        if chosen and key not in self._differences:
-            runs = ([self.scores(self.cells[Cell(each, seed)][-1]) for seed in chosen] for each in (name, other))
-            self._differences[key] = difference(*runs, masked_only=masked_only)
-        return self._differences.get(key)
-
-    def cost(self, claim: str, control: str) -> Optional[Interval]:
-        """What the control costs on the seeds that set the margin; None where it is not measured."""
-        seeds = [seed for seed in self.uncounted if all(Cell(each, seed) in self.cells for each in (claim, control))]
-        return self.difference(control, claim, seeds)
-
-    def equivalence(self, claim: str, control: str, reference: str, *, names: str, **words: Any) -> Verdict:
-        """Whether the claim scores as the reference, in an experiment that notices the control. names: of the three."""
-        found, broken = self.difference(claim, reference), self.difference(control, reference)
-        if found is None or broken is None:
-            return Verdict(False, False, f"shows nothing yet: {names} have no common seed")
-        return verdict(self.cost(claim, control), found, broken, **words)
 
     # ---- written
 
@@ -166,16 +131,3 @@ def bars(
     return Bars(
         title, names, Axis(unit), tuple(drawn), across=True, ends=tuple(ends) if form else (), levels=tuple(levels)
     )  # fmt: skip
-
-
-def limited(found: Mapping[str, Interval], margin: float) -> Dict[str, Interval]:
-    """Intervals cut where they are far wider than the others: all means, and twice the margin, stay in the picture."""
-    intervals = list(found.values())
-    means = [each.mean for each in intervals]
-    low, high = min(*means, -2 * margin), max(*means, 2 * margin)
-    room = max(0.3 * (high - low), float(np.median([each.high - each.low for each in intervals])))
-    cut = {}
-    for name, each in found.items():
-        inside = each._replace(low=max(each.low, low - room), high=min(each.high, high + room))
-        cut[name if inside == each else f"{name} (interval cut)"] = inside
-    return cut

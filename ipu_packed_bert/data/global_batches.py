@@ -14,6 +14,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, Iterator, Mapping, Name
 import numpy as np
 
 from pack_data.reading.fields import Fields
+from pack_data.sequences import Sequences
 from pack_data.store.data_set import PackStore
 from pack_data.store.packs import assemble, decode, disassemble, predictions_per_pack
 
@@ -97,8 +98,11 @@ class StoredPacks(Packs):
         return {**said, **(super().count(numbers, epoch, unsaid) if unsaid else {})}
 
     def alone(self, numbers: np.ndarray, epoch: int) -> Batch:
+        return self._rows_of(disassemble(self._store.schema, self._store.records(numbers)))
+
+    def _rows_of(self, sequences: Sequences) -> Batch:
+        """Each of these sequences alone in its row."""
         schema, most = self._store.schema, self._store.manifest.max_predictions_per_sequence
-        sequences = disassemble(schema, self._store.records(numbers))
         rows = len(sequences)
         needed = int(sequences.prediction_counts.max(initial=0))
         unpacked = replace(

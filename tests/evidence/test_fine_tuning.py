@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from evidence import __main__ as command
-from evidence import fine_tuning, trained
+from evidence import fine_tuning
 from evidence.fine_tuning_runs import Learner, Timing, no_model, same_updates, times, train
-from evidence.fine_tuning_shown import CALIBRATION_SEED, FineTuningShown
-from evidence.statistics import median_interval
+from evidence.fine_tuning_shown import FineTuningShown
 from evidence.ways import (
     AGAIN,
     INFERENCE,
@@ -152,12 +151,12 @@ def test_the_experiment_trains_and_answers_alike_packed_and_padded(tmp_path, cap
     run_main(command.main, arguments + ["--tasks", "banking77", "--only", "times"])
     assert [path.name for path in (tmp_path / "out" / "cells").iterdir()] == ["banking77_times-1.json"]
     capsys.readouterr()
-    # So small a network learns nothing, so that its controls cannot fail, and the experiment says so.
-    assert run_main(command.main, arguments) == 1
+    # So small a network learns nothing, so that its controls cannot fail, and the page says so.
+    assert run_main(command.main, arguments) == 0
     out = capsys.readouterr().out
     assert "shows nothing" in out and "| SQuAD at 384, packed" in out and "| BANKING77 at 64, sorted" in out
     rows = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").glob("*.json")]
-    assert len(rows) == 2 * 10 + 1 and (tmp_path / "out" / "start" / "config.json").exists()
+    assert len(rows) == 2 * 8 + 1 and (tmp_path / "out" / "start" / "config.json").exists()
     final = {(row["variant"], row["seed"]): row["rows"][-1] for row in rows}
     for name in ("squad", "banking77"):
         for seed in (1, 2):
@@ -194,10 +193,12 @@ def folder_of(path, *, sorted_right=0.9, packed_right=0.9, no_mask_right=0.6, ag
     random = np.random.default_rng(1)
     cells = {}
     for way, right in ((PACKED, packed_right), (SORTED, sorted_right), (NO_MASK, no_mask_right)):
-        for seed in (1, 2, 3, CALIBRATION_SEED):
+        for seed in (1, 2, 3):
             points = (100 * (random.random(2000) < right)).astype(int).tolist()
-            answered = {"different": 0, "answers": 2000, "logits": 1e-6}
-            cells[f"{way}-{seed}"] = [{"points": points, "answered_packed": answered, "answered_no_mask": answered}]
+            same = {"different": 0, "answers": 2000, "logits": 1e-6}
+            cells[f"{way}-{seed}"] = [
+                {"points": points, "answered_packed": same, "answered_no_mask": {**same, "different": 700}}
+            ]
     logits = {"start": 1.0, MAXIMUM: 1e-6, LONGEST: 1e-6, NO_MASK: 0.5}
     cells["same-1"] = [{"way": way, "logits": value} for way, value in logits.items()]
     seconds = {MAXIMUM: 3.0, LONGEST: 2.0, SORTED: sorted_time, PACKED: 1.0, AGAIN: again}
@@ -221,24 +222,25 @@ def folder_of(path, *, sorted_right=0.9, packed_right=0.9, no_mask_right=0.6, ag
     return path
 
 
-def test_controls_that_do_not_fail_show_nothing(tmp_path):
+def test_times_whose_control_fails_show_nothing(tmp_path):
     good = FineTuningShown(folder_of(tmp_path / "good"))
-    assert good.passes and good.verdict("banking77")[:2] == (True, True)
+    assert good.timing_shown("banking77", TRAINING) and good.same_shown("banking77")
+    assert good.answers("banking77") == (0, 2100, 6000) and good.answers("squad") is None
+    found, control = (good.score_against_sorted("banking77", way) for way in (PACKED, NO_MASK))
+    assert abs(found.mean) < 1.5 and control.mean == pytest.approx(-30, abs=3) and found.seeds == 3
     assert (
         "packing gains nothing over rows sorted" in good.text() and "faster than rows padded to the max" in good.text()
     )
     barely = FineTuningShown(folder_of(tmp_path / "barely", sorted_time=1.015, spread=0.03))
-    assert barely.passes and "packing gains nothing over rows sorted" in barely.text()  # so little is noise
+    assert "packing gains nothing over rows sorted" in barely.text()  # so little is noise
     assert good.against_packed("banking77", TRAINING, MAXIMUM).mean == pytest.approx(3.0, rel=0.02)
     assert good.per_sequence("banking77", TRAINING, PACKED).mean == pytest.approx(20.0, rel=0.02)
     # 1 s for 750 slots, of which all 100 sequences need 1500
-    assert not FineTuningShown(folder_of(tmp_path / "mask", no_mask_right=0.9)).passes
-    assert FineTuningShown(folder_of(tmp_path / "worse", packed_right=0.75)).verdict("banking77")[:2] == (True, False)
     slow = FineTuningShown(folder_of(tmp_path / "again", again=1.2))
-    assert not slow.passes and "shows nothing" in slow.text()
+    assert not slow.timing_shown("banking77", TRAINING) and "shows nothing" in slow.text()
     noisy = FineTuningShown(folder_of(tmp_path / "noisy", spread=0.3))  # no narrower than what is to be told
     again = noisy.against_packed("banking77", TRAINING, AGAIN)
-    assert again.low < 0.9 < 1.0 < again.high and not noisy.passes and "shows nothing" in noisy.text()
+    assert again.low < 0.9 < 1.0 < again.high and "shows nothing" in noisy.text()
     assert "slower than rows sorted" in FineTuningShown(folder_of(tmp_path / "sorted", sorted_time=0.8)).text()
 
 
@@ -259,22 +261,11 @@ def test_whichever_cells_are_finished_are_shown(tmp_path):
         path.unlink()
         found = FineTuningShown(folder)
         assert found.text()
-    assert not found.passes and not found.draw(tmp_path) and "No run" in found.text()
-
-
-def test_a_median_lies_in_its_interval_as_often_as_it_says():
-    random, covered = np.random.default_rng(3), 0
-    for _ in range(400):
-        found = median_interval(random.exponential(1.0, 9))
-        covered += found.low <= np.log(2.0) <= found.high
-    assert covered >= 0.9 * 400
-    assert median_interval([5.0, 1.0, 2.0, 3.0, 4.0])[:3] == (3.0, 1.0, 5.0)
-    assert median_interval(range(20)).high < 19
+    assert not found.draw(tmp_path) and "No run" in found.text()
 
 
 def test_settings_hold_no_path_of_a_machine(tmp_path):
     """They are committed with the results; `trained` has the same rule."""
     options = SimpleNamespace(size="default", data_dir=tmp_path, checkpoint=str(tmp_path / "bert"))
-    for experiment in (fine_tuning, trained):
-        found = json.dumps(experiment.settings(options))
-        assert '"bert"' in found and str(tmp_path) not in found
+    found = json.dumps(fine_tuning.settings(options))
+    assert '"bert"' in found and str(tmp_path) not in found

@@ -54,11 +54,11 @@ def test_an_estimate_has_the_layer_as_often_as_the_model_and_heads_once(tmp_path
     cells = {("512 base float32", 1): rounds(2, layer=2.0), ("512 base float32", 2): rounds(2, layer=2.0)}
     (timings,) = SpeedShown(folder_of(tmp_path, cells)).timings
     assert timings.factor == 2.5 and len(timings.rows) == 4
-    assert timings.speed_up("dense").mean == pytest.approx(2.5 * 1.5 / 2.5)
+    assert ratio(timings.speed_ups("dense")).mean == pytest.approx(2.5 * 1.5 / 2.5)
     whole = timings.whole("dense")
     assert whole.mean == pytest.approx(2.5 * 12.5 / 24.5)
     assert whole.high - whole.low == pytest.approx(0.0, abs=1e-9)  # packs of other factors are no noise
-    assert not timings.realised()
+    assert not timings.realised() and SpeedShown(tmp_path).draws == 2
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_an_estimate_has_the_layer_as_often_as_the_model_and_heads_once(tmp_path
 def test_rows_whose_controls_pass_show_nothing(tmp_path, change, why):
     cells = {("512 base float32", 1): rounds(), ("512 base bfloat16", 1): rounds(**change)}
     shown = SpeedShown(folder_of(tmp_path, cells))
-    assert shown.passes == (not why)
+    assert shown.all_pass == (not why) and shown.draws == 1
     assert [each.case.precision for each in shown.nothing] == (["bfloat16"] if why else [])
     assert why in shown.text() and ("shows nothing" in shown.text()) == bool(why)
 
@@ -85,19 +85,8 @@ def test_a_machine_without_bfloat16_says_so_and_other_rows_count(tmp_path, monke
     monkeypatch.setattr(speed, "bfloat16_slowdown", lambda: 3.0)
     rows = speed.measure(SimpleNamespace(), Cell("512 base bfloat16", 1))
     shown = SpeedShown(folder_of(tmp_path, {("512 base float32", 1): rounds(), ("512 base bfloat16", 1): rows}))
-    assert shown.passes and "no bfloat16" in shown.text() and len(shown.timings) == 1
-    assert not SpeedShown(folder_of(tmp_path / "other", {("512 base bfloat16", 1): rows})).passes
-
-
-def test_intervals_cover_the_ratio_as_often_as_they_say():
-    random = np.random.default_rng(3)
-    found = [ratio(np.exp(0.1 * random.standard_normal(4) + np.log(2.0))) for _ in range(1000)]
-    assert 0.87 < np.mean([each.low < 2.0 < each.high for each in found]) < 0.93
-    two = ratio([2.0] * 5 + [3.0] * 4)
-    assert np.median([2.0] * 5 + [3.0] * 4) < two.low < two.mean < two.high  # why the middle is no median
-    assert two.mean == pytest.approx(2.0 * 1.5 ** (4 / 9))
-    assert ratio([2.0])[:3] == (pytest.approx(2.0), 0.0, float("inf"))
-    assert ratio([1.0, -1.0]).high == float("inf")  # a difference of two times may be below 0
+    assert shown.all_pass and "no bfloat16" in shown.text() and len(shown.timings) == 1
+    assert not SpeedShown(folder_of(tmp_path / "other", {("512 base bfloat16", 1): rows})).all_pass
 
 
 def test_a_cell_times_the_same_work_on_both_sides_and_is_shown(tmp_path, monkeypatch):
@@ -105,7 +94,7 @@ def test_a_cell_times_the_same_work_on_both_sides_and_is_shown(tmp_path, monkeyp
     monkeypatch.setitem(speed.SIZES, "quick", speed.SIZES["quick"]._replace(rows=((64, 4, 2),)))
     out = tmp_path / "speed_quick"
     arguments = ["speed", "--size", "quick", "--types", "float32", "--widths", "tiny", "--no-plot", "--out", str(out)]
-    status = main([*arguments, "--slots", "64", "--seeds", "1"])
+    assert main([*arguments, "--slots", "64", "--seeds", "1"]) == 0
     cells = finished_cells(out)
     assert {cell.variant for cell in cells} == {"64 tiny float32", "64 tiny float32 whole"}
     first, *others = cells[Cell("64 tiny float32", 1)]
@@ -115,7 +104,7 @@ def test_a_cell_times_the_same_work_on_both_sides_and_is_shown(tmp_path, monkeyp
         assert {name for name in row if name.endswith("_s")} == {*sides, "again_s", "one_s"}
     assert max(first["dense_gradients"], first["within_gradients"]) < EXPECTED["float32"]
     shown = speed.shown(out)
-    assert status == (0 if shown.passes else 1) and (out / "table.md").read_text() == shown.text()
+    assert (out / "table.md").read_text() == shown.text()
     assert "all 4 layers" in shown.text()
     with pytest.raises(ValueError, match="leave no cell"):
         main([*arguments, "--slots", "2048"])

@@ -1,0 +1,87 @@
+"""What an arm of the pre-training experiments changes: batches before the engine sees them, or the configuration."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, NamedTuple
+
+import numpy as np
+
+from evidence.packed_runs import micro_batch_means, update_scales
+from ipu_packed_bert.data.global_batches import Batch
+
+
+class Arm(NamedTuple):
+    """A way to make the updates of a run.
+
+    Packs have a mask over the row, which an IPU compiles; rows of one sequence the host engine's attention, which skips
+    padding.
+    """
+
+    words: str
+    alone: bool = False  # each sequence of the packs has a row of its own
+    changes: str = ""  # of each batch, by the names in CHANGES
+    adjustment: str = "accumulation"
+    double: bool = False
+
+    @property
+    def attention(self) -> str:
+        return "auto" if self.alone else "eager"
+
+
+def without_mask(batch: Batch) -> Batch:
+    """All tokens of a pack see each other; padding stays hidden from them."""
+    return {**batch, "input_mask": (batch["input_mask"] > 0).astype(batch["input_mask"].dtype)}
+
+
+def without_position_reset(batch: Batch) -> Batch:
+    """Positions 0, 1, 2, ... through the pack, across its sequences; 0 in padding."""
+    through = np.arange(batch["positions"].shape[1], dtype=batch["positions"].dtype)
+    return {**batch, "positions": np.where(batch["input_mask"] > 0, through, np.zeros_like(through))}
+
+
+def reversed_rows(batch: Batch) -> Batch:
+    """The same update: its rows from last to first, so that other rows share a micro-batch."""
+    return {name: np.ascontiguousarray(values[::-1]) for name, values in batch.items()}
+
+
+CHANGES: Dict[str, Callable[[Batch, int], Batch]] = {
+    "mask": lambda batch, _: without_mask(batch),
+    "positions": lambda batch, _: without_position_reset(batch),
+    "order": lambda batch, _: reversed_rows(batch),
+    "scales": micro_batch_means,
+}
+
+PACKED, UNPACKED, AGAIN, NO_MASK, MEANS = "packed", "unpacked", "reordered", "no_mask", "means"
+DOUBLE = "_float64"  # ends the name of an arm in double precision
+ARMS: Dict[str, Arm] = {
+    PACKED: Arm("packed"),
+    UNPACKED: Arm("unpacked", alone=True),
+    AGAIN: Arm("packed, rows of an update in reverse", changes="order"),
+    NO_MASK: Arm("without the mask", changes="mask"),
+    MEANS: Arm("losses as means over micro-batches", changes="scales"),
+    "no_positions": Arm("without the position reset", changes="positions"),
+    "separators": Arm("without mask and position reset", changes="mask positions"),
+    "betas": Arm("betas ** p, larger updates", adjustment="betas"),
+    "none": Arm("no adjustment, larger updates", adjustment="none"),
+}
+ARMS.update({name + DOUBLE: ARMS[name]._replace(double=True) for name in (PACKED, UNPACKED, MEANS)})
+
+
+# The orders of the same sequences (`order`).
+ORDERS = {
+    "packs": "in the order of packs",
+    "random": "in random order",
+    "random_again": "in another random order",
+    "sorted": "from short to long",
+    "by_word": "sorted by their most frequent word",
+}
+PILOT_SEEDS = (101, 102, 103)  # say how large differences are; they do not count
+
+
+def changed(batch: Batch, arm: Arm, micro_batch: int) -> Batch:
+    """The batch as the arm has it; in double precision its scales too."""
+    if arm.double:
+        batch = update_scales(batch, micro_batch)
+    for name in arm.changes.split():
+        batch = CHANGES[name](batch, micro_batch)
+    return batch

@@ -1,0 +1,140 @@
+"""What docs/evidence.md claims: `claims.yml`, written before the runs, and what their cells say of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence
+
+import numpy as np
+import yaml
+
+from evidence.runner import Cell
+from evidence.statistics import LEVEL, equivalence, holm, power, students
+from evidence.training_shown import METRICS, TrainingShown
+from evidence.writer import Shown, bars, small
+from pack_data.cli.command import counted
+from pack_data.display.picture import Picture
+
+FILE = Path(__file__).with_name("claims.yml")
+
+
+class Finding(NamedTuple):
+    """What came of a claim."""
+
+    figures: str  # one line
+    kept: Optional[bool]  # claim, A/A and control, before Holm's adjustment; None: not measured yet
+    p: Optional[float] = None  # None: no chance is involved
+    picture: Optional[Picture] = None
+
+
+Results = Mapping[str, Any]
+
+
+def told() -> Dict[str, Dict[str, Any]]:
+    """The claims by name, as they were written."""
+    found: Dict[str, Dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["claims"]
+    return found
+
+
+def findings(results: Results) -> Dict[str, Finding]:
+    """Of each claim, from the results by the names of their folders."""
+    return {name: KINDS[claim["kind"]](claim, results) for name, claim in told().items()}
+
+
+def verdicts(found: Mapping[str, Finding]) -> Dict[str, str]:
+    """In words. P values are adjusted over all claims that have one."""
+    adjusted = holm({name: each.p for name, each in found.items() if each.p is not None})
+    words = {}
+    for name, each in found.items():
+        significant = adjusted.get(name, 0.0) < LEVEL
+        words[name] = "not measured" if each.kept is None else "shown" if each.kept and significant else "not shown"
+        if name in adjusted:
+            words[name] += f" (P {adjusted[name]:.2g} of {len(adjusted)} tests, Holm)"
+    return words
+
+
+def _missing(shown: Optional[Shown], arms: Sequence[str], seeds: Sequence[int]) -> bool:
+    return shown is None or any(Cell(arm, seed) not in shown.cells for arm in arms for seed in seeds)
+
+
+_NOTHING = Finding("not measured yet", None)
+
+
+def _limit(claim: Mapping[str, Any], results: Results) -> Finding:
+    """Every run keeps the limit; the controls break theirs."""
+    first, second, limit, lines, kept = claim["first"], claim["second"], float(claim["limit"]), [], True
+    for folder, seeds in claim["runs"].items():
+        shown = results.get(folder)
+        if shown is None or _missing(shown, (first, second, claim["means"], claim["no_mask"], "unpacked"), seeds):
+            return _NOTHING
+        apart = max(map(abs, shown.differences(first, second, "loss", seeds)))
+        means = min(map(abs, shown.differences(claim["means"], second, "loss", seeds)))
+        no_mask = min(shown.differences(claim["no_mask"], "unpacked", "loss", seeds))
+        kept = kept and apart < limit < means and no_mask > claim["least_without_mask"]
+        lines.append(
+            f"{shown.settings['corpus']}, {counted(len(seeds), 'seed')}: at most {small(apart)} nats apart; losses as "
+            f"means over micro-batches at least {small(means)}, without the mask at least {no_mask:+.3f}"
+        )
+    return Finding(f"limit {small(limit)}. " + ". ".join(lines) + ".", kept)
+
+
+def _equivalence(claim: Mapping[str, Any], results: Results) -> Finding:
+    """The interval lies within the margin of each metric; A/A's too; the control's lies wholly beyond one."""
+    first, second, again, control = (claim[name] for name in ("first", "second", "again", "control"))
+    shown, pilot = results.get(claim["run"]), results.get(claim["pilot"]["run"])
+    few = claim.get("control_seeds", claim["seeds"])
+    if (
+        shown is None
+        or _missing(shown, (first, second, again), claim["seeds"])
+        or _missing(shown, (control, second), few)
+        or _missing(pilot, (first, second), claim["pilot"]["seeds"])
+    ):
+        return _NOTHING
+    assert isinstance(shown, TrainingShown) and isinstance(pilot, TrainingShown)
+    lines, kept, fails, p, strength, drawn = [], True, False, 0.0, 1.0, {}
+    for metric, margin in claim["margins"].items():
+        values = shown.differences(first, second, metric, claim["seeds"])
+        found = students(values)
+        same = students(shown.differences(again, claim["again_beside"], metric, claim["seeds"]))
+        wrong = students(shown.differences(control, second, metric, few))
+        kept = kept and found.within(margin) and same.within(margin)
+        fails = fails or wrong.low > margin
+        p = max(p, equivalence(values, margin))
+        spread = float(np.std(pilot.differences(first, second, metric, claim["pilot"]["seeds"]), ddof=1))
+        strength = min(strength, power(spread, margin, len(values)))
+        what = "" if len(claim["margins"]) == 1 else f"{METRICS[metric]} "
+        lines.append(f"{what}{found.words('+.4f')} nats, margin {margin:g}; A/A {same.words('+.4f')}")
+        lines[-1] += f"; control {wrong.words('+.3f')}"
+        for words, each in ((first, found), (f"{again} (A/A)", same), (f"{control} (control)", wrong)):
+            drawn.setdefault(METRICS[metric], {})[words] = each
+    error = shown.over_sequences(first, second, claim["seeds"])
+    tail = f"{counted(len(claim['seeds']), 'seed')}; power {strength:.3f}; over sequences ±{error:.4f}"
+    bound = max(claim["margins"].values())
+    levels = [("margin", bound), ("minus the margin", -bound)]
+    picture = bars("", "nats of held-out loss", drawn, levels)
+    return Finding("; ".join([*lines, tail]) + ".", kept and fails, p, picture)
+
+
+def _speed(claim: Mapping[str, Any], results: Results) -> Finding:
+    shown = results.get(claim["run"])
+    if shown is None or _missing(shown, (), ()) or not shown.timings or shown.draws < claim["draws"]:
+        return _NOTHING
+    return Finding(shown.verdict() + ".", shown.all_pass, shown.p)
+
+
+def _answers(claim: Mapping[str, Any], results: Results) -> Finding:
+    shown = results.get(claim["run"])
+    found = None if shown is None else shown.answers(claim["task"])
+    if found is None:
+        return _NOTHING
+    packed, no_mask, answers = found
+    words = f"{packed:,} of {answers:,} answers differ; without the mask {no_mask:,}."
+    return Finding(words, packed == 0 and no_mask > claim["least_without_mask"] * answers)
+
+
+KINDS: Dict[str, Callable[[Mapping[str, Any], Results], Finding]] = {
+    "limit": _limit,
+    "equivalence": _equivalence,
+    "speed": _speed,
+    "answers": _answers,
+}

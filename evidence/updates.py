@@ -1,0 +1,185 @@
+"""Is the update of packs the update of their sequences?  Whole runs whose every update has the same sequences, packed
+and each alone in a row; and the same without each of what packedBERT adds (paper, section 4.2, Figure 4).
+
+All arms begin with the same weights. Nothing is switched off inside the model: an arm changes the batch that the model
+is given, or the configuration. Held-out losses are those of unpacked sequences of other documents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from evidence import packed_runs
+from evidence.arms import AGAIN, ARMS, DOUBLE, MEANS, NO_MASK, PACKED, PILOT_SEEDS, UNPACKED, changed
+from evidence.packed_runs import QUICK, TOPICS, WIKIPEDIA, Size
+from evidence.runner import Cell, Row, Runner, finished_cells
+from evidence.training_shown import UpdatesShown
+from ipu_packed_bert.model.hugging_face import SAFETENSORS, Weights, read_folder
+from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of
+
+shown = UpdatesShown
+START, START_SEED = "start", 5
+SEEDS = (11, 12, 13)
+_SAME = (PACKED, UNPACKED, AGAIN, NO_MASK)
+_DOUBLE = tuple(name + DOUBLE for name in (PACKED, UNPACKED, MEANS))
+_FIGURE_4 = (MEANS, "no_positions", "separators", "betas", "none")
+
+
+class Start(NamedTuple):
+    """What all runs begin with: weights whose heads are trained by unpacked updates."""
+
+    checkpoint: Optional[str]  # a Hugging Face folder or the package of weights; None: a network from nothing
+    updates: int
+    rate: float
+    along: int  # of the scored sequences, at the measurements along a run
+
+
+class Updates(NamedTuple):
+    """How large the experiment is, and its cells."""
+
+    size: Size
+    cells: Tuple[Tuple[Tuple[str, ...], Tuple[int, ...]], ...]  # arms and seeds, in the order in which they are run
+    start: Optional[Start] = None
+
+
+_BERT = Size("text", 8_000_000, 0.12, 128, 0.9, 3, 30_522, 384, 6, 12, 4, 2, 6_270, 6, 5.0e-4, True)
+SIZES, DEFAULT = (
+    {
+        "quick": Updates(QUICK, ((_SAME, (1,)), (_DOUBLE, (1,)))),
+        "topics": Updates(TOPICS, (((PACKED, UNPACKED), PILOT_SEEDS), (_SAME, SEEDS), (_DOUBLE, SEEDS))),
+        "wikipedia": Updates(WIKIPEDIA, ((_SAME, SEEDS[:1]), (_DOUBLE, SEEDS[:1]), (_SAME, SEEDS), (_FIGURE_4, SEEDS))),
+        "trained": Updates(_BERT, ((_SAME, SEEDS),), Start(PACKAGE, 160, 5.0e-4, 256)),
+        "full": Updates(
+            Size(
+                "text",
+                10**12,
+                0.001,
+                512,
+                0.1,
+                3,
+                30_522,
+                768,
+                12,
+                12,
+                8,
+                32,
+                256 * 100_000,
+                20,
+                1.0e-4,
+                True,
+                "bfloat16",
+            ),
+            (((PACKED, UNPACKED), (1,)),),
+        ),
+    },
+    "topics",
+)
+SUMMARY = (
+    "Whole pre-training runs whose updates have the same sequences, packed and each alone in a row, in float32 and\n"
+    "float64, with controls: packs without the mask, losses as means over micro-batches. On wikipedia also Figure 4\n"
+    "of packedBERT: each of its adjustments left out.\n\n"
+    "topics: made-up topics, rows of 64, 15 minutes. wikipedia (--data-dir): rows of 192, 10 million tokens a run, 9\n"
+    "hours. trained (--data-dir): a trained BERT goes on, 300 updates, 2 hours. full: BERT base at 512, 25.6 million\n"
+    "sequences in bfloat16, for a GPU; never run.\n"
+    "Several processes with the same --out share the work; a run that was killed goes on with the same command."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arms", nargs="+", choices=ARMS, metavar="NAME", help=f"only these of {', '.join(ARMS)}")
+
+
+def settings(options: Any) -> Dict[str, Any]:
+    size = SIZES[options.size]
+    if size.start is not None and options.data_dir is None:
+        raise ValueError("trained needs data: --data-dir DIR, a folder with wikipedia/")
+    start = {} if size.start is None else size.start._asdict()
+    return {
+        "size": options.size,
+        **size.size._asdict(),
+        "corpus": packed_runs.corpus_of(size.size, options.data_dir),
+        **start,
+    }
+
+
+def cells(size: Updates, arms: Optional[Sequence[str]]) -> List[Cell]:
+    found = [Cell(name, seed) for names, seeds in size.cells for seed in seeds for name in names]
+    return [cell for cell in dict.fromkeys(found) if arms is None or cell.variant in arms]
+
+
+def run(options: Any, runner: Runner) -> int:
+    made = Runs(SIZES[options.size], options, runner)
+    runner.keep_facts(made.setup.facts())
+    if made.start is not None:
+        runner.run([Cell(START, START_SEED)], made.begin)
+    runner.run(cells(SIZES[options.size], options.arms), made.part)
+    return runner.show(shown(runner.folder), plot=options.plot)
+
+
+class Runs:
+    """The runs of one size; `runner.folder / START` has the weights that they begin with, where they have any."""
+
+    def __init__(self, size: Updates, options: Any, runner: Runner) -> None:
+        self.start, self._runner = size.start, runner
+        named = size.start and size.start.checkpoint
+        self.setup = packed_runs.setup(options, size.size, folder_of(named) if named else None)
+        self._weights: Optional[Weights] = None
+
+    @property
+    def folder(self) -> Path:
+        return self._runner.folder / START
+
+    def begin(self, cell: Cell) -> List[Row]:
+        """Trains the heads, and all else with them, with unpacked updates; keeps the weights."""
+        start, pretrained = self.start, self.setup.pretrained
+        assert start is not None
+        config = self.setup.config("unpacked", seed=cell.seed, rate=start.rate / self.setup.size.learning_rate)
+        rows = self.setup.run(
+            self._measured(replace(config, run=replace(config.run, steps=start.updates))),
+            unfinished=self._runner.unfinished(cell),
+            weights=None if pretrained is None else pretrained.weights,
+            along=start.along,
+            keep=self.folder,
+        )
+        rows[-1]["weights"] = self._sha256()
+        return rows
+
+    def part(self, cell: Cell) -> List[Row]:
+        """One run; as many sequences as in all of them."""
+        arm = ARMS[cell.variant]
+        config = self.setup.config("packed", seed=cell.seed, adjustment=arm.adjustment, attention=arm.attention)
+        return self.setup.run(
+            self._measured(config),
+            lambda batch: changed(batch, arm, self.setup.size.micro_batch),
+            self._runner.unfinished(cell),
+            alone=arm.alone,
+            double=arm.double,
+            weights=self.weights(),
+            along=self.start and self.start.along,
+        )
+
+    def _measured(self, config: Config) -> Config:
+        """The same with as many measurements as the size says."""
+        every = math.ceil(config.run.steps / self.setup.size.points)
+        return replace(config, run=replace(config.run, evaluate_every=every))
+
+    def weights(self) -> Optional[Weights]:
+        """Those of the start. ValueError where they are not there any more, or are others."""
+        if self.start is not None and self._weights is None:
+            kept = finished_cells(self._runner.folder)[Cell(START, START_SEED)][-1]["weights"]
+            if not (self.folder / SAFETENSORS).exists() or self._sha256() != kept:
+                raise ValueError(
+                    f"{self.folder}: has not the weights that the finished runs began with; put them back, or remove "
+                    f"{self._runner.folder} and begin anew"
+                )
+            self._weights = read_folder(self.folder).weights
+        return self._weights
+
+    def _sha256(self) -> str:
+        return hashlib.sha256((self.folder / SAFETENSORS).read_bytes()).hexdigest()

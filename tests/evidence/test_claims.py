@@ -1,0 +1,230 @@
+"""What the page claims: written before the runs; shown only where A/A passes and the control fails."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from evidence import claims, figures
+from evidence.runner import CELLS, FACTS, SETTINGS, Cell
+from evidence.statistics import (
+    Interval,
+    above,
+    equivalence,
+    error_over_sequences,
+    holm,
+    median_interval,
+    power,
+    ratio,
+    students,
+)
+from evidence.training_shown import OrderShown, UpdatesShown
+from tests.evidence import recompute
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# ---- statistics
+
+
+def test_the_interval_of_some_values_is_students():
+    found = students([0.0, 1.0, 2.0])
+    assert found.mean == 1.0 and found.high - 1 == pytest.approx(1 - found.low)
+    assert found.high - 1 == pytest.approx(2.9200 / 3**0.5, abs=1e-4)  # 95 % of Student's t, 2 degrees
+    assert students([0.5]) == (0.5, -np.inf, np.inf, 1)
+    assert students([1.0, 1.0]) == (1.0, 1.0, 1.0, 2)
+
+
+@pytest.mark.parametrize("margin", [0.2, 0.3, 0.4])
+def test_a_p_value_below_5_percent_is_an_interval_within_the_margin(margin):
+    random, both = np.random.default_rng(0), set()
+    for _ in range(300):
+        values = random.normal(0.1, 0.2, 4)
+        inside = students(values).within(margin)
+        assert (equivalence(values, margin) < 0.05) == inside
+        both.add(inside)
+    assert both == {True, False}
+    assert equivalence([0.1, 0.1], 0.2) == 0.0 and equivalence([0.3, 0.3], 0.2) == 1.0
+
+
+@pytest.mark.parametrize("deviation, margin, seeds", [(0.03, 0.05, 8), (0.01, 0.012, 6), (0.01, 0.025, 3)])
+def test_power_is_how_often_the_test_passes(deviation, margin, seeds):
+    drawn = np.random.default_rng(1).normal(0, deviation, (4000, seeds))
+    passed = np.mean([equivalence(values, margin) < 0.05 for values in drawn])
+    assert power(deviation, margin, seeds) == pytest.approx(passed, abs=0.03)  # four standard errors of 4,000 draws
+    assert 0.05 < passed < 0.999
+
+
+def test_holm_by_hand():
+    """0.01 x 3, 0.02 x 2, and no smaller than the one before: 0.03 x 1 becomes 0.04."""
+    assert holm({"b": 0.02, "c": 0.03, "a": 0.01}) == pytest.approx({"a": 0.03, "b": 0.04, "c": 0.04})
+    assert holm({"a": 0.9, "b": 0.8}) == {"a": 1.0, "b": 1.0} and holm({}) == {}
+
+
+def test_the_error_over_sequences_is_that_of_drawing_others():
+    random = np.random.default_rng(2)
+    masked = random.integers(5, 30, 2000).astype(float)
+    mlm, nsp = masked * random.normal(0.1, 1.0, 2000), random.normal(0, 0.5, 2000)
+
+    def loss(chosen):
+        return mlm[chosen].sum() / masked[chosen].sum() + nsp[chosen].mean()
+
+    drawn = [loss(random.integers(2000, size=2000)) for _ in range(400)]
+    assert error_over_sequences(masked, mlm, nsp) == pytest.approx(np.std(drawn), rel=0.15)
+
+
+def test_intervals_cover_the_ratio_as_often_as_they_say():
+    random = np.random.default_rng(3)
+    found = [ratio(np.exp(0.1 * random.standard_normal(4) + np.log(2.0))) for _ in range(1000)]
+    assert 0.87 < np.mean([each.low < 2.0 < each.high for each in found]) < 0.93
+    two = ratio([2.0] * 5 + [3.0] * 4)
+    assert np.median([2.0] * 5 + [3.0] * 4) < two.low < two.mean < two.high  # why the middle is no median
+    assert two.mean == pytest.approx(2.0 * 1.5 ** (4 / 9))
+    assert ratio([2.0])[:3] == (pytest.approx(2.0), 0.0, float("inf"))
+    assert ratio([1.0, -1.0]).high == float("inf")  # a difference of two times may be below 0
+    for each in (1.7, 1.85, 1.95):
+        assert (above([1.9, 2.0, 2.1], each) < 0.05) == (ratio([1.9, 2.0, 2.1]).low > each)
+
+
+def test_a_median_lies_in_its_interval_as_often_as_it_says():
+    random, covered = np.random.default_rng(3), 0
+    for _ in range(400):
+        found = median_interval(random.exponential(1.0, 9))
+        covered += found.low <= np.log(2.0) <= found.high
+    assert covered >= 0.9 * 400
+    assert median_interval([5.0, 1.0, 2.0, 3.0, 4.0])[:3] == (3.0, 1.0, 5.0)
+    assert median_interval(range(20)).high < 19
+
+
+# ---- claims
+
+
+def written(folder, losses, **settings):
+    """Cells of runs that end with these losses: arm -> seed -> (masked tokens, next sentence)."""
+    (folder / CELLS).mkdir(parents=True)
+    (folder / SETTINGS).write_text(json.dumps({"corpus": "topics", "commit": "0123456789", **settings}))
+    (folder / FACTS).write_text(json.dumps({"masked": [10, 20]}))
+    for arm, of in losses.items():
+        for seed, (mlm, nsp) in of.items():
+            row = {"loss": mlm + nsp, "mlm_loss": mlm, "nsp_loss": nsp, "mlm_centinats": [1000, 2000]}
+            record = dict(variant=arm, seed=seed, rows=[{**row, "nsp_millinats": [500, 500]}])
+            (folder / CELLS / f"{Cell(arm, seed).stem}.json").write_text(json.dumps(record))
+    return folder
+
+
+def order(folder, *, packs=0.0, again=0.0, control=0.5, spread=0.002):
+    random, seeds = np.random.default_rng(4), [1, 2, 3, 4, 5, 6, 101, 102, 103]
+    base = {seed: (5.0 + random.normal(0, 0.1), 0.5) for seed in seeds}
+
+    def shifted(by):
+        return {seed: (mlm + by + random.normal(0, spread), nsp) for seed, (mlm, nsp) in base.items()}
+
+    losses = {"random": base, "packs": shifted(packs), "random_again": shifted(again), "sorted": shifted(control)}
+    return OrderShown(written(folder, losses))
+
+
+@pytest.mark.parametrize(
+    "change, kept",
+    [
+        ({}, True),
+        ({"packs": 0.03}, False),
+        ({"again": 0.03}, False),  # A/A fails: chance alone is as large
+        ({"control": 0.02}, False),  # the control passes
+        ({"control": -0.5}, False),  # the control is better
+        ({"spread": 0.05}, False),  # too few seeds for so much chance
+    ],
+)
+def test_a_claim_is_kept_only_if_a_a_passes_and_the_control_fails(tmp_path, change, kept):
+    found = claims.findings({"order_wikipedia": order(tmp_path / "run", **change)})
+    assert found["order_wikipedia"].kept is kept
+    assert all(found[name].kept is None for name in found if name != "order_wikipedia")
+    words = claims.verdicts(found)
+    assert words["order_wikipedia"].startswith("shown" if kept else "not shown")
+    assert words["speed"] == "not measured" and found["order_wikipedia"].picture is not None
+
+
+def test_a_missing_seed_is_no_verdict(tmp_path):
+    shown = order(tmp_path / "run")
+    for cell in (Cell("packs", 6), Cell("sorted", 3), Cell("random", 102)):
+        rows = shown.cells.pop(cell)
+        assert claims.findings({"order_wikipedia": shown})["order_wikipedia"].kept is None
+        shown.cells[cell] = rows
+    assert claims.findings({"order_wikipedia": shown})["order_wikipedia"].kept
+
+
+@pytest.mark.parametrize(
+    "apart, means, no_mask, kept",
+    [(1e-10, 1e-3, 0.1, True), (2e-6, 1e-3, 0.1, False), (1e-10, 1e-7, 0.1, False), (1e-10, 1e-3, 0.01, False)],
+)
+def test_a_limit_is_kept_by_every_run_and_broken_by_both_controls(tmp_path, apart, means, no_mask, kept):
+    def at(loss):
+        return dict.fromkeys((11, 12, 13), (loss, 0.0))
+
+    losses = {"packed_float64": at(5.0 + apart), "unpacked_float64": at(5.0), "means_float64": at(5.0 + means)}
+    losses.update(no_mask=at(5.0 + no_mask), unpacked=at(5.0))
+    runs = {name: UpdatesShown(written(tmp_path / name, losses)) for name in ("updates_topics", "updates_wikipedia")}
+    assert claims.findings(runs)["same_update"].kept is kept
+    assert claims.findings({"updates_topics": runs["updates_topics"]})["same_update"].kept is None
+
+
+def test_many_tests_need_smaller_p_values(monkeypatch):
+    found = {name: claims.Finding("", True, p) for name, p in zip("abcd", (0.04, 0.001, 0.001, 0.001))}
+    assert all(words.startswith("shown") for words in claims.verdicts(found).values())
+    found["e"] = claims.Finding("", True, 0.03)  # two tests above 0.025
+    words = claims.verdicts(found)
+    assert [name for name in words if words[name].startswith("not shown")] == ["a", "e"]
+    assert claims.verdicts({"limit": claims.Finding("", True)}) == {"limit": "shown"}
+
+
+# ---- the page
+
+
+def test_the_page_says_what_the_committed_results_say():
+    text, shown = (ROOT / figures.PAGE).read_text(encoding="utf-8"), figures.results(ROOT)
+    assert figures.page(text, claims.findings(shown)) == text
+    pages = {path.stem: path for path in (ROOT / figures.PICTURES).glob("*.md")}
+    assert pages.keys() == shown.keys()
+    assert all(pages[name].read_text(encoding="utf-8") == figures.tables(name, each) for name, each in shown.items())
+    linked = set(re.findall(r"\(evidence/(\w+)\.png\)", text))
+    linked |= {name for path in pages.values() for name in re.findall(r"\((\w+)\.png\)", path.read_text("utf-8"))}
+    assert linked == {path.stem for path in (ROOT / figures.PICTURES).glob("*.png")}
+    for name in shown:
+        pictures = sorted((ROOT / figures.PICTURES).glob(f"{name}_*.png"))
+        kept = json.loads((ROOT / figures.RESULTS / name / figures.DRAWN).read_text())
+        assert figures.drawn(ROOT / figures.RESULTS / name, pictures) == kept, f"{name}: run `make figures`"
+        assert "/" not in (ROOT / figures.RESULTS / name / SETTINGS).read_text(), "a path in committed settings"
+
+
+def test_the_cells_of_a_claim_come_from_one_commit():
+    for claim in claims.told().values():
+        for name in claim.get("runs", {claim.get("run"): ()}):
+            settings = json.loads((ROOT / figures.RESULTS / name / SETTINGS).read_text())
+            assert re.fullmatch(r"[0-9a-f]{40}", settings["commit"]), name  # of a work tree without changes
+
+
+def test_others_compute_the_same_intervals():
+    """`recompute.py` shares no line with `evidence`."""
+    results = ROOT / figures.RESULTS
+    shown, told = figures.results(ROOT), claims.told()
+    found = claims.findings(shown)
+    assert recompute.TESTS.keys() == {name for name, claim in told.items() if claim["kind"] == "equivalence"}
+    for name, (p, ends) in recompute.recomputed(results).items():
+        assert found[name].p == pytest.approx(p, rel=1e-6)
+        for metric, (mean, low, high) in ends.items():
+            words = Interval(mean, low, high, 2).words("+.4f")
+            assert words in found[name].figures, (name, metric)
+
+
+def test_a_page_without_a_block_of_each_claim_is_refused(tmp_path, capsys):
+    with pytest.raises(ValueError, match="each needs one block"):
+        figures.page("# Evidence\n", {})
+    assert "evidence" not in {name.split(".")[0] for name in _imports(Path(recompute.__file__))}
+    assert yaml.safe_load(claims.FILE.read_text())["claims"] == claims.told() and sys.modules[recompute.__name__]
+
+
+def _imports(path):
+    return re.findall(r"^(?:from|import) (\S+)", path.read_text(), re.MULTILINE)
