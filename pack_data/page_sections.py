@@ -23,7 +23,7 @@ from pack_data.proof import prove, statement
 from pack_data.store.data_set import PackStore
 
 _RECIPE = "recipe.json"  # of a data set
-DEPTHS: Tuple[Optional[int], ...] = (2, 3, 4, 8, None)
+DEPTHS: Tuple[Optional[int], ...] = (2, 3, 4, None)  # the optimal packing of each takes most of the time
 # Beyond these a packer takes longer than all others together: NNLSHP lists the strategies of a pack, and GREEDY places
 # each sequence by itself.
 _LONGEST_NNLSHP, _MOST_GREEDY = 256, 1_000_000
