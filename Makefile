@@ -12,7 +12,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
 .PHONY: help pretrain bench test gpu check coverage mutants test-sdk test-ipu test-wheel weights print-python38 clean
-.PHONY: test-trainers test-trainers-newest test-trainers-older test-engines docs figures
+.PHONY: test-pages test-trainers test-trainers-newest test-trainers-older test-engines docs figures
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make bench      what packing brings on this machine: speed-up beside the packing factor, 1 and 2 processes"
@@ -28,6 +28,7 @@ help:
 	@echo "                Hugging Face's Trainer and data sets, TRL's SFTTrainer: the newest ones, and those of a year before"
 	@echo "make test-engines"
 	@echo "                the tasks of a build on Ray and in datatrove"
+	@echo "make test-pages look, run and report pages in a browser; needs chromium on the path"
 	@echo "make docs       run the code blocks of README and docs/, and build the pages below build/docs"
 	@echo "make test-wheel build the wheel, install it into an empty environment, and use it there"
 	@echo "make weights    fetch a small trained BERT (84 MB) for fine-tuning, experiments and one test"
@@ -136,6 +137,10 @@ test-engines: .venv-engines/ready
 	.venv/bin/python $(SITE_PACKAGES) > "$$(.venv-engines/bin/python $(SITE_PACKAGES))/base.pth"
 	.venv-engines/bin/pip install --quiet -r requirements-engines.txt
 	@touch $@
+
+# Nothing else needs a browser: without chromium all of it is skipped, with the reason.
+test-pages: .venv/ready
+	PAGES=1 .venv/bin/python -m pytest -n 0 tests/test_browser.py
 
 # The blocks of the pages run as they stand, then Sphinx, whose warnings are errors.  PAGES="docs/data.md" runs the blocks of some.
 docs: .venv-docs/ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -11,8 +12,8 @@ import numpy as np
 from pack_data.benchmark.one_packer import Row
 from pack_data.cli.command import depth_text
 from pack_data.compare import ALGORITHMS, Case, compare, gap_map, padding_map
-from pack_data.display.page import Section
-from pack_data.display.picture import Axis, Bars, Line, Lines, Series, Tile, Tiles
+from pack_data.display.page import Figure, Page, Section
+from pack_data.display.picture import SEQUENCES, Axis, Bars, Line, Lines, Series, Tile, Tiles
 from pack_data.display.table import Cell, Column, Table
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.counting import picture, statistics
@@ -22,13 +23,14 @@ from pack_data.proof import prove, statement
 from pack_data.store.data_set import PackStore
 
 _RECIPE = "recipe.json"  # of a data set
-DEPTHS: Tuple[Optional[int], ...] = (2, 3, 4, 8, None)
-# NNLSHP lists the strategies of packs this long in seconds; those of longer ones need far more time and memory.
-_LONGEST_NNLSHP = 1024
-_SHOWN = 20  # strategies in the picture
+DEPTHS: Tuple[Optional[int], ...] = (2, 3, 4, None)  # the optimal packing of each takes most of the time
+# Beyond these a packer takes longer than all others together: NNLSHP lists the strategies of a pack, and GREEDY places
+# each sequence by itself.
+_LONGEST_NNLSHP, _MOST_GREEDY = 256, 1_000_000
+_SHOWN = 12  # strategies in the picture
 _LISTED = 60  # strategies in the table
-_COLUMNS = 160  # of the picture of all packs
-_PLACES = 6  # sequences of a pack with a colour of their own
+BARS = 120  # of the rows before packing
+_PLACES = len(SEQUENCES) - 1  # sequences of a pack with a colour of their own
 
 
 class _Drawn(NamedTuple):
@@ -48,15 +50,15 @@ def _histogram_of(store: PackStore) -> LengthHistogram:
 
 
 def _facts_table(name: str, title: str, facts: Mapping[str, Any], rows: Sequence[Tuple[str, ...]]) -> Table:
-    """rows: key of the fact, its words, format of its value, and a note in tables that have notes."""
+    """rows: key of the fact, its words, format of its value, and a note."""
     columns = (Column("what", "what"), Column("value", "value"), Column("about", "note"))
     return Table(
         name,
         title,
-        columns[: len(rows[0]) - 1],
+        columns,
         [
-            {"what": Cell(key, words), "value": Cell(facts[key], format(facts[key], form)), "about": "".join(about)}
-            for key, words, form, *about in rows
+            {"what": Cell(key, words), "value": Cell(facts[key], format(facts[key], form)), "about": about}
+            for key, words, form, about in rows
         ],
     )
 
@@ -65,7 +67,6 @@ def _facts_table(name: str, title: str, facts: Mapping[str, Any], rows: Sequence
 
 
 def _lengths_section(histogram: LengthHistogram) -> Section:
-    S = histogram.max_sequence_length
     facts = statistics(histogram)
     rows = [
         ("sequences", "sequences", ",", ""),
@@ -79,54 +80,53 @@ def _lengths_section(histogram: LengthHistogram) -> Section:
         ("theoretical_speedup", "speed-up", ".3f", "at most, by packing without any padding"),
     ]
     table = _facts_table("lengths", f"Lengths of {histogram.name or 'these sequences'}", facts, rows)
-    places = np.arange(S + 1)
-    upto = np.cumsum(histogram.counts) / max(1, histogram.sequences)
-    tokens = np.cumsum(histogram.counts * places) / max(1, histogram.tokens)
-    kept = sorted({*range(0, S + 1, max(1, S // 128)), S})
-    shares = Lines(
-        "Share of the sequences, and of their tokens, up to each length",
-        Axis("tokens of a sequence"),
-        Axis("% of all", most=100.0),
-        tuple(
-            Line(name, tuple(float(place) for place in kept), tuple(100.0 * float(share[place]) for place in kept))
-            for name, share in (("sequences", upto), ("tokens", tokens))
-        ),
-    )
-    return Section("Lengths", (table, picture(histogram), shares))
+    return Section("Lengths", (picture(histogram), table))
 
 
 # ---- how packs are filled --------------------------------------------------------------------------------------------
 
 
-def _sequence_names(depth: int) -> List[str]:
-    ordinals = ["longest sequence", "second", "third", "fourth", "fifth", "sixth"]
-    names = ordinals[: min(depth, _PLACES)]
-    return names + ["all further ones"] if depth > _PLACES else names
-
-
-def _parts(strategy: Sequence[int], depth: int, slots: int) -> List[float]:
-    """Tokens of the first sequences, of all further ones together where there may be some, and the padding."""
-    parts = [float(length) for length in strategy[:_PLACES]]
-    parts += [0.0] * (min(depth, _PLACES) - len(parts))
-    if depth > _PLACES:
-        parts.append(float(sum(strategy[_PLACES:])))
-    return [*parts, float(slots - sum(strategy))]
-
-
-def _stack(columns: Sequence[Sequence[float]], hints: Sequence[str], depth: int) -> Tuple[Series, ...]:
-    names = _sequence_names(depth) + ["padding"]
+def _stack(strategies: Sequence[Sequence[int]], depth: int, slots: int) -> Tuple[Series, ...]:
+    """Packs as stacks: the first sequences, all further ones together where there may be some, and the padding."""
+    columns = [
+        [*each[:_PLACES], *[0] * (_PLACES - len(each)), sum(each[_PLACES:]), slots - sum(each)] for each in strategies
+    ]
+    names = ("longest sequence", "second", "third", "further ones", "padding")
     return tuple(
         Series(
             name,
-            tuple(column[number] or None for column in columns),
-            hints=tuple(f"{words}; {name}: {column[number]:,.0f}" for words, column in zip(hints, columns)),
-            padding=name == "padding",
+            tuple(float(column[place]) or None for column in columns),
+            hints=tuple(f"{_text(each)}; {name}: {column[place]:,}" for each, column in zip(strategies, columns)),
+            role=role,
         )
-        for number, name in enumerate(names)
+        for place, (name, role) in enumerate(zip(names, (*SEQUENCES, "padding")))
+        if place < depth or role == "padding"
     )
 
 
-def _lengths_text(strategy: Sequence[int]) -> str:
+def rows_picture(packing: Packing, heading: str, whole: int) -> Bars:
+    """All rows side by side on an axis of `whole` rows, each bar one of many, from the longest first sequence on.
+
+    The share of padding in the title is exact; the areas are those of the bars.
+    """
+    S, packs, count = packing.max_sequence_length, packing.packs, min(BARS, whole)
+    bars = max(1, round(count * packs / whole))
+    ends = np.cumsum(packing.repeats, dtype=np.int64)
+    places = np.searchsorted(ends, (2 * np.arange(bars, dtype=np.int64) + 1) * packs // (2 * bars), side="right")
+    rows = [packing.strategies[n] for n in places.tolist()]
+    none = (None,) * (count - bars)  # rows that are not needed
+    return Bars(
+        f"{heading}: {packs:,} rows, {1 - packing.efficiency:.1%} padding",
+        tuple(map(_text, rows)) + ("",) * len(none),
+        Axis("slots", most=float(S)),
+        tuple(each._replace(values=each.values + none) for each in _stack(rows, packing.largest_depth, S)),
+        along="rows",
+        stacked=True,
+        edges=tuple(whole * n / count for n in range(count + 1)),
+    )
+
+
+def _text(strategy: Sequence[int]) -> str:
     """`256 + 128 + 2 x 64`."""
     return " + ".join(
         f"{length}" if count == 1 else f"{count} x {length}" for length, count in Counter(strategy).items()
@@ -139,49 +139,21 @@ def _filling_section(packing: Packing, made: str) -> Section:
         raise ValueError("the packing holds no pack; there is nothing to look at")
     S, depth, packs = packing.max_sequence_length, packing.largest_depth, packing.packs
     most_used = sorted(range(len(packing.strategies)), key=lambda n: (-packing.repeats[n], n))
-    shown, listed = most_used[:_SHOWN], most_used[:_LISTED]
-
-    def filled(numbers: Sequence[int]) -> Tuple[Tuple[str, ...], Axis, Tuple[Series, ...]]:
-        """The strategies with these numbers as bars."""
-        names = tuple(_lengths_text(packing.strategies[n]) for n in numbers)
-        hints = [f"{name}: {packing.repeats[n]:,} packs" for n, name in zip(numbers, names)]
-        parts = [_parts(packing.strategies[n], depth, S) for n in numbers]
-        return names, Axis("slots", most=float(S)), _stack(parts, hints, depth)
-
+    listed = most_used[:_LISTED]
+    shown = [packing.strategies[n] for n in most_used[:_SHOWN]]
     top = Bars(
-        "The strategies that are used most, and how they fill a pack"
-        if len(shown) < len(packing.strategies)
-        else "The strategies, and how they fill a pack",
-        *filled(shown),
+        "The strategies used most, and how they fill a pack",
+        tuple(map(_text, shown)),
+        Axis("slots", most=float(S)),
+        _stack(shown, depth, S),
         stacked=True,
         across=True,
-        ends=tuple(f"{packing.repeats[n]:,} packs" for n in shown),
+        ends=tuple(f"{packing.repeats[n]:,} packs" for n in most_used[:_SHOWN]),
     )
-    ends = np.cumsum(packing.repeats)
-    count = min(_COLUMNS, packs)
-    at = [int(np.searchsorted(ends, (2 * n + 1) * packs // (2 * count), side="right")) for n in range(count)]
-    every = Bars(
-        "All packs side by side, from the longest first sequence to the shortest",
-        *filled(at),
-        along="packs",
-        stacked=True,
-        edges=tuple(packs * n / count for n in range(count + 1)),
-        notes=(f"{count} packs at equal distances stand for all {packs:,}.",) if count < packs else (),
-    )
-    depths = packing.depths
-    by_depth = np.bincount(depths, weights=np.array(packing.repeats, float), minlength=depth + 1)[1:]
-    free = np.array([S - sum(strategy) for strategy in packing.strategies])
-    limits = [0, 1]
-    while limits[-1] <= int(free.max(initial=0)):
-        limits.append(2 * limits[-1])
-    ranges = list(zip(limits, limits[1:]))
-    repeats = np.array(packing.repeats, float)
-    by_room = [float(repeats[(free >= low) & (free < high)].sum()) for low, high in ranges]
+    by_depth = np.bincount(packing.depths, weights=np.array(packing.repeats, float), minlength=depth + 1)[1:]
     table = Table(
         "strategies",
-        f"Strategies, the {len(listed)} most used of {len(packing.strategies):,}"
-        if len(listed) < len(packing.strategies)
-        else "Strategies",
+        f"Strategies, the {len(listed)} most used of {len(packing.strategies):,}",
         (
             Column("strategy", "lengths of a pack"),
             Column("sequences", "sequences"),
@@ -192,7 +164,7 @@ def _filling_section(packing: Packing, made: str) -> Section:
         ),
         [
             {
-                "strategy": Cell(list(strategy), _lengths_text(strategy)),
+                "strategy": Cell(list(strategy), _text(strategy)),
                 "sequences": len(strategy),
                 "packs": packing.repeats[n],
                 "share": packing.repeats[n] / packs,
@@ -213,7 +185,6 @@ def _filling_section(packing: Packing, made: str) -> Section:
     accounting = _facts_table("packing", f"The packing: {made}", facts, rows)
     pictures = (
         top,
-        every,
         Bars(
             "Packs by the number of their sequences",
             tuple(str(number + 1) for number in range(len(by_depth))),
@@ -222,23 +193,15 @@ def _filling_section(packing: Packing, made: str) -> Section:
             along="sequences in a pack",
             ends=tuple(f"{value / packs:.1%}" for value in by_depth) if depth <= 12 else (),
         ),
-        Bars(
-            "Packs by their empty slots",
-            tuple(f"{low}" if high == low + 1 else f"{low} to {high - 1}" for low, high in ranges),
-            Axis("packs"),
-            (Series("packs", tuple(by_room)),),
-            along="empty slots in a pack",
-            ends=tuple(f"{value / packs:.2%}" for value in by_room),
-        ),
     )
-    return Section("How the packs are filled", (accounting, *pictures, table))
+    return Section("How the packs are filled", (*pictures, accounting, table))
 
 
 # ---- waste by depth and packer ---------------------------------------------------------------------------------------
 
 
-def _waste_section(histogram: LengthHistogram, rows: Sequence[Row]) -> Section:
-    """rows: `compare`'s."""
+def _waste_section(histogram: LengthHistogram, rows: Sequence[Row], left_out: Sequence[str]) -> Section:
+    """rows: `compare`'s. left_out: packers that are not among them."""
     packers = [row for row in rows if row.algorithm not in ("none", "sort")]
     depths = list(dict.fromkeys(row.max_sequences_per_pack for row in packers))
     plain_rows = [row for row in rows if row.algorithm == "none"]
@@ -255,13 +218,13 @@ def _waste_section(histogram: LengthHistogram, rows: Sequence[Row]) -> Section:
         ),
         Axis("slots"),
         (
-            Series("tokens", tuple(float(histogram.tokens) for _ in chosen)),
-            Series("padding", tuple(float(row.padding_tokens) for row in chosen), padding=True),
+            Series("tokens", tuple(float(histogram.tokens) for _ in chosen), role="tokens"),
+            Series("padding", tuple(float(row.padding_tokens) for row in chosen), role="padding"),
         ),
         stacked=True,
         across=True,
         ends=tuple(f"{1 - row.efficiency:.2%} padding" for row in chosen),
-        notes=("Each depth by the packer that needs the fewest packs there.",) if best else (),
+        notes=("Each depth by the packer that needs the fewest packs there.",),
     )
     columns = (
         Column("algorithm", "packer"),
@@ -289,15 +252,10 @@ def _waste_section(histogram: LengthHistogram, rows: Sequence[Row]) -> Section:
             for row in rows
         ],
         ("Padding in slots; factor: sequences in a pack; speed-up: slots without packing over slots with it.",)
-        + (
-            ("SORT makes batches of similar length, each padded to its longest: no packing, and many engines.",)
-            if any(row.algorithm == "sort" for row in rows)
-            else ()
-        ),
+        + ("SORT makes batches of similar length, each padded to its longest: no packing, and many engines.",)
+        + tuple(f"{name.upper()} takes long here: python -m pack_data.compare has it." for name in left_out),
     )
-    return Section(
-        "Waste by depth and packer", (rows_of, padding_map(rows), gap_map(rows), table) if packers else (table,)
-    )
+    return Section("Waste by depth and packer", (rows_of, padding_map(rows), gap_map(rows), table))
 
 
 # ---- the proof -------------------------------------------------------------------------------------------------------
@@ -321,23 +279,6 @@ def _proof_section(packing: Packing, made: str) -> Section:
         "Every length has a price, in packs. No pack that obeys the limits is worth more than 1, so a packing needs at "
         "least as many packs as all sequences are worth together. Whoever doubts it only has to check the prices."
     )
-    facts = {
-        "packs": packing.packs,
-        "lower_bound": proof.lower_bound,
-        "gap": packing.packs - proof.lower_bound,
-        "worth": float(proof.worth),
-        "best_pack_value": proof.best_pack_value / certificate.denominator,
-        "prices": len(certificate.prices),
-    }
-    rows = [
-        ("packs", "packs of this packing", ","),
-        ("lower_bound", "packs that any packing needs", ","),
-        ("gap", "difference", ","),
-        ("worth", "all sequences are worth, packs", ",.3f"),
-        ("best_pack_value", "the most that a pack is worth", ".9g"),
-        ("prices", "prices", ","),
-    ]
-    table = _facts_table("proof", "What the certificate proves", facts, rows)
     lengths = tuple(float(length) for length in certificate.lengths)
     prices = Lines(
         "What a sequence of each length is worth",
@@ -351,7 +292,7 @@ def _proof_section(packing: Packing, made: str) -> Section:
             "Where the price is flat, a longer sequence is worth no more: the depth is scarce there, not the slots.",
         ),
     )
-    return Section(title, (said[0].upper() + said[1:] + ".", how, table, prices))
+    return Section(title, (said[0].upper() + said[1:] + ". " + how, prices))
 
 
 # ---- one pack --------------------------------------------------------------------------------------------------------
@@ -366,7 +307,7 @@ def _drawn_strategy(packing: Packing) -> Optional[_Drawn]:
     strategy = packing.strategies[chosen]
     numbers = np.zeros(packing.max_sequence_length, np.int64)
     numbers[: sum(strategy)] = np.repeat(np.arange(1, len(strategy) + 1), strategy)
-    title = f"The pack {_lengths_text(strategy)}, of which there are {packing.repeats[chosen]:,}"
+    title = f"The pack {_text(strategy)}, of which there are {packing.repeats[chosen]:,}"
     return _Drawn(title, numbers, *_sequences_of(numbers))
 
 
@@ -409,38 +350,29 @@ def _pack_section(drawn: _Drawn) -> Section:
     S = len(drawn.numbers)
     runs = _runs(drawn.numbers)
     count = max((number for _, _, number in runs), default=0)
-    names = tuple(f"sequence {number}" for number in range(1, count + 1))
-    padded = any(number == 0 for _, _, number in runs)
-    names += ("padding",) if padded else ()
-    padding = (len(names) - 1,) if padded else ()
+    kinds = list(range(1, min(count, _PLACES + 1) + 1))
+    kinds += [0] if any(number == 0 for _, _, number in runs) else []
+    names = tuple("padding" if not n else f"sequence {n}" if n <= _PLACES else "further ones" for n in kinds)
+    roles = tuple(SEQUENCES[n - 1] if n else "padding" for n in kinds)
 
     def colour(number: int) -> int:
-        return number - 1 if number else len(names) - 1
+        return min(number, _PLACES + 1) - 1 if number else len(kinds) - 1
 
-    strip = Tiles(
-        "The slots of this pack",
-        Axis("slot", most=float(S)),
-        Axis(""),
-        names,
-        tuple(
-            Tile(start, end, 0.1, 0.9, colour(number), f"{names[colour(number)]}: slots {start} to {end - 1}")
-            for start, end, number in runs
-        ),
-        rows=("pack",),
-        padding=padding,
-    )
+    def name(number: int) -> str:
+        return f"sequence {number}" if number else "padding"
+
     mask = Tiles(
         "Its attention mask: which slot sees which",
         Axis("slot that is seen (key)", most=float(S)),
         Axis("slot that sees (query)", most=float(S)),
         names,
         tuple(
-            Tile(left, right, top, bottom, colour(number), _seen(names[colour(number)], (top, bottom), (left, right)))
+            Tile(left, right, top, bottom, colour(number), _seen(name(number), (top, bottom), (left, right)))
             for top, bottom, number in runs
             for left, right, other in runs
             if other == number
         ),
-        padding=padding,
+        roles=roles,
         square=True,
     )
     within = sum(int((drawn.numbers == number).sum()) ** 2 for number in range(1, count + 1))
@@ -450,7 +382,7 @@ def _pack_section(drawn: _Drawn) -> Section:
         "Padding sees padding, so that no row of the softmax is empty."
     )
     table = Table("pack", "The sequences of this pack", drawn.columns, drawn.rows, ("Slots count from 0.",))
-    return Section("One pack and its attention mask", (words, strip, mask, table))
+    return Section("One pack and its attention mask", (words, mask, table))
 
 
 def _seen(name: str, rows: Tuple[int, int], columns: Tuple[int, int]) -> str:
@@ -475,54 +407,62 @@ def _packing_of(store: PackStore) -> Packing:
     return Packing.of(manifest.algorithm, _histogram_of(store), depth, packs, lower_bound=manifest.lower_bound)
 
 
-def sections_of_histogram(
-    histogram: LengthHistogram,
-    *,
-    packer: str,
-    depth: Optional[int],
-    depths: Sequence[Optional[int]],
-    packers: Optional[Sequence[str]] = None,
-    progress: Optional[bool] = False,
-) -> Tuple[Section, ...]:
-    """packer, depth: of the packing that is drawn. packers, depths: of the comparison; None: all but the slow."""
+def page_of_histogram(histogram: LengthHistogram, *, packer: str, depth: Optional[int]) -> Page:
+    """packer, depth: of the packing that is drawn."""
     packing = get_packer(packer)(histogram, max_sequences_per_pack=depth)
-    return _sections(histogram, packing, _made(packer, depth), _drawn_strategy(packing), depths, packers, progress)
+    return _page(f"Packing {histogram.name}", histogram, packing, _drawn_strategy(packing))
 
 
-def sections_of_data_set(
-    store: PackStore,
-    *,
-    pack: int,
-    depths: Sequence[Optional[int]],
-    packers: Optional[Sequence[str]] = None,
-    progress: Optional[bool] = False,
-) -> Tuple[Section, ...]:
+def page_of_data_set(store: PackStore, *, pack: int) -> Page:
     """pack: the number of the one that is drawn."""
-    packing = _packing_of(store)
-    made = f"{_made(packing.algorithm, packing.max_sequences_per_pack)}, as the data set has it"
-    return _sections(_histogram_of(store), packing, made, _drawn_pack(store, pack), depths, packers, progress)
+    if not len(store):
+        raise ValueError(f"{store.folder}: holds no pack; there is nothing to look at")
+    title = f"Data set {store.folder.resolve().name}"
+    return _page(title, _histogram_of(store), _packing_of(store), _drawn_pack(store, pack))
 
 
-def _made(packer: str, depth: Optional[int]) -> str:
-    return f"{packer.upper()}, {'any depth' if depth is None else f'depth {depth}'}"
-
-
-def _sections(
-    histogram: LengthHistogram,
-    packing: Packing,
-    made: str,
-    drawn: Optional[_Drawn],
-    depths: Sequence[Optional[int]],
-    packers: Optional[Sequence[str]],
-    progress: Optional[bool],
-) -> Tuple[Section, ...]:
-    if packers is None:
-        packers = [name for name in ALGORITHMS if name != "nnlshp" or histogram.max_sequence_length <= _LONGEST_NNLSHP]
-    rows = compare(Case(histogram, tuple(depths)), packers, progress=progress)
-    found = [
-        _lengths_section(histogram),
-        _filling_section(packing, made),
-        _waste_section(histogram, rows),
-        _proof_section(packing, made),
-    ]
-    return tuple(found) + ((_pack_section(drawn),) if drawn is not None else ())
+def _page(title: str, histogram: LengthHistogram, packing: Packing, drawn: Optional[_Drawn]) -> Page:
+    left_out = ["nnlshp"] if histogram.max_sequence_length > _LONGEST_NNLSHP else []
+    left_out += ["greedy"] if histogram.sequences > _MOST_GREEDY else []
+    limit = packing.max_sequences_per_pack
+    depth = "any depth" if limit is None else f"depth {limit}"
+    made = f"{packing.algorithm.upper()}, {depth}"
+    filling = _filling_section(packing, made)
+    gc.freeze()  # garbage is collected before each packing that is measured; what is loaded by now stays
+    packers = [name for name in ALGORITHMS if name not in left_out]
+    rows = compare(Case(histogram, DEPTHS), packers, progress=None)
+    before = get_packer("none")(histogram, max_sequences_per_pack=1)
+    bounds = [packing.lower_bound, *(row.lower_bound for row in rows if row.max_sequences_per_pack == limit)]
+    bound = next((each for each in bounds if each is not None), None)
+    figures = (
+        Figure(
+            f"{packing.packing_factor:.3f}",
+            "sequences in a pack",
+            f"the packing factor; {histogram.theoretical_speedup:.3f} would leave no slot empty",
+        ),
+        Figure(f"{1 - packing.efficiency:.1%}", "padding", f"{1 - before.efficiency:.1%} with one sequence a row"),
+        Figure(f"{len(packing.strategies):,}", "strategies", "different lengths that share a pack")
+        if bound is None
+        else Figure(
+            f"{packing.packs - bound:,}",
+            "packs above the proven least",
+            f"no packing of {depth} has fewer than {bound:,}",
+        ),
+    )
+    return Page(
+        title,
+        f"{packing.sequences:,} sequences fit into {packing.packs:,} packs of {packing.max_sequence_length} slots "
+        f"({made}): {1 - packing.efficiency:.1%} of the slots are padding instead of {1 - before.efficiency:.1%}.",
+        (
+            _lengths_section(histogram),
+            filling,
+            _waste_section(histogram, rows, left_out),
+            _proof_section(packing, made),
+            *([_pack_section(drawn)] if drawn is not None else []),
+        ),
+        figures,
+        (
+            rows_picture(before, "Each sequence in its row", before.packs),
+            rows_picture(packing, f"Up to {packing.largest_depth} sequences in a row", before.packs),
+        ),
+    )

@@ -267,7 +267,8 @@ class _OverheadReport:
         ]
 
     def _add_run(self, run: paper.ModelledRun) -> None:
-        self.tables.append(paper.breakdown(run, self.calibration))
+        drawn = (pictures.memory(run.made, run.name),)
+        self.tables.append(paper.breakdown(run, self.calibration)._replace(pictures=drawn))
 
     def schedule(self) -> None:
         """Of what was measured of each IPU, with the model beside it; else of the configuration."""
@@ -384,9 +385,9 @@ class _OverheadReport:
         name = ", ".join(dict.fromkeys(self.about))
         lead = (
             f"What packing costs on an IPU and what it brings, {name}: cycles of the analytic model beside what the "
-            "paper and others measured. Point at a picture for its numbers; press a table's head to sort it."
+            "paper and others measured."
         )
-        return pictures.page_of(f"Cycles, overhead and speed-up: {name}", lead, self.tables, self.words())
+        return pictures.page_of(name, lead, self.tables, self.words())
 
     def draw(self, path: Path) -> List[Path]:
         found = [picture for table in self.tables for picture in pictures.pictures(table)]

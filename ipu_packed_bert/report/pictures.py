@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipu_packed_bert.cycles.uncertainty import INSIDE
+from ipu_packed_bert.planning.plan import IPU_BYTES, RunPlan
 from ipu_packed_bert.report.operators import CLASSES
-from pack_data.display.page import Page, Part, Section
+from pack_data.display.page import Figure, Page, Part, Section
 from pack_data.display.picture import Axis, Bars, Line, Lines, Picture, Series
 from pack_data.display.table import Table
 
 # Nobody has measured this project's graphs: the paper's measurements belong beside the model of the paper's graph only.
 THEIRS, OURS = "the paper's graph, modelled and measured", "this engine's graph, modelled"
-_MILLION = 1e6
+_MILLION, _MIB = 1e6, 2.0**20
 
 
 def pictures(table: Table) -> List[Picture]:
@@ -50,9 +52,9 @@ def _beside(
     return Bars(title, tuple(names), Axis(axis), tuple(series), across=True)
 
 
-def _speed_ups(table: Table, names: Callable[[Mapping[str, Any]], str]) -> List[Picture]:
-    found: List[Picture] = []
-    for key, paper, whose in (("papers_realised", "paper_realised", THEIRS), ("realised", "", OURS)):
+def _speed_ups(table: Table, names: Callable[[Mapping[str, Any]], str]) -> List[Bars]:
+    found = []
+    for key, paper, whose in (("realised", "", OURS), ("papers_realised", "paper_realised", THEIRS)):
         rows = [row for row in table.rows if isinstance(row.get(key), float)]
         title = f"{table.title.split(':')[0]}, {whose}"
         found.append(_beside(title, rows, list(map(names, rows)), key, "realised speed-up", paper))
@@ -60,11 +62,13 @@ def _speed_ups(table: Table, names: Callable[[Mapping[str, Any]], str]) -> List[
 
 
 def _table1(table: Table) -> List[Picture]:
-    return _speed_ups(table, lambda row: f"{row['algorithm']} {row['depth']}")
+    most = max(row["packing_factor"] for row in table.rows)  # that of batches without any padding
+    found = _speed_ups(table, lambda row: f"{row['algorithm']} {row['depth']}")
+    return [each._replace(limit=(f"{most:.3f}: no padding at all", most)) for each in found]
 
 
 def _table2(table: Table) -> List[Picture]:
-    return _speed_ups(table, lambda row: f"{row['model']} {row['length']}")
+    return list(_speed_ups(table, lambda row: f"{row['model']} {row['length']}"))
 
 
 def _decomposition(table: Table) -> List[Picture]:
@@ -204,6 +208,24 @@ def _measured_beside(table: Table) -> List[Picture]:
     return found
 
 
+def memory(made: RunPlan, name: str) -> Bars:
+    """What a plan counts of each IPU's memory, and all that an IPU has."""
+    parts = ("weights", "gradients", "optimizer", "kept", "at_work", "products")
+    return Bars(
+        f"Counted memory of each IPU, {name}",
+        tuple(f"IPU {each.ipu}" for each in made.memory),
+        Axis("MiB"),
+        tuple(
+            Series(part.replace("_", " "), tuple(getattr(each, part) / _MIB for each in made.memory)) for part in parts
+        ),
+        stacked=True,
+        across=True,
+        ends=tuple(f"{each.share:.0%}" for each in made.memory),
+        limit=(f"an IPU's {IPU_BYTES / _MIB:,.0f} MiB", IPU_BYTES / _MIB),
+        notes=("Code and exchange come on top.",),
+    )
+
+
 PICTURES: Dict[str, Callable[[Table], List[Picture]]] = {
     "table1": _table1,
     "decomposition": _decomposition,
@@ -218,18 +240,47 @@ PICTURES: Dict[str, Callable[[Table], List[Picture]]] = {
 }
 
 
-def page_of(title: str, lead: str, found: Sequence[Table], words: Sequence[str]) -> Page:
-    """One HTML page: every table, its pictures above it.
+def _gained(table: Table) -> Tuple[str, Tuple[Figure, ...]]:
+    """The answer of the headline, and its figures."""
+    ratios = [row for row in table.rows if row["ratio"] is not None]
+    whole = ratios[-1]
+    words = f"{whole['lower']:.3f} to {whole['upper']:.3f}, interval of {INSIDE:.0%}; the cycle model"
+    figures = [Figure(f"{whole['ratio']:.3f} times", "as fast as unpacked", words)]
+    if len(ratios) == 1:  # it does not fit
+        return table.notes[0], tuple(figures)
+    days = table.rows[-1]
+    figures.append(Figure(whole["packed"], "sequences/s", f"{whole['unpacked']} unpacked; all replicas"))
+    figures.append(Figure(f"{days['packed']:.2f}", "days", f"{days['unpacked']:.2f} unpacked; {days['what']}"))
+    kernel = f"its kernel alone would be {ratios[0]['ratio']:.2f} times as fast"
+    return f"Packing makes a whole run {whole['ratio']:.2f} times as fast; {kernel}.", tuple(figures)
 
-    words: what is said of the model below the tables.
+
+def _without(name: str, title: str) -> str:
+    """A title without the name that stands above all."""
+    found = re.sub(f"^{re.escape(name)}: |[:,] {re.escape(name)}$", "", title)
+    return title if found == title else found[0].upper() + found[1:]
+
+
+def page_of(name: str, lead: str, found: Sequence[Table], words: Sequence[str]) -> Page:
+    """One HTML page: what packing gains, where that is known; every table, its pictures above it.
+
+    name: of what the page is about. lead: the answer where there is no headline. words: about the model.
     """
     sections: List[Section] = []
+    first: List[Picture] = []
+    figures: Tuple[Figure, ...] = ()
     for number, table in enumerate(found, start=1):
-        parts: List[Part] = list(pictures(table))
+        drawn = pictures(table)
+        if table.name == "headline":
+            lead, figures = _gained(table)
+        if not first:
+            first, drawn = drawn[:1], drawn[1:]
+        parts: List[Part] = [each._replace(title=_without(name, each.title)) for each in drawn]
         for each in table.printed():
-            before = f"{table.title.split(':')[0]}. {each.title}" if table.parts else f"{table.title}, in numbers"
+            before = f"{table.title.split(':')[0]}. {each.title}" if table.parts else _without(name, table.title)
             parts.append(each._replace(name=f"{each.name}-{number}", title=before))
-        sections.append(Section(table.title, tuple(parts)))
+        heading = drawn[0].title if len(drawn) == 1 and not table.parts else table.title
+        sections.append(Section(_without(name, heading), tuple(parts)))
     if words:
         sections.append(Section("About the model", tuple(words)))
-    return Page(title, lead, tuple(sections))
+    return Page(f"Cycles, overhead and speed-up: {name}", lead, tuple(sections), figures, tuple(first))

@@ -16,8 +16,7 @@ from pack_data.display.picture import Axis, Skip, Tile, Tiles
 from pack_data.display.table import COMPUTED, CONFIGURED, MODEL, Column, Table, modelled, percent, spread
 
 WORKS = "works"
-# So that the palette's lightest colour is that of waiting.
-_SERIES = (*WORK[:6], WAITING, WORK[6], KINDS[-1], BUBBLE)
+_SERIES = (WORK[0], WAITING, *WORK[1:], KINDS[-1], BUBBLE)  # so that waiting has the lightest colour
 _MILLION = 1e6
 _LONG = 3.0  # pipeline cycles: of what takes longer, and is alike throughout, one is drawn at either end
 
@@ -103,10 +102,10 @@ def _drawn(name: str, found: Schedule, works: Mapping[str, Mapping[str, Any]]) -
         row = works.get(f"IPU {ipu}", {})
         words = f"IPU {ipu}: {row['cycles'] / _MILLION:,.0f} M" if row else f"IPU {ipu}"
         rows.append(words + (f", measured {row['measured'] / _MILLION:,.0f} M" if "measured" in row else ""))
-    padding = tuple(number for number, kind in enumerate(names) if kind == BUBBLE)
+    roles = tuple("padding" if kind == BUBBLE else "" for kind in names)
     x = Axis("million cycles since the update's beginning", skips=tuple(skips))
     title = f"An update over time: {name}"
-    return Tiles(title, x, Axis(""), tuple(names), tuple(tiles), rows=tuple(rows), padding=padding)
+    return Tiles(title, x, Axis(""), tuple(names), tuple(tiles), rows=tuple(rows), roles=roles)
 
 
 def _long(stretch: Stretch, most: float) -> List[Skip]:

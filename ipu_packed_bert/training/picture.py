@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from ipu_packed_bert.run_files.folder import CONFIG, ENVIRONMENT, EVALUATIONS, LOG, SUMMARY, read_log
 from ipu_packed_bert.settings.reader import load_yaml
-from pack_data.display.page import Section
+from pack_data.display.page import Figure, Page, Section
 from pack_data.display.picture import Axis, Bars, Line, Lines, Series, write
 from pack_data.display.table import Column, Table
 from pack_data.reading.fields import Fields, read_json
@@ -94,8 +94,8 @@ def _slots_picture(drawn: _Curves) -> Bars:
         ("one sequence a row", "in packs"),
         Axis("slots"),
         (
-            Series("tokens", (float(drawn.tokens),) * 2),
-            Series("padding", tuple(map(float, paddings)), padding=True),
+            Series("tokens", (float(drawn.tokens),) * 2, role="tokens"),
+            Series("padding", tuple(map(float, paddings)), role="padding"),
         ),
         stacked=True,
         across=True,
@@ -116,78 +116,100 @@ def is_run(folder: Path) -> bool:
     return (folder / LOG).is_file()
 
 
-def sections_of_run(folder: Path) -> Tuple[Section, ...]:
+def page_of_run(folder: Path) -> Page:
     """From the run's logs and, where it has ended, its summary. ValueError, one line, where a file is damaged."""
     records, evaluations = read_log(folder / LOG, counted=True), read_log(folder / EVALUATIONS, counted=True)
     if not records:
         raise ValueError(f"{folder / LOG}: holds no update; look again when the run has made one")
-    summary = _object(folder / SUMMARY)
-    slots = _slots(folder)
-    held_out = summary.get("held_out")
-    unigram = held_out.get("unigram_loss") if isinstance(held_out, dict) else None
+    summary, slots = _object(folder / SUMMARY), _slots(folder)
+    fields = Fields.of(summary, folder / SUMMARY, _WAY_OUT)
+    held_out, compared = (fields.optional(name, Fields.object) for name in ("held_out", "compare_unpacked"))
+    unigram = held_out.optional("unigram_loss", Fields.number) if held_out else None
     drawn = curves(records, evaluations, max_sequence_length=slots or 1, unigram=unigram)
-    parts: List[Any] = [_facts("summary", "What the run came to (summary.json)", summary)] if summary else []
+    rates = tuple(each["sequences"] / each["seconds"] if each["seconds"] else None for each in records)
+    throughput = Lines(
+        "Throughput of each update",
+        Axis("update"),
+        Axis("sequences/s"),
+        (Line("sequences/s", tuple(float(record["step"]) for record in records), rates),),
+        notes=("The first update of a process compiles or warms up.",),
+    )
+    sections = [Section("Speed and padding", (throughput, *([] if slots is None else [_slots_picture(drawn)])))]
+    if evaluations:
+        sections.append(Section("What it learnt", (_evaluations(evaluations),)))
     if not summary:
-        parts.append("The run has no summary.json: it has not ended, or it was killed.")
-    parts.append(_facts("environment", "What it ran on (environment.json)", _object(folder / ENVIRONMENT)))
-    steps = tuple(float(record["step"]) for record in records)
-    rates = tuple(
-        Lines(
-            title,
-            Axis("update"),
-            Axis(f"{what}/s"),
-            (Line(f"{what}/s", steps, tuple(_rate(record, what) for record in records)),),
-            notes=(note,),
-        )
-        for title, what, note in (
-            ("Throughput of each update", "sequences", "The first update of a process compiles or warms up."),
-            ("Real tokens a second of each update", "tokens", "Padding is not counted."),
-        )
+        sections.insert(0, Section("The run", ("It has no summary.json: it has not ended, or it was killed.",)))
+    raw = [_facts("summary", "What the run came to: summary.json", summary)] if summary else []
+    return Page(
+        f"Run {folder.resolve().name}",
+        _answer(records, drawn, held_out),
+        tuple(sections),
+        _figures(records, drawn, compared, slots),
+        (_loss_picture(drawn), *([_side_by_side(compared)] if compared else [])),
+        (*raw, _facts("environment", "What it ran on: environment.json", _object(folder / ENVIRONMENT))),
     )
-    found = [
-        Section("The run", tuple(parts)),
-        Section("What it learnt", (_loss_picture(drawn), *_evaluations(evaluations))),
-    ]
-    found.append(Section("How fast it was", rates))
+
+
+def _answer(records: Sequence[Mapping[str, Any]], drawn: _Curves, held_out: Optional[Fields]) -> str:
+    after = f"After {records[-1]['step']:,} updates"
+    names = ("mlm_accuracy", "most_frequent_token_accuracy")
+    right, constant = (held_out.optional(name, Fields.number) if held_out else None for name in names)
+    if right is not None and constant is not None:
+        return (
+            f"{after} the model gets {right:.1%} of the masked tokens right, in texts that it has not seen; always the "
+            f"most frequent token would get {constant:.1%}."
+        )
+    if not drawn.training[1]:
+        return f"{after} there is no finite loss."
+    words = f"{after} the loss in training is {drawn.training[1][-1]:.3f}; it began at {drawn.training[1][0]:.3f}"
+    return words + (f", and is {drawn.held_out[1][-1]:.3f} on texts that were held out." if drawn.held_out[1] else ".")
+
+
+def _figures(
+    records: Sequence[Mapping[str, Any]], drawn: _Curves, compared: Optional[Fields], slots: Optional[int]
+) -> Tuple[Figure, ...]:
+    """What it learnt, how fast, and what packing saved."""
+    packs, sequences, seconds = (sum(record[name] for record in records) for name in ("packs", "sequences", "seconds"))
+    where, (_, losses) = ("held out", drawn.held_out) if drawn.held_out[1] else ("in training", drawn.training)
+    baseline = "" if drawn.unigram is None else f"; always the token frequencies: {drawn.unigram:.3f}"
+    what = "nats a masked token" if drawn.measure == "mlm_loss" else "loss"
+    loss = Figure(f"{losses[-1]:.3f}" if losses else "none", what, f"loss {where}{baseline}")
+    if compared:
+        packed, unpacked, factor, ratio = map(compared.number, _SIDES)
+        words = f"{packed:,.1f} against {unpacked:,.1f} sequences/s; packing factor {factor:.3f}"
+        speed = Figure(f"{ratio:.2f} times", "as fast as unpacked", words)
+    else:
+        rates = (f"{count / seconds:,.1f}" if seconds else "-" for count in (sequences, drawn.tokens))
+        speed = Figure(next(rates), "sequences/s", f"{next(rates)} tokens/s")
+    filled = Figure(f"{sequences / max(1, packs):.3f}", "sequences in a pack", "the packing factor")
     if slots is None:
-        words = f"{folder / CONFIG} does not say how many slots a row has, so padding cannot be counted."
-        found.append(Section("Padding saved", (words,)))
-        return tuple(found)
-    paddings = (drawn.unpacked_padding, drawn.packed_padding)
-    saved = _slots_picture(drawn)
-    table = Table(
-        "padding",
-        "Padding of all updates",
-        (
-            Column("rows", "rows"),
-            Column("tokens", "tokens"),
-            Column("padding", "padding, slots"),
-            Column("share", "of the slots", form=".2%"),
-        ),
-        [
-            {
-                "rows": name,
-                "tokens": drawn.tokens,
-                "padding": padding,
-                "share": padding / max(1, drawn.tokens + padding),
-            }
-            for name, padding in zip(saved.categories, paddings)
-        ],
-        (f"Packs do without {drawn.padding_avoided:.2%} of the padding.",),
+        return loss, speed, filled
+    return loss, speed, Figure(f"{drawn.padding_avoided:.1%}", "of the padding avoided", " ".join(filled[:2]))
+
+
+_SIDES = ("packed_sequences_per_second", "unpacked_sequences_per_second", "packing_factor", "speedup")
+
+
+def _side_by_side(compared: Fields) -> Bars:
+    """The interval of the speed-up stands at the packed side."""
+    packed, unpacked, factor, _ = map(compared.number, _SIDES)
+    low, high = (unpacked * ratio for ratio in compared.list_of("speedup_quartiles", Fields.number))
+    return Bars(
+        "Packed beside unpacked: the same sequences, the same updates",
+        ("one a row", "in packs"),
+        Axis("sequences/s"),
+        (Series("sequences/s", (unpacked, packed), (None, low), (None, high)),),
+        across=True,
+        ends=(f"{unpacked:,.1f}", f"{packed:,.1f}"),
+        levels=(("unpacked times the packing factor", unpacked * factor),),
+        notes=(f"Medians of {compared.integer('updates')} updates, and quartiles of their ratio.",),
     )
-    return (*found, Section("Padding saved", (saved, table)))
 
 
-def _rate(record: Mapping[str, Any], what: str) -> Optional[float]:
-    return record[what] / record["seconds"] if record["seconds"] else None
-
-
-def _evaluations(evaluations: List[Dict[str, Any]]) -> Tuple[Table, ...]:
-    if not evaluations:
-        return ()
+def _evaluations(evaluations: List[Dict[str, Any]]) -> Table:
     keys = list(dict.fromkeys(key for record in evaluations for key in record))
     columns = tuple(Column(key, key.replace("_", " "), form=".2%" if key.endswith("accuracy") else "") for key in keys)
-    return (Table("evaluations", "Evaluations on held-out data (evaluation.jsonl)", columns, evaluations),)
+    return Table("evaluations", "Evaluations on held-out data (evaluation.jsonl)", columns, evaluations)
 
 
 def _facts(name: str, title: str, tree: Mapping[str, Any]) -> Table:

@@ -1,4 +1,4 @@
-"""A page: sections of words, tables and pictures, written as one HTML file that needs nothing else.
+"""A page: the answer first, then sections of words, pictures and tables, as one HTML file that needs nothing else.
 
 Every cell of a table holds its value as JSON beside what is shown of it, so that what reads the page gets back the
 numbers that it was made from.
@@ -9,37 +9,60 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from pack_data.display.picture import Bars, HeatMap, Lines, Picture, Tiles, drawings
+from pack_data.display.picture import COLOURS, Bars, HeatMap, Lines, Picture, Tiles, drawings
 from pack_data.display.table import Column, Table, plain
 from pack_data.reading.files import write_atomically
 from pack_data.reading.packages import load_package
 
+_FEW, _NARROW, _MANY = 10, 3, 20  # rows and columns of a table beside a picture, and rows of any; more are folded
 Part = Union[str, Table, Picture]  # str: a paragraph
 
 
+class Figure(NamedTuple):
+    """A number that is shown large: `1.999`, `sequences in a pack`, `2.001 would be without any padding`."""
+
+    value: str
+    unit: str
+    words: str
+
+
 class Section(NamedTuple):
+    """A part whose title is that of the section is shown without it. Large tables are folded."""
+
     title: str
     parts: Tuple[Part, ...]
 
 
 class Page(NamedTuple):
+    """answer: one sentence. figures: three. first: the picture beside them, or two that belong together.
+
+    raw: tables of keys as they stand in files; folded, at the end.
+    """
+
     title: str
-    lead: str
+    answer: str
     sections: Tuple[Section, ...]
+    figures: Tuple[Figure, ...] = ()
+    first: Tuple[Picture, ...] = ()
+    raw: Tuple[Table, ...] = ()
+
+    def _parts(self) -> List[Part]:
+        return [*self.first, *(part for section in self.sections for part in section.parts), *self.raw]
 
     def tables(self) -> List[Table]:
-        return [part for section in self.sections for part in section.parts if isinstance(part, Table)]
+        return [part for part in self._parts() if isinstance(part, Table)]
 
     def pictures(self) -> List[Picture]:
-        kinds = (Bars, Lines, HeatMap, Tiles)
-        return [part for section in self.sections for part in section.parts if isinstance(part, kinds)]
+        return _drawn(self._parts())
 
     def to_json(self) -> Dict[str, Any]:
-        """What the tables hold, and the titles of the pictures, as plain values."""
+        """What the page says, what its tables hold, and the titles of the pictures, as plain values."""
         return {
             "title": self.title,
+            "answer": self.answer,
+            "figures": [figure._asdict() for figure in self.figures],
             "tables": {
                 table.name: [{column.key: plain(row.get(column.key)) for column in table.columns} for row in table.rows]
                 for table in self.tables()
@@ -60,11 +83,10 @@ class Page(NamedTuple):
             if twice:
                 raise ValueError(f"{self.title}: two {what} are called {twice[0]!r}; give each its own")
         jinja2, markup = load_package("jinja2", "a page"), load_package("markupsafe", "a page").Markup
-        drawn = drawings(self.pictures())
-        by_title = {title: markup(picture) for title, picture in zip(titles, drawn.pictures)}
+        by_title = {title: markup(drawn) for title, drawn in zip(titles, drawings(self.pictures()))}
 
-        def drawing(part: Union[Table, Picture]) -> Optional[str]:
-            return None if isinstance(part, Table) else by_title[part.title]
+        def drawing(part: Part) -> Optional[str]:
+            return None if isinstance(part, (str, Table)) else by_title[part.title]
 
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("pack_data.display", "templates"),
@@ -75,8 +97,10 @@ class Page(NamedTuple):
         )
         return environment.get_template("page.html").render(
             page=self,
-            shared=markup(drawn.shared),
+            colours=COLOURS,
             drawing=drawing,
+            folded=_folded,
+            narrow=_narrow,
             words_of=_words_of,
             stored=lambda value: json.dumps(plain(value), allow_nan=False),
         )
@@ -84,6 +108,23 @@ class Page(NamedTuple):
     def write(self, path: Union[str, Path]) -> None:
         """Writes the file, whole or not at all."""
         write_atomically(Path(path), self.html().encode())
+
+
+def _drawn(parts: Sequence[Part]) -> List[Picture]:
+    return [part for part in parts if isinstance(part, (Bars, Lines, HeatMap, Tiles))]
+
+
+def _folded(part: Part, section: Section) -> bool:
+    """Whether a table is to be opened first."""
+    if not isinstance(part, Table):
+        return False
+    large = len(part.rows) > _FEW or len(part.columns) > _NARROW
+    return len(part.rows) > _MANY or (large and bool(_drawn(section.parts)))
+
+
+def _narrow(section: Section) -> bool:
+    """Whether nothing but a picture is seen of a section, so that another may stand beside it."""
+    return [part for part in section.parts if not _folded(part, section)] == _drawn(section.parts)[:1]
 
 
 def _words_of(table: Table) -> Set[Column]:

@@ -1,7 +1,8 @@
 """Pictures: values that say what is drawn, and their drawing by matplotlib, which is imported only then.
 
-A picture is `Bars`, `Lines`, a `HeatMap` or `Tiles`. `write` makes a file of it, `drawings` the SVG of a page. Fonts
-are paths, and nothing depends on the date or the user's settings: the same input gives the same bytes.
+A picture is `Bars`, `Lines`, a `HeatMap` or `Tiles`. `write` makes a file of it, `drawings` the SVG of a page. A colour
+has one meaning in all of them (`COLOURS`). Nothing depends on the date or the user's settings: the same input gives
+the same bytes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import io
 import math
 import re
 import xml.etree.ElementTree as ElementTree
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -49,7 +51,7 @@ class Series(NamedTuple):
     """One value for each category.
 
     lower, upper: the interval of each value. hints: the words of each value under the pointer; none: its name and
-    number. padding: the values are of empty slots or idle time, drawn without a colour.
+    number. role: the name of its colour in `COLOURS`; none: the next of those without a meaning.
     """
 
     name: str
@@ -57,7 +59,7 @@ class Series(NamedTuple):
     lower: _Values = ()
     upper: _Values = ()
     hints: Tuple[str, ...] = ()
-    padding: bool = False
+    role: str = ""
 
 
 class Bars(NamedTuple):
@@ -65,7 +67,7 @@ class Bars(NamedTuple):
 
     across: the bars go to the right, each category on a line. edges: numbers that begin and end each bar, ascending,
     for bars without gaps over an axis of numbers. ends: a text at the end of each bar of a stack or a single series.
-    levels: (name, place) of lines across bars with edges.
+    levels: (name, place) of lines across bars with edges. limit: (name, value) of what no bar may exceed.
     """
 
     title: str
@@ -79,10 +81,12 @@ class Bars(NamedTuple):
     ends: Tuple[str, ...] = ()
     notes: Tuple[str, ...] = ()
     levels: Tuple[Tuple[str, float], ...] = ()
+    limit: Optional[Tuple[str, float]] = None
 
-    def limits(self) -> Tuple[float, float]:
+    def _reach(self) -> Tuple[float, float]:
         """The least and the largest value that the axis must hold, 0 among them."""
-        found = [0.0]
+        found = [0.0] if self.limit is None else [0.0, self.limit[1]]
+        found += [value for _, value in self.levels] if self.across else []
         if self.stacked:
             for stack in zip(*(series.values for series in self.series)):
                 found += [sum(value for value in stack if value and value * sign > 0) for sign in (1, -1)]
@@ -116,7 +120,7 @@ class Lines(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """values: [rows][columns]; the larger a value, the darker its cell. form: format specification of the cells."""
+    """values: [rows][columns]; the larger a value, the stronger its colour. form: format specification of the cells."""
 
     title: str
     rows: Tuple[str, ...]
@@ -142,8 +146,8 @@ class Tile(NamedTuple):
 class Tiles(NamedTuple):
     """Rectangles on two axes, y from the top down.
 
-    rows: names of the rows [0, 1), [1, 2), ... instead of numbers. padding: numbers of series drawn without a colour.
-    square: as high as wide.
+    rows: names of the rows [0, 1), [1, 2), ... instead of numbers. roles: of the series, as `Series.role`; none: all
+    without a meaning. square: as high as wide.
     """
 
     title: str
@@ -152,7 +156,7 @@ class Tiles(NamedTuple):
     series: Tuple[str, ...]
     tiles: Tuple[Tile, ...]
     rows: Tuple[str, ...] = ()
-    padding: Tuple[int, ...] = ()
+    roles: Tuple[str, ...] = ()
     square: bool = False
     notes: Tuple[str, ...] = ()
 
@@ -162,38 +166,75 @@ Picture = Union[Bars, Lines, HeatMap, Tiles]
 
 # ---- files and drawings ----------------------------------------------------------------------------------------------
 
-# Neighbours differ in lightness by at least 12 of 100, so that a picture printed in grey can be read.
-FILLS = ("#1d4e89", "#f2a541", "#4f9d69", "#7b2d43", "#b8d8e8", "#c65f3f", "#e8dcc0", "#5c5c8a", "#c9a0dc")
+# What each colour means, everywhere, on a white page and on a dark one. The three sequences stay apart for readers who
+# do not see red or green; neighbours in a stack differ in lightness by at least 12 of 100, as those of `_PLAIN` do.
+COLOURS = {
+    "page": ("#ffffff", "#0d1117"),
+    "ink": ("#1f2328", "#e6edf3"),
+    "soft": ("#59636e", "#9198a1"),  # notes, and levels that are no limits
+    "line": ("#d5d9de", "#30363d"),
+    "link": ("#0b57a4", "#6cb0ff"),
+    "limit": ("#b3261e", "#ff8a80"),
+    "padding": ("#c3cad3", "#444c56"),  # empty slots, idle time
+    "first": ("#0b5fa5", "#4c9be8"),  # sequence of a pack
+    "second": ("#cf7a00", "#f0a63c"),
+    "third": ("#0f7752", "#3fb98a"),
+    "further": ("#c46f9a", "#e59abf"),  # all after the third
+    "tokens": ("#2496a3", "#55c3cf"),  # of any sequence
+    "plum": ("#5b3a8e", "#ab8ee6"),
+    "sand": ("#a88f4f", "#dcc78e"),
+    "brown": ("#6b4423", "#c79a6b"),
+    "lilac": ("#9a78cf", "#d3bdf5"),
+    "maroon": ("#7a2b3f", "#e08aa0"),
+    "olive": ("#86862a", "#c3c35a"),
+    "night": ("#2b2f45", "#a0a6c8"),
+    "stone": ("#737a83", "#c2c8d0"),
+    "slate": ("#44546a", "#8496b0"),
+}
+SEQUENCES = ("first", "second", "third", "further")  # roles
+_PLAIN = tuple(COLOURS)[tuple(COLOURS).index("plum") :]  # of what has no role
 DASHES = ("-", "--", ":", "-.", (0, (7, 2)), (0, (3, 3)), (0, (1, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (9, 2, 2, 2)))
 _MARKERS = "osDv^P*Xp"
-WIDTH = 6.5  # inches: the text of a page of a paper
 _MARKS = 60  # a line of more points is drawn without marks; they still answer to the pointer
 _POINTS = 400  # of a line, about
-_LONGEST = 48  # characters of a category's name
+_INK, _PAGE = COLOURS["ink"][0], COLOURS["page"][0]
 _SETTINGS = {
-    "font.size": 7,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "grid.color": "#d5d9de",
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK),
+    "grid.color": COLOURS["line"][0],
     "grid.linewidth": 0.5,
-    "hatch.linewidth": 0.4,
     "legend.frameon": False,
-    "svg.hashsalt": "pack_data",
-    "svg.fonttype": "path",
 }
-_UNDATED = {
-    "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
-    "pdf": {"CreationDate": None},
-    "png": {"Software": None},
-}
+
+
+class _Sheet(NamedTuple):
+    """What pictures are drawn on.
+
+    width: inches. letters: points. page: as a part of a page, which writes the titles, and has letters and colours of
+    its own; else a file, which looks alike everywhere.
+    """
+
+    width: float
+    letters: float
+    page: bool
+
+    def holds(self, letters: int) -> int:
+        """How many letters stand where a file holds so many."""
+        return int(letters * self.width / _FILE.width * _FILE.letters / self.letters)
+
+    def settings(self, pictures: Sequence[Picture]) -> Any:
+        found = {**_SETTINGS, "font.size": self.letters, "svg.fonttype": "path", "svg.hashsalt": pictures[0].title}
+        if self.page:
+            found.update({"svg.fonttype": "none", "figure.facecolor": "none", "axes.facecolor": "none"})
+        return load_package("matplotlib.style", "drawing").context(["default", found])
+
+
+_FILE = _Sheet(6.5, 7.0, False)  # as wide as the text of a page of a paper
+_PART = _Sheet(5.0, 9.0, True)  # so that its letters can be read on a phone, where all of it is as wide as a hand
+_UNDATED = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
 _SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-
-
-def _encoded(figure: Any, form: str, dots_per_inch: int = 150) -> bytes:
-    image = io.BytesIO()
-    figure.savefig(image, dpi=dots_per_inch, format=form, metadata=_UNDATED.get(form))
-    return image.getvalue()
 
 
 def write(pictures: Sequence[Picture], path: Union[str, Path]) -> None:
@@ -202,8 +243,10 @@ def write(pictures: Sequence[Picture], path: Union[str, Path]) -> None:
     if path.suffix.lower() == ".svg":
         write_atomically(path, ElementTree.tostring(_svg(pictures)) + b"\n")
         return
-    with _settings():
-        write_atomically(path, _encoded(_figure(pictures, []), path.suffix[1:].lower() or "png", dots_per_inch=200))
+    image, form = io.BytesIO(), path.suffix[1:].lower() or "png"
+    with _FILE.settings(pictures):
+        _figure(pictures, []).savefig(image, dpi=200, format=form, metadata=_UNDATED.get(form))
+    write_atomically(path, image.getvalue())
 
 
 def write_each(pictures: Sequence[Picture], path: Union[str, Path]) -> List[Path]:
@@ -229,40 +272,23 @@ def _names_of(pictures: Sequence[Picture]) -> List[str]:
     return found
 
 
-class _Drawings(NamedTuple):
-    """The SVG elements of a page's pictures, and the one that holds what they share: letters, hatches, marks."""
-
-    shared: str
-    pictures: Tuple[str, ...]
+def drawings(pictures: Sequence[Picture]) -> List[str]:
+    """The SVG of pictures of a page, without titles; no two have one id in them where no two have one title."""
+    return [ElementTree.tostring(_svg([picture], _PART), encoding="unicode") for picture in pictures]
 
 
-def drawings(pictures: Sequence[Picture]) -> _Drawings:
-    shared: Dict[str, ElementTree.Element] = {}
-    found = []
-    for picture in pictures:
-        drawn = _svg([picture])
-        for definitions in list(drawn.iter(f"{{{_SVG}}}defs")):
-            for each in list(definitions):
-                definitions.remove(each)
-                if each.get("id"):  # what has one id is alike: it is a letter, or a hash of the element
-                    shared.setdefault(each.get("id", ""), each)
-        found.append(ElementTree.tostring(drawn, encoding="unicode"))
-    holder = ElementTree.Element(f"{{{_SVG}}}svg", {"width": "0", "height": "0", "class": "shared"})
-    ElementTree.SubElement(holder, f"{{{_SVG}}}defs").extend(shared.values())
-    return _Drawings(ElementTree.tostring(holder, encoding="unicode"), tuple(found))
-
-
-def _settings() -> Any:
-    return load_package("matplotlib.style", "drawing").context(["default", _SETTINGS])
-
-
-def _svg(pictures: Sequence[Picture]) -> ElementTree.Element:
+def _svg(pictures: Sequence[Picture], sheet: _Sheet = _FILE) -> ElementTree.Element:
     """The drawing with a <title> in each part that has a hint, and without names that nothing refers to."""
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _LINK)
     hints: List[Sequence[str]] = []
-    with _settings():
-        root = ElementTree.fromstring(_encoded(_figure(pictures, hints), "svg"))
+    text = io.BytesIO()
+    with sheet.settings(pictures):
+        figure = _figure(pictures, hints, sheet)
+        # `savefig` would draw all twice.
+        canvas = load_package("matplotlib.backends.backend_svg", "drawing").FigureCanvasSVG(figure)
+        canvas.print_svg(text, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    root = ElementTree.fromstring(text.getvalue())
     root.set("role", "img")
     root.set("aria-label", "; ".join(picture.title for picture in pictures))
     defined = {id(each) for definitions in root.iter(f"{{{_SVG}}}defs") for each in definitions.iter()}
@@ -277,29 +303,37 @@ def _svg(pictures: Sequence[Picture]) -> ElementTree.Element:
                 ElementTree.SubElement(shape, f"{{{_SVG}}}title").text = words
         if name and name not in named:
             del group.attrib["id"]
+        style = group.get("style")
+        if sheet.page and style:  # the page's own colours, which follow the reader's choice of light or dark
+            group.set("style", re.sub("#[0-9a-f]{6}", lambda found: _VARIABLES.get(found[0], found[0]), style))
     return root
 
 
-def _figure(pictures: Sequence[Picture], hints: List[Sequence[str]]) -> Any:
+_VARIABLES = {light: f"var(--{name})" for name, (light, _) in COLOURS.items()}
+
+
+def _figure(pictures: Sequence[Picture], hints: List[Sequence[str]], sheet: _Sheet = _FILE) -> Any:
     """hints: filled with the words of each group that is drawn; its id is "hints" and its place in the list."""
     from matplotlib.transforms import blended_transform_factory
 
-    heads = [0.08 + 0.15 * _legend_lines(picture)[1] for picture in pictures]
-    heights = [_height(picture) + head for picture, head in zip(pictures, heads)]
-    figure = load_package("matplotlib.figure", "drawing").Figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+    large = sheet.letters / _FILE.letters
+    heads = [0.08 + 0.15 * _legend_lines(picture, sheet)[1] for picture in pictures]
+    heights = [large * (_height(picture) + head) for picture, head in zip(pictures, heads)]
+    size = (sheet.width, sum(heights))
+    figure = load_package("matplotlib.figure", "drawing").Figure(figsize=size, layout="constrained")
     every = list(figure.subplots(len(pictures), 1, squeeze=False, height_ratios=heights).flat)
     for axes, picture, head in zip(every, pictures, heads):
-        handles = _DRAWERS[type(picture)](_Axes(axes, hints), picture)
+        handles = _DRAWERS[type(picture)](_Axes(axes, hints, sheet), picture)
         # Title and legend begin at the figure's edge, not at that of the axes, which long names move to the right. The
-        # layout knows nothing of them: a title that cannot be seen keeps their place.
+        # layout knows nothing of them: a blank title keeps their place.
         at_edge = blended_transform_factory(figure.transFigure, axes.transAxes)
-        axes.set_title("|", loc="center", pad=72 * head, alpha=0.0)
-        title = axes.annotate(
-            picture.title, (0.005, 1.0), (0, 72 * head), xycoords=at_edge, textcoords="offset points",
-            fontsize="x-large", fontweight="bold", annotation_clip=False,
-        )  # fmt: skip
-        title.set_in_layout(False)
-        columns, lines = _legend_lines(picture)
+        axes.set_title(" ", y=1.0, pad=72 * large * head, fontsize=1.0 if sheet.page else "large")
+        if not sheet.page:
+            axes.annotate(
+                picture.title, (0.005, 1.0), (0, 72 * large * head), xycoords=at_edge, textcoords="offset points",
+                fontsize="x-large", fontweight="bold", annotation_clip=False,
+            ).set_in_layout(False)  # fmt: skip
+        columns, lines = _legend_lines(picture, sheet)
         if lines:
             axes.legend(
                 *zip(*handles), loc="lower left", bbox_to_anchor=(0.0, 1.0), bbox_transform=at_edge, ncols=columns,
@@ -308,7 +342,7 @@ def _figure(pictures: Sequence[Picture], hints: List[Sequence[str]]) -> Any:
     return figure
 
 
-def _legend_lines(picture: Picture) -> Tuple[int, int]:
+def _legend_lines(picture: Picture, sheet: _Sheet) -> Tuple[int, int]:
     """Columns and lines of the legend; no line for a single name."""
     names: Sequence[str] = ()
     if isinstance(picture, Tiles):
@@ -316,10 +350,11 @@ def _legend_lines(picture: Picture) -> Tuple[int, int]:
     elif isinstance(picture, (Bars, Lines)):
         drawn = picture.series if isinstance(picture, Bars) else picture.lines
         names = [each.name for each in drawn] + [name for name, _ in picture.levels]
+        names += [picture.limit[0]] if isinstance(picture, Bars) and picture.limit else []
     if len(names) < 2:
         return 0, 0
     widths = [len(name) + 7 for name in names]
-    columns = len(names) if sum(widths) <= 115 else max(1, 115 // max(widths))
+    columns = len(names) if sum(widths) <= sheet.holds(115) else max(1, sheet.holds(115) // max(widths))
     return columns, -(-len(names) // columns)
 
 
@@ -346,6 +381,7 @@ class _Axes(NamedTuple):
 
     axes: Any
     hints: List[Sequence[str]]
+    sheet: _Sheet
 
     def said(self, artist: Any, words: Sequence[str]) -> None:
         artist.set_gid(f"hints{len(self.hints)}")
@@ -367,14 +403,15 @@ class _Axes(NamedTuple):
         else:
             line.set_major_locator(_ticks(integers))
             getattr(self.axes, f"set_{which}lim")(low, high if high > low else low + 1.0)
-        line.set_major_formatter(lambda value, _: short(value))
+        line.set_major_formatter(lambda value, _: _short(value))
         self.axes.grid(True, axis=which)
 
     def names(self, which: str, places: Sequence[float], names: Sequence[str]) -> None:
         """Names instead of numbers; below the picture only as many as have room."""
-        room = 1 if which == "y" else max(1, -(-sum(len(name) + 2 for name in names) // 110))
+        room = 1 if which == "y" else max(1, -(-sum(len(name) + 2 for name in names) // self.sheet.holds(110)))
         getattr(self.axes, f"set_{which}ticks")(places[::room])
-        kept = [name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…" for name in names[::room]]
+        longest = self.sheet.holds(48)
+        kept = [name if len(name) <= longest else name[: longest - 1] + "…" for name in names[::room]]
         getattr(self.axes, f"set_{which}ticklabels")(kept)
         getattr(self.axes, f"{which}axis").set_tick_params(length=0)
 
@@ -385,7 +422,7 @@ def _ticks(integers: bool = False) -> Any:
     return MaxNLocator(6, integer=integers, steps=[1, 2, 5, 10])
 
 
-def short(value: float) -> str:
+def _short(value: float) -> str:
     """`0.02`, `1,500`, `20 k`, `1.5 M`: a number of few characters."""
     size = abs(value)
     if size >= 10_000:
@@ -395,17 +432,10 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"
 
 
-def _fills(padding: Sequence[bool]) -> List[Dict[str, Any]]:
-    """What each series is filled with: those of padding with a hatch alone."""
-    found: List[Dict[str, Any]] = []
-    coloured = 0
-    for each in padding:
-        if each:
-            found.append({"facecolor": "white", "edgecolor": "#8b949e", "hatch": "/////", "linewidth": 0.3})
-        else:
-            found.append({"facecolor": FILLS[coloured % len(FILLS)], "edgecolor": "white", "linewidth": 0.3})
-            coloured += 1
-    return found
+def _fills(roles: Sequence[str]) -> List[Dict[str, Any]]:
+    """What each series is filled with, by its role."""
+    plain = cycle(_PLAIN)
+    return [{"facecolor": COLOURS[role or next(plain)][0], "edgecolor": _PAGE, "linewidth": 0.3} for role in roles]
 
 
 def _patches(names: Sequence[str], fills: Sequence[Dict[str, Any]]) -> _Handles:
@@ -416,7 +446,7 @@ def _patches(names: Sequence[str], fills: Sequence[Dict[str, Any]]) -> _Handles:
 
 def _bars(on: _Axes, bars: Bars) -> _Handles:
     places = list(zip(bars.edges, bars.edges[1:])) or [(n + 0.1, n + 0.9) for n in range(len(bars.categories))]
-    fills = _fills([series.padding for series in bars.series])
+    fills = _fills([series.role for series in bars.series])
     reached = [[0.0, 0.0] for _ in places]  # the ends of each stack, below and above 0
     furthest = [0.0] * len(places)
     for number, (series, fill) in enumerate(zip(bars.series, fills)):
@@ -434,16 +464,16 @@ def _bars(on: _Axes, bars: Bars) -> _Handles:
             corners.append((*ends, near, far) if bars.across else (near, far, *ends))
             words.append(_hint(series, place, bars.categories[place], bars.values.label))
         if len(bars.edges) > 80:  # lines between the bars would hide them
-            fill = {**fill, "linewidth": 0.0} if series.padding else {**fill, "edgecolor": fill["facecolor"]}
+            fill = {**fill, "edgecolor": fill["facecolor"], "linewidth": 0.6}
         on.boxes(corners, words, **fill)
         for place, low, high in zip(range(len(places)), series.lower, series.upper):
             if low is not None and high is not None and high > low:
                 left, right = places[place]
                 middle = left + (right - left) * sum(share) / 2
                 line = ([low, high], [middle] * 2) if bars.across else ([middle] * 2, [low, high])
-                on.axes.plot(*line, color="black", linewidth=0.9, marker="|" if bars.across else "_", markersize=4)
+                on.axes.plot(*line, color=_INK, linewidth=0.9, marker="|" if bars.across else "_", markersize=4)
     values, others = ("x", "y") if bars.across else ("y", "x")
-    low, high = bars.limits()
+    low, high = bars._reach()
     room = 1.0 if high == bars.values.most else 1.1 if bars.ends and not bars.across else 1.04
     on.axis(values, bars.values, low * 1.04, high * room)
     if bars.edges:
@@ -465,9 +495,13 @@ def _bars(on: _Axes, bars: Bars) -> _Handles:
     if bars.across:
         on.axes.invert_yaxis()
     if low < 0:
-        (on.axes.axvline if bars.across else on.axes.axhline)(0.0, color="black", linewidth=0.6)
+        (on.axes.axvline if bars.across else on.axes.axhline)(0.0, color=_INK, linewidth=0.6)
     handles = _patches([series.name for series in bars.series], fills)
-    return handles + [(on.axes.axvline(x, **_level(n)), name) for n, (name, x) in enumerate(bars.levels)]
+    handles += [(on.axes.axvline(x, **_level(n)), name) for n, (name, x) in enumerate(bars.levels)]
+    if bars.limit is not None:
+        line = on.axes.axvline if bars.across else on.axes.axhline
+        handles.append((line(bars.limit[1], color=COLOURS["limit"][0], linewidth=1.6), bars.limit[0]))
+    return handles
 
 
 def _hint(series: Series, place: int, category: str, unit: str) -> str:
@@ -480,7 +514,7 @@ def _hint(series: Series, place: int, category: str, unit: str) -> str:
 
 
 def _level(number: int) -> Dict[str, Any]:
-    return {"color": "#c65f3f", "linestyle": ("--", ":", "-.")[number % 3], "linewidth": 1.0}
+    return {"color": COLOURS["soft"][0], "linestyle": ("--", ":", "-.")[number % 3], "linewidth": 1.0}
 
 
 def _thinned(x: Sequence[float], y: Sequence[Any]) -> List[int]:
@@ -505,7 +539,7 @@ def _lines(on: _Axes, lines: Lines) -> _Handles:
         kept = _thinned(line.x, line.y)
         few = line.points or len(line.x) <= _MARKS
         style = {
-            "color": FILLS[number % len(FILLS)],
+            "color": COLOURS[_PLAIN[number % len(_PLAIN)]][0],
             "linestyle": "none" if line.points else DASHES[number % len(DASHES)],
             "marker": _MARKERS[number % len(_MARKERS)] if few else None,
         }
@@ -525,6 +559,7 @@ def _lines(on: _Axes, lines: Lines) -> _Handles:
             [line.x[place] for place in marked],
             [line.y[place] for place in marked],
             s=30,
+            color=style["color"],
             alpha=0.004,
             linewidth=0,
             clip_on=False,
@@ -554,21 +589,20 @@ def _point(lines: Lines, line: Line, place: int) -> str:
 
 
 def _heat_map(on: _Axes, heat: HeatMap) -> _Handles:
+    from matplotlib.colors import to_rgba
+
     corners, words, colours = [], [], []
-    blue = [int(FILLS[0][at : at + 2], 16) / 255 for at in (1, 3, 5)]
     most = max([value for row in heat.values for value in row if value is not None and value > 0], default=1.0)
     for down, (name, row) in enumerate(zip(heat.rows, heat.values)):
         for along, value in enumerate(row):
             if value is None:
                 continue
-            # The square root shows small differences between small values.
-            share = 0.04 + 0.96 * (max(0.0, value) / most) ** 0.5
             corners.append((float(along), along + 1.0, float(down), down + 1.0))
             words.append(f"{name}, {heat.columns[along]}: {format(value, heat.form)}")
-            colours.append(tuple(1.0 - share * (1.0 - part) for part in blue))
-            colour = "white" if share > 0.5 else "black"
-            on.axes.text(along + 0.5, down + 0.5, format(value, heat.form), ha="center", va="center", color=colour)
-    on.boxes(corners, words, facecolor=colours, edgecolor="white", linewidth=0.8)
+            # The square root shows small differences between small values; half is where ink can still be read.
+            colours.append(to_rgba(COLOURS["plum"][0], 0.04 + 0.46 * (max(0.0, value) / most) ** 0.5))
+            on.axes.text(along + 0.5, down + 0.5, format(value, heat.form), ha="center", va="center")
+    on.boxes(corners, words, facecolor=colours, edgecolor=_PAGE, linewidth=0.8)
     for which, names, label in (("x", heat.columns, heat.along), ("y", heat.rows, heat.down)):
         on.names(which, [number + 0.5 for number in range(len(names))], names)
         getattr(on.axes, f"set_{which}label")(label)
@@ -596,7 +630,7 @@ def _without(skips: Sequence[Skip], least: float, most: float) -> Callable[[floa
 def _tiles(on: _Axes, tiles: Tiles) -> _Handles:
     most = tiles.x.most if tiles.x.most is not None else max((tile.right for tile in tiles.tiles), default=1.0)
     place = _without(tiles.x.skips, 0.0, most)
-    fills = _fills([number in tiles.padding for number in range(len(tiles.series))])
+    fills = _fills(tiles.roles or [""] * len(tiles.series))
     for number, fill in enumerate(fills):
         own = [tile for tile in tiles.tiles if tile.series == number]
         on.boxes(
@@ -615,10 +649,10 @@ def _tiles(on: _Axes, tiles: Tiles) -> _Handles:
             for number in range(math.ceil(first / step - 1e-9), math.floor(last / step + 1e-9) + 1)
         ]
         on.axes.set_xticks([place(mark) for mark in marks])
-        on.axes.set_xticklabels([short(mark) for mark in marks])
+        on.axes.set_xticklabels([_short(mark) for mark in marks])
         for skip in tiles.x.skips:
             line = on.axes.vlines([place(skip.start), place(skip.end)], 0, 1, transform=on.axes.get_xaxis_transform(),
-                                  color="#59636e", linestyle="--", linewidth=0.7)  # fmt: skip
+                                  color=COLOURS["soft"][0], linestyle="--", linewidth=0.7)  # fmt: skip
             on.said(line, [skip.about] * 2)
     if tiles.rows:
         on.names("y", [number + 0.5 for number in range(len(tiles.rows))], tiles.rows)

@@ -289,7 +289,7 @@ def _folded(columns: _Cells) -> _Cells:
     ]
 
 
-def padded(
+def _padded(
     rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), widths: Optional[Sequence[int]] = None
 ) -> List[List[str]]:
     """The cells of a table, filled up with blanks so that the cells of a column have one width.
@@ -318,13 +318,13 @@ def text_table(
     between: str = "  ",
     indent: str = "",
 ) -> List[str]:
-    """The lines of a table, without blanks at their ends; see `padded`. A heading is a row like any other."""
-    return [(indent + between.join(cells)).rstrip() for cells in padded(rows, left=left, widths=widths)]
+    """The lines of a table, without blanks at their ends; see `_padded`. A heading is a row like any other."""
+    return [(indent + between.join(cells)).rstrip() for cells in _padded(rows, left=left, widths=widths)]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, columns padded so that it also reads as text; all but the first column flush right."""
-    table = padded([header, *rows])
+    table = _padded([header, *rows])
     rule = ["-" * len(cell) if number == 0 else "-" * (len(cell) - 1) + ":" for number, cell in enumerate(table[0])]
     return "".join("| " + " | ".join(cells) + " |\n" for cells in [table[0], rule, *table[1:]])
 

@@ -9,14 +9,21 @@ from pack_data import page_sections as look
 from pack_data.build import build
 from pack_data.building.options import BuildOptions
 from pack_data.compare import Case, compare
-from pack_data.display.page import Page
 from pack_data.histogram import LengthHistogram
 from pack_data.lengths.counting import statistics
 from pack_data.packers import get_packer
-from pack_data.proof import prove
+from pack_data.packing import Packing
+from pack_data.proof import prove, statement
 from pack_data.store.data_set import PackStore
 from tests.pages import check_page
 from tests.tiny_runs import tiny_data
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """All packers at all depths are the comparison's own tests."""
+    monkeypatch.setattr(look, "DEPTHS", (2,))
+    monkeypatch.setattr(look, "ALGORITHMS", ("none", "sort", "greedy", "spfhp", "nnlshp", "optimal"))
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +32,8 @@ def histogram():
     return LengthHistogram.from_lengths(np.minimum(32, rng.gamma(1.0, 6.0, 1000).astype(int) + 2), 32, "gamma")
 
 
-def page_of(sections):
-    return check_page(Page("page", "lead", sections).html())
+def read(page):
+    return check_page(page.html())
 
 
 def values(rows):
@@ -35,10 +42,13 @@ def values(rows):
 
 @pytest.mark.parametrize("depth", [3, None])
 def test_the_tables_are_those_of_the_commands(histogram, depth):
-    depths, packers = (2,), ["none", "sort", "spfhp", "optimal"]
-    sections = look.sections_of_histogram(histogram, packer="optimal", depth=depth, depths=depths, packers=packers)
-    tables = page_of(sections).tables
+    page = look.page_of_histogram(histogram, packer="optimal", depth=depth)
+    tables = read(page).tables
     packing = get_packer("optimal")(histogram, max_sequences_per_pack=depth)
+    assert f"{packing.sequences:,} sequences fit into {packing.packs:,} packs of 32 slots" in page.answer
+    padding = f"{1 - packing.efficiency:.1%}"
+    assert [each.value for each in page.figures] == [f"{packing.packing_factor:.3f}", padding, f"{packing.gap:,}"]
+    assert padding in page.answer and f"{histogram.padding_share:.1%}" in page.answer
 
     facts = json.loads(json.dumps(statistics(histogram)))
     assert len(tables["lengths"]) == 9
@@ -46,17 +56,17 @@ def test_the_tables_are_those_of_the_commands(histogram, depth):
     accounting = json.loads(json.dumps(packing.to_json()))
     assert values(tables["packing"]).items() <= accounting.items() and len(tables["packing"]) == 5
 
-    rows = compare(Case(histogram, depths), packers)
-    assert len(tables["packers"]) == len(rows) == 4
+    rows = compare(Case(histogram, look.DEPTHS), look.ALGORITHMS)
+    assert len(tables["packers"]) == len(rows) == 6
     for found, row in zip(tables["packers"], rows):
         for key, value in found.items():
             if key != "solve_seconds":
                 assert value == getattr(row, key), key
 
     proof = prove(packing)
-    proved = values(tables["proof"])
-    assert (proved["packs"], proved["lower_bound"]) == (packing.packs, proof.lower_bound)
-    assert proved["worth"] == pytest.approx(float(proof.worth)) and proved["best_pack_value"] <= 1
+    (words, prices) = next(each.parts for each in page.sections if each.title == "The proof")
+    assert statement(packing, proof)[1:] in words and f"{proof.lower_bound:,}" in words
+    assert prices.lines[0].y == tuple(each / packing.certificate.denominator for each in packing.certificate.prices)
 
     listed = tables["strategies"]
     repeats = dict(zip(packing.strategies, packing.repeats))
@@ -68,41 +78,61 @@ def test_the_tables_are_those_of_the_commands(histogram, depth):
     assert max(repeats.values(), default=0) <= listed[-1]["packs"]
 
 
-def sections_of(histogram, packer, depth=None, depths=(2,), packers=("spfhp",)):
-    return look.sections_of_histogram(histogram, packer=packer, depth=depth, depths=depths, packers=packers)
+def page_of(histogram, packer, depth=None):
+    return look.page_of_histogram(histogram, packer=packer, depth=depth)
 
 
 def test_the_pictures_account_for_all_packs(histogram):
     packing = get_packer("spfhp")(histogram, max_sequences_per_pack=None)
-    assert packing.largest_depth > 6  # more than have a colour of their own
-    lengths, filling, *_ = sections_of(histogram, "spfhp")
-    _, top, every, by_depth, by_room, _ = filling.parts
-    for picture in (top, every):
-        stacks = zip(*[series.values for series in picture.series])
-        assert all(sum(part or 0 for part in stack) == 32 for stack in stacks)
-    for picture in (by_depth, by_room):
-        assert sum(picture.series[0].values) == packing.packs
-    assert by_room.series[0].values[0] == sum(n for s, n in zip(packing.strategies, packing.repeats) if sum(s) == 32)
-    assert every.edges[-1] == packing.packs and len(every.edges) == len(every.categories) + 1
-    assert sum(lengths.parts[1].series[0].values) == histogram.sequences
+    assert packing.largest_depth > 3  # more than have a colour of their own
+    page = page_of(histogram, "spfhp")
+    lengths, filling, *_ = page.sections
+    top, by_depth, *_ = filling.parts
+    for picture in (top, *page.first):
+        assert [series.role for series in picture.series][-1] == "padding"
+        stacks = [[part or 0 for part in stack] for stack in zip(*[series.values for series in picture.series])]
+        assert all(sum(stack) in (0, 32) for stack in stacks) and any(map(sum, stacks))
+    assert sum(by_depth.series[0].values) == packing.packs
+    assert sum(lengths.parts[0].series[0].values) == histogram.sequences
+
+
+def test_rows_stand_side_by_side_before_and_after(histogram):
+    """Both on an axis as wide as the rows before, so that their widths are their numbers."""
+    before, after = page_of(histogram, "optimal", depth=3).first
+    packing = get_packer("optimal")(histogram, max_sequences_per_pack=3)
+    for picture, packs in ((before, histogram.sequences), (after, packing.packs)):
+        assert f"{packs:,} rows" in picture.title
+        assert picture.edges[-1] == histogram.sequences and len(picture.edges) == len(picture.categories) + 1
+        drawn = sum(value is not None for value in picture.series[0].values)
+        assert drawn == pytest.approx(look.BARS * packs / histogram.sequences, abs=1)
+    assert [series.role for series in after.series] == ["first", "second", "third", "padding"]
+
+
+def test_bars_are_the_rows_at_even_distances(monkeypatch):
+    monkeypatch.setattr(look, "BARS", 4)
+    packing = Packing("by hand", 8, 3, ((8,), (4, 4), (3, 3, 2)), (20, 10, 10))
+    picture = look.rows_picture(packing, "rows", 40)
+    assert picture.categories == ("8", "8", "2 x 4", "2 x 3 + 2")
+    rows = [tuple(part for part in row if part) for row in zip(*[each.values for each in picture.series])]
+    assert rows == [(8,), (8,), (4, 4), (3, 3, 2)]
 
 
 def test_the_mask_is_that_of_the_pack():
     numbers = np.array([1, 1, 1, 2, 2, 3, 0, 0, 0])
-    _, strip, mask, table = sections_of(LengthHistogram.from_lengths([2, 1, 3], 9), "optimal")[-1].parts
+    _, mask, table = page_of(LengthHistogram.from_lengths([2, 1, 3], 9), "optimal").sections[-1].parts
     painted = np.full((9, 9), -1)
     for tile in mask.tiles:
         painted[int(tile.top) : int(tile.bottom), int(tile.left) : int(tile.right)] = tile.series
     same = numbers[:, None] == numbers[None, :]
     assert ((painted >= 0) == same).all()
     assert (painted[same] == np.where(numbers > 0, numbers - 1, 3)[np.nonzero(same)[0]]).all()
-    assert [(tile.left, tile.right) for tile in strip.tiles] == [(0, 3), (3, 5), (5, 6), (6, 9)]
+    assert mask.roles == ("first", "second", "third", "padding")
     assert [row["tokens"] for row in table.rows] == [3, 2, 1]
 
 
 def test_a_data_set_is_drawn_as_it_is(tmp_path):
     with PackStore.open(tiny_data(tmp_path / "data")) as store:
-        page = page_of(look.sections_of_data_set(store, pack=2, depths=(3,), packers=["spfhp"]))
+        page = read(look.page_of_data_set(store, pack=2))
         manifest, packing = store.manifest, values(page.tables["packing"])
         assert (packing["packs"], packing["packing_factor"]) == (len(store), manifest.packing_factor)
         lengths = values(page.tables["lengths"])
@@ -113,28 +143,35 @@ def test_a_data_set_is_drawn_as_it_is(tmp_path):
         assert sum(row["masked"] for row in own) == (batch["masked_lm_weights"][0] > 0).sum() > 0
         assert sum(row["second"] for row in own) == batch["segment_ids"][0].sum()
         with pytest.raises(ValueError, match=f"packs 0 to {len(store) - 1}"):
-            look.sections_of_data_set(store, pack=len(store), depths=(3,), packers=["spfhp"])
+            look.page_of_data_set(store, pack=len(store))
 
 
 def test_the_recipe_of_a_data_set_brings_its_proof(tmp_path):
     options = dict(synthetic="squad_1_1_384", sequences=200, max_sequence_length=384, vocabulary_size=300, workers=1)
     with build(BuildOptions(out=tmp_path / "data", **options)) as store:
-        page = page_of(look.sections_of_data_set(store, pack=0, depths=(3,), packers=["spfhp"]))
-        assert values(page.tables["proof"])["lower_bound"] == store.manifest.lower_bound
+        page = look.page_of_data_set(store, pack=0)
+        (words, _) = next(each.parts for each in page.sections if each.title == "The proof")
+        assert f"at least {store.manifest.lower_bound:,} packs are needed" in words
 
 
 def test_a_packing_without_packs_is_refused():
     with pytest.raises(ValueError, match="holds no pack"):
-        sections_of(LengthHistogram([0, 0, 0]), "spfhp")
+        page_of(LengthHistogram([0, 0, 0]), "spfhp")
 
 
 def test_few_sequences_have_a_page():
-    page = page_of(sections_of(LengthHistogram.from_lengths([5], 8, "one"), "none", depth=1))
-    assert len(page.pictures) >= 9 and page.tables["pack"] == [{"sequence": 1, "first": 0, "last": 4, "tokens": 5}]
+    page = read(page_of(LengthHistogram.from_lengths([5], 8, "one"), "none", depth=1))
+    assert len(page.pictures) >= 7 and page.tables["pack"] == [{"sequence": 1, "first": 0, "last": 4, "tokens": 5}]
 
 
-@pytest.mark.parametrize("slots", [64, 2048])
-def test_long_packs_are_not_given_to_the_packer_that_lists_all_strategies(slots):
-    one = LengthHistogram.from_lengths([5], slots, "one")
-    rows = page_of(sections_of(one, "none", packers=None)).tables["packers"]
-    assert any(row["algorithm"] == "nnlshp" for row in rows) == (slots == 64)
+@pytest.mark.parametrize(
+    "slots, sequences, left_out",
+    [(64, 1, []), (512, 1, ["nnlshp"]), (64, 1_000_001, ["greedy"]), (512, 2_000_000, ["nnlshp", "greedy"])],
+)
+def test_packers_that_take_longer_than_all_others_are_left_out_and_named(slots, sequences, left_out):
+    counts = np.zeros(slots + 1, int)
+    counts[5] = sequences
+    page = read(page_of(LengthHistogram(counts, "one"), "none"))
+    assert {"nnlshp", "greedy"} - {row["algorithm"] for row in page.tables["packers"]} == set(left_out)
+    named = [note.split()[0].lower() for note in page.notes if "pack_data.compare" in note]
+    assert named == left_out

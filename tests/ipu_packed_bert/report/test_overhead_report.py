@@ -122,7 +122,7 @@ def test_pictures_draw_the_papers_graph_beside_the_paper_and_ours_apart(table1, 
         (table1, "realised", "paper_realised"),
         (table2, "realised", "paper_realised"),
     ):
-        theirs, ours = pictures.pictures(table)
+        ours, theirs = pictures.pictures(table)
         beside, apart = "papers_" + model, model
         their_rows = [row for row in table.rows if isinstance(row.get(beside), float)]
         our_rows = [row for row in table.rows if isinstance(row.get(apart), float)]

@@ -14,7 +14,7 @@ from ipu_packed_bert.report.pictures import page_of, pictures
 from pack_data.cli.command import run_main
 from pack_data.display.picture import Bars
 from pack_data.display.table import COUNTED, MODEL, Column, Part, Table
-from tests.pages import Browser, check_page
+from tests.pages import check_page
 
 SMALL = (
     "model.hidden_size=64",
@@ -170,10 +170,3 @@ def test_pictures_hold_the_tables_numbers(pipelines, found):
     assert isinstance(layers, Bars) and layers.title != others.title
     drawn = sum(value or 0.0 for bars in (layers, others) for series in bars.series for value in series.values)
     assert drawn == pytest.approx(sum(row["packed"] + row["unpacked"] for row in table.rows) / 1e6)
-
-
-def test_a_browser_opens_it_in_silence(pipelines, found, tmp_path):
-    made = [operators.classes("x", *pipelines, found), operators.products("x", pipelines[0], found)]
-    made.append(operators.update("x", (pipelines[0], 100), (pipelines[1], 200), found))
-    document, said = Browser(tmp_path).opened(page_of("page", "lead", made, ["words"]).html())
-    assert said == [] and document.count("<svg") == 5 and document.count("<table") == 3

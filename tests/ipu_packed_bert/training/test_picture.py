@@ -8,8 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 import yaml
 
-from ipu_packed_bert.training.picture import curves, draw, is_run, sections_of_run
-from pack_data.display.page import Page
+from ipu_packed_bert.training.picture import curves, draw, is_run, page_of_run
 from tests.pages import check_page
 
 
@@ -72,7 +71,7 @@ def run(tmp_path):
 
 
 def page_of(run):
-    made = Page("run", "lead", sections_of_run(run))
+    made = page_of_run(run)
     return made, check_page(made.html())
 
 
@@ -84,8 +83,8 @@ def test_the_tables_are_the_files(run):
     assert page.tables["evaluations"] == EVALUATED and page.shown["evaluations"][0]["mlm_accuracy"] == "12.50%"
     assert {row["what"]: row["value"] for row in page.tables["environment"]}["versions.python"] == "3.8"
     packed, unpacked = 10 * 100 - 966, 19 * 100 - 966
-    assert [row["padding"] for row in page.tables["padding"]] == [unpacked, packed]
-    assert any(f"{1 - packed / unpacked:.2%}" in note for note in page.notes)
+    tokens, padding = next(each for each in made.pictures() if each.title.startswith("Slots")).series
+    assert (tokens.values, padding.values) == ((966, 966), (unpacked, packed))
 
 
 def test_the_curves_of_the_page_are_the_logs(run):
@@ -100,18 +99,27 @@ def test_a_run_that_goes_on_has_no_summary_yet(run):
     (run / "summary.json").unlink()
     (run / "config.yml").unlink()
     made, page = page_of(run)
-    assert "summary" not in page.tables and "padding" not in page.tables and len(page.pictures) == 3
+    assert "summary" not in page.tables and len(page.pictures) == 2
+    assert made.figures[2].value == f"{19 / 10:.3f}"
 
 
 @pytest.mark.parametrize(
     "name, text",
-    [("log.jsonl", ""), ("log.jsonl", "[]\n"), ("summary.json", "{"), ("summary.json", "[1]"), ("config.yml", "- 1")],
+    [
+        ("log.jsonl", ""),
+        ("log.jsonl", "[]\n"),
+        ("summary.json", "{"),
+        ("summary.json", "[1]"),
+        ("summary.json", '{"held_out": {"unigram_loss": "low"}}'),
+        ("summary.json", '{"compare_unpacked": {"speedup": 2.0}}'),
+        ("config.yml", "- 1"),
+    ],
 )
 def test_a_damaged_file_is_named(run, name, text):
     assert is_run(run)
     (run / name).write_text(text)
     with pytest.raises(ValueError, match=name) as refused:
-        sections_of_run(run)
+        page_of_run(run)
     assert "\n" not in str(refused.value)
 
 
@@ -122,3 +130,30 @@ def test_a_run_without_a_finite_loss_has_pictures(run):
     assert pictures["Loss over the sequences seen"].lines == ()
     (slots,) = [picture for title, picture in pictures.items() if title.startswith("Slots")]
     assert slots.ends == ("50.0% padding", "25.0% padding")
+
+
+def test_the_answer_says_what_was_learnt(run):
+    made, _ = page_of(run)
+    words = (
+        "After 3 updates the loss in training is 6.500; it began at 8.000, and is 7.250 on texts that were held out."
+    )
+    assert made.answer == words
+    avoided = 1 - (10 * 100 - 966) / (19 * 100 - 966)
+    assert [each.value for each in made.figures] == ["7.250", f"{19 / 3.5:,.1f}", f"{avoided:.1%}"]
+    assert "7.500" in made.figures[0].words and len(made.first) == 1
+    accuracy = dict(mlm_accuracy=0.25, most_frequent_token_accuracy=0.125, unigram_loss=7.5)
+    (run / "summary.json").write_text(json.dumps({**SUMMARY, "held_out": accuracy}))
+    answer = page_of(run)[0].answer
+    assert "25.0%" in answer and "12.5%" in answer and answer.count(".") == 3
+
+
+def test_packed_stands_beside_unpacked_where_that_was_measured(run):
+    sides = dict(updates=5, packed_sequences_per_second=90.0, unpacked_sequences_per_second=50.0, packing_factor=2.0)
+    sides.update(speedup=1.8, speedup_quartiles=[1.7, 1.9], loss_difference=None, gradient_difference=1e-7)
+    (run / "summary.json").write_text(json.dumps({**SUMMARY, "compare_unpacked": sides}))
+    made, page = page_of(run)
+    _, speed = made.first
+    (series,) = speed.series
+    assert series.values == (50.0, 90.0) and (series.lower, series.upper) == ((None, 85.0), (None, 95.0))
+    assert speed.levels[0][1] == 100.0 and speed.title in page.pictures
+    assert made.figures[1].value == "1.80 times" and "90.0 against 50.0" in made.figures[1].words

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from html import unescape
 
 import pytest
@@ -10,10 +9,10 @@ import pytest
 pytest.importorskip("matplotlib", reason="needs matplotlib")
 pytest.importorskip("jinja2", reason="needs jinja2")
 
-from pack_data.display.page import Page, Section
+from pack_data.display.page import Figure, Page, Section
 from pack_data.display.table import COMPUTED, HOST, Cell, Column, Table
 from tests.pack_data.display.test_picture import ODD, PICTURES
-from tests.pages import Browser, check_page
+from tests.pages import check_page
 
 TABLE = Table(
     "first",
@@ -31,7 +30,15 @@ TABLE = Table(
     ],
     ("A note " + ODD,),
 )
-PAGE = Page("Title " + ODD, "Lead " + ODD, (Section("Part " + ODD, ("Words " + ODD, TABLE, *PICTURES)),))
+RAW = TABLE._replace(name="raw", title="Raw " + ODD)
+PAGE = Page(
+    "Title " + ODD,
+    "Answer " + ODD,
+    (Section("Part " + ODD, ("Words " + ODD, TABLE, *PICTURES[1:])),),
+    (Figure("1.5", "unit " + ODD, "said " + ODD),),
+    PICTURES[:1],
+    (RAW,),
+)
 
 
 def test_a_page_read_back_is_what_was_put_in():
@@ -44,8 +51,8 @@ def test_a_page_read_back_is_what_was_put_in():
         assert words == {column.key: column.shown(row) for column in TABLE.columns}
     assert page.shown["first"][0] == {"name": ODD, "value": "2.50", "list": "1 + 2", "other": "yes"}
     assert page.pictures == PAGE.to_json()["pictures"] == [picture.title for picture in PICTURES]
-    assert page.notes == ["Source: [a] computed; [b] seconds of this host.", "A note " + ODD]
-    assert "<b>" not in text and unescape(text).count(ODD) > 8  # every word is escaped, and none is lost
+    assert page.notes == 2 * ["Source: [a] computed; [b] seconds of this host.", "A note " + ODD]
+    assert "a <b>" not in text and unescape(text).count(ODD) > 12  # every word is escaped, and none is lost
     assert text == PAGE.html()
 
 
@@ -68,20 +75,31 @@ def test_a_page_that_cannot_be_made_leaves_the_former_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-# Presses the head of a column twice, and says what came of it in the page itself.
-PRESSED = """
-<script>
-const names = () => [...document.querySelectorAll("#first tbody tr")].map(row => row.cells[1].dataset.value);
-const found = {};
-const head = document.querySelectorAll("#first th button")[1];
-head.click(); found.up = names(); head.click(); found.down = names();
-document.title = JSON.stringify(found);
-</script>
-"""
+def test_the_answer_is_first_and_raw_keys_are_last():
+    text = unescape(PAGE.html())
+    words = ("Answer " + ODD, "1.5", "unit " + ODD, PICTURES[0].title, "Part " + ODD, "Words " + ODD, 'id="raw"')
+    places = [text.index(each, text.index("<header")) for each in words]
+    assert places == sorted(places)
+    assert PAGE.to_json()["figures"] == [{"value": "1.5", "unit": "unit " + ODD, "words": "said " + ODD}]
 
 
-def test_a_browser_opens_it_in_silence(tmp_path):
-    document, said = Browser(tmp_path).opened(PAGE.html().replace("</body>", PRESSED + "</body>"))
-    assert said == []
-    pressed = json.loads(re.search("<title>(.*?)</title>", document)[1].replace("&quot;", '"'))
-    assert pressed["up"] == ["2.5", "null", "null"] == pressed["down"]
+def test_a_title_stands_once():
+    """That of a part which is its section's stands above the section alone."""
+    picture, table = PICTURES[1]._replace(title="One thing"), TABLE._replace(title="One thing")
+    for part in (picture, table):
+        text = Page("page", "answer", (Section("One thing", (part,)),)).html()
+        assert text.count(">One thing<") == 2  # the section's, and the link to it
+    text = Page("page", "answer", (Section("Another", (picture,)),)).html()
+    assert text.count(">One thing<") == 1
+
+
+@pytest.mark.parametrize(
+    "rows, columns, beside, folded",
+    [(10, 3, True, False), (11, 3, True, True), (2, 4, True, True), (20, 4, False, False), (21, 3, False, True)],
+)
+def test_large_tables_are_folded(rows, columns, beside, folded):
+    names = [str(number) for number in range(columns)]
+    table = Table("t", "table", tuple(Column(name, name) for name in names), [dict.fromkeys(names, 1)] * rows)
+    parts = (PICTURES[0], table) if beside else (table,)
+    text = Page("page", "answer", (Section("part", parts),)).html()
+    assert text.count("<details") == folded and text.count("<tr>") == rows + 1

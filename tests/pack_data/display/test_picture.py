@@ -24,7 +24,6 @@ from pack_data.display.picture import (
     Tile,
     Tiles,
     drawings,
-    short,
     write,
     write_each,
 )
@@ -34,8 +33,8 @@ ODD = "a <b> & 'c' \"d\" </script> é"
 PICTURES = (
     Bars("Upward", ("one", "two"), Axis("slots"),
          (Series("a", (1.0, None)), Series("b", (2.0, 3.0), (1.5, 2.0), (4.0, 3.5)))),
-    Bars("Across", (ODD, "two"), Axis("slots"), (Series("a", (1.0, 4.0)), Series("rest", (2.0, 0.0), padding=True)),
-         stacked=True, across=True, ends=("x", "y")),
+    Bars("Across", (ODD, "two"), Axis("slots"), (Series("a", (1.0, 4.0)), Series("rest", (2.0, 0.0), role="padding")),
+         stacked=True, across=True, ends=("x", "y"), limit=("most", 6.0)),
     Bars("Edges", ("0 to 2", "2 to 8"), Axis("slots"), (Series("a", (1.0, 2.0)),),
          edges=(0.0, 2.0, 8.0), along="tokens", levels=(("mean", 3.0), ("median", 4.0))),
     Lines("Lines", Axis("x"), Axis("y"),
@@ -44,7 +43,7 @@ PICTURES = (
     Lines("Powers", Axis("devices", log=2), Axis("cycles", log=10), (Line("a", (1.0, 64.0), (0.02, 300.0)),)),
     HeatMap("Heat", ("r", ODD), ("2", "3"), ((0.0, 1.0), (None, 4.0)), ".1f", "depth", "packer"),
     Tiles("Tiles", Axis("slot"), Axis("slot"), ("a", "padding"), (Tile(0, 2, 0, 2, 0, ODD), Tile(2, 3, 2, 3, 1, "p")),
-          padding=(1,), square=True),
+          roles=("", "padding"), square=True),
     Tiles("Rows", Axis("cycle", skips=(Skip(1.0, 9.0, "alike"),)), Axis("IPU"), ("a",),
           (Tile(0, 10, 0.1, 0.9, 0, "x"),), rows=("IPU 0", "IPU 1")),
 )  # fmt: skip
@@ -52,7 +51,7 @@ PICTURES = (
 
 def drawn(each):
     """The SVG of one picture."""
-    return ElementTree.fromstring(drawings([each]).pictures[0])
+    return ElementTree.fromstring(drawings([each])[0])
 
 
 def shapes(root):
@@ -85,7 +84,7 @@ def test_each_has_a_file_and_a_size_for_a_paper(tmp_path):
     ]
     for path, each in zip(written, PICTURES):
         root = ElementTree.fromstring(path.read_bytes())
-        assert root.get("aria-label") == each.title and root.get("width") == f"{72 * picture.WIDTH:g}pt"
+        assert root.get("aria-label") == each.title and root.get("width") == f"{72 * 6.5:g}pt"
         assert root.find(f".//{SVG}text") is None  # fonts are paths
     (one,) = write_each(PICTURES[:1], tmp_path / "one.png")
     assert one.name == "one.png" and one.read_bytes().startswith(b"\x89PNG") and one.stat().st_size > 3000
@@ -126,8 +125,8 @@ def test_stacks_stand_on_each_other(stacks, across):
 @pytest.mark.parametrize("values, least", [((3.0, 5.0), 0.0), ((1.9, 2.0), 0.0), ((-1.0, 4.0), -1.0)])
 def test_the_axis_of_bars_holds_0(values, least):
     bars = Bars("b", ("one", "two"), Axis("slots"), (Series("a", values),))
-    assert bars.limits() == (least, max(values))
-    assert bars._replace(values=Axis("slots", most=2.0)).limits() == (least, 2.0)
+    assert bars._reach() == (least, max(values))
+    assert bars._replace(values=Axis("slots", most=2.0))._reach() == (least, 2.0)
 
 
 def test_what_is_pointed_at_says_its_number():
@@ -161,7 +160,7 @@ def test_what_is_empty_is_drawn_too():
         HeatMap("No row", (), (), (), ".1f", "", ""),
         Tiles("No tile", axis, axis, ("a",), ()),
     )
-    assert [shapes(ElementTree.fromstring(each)) for each in drawings(empty).pictures] == [[]] * len(empty)
+    assert [shapes(ElementTree.fromstring(each)) for each in drawings(empty)] == [[]] * len(empty)
 
 
 def test_a_skip_is_a_gap_of_the_axis():
@@ -171,9 +170,25 @@ def test_a_skip_is_a_gap_of_the_axis():
     assert [place(value) for value in (0.0, 30.0, 900.0, 950.0, 970.0, 1000.0)] == pytest.approx(expected)
 
 
-def test_pictures_of_a_page_share_their_letters():
-    found = drawings(PICTURES)
-    assert found.shared.count('id="DejaVuSans-') > 20 and not any("<path id=" in each for each in found.pictures)
+def test_pictures_of_a_page_have_its_letters_and_colours():
+    for each, text in zip(PICTURES, drawings(PICTURES)):
+        root = ElementTree.fromstring(text)
+        assert root.find(f".//{SVG}text") is not None
+        assert all(words != each.title for words in (text.text for text in root.iter(f"{SVG}text")))  # the page's own
+        styles = " ".join(part.get("style") or "" for part in root.iter())
+        assert not re.findall("#[0-9a-f]{6}", styles) and "var(--ink)" in styles
+
+
+def test_limits_and_levels_have_room():
+    bars = Bars("b", ("one",), Axis("MiB"), (Series("a", (5.0,)),), across=True, limit=("all that there is", 8.0))
+    assert bars._reach() == (0.0, 8.0)
+    assert bars._replace(limit=None, levels=(("twice", 10.0),))._reach() == (0.0, 10.0)
+    for across in (True, False):
+        axes = picture._figure([bars._replace(across=across)], []).axes[0]
+        ends = axes.get_xlim() if across else axes.get_ylim()
+        line = [each for each in axes.lines if each.get_color() == picture.COLOURS["limit"][0]]
+        assert len(line) == 1 and set(line[0].get_xdata() if across else line[0].get_ydata()) == {8.0} and ends[1] > 8.0
+        assert [words.get_text() for words in axes.get_legend().get_texts()] == ["a", "all that there is"]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +196,7 @@ def test_pictures_of_a_page_share_their_letters():
     [(0, "0"), (0.02, "0.02"), (1500, "1,500"), (9999.4, "9,999"), (20_000, "20 k"), (1.5e6, "1.5 M"), (-3e9, "-3 G")],
 )
 def test_short_numbers(value, text):
-    assert short(value) == text
+    assert picture._short(value) == text
 
 
 def test_thinning_keeps_the_extremes():
@@ -208,15 +223,60 @@ def test_a_heat_map_takes_values_below_0():
     assert len(shapes(drawn(heat._replace(values=((-1.0, None, -2.0),))))) == 2
 
 
+def linear(colour):
+    """Red, green and blue of a colour as light, 0 to 1."""
+    found = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in found]
+
+
+def luminance(light):
+    return sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), light))
+
+
 def lightness(colour):
     """L* of a colour, 0 to 100 (CIE 1976)."""
-    linear = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in linear]
-    light = sum(weight * each for weight, each in zip((0.2126, 0.7152, 0.0722), linear))
+    light = luminance(linear(colour))
     return 116 * light ** (1 / 3) - 16 if light > 0.008856 else 903.3 * light
 
 
 def test_neighbouring_colours_differ_in_grey():
-    light = [lightness(fill) for fill in picture.FILLS]
-    assert all(abs(one - other) >= 12 for one, other in zip(light, light[1:])), light
-    assert len(set(picture.DASHES)) == len(picture.FILLS)
+    for names in (picture._PLAIN, (*picture.SEQUENCES, "padding")):
+        light = [lightness(picture.COLOURS[name][0]) for name in names]
+        assert all(abs(one - other) >= 12 for one, other in zip(light, light[1:])), light
+    assert len(set(picture.DASHES)) == len(picture._PLAIN)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_colours_are_seen_on_their_page(scheme):
+    """Contrast by WCAG 2: 4.5 for words, 3 for what is drawn; padding is what is not there."""
+    page = luminance(linear(picture.COLOURS["page"][scheme])) + 0.05
+    for name, pair in picture.COLOURS.items():
+        own = luminance(linear(pair[scheme])) + 0.05
+        least = {"page": 1.0, "line": 1.2, "padding": 1.5, **dict.fromkeys(("ink", "soft", "link"), 4.5)}.get(name, 3.0)
+        assert max(own, page) / min(own, page) >= least, name
+
+
+# What is left of light for eyes without the cones of red, or of green: Vienot, Brettel and Mollon (1999), linear RGB.
+PROTAN = ((0.11238, 0.88762, 0.0), (0.11238, 0.88762, 0.0), (0.00401, -0.00401, 1.0))
+DEUTAN = ((0.29275, 0.70725, 0.0), (0.29275, 0.70725, 0.0), (-0.02234, 0.02234, 1.0))
+
+
+def lab(light):
+    """CIE L*a*b* of linear RGB, under D65."""
+    to_xyz = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    xyz = [sum(a * b for a, b in zip(row, light)) / white for row, white in zip(to_xyz, (0.9505, 1.0, 1.089))]
+    x, y, z = (each ** (1 / 3) if each > 0.008856 else 7.787 * each + 16 / 116 for each in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("eyes", [((1, 0, 0), (0, 1, 0), (0, 0, 1)), PROTAN, DEUTAN], ids=["all", "no red", "no green"])
+def test_sequences_and_padding_stay_apart_for_every_reader(eyes, scheme):
+    """A difference of 2.3 is just seen."""
+    seen = {}
+    for name in ("first", "second", "third", "padding"):
+        light = linear(picture.COLOURS[name][scheme])
+        seen[name] = lab([max(0.0, sum(a * b for a, b in zip(row, light))) for row in eyes])
+    for one in seen:
+        for other in seen:
+            assert one == other or sum((a - b) ** 2 for a, b in zip(seen[one], seen[other])) ** 0.5 > 20, (one, other)

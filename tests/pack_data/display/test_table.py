@@ -18,9 +18,9 @@ from pack_data.display.table import (
     Column,
     Part,
     Table,
+    _padded,
     account,
     as_csv,
-    padded,
     text_table,
     wrapped,
 )
@@ -136,7 +136,7 @@ CELL = st.text("ab1 ", max_size=6)
     st.sets(st.integers(0, 3)),
 )
 def test_a_column_has_one_width_and_keeps_its_cells(rows, left):
-    made = padded(rows, left=left)
+    made = _padded(rows, left=left)
     for column in range(len(rows[0])):
         widths = {len(row[column]) for row in made}
         assert widths == {max(len(row[column]) for row in rows)}

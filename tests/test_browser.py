@@ -1,0 +1,158 @@
+"""The pages in a real browser: `make test-pages`, which needs chromium; `make test` skips and counts all of this."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.pages import Browser
+from tests.tiny_runs import tiny_data
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("PAGES"), reason="a browser opens the pages in `make test-pages`"),
+    pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on the path (apt-get install chromium)"),
+]
+
+PHONE, DESK = (390, 844), (1600, 1000)
+
+# What cannot be read: [words, contrast] of each text whose contrast with what lies below it is under 4.5 (AA).
+FAINT = """(() => {
+  const numbers = text => (text.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+  const over = (front, share, back) => front.slice(0, 3).map((each, n) => share * each + (1 - share) * back[n]);
+  const linear = each => each <= 10.31 ? each / 3294.6 : ((each / 255 + 0.055) / 1.055) ** 2.4;
+  const light = rgb => 0.2126 * linear(rgb[0]) + 0.7152 * linear(rgb[1]) + 0.0722 * linear(rgb[2]) + 0.05;
+  const page = numbers(getComputedStyle(document.body).backgroundColor);
+  const found = [];
+  let read = 0;
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].filter(each => each.nodeType === 3);
+    const words = own.map(each => each.textContent).join("").trim();
+    const box = element.getBoundingClientRect();
+    if (!words || !box.width || element.matches("title, style, script")) continue;
+    const style = getComputedStyle(element), drawn = element.matches("svg *");
+    let back = page;
+    if (drawn) {
+      const below = document.elementsFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+      const shape = below.find(each => each.matches("svg path, svg use") && getComputedStyle(each).fill !== "none");
+      if (shape) {
+        const fill = getComputedStyle(shape);
+        back = over(numbers(fill.fill), Number(fill.fillOpacity) * Number(fill.opacity), page);
+      }
+    } else {
+      for (let each = element; each; each = each.parentElement) {
+        const colour = numbers(getComputedStyle(each).backgroundColor);
+        if (colour.length < 4 || colour[3] > 0) { back = colour; break; }
+      }
+    }
+    const pair = [light(numbers(drawn ? style.fill : style.color)), light(back)].sort((a, b) => b - a);
+    read += 1;
+    if (pair[0] / pair[1] < 4.5) found.push([words, pair[0] / pair[1]]);
+  }
+  return {found, read};
+})()"""
+BOTTOMS = """["h1", ".answer", "dl", "header figure"].map(each => {
+  const found = document.querySelector(each);
+  return found ? found.getBoundingClientRect().bottom : 0;
+})"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+def lengths(folder):
+    path = folder / "lengths.npy"
+    np.save(path, np.minimum(64, np.random.default_rng(3).gamma(1.0, 9.0, 900).astype(int) + 2))
+    return ["look", path, "--depth", "unlimited"]
+
+
+def run(folder):
+    """A pre-training as its files say, compared with unpacked rows."""
+    counts = dict(packs=4, sequences=8, tokens=380)
+    log = [dict(step=n, loss=9 / n, mlm_loss=8 / n, seconds=0.5 + 1 / n, **counts) for n in range(1, 30)]
+    evaluation = [dict(step=n, loss=9 / n, mlm_loss=8 / n, mlm_accuracy=n / 99, seconds=1.0, **counts) for n in (9, 29)]
+    constant = dict(most_frequent_token_accuracy=0.05, unigram_loss=5.0)
+    sides = dict(packed_sequences_per_second=90.0, unpacked_sequences_per_second=48.0, packing_factor=2.0)
+    sides.update(speedup=1.875, speedup_quartiles=[1.8, 1.9], updates=5, loss_difference=0.0, gradient_difference=1e-7)
+    made = folder / "run"
+    made.mkdir()
+    for name, lines in (("log.jsonl", log), ("evaluation.jsonl", evaluation)):
+        (made / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = dict(task="pretraining", held_out={**evaluation[-1], **constant}, compare_unpacked=sides)
+    (made / "summary.json").write_text(json.dumps(summary))
+    (made / "environment.json").write_text(
+        json.dumps({"device": "CPU", "commit": "9de14421137d2044e972c3c0a124d25aa1"})
+    )
+    (made / "config.yml").write_text(yaml.safe_dump({"data": {"max_sequence_length": 100}}))
+    return ["look", made]
+
+
+PAGES = {
+    "histogram": lambda folder: ["look", "wikipedia_512"],
+    "lengths": lengths,
+    "data set": lambda folder: ["look", tiny_data(folder / "data")],
+    "run": run,
+    "report": lambda folder: ["report"],
+    "part of a report": lambda folder: ["report", "--table", "operators", "--packing-factor", "1.996"],
+}
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def page(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    path = folder / "page.html"
+    command = [sys.executable, "-m", "ipu_packed_bert", *PAGES[request.param](folder), "--html", path]
+    subprocess.run(list(map(str, command)), check=True, cwd=Path(__file__).parents[1])
+    return path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_a_page_is_silent_asks_for_nothing_fits_and_can_be_read(browser, page, size, scheme):
+    browser.open(page, width=size[0], height=size[1], scheme=scheme)
+    title, answer, figures, picture = browser.of(BOTTOMS)
+    assert 0 < title < answer <= size[1] and figures <= size[1]
+    assert 0 < picture <= size[1] or size == PHONE  # where the picture comes next
+    browser.of("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    assert browser.of("document.documentElement.scrollWidth") <= size[0]
+    assert browser.of("document.querySelectorAll('figure svg').length") >= 4
+    height = browser.of("document.documentElement.scrollHeight")
+    browser.resize(size[0], height)  # what lies below a text is known where it is seen
+    contrast = browser.of(FAINT)
+    assert contrast["found"] == [] and contrast["read"] > 100
+    assert browser.said == [] and browser.asked == [page.as_uri()]
+
+
+def test_links_lead_to_their_sections(browser, page):
+    browser.open(page, width=PHONE[0], height=PHONE[1])
+    links = browser.of("[...document.querySelectorAll('a')].map(each => each.getAttribute('href'))")
+    assert len(links) >= 2
+    for number, link in enumerate(links):
+        browser.of(f"document.querySelectorAll('a')[{number}].click()")
+        assert browser.of("location.hash") == link
+        top, height = browser.of("[document.querySelector(location.hash).getBoundingClientRect().top, innerHeight - 2]")
+        assert -1 <= top < height  # scrolled to
+
+
+def test_what_is_wrong_is_seen(browser, tmp_path):
+    wrong = tmp_path / "wrong.html"
+    wrong.write_text(
+        "<body style='background: #fff; color: #000'><p>clear</p><p style='color: #999'>faint</p><img src='none.png'>"
+        "<div style='width: 700px'>wide</div><svg><path d='M0 0H200V99H0z' fill='#777'/><text y='40'>drawn</text></svg>"
+        "<script>console.error('complaint')</script>"
+    )
+    browser.open(wrong, width=PHONE[0], height=PHONE[1])
+    assert any("complaint" in each for each in browser.said) and any("none.png" in each for each in browser.asked)
+    contrast = browser.of(FAINT)
+    assert [words for words, _ in contrast["found"]] == ["faint"] and contrast["read"] == 4
+    assert browser.of("document.documentElement.scrollWidth") > PHONE[0]
+    browser.of("document.querySelector('path').setAttribute('fill', '#555')")
+    assert [words for words, _ in browser.of(FAINT)["found"]] == ["faint", "drawn"]
