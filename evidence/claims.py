@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 
 from evidence.runner import Cell
-from evidence.statistics import LEVEL, equivalence, holm, power, students
+from evidence.statistics import LEVEL, Interval, equivalence, holm, power, students
 from evidence.training_shown import METRICS, TrainingShown
 from evidence.writer import Shown, bars, small
 from pack_data.cli.command import counted
@@ -91,7 +91,8 @@ def _equivalence(claim: Mapping[str, Any], results: Results) -> Finding:
     ):
         return _NOTHING
     assert isinstance(shown, TrainingShown) and isinstance(pilot, TrainingShown)
-    lines, kept, fails, p, strength, drawn = [], True, False, 0.0, 1.0, {}
+    lines, kept, fails, p, strength = [], True, False, 0.0, 1.0
+    drawn: Dict[str, Dict[str, Optional[Interval]]] = {}
     for metric, margin in claim["margins"].items():
         values = shown.differences(first, second, metric, claim["seeds"])
         found = students(values)

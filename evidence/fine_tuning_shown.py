@@ -62,8 +62,8 @@ class FineTuningShown(Shown):
         rows = self.lasts(task, PACKED)
         if not rows:
             return None
-        different = (sum(row[f"answered_{way}"]["different"] for row in rows) for way in (PACKED, NO_MASK))
-        return Answers(*different, sum(row[f"answered_{PACKED}"]["answers"] for row in rows))
+        packed, no_mask = (sum(row[f"answered_{way}"]["different"] for row in rows) for way in (PACKED, NO_MASK))
+        return Answers(packed, no_mask, sum(row[f"answered_{PACKED}"]["answers"] for row in rows))
 
     # ---- the same updates
 

@@ -101,8 +101,9 @@ def ratio(values: Sequence[float]) -> Interval:
     """
     if min(values) <= 0:
         return Interval(float(np.median(values)), 0.0, float("inf"), len(values))
-    mean, low, high, rounds = students(np.log(np.asarray(values, dtype=np.float64)).tolist())
-    return Interval(*(float(np.exp(each)) for each in (mean, low, high)), rounds)
+    found = students(np.log(np.asarray(values, dtype=np.float64)).tolist())
+    mean, low, high = (float(np.exp(each)) for each in found[:3])
+    return Interval(mean, low, high, found.seeds)
 
 
 def median_interval(values: Sequence[float]) -> Interval:

@@ -28,7 +28,7 @@ class TrainingShown(Shown):
     def value(self, arm: str, seed: int, metric: str) -> float:
         """Of the last measurement, over all scored sequences."""
         row = self.cells[Cell(arm, seed)][-1]
-        return float(row.get(f"all_{metric}", row[metric]))
+        return float(row[f"all_{metric}"] if f"all_{metric}" in row else row[metric])
 
     def differences(self, first: str, second: str, metric: str, seeds: Optional[Sequence[int]] = None) -> List[float]:
         """Of the first arm from the second one, seed by seed. KeyError where a cell is missing."""
@@ -122,12 +122,11 @@ class UpdatesShown(TrainingShown):
     def apart(self, first: str, second: str) -> Tuple[np.ndarray, np.ndarray]:
         """Along the runs: updates and |difference| of the loss, [seeds, points]."""
         seeds = self.common(first, second)
-        columns = [
-            [[row[name] for row in self.cells[Cell(arm, seed)]] for seed in seeds]
-            for arm, name in ((first, "step"), (first, "loss"), (second, "loss"))
-        ]
-        steps, one, other = map(np.array, columns)
-        return steps, np.abs(one - other)
+
+        def of(arm: str, name: str) -> np.ndarray:
+            return np.array([[row[name] for row in self.cells[Cell(arm, seed)]] for seed in seeds])
+
+        return of(first, "step"), np.abs(of(first, "loss") - of(second, "loss"))
 
     def pictures(self) -> Dict[str, Sequence[Picture]]:
         pairs = {
