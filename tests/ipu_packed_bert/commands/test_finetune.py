@@ -206,26 +206,6 @@ def test_a_resumed_run_may_change_what_is_harmless_or_allowed(tmp_path, checkpoi
     assert noted in text and "allowed   optimizer.weight_decay 0.01 -> 0.02\n" in text
 
 
-def test_a_resumed_run_says_that_the_file_of_its_own_task_was_changed(tmp_path, checkpoint, capsys):
-    own = tmp_path / "own_task.py"
-    own.write_text(
-        "from ipu_packed_bert.settings.finetuning import TokensConfig\n"
-        "from ipu_packed_bert.tasks.tokens import TokensTask\n\n"
-        "class Own(TokensTask):\n    settings = TokensConfig\n"
-    )
-    training = training_file(tmp_path, "tokens")
-    config = tiny_config(checkpoint, training, task="tokens", run={"epochs": 1})
-    (tmp_path / "own.yml").write_text(config.to_yaml().replace("name: tokens", f"name: {own}:Own"))
-    run = tmp_path / "run"
-    assert command("--config", tmp_path / "own.yml", "--out", run, "--trust-task", own) == 0
-    longer = ["--set", "optimizer.schedule_steps=1000", "--set"]
-    assert command("--resume", run, *longer, "run.epochs=2") == 0
-    assert "the file was changed" not in capsys.readouterr().out
-    own.write_text(own.read_text() + "\n")
-    assert command("--resume", run, *longer, "run.epochs=3", "--trust-task", own) == 0
-    assert f"task      {own}:Own: the file was changed after this run began" in capsys.readouterr().out
-
-
 def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, capsys, monkeypatch):
     run = tmp_path / "run"
     config = written(tmp_path, checkpoint, run={"checkpoint_every": 1, "evaluate_every": 1})
