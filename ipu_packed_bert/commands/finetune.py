@@ -11,7 +11,6 @@ from ipu_packed_bert.processes.ranks import Processes
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, load_config
 from ipu_packed_bert.settings.user_task import trust_what_was_named
 from pack_data.cli.command import ArgumentParser, typed
-from pack_data.lengths.factors import parse_factor
 
 if TYPE_CHECKING:
     from ipu_packed_bert.planning.plan import RunPlan
@@ -24,15 +23,6 @@ class _Finetune(Training[FinetuneConfig]):
         add_which_run(parser, named="finetune_squad_packed", finished="; a finished one is evaluated again")
         parser.add_argument(
             "--data-dir", type=Path, metavar="DIR", help="folder in which the data files of the configuration lie"
-        )
-        parser.add_argument(
-            "--plan", action="store_true", help="print what would run and where, without a device, and stop"
-        )
-        parser.add_argument(
-            "--packing-factor",
-            type=parse_factor,
-            metavar="P",
-            help="sequences in a row for --plan, while the files are not there",
         )
         add_run_options(parser, setting="data.packer=none")
         add_trust(parser)

@@ -35,15 +35,6 @@ class _Pretrain(Training[Config]):
             action="store_true",
             help="where there are no IPUs, run the configuration in full, without its without_ipus block",
         )
-        parser.add_argument(
-            "--packing-factor",
-            type=float,
-            metavar="P",
-            help="sequences per pack for --plan, while the data set is not built yet",
-        )
-        parser.add_argument(
-            "--plan", action="store_true", help="print what would run and where, without a device, and stop"
-        )
         add_run_options(parser, setting="batch.micro_batch=4")
         args = parse_run(parser, argv, {"data": "data.directory", "steps": "run.steps"})
         if args.resume and args.whole:

@@ -17,6 +17,7 @@ from ipu_packed_bert.processes.ranks import Processes, joined
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.settings.shipped import config_file, refuse_no_run
+from pack_data.lengths.factors import parse_factor
 
 if TYPE_CHECKING:
     from ipu_packed_bert.planning.plan import RunPlan
@@ -82,6 +83,15 @@ def add_run_options(parser: argparse.ArgumentParser, *, setting: str) -> None:
         default=[],
         metavar="KEY[,KEY]",
         help="with --resume: settings that may differ from the checkpoint's although that changes the experiment",
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="print what would run and where, without a device, and stop"
+    )
+    parser.add_argument(
+        "--packing-factor",
+        type=parse_factor,
+        metavar="P",
+        help="sequences in a row for --plan, while the data are not there",
     )
     parser.add_argument(
         "--show-config", action="store_true", help="print every setting and where it comes from, and stop"

@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Union
 
-from pack_data.reading.fields import Fields, parse_json, read_json
+from pack_data.reading.fields import Fields, parse_json
 from pack_data.reading.files import open_regular
 
 LOG, EVALUATIONS = "log.jsonl", "evaluation.jsonl"
 CONFIG, ENVIRONMENT, LOCK = "config.yml", "environment.json", "lock"
 CHECKPOINTS = "checkpoints"
-ALLOWED = "allowed_changes"  # in the environment of a resumption
 COUNTS = ("packs", "sequences", "tokens")  # of a batch, in every record of a log
 SUMMARY, PICTURE = "summary.json", "run.png"
 _LONGEST_LINE = 1 << 20  # of a log, in bytes; one has some hundred
@@ -25,25 +24,6 @@ MODEL = "model"  # of fine-tuning
 def environment_of(first_step: int) -> str:
     """The file that says what a run was begun, or resumed after ``first_step`` updates, with."""
     return f"environment-from-step-{first_step}.json" if first_step else ENVIRONMENT
-
-
-def allowed_before(folder: Union[str, Path], first_step: int) -> Dict[str, Any]:
-    """Changed settings that a resumption from the same step allowed, and their values; empty where nothing says so."""
-    return _of_environment(folder, environment_of(first_step), ALLOWED)
-
-
-def begun_with(folder: Union[str, Path]) -> Dict[str, Any]:
-    """The data that a run was begun with; empty where nothing says so."""
-    return _of_environment(folder, ENVIRONMENT, "data")
-
-
-def _of_environment(folder: Union[str, Path], file: str, name: str) -> Dict[str, Any]:
-    try:
-        found = read_json(Path(folder, file), way_out="")
-    except (OSError, ValueError):
-        return {}
-    value = found.get(name) if isinstance(found, dict) else None
-    return value if isinstance(value, dict) else {}
 
 
 def _note(text: str) -> None:

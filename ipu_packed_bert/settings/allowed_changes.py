@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from types import MappingProxyType
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar, get_type_hints
+from typing import Any, Collection, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar, get_type_hints
 
 from ipu_packed_bert.settings.reader import (
     DEFAULT,
@@ -80,11 +79,6 @@ class Changes(NamedTuple):
         return [f"{label:<9} {text}" for label, text in parts if text]
 
     @property
-    def allowed_values(self) -> Dict[str, Any]:
-        """For the run's environment, so that a run that is killed before its next checkpoint can be resumed as is."""
-        return {change.key: change.after for change in self.allowed}
-
-    @property
     def other_batch(self) -> bool:
         """Whether an update may hold another number of packs."""
         return any(change.key.startswith(_BATCH) for change in self.allowed)
@@ -110,18 +104,10 @@ def check_allowed(texts: Sequence[str], sections: Mapping[str, Any]) -> Tuple[st
     return keys
 
 
-def compare(
-    run: str,
-    stored: str,
-    config: Configuration,
-    *,
-    allowed: Collection[str] = (),
-    before: Mapping[str, Any] = MappingProxyType({}),
-) -> Changes:
+def compare(run: str, stored: str, config: Configuration, *, allowed: Collection[str] = ()) -> Changes:
     """How ``config`` differs from ``stored``, the YAML in the checkpoint of ``run``.
 
-    allowed: settings whose change is wanted.  before: values that were allowed when the run was last resumed from this
-    checkpoint; they still are.
+    allowed: settings whose change is wanted.
     Raises ConfigError, with every such difference, where one is neither harmless nor allowed.
     """
     then = stored_config(run, stored, config)
@@ -132,7 +118,7 @@ def compare(
             refused.append(f"{_stated(change, config)}; {NEVER[key]}")
         elif key in HARMLESS:
             noted.append(change)
-        elif key in allowed or (key in before and before[key] == change.after):
+        elif key in allowed:
             wanted.append(change)
         else:
             refused.append(f"{_stated(change, config)}; take it back, or allow it: --allow-change {key}")

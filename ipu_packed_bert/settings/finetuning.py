@@ -310,19 +310,8 @@ def _rules(config: FinetuneConfig) -> Rules:
         ),
         *shared_rules(config),
         (
-            "placement.embedding_serialization_factor",
-            config.placement.embedding_serialization_factor > 1,
-            f"placement.embedding_serialization_factor is {config.placement.embedding_serialization_factor}; must be 1 "
-            "in fine-tuning, whose heads have no product with the vocabulary",
-        ),
-        (
             "engine.offline_export data.training",
             config.engine.offline_export is not None and data.training is None,
             "engine.offline_export compiles a training program; data.training must not be null",
-        ),
-        (
-            "engine.half_logits",
-            config.engine.half_logits,
-            "engine.half_logits is true; must be false in fine-tuning, which has no masked tokens",
         ),
     ]

@@ -59,40 +59,23 @@ def derived_tree(path: Union[str, Path], base_tree: Any) -> Optional[Any]:
         return None
     tree = base_tree(derived.base)
     for entry in derived.entries:
-        tree = _pruned(_renamed(tree, entry.get("words", {})), entry.get("without", ()))
         tree = merged(tree, entry["settings"])
     return tree
 
 
 def merged(base: Any, tree: Any) -> Any:
-    """`base` with the values of `tree` in their places, section by section; `times 4` is the base's value times 4."""
-    if isinstance(tree, str) and tree.startswith("times ") and isinstance(base, int):
-        return int(base * float(tree[len("times ") :]))
+    """`base` with the values of `tree` in their places, section by section.
+
+    `times 4` is the base's value times 4, `replace a b` has b for each a of the base's text.
+    """
+    word, *others = tree.split() if isinstance(tree, str) else ("",)
+    if word == "times" and isinstance(base, int):
+        return int(base * float(others[0]))
+    if word == "replace" and isinstance(base, str):
+        return base.replace(others[0], others[1])
     if not isinstance(base, dict) or not isinstance(tree, dict):
         return tree
     return {**base, **{key: merged(base.get(key), value) for key, value in tree.items()}}
-
-
-def _renamed(tree: Any, words: Mapping[str, str]) -> Any:
-    """`tree` with the words replaced in the names of folders."""
-    if not isinstance(tree, dict):
-        return tree
-    for former, word in words.items():
-        tree = {
-            key: value.replace(former, word) if key == "directory" else _renamed(value, words)
-            for key, value in tree.items()
-        }
-    return tree
-
-
-def _pruned(tree: Any, keys: Any) -> Any:
-    """`tree` without these keys, each a path such as without_ipus.data.packer."""
-    for key in keys:
-        first, _, rest = key.partition(".")
-        if first in tree:
-            inner = {first: _pruned(tree[first], [rest])} if rest else {}
-            tree = {**{name: value for name, value in tree.items() if name != first}, **inner}
-    return tree
 
 
 def config_file(name: str) -> Path:

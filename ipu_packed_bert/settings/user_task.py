@@ -14,13 +14,12 @@ import sys
 import zlib
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, Sequence, Set, Union
+from typing import Any, Sequence, Set, Union
 
 from ipu_packed_bert.settings.reader import peek
 from pack_data.reading.files import read_regular, write_atomically
 
 PATTERN = r"(.+\.py):(\w+)"
-SHA256 = "task_sha256"  # of the file, among the data of a run's environment
 _MOST_BYTES = 1 << 24  # of a file of Python
 _trusted: Set[str] = set()  # the sha256 of what this process may run
 
@@ -75,11 +74,6 @@ def own_class(name: str) -> Any:
     if lacking:
         raise ValueError(f"task.name is {name}; the class {kind} of {path} lacks {lacking}: write what is missing")
     return found
-
-
-def recorded(name: str) -> Dict[str, str]:
-    """The checksum of an own task's file, by which a resumed run notices a change; nothing of other tasks."""
-    return {SHA256: _sha256(_content(_file_of(name)))} if is_own(name) else {}
 
 
 def _file_of(name: str) -> str:

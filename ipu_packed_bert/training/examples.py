@@ -18,7 +18,6 @@ from ipu_packed_bert.settings.allowed_changes import stored_config
 from ipu_packed_bert.settings.finetuning import FinetuneConfig
 from ipu_packed_bert.settings.pretraining import ConfigError
 from ipu_packed_bert.settings.schema import schedule_too_short
-from ipu_packed_bert.settings.user_task import recorded
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExampleTask, Tokenizer
 from ipu_packed_bert.tasks.files import located
@@ -85,7 +84,6 @@ class ExamplesRun(Prepared[FinetuneConfig]):
             "sequences": packing.sequences,
             "algorithm": packing.algorithm,
             **self.vocabulary.recorded,
-            **recorded(self.config.task.name),
         }
 
     @property

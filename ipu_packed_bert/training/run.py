@@ -23,12 +23,11 @@ from ipu_packed_bert.engine import EngineChoice, build_engine, choose_engine
 from ipu_packed_bert.engine.base import Engine, saved_by
 from ipu_packed_bert.processes.ranks import Processes, flat
 from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_newest
-from ipu_packed_bert.run_files.folder import ALLOWED, CHECKPOINTS, allowed_before, begun_with
+from ipu_packed_bert.run_files.folder import CHECKPOINTS
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.allowed_changes import Changes, check_allowed, compare
 from ipu_packed_bert.settings.launch_lines import compiled_words
 from ipu_packed_bert.settings.schema import Configuration
-from ipu_packed_bert.settings.user_task import SHA256, recorded
 from ipu_packed_bert.tasks.task import Task
 from ipu_packed_bert.training.log import (
     RunLog,
@@ -51,8 +50,6 @@ class Beginning(NamedTuple):
     folder: str = ""  # the run that checkpoint or weights are of
     checkpoint: Optional[Checkpoint] = None
     weights: Optional[Checkpoint] = None
-    allowed: Mapping[str, Any] = {}  # run_folder.allowed_before of the checkpoint
-    own_task: Optional[str] = None  # sha256 of the file of the task, where the run has one of its own
 
     @property
     def step(self) -> int:
@@ -72,7 +69,7 @@ def beginning(resume: Optional[str], start_from: Optional[str] = None) -> Beginn
             f"{resume}: weights that were imported, not a run to resume; --config FILE --start-from {resume} begins one"
             " from them"
         )
-    return Beginning(resume, found, None, allowed_before(resume, found.step), begun_with(resume).get(SHA256))
+    return Beginning(resume, found)
 
 
 def _first_look(args: argparse.Namespace, opened: contextlib.ExitStack) -> Beginning:
@@ -188,14 +185,12 @@ class Prepared(abc.ABC, Generic[C]):
                 log.evaluation(outcome.step, found)
         return outcome
 
-    def _train_and_write(self, args: argparse.Namespace, begin: Beginning, changes: Changes) -> int:
+    def _train_and_write(self, args: argparse.Namespace, begin: Beginning) -> int:
         """The updates, in a run's folder; the exit status."""
         config, engine = self.config, self.engine
         written = environment(
             device=engine.description, seed=config.run.seed, data=self._data, command=[sys.executable, *sys.argv]
         )
-        if changes.allowed:
-            written[ALLOWED] = changes.allowed_values
         with open_run_folder(args.resume or args.out, config, first_step=begin.step, environment=written) as folder:
             print(f"run       {folder}{f', from {self.unit} {begin.step:,}' if begin.step else ''}", flush=True)
             log = RunLog(
@@ -256,15 +251,13 @@ def _run(
     config = kind._on_this_machine(config.on_engine(choice.kind), begun)
     changes, allowed = Changes(), check_allowed(args.allow_change, config.sections)
     if begin.checkpoint:
-        changes = compare(begin.folder, begin.checkpoint.config, config, allowed=allowed, before=begin.allowed)
+        changes = compare(begin.folder, begin.checkpoint.config, config, allowed=allowed)
     done = kind._nothing_left(config, begin)
     if done:
         print(done)
         return 0
     for line in changes.lines:
         print(line)
-    if begin.own_task is not None and {SHA256: begin.own_task} != recorded(config.task.name):
-        print(f"task      {config.task.name}: the file was changed after this run began; it goes on with the new one")
     if choice.kind == "host":
         keep_buffers()
     made = kind.make(config, begun)
@@ -280,7 +273,7 @@ def _run(
     made.load(begin, same_batch=not changes.other_batch)
     if made.engine.share[0]:  # the first process writes for all
         return made.trained(Log(), None, begin.step).status
-    return made._train_and_write(args, begin, changes)
+    return made._train_and_write(args, begin)
 
 
 def _print_other_ranks(checkpoint: Checkpoint, processes: Processes) -> None:

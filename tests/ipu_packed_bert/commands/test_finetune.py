@@ -116,10 +116,8 @@ def test_a_run_writes_all_it_should(tmp_path, checkpoint, capsys):
     assert command("--resume", run, "--set", "run.epochs=4", "--set", longer) == 0
     rates = [record["learning_rate"] for record in read_log(run / "log.jsonl")]
     assert rates[:updates] == [record["learning_rate"] for record in records]
-    assert (
-        f"update {updates + 1} has a learning rate of {rates[updates]:.3g}, it would have been 0"
-        in capsys.readouterr().out
-    )
+    noted = f"noted     optimizer.schedule_steps {updates} -> {2 * updates}, run.epochs 2 -> 4\n"
+    assert noted in capsys.readouterr().out and rates[updates] > 0
     after = read_folder(run / "model").weights
     assert set(after) == set(weights_of(run)) and not torch.equal(
         before["qa_outputs.weight"], after["qa_outputs.weight"]
@@ -204,26 +202,6 @@ def test_a_resumed_run_may_change_what_is_harmless_or_allowed(tmp_path, checkpoi
     text = capsys.readouterr().out
     noted = "noted     optimizer.schedule_steps 5 -> 1000, run.keep_checkpoints 1 -> 3, run.epochs 1 -> 2\n"
     assert noted in text and "allowed   optimizer.weight_decay 0.01 -> 0.02\n" in text
-
-
-def test_a_resumed_run_says_that_the_file_of_its_own_task_was_changed(tmp_path, checkpoint, capsys):
-    own = tmp_path / "own_task.py"
-    own.write_text(
-        "from ipu_packed_bert.settings.finetuning import TokensConfig\n"
-        "from ipu_packed_bert.tasks.tokens import TokensTask\n\n"
-        "class Own(TokensTask):\n    settings = TokensConfig\n"
-    )
-    training = training_file(tmp_path, "tokens")
-    config = tiny_config(checkpoint, training, task="tokens", run={"epochs": 1})
-    (tmp_path / "own.yml").write_text(config.to_yaml().replace("name: tokens", f"name: {own}:Own"))
-    run = tmp_path / "run"
-    assert command("--config", tmp_path / "own.yml", "--out", run, "--trust-task", own) == 0
-    longer = ["--set", "optimizer.schedule_steps=1000", "--set"]
-    assert command("--resume", run, *longer, "run.epochs=2") == 0
-    assert "the file was changed" not in capsys.readouterr().out
-    own.write_text(own.read_text() + "\n")
-    assert command("--resume", run, *longer, "run.epochs=3", "--trust-task", own) == 0
-    assert f"task      {own}:Own: the file was changed after this run began" in capsys.readouterr().out
 
 
 def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, capsys, monkeypatch):

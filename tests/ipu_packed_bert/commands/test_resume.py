@@ -170,7 +170,7 @@ def test_fewer_steps_leave_the_schedule_and_the_rest_follows_bit_for_bit(tiny, u
     suggested = advice(capsys.readouterr().out)
     assert suggested == ["--resume", str(folder), "--steps", "12"]
     assert pretrain.main(suggested + ["--set", "run.evaluate_every=5"]) == 0
-    assert "schedule" not in capsys.readouterr().out
+    assert "noted     run.evaluate_every 0 -> 5, run.steps 3 -> 12\n" in capsys.readouterr().out
     assert results(folder) == results(undisturbed)
 
 

@@ -83,6 +83,7 @@ def test_a_number_times_another_is_of_the_base_alone():
     base = {"batch": {"micro_batch": 8, "kept": 1}}
     assert merged(base, {"batch": {"micro_batch": "times 0.25"}}) == {"batch": {"micro_batch": 2, "kept": 1}}
     assert merged({}, {"batch": {"micro_batch": "times 4"}}) == {"batch": {"micro_batch": "times 4"}}
+    assert merged({"a": "data/packed_1"}, {"a": "replace packed unpacked"}) == {"a": "data/unpacked_1"}
 
 
 def test_every_entry_of_the_derived_ones_changes_something():
