@@ -50,7 +50,7 @@ def compare_layouts(
     dropout = config.model.hidden_dropout > 0.0
     sides = side_by_side(engine, [pair] * rounds, bar=bar, dropout=dropout, unpacked_by=other)
     assert sides is not None  # the host engine takes any shape
-    found = {
+    found: Dict[str, Any] = {
         "ranks": processes.size,
         "slots": work.slots,
         "precision": config.engine.precision,

@@ -34,11 +34,11 @@ def use_padding_free(
     longest: tokens of the longest example in training, and row: those that a batch joins, as for `check_no_leak`, which
     every choice passes.
     attention: only this implementation.  By default flash attention if the model was loaded with it, then ours, then
-    the library's own way with the attention the model has: boundaries found in position_ids, then a mask for all
-    layers.  Ours and the library's are tried without seq_idx and with it, which layers other than attention may use.
+    the library's own way with the attention the model has: boundaries found in position_ids.  Ours and the library's
+    are tried without seq_idx and with it, which layers other than attention may use.
     The model's key cache is switched off, as with it the library looks for no boundaries.
-    What needs a mask of all tokens by all tokens is taken only where `attention` names it, now or before; a warning
-    says what memory that takes.
+    The library's masks of all tokens by all tokens are taken only where `attention` names eager or sdpa, now or before;
+    a warning says what memory that takes.
 
     Raises ValueError where nothing is right; the model then stays as it was.
     """
@@ -108,7 +108,6 @@ def _candidates(loaded: str, attention: Optional[str]) -> List[Choice]:
     for kind in dict.fromkeys([attention or loaded, "eager"]):
         if kind != NAME and "flash" not in kind:
             library += [Choice(kind, "position_ids"), Choice(kind, "position_ids", seq_idx=True)]
-            library += [Choice(kind, "attention_mask")] if kind != "flex_attention" else []
     return [choice for choice in flash + ours + library if attention in (None, choice.attention)]
 
 

@@ -98,11 +98,6 @@ def pack_into(
     if check:
         _, probed = find_choice(trainer.model, longest=row, row=trainer._train_batch_size * row)
         _say(accelerator, str(probed))
-    if choice_of(trainer.model).boundaries == "attention_mask" and hasattr(trainer, "_total_train_tokens"):
-        raise ValueError(
-            f"{type(trainer.model).__name__} keeps examples apart only by a mask of all tokens by all tokens, which "
-            "SFTTrainer would count as its tokens; use Trainer for it"
-        )
     if args.world_size > 1:
         args.average_tokens_across_devices = True
     if not trainer.model_accepts_loss_kwargs and trainer.compute_loss_func is None:
