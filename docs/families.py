@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import use_padding_free
 from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
-from ipu_packed_bert.padding_free.update import logits_of
+from ipu_packed_bert.padding_free.losses import logits_of
 from pack_data.cli.command import progress_bar
 from pack_data.display.table import markdown
 from pack_data.reading.fields import one_line

@@ -12,7 +12,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 
 import torch
 
-from ipu_packed_bert.padding_free.models import attends_both_ways, base_of, choice_of, chosen_for
+from ipu_packed_bert.padding_free.models import base_of, choice_of
 from pack_data.batching.collators import Example, padded_batch, padding_free_batch
 
 Inputs = Dict[str, Any]  # keyword arguments of a model's forward pass
@@ -36,16 +36,11 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     if "cumulative_lengths" not in tensors:
         return tensors
     boundaries, longest = tensors.pop("cumulative_lengths"), int(tensors.pop("max_length"))
-    choice = choice_of(model)
+    choice = choice_of(model, tried=True)
     more: Inputs = {}
     if choice.boundaries == "cu_seq_lens":
         more = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
         more.update(max_length_q=longest, max_length_k=longest)
-    elif choice != chosen_for(model):
-        raise ValueError(
-            f'{type(base_of(model)).__name__}: nobody has tried whether attn_implementation="{choice.attention}" keeps '
-            "the examples of a row apart; call use_padding_free(model) before"
-        )
     if choice.seq_idx:
         lengths = boundaries.diff()
         more["seq_idx"] = torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32), lengths)[None]
@@ -59,6 +54,12 @@ def first_position(model: Any) -> int:
         if padding is not None:
             return int(padding) + 1
     return 0
+
+
+def _attends_both_ways(model: Any) -> bool:
+    """Whether tokens see those behind them, as in BERT, by what the attention layers say of themselves."""
+    causal = [module.is_causal for module in base_of(model).modules() if hasattr(module, "is_causal")]
+    return bool(causal) and not any(causal)
 
 
 class PaddingFreeCollator:
@@ -76,19 +77,16 @@ class PaddingFreeCollator:
         model: Any,
         *,
         pad_id: int = 0,
-        ignore_index: int = -100,
         slots: Optional[int] = None,
         multiple_of: int = 1,
     ) -> None:
         self._model, self._slots = model, slots
-        if slots is not None and attends_both_ways(model):
+        if slots is not None and _attends_both_ways(model):
             raise ValueError(
                 f"{type(base_of(model)).__name__} attends to both sides, and then no boundaries are found in "
                 "position_ids; leave slots out"
             )
-        self._collate = partial(
-            padding_free_batch, pad_id=pad_id, ignore_index=ignore_index, slots=slots, multiple_of=multiple_of
-        )
+        self._collate = partial(padding_free_batch, pad_id=pad_id, slots=slots, multiple_of=multiple_of)
 
     def __call__(self, examples: Sequence[Example]) -> Inputs:
         inputs = inputs_for(self._model, self._collate(examples))
@@ -100,8 +98,8 @@ class PaddingFreeCollator:
 class PaddingCollator:
     """Examples -> one row each, padded to the longest.  Padding-free batches are compared with these."""
 
-    def __init__(self, *, pad_id: int = 0, ignore_index: int = -100, multiple_of: int = 1) -> None:
-        self._collate = partial(padded_batch, pad_id=pad_id, ignore_index=ignore_index, multiple_of=multiple_of)
+    def __init__(self, *, pad_id: int = 0, multiple_of: int = 1) -> None:
+        self._collate = partial(padded_batch, pad_id=pad_id, multiple_of=multiple_of)
 
     def __call__(self, examples: Sequence[Example]) -> Inputs:
         return {name: torch.as_tensor(values) for name, values in self._collate(examples).items()}

@@ -95,37 +95,36 @@ def text_config(model: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def attends_both_ways(model: Any) -> bool:
-    """Whether tokens see those behind them, as in BERT, by what the attention layers say of themselves."""
-    causal = [module.is_causal for module in base_of(model).modules() if hasattr(module, "is_causal")]
-    return bool(causal) and not any(causal)
-
-
 def attention_of(model: Any) -> str:
     """The attention implementation a Hugging Face model was loaded with: "eager", "sdpa", "flash_attention_2", ..."""
     return getattr(base_of(model).config, "_attn_implementation", None) or "eager"
 
 
-def choice_of(model: Any) -> Choice:
-    """What `use_padding_free` chose; else what goes with the attention that the model has, which nobody has tried."""
-    kind, chosen = attention_of(model), chosen_for(model)
+def choice_of(model: Any, *, tried: bool = False) -> Choice:
+    """What `use_padding_free` chose; else what goes with the attention that the model has.
+
+    tried: raise ValueError where nobody has tried whether that keeps examples apart.
+    """
+    kind, chosen = attention_of(model), base_of(model).__dict__.get(_PLACE)
     if chosen is not None and chosen.attention == kind:
-        return chosen
-    return Choice(kind, "cu_seq_lens" if kind == NAME or "flash" in kind else "position_ids")
+        return Choice(*chosen)
+    if kind == NAME or "flash" in kind:
+        return Choice(kind, "cu_seq_lens")
+    if tried:
+        raise ValueError(
+            f'{type(base_of(model)).__name__}: nobody has tried whether attn_implementation="{kind}" keeps the '
+            "examples of a row apart; call use_padding_free(model) before"
+        )
+    return Choice(kind, "position_ids")
 
 
-def chosen_for(model: Any) -> Optional[Choice]:
-    """What `choose` remembers."""
-    found: Optional[Choice] = base_of(model).__dict__.get(_PLACE)
-    return found
-
-
-def choose(model: Any, choice: Optional[Choice]) -> None:
-    """Remember it, or forget what was chosen."""
+def choose(model: Any, choice: Optional[Choice]) -> Optional[Choice]:
+    """Remember it, or forget what was chosen.  Returns what was."""
     base = base_of(model)
-    base.__dict__.pop(_PLACE, None)
+    before: Optional[Choice] = base.__dict__.pop(_PLACE, None)
     if choice is not None:
         base.__dict__[_PLACE] = choice
+    return before
 
 
 def refuse_masks(model: Any) -> None:

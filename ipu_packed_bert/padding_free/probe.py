@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.collators import Inputs, first_position, inputs_for
+from ipu_packed_bert.padding_free.losses import logits_of
 from ipu_packed_bert.padding_free.models import (
     WAY_OUT,
     FirstDifference,
@@ -45,7 +46,7 @@ from ipu_packed_bert.padding_free.rows import (
     places_of,
     row_lengths,
 )
-from ipu_packed_bert.padding_free.update import logits_of, to_device
+from ipu_packed_bert.padding_free.update import to_device
 from pack_data.batching.collators import padding_free_batch
 from pack_data.cli.memory import PeakMemory
 
@@ -520,7 +521,8 @@ class _Probe:
                 exact = made()
                 if exact.dtype == torch.float32:
                     exact.measure()
-                    total = total.joined(exact.exact_rows(tokens, longest, made))
+                    found = exact.exact_rows(tokens, longest, made)
+                    total = found._replace(rows=total.rows + found.rows, seconds=total.seconds + found.seconds)
                     types.append("torch.float32")
         else:
             total = self.exact_rows(tokens, longest, made)

@@ -17,8 +17,9 @@ import torch
 from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.collators import Inputs
+from ipu_packed_bert.padding_free.losses import IGNORED, cross_entropy_sum
 from ipu_packed_bert.padding_free.models import FirstDifference
-from ipu_packed_bert.padding_free.update import IGNORED, cross_entropy_sum, to_device
+from ipu_packed_bert.padding_free.update import to_device
 
 MOST_EXAMPLES = 500
 _BLOCKS = (16, 32, 64, 128, 256)  # of kernels, in tokens
@@ -58,9 +59,6 @@ class Probed(NamedTuple):
         text = f"probed rows of {shapes or 'two short examples'}, {' and '.join(self.types)}: {self.seconds:.1f} s"
         text += f", {self.seconds / self.update:.1f} updates, {self.peak / 2**20:,.0f} MiB" if self.update else ""
         return text + (f"; {self.left_out}" if self.left_out else "")
-
-    def joined(self, other: Probed) -> Probed:
-        return other._replace(rows=(*self.rows, *other.rows), seconds=self.seconds + other.seconds)
 
 
 class Fault(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.padding_free import PaddingCollator, PaddingFreeCollator, use_padding_free
-from ipu_packed_bert.padding_free.choice import dense_mask_bytes
+from ipu_packed_bert.padding_free.choice import _dense_mask_bytes
 from ipu_packed_bert.padding_free.models import Choice, attention_of, choice_of, choose
 from tests.padding_free_models import (
     CONFIGS,
@@ -189,7 +189,7 @@ def test_a_dense_mask_is_taken_where_it_is_asked_for_and_told_with_its_memory(ca
     with caplog.at_level(logging.WARNING, logger="ipu_packed_bert"):
         assert use_padding_free(model, longest=64, attention="eager") == use_padding_free(model, longest=64)
     assert "mask of all tokens by all tokens" in caplog.text and "MiB a layer in a row of 64 tokens" in caplog.text
-    assert dense_mask_bytes(model, 1000) == 1000 * 1000 * 4 * (1 + 2)
+    assert _dense_mask_bytes(model, 1000) == 1000 * 1000 * 4 * (1 + 2)
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="ipu_packed_bert"):
         use_padding_free(a_model())

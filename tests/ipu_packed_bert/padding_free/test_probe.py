@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ipu_packed_bert.padding_free import PaddingFreeCollator, attention, use_padding_free
+from ipu_packed_bert.padding_free.losses import logits_of
 from ipu_packed_bert.padding_free.models import far_settings
 from ipu_packed_bert.padding_free.probe import check_no_leak
-from ipu_packed_bert.padding_free.update import logits_of
 from tests.padding_free_models import (
     CONFIGS,
     SIZE,

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from ipu_packed_bert.padding_free import output_layer
+from ipu_packed_bert.padding_free import losses
 from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator
-from ipu_packed_bert.padding_free.update import IGNORED, accumulate, cross_entropy_sum, loss_sum, mean_loss, take_step
+from ipu_packed_bert.padding_free.losses import IGNORED, cross_entropy_sum, loss_sum
+from ipu_packed_bert.padding_free.update import accumulate, mean_loss, take_step
 from ipu_packed_bert.processes.ranks import end_group
 from tests.padding_free_models import a_model, alone, some_examples
 from tests.ranks_at_work import run_all
@@ -73,7 +74,7 @@ def test_labels_that_are_ignored_do_not_count():
 @pytest.mark.parametrize("dtype, allowed", [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 5e-3)])
 def test_the_loss_in_pieces_is_the_cross_entropy(dtype, allowed, monkeypatch):
     """And its gradient: pieces of three tokens, a long run of ignored labels, and a word that no token may be."""
-    monkeypatch.setitem(output_layer.NUMBERS_AT_ONCE, "cpu", 3 * 11)
+    monkeypatch.setitem(losses.NUMBERS_AT_ONCE, "cpu", 3 * 11)
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 7, 11, generator=draw, dtype=torch.float64).to(dtype)
     logits[..., 10] = -torch.inf
