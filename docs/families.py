@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import use_padding_free
 from ipu_packed_bert.padding_free.collators import PaddingFreeCollator
-from ipu_packed_bert.padding_free.update import logits_of
+from ipu_packed_bert.padding_free.losses import logits_of
 from pack_data.cli.command import progress_bar
 from pack_data.display.table import markdown
 from pack_data.reading.fields import one_line
@@ -56,8 +56,6 @@ class _Verdict(NamedTuple):
         return self.plain == "wrong" or (attention == NAME and self.ones == "wrong")
 
     def cell(self) -> str:
-        if self.why == "attention_mask":  # in the place of an all-ones one
-            return f"{self.plain} by a mask"
         return self.plain if self.plain == "refused" else f"{self.plain}, {self.ones}"
 
 
@@ -115,7 +113,7 @@ def measure(name: str, attentions: Sequence[str] = _ATTENTIONS, seed: int = 0) -
         except Exception as error:  # a mistake of ours
             found[attention] = _Verdict("wrong", "wrong", why=_words(error))
             continue
-        given = {**inputs, "attention_mask": inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))}
+        given = {**inputs, "attention_mask": torch.ones_like(inputs["input_ids"])}
         try:
             with torch.no_grad():
                 ones = _judged(_losses_of(logits_of(model, given), labels, masked), expected)[0]

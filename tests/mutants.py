@@ -56,6 +56,7 @@ CORE = (
     "ipu_packed_bert/model/loss.py",
     "ipu_packed_bert/model/packed.py",
     "ipu_packed_bert/model/varlen.py",
+    "ipu_packed_bert/padding_free/losses.py",
     "ipu_packed_bert/padding_free/update.py",
     "ipu_packed_bert/tasks/questions.py",
     "ipu_packed_bert/tasks/task.py",

@@ -46,7 +46,7 @@ class HuggingFaceSide:
         self._tokens = sum(len(each.masked) for each in forwards)
         self._sequences = sum(len(each.first) for each in forwards)
 
-    def run(self) -> float:
+    def __call__(self) -> float:
         """Forward and backward passes over all forwards, gradients cleared; the mean loss."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         with numerics_of(self._engine, self._device):

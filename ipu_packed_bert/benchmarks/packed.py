@@ -36,11 +36,12 @@ def _engine(
 
 
 def compare_layouts(
-    config: Config, work: BenchmarkWork, *, rounds: int, bar: Any, processes: Processes = ONE
+    config: Config, work: BenchmarkWork, *, rounds: int, bar: Any, processes: Processes = ONE, rivals: bool = False
 ) -> Dict[str, Any]:
     """Packed rows, and unpacked ones of the same length as BERT has them, with a mask of their padding, in turn.
 
     processes: each has its own share of the work, and their gradients are added up, as in training.
+    rivals: whether the packs are also set beside `RIVALS`.
     """
     engine = other = _engine(config, work, processes=processes)
     peak = _peak_memory(engine, work, find_device(config.engine, processes))
@@ -50,7 +51,7 @@ def compare_layouts(
     dropout = config.model.hidden_dropout > 0.0
     sides = side_by_side(engine, [pair] * rounds, bar=bar, dropout=dropout, unpacked_by=other)
     assert sides is not None  # the host engine takes any shape
-    found = {
+    found: Dict[str, Any] = {
         "ranks": processes.size,
         "slots": work.slots,
         "precision": config.engine.precision,
@@ -58,12 +59,14 @@ def compare_layouts(
         "engine": engine.description,
         "peak_memory_bytes": peak,
     }
-    found.update(figures(sides))
-    rate = found["packed_sequences_per_second"] / work.sequences
-    return {**found, "useful_tflops": 1e-12 * rate * _useful_flop(work, config.model) if processes.size == 1 else None}
+    found.update(_figures(sides))
+    if processes.size == 1:
+        rate = found["packed_sequences_per_second"] / work.sequences
+        found["useful_tflops"] = 1e-12 * rate * _useful_flop(work, config.model)
+    return {**found, **_compare_rivals(config, work, rounds=rounds, bar=bar)} if rivals else found
 
 
-def figures(sides: SideBySide) -> Dict[str, Any]:
+def _figures(sides: SideBySide) -> Dict[str, Any]:
     low, speed_up, high = quartiles(sides.speed_ups)
     return {
         "rounds": len(sides.packed),
@@ -80,7 +83,7 @@ def figures(sides: SideBySide) -> Dict[str, Any]:
 RIVALS = {"cpu": ("sorted",), "cuda": ("sorted", "dense", "flash")}
 
 
-def compare_rivals(config: Config, work: BenchmarkWork, *, rounds: int, bar: Any) -> Dict[str, Any]:
+def _compare_rivals(config: Config, work: BenchmarkWork, *, rounds: int, bar: Any) -> Dict[str, Any]:
     """Other ways to train on these sequences, and our packs, in turn: how much time each takes over ours.
 
     sorted: Hugging Face's BERT without packs at its best: sorted by length, as many slots in a batch as in a
@@ -97,7 +100,7 @@ def compare_rivals(config: Config, work: BenchmarkWork, *, rounds: int, bar: Any
             return partial(_accumulated, engine if name == "packed" else _engine(config, work, "sdpa"), work)
         laid_out = forwards if name == "sorted" else without_padding(work.unpacked, budget)
         kind = "sdpa" if name == "sorted" else "flash_attention_2"
-        return HuggingFaceSide(config, engine.weights(), laid_out, device, kind).run
+        return HuggingFaceSide(config, engine.weights(), laid_out, device, kind)
 
     sides = {}
     for name in ("packed", *RIVALS[device.type]):
@@ -185,7 +188,7 @@ _DEVICE = (
 
 
 def table(found: Sequence[Mapping[str, Any]], title: str, notes: Sequence[str] = ()) -> Table:
-    """found: of `compare_layouts`, and of `compare_rivals` where they were measured."""
+    """found: of `compare_layouts`."""
     rows = []
     for each in found:
         row = {**each, "attention": " beside ".join(each["attention"].values())}

@@ -26,9 +26,9 @@ from ipu_packed_bert.engine.host.devices import clock_of
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.choice import switch
 from ipu_packed_bert.padding_free.collators import Inputs, PaddingCollator, PaddingFreeCollator
+from ipu_packed_bert.padding_free.losses import IGNORED, cross_entropy_sum, logits_of, loss_sum
 from ipu_packed_bert.padding_free.models import new_llama
-from ipu_packed_bert.padding_free.output_layer import IGNORED
-from ipu_packed_bert.padding_free.update import cross_entropy_sum, logits_of, loss_sum, to_device
+from ipu_packed_bert.padding_free.update import to_device
 from pack_data.cli.command import ArgumentParser, positive_int, positive_ints, run_main
 from pack_data.cli.memory import PeakMemory, keep_buffers
 from pack_data.cli.timing import seconds_in_turn
@@ -82,7 +82,7 @@ def _in_turn(sides: Dict[str, Callable[[], float]], setup: Setup) -> Dict[str, _
     return {name: _Measured(times[name], memory[name], losses[name]) for name in sides}
 
 
-def lengths_of(name: str, count: int, draw: np.random.Generator) -> np.ndarray:
+def _lengths_of(name: str, count: int, draw: np.random.Generator) -> np.ndarray:
     """Lengths drawn from a distribution, at least 2 tokens."""
     if name == LONG_TAILED:
         return np.maximum(2, draw.lognormal(np.log(100), 1.2, count)).astype(int)
@@ -111,7 +111,7 @@ def _examples_of(lengths: np.ndarray, slots: int, setup: Setup) -> List[Dict[str
     return found
 
 
-def measure_row(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Dict[str, Any]:
+def _measure_row(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Dict[str, Any]:
     """Padded and padding-free, the same examples, in turns: a row of `_ROWS`."""
     examples, model, size = _examples_of(lengths, slots, setup), _model_of(setup, slots), setup.batch_size
     by_length = sorted(examples, key=lambda example: len(example["input_ids"]))
@@ -155,7 +155,7 @@ def _measure_loss(slots: int, setup: Setup) -> List[Dict[str, Any]]:
     """Transformers' own loss, ours of whole logits, and ours in blocks of tokens, in turns: rows of `_LOSSES`."""
     model = _model_of(setup, slots)
     switch(model, NAME)
-    examples = _examples_of(lengths_of("GSM8K", slots, np.random.default_rng(0)), slots, setup)
+    examples = _examples_of(_lengths_of("GSM8K", slots, np.random.default_rng(0)), slots, setup)
     inputs = to_device(PaddingFreeCollator(model)(examples), torch.device(setup.device))
     predicted = int((inputs["labels"][:, 1:] != IGNORED).sum())
     ways = {
@@ -214,7 +214,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     rows = []
     for name, slots in ((name, slots) for name in lengths for slots in options.rows):
-        rows.append(measure_row(name, lengths[name], slots, setup))
+        rows.append(_measure_row(name, lengths[name], slots, setup))
         print(f"{name} {slots:,}: {rows[-1][OURS]:.2f}", file=sys.stderr, flush=True)
     print(Table("rows", "", _ROWS, rows).markdown())
     slots, setup = min(4096, max(options.rows)), setup._replace(vocabulary=32_000)
@@ -226,7 +226,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 def _all_lengths(data_dir: Optional[Path]) -> Dict[str, np.ndarray]:
     """Enough of each data set for the longest rows."""
     draw = np.random.default_rng(0)
-    lengths = {name: lengths_of(name, 20000, draw) for name in [*QUANTILES, LONG_TAILED]}
+    lengths = {name: _lengths_of(name, 20000, draw) for name in [*QUANTILES, LONG_TAILED]}
     if data_dir is not None:
         for data in text_sets(data_dir, 2000, 0):
             measured = encode(data, max_sequence_length=10**6, vocabulary_size=4096).lengths

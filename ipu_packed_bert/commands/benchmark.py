@@ -137,7 +137,7 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     # torch loads from here on: a wrong option is refused without it.
     import torch
 
-    from ipu_packed_bert.benchmarks.packed import RIVALS, compare_layouts, compare_rivals
+    from ipu_packed_bert.benchmarks.packed import RIVALS, compare_layouts
     from ipu_packed_bert.benchmarks.work import machine
 
     histogram = histogram_from(args)
@@ -170,9 +170,7 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     with progress_bar(sides * (args.rounds + 1) * len(cases), "rounds", shown=shown) as bar:
         for case in cases:
             try:
-                found = compare_layouts(*case, rounds=args.rounds, bar=bar, processes=processes)
-                if rival:
-                    found.update(compare_rivals(*case, rounds=args.rounds, bar=bar))
+                found = compare_layouts(*case, rounds=args.rounds, bar=bar, processes=processes, rivals=rival)
             except torch.cuda.OutOfMemoryError:
                 raise ValueError(
                     f"--micro-batch {args.micro_batch}: the GPU has too little memory for these rows of model "

@@ -13,54 +13,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, List
 
 if TYPE_CHECKING:
-    from ipu_packed_bert.padding_free.choice import use_padding_free
-    from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator, inputs_for
-    from ipu_packed_bert.padding_free.probe import assert_isolated, check_no_leak
-    from ipu_packed_bert.padding_free.streams import PackedStream, least_of_ranks
-    from ipu_packed_bert.padding_free.trainers import pack_into
-    from ipu_packed_bert.padding_free.update import UpdateResult, accumulate, mean_loss, take_step
-    from pack_data.cli.memory import keep_buffers
+    from ipu_packed_bert.padding_free.choice import use_padding_free as use_padding_free
+    from ipu_packed_bert.padding_free.collators import PaddingCollator as PaddingCollator
+    from ipu_packed_bert.padding_free.collators import PaddingFreeCollator as PaddingFreeCollator
+    from ipu_packed_bert.padding_free.collators import inputs_for as inputs_for
+    from ipu_packed_bert.padding_free.probe import check_no_leak as check_no_leak
+    from ipu_packed_bert.padding_free.streams import PackedStream as PackedStream
+    from ipu_packed_bert.padding_free.streams import least_of_ranks as least_of_ranks
+    from ipu_packed_bert.padding_free.trainers import pack_into as pack_into
+    from ipu_packed_bert.padding_free.update import UpdateResult as UpdateResult
+    from ipu_packed_bert.padding_free.update import accumulate as accumulate
+    from ipu_packed_bert.padding_free.update import mean_loss as mean_loss
+    from ipu_packed_bert.padding_free.update import take_step as take_step
+    from pack_data.cli.memory import keep_buffers as keep_buffers
 
+_HERE = "ipu_packed_bert.padding_free"
+# Public name -> its module.
 _PLACES = {
-    "PackedStream": "streams",
-    "PaddingCollator": "collators",
-    "PaddingFreeCollator": "collators",
-    "UpdateResult": "update",
-    "accumulate": "update",
-    "assert_isolated": "probe",
-    "check_no_leak": "probe",
-    "inputs_for": "collators",
+    "PackedStream": f"{_HERE}.streams",
+    "PaddingCollator": f"{_HERE}.collators",
+    "PaddingFreeCollator": f"{_HERE}.collators",
+    "UpdateResult": f"{_HERE}.update",
+    "accumulate": f"{_HERE}.update",
+    "check_no_leak": f"{_HERE}.probe",
+    "inputs_for": f"{_HERE}.collators",
     "keep_buffers": "pack_data.cli.memory",
-    "least_of_ranks": "streams",
-    "mean_loss": "update",
-    "pack_into": "trainers",
-    "take_step": "update",
-    "use_padding_free": "choice",
+    "least_of_ranks": f"{_HERE}.streams",
+    "mean_loss": f"{_HERE}.update",
+    "pack_into": f"{_HERE}.trainers",
+    "take_step": f"{_HERE}.update",
+    "use_padding_free": f"{_HERE}.choice",
 }
 
-__all__ = [
-    "PackedStream",
-    "PaddingCollator",
-    "PaddingFreeCollator",
-    "UpdateResult",
-    "accumulate",
-    "assert_isolated",
-    "check_no_leak",
-    "inputs_for",
-    "keep_buffers",
-    "least_of_ranks",
-    "mean_loss",
-    "pack_into",
-    "take_step",
-    "use_padding_free",
-]
+__all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = _PLACES[name]
-    return getattr(import_module(place if "." in place else f"{__name__}.{place}"), name)
+    return getattr(import_module(_PLACES[name]), name)
 
 
 def __dir__() -> List[str]:

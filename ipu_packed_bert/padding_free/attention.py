@@ -43,7 +43,7 @@ _WITHOUT_EFFECT = {
 }
 
 
-class Settings(NamedTuple):
+class _Settings(NamedTuple):
     """How one layer attends."""
 
     scale: Optional[float] = None  # None: one over the root of the width
@@ -62,16 +62,11 @@ class Settings(NamedTuple):
 # ---- one block: examples of the same length
 
 
-def _attend_block(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Optional[torch.Tensor], settings: Settings
-) -> torch.Tensor:
-    """query [n, N, L, A], key and value [n, K, L, A] -> [n, N, L, A], each example by itself.
-
-    bias: added to the scores, [n or 1, N or 1, L or 1, L].
-    """
+def _attend_block(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: _Settings) -> torch.Tensor:
+    """query [n, N, L, A], key and value [n, K, L, A] -> [n, N, L, A], each example by itself."""
     length, window = query.shape[2], settings.window
     if window is None or window >= length:
-        return _attend(query, key, value, _causal(query, key, bias, settings), settings)
+        return _attend(query, key, value, _causal(query, key, settings), settings)
     # Cut the queries, and give each piece the keys that it reaches.
     step, contexts = max(window, 128), []
     for begin in range(0, length, step):
@@ -79,34 +74,20 @@ def _attend_block(
         last = end if settings.causal else min(length, end + window - 1)
         behind = torch.arange(begin, end, device=query.device)[:, None] - torch.arange(first, last, device=query.device)
         seen = (behind >= 0) & (behind < window) if settings.causal else behind.abs() < window
-        added = None
-        if bias is not None:
-            added = (bias if bias.shape[2] == 1 else bias[:, :, begin:end])[..., first:last]
-        mask = _with_bias(seen, added, query)
-        contexts.append(_attend(query[:, :, begin:end], key[:, :, first:last], value[:, :, first:last], mask, settings))
+        contexts.append(_attend(query[:, :, begin:end], key[:, :, first:last], value[:, :, first:last], seen, settings))
     return torch.cat(contexts, dim=2)
 
 
-def _causal(
-    query: torch.Tensor, key: torch.Tensor, bias: Optional[torch.Tensor], settings: Settings
-) -> Optional[torch.Tensor]:
+def _causal(query: torch.Tensor, key: torch.Tensor, settings: _Settings) -> Optional[torch.Tensor]:
     """The mask of a whole block; None where the kernel needs none."""
-    if bias is None and not settings.scored:
+    if not settings.scored:
         return None
-    shape = query.shape[2], key.shape[2]
-    seen = torch.ones(shape, dtype=torch.bool, device=query.device)
-    return _with_bias(seen.tril() if settings.causal else seen, bias, query)
-
-
-def _with_bias(seen: torch.Tensor, bias: Optional[torch.Tensor], query: torch.Tensor) -> torch.Tensor:
-    """The boolean mask, or the bias where it is true and minus infinity elsewhere."""
-    if bias is None:
-        return seen
-    return bias.to(query.dtype).masked_fill(~seen, float("-inf"))
+    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+    return seen.tril() if settings.causal else seen
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Optional[torch.Tensor], settings: Settings
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Optional[torch.Tensor], settings: _Settings
 ) -> torch.Tensor:
     """mask: boolean or added; None: all, or all earlier keys, as the settings say."""
     groups = query.shape[1] // key.shape[1]
@@ -121,7 +102,7 @@ def _attend(
 
 
 def _scored(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Optional[torch.Tensor], settings: Settings
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Optional[torch.Tensor], settings: _Settings
 ) -> torch.Tensor:
     """The same, where scores are capped or a sink takes part in the softmax, which is in float32 at least."""
     scale = query.shape[-1] ** -0.5 if settings.scale is None else settings.scale
@@ -201,7 +182,7 @@ def _starts_of_chunks(boundaries: torch.Tensor, tokens: int, chunk: int) -> torc
     return F.pad(cuts[: tokens // chunk + len(starts) - 1], (0, 1), value=tokens).int()
 
 
-def _kernel(query: torch.Tensor, value: torch.Tensor, settings: Settings) -> Optional[Any]:
+def _kernel(query: torch.Tensor, value: torch.Tensor, settings: _Settings) -> Optional[Any]:
     """The variable-length kernel of torch, where it computes what this layer needs.  It has no dropout."""
     if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
         return None
@@ -213,38 +194,34 @@ def _kernel(query: torch.Tensor, value: torch.Tensor, settings: Settings) -> Opt
         return None
 
 
-def attend_row(
+def _attend_row(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     boundaries: torch.Tensor,
-    settings: Settings,
+    settings: _Settings,
     *,
     longest: Optional[int] = None,
     chunk: Optional[int] = None,
-    bias: Optional[torch.Tensor] = None,
 ) -> torch.Tensor:
     """query [1, N, T, A], key and value [1, K, T, A] -> [1, T, N, A], each example by itself.
 
     boundaries: int32 [examples + 1] from 0 to T, or as `_padding_free_mask` gives them.  longest: tokens of the
-    longest example, if known.  chunk: an example is cut into chunks of so many tokens.  bias: added to the scores,
-    [1, N or 1, T or 1, T].
+    longest example, if known.  chunk: an example is cut into chunks of so many tokens.
     """
     rows = tuple(each[0].transpose(0, 1) for each in (query, key, value))
-    kernel = _kernel(query, value, settings) if bias is None else None
+    kernel = _kernel(query, value, settings)
     if kernel is not None:
         starts, most = _starts(boundaries).int(), query.shape[2] if longest is None else longest
         if chunk is not None:
             starts, most = _once(_starts_of_chunks, boundaries, query.shape[2], chunk), min(most, chunk)
         return _by_kernel(kernel, rows, starts, most, settings).unsqueeze(0)
-    if bias is not None:
-        return _with_row_bias(rows, bias, _once(_lengths, boundaries, chunk), settings)
     blocks = _once(_blocks, boundaries, chunk)
-    return attend_in_blocks(rows, blocks, lambda q, k, v: _attend_block(q, k, v, None, settings)).unsqueeze(0)
+    return attend_in_blocks(rows, blocks, lambda q, k, v: _attend_block(q, k, v, settings)).unsqueeze(0)
 
 
 def _by_kernel(
-    kernel: Any, rows: Sequence[torch.Tensor], starts: torch.Tensor, longest: int, settings: Settings
+    kernel: Any, rows: Sequence[torch.Tensor], starts: torch.Tensor, longest: int, settings: _Settings
 ) -> torch.Tensor:
     """query [T, N, A], key and value [T, K, A] -> [T, N, A].  Values may have another width than keys (MLA)."""
     query, key, value = rows
@@ -260,24 +237,10 @@ def _by_kernel(
     return found
 
 
-def _with_row_bias(
-    rows: Tuple[torch.Tensor, ...], bias: torch.Tensor, lengths: List[int], settings: Settings
-) -> torch.Tensor:
-    """One example after the other, each with its part of the bias."""
-    contexts, begin = [], 0
-    for length, *pieces in zip(lengths, *(each.split(lengths) for each in rows)):
-        end = begin + length
-        part = bias[..., begin:end] if bias.shape[2] == 1 else bias[:, :, begin:end, begin:end]
-        query, key, value = (piece.transpose(0, 1).unsqueeze(0) for piece in pieces)
-        contexts.append(_attend_block(query, key, value, part, settings).transpose(1, 2))
-        begin = end
-    return torch.cat(contexts, dim=1)
-
-
 # ---- what Transformers calls
 
 
-def padding_free_attention(
+def _padding_free_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -289,7 +252,6 @@ def padding_free_attention(
     sliding_window: Optional[int] = None,
     softcap: Optional[float] = None,
     s_aux: Optional[torch.Tensor] = None,
-    position_bias: Optional[torch.Tensor] = None,
     cu_seq_lens_q: Optional[torch.Tensor] = None,
     cu_seq_lens_k: Optional[torch.Tensor] = None,
     **others: Any,
@@ -312,7 +274,7 @@ def padding_free_attention(
     # Masks of Transformers reach config.sliding_window to both sides, and its layers hand over one more.
     if window is not None and not causal and window == setting_of(getattr(module, "config", None), "sliding_window"):
         raise ValueError(f'{name} has a window on both sides that attn_implementation="{NAME}" does not know')
-    settings = Settings(scaling, dropout, causal, window, softcap, s_aux)
+    settings = _Settings(scaling, dropout, causal, window, softcap, s_aux)
     if carried and cu_seq_lens_q is None:
         if chunk is not None:  # chunks are counted from the begin of the row in some versions of Transformers
             raise ValueError(f"{name} attends in chunks; give the model cu_seq_lens_q, as PaddingFreeCollator does")
@@ -328,7 +290,7 @@ def padding_free_attention(
             "use_cache=False"
         )
     if cu_seq_lens_q is None:
-        return _without_boundaries(query, key, value, attention_mask, position_bias, settings, chunk), None
+        return _without_boundaries(query, key, value, attention_mask, settings, chunk), None
     # Older versions of Transformers make a mask for a row of one example too; it says what the boundaries say.
     if attention_mask is not None and not carried and cu_seq_lens_q.numel() > 2:
         raise ValueError(
@@ -340,8 +302,7 @@ def padding_free_attention(
             f"{name} gets boundaries with queries of shape {tuple(query.shape)} and keys of {tuple(key.shape)}; "
             "must be one row, without a cache"
         )
-    context = attend_row(query, key, value, cu_seq_lens_q, settings, longest=longest, chunk=chunk, bias=position_bias)
-    return context, None
+    return _attend_row(query, key, value, cu_seq_lens_q, settings, longest=longest, chunk=chunk), None
 
 
 def _seen_in(
@@ -426,8 +387,7 @@ def _without_boundaries(
     key: torch.Tensor,
     value: torch.Tensor,
     mask: Optional[torch.Tensor],
-    bias: Optional[torch.Tensor],
-    settings: Settings,
+    settings: _Settings,
     chunk: Optional[int],
 ) -> torch.Tensor:
     """A plain batch: each row is one example, or has the mask that Transformers makes for "sdpa", windows and all."""
@@ -437,20 +397,13 @@ def _without_boundaries(
         contexts = []
         for begin in range(0, tokens, step):
             here = slice(begin, begin + step)
-            part = bias if bias is None else (bias if bias.shape[2] == 1 else bias[:, :, here])[..., here]
-            contexts.append(_attend_block(query[:, :, here], key[:, :, here], value[:, :, here], part, settings))
+            contexts.append(_attend_block(query[:, :, here], key[:, :, here], value[:, :, here], settings))
         return torch.cat(contexts, dim=2).transpose(1, 2).contiguous()
     if mask is None and settings.causal and tokens > 1:
         key, value = key[:, :, :tokens], value[:, :, :tokens]  # a cache with room that is not in use yet
     elif mask is None:
         settings = settings._replace(causal=False)  # one new token sees all that are kept
-    else:
-        mask = mask[..., :keys]
-    bias = None if bias is None else bias[..., : key.shape[2]]
-    if mask is None:
-        mask = _causal(query, key, bias, settings)
-    elif bias is not None:
-        mask = _with_bias(mask, bias, query) if mask.dtype == torch.bool else mask + bias
+    mask = _causal(query, key, settings) if mask is None else mask[..., :keys]
     return _attend(query, key, value, mask, settings).transpose(1, 2).contiguous()
 
 
@@ -515,7 +468,7 @@ def _register() -> bool:
         return False
     if not hasattr(PreTrainedModel, "set_attn_implementation"):
         return False
-    AttentionInterface.register(NAME, padding_free_attention)
+    AttentionInterface.register(NAME, _padding_free_attention)
     AttentionMaskInterface.register(NAME, _padding_free_mask)
     return True
 

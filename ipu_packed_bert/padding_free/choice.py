@@ -15,7 +15,6 @@ from ipu_packed_bert.padding_free.models import (
     base_of,
     choice_of,
     choose,
-    chosen_for,
     refuse_masks,
     refuse_unfit,
     text_config,
@@ -34,11 +33,11 @@ def use_padding_free(
     longest: tokens of the longest example in training, and row: those that a batch joins, as for `check_no_leak`, which
     every choice passes.
     attention: only this implementation.  By default flash attention if the model was loaded with it, then ours, then
-    the library's own way with the attention the model has: boundaries found in position_ids, then a mask for all
-    layers.  Ours and the library's are tried without seq_idx and with it, which layers other than attention may use.
+    the library's own way with the attention the model has: boundaries found in position_ids.  Ours and the library's
+    are tried without seq_idx and with it, which layers other than attention may use.
     The model's key cache is switched off, as with it the library looks for no boundaries.
-    What needs a mask of all tokens by all tokens is taken only where `attention` names it, now or before; a warning
-    says what memory that takes.
+    The library's masks of all tokens by all tokens are taken only where `attention` names eager or sdpa, now or before;
+    a warning says what memory that takes.
 
     Raises ValueError where nothing is right; the model then stays as it was.
     """
@@ -50,7 +49,7 @@ def find_choice(
 ) -> Tuple[Choice, Probed]:
     """`use_padding_free`, and what was probed."""
     refuse_unfit(model)
-    base, loaded, before = base_of(model), attention_of(model), chosen_for(model)
+    base, loaded, before = base_of(model), attention_of(model), choose(model, None)
     cached = getattr(base.config, "use_cache", None)
     refusals: Dict[str, str] = {}
     first: Optional[FirstDifference] = None
@@ -62,23 +61,23 @@ def find_choice(
             probed = check_no_leak(model, longest=longest, row=row)
             if choice.boundaries == "cu_seq_lens" and not keeps_apart_with_mask(model):
                 refuse_masks(model)
-            if dense_mask_bytes(model, 1):
+            if _dense_mask_bytes(model, 1):
                 _say_dense(model, choice, row or longest or 4096, attention is not None or choice == before)
             return choice, probed
         except (AssertionError, ValueError) as error:  # an assertion: of the model's own code
             refusals[str(choice)] = str(error) or f"{type(base).__name__} does not take {choice.boundaries}"
             first = first or getattr(error, "first", None)
-            choose(model, before)
-            base.config.use_cache = cached
-            if attention_of(model) != loaded:
-                base.set_attn_implementation(loaded)
+    choose(model, before)
+    base.config.use_cache = cached
+    if attention_of(model) != loaded:
+        base.set_attn_implementation(loaded)
     # The first, and those of another kind: a package that is missing, a setting.
     reasons = {reason: choice for choice, reason in reversed(list(refusals.items()))}
     texts = [f"with {choice}: {reason}" for reason, choice in reversed(list(reasons.items()))]
     raise Leak(f"{type(base).__name__} is not right in padding-free batches {'; '.join(texts[:3])}; {WAY_OUT}", first)
 
 
-def dense_mask_bytes(model: Any, tokens: int) -> int:
+def _dense_mask_bytes(model: Any, tokens: int) -> int:
     """Memory of the mask and the scores of one layer in a row of so many tokens; 0 where no such mask is made."""
     kind = attention_of(model)
     if choice_of(model).boundaries == "cu_seq_lens" or kind == "flex_attention":
@@ -92,8 +91,8 @@ def _say_dense(model: Any, choice: Choice, tokens: int, asked: bool) -> None:
     """A warning; ValueError where nobody asked for it."""
     text = (
         f"{type(base_of(model)).__name__}: {choice} keeps examples apart by a mask of all tokens by all tokens, "
-        f"{dense_mask_bytes(model, tokens) / 2**20:,.0f} MiB a layer in a row of {tokens:,} tokens, four times as much "
-        "in one twice as long"
+        f"{_dense_mask_bytes(model, tokens) / 2**20:,.0f} MiB a layer in a row of {tokens:,} tokens, four times as "
+        "much in one twice as long"
     )
     if not asked:
         raise ValueError(f'{text}; use_padding_free(model, attention="{choice.attention}") takes it')
@@ -108,7 +107,6 @@ def _candidates(loaded: str, attention: Optional[str]) -> List[Choice]:
     for kind in dict.fromkeys([attention or loaded, "eager"]):
         if kind != NAME and "flash" not in kind:
             library += [Choice(kind, "position_ids"), Choice(kind, "position_ids", seq_idx=True)]
-            library += [Choice(kind, "attention_mask")] if kind != "flex_attention" else []
     return [choice for choice in flash + ours + library if attention in (None, choice.attention)]
 
 

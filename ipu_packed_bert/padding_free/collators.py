@@ -12,23 +12,10 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 
 import torch
 
-from ipu_packed_bert.padding_free.models import attends_both_ways, base_of, choice_of, ignored_reach, too_long
+from ipu_packed_bert.padding_free.models import base_of, choice_of
 from pack_data.batching.collators import Example, padded_batch, padding_free_batch
 
 Inputs = Dict[str, Any]  # keyword arguments of a model's forward pass
-
-
-def _same_example(position_ids: torch.Tensor, causal: bool) -> torch.Tensor:
-    """Which tokens a token may attend to: those of its own example, if causal up to itself.
-
-    position_ids: [1, tokens], from 0 for each example.  Returns bool [1, 1, tokens, tokens] (query, key).
-    An example begins wherever a position is not the one before it plus one.
-    """
-    begins = torch.ones_like(position_ids, dtype=torch.bool)
-    begins[:, 1:] = position_ids[:, 1:] != position_ids[:, :-1] + 1
-    example = begins.cumsum(dim=1)
-    same = example.unsqueeze(2) == example.unsqueeze(1)
-    return (same.tril() if causal else same).unsqueeze(1)
 
 
 def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
@@ -38,34 +25,22 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
     A padding-free batch: input_ids, labels, position_ids [1, tokens], and what tells the examples apart:
     - for our attention and for flash attention their boundaries: cu_seq_lens_q, cu_seq_lens_k int32 [examples + 1],
       max_length_q, max_length_k;
-    - for eager and sdpa attention_mask [1, 1, tokens, tokens]: bool for sdpa, additive for eager code, which would add
-      a bool.  All layers use this one mask, in place of a mask with the layer's own window or chunks;
-    - nothing more for flex attention, or where `use_padding_free` chose this: Transformers finds the boundaries in
-      position_ids, but only without a key cache, and it does not warn.  The choice switches the cache off;
+    - nothing more where `use_padding_free` chose this: Transformers finds the boundaries in position_ids, but only
+      without a key cache, and it does not warn.  The choice switches the cache off;
     - seq_idx int32 [1, tokens], the number of the example, where `use_padding_free` found that layers need it.
 
-    Raises ValueError where an example is longer than a window or chunk that this ignores.
+    Raises ValueError for another attention that `use_padding_free` has not chosen.
     """
     tensors = {name: torch.as_tensor(values) for name, values in batch.items()}
     tensors["position_ids"] = tensors["position_ids"] + first_position(model)
     if "cumulative_lengths" not in tensors:
         return tensors
     boundaries, longest = tensors.pop("cumulative_lengths"), int(tensors.pop("max_length"))
-    reach = ignored_reach(model)
-    if reach is not None and longest > reach.tokens:
-        raise too_long(model, reach, f"an example has {longest} tokens", "shorten the examples")
-    choice = choice_of(model)
+    choice = choice_of(model, tried=True)
     more: Inputs = {}
     if choice.boundaries == "cu_seq_lens":
         more = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
         more.update(max_length_q=longest, max_length_k=longest)
-    elif choice.boundaries == "attention_mask":
-        mask = _same_example(tensors["position_ids"], not attends_both_ways(model))
-        if choice.attention == "eager":
-            # Half of the type's least number: scores are added to it, and the sum must stay finite.
-            dtype = next(base_of(model).parameters()).dtype
-            mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min / 2)
-        more = {"attention_mask": mask}
     if choice.seq_idx:
         lengths = boundaries.diff()
         more["seq_idx"] = torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32), lengths)[None]
@@ -79,6 +54,12 @@ def first_position(model: Any) -> int:
         if padding is not None:
             return int(padding) + 1
     return 0
+
+
+def _attends_both_ways(model: Any) -> bool:
+    """Whether tokens see those behind them, as in BERT, by what the attention layers say of themselves."""
+    causal = [module.is_causal for module in base_of(model).modules() if hasattr(module, "is_causal")]
+    return bool(causal) and not any(causal)
 
 
 class PaddingFreeCollator:
@@ -96,19 +77,16 @@ class PaddingFreeCollator:
         model: Any,
         *,
         pad_id: int = 0,
-        ignore_index: int = -100,
         slots: Optional[int] = None,
         multiple_of: int = 1,
     ) -> None:
         self._model, self._slots = model, slots
-        if slots is not None and attends_both_ways(model):
+        if slots is not None and _attends_both_ways(model):
             raise ValueError(
                 f"{type(base_of(model)).__name__} attends to both sides, and then no boundaries are found in "
                 "position_ids; leave slots out"
             )
-        self._collate = partial(
-            padding_free_batch, pad_id=pad_id, ignore_index=ignore_index, slots=slots, multiple_of=multiple_of
-        )
+        self._collate = partial(padding_free_batch, pad_id=pad_id, slots=slots, multiple_of=multiple_of)
 
     def __call__(self, examples: Sequence[Example]) -> Inputs:
         inputs = inputs_for(self._model, self._collate(examples))
@@ -120,8 +98,8 @@ class PaddingFreeCollator:
 class PaddingCollator:
     """Examples -> one row each, padded to the longest.  Padding-free batches are compared with these."""
 
-    def __init__(self, *, pad_id: int = 0, ignore_index: int = -100, multiple_of: int = 1) -> None:
-        self._collate = partial(padded_batch, pad_id=pad_id, ignore_index=ignore_index, multiple_of=multiple_of)
+    def __init__(self, *, pad_id: int = 0, multiple_of: int = 1) -> None:
+        self._collate = partial(padded_batch, pad_id=pad_id, multiple_of=multiple_of)
 
     def __call__(self, examples: Sequence[Example]) -> Inputs:
         return {name: torch.as_tensor(values) for name, values in self._collate(examples).items()}

@@ -15,7 +15,7 @@ class Choice(NamedTuple):
     """How the examples of a row are kept apart in a model."""
 
     attention: str  # the implementation it is set to
-    boundaries: str  # the input that tells the examples apart: "cu_seq_lens", "position_ids" or "attention_mask"
+    boundaries: str  # the input that tells the examples apart: "cu_seq_lens" or "position_ids"
     seq_idx: bool = False  # whether the number of the example goes along, for layers that are no attention
 
     def __str__(self) -> str:
@@ -95,39 +95,36 @@ def text_config(model: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def attends_both_ways(model: Any) -> bool:
-    """Whether tokens see those behind them, as in BERT, by what the attention layers say of themselves."""
-    causal = [module.is_causal for module in base_of(model).modules() if hasattr(module, "is_causal")]
-    return bool(causal) and not any(causal)
-
-
 def attention_of(model: Any) -> str:
     """The attention implementation a Hugging Face model was loaded with: "eager", "sdpa", "flash_attention_2", ..."""
     return getattr(base_of(model).config, "_attn_implementation", None) or "eager"
 
 
-def choice_of(model: Any) -> Choice:
-    """What `use_padding_free` chose; else what goes with the attention that the model has."""
-    kind, chosen = attention_of(model), chosen_for(model)
+def choice_of(model: Any, *, tried: bool = False) -> Choice:
+    """What `use_padding_free` chose; else what goes with the attention that the model has.
+
+    tried: raise ValueError where nobody has tried whether that keeps examples apart.
+    """
+    kind, chosen = attention_of(model), base_of(model).__dict__.get(_PLACE)
     if chosen is not None and chosen.attention == kind:
-        return chosen
+        return Choice(*chosen)
     if kind == NAME or "flash" in kind:
         return Choice(kind, "cu_seq_lens")
-    return Choice(kind, "position_ids" if kind == "flex_attention" else "attention_mask")
+    if tried:
+        raise ValueError(
+            f'{type(base_of(model)).__name__}: nobody has tried whether attn_implementation="{kind}" keeps the '
+            "examples of a row apart; call use_padding_free(model) before"
+        )
+    return Choice(kind, "position_ids")
 
 
-def chosen_for(model: Any) -> Optional[Choice]:
-    """What `choose` remembers."""
-    found: Optional[Choice] = base_of(model).__dict__.get(_PLACE)
-    return found
-
-
-def choose(model: Any, choice: Optional[Choice]) -> None:
-    """Remember it, or forget what was chosen."""
+def choose(model: Any, choice: Optional[Choice]) -> Optional[Choice]:
+    """Remember it, or forget what was chosen.  Returns what was."""
     base = base_of(model)
-    base.__dict__.pop(_PLACE, None)
+    before: Optional[Choice] = base.__dict__.pop(_PLACE, None)
     if choice is not None:
         base.__dict__[_PLACE] = choice
+    return before
 
 
 def refuse_masks(model: Any) -> None:
@@ -178,62 +175,10 @@ def new_llama(*, hidden_size: int, layers: int, vocabulary_size: int, positions:
 
 
 class Reach(NamedTuple):
-    """The smallest window or chunk of all layers."""
+    """A window or the like."""
 
     tokens: int
     setting: str  # its name in the configuration
-
-
-def ignored_reach(model: Any) -> Optional[Reach]:
-    """The smallest window or chunk that a padding-free batch ignores; None where there is none.
-
-    One mask for all layers has no windows or chunks.  Flash attention gets no mask, and its kernel applies windows.
-    """
-    choice = choice_of(model)
-    if "flash" in choice.attention:
-        return _attention_reach(text_config(model), windows=False)
-    return _attention_reach(text_config(model)) if choice.boundaries == "attention_mask" else None
-
-
-def too_long(model: Any, reach: Reach, what: str, way_out: str) -> ValueError:
-    """The error for examples that exceed `reach`.  what: their length; way_out: what else to do about it."""
-    return ValueError(
-        f"{type(base_of(model)).__name__}: {what}, {reach.setting} is {reach.tokens}, and this padding-free batch "
-        f"ignores it; call use_padding_free(model), which finds an attention that applies windows and chunks, "
-        f"{way_out}, or use a padding way, such as RandomSampling+Padding"
-    )
-
-
-def _attention_reach(config: Any, *, windows: bool = True) -> Optional[Reach]:
-    """The smallest window or chunk of all layers; None where every layer attends to all earlier tokens.
-
-    For an example of at most so many tokens, windows and chunks make no difference.  windows: whether windows count.
-    """
-    used = {
-        "sliding_window": windows and _has_layers(config, "sliding") and _windows_are_on(config),
-        "attention_chunk_size": _has_layers(config, "chunk"),
-    }
-    names = [setting for setting, in_use in used.items() if in_use]
-    found = [Reach(getattr(each, name, None) or 0, name) for each in layer_configs(config) for name in names]
-    return min((each for each in found if _is_count(each.tokens)), default=None)
-
-
-def _has_layers(config: Any, kind: str) -> bool:
-    """Whether some layer is of this kind, for example "sliding_attention".  Without layer_types every layer may be."""
-    kinds = getattr(config, "layer_types", None)
-    return kinds is None or any(kind in each for each in kinds)
-
-
-def _windows_are_on(config: Any) -> bool:
-    """False where the configuration has a window that no layer uses.
-
-    The layers from number max_window_layers on have a window.  layer_types, where there is one, says it already.
-    """
-    if getattr(config, "layer_types", None) is not None:
-        return True
-    first, layers = getattr(config, "max_window_layers", None), getattr(config, "num_hidden_layers", None)
-    none_left = isinstance(first, int) and isinstance(layers, int) and first >= layers
-    return getattr(config, "use_sliding_window", None) is not False and not none_left
 
 
 def _row_settings(config: Any) -> List[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -17,19 +18,19 @@ from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.attention import NAME
 from ipu_packed_bert.padding_free.collators import Inputs, first_position, inputs_for
+from ipu_packed_bert.padding_free.losses import logits_of
 from ipu_packed_bert.padding_free.models import (
     WAY_OUT,
     FirstDifference,
     Leak,
+    Reach,
     attention_of,
     base_of,
     choice_of,
     far_settings,
-    ignored_reach,
     lengths_of_config,
     refuse_unfit,
     text_config,
-    too_long,
     unwrapped,
 )
 from ipu_packed_bert.padding_free.rows import (
@@ -41,10 +42,11 @@ from ipu_packed_bert.padding_free.rows import (
     RowProbe,
     TrainingCalls,
     accurate,
+    embeddings_of,
     places_of,
     row_lengths,
 )
-from ipu_packed_bert.padding_free.update import logits_of, to_device
+from ipu_packed_bert.padding_free.update import to_device
 from pack_data.batching.collators import padding_free_batch
 from pack_data.cli.memory import PeakMemory
 
@@ -79,21 +81,6 @@ def _difference(found: torch.Tensor, expected: torch.Tensor, typical: bool = Fal
     return error if error == error else float("inf")
 
 
-def _check_window(model: Any, longest: Optional[int] = None) -> None:
-    """Raise ValueError where an example may be longer than a window or chunk that padding-free batches ignore.
-
-    longest: tokens of the longest example; by default the most that the model takes.
-    """
-    reach = ignored_reach(model)
-    if reach is None:
-        return
-    most = longest if longest is not None else getattr(text_config(model), "max_position_embeddings", None)
-    if most is None or most > reach.tokens:
-        length = "any number of" if most is None else most
-        advice = f"if yours have at most {reach.tokens}, say so with longest=N"
-        raise too_long(model, reach, f"examples may have {length} tokens", advice)
-
-
 def check_no_leak(
     model: Any,
     *,
@@ -103,31 +90,28 @@ def check_no_leak(
     collator: Optional[Collator] = None,
     loss: Optional[Loss] = None,
     mean: str = "token",
-    vocabulary_size: int = 0,
-    seed: int = 0,
 ) -> Probed:
     """Raise ValueError unless each example of a row gets the logits, loss and gradients that it gets alone.
 
     model: as it will be trained; in DistributedDataParallel, FSDP2, PEFT, or compiled, which is not used here.
     longest: tokens of the longest example in training; decides which windows and chunks matter.  By default the most
     that the model takes.  The test examples are longer than these windows, by as much again where they may be.
-    row: tokens that a batch joins; by default `longest`.  0: only the short probe, steps 1 to 4.
+    row: tokens that a batch joins; by default `longest`.
     forward: how the training calls the model, if not as `padding_free.update` does: model, inputs -> logits.
     collator: examples, mappings with input_ids and labels -> inputs; by default ours.
     loss: model, inputs -> the mean that is trained.  mean: what it is a mean over, "token" or "example".
-    vocabulary_size: that of the configuration by default.
 
     Weights, gradients, random state and mode of the model stay as they are.  In turn:
     1. Do the logits of an example, and in training mode those with dropout, change with the example before it?
     2. Does its loss have a gradient at the tokens of the example before it?
-    3. Are logits and gradients those of `model(input_ids)` for this example alone?
+    3. Are its logits those of `model(input_ids)` for this example alone?
     4. And with examples longer than each window, chunk or trained length below `longest`?
-    5. The same for rows as they are trained (`padding_free.rows`), in training and evaluation mode, in the model's type
-    and in float32, where rounding hides less; what is beyond rounding there is looked at again in float64.
+    5. Are logits, losses and gradients in rows as they are trained (`padding_free.rows`) those of each example alone?
+    In training and evaluation mode, in the model's type and in float32, where rounding hides less; what is beyond
+    rounding there is looked at again in float64.
     Where not, the error names the first layer at fault, or the setting, and what to do.
     """
     refuse_unfit(model)
-    _check_window(model, longest)
     if mean not in ("token", "example"):
         raise ValueError(f'mean is {mean!r}; must be "token" or "example"')
     with _undisturbed(model):
@@ -136,27 +120,16 @@ def check_no_leak(
         def made() -> _Probe:
             if attention_of(model) != loaded:  # that of a plain call
                 base_of(model).set_attn_implementation(loaded)
-            training = TrainingCalls(collator, forward, loss, mean)
-            return _Probe(model, longest, training, vocabulary_size, seed)
+            return _Probe(model, longest, TrainingCalls(collator, forward, loss, mean))
 
-        probe = made()
-        probe.run()
-        return probe.rows(row, made) if row != 0 else Probed(types=(str(probe.dtype),))
-
-
-def assert_isolated(model: Any, **options: Any) -> Probed:
-    """`check_no_leak` for tests of one's own: AssertionError where an example depends on another."""
-    try:
-        return check_no_leak(model, **options)
-    except ValueError as error:
-        raise AssertionError(str(error)) from None
+        return made().run(row, made)
 
 
 def keeps_apart_with_mask(model: Any) -> bool:
     """Whether a row with boundaries and an all-ones attention_mask scores as without the mask, or is refused."""
     with _undisturbed(model), torch.no_grad():
         model.eval()
-        probe = _Probe(model, None, TrainingCalls(None, logits_of), 0, 0)
+        probe = _Probe(model, None, TrainingCalls(None, logits_of))
         ids = [probe.example(min(probe.length, 3)).numpy() for _ in range(2)]
         inputs = probe.collated([{"input_ids": each, "labels": each} for each in ids])
         inputs = to_device({name: value for name, value in inputs.items() if name != "labels"}, probe.device)
@@ -183,7 +156,7 @@ def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Pr
     def made() -> _Probe:
         if attention_of(model) != loaded:
             base_of(model).set_attn_implementation(loaded)
-        return _Probe(model, None, TrainingCalls(lambda each: given, forward), 0, 0)
+        return _Probe(model, None, TrainingCalls(lambda each: given, forward))
 
     with _undisturbed(model), contextlib.ExitStack() as stack:
         probe = made()
@@ -279,41 +252,41 @@ class _Traced(NamedTuple):
 class _Probe:
     """One test of one model."""
 
-    def __init__(
-        self, model: Any, longest: Optional[int], training: TrainingCalls, vocabulary_size: int, seed: int
-    ) -> None:
-        self.model, self.forward = unwrapped(model), training.forward
-        self.training, self.seed = training, seed
+    def __init__(self, model: Any, longest: Optional[int], training: TrainingCalls) -> None:
+        self.model, self.training = unwrapped(model), training
         self.base, self.choice = base_of(model), choice_of(model)
         self.name, self.was_training = type(self.base).__name__, bool(model.training)
         config = text_config(model)
-        self.vocabulary = vocabulary_size or config.vocab_size
+        self.vocabulary = config.vocab_size
         padding = getattr(config, "pad_token_id", None)
         self.padding = padding if isinstance(padding, int) else None
         positions = getattr(config, "max_position_embeddings", None)
         positions = None if positions == -1 else positions  # XLNet takes any number
-        far, reach = far_settings(config), ignored_reach(model)
+        far = far_settings(config)
         stretched = any("rope" in each.setting for each in far)  # then positions have no end
         self.longest = longest if longest is not None or stretched else positions
         self.positions = None if stretched or positions is None else positions - first_position(model)
         near = min((each.tokens for each in far if each.tokens > 1), default=None)  # a window is tested by itself
-        limits = (self.longest, positions, reach and reach.tokens, near)
+        limits = (self.longest, positions, near)
         self.length = min([_LENGTH] + [limit for limit in limits if isinstance(limit, int)])
         self.far = [each for each in far if self.longest is None or each.tokens < self.longest]
-        if reach is not None:
-            self.far = []  # `_check_window` has seen that no example is so long
         parameters = list(self.model.parameters())
         self.device = parameters[0].device
-        self.draw = torch.Generator().manual_seed(seed)
+        self.draw = np.random.default_rng(0)
         self.references = self._references()
         types = {parameter.dtype for parameter in parameters} | self._computed_types()
         self.dtype = max(types & set(_LEAST), key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
     # ---- calls
 
+    def tokens(self, length: int, draw: np.random.Generator) -> np.ndarray:
+        """Of a random example, int64."""
+        ids = draw.integers(1, self.vocabulary, length)
+        ids[ids == self.padding] = 0 if self.padding else 1  # some models skip padding
+        return ids
+
     def example(self, length: int) -> torch.Tensor:
-        found = torch.randint(1, self.vocabulary, (length,), generator=self.draw)
-        return found.masked_fill(found == self.padding, 0) if self.padding else found  # some models skip padding
+        return torch.from_numpy(self.tokens(length, self.draw))
 
     def _computed_types(self) -> Set[torch.dtype]:
         """Types that the layers compute in: of the weights, or of an autocast around the call or inside `forward`."""
@@ -354,6 +327,10 @@ class _Probe:
         if attention_of(self.base) != attention:
             self.base.set_attn_implementation(attention)
 
+    def prepare(self) -> None:
+        """For a row."""
+        self._set(self.choice.attention)
+
     def plain(self, *examples: torch.Tensor, attention: Optional[str] = None) -> torch.Tensor:
         """Logits [examples, tokens, vocabulary] of a plain call, one example a row."""
 
@@ -365,7 +342,7 @@ class _Probe:
 
     def collated(self, examples: Sequence[Example]) -> Inputs:
         """The collator's inputs; ours where there is no other."""
-        self._set(self.choice.attention)
+        self.prepare()
         if self.training.collator is not None:
             return self.training.collator(examples)
         return inputs_for(self.model, padding_free_batch(examples))
@@ -374,32 +351,58 @@ class _Probe:
         """Logits of each example of one row [1, its tokens, vocabulary].  restart: positions begin at 0 in each."""
         inputs = self.collated([{"input_ids": ids.numpy(), "labels": ids.numpy()} for ids in examples])
         places = places_of([ids.numpy() for ids in examples], inputs)
-        self.where = torch.cat(places)
+        self.where, self.lengths = torch.cat(places), list(map(len, places))
         inputs = {name: value for name, value in inputs.items() if name != "labels"}
         if not restart and "position_ids" in inputs:
             inputs["position_ids"] = torch.arange(inputs["position_ids"].shape[1]).unsqueeze(0)
         what = f"does not take {self.choice.boundaries} of a padding-free batch, {WAY_OUT}"
-        found = accurate(self._tried(lambda: self.forward(self.model, to_device(inputs, self.device)), what))
+        torch.manual_seed(0)  # dropout leaves out the same in rows of the same shape
+        found = accurate(self._tried(lambda: self.training.forward(self.model, to_device(inputs, self.device)), what))
         flat = found.reshape(1, -1, found.shape[-1])
         return [flat[:, place[0] : place[0] + len(place)] for place in places]
 
-    # ---- measures
+    # ---- short rows
 
-    def run(self) -> None:
+    def run(self, row: Optional[int], made: Callable[[], _Probe]) -> Probed:
+        """row: as for `check_no_leak`.  made: this probe again, where the weights have another type."""
+        self.measure()
+        short = [self.example(self.length) for _ in range(2)]
+        with torch.no_grad():
+            self._isolated(short, _DRAWS)
+            self._as_alone(short, self.limit)
+        if self.length > 1:
+            self._no_gradient(*short)
+        with torch.no_grad():
+            if self.was_training and self.mixed <= _SAME:  # experts get other shapes
+                self.model.train()
+                if _difference(self.row(*short)[1], self.row(*short)[1]) <= _SAME:  # no random numbers of its own
+                    self._isolated(short, _DRAWS, "in training mode ")
+                self.model.eval()
+            self._far_as_alone()
+        return self._rows(row, made)
+
+    def _far_as_alone(self) -> None:
+        """Examples longer than what matters, by as much again if they may be, between short ones."""
+        for number, far in enumerate(self.far):
+            length = 2 * far.tokens if self.longest is None else min(2 * far.tokens, self.longest)
+            if number + 1 < len(self.far) and self.far[number + 1].tokens < length:
+                continue  # the next test is long enough for this one
+            # The first is no multiple of a chunk, or chunks of the whole row would begin where those of the example do.
+            first = self.example(min(self.length, 3 if far.tokens > 3 else 1))
+            self._as_alone([first, self.example(length), self.example(self.length)], self.limit, far)
+
+    def measure(self) -> None:
+        """The limits of this type: how much the logits of an example differ between plain calls."""
         self.model.eval()
-        first, last = self.example(self.length), self.example(self.length)
-        others = [self.example(self.length) for _ in range(_DRAWS)]
+        first, last, *others = (self.example(self.length) for _ in range(2 + _DRAWS))
         with torch.no_grad():
             alone = self._alone(first, last)
-            self._measure_rounding(alone, first, last, others)
-            self._examples_do_not_change(first, last, others)
-            self._as_alone(alone, first, last)
-        self._gradients_as_alone(first, last)
-        if self.was_training:
-            self._in_training(first, last, others)
-        if self.far:
-            with torch.no_grad():
-                self._far_as_alone(first, last)
+            batches = [self.plain(first, last), self.plain(last, first).flip(0)]
+            self.mixed = max(_difference(self.plain(other, last)[1:], batches[0][1:]) for other in others)
+        # In half precision, rounding may send single tokens to other experts.  A wrong position affects all tokens.
+        self.typical = self.dtype in _HALF
+        own = max(_difference(batch, torch.cat(alone), self.typical) for batch in batches)
+        self.limit = min(max(_LEAST[self.dtype], _ROUNDINGS * max(own, self.implementations)), _GREATEST)
 
     def _alone(self, *examples: torch.Tensor) -> List[torch.Tensor]:
         """Logits of each, and which attention gives them: sdpa drops soft caps and sinks in silence in some models."""
@@ -427,31 +430,32 @@ class _Probe:
                 found = by_kind["sdpa"]
         return found
 
-    def _measure_rounding(
-        self, alone: List[torch.Tensor], first: torch.Tensor, last: torch.Tensor, others: List[torch.Tensor]
-    ) -> None:
-        """How much the logits of an example differ between plain calls: alone, in a batch, in either order."""
-        both = torch.cat(alone)
-        batches = [self.plain(first, last), self.plain(last, first).flip(0)]
-        self.mixed = max(_difference(self.plain(other, last)[1:], batches[0][1:]) for other in others)
-        # In half precision, rounding may send single tokens to other experts.  A wrong position affects all tokens.
-        self.typical = self.dtype in _HALF
-        own = max(_difference(batch, both, self.typical) for batch in batches)
-        self.rounding = max(own, self.implementations)
-        self.limit = min(max(_LEAST[self.dtype], _ROUNDINGS * self.rounding), _GREATEST)
+    def _isolated(self, examples: List[torch.Tensor], draws: int, mode: str = "") -> None:
+        """Examples of odd numbers score the same whatever those before them are."""
+        row = self.row(*examples)
+        for _ in range(draws):
+            changed = [ids if number % 2 else self.example(len(ids)) for number, ids in enumerate(examples)]
+            other = self.row(*changed)
+            errors = [_difference(*pair) if number % 2 else 0.0 for number, pair in enumerate(zip(other, row))]
+            leak, worst = max(errors), errors.index(max(errors))
+            if leak <= _SAME or leak <= (self.limit if mode else min(self.limit, _ROUNDINGS * self.mixed)):
+                continue
+            begin = self._begin([each if n % 2 else row[n] for n, each in enumerate(other)], row, _SAME)
+            place = sum(self.lengths[:worst]), self.lengths[worst], sum(self.lengths)
+            before, after = (_Traced(partial(self.row, *each), *place) for each in (examples, changed))
+            what = f"{mode}the logits of an example change ({leak:.1e} of the largest)"
+            raise Leak(self._leak(what, self._first_fault(before, after, _SAME)), begin)
 
-    def _examples_do_not_change(self, first: torch.Tensor, last: torch.Tensor, others: List[torch.Tensor]) -> None:
-        expected = self.row(first, last)[1]
-        changes = [_difference(self.row(other, last)[1], expected) for other in others]
-        leak = max(changes)
-        if leak > _SAME and leak > min(self.limit, _ROUNDINGS * self.mixed):
-            other = others[changes.index(leak)]
-            place = (len(first), len(last), len(first) + len(last))
-            pair = _Traced(lambda: self.row(first, last), *place), _Traced(lambda: self.row(other, last), *place)
-            where = self._first_fault(*pair, _SAME)
-            before, changed = self.row(first, last), self.row(other, last)
-            begin = self._begin([before[0], changed[1]], before, _SAME)
-            raise Leak(self._leak(f"the logits of an example change ({leak:.1e} of the largest)", where), begin)
+    def _no_gradient(self, first: torch.Tensor, last: torch.Tensor) -> None:
+        """The loss of the last example has no gradient at the tokens of the first."""
+        with torch.enable_grad(), embeddings_of(self.base) as kept:
+            loss = F.cross_entropy(self.row(first, last)[1][0, :-1], last[1:].to(self.device), reduction="sum")
+            what = f"has no gradients in a row, {WAY_OUT}"
+            found = self._tried(lambda: torch.autograd.grad(loss, kept)[0], what)
+        sizes = accurate(found).reshape(-1, found.shape[-1])[self.where].abs().amax(-1)
+        size = float(sizes[: len(first)].max() / sizes.max().clamp(min=1e-30))
+        if size > _SAME:
+            raise ValueError(self._leak(f"the loss of an example has a gradient ({size:.1e} of the largest)"))
 
     def _begin(
         self, found: List[torch.Tensor], expected: List[torch.Tensor], limit: float
@@ -466,139 +470,45 @@ class _Probe:
             begin += len(errors)
         return None
 
-    def _leak(self, what: str, where: str) -> str:
+    def _leak(self, what: str, where: str = "") -> str:
         return (
             f"{self.name}: {what} with the example before it in the row{where}; call the model with use_cache=False "
             f"and what padding_free.inputs_for gives, let use_padding_free(model) choose its attention, or {WAY_OUT}"
         )
 
-    def _as_alone(self, alone: List[torch.Tensor], first: torch.Tensor, last: torch.Tensor) -> None:
-        row = self.row(first, last)
-        error = max(_difference(*pair, typical=self.typical) for pair in zip(row, alone))
-        if error <= self.limit:
+    def _as_alone(self, examples: List[torch.Tensor], limit: float, far: Optional[Reach] = None) -> None:
+        """The logits of each example are those of a plain call.  far: what the second one is longer than."""
+        row = self.row(*examples)
+        alone = [self.plain(ids) for ids in examples]
+        begin, pairs = self._begin(row, alone, limit), list(zip(row, alone))
+        if far and self.typical:  # tokens that the window concerns: among all they could be too few to count
+            pairs[1] = pairs[1][0][:, far.tokens :], pairs[1][1][:, far.tokens :]
+        errors = [_difference(*pair, typical=self.typical) for pair in pairs]
+        error, worst = max(errors), errors.index(max(errors))
+        if error <= limit:
             return
-        where, begin = self._unlike_alone([first, last], 1), self._begin(row, alone, self.limit)
-        try:
-            stretched = max(_difference(*pair) for pair in zip(self.row(first, last, restart=False), row))
-        except ValueError:  # positions beyond those of the model: it reads them
-            stretched = float("inf")
-        unmoved = stretched <= min(self.limit, error / 2)
-        why = "position_ids are ignored" if unmoved else "its positions do not follow from position_ids alone"
+        where, advice = self._unlike_alone(examples, worst), ""
+        if far:
+            passed = [each for each in self.far if each.tokens <= far.tokens]
+            why = f"and shorter ones not: {', '.join(f'{each.setting} is {each.tokens}' for each in passed)}"
+            advice = f", or, if your examples have at most {passed[0].tokens} tokens, say so with longest=N"
+        else:
+            try:
+                stretched = max(_difference(*pair) for pair in zip(self.row(*examples, restart=False), row))
+            except ValueError:  # positions beyond those of the model: it reads them
+                stretched = float("inf")
+            unmoved = stretched <= min(limit, error / 2)
+            why = "position_ids are ignored" if unmoved else "its positions do not follow from position_ids alone"
         raise Leak(
-            f"{self.name}: an example behind another one scores otherwise than alone ({error:.1e} of the largest "
-            f"logit), {why}{where}; let use_padding_free(model) choose its attention, or {WAY_OUT}",
+            f"{self.name}: in a row of {sum(self.lengths):,} tokens, example {worst} of {len(examples[worst]):,} "
+            f"tokens scores otherwise than alone ({error:.1e} of the largest logit), {why}{where}; let "
+            f"use_padding_free(model) choose its attention{advice}, or {WAY_OUT}",
             begin,
         )
 
-    # ---- gradients
-
-    def _gradients(self, logits: Callable[[], List[torch.Tensor]], examples: List[torch.Tensor], of: int) -> Any:
-        """Gradients of the losses of the examples from number `of` on, at the embeddings of all tokens of the call."""
-        kept: List[torch.Tensor] = []
-
-        def keep(module: Any, given: Any, output: torch.Tensor) -> torch.Tensor:
-            kept.append(output.detach().requires_grad_())
-            return kept[-1]
-
-        handle = self.base.get_input_embeddings().register_forward_hook(keep)
-        try:
-            with torch.enable_grad():
-                found = logits()
-                losses = [
-                    F.cross_entropy(each[0, :-1], ids[1:].to(self.device), reduction="sum")
-                    for each, ids in list(zip(found, examples))[of:]
-                ]
-                return accurate(torch.autograd.grad(torch.stack(losses).sum(), kept)[0])
-        finally:
-            handle.remove()
-
-    def _gradients_as_alone(self, first: torch.Tensor, last: torch.Tensor) -> None:
-        """Where the tokens' embeddings can be had: not with one token an example."""
-        if self.length < 2:
-            return
-        both = [first, last]
-        try:
-            alone = [
-                self._gradients(lambda ids=ids: [self.plain(ids)], [ids], 0)  # type: ignore[misc]
-                for ids in both
-            ]
-        except _ERRORS:
-            return  # no gradients at the embeddings in a plain call: nothing to compare
-
-        def of_row(number: int) -> torch.Tensor:
-            found = self._gradients(lambda: self.row(*both), both, number)
-            return found.reshape(1, -1, found.shape[-1])[:, self.where]
-
-        row = self._tried(lambda: of_row(0), f"has no gradients in a row, {WAY_OUT}")
-        through = of_row(1)[:, : len(first)]
-        scale = row.abs().max().clamp(min=1e-30)
-        if float(through.abs().max() / scale) > _SAME:
-            size = float(through.abs().max() / scale)
-            raise ValueError(self._leak(f"the loss of an example has a gradient ({size:.1e} of the largest)", ""))
-        expected = torch.cat(alone, dim=1)
-        error = _difference(row, expected, self.typical)
-        if error > min(_GRADIENTS * self.limit, 2 * _GREATEST):
-            raise ValueError(
-                f"{self.name}: the gradients of an example in a row are not those that it has alone ({error:.1e} of "
-                f"the largest); let use_padding_free(model) choose its attention, or {WAY_OUT}"
-            )
-
-    # ---- training mode
-
-    def _in_training(self, first: torch.Tensor, last: torch.Tensor, others: List[torch.Tensor]) -> None:
-        """With the same random state and shapes, dropout leaves out the same; experts get other shapes."""
-        if self.mixed > _SAME:
-            return
-        self.model.train()
-
-        def last_of(before: torch.Tensor) -> torch.Tensor:
-            torch.manual_seed(0)
-            return self.row(before, last)[1]
-
-        with torch.no_grad():
-            expected = last_of(first)
-            if _difference(last_of(first), expected) > _SAME:
-                return  # random numbers of its own: nothing can be compared
-            leak = max(_difference(last_of(other), expected) for other in others)
-        self.model.eval()
-        if leak > self.limit:
-            raise ValueError(self._leak(f"in training mode the logits of an example change ({leak:.1e})", ""))
-
-    # ---- beyond windows
-
-    def _far_as_alone(self, first: torch.Tensor, last: torch.Tensor) -> None:
-        """Examples longer than what matters, by as much again if they may be, between short ones."""
-        for number, far in enumerate(self.far):
-            length = 2 * far.tokens if self.longest is None else min(2 * far.tokens, self.longest)
-            if number + 1 < len(self.far) and self.far[number + 1].tokens < length:
-                continue  # the next test is long enough for this one
-            # The first is no multiple of a chunk, or chunks of the whole row would begin where those of the example do.
-            examples = [first[: 3 if far.tokens > 3 else 1], self.example(length), last]
-            row = self.row(*examples)
-            pairs = [(found, self.plain(ids)) for found, ids in zip(row, examples)]
-            begin = self._begin(row, [each[1] for each in pairs], self.limit)
-            # Of the long example only the tokens that the window concerns: among all they could be too few to count.
-            pairs += [(pairs[1][0][:, far.tokens :], pairs[1][1][:, far.tokens :])] if self.typical else []
-            errors = [_difference(*pair, typical=self.typical) for pair in pairs]
-            error = max(errors)
-            if error <= self.limit:
-                continue
-            worst = errors.index(error) if error in errors[:3] else 1
-            where = self._unlike_alone(examples, worst)
-            passed = [each for each in self.far if each.tokens <= far.tokens]
-            names = ", ".join(f"{each.setting} is {each.tokens}" for each in passed)
-            raise Leak(
-                f"{self.name}: in a row with an example of {length} tokens, an example of {len(examples[worst])} "
-                f"scores otherwise than alone ({error:.1e} of the largest logit), and with {self.length} tokens not: "
-                f"{names}{where}; let use_padding_free(model) choose its attention, or, if your examples have at most "
-                f"{passed[0].tokens} tokens, say so with longest=N, or {WAY_OUT}",
-                begin,
-            )
-
     # ---- rows as they are trained
 
-    def rows(self, row: Optional[int], made: Callable[[], _Probe]) -> Probed:
-        """made: this probe again, where the weights have another type."""
+    def _rows(self, row: Optional[int], made: Callable[[], _Probe]) -> Probed:
         known = [each for each in (self.longest, self.positions) if each]
         asked = row or self.longest or min([_ROW, *known])
         tokens = min(asked, _DENSE) if self.choice.boundaries != "cu_seq_lens" else asked
@@ -611,7 +521,8 @@ class _Probe:
                 exact = made()
                 if exact.dtype == torch.float32:
                     exact.measure()
-                    total = total.joined(exact.exact_rows(tokens, longest, made))
+                    found = exact.exact_rows(tokens, longest, made)
+                    total = found._replace(rows=total.rows + found.rows, seconds=total.seconds + found.seconds)
                     types.append("torch.float32")
         else:
             total = self.exact_rows(tokens, longest, made)
@@ -619,32 +530,15 @@ class _Probe:
             total = total._replace(left_out=f"not longer, as the mask is of all tokens by all tokens; {total.left_out}")
         return total._replace(types=tuple(types), peak=(peak.added() or 0) if peak else 0)
 
-    def measure(self) -> None:
-        """The limits of this type."""
-        self.model.eval()
-        first, last = self.example(self.length), self.example(self.length)
-        with torch.no_grad():
-            self._measure_rounding(
-                self._alone(first, last), first, last, [self.example(self.length) for _ in range(_DRAWS)]
-            )
-
-    def _row_probe(self) -> RowProbe:
-        training = self.training._replace(collator=self.collated)
-        own = self.training.collator is None and self.training.loss is None
-        return RowProbe(
-            self.model, self.base, lambda ids: self.plain(*ids), lambda: self._set(self.choice.attention), training,
-            self.vocabulary, self.limit, own, self.padding,
-        )  # fmt: skip
-
     def exact_rows(self, tokens: int, longest: int, made: Callable[[], _Probe]) -> Probed:
         numbers = lengths_of_config(text_config(self.model), longest)
         what = f"fails in a row of {tokens:,} tokens, {WAY_OUT}"
-        faults, probed = self._tried(lambda: self._row_probe().run(tokens, longest, numbers, self.seed), what)
+        faults, probed = self._tried(lambda: RowProbe(self).run(tokens, longest, numbers), what)
         return self._judged(faults, probed, made)
 
     def audit(self, examples: List[Example], made: Callable[[], _Probe]) -> Probed:
         """A batch that is there, with its own tokens and labels."""
-        faults, probed = self._tried(lambda: self._row_probe().audit(examples), f"fails in the batch, {WAY_OUT}")
+        faults, probed = self._tried(lambda: RowProbe(self).audit(examples), f"fails in the batch, {WAY_OUT}")
         return self._judged(faults, probed, made)
 
     def _judged(self, faults: List[Fault], probed: Probed, made: Callable[[], _Probe]) -> Probed:
@@ -674,37 +568,20 @@ class _Probe:
             try:
                 probe = made()
                 probe.measure()
-                found = probe._row_probe().repeat(fault)
+                found = RowProbe(probe).repeat(fault)
             except _ERRORS:
                 return fault  # there is no float64 on this device, or in this code
         return found[0] if found else None
 
     def _as_given(self, tokens: int, longest: int) -> Probed:
         """In half precision: do the logits of an example change with others?  And the typical ones, with the row?"""
-        begun, draw = time.perf_counter(), np.random.default_rng(self.seed)
-        lengths = row_lengths(tokens, longest, lengths_of_config(text_config(self.model), longest), draw)[0]
+        begun, numbers = time.perf_counter(), lengths_of_config(text_config(self.model), longest)
+        lengths = row_lengths(tokens, longest, numbers, np.random.default_rng(0))[0]
         examples = [self.example(length) for length in lengths]
-        changed = [ids if number % 2 else self.example(len(ids)) for number, ids in enumerate(examples)]
         self.model.eval()
         with torch.no_grad():
-            row, other = self.row(*examples), self.row(*changed)
-            alone = [self.plain(ids) for ids in examples]
-        same = max((_difference(*pair) for pair in list(zip(other, row))[1::2]), default=0.0)
-        if same > _SAME and same > min(self.limit, _ROUNDINGS * self.mixed):
-            where = f" in a row of {tokens:,} tokens and {len(lengths):,} examples"
-            text = self._leak(f"the logits of an example change ({same:.1e} of the largest){where}", "")
-            raise Leak(
-                text, self._begin([b if n % 2 == 0 else a for n, (a, b) in enumerate(zip(other, row))], row, _SAME)
-            )
-        errors = [_difference(*pair, typical=True) for pair in zip(row, alone)]
-        if max(errors) > 2 * self.limit:
-            worst, begin = errors.index(max(errors)), self._begin(row, alone, 2 * self.limit)
-            raise Leak(
-                f"{self.name}: in a row of {tokens:,} tokens, example {worst} of {lengths[worst]} tokens scores "
-                f"otherwise than alone in {self.dtype} ({max(errors):.1e} of the largest logit)"
-                f"{self._unlike_alone(examples, worst)}; {WAY_OUT}",
-                begin,
-            )
+            self._isolated(examples, 1)
+            self._as_alone(examples, 2 * self.limit)
         return Probed(rows=((tokens, len(lengths)),), seconds=time.perf_counter() - begun)
 
     # ---- which layer

@@ -17,8 +17,9 @@ import torch
 from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.collators import Inputs
+from ipu_packed_bert.padding_free.losses import IGNORED, cross_entropy_sum
 from ipu_packed_bert.padding_free.models import FirstDifference
-from ipu_packed_bert.padding_free.update import IGNORED, cross_entropy_sum, to_device
+from ipu_packed_bert.padding_free.update import to_device
 
 MOST_EXAMPLES = 500
 _BLOCKS = (16, 32, 64, 128, 256)  # of kernels, in tokens
@@ -58,9 +59,6 @@ class Probed(NamedTuple):
         text = f"probed rows of {shapes or 'two short examples'}, {' and '.join(self.types)}: {self.seconds:.1f} s"
         text += f", {self.seconds / self.update:.1f} updates, {self.peak / 2**20:,.0f} MiB" if self.update else ""
         return text + (f"; {self.left_out}" if self.left_out else "")
-
-    def joined(self, other: Probed) -> Probed:
-        return other._replace(rows=(*self.rows, *other.rows), seconds=self.seconds + other.seconds)
 
 
 class Fault(NamedTuple):
@@ -167,33 +165,19 @@ class _Result(NamedTuple):
 
 
 class RowProbe:
-    """Rows of one model, in the types and modes in which it stands now."""
+    """Rows of one model, in the types and modes in which it stands now.
 
-    def __init__(
-        self,
-        model: Any,
-        base: Any,
-        plain: Callable[[torch.Tensor], torch.Tensor],
-        prepare: Callable[[], None],
-        training: TrainingCalls,
-        vocabulary: int,
-        limit: float,
-        own: bool,
-        padding: Optional[int],
-    ) -> None:
-        """plain: ids [examples, tokens] -> logits, a plain call.  prepare: sets the attention of a row.
+    probe: knows the model, calls it plainly and by rows, and says which difference of logits, over the largest, is too
+    large (`probe.py`).
+    """
 
-        limit: of a difference of logits, over the largest.  own: whether collator and loss are ours.
-        padding: the token that no example has.
-        """
-        self.model, self.base, self.plain, self.prepare, self.training = model, base, plain, prepare, training
-        self.vocabulary, self.limit, self.own, self.padding = vocabulary, limit, own, padding
-        own_ones = (each for each in model.parameters() if type(each.data) is torch.Tensor)  # not shards
+    def __init__(self, probe: Any) -> None:
+        self.probe, self.model, self.training, self.limit = probe, probe.model, probe.training, float(probe.limit)
+        own_ones = (each for each in self.model.parameters() if type(each.data) is torch.Tensor)  # not shards
         self.parameters = [each for each in own_ones if each.requires_grad]
-        self.device = next(model.parameters()).device
         self.update, self.levelled = 0.0, False  # levelled: whether the model gives an auxiliary loss
 
-    def examples(self, lengths: Sequence[int], draw: np.random.Generator, kinds: bool = False) -> List[Example]:
+    def _examples(self, lengths: Sequence[int], draw: np.random.Generator, kinds: bool = False) -> List[Example]:
         """Random tokens; a third of the examples have a prompt, which is not predicted.
 
         kinds: examples of one length and kind are equal.
@@ -203,8 +187,7 @@ class RowProbe:
         for number, length in enumerate(lengths):
             kind = length, number % 3 == 1 and length > 3
             if kind not in made or not kinds:
-                ids = draw.integers(1, self.vocabulary, length)
-                ids[ids == self.padding] = 0 if self.padding else 1  # some models skip padding
+                ids = self.probe.tokens(length, draw)
                 labels = ids.copy()
                 labels[: length // 2 if kind[1] else 0] = IGNORED
                 made[kind] = {"input_ids": ids, "labels": labels}
@@ -215,7 +198,7 @@ class RowProbe:
 
     def _logits_and_gradients(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
         """Of a row in training and in evaluation mode, beside each example alone in evaluation mode."""
-        return self._compared(self.examples(lengths, draw))
+        return self._compared(self._examples(lengths, draw))
 
     def audit(self, examples: List[Example]) -> Tuple[List[Fault], Probed]:
         """Of these examples."""
@@ -237,9 +220,7 @@ class RowProbe:
         return [each._replace(what=f"{row.name()}, {each.what}") for each in faults]
 
     def _inputs(self, examples: Sequence[Example]) -> Inputs:
-        self.prepare()  # what a collator gives may depend on the attention
-        assert self.training.collator is not None
-        return to_device(self.training.collator(examples), self.device)
+        return to_device(self.probe.collated(examples), self.probe.device)
 
     def _trained(self, row: _Row, evaluated: torch.Tensor) -> _Result:
         """In training mode; in evaluation mode where training is random also without dropout."""
@@ -258,12 +239,12 @@ class RowProbe:
         return self._of_row(row)
 
     def _logits(self, row: _Row) -> torch.Tensor:
-        self.prepare()
+        self.probe.prepare()
         logits = self.training.forward(self.model, {k: v for k, v in row.inputs.items() if k != "labels"})
         return _of_examples(logits, row.places)
 
     def _of_row(self, row: _Row) -> _Result:
-        with torch.enable_grad(), self._embeddings() as kept:
+        with torch.enable_grad(), embeddings_of(self.probe.base) as kept:
             logits = self._logits(row)
             losses = [
                 F.cross_entropy(part[:-1], _predicted(each).to(part.device), ignore_index=IGNORED, reduction="sum")
@@ -274,28 +255,8 @@ class RowProbe:
             tokens, *weights = torch.autograd.grad(total, [kept[0], *self.parameters], allow_unused=True)
         return _Result(logits.detach(), _of_examples(tokens, row.places), list(weights))
 
-    @contextlib.contextmanager
-    def _kept(self, module: Any, keep: Callable[[Any], Any]) -> Iterator[List[Any]]:
-        """What `keep` makes of each output of a module, which takes its place where it is a tensor."""
-        kept: List[Any] = []
-
-        def hook(module: Any, given: Any, output: Any) -> Any:
-            kept.append(keep(output))
-            return kept[-1] if torch.is_tensor(output) else output
-
-        handle = module.register_forward_hook(hook)
-        try:
-            yield kept
-        finally:
-            handle.remove()
-
-    def _embeddings(self) -> Any:
-        """What the embeddings give, with a gradient."""
-        module = self.base.get_input_embeddings()
-        return self._kept(module, lambda output: output if output.requires_grad else output.requires_grad_())
-
     def _auxiliary_losses(self) -> Any:
-        return self._kept(self.base, lambda output: getattr(output, "aux_loss", None))
+        return _kept(self.probe.base, lambda output: getattr(output, "aux_loss", None))
 
     def _beside_alone(self, row: _Row, result: _Result, evaluated: torch.Tensor) -> List[Fault]:
         """Examples of one length are computed together, in a plain batch of so many rows."""
@@ -311,9 +272,9 @@ class RowProbe:
             by_length.setdefault(len(place), []).append(number)
         for length, numbers in by_length.items():
             ids = torch.stack([torch.as_tensor(row.examples[number]["input_ids"]) for number in numbers])
-            labels = torch.stack([_predicted(row.examples[number]) for number in numbers]).to(self.device)
-            with torch.enable_grad(), self._embeddings() as kept:
-                logits = self.plain(ids)
+            labels = torch.stack([_predicted(row.examples[number]) for number in numbers]).to(self.probe.device)
+            with torch.enable_grad(), embeddings_of(self.probe.base) as kept:
+                logits = self.probe.plain(*ids)
                 loss = F.cross_entropy(
                     logits[:, :-1].flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
                 )
@@ -360,9 +321,9 @@ class RowProbe:
 
     # ---- what is trained
 
-    def loss(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
+    def _loss(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
         """The loss of a row is the mean of those of its examples, each in a batch of its own."""
-        examples = self.examples(lengths, draw, kinds=True)
+        examples = self._examples(lengths, draw, kinds=True)
         counts = [int((_predicted(each) != IGNORED).sum()) for each in examples]
         if not sum(counts):
             return []
@@ -398,8 +359,7 @@ class RowProbe:
         """The trained loss, and its gradient at the tokens of the examples [tokens, width]."""
         inputs = self._inputs(examples)
         places = _found(examples, inputs)
-        with _without_dropout(self.model), torch.enable_grad(), self._embeddings() as kept:
-            self.prepare()
+        with _without_dropout(self.model), torch.enable_grad(), embeddings_of(self.probe.base) as kept:
             loss = self.training.loss(self.model, inputs) if self.training.loss else self._label_loss(inputs)
             (tokens,) = torch.autograd.grad(loss, kept[:1], allow_unused=True)
         if tokens is None:
@@ -410,13 +370,12 @@ class RowProbe:
         logits = self.training.forward(self.model, inputs)
         return cross_entropy_sum(logits, inputs["labels"]) / (inputs["labels"][:, 1:] != IGNORED).sum().clamp(min=1)
 
-    def auxiliary(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
+    def _auxiliary(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
         """The auxiliary loss of a row of equal lengths is that of a plain batch."""
-        examples, count, length = self.examples(lengths, draw), len(lengths), lengths[0]
+        examples, count, length = self._examples(lengths, draw), len(lengths), lengths[0]
         with torch.no_grad(), _without_dropout(self.model), self._auxiliary_losses() as kept:
-            self.prepare()
             self.training.forward(self.model, self._inputs(examples))
-            self.plain(torch.stack([torch.as_tensor(each["input_ids"]) for each in examples]))
+            self.probe.plain(*(torch.as_tensor(each["input_ids"]) for each in examples))
         pair = [float(each) for each in kept if torch.is_tensor(each) and each.numel() == 1]
         if len(pair) != 2 or not any(pair):
             return []
@@ -426,14 +385,15 @@ class RowProbe:
 
     # ---- all rows
 
-    def steps(self, row: int, longest: int, numbers: Iterable[int], draw: np.random.Generator) -> List[Tuple[Any, ...]]:
+    def _steps(self, row: int, longest: int, numbers: Iterable[int]) -> List[Tuple[str, List[int]]]:
         """What to do with which lengths, the most important first."""
-        found: List[Tuple[Any, ...]] = []
-        for lengths in row_lengths(row, longest, numbers, draw):
+        found: List[Tuple[str, List[int]]] = []
+        own = self.training.collator is None and self.training.loss is None
+        for lengths in row_lengths(row, longest, numbers, np.random.default_rng(0)):
             found.append(("_logits_and_gradients", lengths))
-            found += [] if self.own else [("loss", lengths)]
+            found += [] if own else [("_loss", lengths)]
         for length, count in ((1, min(MOST_EXAMPLES, row)), (min(16, longest), max(1, row // 16))):
-            found.append(("auxiliary", [length] * count))
+            found.append(("_auxiliary", [length] * count))
         return found
 
     def repeat(self, fault: Fault) -> List[Fault]:
@@ -443,27 +403,49 @@ class RowProbe:
         faults = self._compared(what) if seed is None else getattr(self, name)(what, np.random.default_rng(seed))
         return [each._replace(lengths=fault.lengths) for each in faults]
 
-    def run(self, row: int, longest: int, numbers: Iterable[int], seed: int) -> Tuple[List[Fault], Probed]:
+    def run(self, row: int, longest: int, numbers: Iterable[int]) -> Tuple[List[Fault], Probed]:
         """The first faults, and what was probed."""
         begun = time.perf_counter()
         rows: List[Tuple[int, int]] = []
         left_out = ""
-        for number, (name, lengths) in enumerate(self.steps(row, longest, numbers, np.random.default_rng(seed))):
+        for number, (name, lengths) in enumerate(self._steps(row, longest, numbers)):
             spent = time.perf_counter() - begun
-            if name == "auxiliary" and not self.levelled:
+            if name == "_auxiliary" and not self.levelled:
                 continue
             if len(rows) > 1 and spent + 2 * self.update * sum(lengths) / row > max(_FREE, _UPDATES * self.update):
                 left_out = (
                     left_out or f"left out, as they take too long: a row of {sum(lengths):,} tokens and those after"
                 )
                 continue
-            faults = getattr(self, name)(lengths, np.random.default_rng(seed + number))
+            faults = getattr(self, name)(lengths, np.random.default_rng(number))
             if faults:
-                step = name, lengths, seed + number
-                lengths = () if name == "auxiliary" else tuple(lengths)
-                return [each._replace(step=step, lengths=lengths) for each in faults], Probed()
+                step = name, lengths, number
+                shape = () if name == "_auxiliary" else tuple(lengths)
+                return [each._replace(step=step, lengths=shape) for each in faults], Probed()
             rows += [(sum(lengths), len(lengths))] * ((sum(lengths), len(lengths)) not in rows)
         return [], Probed(tuple(rows), (), time.perf_counter() - begun, self.update, 0, left_out)
+
+
+@contextlib.contextmanager
+def _kept(module: Any, keep: Callable[[Any], Any]) -> Iterator[List[Any]]:
+    """What `keep` makes of each output of a module, which takes its place where it is a tensor."""
+    kept: List[Any] = []
+
+    def hook(module: Any, given: Any, output: Any) -> Any:
+        kept.append(keep(output))
+        return kept[-1] if torch.is_tensor(output) else output
+
+    handle = module.register_forward_hook(hook)
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
+
+def embeddings_of(base: Any) -> Any:
+    """In this block: a list of what the model's embeddings give, with a gradient."""
+    module = base.get_input_embeddings()
+    return _kept(module, lambda output: output if output.requires_grad else output.requires_grad_())
 
 
 def _of_examples(values: torch.Tensor, places: List[torch.Tensor]) -> torch.Tensor:

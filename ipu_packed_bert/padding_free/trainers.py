@@ -21,13 +21,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ipu_packed_bert.padding_free.choice import dense_mask_bytes, find_choice
+from ipu_packed_bert.padding_free.choice import find_choice
 from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
+from ipu_packed_bert.padding_free.losses import BLOCK, IGNORED, cross_entropy_sum, loss_sum, output_layer
 from ipu_packed_bert.padding_free.models import base_of, choice_of
-from ipu_packed_bert.padding_free.output_layer import BLOCK, IGNORED, output_layer
 from ipu_packed_bert.padding_free.probe import audit_batch
 from ipu_packed_bert.padding_free.streams import PackedStream
-from ipu_packed_bert.padding_free.update import cross_entropy_sum, loss_sum
 from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.batching.sampler import IndexBatchSampler
@@ -98,11 +97,7 @@ def pack_into(
     if check:
         _, probed = find_choice(trainer.model, longest=row, row=trainer._train_batch_size * row)
         _say(accelerator, str(probed))
-    if choice_of(trainer.model).boundaries == "attention_mask" and hasattr(trainer, "_total_train_tokens"):
-        raise ValueError(
-            f"{type(trainer.model).__name__} keeps examples apart only by a mask of all tokens by all tokens, which "
-            "SFTTrainer would count as its tokens; use Trainer for it"
-        )
+    choice_of(trainer.model, tried=True)
     if args.world_size > 1:
         args.average_tokens_across_devices = True
     if not trainer.model_accepts_loss_kwargs and trainer.compute_loss_func is None:
@@ -245,7 +240,7 @@ def _loss_and_tokens(trainer: Any, model: Any, inputs: Inputs, loss: torch.Tenso
 
 def _changed_updates(trainer: Any, planned: _Planned, lengths: Optional[np.ndarray]) -> str:
     """One line: what an update and an epoch are now, and were."""
-    args, model = trainer.args, trainer.model
+    args = trainer.args
     of_update = args.gradient_accumulation_steps * args.world_size
     rows, most = trainer._train_batch_size * of_update, planned.longer.max_sequence_length
     text = f"{rows:,} rows of {most:,} slots"
@@ -261,9 +256,7 @@ def _changed_updates(trainer: Any, planned: _Planned, lengths: Optional[np.ndarr
             f"{tokens / after:,.0f} tokens (before: {examples / before:,.0f} and {tokens / before:,.0f}); "
             f"{after:,} updates an epoch (before: {before:,})"
         )
-    mask = dense_mask_bytes(model, trainer._train_batch_size * most)
-    memory = f", {mask / 2**20:,.0f} MiB a layer for the mask of a batch" if mask else ""
-    return f"an update has {text}; {choice_of(model)}{memory}"
+    return f"an update has {text}; {choice_of(trainer.model)}"
 
 
 def _check_trainer(trainer: Any, way: str) -> None:

@@ -12,12 +12,10 @@ from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
 from torch import distributed
-from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.collators import Inputs
+from ipu_packed_bert.padding_free.losses import IGNORED, loss_sum
 from ipu_packed_bert.padding_free.models import in_first_fsdp
-from ipu_packed_bert.padding_free.output_layer import IGNORED, labels_behind, output_layer, pieces
 
 
 class UpdateResult(NamedTuple):
@@ -33,60 +31,6 @@ def _supervised(labels: torch.Tensor) -> torch.Tensor:
     labels: [rows, tokens].  The first token of a row is never predicted, as no token stands before it.
     """
     return (labels[:, 1:] != IGNORED).sum()
-
-
-def logits_of(model: Any, inputs: Inputs) -> torch.Tensor:
-    """[rows, tokens, vocabulary], by a forward pass that computes no loss of its own and keeps no cache."""
-    return model(**{**{name: value for name, value in inputs.items() if name != "labels"}, "use_cache": False}).logits
-
-
-class _CrossEntropySum(torch.autograd.Function):
-    """Some tokens at a time, so that the gradient of the logits is the only other array of their size."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(logits, labels)
-        accurate = torch.promote_types(logits.dtype, torch.float32)
-        total = torch.zeros((), dtype=accurate, device=logits.device)
-        for here in pieces(logits):
-            total += F.cross_entropy(logits[here].to(accurate), labels[here], ignore_index=IGNORED, reduction="sum")
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, factor: torch.Tensor) -> Any:
-        logits, labels = ctx.saved_tensors
-        gradient = torch.empty_like(logits)
-        weights = torch.where(labels == IGNORED, 0.0, factor).unsqueeze(1)
-        words = labels.clamp(min=0).unsqueeze(1)  # of an ignored token any, as its weight is 0
-        for here in pieces(logits):
-            part = torch.softmax(logits[here], dim=1, dtype=factor.dtype)
-            part.scatter_add_(1, words[here], part.new_full((len(part), 1), -1.0))
-            torch.mul(part, weights[here], out=part)
-            gradient[here] = part
-        return gradient, None
-
-
-def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Sum of the cross-entropies of the predicted tokens: a scalar, in float32 or float64.
-
-    logits: [rows, tokens, vocabulary], of the token behind each; labels: [rows, tokens], -100 where nothing is
-    predicted.
-    """
-    total: torch.Tensor = _CrossEntropySum.apply(logits.flatten(0, 1), labels_behind(labels).flatten())
-    return total
-
-
-def loss_sum(model: Any, inputs: Inputs) -> torch.Tensor:
-    """Sum of the cross-entropies of the predicted tokens of one micro-batch: a scalar, in float32 or float64.
-
-    In blocks of tokens where the output layer allows it, so that there are never logits of all tokens.
-    """
-    layer = output_layer(model)
-    if layer is None:
-        return cross_entropy_sum(logits_of(model, inputs), inputs["labels"])
-    others = {name: value for name, value in inputs.items() if name != "labels"}
-    return layer.loss_of(model, others, labels_behind(inputs["labels"]))
 
 
 def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:

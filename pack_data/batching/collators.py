@@ -17,11 +17,14 @@ from pack_data.sequences import rounded_up
 Example = Mapping[str, Union[Sequence[int], np.ndarray]]
 
 
-def _padding(tokens: int, pad_id: int, ignore_index: int) -> Dict[str, np.ndarray]:
-    return {"input_ids": np.full(tokens, pad_id, np.int64), "labels": np.full(tokens, ignore_index, np.int64)}
+_IGNORED = -100  # the label of a token that is not predicted
 
 
-def _columns(examples: Sequence[Example], pad_id: int, ignore_index: int) -> List[Dict[str, np.ndarray]]:
+def _padding(tokens: int, pad_id: int) -> Dict[str, np.ndarray]:
+    return {"input_ids": np.full(tokens, pad_id, np.int64), "labels": np.full(tokens, _IGNORED, np.int64)}
+
+
+def _columns(examples: Sequence[Example], pad_id: int) -> List[Dict[str, np.ndarray]]:
     """input_ids and labels of each example; without any example, one padding token that is not predicted.
 
     Raises ValueError for an empty example, and for labels of another length.
@@ -36,43 +39,38 @@ def _columns(examples: Sequence[Example], pad_id: int, ignore_index: int) -> Lis
                 "must be equally many and at least 1"
             )
         columns.append({"input_ids": ids, "labels": labels})
-    return columns or [_padding(1, pad_id, ignore_index)]
+    return columns or [_padding(1, pad_id)]
 
 
 def padding_free_batch(
-    examples: Sequence[Example],
-    *,
-    pad_id: int = 0,
-    ignore_index: int = -100,
-    slots: Optional[int] = None,
-    multiple_of: int = 1,
+    examples: Sequence[Example], *, pad_id: int = 0, slots: Optional[int] = None, multiple_of: int = 1
 ) -> Dict[str, np.ndarray]:
     """All examples in one row, without padding.  ("Enhancing Training Efficiency Using Packing ...", section 3.4.)
 
     input_ids, labels, position_ids [1, tokens]; cumulative_lengths int32 [examples + 1], from 0 to tokens; max_length,
     tokens of the longest example.  position_ids begin at 0 in each example.  The first label of each example is
-    `ignore_index`, because the token before it belongs to another example.
+    -100, because the token before it belongs to another example.
     slots: tokens of every row, where all rows must have one shape.  Each padding token is an example of its own.
     Raises ValueError where the examples have more tokens.
     multiple_of: each example begins at a multiple of it, and the row ends at one.  The padding behind an example is an
     example of its own.
     """
-    columns = _columns(examples, pad_id, ignore_index)
+    columns = _columns(examples, pad_id)
     if multiple_of > 1:
         if (slots or 0) % multiple_of:
             raise ValueError(f"slots is {slots}, which is no multiple of {multiple_of} = multiple_of; choose another")
         gaps = [-len(column["input_ids"]) % multiple_of for column in columns]
-        pairs = [[column, _padding(gap, pad_id, ignore_index)] for column, gap in zip(columns, gaps)]
+        pairs = [[column, _padding(gap, pad_id)] for column, gap in zip(columns, gaps)]
         columns = [column for pair in pairs for column in pair if len(column["input_ids"])]
     if slots is not None:
         missing = slots - sum(len(column["input_ids"]) for column in columns)
         if missing < 0:
             raise ValueError(f"the examples of a row have {slots - missing} tokens, slots is {slots}; make it larger")
-        columns += _columns([], pad_id, ignore_index) * missing
+        columns += _columns([], pad_id) * missing
     lengths = np.array([len(column["input_ids"]) for column in columns])
     ends = np.cumsum(lengths)
     labels = np.concatenate([column["labels"] for column in columns])
-    labels[ends - lengths] = ignore_index
+    labels[ends - lengths] = _IGNORED
     return {
         "input_ids": np.concatenate([column["input_ids"] for column in columns])[None],
         "labels": labels[None],
@@ -82,22 +80,20 @@ def padding_free_batch(
     }
 
 
-def padded_batch(
-    examples: Sequence[Example], *, pad_id: int = 0, ignore_index: int = -100, multiple_of: int = 1
-) -> Dict[str, np.ndarray]:
+def padded_batch(examples: Sequence[Example], *, pad_id: int = 0, multiple_of: int = 1) -> Dict[str, np.ndarray]:
     """One row an example, padded on the right to the longest, rounded up to a multiple of `multiple_of`.
 
-    input_ids, attention_mask, labels, position_ids [rows, longest].  Padding has label `ignore_index` and position 0.
+    input_ids, attention_mask, labels, position_ids [rows, longest].  Padding has label -100 and position 0.
     A batch without examples has one token with attention_mask 1, as some kernels return NaN for a row of zeros.
     """
-    columns = _columns(examples, pad_id, ignore_index)
+    columns = _columns(examples, pad_id)
     lengths = np.array([len(column["input_ids"]) for column in columns])
     longest = int(rounded_up(lengths, multiple_of).max())
     real = np.arange(longest) < lengths[:, None]
     batch = {
         "input_ids": np.full(real.shape, pad_id, np.int64),
         "attention_mask": real.astype(np.int64),
-        "labels": np.full(real.shape, ignore_index, np.int64),
+        "labels": np.full(real.shape, _IGNORED, np.int64),
         "position_ids": np.where(real, np.arange(longest), 0),
     }
     for name in ("input_ids", "labels"):
@@ -105,9 +101,7 @@ def padded_batch(
     return batch
 
 
-def collate(
-    way: Way, batch: Batch, dataset: Sequence[Example], pad_id: int = 0, ignore_index: int = -100
-) -> Dict[str, np.ndarray]:
+def collate(way: Way, batch: Batch, dataset: Sequence[Example], pad_id: int = 0) -> Dict[str, np.ndarray]:
     """The arrays of one batch of a plan.
 
     A padded row of several pieces is one text to the model: nothing tells the pieces apart.
@@ -118,6 +112,6 @@ def collate(
     ]
     if way.padding_free:
         pieces = [piece for row in rows for piece in row]
-        return padding_free_batch(pieces, pad_id=pad_id, ignore_index=ignore_index)
+        return padding_free_batch(pieces, pad_id=pad_id)
     texts = [{name: np.concatenate([piece[name] for piece in row]) for name in row[0]} for row in rows]
-    return padded_batch(texts, pad_id=pad_id, ignore_index=ignore_index)
+    return padded_batch(texts, pad_id=pad_id)

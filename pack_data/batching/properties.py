@@ -6,7 +6,6 @@ example it comes from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
@@ -32,8 +31,7 @@ class Properties(NamedTuple):
 COLUMNS = ("kernel", "positions", "isolated", "unbroken", "unsorted")  # their headings
 
 
-@dataclass(frozen=True)
-class WayReport:
+class WayReport(NamedTuple):
     """One epoch of a way: its properties and its cost."""
 
     way: str
@@ -42,18 +40,9 @@ class WayReport:
     rows: int
     tokens: int  # real ones
     slots: int  # token positions that the model computes, padding included
-    room: int  # slots if every batch had bs rows of msl tokens, as a static shape has
+    efficiency: float  # real tokens / slots
+    fill: float  # real tokens / slots if every batch had bs rows of msl tokens, as a static shape has
     attention_balance: float  # sum of squared lengths of the busiest rank over the ranks' mean; mean over the steps
-
-    @property
-    def efficiency(self) -> float:
-        """Real tokens / slots."""
-        return self.tokens / self.slots
-
-    @property
-    def fill(self) -> float:
-        """Real tokens / room."""
-        return self.tokens / self.room
 
 
 def _runs(ids: np.ndarray, begins: np.ndarray) -> np.ndarray:
@@ -119,7 +108,8 @@ def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0)
         rows=len(plan.rows) - 1,
         tokens=len(seen),
         slots=slots,
-        room=plan.steps * options.ranks * options.capacity,
+        efficiency=len(seen) / slots,
+        fill=len(seen) / (plan.steps * options.ranks * options.capacity),
         attention_balance=float(np.mean(balances)),
     )
 

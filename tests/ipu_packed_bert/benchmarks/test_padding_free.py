@@ -22,11 +22,11 @@ def kept(monkeypatch):
 
 
 def test_the_same_examples_on_every_side():
-    row = benchmark.measure_row("some", np.array([20, 9, 30, 50, 5, 7]), 64, SMALL._replace(batch_size=2))
+    row = benchmark._measure_row("some", np.array([20, 9, 30, 50, 5, 7]), 64, SMALL._replace(batch_size=2))
     assert row["examples"] == 4 and row["real"] == pytest.approx((20 + 9 + 30 + 5) / (2 * 20 + 2 * 30))
     assert row[benchmark.PADDED] == 1.0 and min(row[side] for side in ("sorted", "dense", "ours")) > 0
     assert row["rate"] == pytest.approx(row["padded_rate"] / row["ours"])
-    assert benchmark.DENSE not in benchmark.measure_row("some", np.array([20, 9, 90]), 65, SMALL)
+    assert benchmark.DENSE not in benchmark._measure_row("some", np.array([20, 9, 90]), 65, SMALL)
 
 
 def test_what_computes_something_else_is_not_timed(monkeypatch):
@@ -36,16 +36,16 @@ def test_what_computes_something_else_is_not_timed(monkeypatch):
 
     monkeypatch.setattr(benchmark, "PaddingCollator", Everywhere)
     with pytest.raises(RuntimeError, match="the losses of padded, sorted, dense, ours differ"):
-        benchmark.measure_row("some", np.array([20, 9, 30]), 64, SMALL)
+        benchmark._measure_row("some", np.array([20, 9, 30]), 64, SMALL)
 
 
 def test_lengths_follow_the_quantiles():
     draw = np.random.default_rng(0)
     for name, quantiles in benchmark.QUANTILES.items():
-        lengths = benchmark.lengths_of(name, 4000, draw)
+        lengths = benchmark._lengths_of(name, 4000, draw)
         assert len(quantiles) == 21 and quantiles[0] <= lengths.min() and lengths.max() <= quantiles[-1]
         assert abs(np.median(lengths) - quantiles[10]) < 5
-    assert benchmark.lengths_of(benchmark.LONG_TAILED, 4000, draw).max() > 2000
+    assert benchmark._lengths_of(benchmark.LONG_TAILED, 4000, draw).max() > 2000
 
 
 def test_the_command(capsys, monkeypatch, kept):

@@ -14,7 +14,7 @@ import torch
 
 from ipu_packed_bert.benchmarks import packed
 from ipu_packed_bert.benchmarks.layouts import HuggingFaceSide, sorted_by_budget, without_padding
-from ipu_packed_bert.benchmarks.packed import figures, table
+from ipu_packed_bert.benchmarks.packed import _figures, table
 from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
 from ipu_packed_bert.commands.benchmark import _report, main
 from ipu_packed_bert.engine.host import HostEngine
@@ -97,7 +97,7 @@ def test_the_sorted_rival_does_the_same_work(work):
     rows, batch = len(work.packed["input_ids"]), work.packed
     ours = engine.model(*(torch.from_numpy(batch[name]) for name in BATCH_FIELDS)).loss * 2 / rows
     # The scales are float32.
-    assert rival.run() == pytest.approx(float(ours.detach()), rel=1e-6)
+    assert rival() == pytest.approx(float(ours.detach()), rel=1e-6)
 
 
 def test_sequences_end_to_end_are_the_same_work(work):
@@ -120,7 +120,7 @@ def test_sequences_end_to_end_are_the_same_work(work):
         for made in (forwards, sorted_by_budget(work.unpacked, 192))
     ]
     sides[1]._model.load_state_dict(sides[0]._model.state_dict())
-    losses = [side.run() for side in sides]
+    losses = [side() for side in sides]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
@@ -129,7 +129,7 @@ def test_rivals_are_timed_in_turn_with_the_packs_and_do_the_same_work(work, monk
     pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
     monkeypatch.setitem(packed.RIVALS, "cpu", packed.RIVALS["cuda"])
     config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2, dropout=0.0)
-    found = packed.compare_rivals(config, work, rounds=2, bar=None)
+    found = packed._compare_rivals(config, work, rounds=2, bar=None)
     assert capsys.readouterr().err.startswith("flash is left out: ") and "flash_time" not in found
     for name in ("sorted", "dense"):
         low, high = found[f"{name}_time_quartiles"]
@@ -138,7 +138,7 @@ def test_rivals_are_timed_in_turn_with_the_packs_and_do_the_same_work(work, monk
     wrong[wrong > 0] = 1
     broken = work._replace(unpacked={**work.unpacked, "masked_lm_ids": wrong})
     with pytest.raises(AssertionError, match="other work: losses of packed .*, of sorted"):
-        packed.compare_rivals(config, broken, rounds=1, bar=None)
+        packed._compare_rivals(config, broken, rounds=1, bar=None)
 
 
 def test_packs_that_never_fill_their_micro_batches_are_one_line():
@@ -167,7 +167,7 @@ def test_make_gpu_without_one_is_a_line():
 
 def test_figures_by_hand():
     sides = SideBySide(np.array([4.0, 8.0, 9.0]), np.array([2.0, 5.0, 4.5]), 2.0, None, None)
-    found = figures(sides)  # speed-ups 2, 1.6, 2
+    found = _figures(sides)  # speed-ups 2, 1.6, 2
     assert found["packed_sequences_per_second"] == 8.0 and found["unpacked_sequences_per_second"] == 4.5
     assert found["speed_up"] == 2.0 and found["share_of_packing_factor"] == 1.0
     assert found["speed_up_quartiles"] == [1.8, 2.0]

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("transformers", minversion="4.57", reason="for models of Transformers 4.57 and newer")
 
 from ipu_packed_bert.padding_free import attention  # noqa: E402
-from ipu_packed_bert.padding_free.attention import Settings, attend_row, padding_free_attention  # noqa: E402
+from ipu_packed_bert.padding_free.attention import _attend_row, _padding_free_attention, _Settings  # noqa: E402
 from ipu_packed_bert.padding_free.collators import PaddingFreeCollator  # noqa: E402
 from tests.padding_free_models import a_windowed_model, some_examples  # noqa: E402
 from tests.refusals import refused
@@ -32,7 +32,7 @@ def boundaries_of(lengths):
     return torch.tensor([0, *lengths]).cumsum(0).int()
 
 
-def by_the_formula(query, key, value, lengths, wanted, chunk=None, bias=None):
+def by_the_formula(query, key, value, lengths, wanted, chunk=None):
     """The softmax over a dense mask of the whole row."""
     tokens = query.shape[2]
     number = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -48,8 +48,6 @@ def by_the_formula(query, key, value, lengths, wanted, chunk=None, bias=None):
     scores = query @ key.transpose(2, 3) * (WIDTH**-0.5 if wanted.scale is None else wanted.scale)
     if wanted.softcap is not None:
         scores = wanted.softcap * torch.tanh(scores / wanted.softcap)
-    if bias is not None:
-        scores = scores + bias
     scores = scores.masked_fill(~seen, -torch.inf)
     if wanted.sinks is not None:
         scores = torch.cat([scores, wanted.sinks.view(1, -1, 1, 1).expand(1, -1, tokens, 1)], dim=3)
@@ -58,15 +56,15 @@ def by_the_formula(query, key, value, lengths, wanted, chunk=None, bias=None):
 
 SINKS = torch.linspace(-1, 2, HEADS, dtype=torch.float64)
 LAYERS = {
-    "plain": (Settings(), {}),
-    "scale": (Settings(scale=0.7), {}),
-    "both ways": (Settings(causal=False), {}),
-    "window": (Settings(window=3), {}),
-    "window on both sides": (Settings(causal=False, window=3), {}),
-    "soft cap": (Settings(softcap=0.5), {}),
-    "sinks": (Settings(sinks=SINKS), {}),
-    "window, soft cap and sinks": (Settings(window=2, softcap=1.5, sinks=SINKS), {}),
-    "chunk": (Settings(), {"chunk": 4}),
+    "plain": (_Settings(), {}),
+    "scale": (_Settings(scale=0.7), {}),
+    "both ways": (_Settings(causal=False), {}),
+    "window": (_Settings(window=3), {}),
+    "window on both sides": (_Settings(causal=False, window=3), {}),
+    "soft cap": (_Settings(softcap=0.5), {}),
+    "sinks": (_Settings(sinks=SINKS), {}),
+    "window, soft cap and sinks": (_Settings(window=2, softcap=1.5, sinks=SINKS), {}),
+    "chunk": (_Settings(), {"chunk": 4}),
 }
 
 
@@ -77,7 +75,7 @@ LAYERS = {
 def test_each_example_by_itself(layer, key_heads, lengths, seed):
     wanted, more = LAYERS[layer]
     heads = heads_of(sum(lengths), key_heads, seed)
-    found = attend_row(*heads, boundaries_of(lengths), wanted, **more)
+    found = _attend_row(*heads, boundaries_of(lengths), wanted, **more)
     assert torch.allclose(found, by_the_formula(*heads, lengths, wanted, **more), rtol=0, atol=1e-12)
 
 
@@ -88,7 +86,7 @@ def test_gradients_are_those_of_the_formula(layer):
     weights = torch.arange(24, dtype=torch.float64)[:, None, None]
     gradients = []
     for call in (
-        lambda *heads: attend_row(*heads, boundaries_of(lengths), wanted, **more),
+        lambda *heads: _attend_row(*heads, boundaries_of(lengths), wanted, **more),
         lambda *heads: by_the_formula(*heads, lengths, wanted, **more),
     ):
         heads = [each.requires_grad_() for each in heads_of(24, 2)]
@@ -100,29 +98,19 @@ def test_gradients_are_those_of_the_formula(layer):
 @pytest.mark.parametrize("window", [None, 100, 128, 200])
 @pytest.mark.parametrize("causal", [True, False])
 def test_long_examples_are_cut_into_pieces_of_a_window(window, causal):
-    lengths, wanted = [300, 7, 129, 300], Settings(causal=causal, window=window)
+    lengths, wanted = [300, 7, 129, 300], _Settings(causal=causal, window=window)
     heads = heads_of(sum(lengths), 2)
     expected = by_the_formula(*heads, lengths, wanted)
-    assert torch.allclose(attend_row(*heads, boundaries_of(lengths), wanted), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("shape", [(1, HEADS, 1, 17), (1, 1, 17, 17), (1, HEADS, 17, 17)])
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_bias_of_the_positions_is_added(shape, window, causal):
-    lengths, wanted = [4, 6, 6, 1], Settings(causal=causal, window=window)
-    heads, bias = heads_of(17, 2), torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    expected = by_the_formula(*heads, lengths, wanted, bias=bias)
-    assert torch.allclose(attend_row(*heads, boundaries_of(lengths), wanted, bias=bias), expected, rtol=0, atol=1e-12)
+    assert torch.allclose(_attend_row(*heads, boundaries_of(lengths), wanted), expected, rtol=0, atol=1e-12)
 
 
 def test_dropout_is_applied_within_each_example():
     """Its mean over draws is the context without it."""
     lengths, heads = [6, 3, 6], heads_of(15)
     torch.manual_seed(0)
-    for wanted in (Settings(dropout=0.4), Settings(dropout=0.4, softcap=2.0)):
-        draws = torch.stack([attend_row(*heads, boundaries_of(lengths), wanted) for _ in range(600)])
-        expected = attend_row(*heads, boundaries_of(lengths), wanted._replace(dropout=0.0))
+    for wanted in (_Settings(dropout=0.4), _Settings(dropout=0.4, softcap=2.0)):
+        draws = torch.stack([_attend_row(*heads, boundaries_of(lengths), wanted) for _ in range(600)])
+        expected = _attend_row(*heads, boundaries_of(lengths), wanted._replace(dropout=0.0))
         assert float((draws.mean(0) - expected).abs().max()) < 0.3 and float(draws.std(0).mean()) > 0.1
 
 
@@ -134,11 +122,11 @@ LAYER = SimpleNamespace(is_causal=True)
 def test_boundaries_of_another_row_are_refused():
     heads = heads_of(10)
     with refused("must rise from 0 to 10"):
-        padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries_of([3, 4]))
+        _padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries_of([3, 4]))
     for lengths in ([4, 6], [3, 3, 4]):
         with refused("same boundaries"):
             others = boundaries_of(lengths)
-            padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries_of([3, 7]), cu_seq_lens_k=others)
+            _padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries_of([3, 7]), cu_seq_lens_k=others)
 
 
 @pytest.mark.parametrize(
@@ -152,15 +140,15 @@ def test_boundaries_of_another_row_are_refused():
 def test_what_it_does_not_compute_is_refused(given_, match):
     layer = SimpleNamespace(is_causal=True, config=SimpleNamespace(sliding_window=4))
     with refused(match):
-        padding_free_attention(layer, *heads_of(10), cu_seq_lens_q=boundaries_of([3, 7]), **given_)
+        _padding_free_attention(layer, *heads_of(10), cu_seq_lens_q=boundaries_of([3, 7]), **given_)
 
 
 def test_boundaries_that_change_in_place_are_read_again():
     heads, boundaries = heads_of(10), boundaries_of([3, 7])
     for lengths in ([3, 7], [6, 4]):
         boundaries.copy_(boundaries_of(lengths))
-        found, _ = padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries)
-        assert torch.allclose(found, by_the_formula(*heads, lengths, Settings()), rtol=0, atol=1e-12)
+        found, _ = _padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries)
+        assert torch.allclose(found, by_the_formula(*heads, lengths, _Settings()), rtol=0, atol=1e-12)
 
 
 # ---- the kernel: torch's own runs on CUDA in half precision, a stand-in of it here
@@ -216,7 +204,7 @@ def test_the_kernel_gives_what_the_blocks_give(kernel, layer, values, lengths):
     results = []
     for call in (longest, {}):
         heads = [each.requires_grad_() for each in heads_of(sum(lengths), 2, values=values)]
-        found = attend_row(*heads, boundaries_of(lengths), wanted, **more, **call)
+        found = _attend_row(*heads, boundaries_of(lengths), wanted, **more, **call)
         assert found.shape == (1, sum(lengths), HEADS, values)
         results.append((found, *torch.autograd.grad(found.square().sum(), heads)))
     heads = [each.requires_grad_() for each in heads_of(sum(lengths), 2, values=values)]
@@ -229,8 +217,8 @@ def test_the_kernel_gives_what_the_blocks_give(kernel, layer, values, lengths):
 
 def test_empty_examples_are_no_matter_to_chunks(kernel):
     heads, boundaries = heads_of(10), torch.tensor([0, 0, 3, 3, 10, 10]).int()
-    expected = by_the_formula(*heads, [3, 7], Settings(), chunk=4)
-    assert torch.allclose(attend_row(*heads, boundaries, Settings(), chunk=4), expected, rtol=0, atol=1e-12)
+    expected = by_the_formula(*heads, [3, 7], _Settings(), chunk=4)
+    assert torch.allclose(_attend_row(*heads, boundaries, _Settings(), chunk=4), expected, rtol=0, atol=1e-12)
     assert sorted(set(kernel.calls[0][0].tolist())) == [0, 3, 7, 10]
 
 

@@ -7,11 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ipu_packed_bert.padding_free import use_padding_free
 from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator, inputs_for
 from ipu_packed_bert.padding_free.update import accumulate, mean_loss
 from pack_data.batching.collators import collate
 from pack_data.batching.plans import WAYS, BatchOptions
 from tests.padding_free_models import CONFIGS, a_model, some_examples, token_losses
+from tests.refusals import refused
 from tests.tolerances import relative_error
 
 
@@ -19,11 +21,11 @@ from tests.tolerances import relative_error
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32 - 1), lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5))
 def test_every_token_has_the_loss_of_the_padded_batch(kind, seed, lengths):
-    model, examples = a_model(kind), some_examples(seed, lengths + [3])
+    model, examples = a_model(kind, "padding_free"), some_examples(seed, lengths + [3])
     with torch.no_grad():
         free, padded = (
             token_losses(model, PaddingFreeCollator(model)(examples)),
-            token_losses(model, PaddingCollator()(examples)),
+            token_losses(a_model(kind), PaddingCollator()(examples)),
         )
     assert len(free) == len(padded) == sum(lengths) + 3 - len(lengths) - 1
     assert float((free - padded).abs().max()) <= 1e-9 * float(padded.abs().max())
@@ -32,8 +34,9 @@ def test_every_token_has_the_loss_of_the_padded_batch(kind, seed, lengths):
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
 def test_gradients_are_those_of_the_padded_batch(kind):
     found = []
-    for collator in (PaddingFreeCollator(a_model(kind)), PaddingCollator()):
-        model = a_model(kind)
+    for attention in ("padding_free", "sdpa"):
+        model = a_model(kind, attention)
+        collator = PaddingCollator() if attention == "sdpa" else PaddingFreeCollator(model)
         accumulate(model, [collator(some_examples(3, [9, 2, 12, 5]))])
         # The gradient of a bias of the keys is zero but for rounding.
         found.append([parameter.grad for parameter in model.parameters() if float(parameter.grad.norm()) > 1e-9])
@@ -42,6 +45,7 @@ def test_gradients_are_those_of_the_padded_batch(kind):
 
 def test_in_eager_code_up_to_its_float32_softmax():
     model, examples = a_model(attention="eager"), some_examples(4, [9, 2, 12, 5])
+    assert use_padding_free(model, attention="eager") == ("eager", "position_ids", False)
     with torch.no_grad():
         free, padded = (
             token_losses(model, PaddingFreeCollator(model)(examples)),
@@ -50,12 +54,11 @@ def test_in_eager_code_up_to_its_float32_softmax():
     assert float((free - padded).abs().max()) <= 1e-5 * float(padded.abs().max())
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "padding_free"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_padding_behind_each_example_changes_no_gradient(kind, attention):
+def test_padding_behind_each_example_changes_no_gradient(kind):
     found = []
     for multiple_of, collator in ((1, PaddingFreeCollator), (8, PaddingFreeCollator), (8, PaddingCollator)):
-        model = a_model(kind, attention if collator is PaddingFreeCollator else "sdpa")
+        model = a_model(kind, "padding_free" if collator is PaddingFreeCollator else "sdpa")
         given = () if collator is PaddingCollator else (model,)
         batch = collator(*given, multiple_of=multiple_of)(some_examples(3, [9, 2, 16, 5]))
         assert batch["input_ids"].shape[1] % multiple_of == 0
@@ -87,6 +90,8 @@ def test_flash_kernels_get_the_boundaries_and_no_mask():
 def test_rows_of_one_shape_have_the_same_losses(kind, attention):
     """Padded to 40 slots, with tensors of one row only, as Accelerate can join and cut them."""
     model = a_model(kind, attention)
+    if attention == "sdpa":
+        use_padding_free(model, attention="sdpa")
     for lengths in ([9, 2, 12, 5], [30, 10], [1]):
         examples = some_examples(4, lengths)
         inputs = PaddingFreeCollator(model, slots=40)(examples)
@@ -99,19 +104,19 @@ def test_rows_of_one_shape_have_the_same_losses(kind, attention):
         PaddingFreeCollator(model, slots=40)(some_examples(4, [30, 11]))
 
 
-def test_the_mask_by_hand():
-    """Examples of two, one and two tokens."""
-    mask = PaddingFreeCollator(a_model())(some_examples(4, [2, 1, 2]))["attention_mask"]
-    assert mask.int().tolist() == [
-        [[[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]]
-    ]
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
+def test_what_nobody_has_tried_is_refused(attention):
+    model = a_model()
+    model.config._attn_implementation = attention
+    with refused(f'LlamaForCausalLM: nobody has tried whether attn_implementation="{attention}" .*use_padding_free'):
+        PaddingFreeCollator(model)(some_examples(1, [3, 4]))
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_epoch_has_the_same_loss_by_every_way_that_keeps_examples_whole(way):
     """Over an epoch every example is seen once, whatever shares its batch; broken or mixed ones give another loss."""
-    model, dataset = a_model(), some_examples(7, [9, 4, 12, 5, 2, 7, 11, 3, 6])
-    alone = mean_loss(model, [PaddingCollator()([example]) for example in dataset])
+    model, dataset = a_model(attention="padding_free"), some_examples(7, [9, 4, 12, 5, 2, 7, 11, 3, 6])
+    alone = mean_loss(a_model(), [PaddingCollator()([example]) for example in dataset])
     plan = WAYS[way].plan([len(example["input_ids"]) for example in dataset], BatchOptions(2, 12, seed=3))
     batches = [collate(WAYS[way], plan.batch(step, 0), dataset) for step in range(plan.steps)]
     found = mean_loss(model, [inputs_for(model, batch) for batch in batches])

@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from ipu_packed_bert.padding_free.losses import logits_of
 from ipu_packed_bert.padding_free.probe import check_no_leak
-from ipu_packed_bert.padding_free.update import logits_of
 from tests.padding_free_faults import FAULTS, LONGEST, ROW, right_ones
 
 DRAWS = int(os.environ.get("FAULT_DRAWS", "3"))  # 200 for the whole

@@ -355,9 +355,9 @@ def test_lengths_are_read_from_any_data_set():
     assert _lengths_of(doubled).tolist() == [6, 2, 8, 2, 10]
 
 
-def test_a_mask_that_would_be_counted_as_tokens_is_refused(tmp_path):
+def test_an_attention_that_nobody_has_tried_is_refused(tmp_path):
     """The model as it was loaded, with sdpa."""
-    with pytest.raises(ValueError, match="use Trainer for it"):
+    with pytest.raises(ValueError, match="nobody has tried whether attn_implementation=.sdpa"):
         pack_into(a_trainer("completion", tmp_path), check=False)
 
 
@@ -422,7 +422,7 @@ for dispatch in (False, True):
         "OptimalPacking+PosID", [len(example["input_ids"]) for example in dataset],
         BatchOptions(2, ROW, accelerator.num_processes), rank=None,
     )
-    collator = PaddingFreeCollator(a_model(), slots=2 * ROW)
+    collator = PaddingFreeCollator(a_model(attention="padding_free"), slots=2 * ROW)
     loader = accelerator.prepare(
         torch.utils.data.DataLoader(sampler.view(dataset), batch_sampler=sampler, collate_fn=collator)
     )

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from ipu_packed_bert.padding_free import output_layer
+from ipu_packed_bert.padding_free import losses
 from ipu_packed_bert.padding_free.collators import PaddingCollator, PaddingFreeCollator
-from ipu_packed_bert.padding_free.update import IGNORED, accumulate, cross_entropy_sum, loss_sum, mean_loss, take_step
+from ipu_packed_bert.padding_free.losses import IGNORED, cross_entropy_sum, loss_sum
+from ipu_packed_bert.padding_free.update import accumulate, mean_loss, take_step
 from ipu_packed_bert.processes.ranks import end_group
 from tests.padding_free_models import a_model, alone, some_examples
 from tests.ranks_at_work import run_all
@@ -24,6 +25,10 @@ except ImportError:  # torch 2.0
 
 LENGTHS = [9, 2, 12, 5, 3, 11]
 KINDS = ["ddp", "plain"] + ["fully_shard"] * (fully_shard is not None)
+
+
+def ours():
+    return a_model(attention="padding_free")
 
 
 def gradients(model):
@@ -42,8 +47,8 @@ def micro_batches(model, cuts):
 @pytest.mark.parametrize("cuts", [[], [1, 4]], ids=["whole", "three micro-batches"])
 def test_the_loss_is_the_mean_over_the_predicted_tokens(cuts):
     """Of an update and of an evaluation, against plain calls of the model with one example each."""
-    model = a_model()
-    expected = torch.cat([alone(model, example) for example in some_examples(3, LENGTHS)])
+    model = ours()
+    expected = torch.cat([alone(a_model(), example) for example in some_examples(3, LENGTHS)])
     batches = micro_batches(model, cuts)
     assert mean_loss(model, batches) == pytest.approx(float(expected.mean()), rel=1e-12)
     assert model.training and all(gradient is None for gradient in gradients(model))
@@ -55,10 +60,12 @@ def test_the_loss_is_the_mean_over_the_predicted_tokens(cuts):
 
 
 def test_labels_that_are_ignored_do_not_count():
-    model = a_model()
+    model = ours()
     (example,) = some_examples(3, [9])
     labels = [IGNORED if number in (2, 3, 7) else token for number, token in enumerate(example["input_ids"])]
-    kept = alone(model, example)[[number - 1 for number in (1, 4, 5, 6, 8)]]  # token n is predicted from token n - 1
+    kept = alone(a_model(), example)[
+        [number - 1 for number in (1, 4, 5, 6, 8)]
+    ]  # token n is predicted from token n - 1
     result = accumulate(model, [PaddingFreeCollator(model)([{**example, "labels": labels}])])
     assert result.supervised_tokens == 5
     assert result.loss == pytest.approx(float(kept.mean()), rel=1e-12)
@@ -67,7 +74,7 @@ def test_labels_that_are_ignored_do_not_count():
 @pytest.mark.parametrize("dtype, allowed", [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 5e-3)])
 def test_the_loss_in_pieces_is_the_cross_entropy(dtype, allowed, monkeypatch):
     """And its gradient: pieces of three tokens, a long run of ignored labels, and a word that no token may be."""
-    monkeypatch.setitem(output_layer.NUMBERS_AT_ONCE, "cpu", 3 * 11)
+    monkeypatch.setitem(losses.NUMBERS_AT_ONCE, "cpu", 3 * 11)
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 7, 11, generator=draw, dtype=torch.float64).to(dtype)
     logits[..., 10] = -torch.inf
@@ -83,14 +90,14 @@ def test_the_loss_in_pieces_is_the_cross_entropy(dtype, allowed, monkeypatch):
 
 
 def test_an_evaluation_without_a_predicted_token_is_refused():
-    model = a_model()
+    model = ours()
     with pytest.raises(ValueError, match="no token of these batches is predicted"):
         mean_loss(model, [PaddingCollator()(some_examples(1, [1]))])
 
 
 def test_an_update_takes_one_step_at_its_rate_and_clears_the_gradients():
     """Of plain gradient descent: the weights move by rate times gradient, twice in a row."""
-    model, reference = a_model(), a_model()
+    model, reference = ours(), ours()
     optimizer = torch.optim.SGD(model.parameters(), lr=100.0)
     for rate in (0.5, 0.25):
         result = take_step(model, optimizer, micro_batches(model, [2]), rate)
@@ -104,7 +111,7 @@ def test_an_update_takes_one_step_at_its_rate_and_clears_the_gradients():
 
 
 def test_an_update_is_the_same_however_it_is_cut():
-    whole, cut, means = a_model(), a_model(), a_model()
+    whole, cut, means = ours(), ours(), ours()
     result = accumulate(whole, micro_batches(whole, []))
     again = accumulate(cut, micro_batches(cut, [1, 4]))
     assert result.supervised_tokens == again.supervised_tokens == sum(LENGTHS) - len(LENGTHS)
@@ -116,7 +123,7 @@ def test_an_update_is_the_same_however_it_is_cut():
 
 
 def test_an_update_without_a_supervised_token_adds_nothing():
-    model = a_model()
+    model = ours()
     assert accumulate(model, [PaddingFreeCollator(model)([]), PaddingCollator()(some_examples(1, [1]))]) == (0.0, 0)
     assert accumulate(model, []) == (0.0, 0)
     assert all(gradient is None for gradient in gradients(model))
@@ -137,7 +144,7 @@ def one_rank(rank, folder):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
     for kind in KINDS:
-        model = a_model()
+        model = ours()
         if kind == "plain":  # gradients of frozen weights would let the weight decay of an optimizer change them
             model.frozen = torch.nn.Linear(2, 2).requires_grad_(False)
         # 8, 1 + 11 + 4 and 2 + 10 tokens: unequal shares, and for the plain model unequal numbers of them.
@@ -161,7 +168,7 @@ def one_rank(rank, folder):
 
 
 def test_two_ranks_make_the_update_of_one(tmp_path):
-    single = a_model()
+    single = ours()
     expected = accumulate(single, micro_batches(single, []))
     run_all(tmp_path, [partial(one_rank, rank, tmp_path) for rank in range(2)])
     files = sorted(tmp_path.glob("*.pt"))

@@ -7,10 +7,9 @@ import torch
 
 from tests.padding_free_models import a_model, some_examples, transformers
 
-from ipu_packed_bert.padding_free import output_layer as module  # isort: skip
+from ipu_packed_bert.padding_free import losses as module  # isort: skip
 from ipu_packed_bert.padding_free.collators import PaddingCollator
-from ipu_packed_bert.padding_free.output_layer import IGNORED, output_layer
-from ipu_packed_bert.padding_free.update import cross_entropy_sum, logits_of, loss_sum
+from ipu_packed_bert.padding_free.losses import IGNORED, cross_entropy_sum, logits_of, loss_sum, output_layer
 from tests.tolerances import relative_error
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}

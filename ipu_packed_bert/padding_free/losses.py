@@ -1,7 +1,7 @@
-"""The output layer and its loss in blocks of tokens: the logits of a row are never there as a whole.
+"""The loss of causal models: by the output layer in blocks of tokens, else of whole logits.
 
-The gradients are computed beside the loss, block by block, so no logits are kept for the backward pass or computed
-twice.  Tokens that are not predicted have no logits at all.
+In blocks the logits of a row are never there as a whole: the gradients are computed beside the loss, block by block, so
+no logits are kept for the backward pass or computed twice.  Tokens that are not predicted have no logits at all.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from ipu_packed_bert.padding_free.collators import Inputs
 from ipu_packed_bert.padding_free.models import base_of, text_config
 
 IGNORED = -100  # the label of a token that is not predicted
@@ -43,7 +44,7 @@ class OutputLayer(NamedTuple):
     change: _Change
     asked: bool  # whether `forward` takes its loss from the model's `loss_function`
 
-    def loss_sum(self, hidden: torch.Tensor, dtype: torch.dtype, labels: torch.Tensor) -> torch.Tensor:
+    def _loss_sum(self, hidden: torch.Tensor, dtype: torch.dtype, labels: torch.Tensor) -> torch.Tensor:
         """Sum of the cross-entropies of the predicted tokens, in float32 or float64.
 
         hidden: [rows, tokens, hidden size]; dtype: of the logits; labels: [rows, tokens], of the tokens themselves.
@@ -59,11 +60,11 @@ class OutputLayer(NamedTuple):
         )
         return total
 
-    def loss_of(self, model: Any, inputs: Dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
-        """`loss_sum` of one forward pass without labels; labels: of the tokens behind."""
+    def _loss_of(self, model: Any, inputs: Dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
+        """`_loss_sum` of one forward pass without labels; labels: of the tokens behind."""
         with self._taken_out() as found:
             model(**{**inputs, "use_cache": False})
-        return self.loss_sum(*found.pop(), labels)
+        return self._loss_sum(*found.pop(), labels)
 
     @contextlib.contextmanager
     def _taken_out(self) -> Iterator[List[Tuple[torch.Tensor, torch.dtype]]]:
@@ -91,15 +92,15 @@ class OutputLayer(NamedTuple):
                 shift_labels: Optional[torch.Tensor] = None,
                 **_: Any,
             ) -> torch.Tensor:
-                behind = labels_behind(labels) if shift_labels is None else shift_labels
-                total = self.loss_sum(*found.pop(), behind)
+                behind = _labels_behind(labels) if shift_labels is None else shift_labels
+                total = self._loss_sum(*found.pop(), behind)
                 return total / ((behind != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)
 
             with _loss_function_of(base_of(model), loss_function):
                 yield
 
 
-def labels_behind(labels: torch.Tensor) -> torch.Tensor:
+def _labels_behind(labels: torch.Tensor) -> torch.Tensor:
     """The label that each token predicts.  Labels are moved, since moved logits would be a copy."""
     return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
@@ -151,7 +152,7 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         step = max(1, BLOCK // len(weight))
         for here in (slice(at, at + step) for at in range(0, len(words), step)):
             block = F.linear(hidden[here], weight, bias)
-            for piece in pieces(block):
+            for piece in _pieces(block):
                 logits, slope = change.of(block[piece].to(accurate))
                 word = words[here][piece].unsqueeze(1)
                 summed = logits.logsumexp(1, keepdim=True)
@@ -182,12 +183,54 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         )
 
 
-def pieces(logits: torch.Tensor) -> List[slice]:
+def _pieces(logits: torch.Tensor) -> List[slice]:
     """Some tokens at a time of logits [tokens, vocabulary]."""
     numbers = NUMBERS_AT_ONCE["cpu" if logits.device.type == "cpu" else "others"]
     step = max(1, numbers // max(1, logits.shape[1]))
     return [slice(begin, begin + step) for begin in range(0, len(logits), step)]
 
+
+# ---- whole logits
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    """Some tokens at a time, so that the gradient of the logits is the only other array of their size."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(logits, labels)
+        accurate = torch.promote_types(logits.dtype, torch.float32)
+        total = torch.zeros((), dtype=accurate, device=logits.device)
+        for here in _pieces(logits):
+            total += F.cross_entropy(logits[here].to(accurate), labels[here], ignore_index=IGNORED, reduction="sum")
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: torch.Tensor) -> Any:
+        logits, labels = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        weights = torch.where(labels == IGNORED, 0.0, factor).unsqueeze(1)
+        words = labels.clamp(min=0).unsqueeze(1)  # of an ignored token any, as its weight is 0
+        for here in _pieces(logits):
+            part = torch.softmax(logits[here], dim=1, dtype=factor.dtype)
+            part.scatter_add_(1, words[here], part.new_full((len(part), 1), -1.0))
+            torch.mul(part, weights[here], out=part)
+            gradient[here] = part
+        return gradient, None
+
+
+def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Sum of the cross-entropies of the predicted tokens: a scalar, in float32 or float64.
+
+    logits: [rows, tokens, vocabulary], of the token behind each; labels: [rows, tokens], -100 where nothing is
+    predicted.
+    """
+    total: torch.Tensor = _CrossEntropySum.apply(logits.flatten(0, 1), _labels_behind(labels).flatten())
+    return total
+
+
+# ---- which output layer
 
 _PLACE = "_padding_free_output_layer"  # an attribute of the model, as that of models.py
 
@@ -274,3 +317,23 @@ def _tried(base: Any, layer: torch.nn.Linear) -> Optional[OutputLayer]:
 
 def _near(found: torch.Tensor, expected: torch.Tensor, allowed: float) -> bool:
     return bool((found.to(expected.dtype) - expected).abs().max() <= allowed * expected.abs().max())
+
+
+# ---- of a model
+
+
+def logits_of(model: Any, inputs: Inputs) -> torch.Tensor:
+    """[rows, tokens, vocabulary], by a forward pass that computes no loss of its own and keeps no cache."""
+    return model(**{**{name: value for name, value in inputs.items() if name != "labels"}, "use_cache": False}).logits
+
+
+def loss_sum(model: Any, inputs: Inputs) -> torch.Tensor:
+    """Sum of the cross-entropies of the predicted tokens of one micro-batch: a scalar, in float32 or float64.
+
+    In blocks of tokens where the output layer allows it, so that there are never logits of all tokens.
+    """
+    layer = output_layer(model)
+    if layer is None:
+        return cross_entropy_sum(logits_of(model, inputs), inputs["labels"])
+    others = {name: value for name, value in inputs.items() if name != "labels"}
+    return layer._loss_of(model, others, _labels_behind(inputs["labels"]))
