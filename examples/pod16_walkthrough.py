@@ -40,7 +40,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     plan.main([*config, *factor])
 
     print("\n2. What the cycle model says")
-    report.main([*config, *factor, "--no-cache"])
+    report.main([*config, *factor])
 
     print("\n3. The program, compiled without a device")
     # Random tokens of these lengths: a program depends on shapes, not on what stands in them.

@@ -56,7 +56,6 @@ COMMANDS: Dict[str, Command] = {
     "report": Command(
         "ipu_packed_bert.report.command", "cycles, overhead and speed-up on an IPU, from the cycle model or from runs"
     ),
-    "calibrate": Command("ipu_packed_bert.report.calibrate", "fits the cycle model to the published measurements"),
     "build": _packing("build"),
     "verify": _packing("verify"),
     "convert": _packing("convert"),

@@ -147,14 +147,12 @@ def test_profiles_of_two_runs_give_the_overhead_of_a_pack(tmp_path, capsys, monk
         profile = {"ipus": 2, "tiles": [], "runs": [{"name": "step", "steps": steps}]}
         (tmp_path / f"{name}.pop").write_text(json.dumps(profile))
     both = ["--packed", str(tmp_path / "packed.pop"), "--unpacked", str(tmp_path / "unpacked.pop")]
-    assert main(["report", *both, "--json", "--no-cache"]) == 0
+    assert main(["report", *both, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
     assert [row["per_pack"] for row in rows] == [550.0, 500.0]
     assert rows[0]["overhead"] == pytest.approx(10.0)
     with pytest.raises(ValueError, match="--packed and --unpacked belong together"):
         main(["report", *both[:2]])
-
-
 
 
 def test_a_stream_waits_no_longer_than_it_may(capsys):

@@ -56,7 +56,6 @@ READS = {
             "plan": ("", " --search --ipus 16"),
             "ipu-check": ("",),
             "report": ("",),
-            "calibrate": (" --with cycles.json",),
         }.items()
     },
     **{
@@ -119,12 +118,10 @@ READS = {
         *(f"export --import {file} out" for file in WEIGHTS),
     ],
     ("export", "--vocabulary"): ["export run out --vocabulary FILE.txt"],
-    ("ipu-check", "--show"): ["ipu-check --show FILE.json"],
     ("report", "--measured"): [f"report --measured {file}" for file in ("FILE.json", "FILE.pop", *RUN)],
     ("report", "--packed"): [f"report --packed {file} --unpacked run" for file in ("FILE.json", *RUN)],
     ("report", "--unpacked"): [f"report --packed run --unpacked {file}" for file in ("FILE.json", *RUN)],
     ("check-model", "--batch"): ["check-model nowhere --batch FILE.jsonl"],
-    ("calibrate", "--with"): ["calibrate --config packed_phase2_pod16 --with FILE.json"],
 }
 # Options with a value that is no file to be read here: settings, names, and what is written.
 NO_FILE = {
@@ -132,7 +129,7 @@ NO_FILE = {
     *((name, "--set") for name in ("plan", "predict", "ipu-check", "report")),  # the files of others, above
     *((name, "--allow-change") for name in ("pretrain", "plan", "finetune")),
     *((name, "--out") for name in "pretrain plan finetune ipu-check build histogram pack".split()),
-    *((name, "--plot") for name in ("report", "histogram", "compare", "stream")),
+    *((name, "--plot") for name in ("histogram", "compare", "stream")),
     *((name, "--html") for name in ("report", "look")),
     *((name, "--packers") for name in ("compare", "look")),
     ("look", "--packer"),
@@ -281,7 +278,6 @@ def scratch(tmp_path_factory):
     (folder / "tuned.yml").write_text(config.to_yaml())
     fine_tuning_files.tiny_fine_tuned(folder / "tuned", "single_label")
     (folder / "new.csv").write_text("text\nriver stone\n")
-    (folder / "cycles.json").write_text('{"update_cycles": 1000000}')
     (folder / "my.txt").write_text("The river is here. The stone is there.\n\nA castle.\n" * 40)
     for line in (
         "pretrain --config ok.yml --out run --set run.steps=2",

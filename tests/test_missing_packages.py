@@ -74,7 +74,6 @@ def test_what_needs_no_torch_works_without(target, arguments):
         ("pack_data.compare", ["--plot", "OUT.png"], "matplotlib"),
         ("pack_data.histogram", ["--plot", "OUT.png"], "matplotlib"),
         ("pack_data.stream", ["--plot", "OUT.svg"], "matplotlib"),
-        ("profiling/overhead_report.py", ["--plot", "OUT.svg"], "matplotlib"),
         ("profiling/overhead_report.py", ["--html", "OUT.html"], "matplotlib jinja2"),
         ("ipu_packed_bert.commands.look", ["wikipedia_512", "--html", "OUT.html"], "matplotlib jinja2"),
     ],

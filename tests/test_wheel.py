@@ -138,9 +138,7 @@ def test_it_plans_by_name(installed):
 
 
 def test_it_reports(installed):
-    assert "16 IPUs" in packed_bert(
-        installed, "report", "--config", "packed_phase2_base_pod16", "--packing-factor", 2, "--no-cache"
-    )
+    assert "16 IPUs" in packed_bert(installed, "report", "--config", "packed_phase2_base_pod16", "--packing-factor", 2)
 
 
 def test_the_packages_are_the_installed_ones(installed):

@@ -20,26 +20,26 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert.cycles import uncertainty
-from ipu_packed_bert.cycles.arrangement import UNPACKED
+from ipu_packed_bert.cycles.arrangement import POPART, UNPACKED
 from ipu_packed_bert.cycles.lowering import ATTENTION, FEED_FORWARD, half_of, short_name
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
-from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_CONFIG, PAPER_OVERHEAD, POINTS, POPART, Point
+from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_CONFIG, PAPER_OVERHEAD, POINTS, Point
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.tracing import Graph, layer_of
 from ipu_packed_bert.cycles.uncertainty import Draws, Interval
 from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
 from ipu_packed_bert.cycles.workload import Machine, NotTraced, Traces, shape_of
 from ipu_packed_bert.settings import shipped as configurations
-from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.pretraining import Config, load_config
 
 STORED = Path(__file__).resolve().parent / "calibration.json"
 THROUGHPUT_SIGMA, OVERHEAD_SIGMA = 0.10, 0.25
-IPUS_ONLY = ("without_ipus=null",)  # the cycle model is of IPUs: what changes without them is left out
+_IPUS_ONLY = ("without_ipus=null",)  # the cycle model is of IPUs: what changes without them is left out
 _DAY = 86_400.0
 _PEAK_SHARE = 0.31  # the trivial model: 31 % of the AMP peak, whatever the workload
 
 
-class Observation(NamedTuple):
+class _Observation(NamedTuple):
     """A published point and its pipeline, from which a prediction for any parameters is cheap."""
 
     point: Point
@@ -77,7 +77,7 @@ class Observation(NamedTuple):
 
 
 class Observations(NamedTuple):
-    throughputs: Tuple[Observation, ...]
+    throughputs: Tuple[_Observation, ...]
     packed: Pipeline  # the paper's graph at the fitted depth
     unpacked: Pipeline
 
@@ -88,23 +88,7 @@ class Calibration:
 
     parameters: Parameters
     report: Dict[str, Any]
-
-    draws: Optional[Draws] = None  # of all unknowns, for intervals; not there while they are made
-
-    def interval(self, value: Callable[[Parameters], Any]) -> Interval:
-        """What the model computes from parameters: the median of the draws, with its interval of 90 %."""
-        assert self.draws is not None
-        return self.draws.interval(value)
-
-    def intervals(self, values: Callable[[Parameters], Any]) -> List[Interval]:
-        """Of many numbers at once, as `Draws.intervals`."""
-        assert self.draws is not None
-        return self.draws.intervals(values, self.parameters)
-
-    def throughput(self, value: Callable[[Parameters], Any]) -> Interval:
-        """The same of a throughput, for which the model's own discrepancy is in the interval."""
-        assert self.draws is not None
-        return self.draws.throughput(value)
+    draws: Draws  # of all unknowns, for intervals
 
 
 def machines(folder: Optional[Path]) -> Dict[str, Machine]:
@@ -113,18 +97,18 @@ def machines(folder: Optional[Path]) -> Dict[str, Machine]:
     return {name: first if name == "mk2" else Machine(target, folder, first.traces) for name, target in TARGETS.items()}
 
 
-def observe(machine_of: Dict[str, Machine], load_config: Callable[..., Any]) -> Observations:
-    """Trace and lower the workload of every point. machine_of: by target; load_config: as `config.load_config`."""
+def observe(machine_of: Dict[str, Machine]) -> Observations:
+    """Trace and lower the workload of every point. machine_of: by target."""
     found = []
     for point in POINTS:
-        config = load_config(configurations.FOLDER / point.config, IPUS_ONLY + point.overrides)
+        config = load_config(configurations.FOLDER / point.config, _IPUS_ONLY + point.overrides)
         machine = machine_of[point.target]
         pipeline = machine.pipeline(
             config, arrangement=point.arrangement, feed_forward_per_ipu=point.feed_forward_per_ipu
         )
         graph = machine.traces.training(config, shape_of(config), point.arrangement)
-        found.append(Observation(point, pipeline, ideal_cycles(graph, pipeline)))
-    config = load_config(configurations.FOLDER / PAPER_CONFIG, IPUS_ONLY)
+        found.append(_Observation(point, pipeline, _ideal_cycles(graph, pipeline)))
+    config = load_config(configurations.FOLDER / PAPER_CONFIG, _IPUS_ONLY)
     mk2 = machine_of["mk2"]
     return Observations(
         tuple(found),
@@ -133,7 +117,7 @@ def observe(machine_of: Dict[str, Machine], load_config: Callable[..., Any]) -> 
     )
 
 
-def ideal_cycles(graph: Graph, pipeline: Pipeline) -> float:
+def _ideal_cycles(graph: Graph, pipeline: Pipeline) -> float:
     """Multiply-adds of the encoder layers on the fullest IPU, recomputation included, at AMP peak."""
     macs = {ATTENTION: 0.0, FEED_FORWARD: 0.0}
     last = graph.num_layers - 1
@@ -141,9 +125,9 @@ def ideal_cycles(graph: Graph, pipeline: Pipeline) -> float:
         if layer_of(operation.scope) != last:
             continue
         name, _ = short_name(operation.operator)
-        if name not in ("mm", "addmm", "bmm", "baddbmm"):
+        if name not in ("mm", "addmm", "bmm"):
             continue
-        left = operation.inputs()[1 if name in ("addmm", "baddbmm") else 0]
+        left = operation.inputs()[1 if name == "addmm" else 0]
         work = graph.values[left].elements * graph.values[operation.outputs[0]].shape[-1]
         times = 2 if operation.phase == "forward" and pipeline.placement.recompute else 1
         macs[half_of(operation.scope)] += work * times
@@ -160,7 +144,7 @@ def overhead(packed: Pipeline, unpacked: Pipeline, parameters: Parameters) -> fl
 
 
 def _loss(
-    observations: Sequence[Observation], paper: Optional[Tuple[Pipeline, Pipeline]], parameters: Parameters
+    observations: Sequence[_Observation], paper: Optional[Tuple[Pipeline, Pipeline]], parameters: Parameters
 ) -> float:
     loss = sum(
         (log(o.point.sequences_per_second / o.predicted(parameters)) / THROUGHPUT_SIGMA) ** 2 for o in observations
@@ -189,13 +173,13 @@ def _minimum(function: Callable[[float], float], low: float, high: float, steps:
     return (a + b) / 2.0
 
 
-def _at_layout(observations: Sequence[Observation], layout: float) -> Parameters:
+def _at_layout(observations: Sequence[_Observation], layout: float) -> Parameters:
     """The best factors and seconds of the host at a layout parameter."""
     seconds, measured = [o.seconds for o in observations], [o.measured_seconds for o in observations]
     return uncertainty.nearest(seconds, measured, Parameters(layout=layout))
 
 
-def fit(observations: Sequence[Observation], paper: Optional[Tuple[Pipeline, Pipeline]]) -> Parameters:
+def _fit(observations: Sequence[_Observation], paper: Optional[Tuple[Pipeline, Pipeline]]) -> Parameters:
     """Least squares over the four parameters, rounded: to four decimals, seconds to six."""
 
     def at(layout: float) -> float:
@@ -209,13 +193,13 @@ def fit(observations: Sequence[Observation], paper: Optional[Tuple[Pipeline, Pip
 
 
 def calibrate(observations: Observations) -> Calibration:
-    """Fit, and compute each point's error in the fit and in a fit without it."""
+    """Fit, compute each point's error in the fit and in a fit without it, and draw the unknowns."""
     paper = (observations.packed, observations.unpacked)
-    parameters = fit(observations.throughputs, paper)
+    parameters = _fit(observations.throughputs, paper)
     rows: List[Dict[str, Any]] = []
     for number, observation in enumerate(observations.throughputs):
         others = observations.throughputs[:number] + observations.throughputs[number + 1 :]
-        left_out = fit(others, paper)
+        left_out = _fit(others, paper)
         measured = observation.point.sequences_per_second
         rows.append(
             {
@@ -228,7 +212,7 @@ def calibrate(observations: Observations) -> Calibration:
                 "trivial_error": _error(observation.trivial(), measured),
             }
         )
-    without_paper = fit(observations.throughputs, None)
+    without_paper = _fit(observations.throughputs, None)
     report = {
         "fitted_on": [row["point"] for row in rows] + [f"Table 1, depth {FITTED_DEPTH}"],
         "sigma": {"throughput": THROUGHPUT_SIGMA, "overhead_points": OVERHEAD_SIGMA},
@@ -244,10 +228,10 @@ def calibrate(observations: Observations) -> Calibration:
             key: max(abs(row[key + "_error"]) for row in rows) for key in ("fitted", "left_out", "trivial")
         },
     }
-    return Calibration(parameters, report)
+    return Calibration(parameters, report, _draw(observations))
 
 
-def draw(observations: Observations) -> Draws:
+def _draw(observations: Observations) -> Draws:
     """Draws of all unknowns, weighted by the points that the parameters are fitted to."""
     throughputs = observations.throughputs
     return uncertainty.sample(
@@ -309,8 +293,8 @@ class _Speed(NamedTuple):
 
 def speed(pipeline: Pipeline, accumulation: int, packing_factor: float, updates: int, fitted: Calibration) -> _Speed:
     """packing_factor: sequences of a pack."""
-    rate = fitted.throughput(lambda each: pipeline.sequences_per_second(accumulation, packing_factor, each))
-    seconds = fitted.interval(lambda each: pipeline.step(accumulation, each).seconds)
+    rate = fitted.draws.throughput(lambda each: pipeline.sequences_per_second(accumulation, packing_factor, each))
+    seconds = fitted.draws.interval(lambda each: pipeline.step(accumulation, each).seconds)
     return _Speed(rate, updates * seconds.value / _DAY)
 
 

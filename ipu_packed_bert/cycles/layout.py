@@ -9,12 +9,10 @@ counted in bytes, and cycles per byte is the model's layout parameter: its lower
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from math import ceil
 from operator import add, attrgetter
-from typing import Iterable, Sequence, Tuple
-
-import numpy as np
+from typing import Iterable, Tuple
 
 from ipu_packed_bert.cycles import vertices
 from ipu_packed_bert.cycles.target import Target
@@ -42,37 +40,18 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(*map(add, _values(self), _values(other)))
 
-    def __sub__(self, other: Cost) -> Cost:
-        return self + other * -1.0
-
     def __mul__(self, factor: float) -> Cost:
         return Cost(*(value * factor for value in _values(self)))
-
-    @property
-    def plain(self) -> Cost:
-        """Without rearrangements."""
-        return replace(self, **dict.fromkeys(_REARRANGING, 0.0))
 
     def layout_cycles(self, cycles_per_byte: float) -> float:
         return self.layout_calls * vertices.REARRANGE_CALL + self.layout_bytes * cycles_per_byte
 
-    def compute_cycles(self, cycles_per_byte: float) -> float:
-        return self.matmul + self.vertices + self.layout_cycles(cycles_per_byte)
-
     def cycles(self, cycles_per_byte: float) -> float:
         """All of it, at a given layout parameter."""
-        return self.compute_cycles(cycles_per_byte) + self.exchange + self.sync
+        return self.matmul + self.vertices + self.layout_cycles(cycles_per_byte) + self.exchange + self.sync
 
 
-_FIELDS = tuple(field.name for field in fields(Cost))
-_REARRANGING = tuple(name for name in _FIELDS if name.endswith(("_calls", "_bytes")))
-_values = attrgetter(*_FIELDS)
-
-
-def stacked(costs: Sequence[Cost]) -> Cost:
-    """All of them as one, whose fields are arrays [costs, 1]: with arrays of draws its cycles are [costs, draws]."""
-    columns = np.array([_values(cost) for cost in costs], dtype=float).reshape(len(costs), len(_FIELDS))
-    return Cost(*columns.T[:, :, None])
+_values = attrgetter(*(field.name for field in fields(Cost)))
 
 
 def total(costs: Iterable[Cost]) -> Cost:

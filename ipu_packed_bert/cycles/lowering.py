@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ipu_packed_bert.cycles import vertices
 from ipu_packed_bert.cycles.layout import Cost, TensorLayout, block, bring, step, total, unknown_copy
 from ipu_packed_bert.cycles.matmul import BACKWARD_DATA, FORWARD, WEIGHT_UPDATE, Planner, Product, Rearranged
 from ipu_packed_bert.cycles.target import FLOAT, HALF
-from ipu_packed_bert.cycles.tracing import Graph, Operation, Value, layer_of, layers_alike
+from ipu_packed_bert.cycles.tracing import Graph, Operation, Value, layer_of
 
 # The parts of the graph that packing changes; everything else is "encoder".
 MASK_BUILD, MASK_APPLICATION, SCORES = "mask build", "mask application", "query/key product"
@@ -26,102 +26,33 @@ ATTENTION, FEED_FORWARD = "attention", "feed forward"  # the halves of an encode
 _SCORES_SCOPE = "attention.self.scores"
 CATEGORIES = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
 
-VIEWS = frozenset(
-    (
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "_reshape_alias",
-        "t",
-        "transpose",
-        "permute",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "slice",
-        "select",
-        "narrow",
-        "detach",
-        "alias",
-        "as_strided",
-        "unbind",
-        "split",
-        "split_with_sizes",
-        "chunk",
-        "clone",
-        "contiguous",
-        "lift_fresh",
-    )
-)  # a clone only asks for an order; its reader pays for that
-CONSTANTS = frozenset(
-    (
-        "zeros",
-        "ones",
-        "full",
-        "full_like",
-        "ones_like",
-        "zeros_like",
-        "scalar_tensor",
-        "arange",
-        "empty",
-        "empty_like",
-        "new_full",
-    )
-)  # folded when the graph is compiled
+# A clone only asks for an order; its reader pays for that.
+VIEWS = frozenset("view _unsafe_view t transpose unsqueeze squeeze expand slice select detach unbind clone".split())
+# Folded when the graph is compiled.
+CONSTANTS = frozenset("zeros full full_like ones_like arange empty_like".split())
 _BINARY = {
     "add": "add",
-    "sub": "add",
-    "rsub": "add",
     "mul": "mul",
     "div": "div",
-    "maximum": "max",
-    "minimum": "max",
+    "addcmul": "mul",
+    "clamp": "max",
     "eq": "compare",
     "ne": "compare",
-    "lt": "compare",
-    "le": "compare",
     "gt": "compare",
-    "ge": "compare",
     "bitwise_and": "logical",
-    "bitwise_or": "logical",
-    "logical_and": "logical",
-    "logical_or": "logical",
-    "clamp_min": "max",
-    "clamp_max": "max",
-    "clamp": "max",
-    "pow": "mul",
-    "addcmul": "mul",
-    "addcdiv": "div",
-    "threshold_backward": "compare",
 }
-_UNARY = {
-    "exp": "exp",
-    "tanh": "tanh",
-    "sigmoid": "sigmoid",
-    "log": "log",
-    "reciprocal": "reciprocal",
-    "sqrt": "sqrt",
-    "rsqrt": "rsqrt",
-    "neg": "neg",
-    "abs": "abs",
-    "erf": "erf",
-    "logical_not": "not",
-    "bitwise_not": "not",
-}
-_REDUCTIONS = frozenset(("sum", "mean", "amax", "max", "amin", "norm", "linalg_vector_norm"))
+_UNARY = ("tanh", "sqrt")
 
 
 class Entry(NamedTuple):
     """One operator's cost, and where it belongs."""
 
     operator: str
-    block: str  # "embeddings", "mask", "layer" (any one of them), "layer.3" or "heads"
+    block: str  # "embeddings", "mask", "layer" (any one of them) or "heads"
     phase: str
     category: str
     cost: Cost
     half: str = ""  # of an encoder layer: ATTENTION or FEED_FORWARD, which may lie on different IPUs
-    product: Optional[Product] = None  # where it is a matrix product
-    parts: int = 1  # such products, one after the other
 
 
 class Edge(NamedTuple):
@@ -140,14 +71,6 @@ class Lowered:
 
     entries: Tuple[Entry, ...]
     unknown: Dict[str, int]  # operator -> how often it was costed as elementwise
-    layers_alike: bool  # then "layer" stands for every encoder layer
-
-    def cost(self, block: str, phase: Optional[str] = None, category: Optional[str] = None) -> Cost:
-        return total(
-            e.cost
-            for e in self.entries
-            if e.block == block and phase in (None, e.phase) and category in (None, e.category)
-        )
 
 
 def short_name(operator: str) -> Tuple[str, bool]:
@@ -175,7 +98,7 @@ def half_of(scope: str) -> str:
     return ATTENTION if ".attention" in scope else FEED_FORWARD
 
 
-def is_square(value: Value) -> bool:
+def _is_square(value: Value) -> bool:
     """Whether a tensor has a number for each pair of slots: scores, probabilities, a mask and their gradients."""
     return len(value.shape) > 2 and value.shape[-1] == value.shape[-2]
 
@@ -185,7 +108,7 @@ def element_bytes(dtype: str) -> int:
     return {"float16": 2, "bfloat16": 2, "bool": 1, "int8": 1, "uint8": 1, "int16": 2}.get(dtype, 4)
 
 
-def kind_of(dtype: str) -> str:
+def _kind_of(dtype: str) -> str:
     """The type as the vertex tables know it."""
     if dtype in ("float16", "bfloat16"):
         return "half"
@@ -203,7 +126,7 @@ def _producers(graph: Graph) -> Dict[int, Operation]:
     return made
 
 
-def derived_from(graph: Graph, name: str) -> Set[int]:
+def _derived_from(graph: Graph, name: str) -> Set[int]:
     """Values that depend on the batch field `name` and on no other field and no parameter; constants do not count."""
     found = {index for index, value in enumerate(graph.values) if value.name == name}
     for operation in graph.operations:
@@ -240,7 +163,7 @@ class Lowering:
         self._layouts: Dict[int, TensorLayout] = {}
         self._dropout: Set[int] = set()  # masks and scales that the fused dropout vertex makes itself
         self._parameters = set(graph.parameters)
-        self._mask = derived_from(graph, "input_mask")
+        self._mask = _derived_from(graph, "input_mask")
         self._made = _producers(graph)
         # Whether query and key are joined to columns of the mask.
         self._joins = any(
@@ -254,7 +177,6 @@ class Lowering:
             ),
             default=0,
         )
-        self._planned: Tuple[Optional[Product], int] = (None, 1)  # of the operation that is lowered
 
     # The whole graph ------------------------------------------------------------------------------------------------
 
@@ -267,22 +189,20 @@ class Lowering:
         return known[settings]
 
     def _run(self) -> Lowered:
-        alike = layers_alike(self.graph)
         chosen = self.graph.num_layers // 2  # the layer lowered for all; of three the one in the middle
         entries: List[Entry] = []
         for operation in self.graph.operations:
             layer = layer_of(operation.scope)
-            if alike and layer is not None and layer != chosen:
+            if layer not in (None, chosen):
                 continue
-            self._planned = (None, 1)
             cost = self.operation(operation)
-            name = "layer" if alike and layer is not None else block_of(operation.scope)
+            name = block_of(operation.scope) if layer is None else "layer"
             half = half_of(operation.scope)
-            category = self.category(operation)
-            entries.append(Entry(operation.operator, name, operation.phase, category, cost, half, *self._planned))
-        return Lowered(tuple(entries), dict(self.unknown), alike)
+            category = self._category(operation)
+            entries.append(Entry(operation.operator, name, operation.phase, category, cost, half))
+        return Lowered(tuple(entries), dict(self.unknown))
 
-    def category(self, operation: Operation) -> str:
+    def _category(self, operation: Operation) -> str:
         scope = operation.scope
         inputs = [i for i in operation.inputs() if not _is_constant(self.graph, i)]
         if inputs and all(i in self._mask for i in inputs):
@@ -326,8 +246,6 @@ class Lowering:
             handler = self._binary
         if handler is None and name in _UNARY:
             handler = self._unary
-        if handler is None and name in _REDUCTIONS:
-            handler = self._reduction
         if handler is None:
             self.unknown[operation.operator] += 1
             handler = self._elementwise_unknown
@@ -337,13 +255,13 @@ class Lowering:
                 self._layouts[output] = self._made_by(operation, output)
         return cost
 
-    def layout(self, index: int) -> TensorLayout:
+    def _layout(self, index: int) -> TensorLayout:
         """A value's layout; parameters, inputs and values of layers not lowered are grouped where they have columns."""
         if index not in self._layouts:
             self._layouts[index] = TensorLayout(
                 index,
                 grouped=len(self.graph.values[index].shape) >= 2
-                and kind_of(self.graph.values[index].dtype) in ("half", "float"),
+                and _kind_of(self.graph.values[index].dtype) in ("half", "float"),
             )
         return self._layouts[index]
 
@@ -352,7 +270,7 @@ class Lowering:
         value = self.graph.values[output]
         for index in operation.inputs():
             if self.graph.values[index].elements == value.elements and len(value.shape) > 0:
-                return self.layout(index)
+                return self._layout(index)
         return TensorLayout(output, grouped=False)
 
     def _view(self, operation: Operation, name: str) -> None:
@@ -360,7 +278,7 @@ class Lowering:
         for output in operation.outputs:
             if source in self._dropout:
                 self._dropout.add(output)
-            have = self.layout(source)
+            have = self._layout(source)
             if name in ("t", "transpose", "permute"):
                 have = replace(have, permuted=True)
             self._layouts[output] = have
@@ -392,7 +310,7 @@ class Lowering:
             return Cost()  # counted where the mask is applied, by the same vertex
         value = self._output(operation)
         source = next(i for i in operation.inputs() if i not in self._dropout)
-        self._layouts[operation.outputs[0]] = self.layout(source)
+        self._layouts[operation.outputs[0]] = self._layout(source)
         size = element_bytes(value.dtype)
         return step(self.target, vertices_cycles=vertices.dropout(self._on_tile(value), size))
 
@@ -409,29 +327,25 @@ class Lowering:
             # TiedGatherAccumulate) and contains this sum.
             return Cost()
         tensors = [i for i in operation.inputs() if self.graph.values[i].elements > 1 or out.elements == 1]
-        kind = kind_of(self.graph.values[tensors[0]].dtype if tensors else out.dtype)
+        kind = _kind_of(self.graph.values[tensors[0]].dtype if tensors else out.dtype)
         if (_BINARY[name], kind) not in vertices.BINARY:
             kind = "int"
-        return self._combine(operation, _BINARY[name], kind, tensors, out)
-
-    def _combine(self, operation: Operation, work: str, kind: str, tensors: Sequence[int], out: Value) -> Cost:
-        """One elementwise operation on tensors that broadcast to `out`."""
-        n = self._on_tile(out)
+        work, n = _BINARY[name], self._on_tile(out)
         if len(tensors) < 2:
             return step(self.target, vertices_cycles=vertices.scalar(n, work, kind))
         lead = max(tensors, key=lambda i: self.graph.values[i].elements)
-        self._layouts[operation.outputs[0]] = lead_layout = self.layout(lead)
+        self._layouts[operation.outputs[0]] = lead_layout = self._layout(lead)
         moved = Cost()
         cycles = 0.0
         for index in tensors:
             if index == lead:
                 continue
             value = self.graph.values[index]
-            form = broadcast_form(value, out)
+            form = _broadcast_form(value, out)
             size = element_bytes(value.dtype)
             if form == "full":
                 moved = moved + bring(
-                    value.elements, size, self.layout(index), lead_layout, self.target, square=is_square(value)
+                    value.elements, size, self._layout(index), lead_layout, self.target, square=_is_square(value)
                 )
                 cycles += vertices.binary(n, work, kind)
             elif form == "row":
@@ -448,7 +362,7 @@ class Lowering:
                 cycles += vertices.binary(n, work, kind)
                 moved = moved + step(self.target, exchange_bytes=(rows + columns) * size)
             else:  # every tile receives the whole block, such as a block mask for all heads
-                moved = moved + unknown_copy(n * size, self.target, square=is_square(out))
+                moved = moved + unknown_copy(n * size, self.target, square=_is_square(out))
                 cycles += vertices.binary(n, work, kind)
         return moved + step(self.target, vertices_cycles=cycles)
 
@@ -459,9 +373,7 @@ class Lowering:
     def _unary(self, operation: Operation) -> Cost:
         name, _ = short_name(operation.operator)
         value = self._output(operation)
-        return step(
-            self.target, vertices_cycles=vertices.unary(self._on_tile(value), _UNARY[name], kind_of(value.dtype))
-        )
+        return step(self.target, vertices_cycles=vertices.unary(self._on_tile(value), name, _kind_of(value.dtype)))
 
     def _elementwise_unknown(self, operation: Operation) -> Cost:
         values = [self.graph.values[i] for i in list(operation.inputs()) + list(operation.outputs)]
@@ -485,10 +397,10 @@ class Lowering:
         return bring(
             value.elements,
             element_bytes(value.dtype),
-            self.layout(gradient),
-            self.layout(saved),
+            self._layout(gradient),
+            self._layout(saved),
             self.target,
-            square=is_square(value),
+            square=_is_square(value),
         )
 
     def _op_tanh_backward(self, operation: Operation) -> Cost:
@@ -499,7 +411,7 @@ class Lowering:
 
     def _op__to_copy(self, operation: Operation) -> Cost:
         before, after = self._value(operation), self._output(operation)
-        old, new = kind_of(before.dtype), kind_of(after.dtype)
+        old, new = _kind_of(before.dtype), _kind_of(after.dtype)
         n = self._on_tile(after)
         if old == new:
             return Cost()  # the device has no 64-bit types
@@ -516,30 +428,25 @@ class Lowering:
         if len(tensors) < 2:
             return step(self.target, vertices_cycles=vertices.select_scalars(n))
         lead = max(tensors, key=lambda i: (self.graph.values[i].elements, element_bytes(self.graph.values[i].dtype)))
-        self._layouts[operation.outputs[0]] = self.layout(lead)
+        self._layouts[operation.outputs[0]] = self._layout(lead)
         cost = step(self.target, vertices_cycles=vertices.select(n))
         for index in tensors:
             value = self.graph.values[index]
             size = max(2, element_bytes(value.dtype))  # a byte costs as much to move as two
             if index == lead:
                 continue
-            if broadcast_form(value, out) == "block":
-                cost = cost + unknown_copy(n * size, self.target, square=is_square(out))
+            if _broadcast_form(value, out) == "block":
+                cost = cost + unknown_copy(n * size, self.target, square=_is_square(out))
             else:
                 cost = cost + bring(
                     value.elements,
                     size,
-                    self.layout(index),
-                    self.layout(lead),
+                    self._layout(index),
+                    self._layout(lead),
                     self.target,
-                    square=is_square(value),
+                    square=_is_square(value),
                 )
         return cost
-
-    _op_masked_fill = _op_where
-
-    def _op_copy(self, operation: Operation) -> Cost:
-        return self._copied(self._output(operation))
 
     def _copied(self, value: Value) -> Cost:
         """Within each tile's memory."""
@@ -551,12 +458,7 @@ class Lowering:
         num_bytes = self._on_tile(value) * element_bytes(value.dtype)
         return step(self.target, vertices_cycles=vertices.copy(num_bytes), exchange_bytes=num_bytes)
 
-    _op_stack = _op_constant_pad_nd = _op_slice_backward = _op_select_backward = _op_slice_scatter = _op_cat
-    _op_roll = _op_flip = _op_repeat = _op_cat
-
-    def _op_new_zeros(self, operation: Operation) -> Cost:
-        value = self._output(operation)
-        return step(self.target, vertices_cycles=vertices.fill(self._on_tile(value), element_bytes(value.dtype)))
+    _op_stack = _op_slice_backward = _op_cat
 
     # Reductions -----------------------------------------------------------------------------------------------------
 
@@ -564,7 +466,7 @@ class Lowering:
         """(rows, columns, rows on the tile, columns on the tile) of a tensor seen as a matrix."""
         columns = value.shape[-1] if value.shape else 1
         rows = max(1, value.elements // max(1, columns))
-        return (rows, columns) + block(rows, columns, self.layout(index), self.target)
+        return (rows, columns) + block(rows, columns, self._layout(index), self.target)
 
     def _row_reduction(self, rows: int, columns: int, rows_t: int, columns_t: int, size: int) -> Cost:
         """Sum or maximum of each row, with the result on each tile of the row."""
@@ -592,7 +494,7 @@ class Lowering:
             )
         return cost
 
-    def _reduction(self, operation: Operation) -> Cost:
+    def _op_sum(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
         value, out = self.graph.values[index], self._output(operation)
         rows, columns, rows_t, columns_t = self._rows(value, index)
@@ -630,7 +532,7 @@ class Lowering:
         value = self.graph.values[index]
         shape = self._rows(value, index)
         rows_t, columns_t = shape[2:]
-        size, kind, n = element_bytes(value.dtype), kind_of(value.dtype), rows_t * columns_t
+        size, kind, n = element_bytes(value.dtype), _kind_of(value.dtype), rows_t * columns_t
         row = vertices.row_values(rows_t, columns_t, size)
         return (
             self._row_reduction(*shape, size)
@@ -643,9 +545,9 @@ class Lowering:
         gradient, probabilities = operation.inputs()[:2]
         value = self.graph.values[gradient]
         shape = self._rows(value, probabilities)
-        n, size, kind = shape[2] * shape[3], element_bytes(value.dtype), kind_of(value.dtype)
+        n, size, kind = shape[2] * shape[3], element_bytes(value.dtype), _kind_of(value.dtype)
         work = vertices.binary(n, "mul", kind)
-        self._layouts[operation.outputs[0]] = self.layout(probabilities)
+        self._layouts[operation.outputs[0]] = self._layout(probabilities)
         return (
             self._gradient_to(operation)
             + self._steps(work, vertices.row_values(shape[2], shape[3], size), vertices.binary(n, "add", kind))
@@ -657,7 +559,7 @@ class Lowering:
         value = self.graph.values[index]
         shape = self._rows(value, index)
         rows_t, columns_t = shape[2:]
-        size, kind = element_bytes(value.dtype), kind_of(value.dtype)
+        size, kind = element_bytes(value.dtype), _kind_of(value.dtype)
         row = vertices.row_values(rows_t, columns_t, size)
         return (
             self._row_reduction(*shape, size)
@@ -670,7 +572,7 @@ class Lowering:
         gradient, logarithms = operation.inputs()[:2]
         value = self.graph.values[gradient]
         shape = self._rows(value, logarithms)
-        n, size, kind = shape[2] * shape[3], element_bytes(value.dtype), kind_of(value.dtype)
+        n, size, kind = shape[2] * shape[3], element_bytes(value.dtype), _kind_of(value.dtype)
         return self._row_reduction(*shape, size) + self._steps(
             vertices.unary(n, "exp", kind),
             vertices.row_values(shape[2], shape[3], size),
@@ -681,7 +583,7 @@ class Lowering:
         index = operation.inputs()[0]
         value = self.graph.values[index]
         shape = self._rows(value, index)
-        size, kind = element_bytes(value.dtype), kind_of(value.dtype)
+        size, kind = element_bytes(value.dtype), _kind_of(value.dtype)
         labels = self.target.per_tile(shape[0])
         return self._steps(
             vertices.one_hot(labels), vertices.binary(shape[2] * shape[3], "mul", kind)
@@ -692,7 +594,7 @@ class Lowering:
         value = self.graph.values[index]
         shape = self._rows(value, index)
         size = element_bytes(value.dtype)
-        self._layouts[operation.outputs[0]] = self.layout(index)
+        self._layouts[operation.outputs[0]] = self._layout(index)
         return self._steps(
             vertices.one_hot(self.target.per_tile(shape[0])), vertices.row_values(shape[2], shape[3], size)
         )
@@ -704,7 +606,7 @@ class Lowering:
         rows_t, columns_t = shape[2:]
         size = element_bytes(value.dtype)
         row = vertices.row_values(rows_t, columns_t, size)
-        self._layouts[operation.outputs[0]] = self.layout(index)
+        self._layouts[operation.outputs[0]] = self._layout(index)
         return self._row_reduction(*shape, size) * 2.0 + self._steps(
             vertices.inverse_deviation(rows_t),
             row,
@@ -718,9 +620,9 @@ class Lowering:
         value = self.graph.values[index]
         shape = self._rows(value, index)
         rows_t, columns_t = shape[2:]
-        n, size, kind = rows_t * columns_t, element_bytes(value.dtype), kind_of(value.dtype)
+        n, size, kind = rows_t * columns_t, element_bytes(value.dtype), _kind_of(value.dtype)
         row = vertices.row_values(rows_t, columns_t, size)
-        self._layouts[operation.outputs[0]] = self.layout(index)
+        self._layouts[operation.outputs[0]] = self._layout(index)
         return (
             self._gradient_to(operation)
             + self._steps(row, row)
@@ -766,34 +668,6 @@ class Lowering:
         out = self._output(operation)
         return self._gather(out.shape[0], out.shape[1], indices.elements, element_bytes(gradient.dtype), gradient=True)
 
-    def _op_gather(self, operation: Operation) -> Cost:
-        """Along any dimension; an index that is the same for all columns takes whole rows."""
-        table, index = self._value(operation, 0), self._value(operation, 1)
-        whole_rows = len(index.strides) > 0 and index.strides[-1] == 0
-        size = element_bytes(table.dtype)
-        if whole_rows:
-            rows = index.elements // index.shape[-1]
-            self._layouts[operation.outputs[0]] = TensorLayout(operation.outputs[0], grouped=True, columns=16)
-            return self._gather(table.elements // table.shape[-1], table.shape[-1], rows, size, gradient=False)
-        return self._gather(table.elements, 1, index.elements, size, gradient=False)
-
-    def _op_scatter_add(self, operation: Operation) -> Cost:
-        table, index = self._value(operation, 0), self._value(operation, 1)
-        size = element_bytes(table.dtype)
-        if len(index.strides) > 0 and index.strides[-1] == 0:
-            rows = index.elements // index.shape[-1]
-            return self._gather(table.elements // table.shape[-1], table.shape[-1], rows, size, gradient=True)
-        return self._gather(table.elements, 1, index.elements, size, gradient=True)
-
-    _op_scatter = _op_index_put = _op_index_add = _op_scatter_add
-
-    def _op_index_select(self, operation: Operation) -> Cost:
-        table, index = self._value(operation, 0), self._value(operation, 1)
-        size = element_bytes(table.dtype)
-        return self._gather(table.shape[0], table.elements // table.shape[0], index.elements, size, gradient=False)
-
-    _op_index = _op_index_select
-
     # Products -------------------------------------------------------------------------------------------------------
 
     def _product(
@@ -811,7 +685,6 @@ class Lowering:
             memory_proportion=self.memory_proportion,
         )
         plan = self.planner.plan(product, rearranged)
-        self._planned = (product, parts)
         width = min(columns, ceil(ceil(columns / 16) / plan.column_split) * 16)
         cost = Cost(
             matmul=plan.compute_cycles,
@@ -856,9 +729,9 @@ class Lowering:
     def _operand(self, index: int) -> Cost:
         """Rearranging an activation for a product: free unless it is read through a permute."""
         value = self.graph.values[index]
-        if self._is_weight(index) or not self.layout(index).permuted:
+        if self._is_weight(index) or not self._layout(index).permuted:
             return Cost()
-        return unknown_copy(self._on_tile(value) * element_bytes(value.dtype), self.target, square=is_square(value))
+        return unknown_copy(self._on_tile(value) * element_bytes(value.dtype), self.target, square=_is_square(value))
 
     def _op_mm(self, operation: Operation) -> Cost:
         left, right = operation.inputs()[:2]
@@ -868,14 +741,15 @@ class Lowering:
         bias, left, right = operation.inputs()[:3]
         cost = self._matrix(operation, left, right)
         out = self._output(operation)
-        rows, columns = self._block(out, self.layout(operation.outputs[0]))
+        rows, columns = self._block(out, self._layout(operation.outputs[0]))
         size = element_bytes(out.dtype)
         return cost + step(
             self.target, vertices_cycles=vertices.add_row_vector(columns, rows, size), exchange_bytes=columns * size
         )
 
-    def _batched(self, operation: Operation, left: int, right: int) -> Cost:
+    def _op_bmm(self, operation: Operation) -> Cost:
         """Attention: both operands come from other operations and must be rearranged."""
+        left, right = operation.inputs()[:2]
         a, b = self.graph.values[left], self.graph.values[right]
         cost, width = self._product(a.shape[0], a.shape[1], a.shape[2], b.shape[2], a.dtype, FORWARD)
         wide = self._joins and operation.scope.endswith(_SCORES_SCOPE)
@@ -883,19 +757,9 @@ class Lowering:
         for index in (left, right):
             value = self.graph.values[index]
             num_bytes = self._on_tile(value) * element_bytes(value.dtype)
-            cost = cost + unknown_copy(num_bytes, self.target, square=is_square(value))
+            cost = cost + unknown_copy(num_bytes, self.target, square=_is_square(value))
         self._layouts[operation.outputs[0]] = TensorLayout(operation.outputs[0], grouped=True, columns=width)
         return cost
-
-    def _op_bmm(self, operation: Operation) -> Cost:
-        return self._batched(operation, *operation.inputs()[:2])
-
-    def _op_baddbmm(self, operation: Operation) -> Cost:
-        added, left, right = operation.inputs()[:3]
-        out = self._output(operation)
-        return self._batched(operation, left, right) + self._combine(
-            operation, "add", kind_of(out.dtype), (operation.outputs[0], added), out
-        )
 
     # The optimiser: lists of tensors, each list one multi-tensor operation ------------------------------------------
 
@@ -912,7 +776,7 @@ class Lowering:
                 exchange_bytes=self.target.tiles * FLOAT,
             )
         if name in _UNARY:
-            return step(self.target, vertices_cycles=vertices.unary(n, _UNARY[name], "float"))
+            return step(self.target, vertices_cycles=vertices.unary(n, name, "float"))
         if name == "add" and lists == 2:
             return step(self.target, vertices_cycles=vertices.scaled_add(n, FLOAT))
         if name in _BINARY:
@@ -922,7 +786,7 @@ class Lowering:
         return step(self.target, vertices_cycles=vertices.binary(n, "div", "float"))
 
 
-def broadcast_form(value: Value, out: Value) -> str:
+def _broadcast_form(value: Value, out: Value) -> str:
     """How `value` is broadcast to `out`.
 
     "full": not at all; "row": one vector for many rows; "column": one value per row; "outer": a row against a column;

@@ -35,10 +35,6 @@ class Product:
     partial_bytes: int = HALF
     memory_proportion: float = 0.6  # of a tile's memory, for temporaries (poplibs availableMemoryProportion)
 
-    @property
-    def macs(self) -> int:
-        return self.matrices * self.rows * self.inner * self.columns
-
 
 class Rearranged(NamedTuple):
     """Which operands a pass must rearrange (poplibs, addTransformCycleEstimate)."""
@@ -75,10 +71,6 @@ class _MatmulPlan:
     fits: bool  # within the memory proportion
 
     @property
-    def tiles(self) -> int:
-        return self.matrix_split * self.row_split * self.inner_split * self.column_split
-
-    @property
     def compute_cycles(self) -> float:
         return self.vertex_cycles + self.reduction_cycles + self.slice_cycles + self.transform_cycles
 
@@ -91,10 +83,6 @@ class _MatmulPlan:
             + self.transform_exchange_cycles
         )
 
-    @property
-    def cycles(self) -> float:
-        return self.compute_cycles + self.exchange_cycles + self.sync_cycles
-
 
 def _inner_half(rows_per_worker: np.ndarray, *, accumulates: bool) -> np.ndarray:
     """Tile cycles of one 16x16 block, half precision; the first pass over the inputs writes, later ones accumulate."""
@@ -106,7 +94,7 @@ def _inner_half(rows_per_worker: np.ndarray, *, accumulates: bool) -> np.ndarray
     return 6 * table
 
 
-def coefficient_load(target: Target, *, element_bytes: int, partial_bytes: int) -> int:
+def _coefficient_load(target: Target, *, element_bytes: int, partial_bytes: int) -> int:
     """Cycles to load the weights of one AMP pass."""
     if element_bytes == FLOAT:
         return 16 * 32 // target.coefficient_bytes_per_cycle
@@ -114,7 +102,7 @@ def coefficient_load(target: Target, *, element_bytes: int, partial_bytes: int) 
     return units * 32 // target.coefficient_bytes_per_cycle
 
 
-def amp_vertex(
+def _amp_vertex(
     rows: np.ndarray,
     inner_groups: np.ndarray,
     column_groups: np.ndarray,
@@ -130,7 +118,7 @@ def amp_vertex(
     matrices: of the tile. Any may be an array; they broadcast.
     """
     p = -(-np.asarray(rows) // target.workers)
-    load = coefficient_load(target, element_bytes=element_bytes, partial_bytes=partial_bytes)
+    load = _coefficient_load(target, element_bytes=element_bytes, partial_bytes=partial_bytes)
     if element_bytes == FLOAT:
         later = 6 * (46 + np.maximum(p - 3, 0) * 8)
         first = later + 6 * (2 + 8 * p)
@@ -143,7 +131,7 @@ def amp_vertex(
     return 50 + 6 * (7 + 3 * (inner_groups * matrices - 1)) + matrices * per_matrix
 
 
-def partial_reduction(outputs: np.ndarray, inner_split: np.ndarray, *, partial_bytes: int = HALF) -> np.ndarray:
+def _partial_reduction(outputs: np.ndarray, inner_split: np.ndarray, *, partial_bytes: int = HALF) -> np.ndarray:
     """Tile cycles of summing `inner_split` partials, each tile an equal share of `outputs`; 0 without a split."""
     width, frame = (8, 9) if partial_bytes == HALF else (4, 8)
     share = np.ceil(outputs / inner_split)
@@ -151,7 +139,7 @@ def partial_reduction(outputs: np.ndarray, inner_split: np.ndarray, *, partial_b
     return np.where(inner_split > 1, 33 + 6 * (20 + vectors * (2 * (inner_split - 1) + frame)), 0.0)
 
 
-def transform(elements: float, *, element_bytes: int, aligned: bool, target: Target) -> Tuple[float, float]:
+def _transform(elements: float, *, element_bytes: int, aligned: bool, target: Target) -> Tuple[float, float]:
     """(compute, exchange) cycles of rearranging an operand of `elements` spread over all tiles.
 
     The planner moves one element a cycle at best (poplibs); 1.67 instead of 1.25 where a dimension is no multiple of 4.
@@ -183,10 +171,10 @@ def _splits(parts: int, limit: int, *, even: bool = False, largest: bool = False
     return sorted(chosen)
 
 
-def plan(product: Product, target: Target) -> _MatmulPlan:
+def _plan(product: Product, target: Target) -> _MatmulPlan:
     """The plan with the fewest cycles among those whose temporaries fit; the smallest one where none fits.
 
-    Without rearrangements: `rearrange` adds them, and the choice of the split does not depend on them.
+    Without rearrangements: `_rearrange` adds them, and the choice of the split does not depend on them.
     """
     size, partial = product.element_bytes, product.partial_bytes
     inner_group = _GROUP if size == HALF else _GROUP // 2
@@ -213,14 +201,14 @@ def plan(product: Product, target: Target) -> _MatmulPlan:
         inputs = matrices * rows * inner * inner_group
         weights = matrices * inner * inner_group * columns * _GROUP
         outputs = matrices * rows * columns * _GROUP
-        vertex = amp_vertex(rows, inner, columns, matrices, target=target, element_bytes=size, partial_bytes=partial)
+        vertex = _amp_vertex(rows, inner, columns, matrices, target=target, element_bytes=size, partial_bytes=partial)
         pair = np.where(n % 2 == 0, 2, 1)  # both tiles of a pair take the same rows
         rate = target.exchange_bytes_per_cycle
         in_exchange = inputs * (1 - 1 / n) * size / rate / pair
         weight_exchange = weights * (1 - 1 / m) * size / rate
         split = k > 1
         partial_exchange = np.where(split, outputs * partial / rate, 0.0)
-        reduction = partial_reduction(outputs, k, partial_bytes=partial)
+        reduction = _partial_reduction(outputs, k, partial_bytes=partial)
         if partial != size:
             cast = 6 * (26 + np.ceil(np.ceil(outputs / 6) / target.vector(partial)))
             reduction = np.where(split, reduction, cast)
@@ -266,7 +254,7 @@ def plan(product: Product, target: Target) -> _MatmulPlan:
     return best[2]
 
 
-def rearrange(base: _MatmulPlan, product: Product, rearranged: Rearranged, target: Target) -> _MatmulPlan:
+def _rearrange(base: _MatmulPlan, product: Product, rearranged: Rearranged, target: Target) -> _MatmulPlan:
     """`base`, and the cycles of rearranging the operands that this pass must rearrange."""
     aligned = product.columns % 4 == 0  # rows and inputs are padded to the plan's groups in any case
     sizes = (
@@ -275,7 +263,7 @@ def rearrange(base: _MatmulPlan, product: Product, rearranged: Rearranged, targe
         product.matrices * product.rows * product.columns,
     )
     moved = [
-        transform(elements, element_bytes=product.element_bytes, aligned=aligned, target=target)
+        _transform(elements, element_bytes=product.element_bytes, aligned=aligned, target=target)
         for elements, wanted in zip(sizes, rearranged)
         if wanted
     ]
@@ -334,9 +322,9 @@ class Planner:
         """The best plan of `product`, searched once for identical products."""
         key = " ".join(str(value) for value in astuple(product))
         if key not in self._plans:
-            self._plans[key] = plan(product, self.target)
+            self._plans[key] = _plan(product, self.target)
             self.searched += 1
-        return rearrange(self._plans[key], product, rearranged, self.target)
+        return _rearrange(self._plans[key], product, rearranged, self.target)
 
     def save(self) -> None:
         """Store the plans searched, together with those that other processes stored meanwhile."""

@@ -1,8 +1,8 @@
 """From costs to the cycles of a pipelined training step.
 
 Stages of four IPUs (PopART's pipelining): embeddings and layers of IPU 0, layers of IPUs 1 to 3, heads and loss back on
-IPU 0 where the tied table is, then all of it backwards: 9 stages. In fine-tuning the heads are on IPU 3: 7 stages. In
-steady state every IPU works on a micro-batch of each of its stages, then all of them copy to their neighbours:
+IPU 0 where the tied table is, then all of it backwards: 9 stages. In steady state every IPU works on a micro-batch of
+each of its stages, then all of them copy to their neighbours:
 
     cycles of an update = (accumulation + stages - 1) * (slowest IPU + slowest copy) + once-per-update work
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from ipu_packed_bert.cycles.lowering import (
     ENCODER,
     FEED_FORWARD,
     Edge,
-    Entry,
     Lowered,
     Lowering,
     block_of,
@@ -40,8 +39,6 @@ from ipu_packed_bert.cycles.tracing import Graph, layer_of
 from ipu_packed_bert.cycles.update import IpuUpdate, UpdateCost, host_seconds, ipu_cost
 from ipu_packed_bert.settings.schema import training_stages
 
-_PIPELINE = "pipeline"  # the block of what the pipeline itself adds
-
 
 class PipelinePlacement(NamedTuple):
     """The settings of a configuration's `placement` and `engine` that the cycle model uses."""
@@ -54,26 +51,20 @@ class PipelinePlacement(NamedTuple):
     off_chip: bool = False  # optimiser state in streaming memory
     recompute: bool = True
     half_partials: bool = True
-    heads_return: bool = True  # to the first IPU, as in pre-training; otherwise they are where the last layer is
     # Where the feed-forward halves of the layers lie elsewhere than their attention: their number on each IPU. Only
     # published runs of PopART do so; `layers_per_ipu` then counts the attention halves.
     feed_forward_per_ipu: Tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:
-        return training_stages(self.layers_per_ipu, heads_return=self.heads_return)
-
-    @property
-    def heads_ipu(self) -> int:
-        """The IPU that the heads lie on."""
-        return 0 if self.heads_return else max(ipu for ipu, layers in enumerate(self.layers_per_ipu) if layers)
+        return training_stages(self.layers_per_ipu)
 
     def halves(self, ipu: int) -> Dict[str, int]:
         """How many attention and feed-forward halves of layers lie on an IPU."""
         elsewhere = self.feed_forward_per_ipu or self.layers_per_ipu
         return {ATTENTION: self.layers_per_ipu[ipu], FEED_FORWARD: elsewhere[ipu]}
 
-    def ipu_of_layer(self, layer: int) -> int:
+    def _ipu_of_layer(self, layer: int) -> int:
         """The IPU that encoder layer number `layer` lies on."""
         end = 0
         for ipu, layers in enumerate(self.layers_per_ipu):
@@ -85,13 +76,6 @@ class PipelinePlacement(NamedTuple):
         )
 
 
-class _Held(NamedTuple):
-    """An operator that an IPU runs in a micro-batch, and how many times: once for each layer, recomputed ones twice."""
-
-    times: int
-    entry: Entry
-
-
 class Ipu(NamedTuple):
     """One IPU's share of a micro-batch, by category, before the calibrated parameters are applied."""
 
@@ -100,7 +84,6 @@ class Ipu(NamedTuple):
     costs: Dict[str, Cost]  # category -> cost
     total: Cost  # of all categories
     link_bytes: Dict[str, float]  # block -> bytes that leave for a neighbour in the copy phase
-    held: Tuple[_Held, ...]  # their costs add up to `total`
 
 
 class Step(NamedTuple):
@@ -130,14 +113,14 @@ class Pipeline:
     def bottleneck(self, parameters: Parameters) -> Ipu:
         return max(self.ipus, key=lambda ipu: self.ipu_cycles(ipu, parameters))
 
-    def copy_cycles(self) -> float:
+    def _copy_cycles(self) -> float:
         """The copy phase: all neighbours copy at once, so it takes as long as the busiest link."""
         return max(self.target.link_cycles(sum(ipu.link_bytes.values())) for ipu in self.ipus)
 
     def pipeline_cycle(self, parameters: Parameters) -> float:
         """Cycles in which the pipeline takes one more micro-batch."""
         slowest = _largest([self.ipu_cycles(ipu, parameters) for ipu in self.ipus])
-        return slowest + parameters.links * self.copy_cycles()
+        return slowest + parameters.links * self._copy_cycles()
 
     def micro_batch_cycles(self, parameters: Parameters) -> float:
         """Cycles of one micro-batch through all IPUs, one after the other, without the pipeline's overlap."""
@@ -169,11 +152,8 @@ class Pipeline:
             parameters,
         )
 
-    def update_cost(self, parameters: Parameters, *, instances: Optional[int] = None) -> UpdateCost:
-        """What an update costs beyond the pipeline: the slowest IPU's part and the host's.
-
-        instances: processes that share the replicas, as poprun starts them; None: one for each pod.
-        """
+    def update_cost(self, parameters: Parameters) -> UpdateCost:
+        """What an update costs beyond the pipeline: the slowest IPU's part and the host's."""
         # Of many draws at once, the one that is slowest on average.
         slowest = max(
             (self.ipu_update(ipu.number, parameters) for ipu in self.ipus), key=lambda cost: float(np.mean(cost.device))
@@ -183,26 +163,19 @@ class Pipeline:
             len(self.ipus),
             self.target,
             replica_seconds=parameters.replica_seconds,
-            instances=instances,
         )
         return replace(slowest, host=host)
 
-    def update_cycles(self, parameters: Parameters) -> float:
-        """Cycles of an update beyond the pipeline, without the host."""
-        return self.update_cost(parameters).device * self.target.clock_hz
-
-    def step(self, accumulation: int, parameters: Parameters, *, instances: Optional[int] = None) -> Step:
-        once = self.update_cost(parameters, instances=instances)
+    def step(self, accumulation: int, parameters: Parameters) -> Step:
+        once = self.update_cost(parameters)
         cycle, update = self.pipeline_cycle(parameters), once.device * self.target.clock_hz
         cycles = (accumulation + self.placement.stages - 1) * cycle + update
         return Step(cycle, update, cycles, self.target.seconds(cycles) + once.host, once)
 
-    def sequences_per_second(
-        self, accumulation: int, packing_factor: float, parameters: Parameters, *, instances: Optional[int] = None
-    ) -> float:
+    def sequences_per_second(self, accumulation: int, packing_factor: float, parameters: Parameters) -> float:
         """Throughput of all replicas; `packing_factor` sequences stand in a pack."""
         sequences = accumulation * self.micro_batch * self.placement.replicas * packing_factor
-        return sequences / self.step(accumulation, parameters, instances=instances).seconds
+        return sequences / self.step(accumulation, parameters).seconds
 
 
 def _largest(values: Sequence[Any]) -> Any:
@@ -210,7 +183,7 @@ def _largest(values: Sequence[Any]) -> Any:
     return reduce(np.maximum, values) if any(isinstance(value, np.ndarray) for value in values) else max(values)
 
 
-def edges(graph: Graph) -> List[Edge]:
+def _edges(graph: Graph) -> List[Edge]:
     """Tensors that one block makes and another reads; parameters and batch fields are not copied."""
     made: Dict[int, str] = {}
     for operation in graph.operations:
@@ -253,37 +226,37 @@ def assemble(
             serialized=placement.serialized,
             partial_bytes=HALF if placement.half_partials else FLOAT,
         ).run()
-    crossing = edges(graph)
+    crossing = _edges(graph)
     links = _link_bytes(graph, crossing, placement, num_layers, count)
     elements, tensors = _parameters_per_ipu(graph, placement, count)
     hidden = _hidden_elements(graph, crossing)
     carried = _carried_elements(graph, crossing, count)
 
     ipus = []
-    first_layer = 0
     for number, layers in enumerate(placement.layers_per_ipu):
         here = lowered[placement.memory_proportion[number]]
-        held: List[_Held] = []
+        parts: List[Tuple[str, int, Cost]] = []  # category, how many times, cost
         feed_forward = placement.halves(number)[FEED_FORWARD]
         for entry in here.entries:
-            of_layer = feed_forward if entry.half == FEED_FORWARD else layers
-            times = _times(entry.block, number, first_layer, of_layer, placement.heads_ipu)
-            if recomputes(entry, placement):
+            times = int(number == 0)
+            if entry.block == "layer":
+                times = feed_forward if entry.half == FEED_FORWARD else layers
+            # Recomputed for the backward pass; that of the heads follows their forward pass at once.
+            if placement.recompute and entry.phase == "forward" and entry.block != "heads":
                 times *= 2
             if times:
-                held.append(_Held(times, entry))
+                parts.append((entry.category, times, entry.cost))
         stash = step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(hidden)))
-        held.append(_Held(layers + (1 if number == 0 else 0), Entry("stash", _PIPELINE, "forward", COPIES, stash)))
+        parts.append((COPIES, layers + (1 if number == 0 else 0), stash))
         if carried:
             carry = step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(carried)))
-            held.append(_Held(1, Entry("stash", _PIPELINE, "forward", COPIES, carry)))
+            parts.append((COPIES, 1, carry))
         accumulate = step(target, vertices_cycles=vertices.scaled_add(target.per_tile(elements[number])))
-        held.append(_Held(1, Entry("accumulate", _PIPELINE, "backward", ENCODER, accumulate)))
+        parts.append((ENCODER, 1, accumulate))
         costs: Dict[str, Cost] = {category: Cost() for category in CATEGORIES}
-        for times, entry in held:
-            costs[entry.category] = costs[entry.category] + entry.cost * float(times)
-        ipus.append(Ipu(number, layers, costs, total(costs.values()), links[number], tuple(held)))
-        first_layer += layers
+        for category, times, cost in parts:
+            costs[category] = costs[category] + cost * float(times)
+        ipus.append(Ipu(number, layers, costs, total(costs.values()), links[number]))
 
     share = placement.replicas if placement.sharded else 1
     updates = [
@@ -299,23 +272,6 @@ def assemble(
     for result in lowered.values():
         unknown.update(result.unknown)
     return Pipeline(tuple(ipus), placement, target, micro_batch, tuple(updates), unknown)
-
-
-def recomputes(entry: Entry, placement: PipelinePlacement) -> bool:
-    """Whether an operator runs once more before its backward pass, for what that needs.
-
-    The heads' backward pass follows their forward pass at once: nothing there is recomputed.
-    """
-    return placement.recompute and entry.phase == "forward" and entry.block not in ("heads", _PIPELINE)
-
-
-def _times(block: str, ipu: int, first_layer: int, layers: int, heads_ipu: int) -> int:
-    """How many times an IPU holds a block."""
-    if block == "layer":
-        return layers
-    if block.startswith("layer."):
-        return int(first_layer <= int(block[len("layer.") :]) < first_layer + layers)
-    return int(ipu == (heads_ipu if block == "heads" else 0))
 
 
 def _hidden_elements(graph: Graph, crossing: Sequence[Edge]) -> int:
@@ -342,12 +298,12 @@ def _link_bytes(
     directions: Dict[str, List[Dict[str, float]]] = {
         phase: [{} for _ in range(count)] for phase in ("forward", "backward")
     }
-    homes = [placement.ipu_of_layer(layer) for layer in range(num_layers)]
+    homes = [placement._ipu_of_layer(layer) for layer in range(num_layers)]
     readers = _layer_readers(crossing)
 
     def home(block: str) -> int:
         if not block.startswith("layer."):
-            return placement.heads_ipu if block == "heads" else 0
+            return 0
         layer = int(block[len("layer.") :])
         return homes[-1 if layer == graph.num_layers - 1 else layer]
 

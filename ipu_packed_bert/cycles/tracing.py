@@ -4,7 +4,7 @@ The training step runs once on meta tensors, the update on fake ones (shapes and
 dispatch mode records each operator that reaches the device. That is what make_fx captures, and also the module each
 operator belongs to, in the backward pass too. Tracing imports torch; what reads the resulting `Graph` does not need it.
 
-Encoder layers are alike: three are traced and compared, and all of them only where the three differ.
+Encoder layers are alike: three are traced, and the one in the middle stands for all.
 """
 
 from __future__ import annotations
@@ -297,39 +297,6 @@ def _default_type(dtype: Any):
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-def layer_signature(graph: Graph, layer: int) -> str:
-    """Digest of one encoder layer: operators, shapes, types and constants in order, values numbered by first use."""
-    numbers: Dict[int, int] = {}
-
-    def named(argument: Any) -> Any:
-        if isinstance(argument, dict) and "value" in argument:
-            index = argument["value"]
-            value = graph.values[index]
-            return [numbers.setdefault(index, len(numbers)), value.shape, value.strides, value.dtype]
-        if isinstance(argument, (list, tuple)):
-            return [named(part) for part in argument]
-        return argument
-
-    prefix = f"bert.encoder.layer.{layer}"
-    described = [
-        (
-            operation.operator,
-            named(operation.arguments),
-            sorted((k, named(v)) for k, v in operation.keywords.items()),
-            operation.scope[len(prefix) :],
-            operation.phase,
-        )
-        for operation in graph.operations
-        if layer_of(operation.scope) == layer
-    ]
-    return hashlib.sha256(repr(described).encode()).hexdigest()
-
-
-def layers_alike(graph: Graph) -> bool:
-    """Whether all traced encoder layers have one signature."""
-    return len({layer_signature(graph, layer) for layer in range(graph.num_layers)}) <= 1
 
 
 def sources_digest() -> str:

@@ -26,15 +26,6 @@ INSIDE = 0.90  # of an interval
 _ENDS = ((1 - INSIDE) / 2, (1 + INSIDE) / 2)
 
 
-class _Unknown(NamedTuple):
-    """A field of `Parameters`, its prior, and what would measure it."""
-
-    field: str
-    prior: str
-    draw: Callable[[np.random.Generator, int], np.ndarray]
-    measured_by: str
-
-
 def _uniform(low: float, high: float) -> Callable[[np.random.Generator, int], np.ndarray]:
     return lambda generator, count: low + (high - low) * generator.random(count)
 
@@ -44,28 +35,20 @@ def _factor(spread: float) -> Callable[[np.random.Generator, int], np.ndarray]:
 
 
 _ATOMS = _uniform(REARRANGE_BYTE[8], REARRANGE_BYTE[2])
-UNKNOWNS: Tuple[_Unknown, ...] = (
-    _Unknown("layout", "0.44 to 5.148 cycles a byte", _ATOMS, "rearrangements of hidden tensors in a layer's profile"),
-    _Unknown("square", "0.44 to 5.148 cycles a byte", _ATOMS, "rearrangements of scores in a layer's profile"),
-    _Unknown("products", "10 %", _factor(0.10), "the plans of products with weights in a profile"),
-    _Unknown("batched", "10 %", _factor(0.10), "the plans of attention's products in a profile"),
-    _Unknown("wide", "3 %", _factor(0.03), "the query/key product of 80 columns beside that of 64 in two profiles"),
-    _Unknown("exchange", "20 %", _factor(0.20), "exchange of a layer in a profile"),
-    _Unknown("sync", "30 %", _factor(0.30), "syncs of a layer in a profile"),
-    _Unknown("links", "30 %", _factor(0.30), "one all-reduce over the replicas of a pod"),
-    _Unknown("gateways", "30 %", _factor(0.30), "one all-reduce over the replicas of two pods"),
-    _Unknown(
-        "streaming", "a factor of 1.6", _factor(0.50), "an update with the optimiser state on chip beside off chip"
-    ),
-)
-_FITTED = ("factor", "replica_seconds", "framework")
-FIELDS = _FITTED + tuple(unknown.field for unknown in UNKNOWNS)
-MEASURED_BY = {
-    **{unknown.field: unknown.measured_by for unknown in UNKNOWNS},
-    "factor": "the cycles of a whole micro-batch",
-    "replica_seconds": "seconds of an update with one process and with two",
-    "framework": "the cycles of a micro-batch of the same network written in PopART",
+# Fields of `Parameters` and their priors; docs/cycle_model.md has them in words.
+UNKNOWNS: Dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "layout": _ATOMS,
+    "square": _ATOMS,
+    "products": _factor(0.10),
+    "batched": _factor(0.10),
+    "wide": _factor(0.03),
+    "exchange": _factor(0.20),
+    "sync": _factor(0.30),
+    "links": _factor(0.30),
+    "gateways": _factor(0.30),
+    "streaming": _factor(0.50),
 }
+FIELDS = ("factor", "replica_seconds", "framework", *UNKNOWNS)
 
 
 class Interval(NamedTuple):
@@ -88,38 +71,18 @@ class Draws:
         """Of a number that the model computes from parameters."""
         return Interval(*(float(end) for end in np.quantile(value(self.parameters), (_ENDS[0], 0.5, _ENDS[1]))))
 
-    def intervals(self, values: Callable[[Parameters], np.ndarray], fitted: Parameters) -> List[Interval]:
-        """Of many numbers at once, each with its value at the fitted parameters, so that parts add up to their whole.
-
-        values: [numbers, draws] from parameters of arrays, [numbers, 1] from the fitted.
-        """
-        drawn, middle = values(self.parameters), values(fitted)
-        ends = np.quantile(np.broadcast_to(drawn, (len(middle), len(self.parameters.layout))), _ENDS, axis=1)
-        return [Interval(float(low), float(each[0]), float(high)) for low, each, high in zip(ends[0], middle, ends[1])]
-
     def throughput(self, value: Callable[[Parameters], Any]) -> Interval:
         """As `interval`, of a throughput: its ends with what the model is off by for reasons without a name."""
         middle = self.interval(value)
         return self.interval(lambda each: value(each) * self.discrepancy)._replace(value=middle.value)
 
-    def explained(self, value: Callable[[Parameters], Any]) -> Dict[str, float]:
-        """Share of a number's variance that knowing one unknown would take away, the largest first."""
-        values = np.asarray(value(self.parameters))
-        whole = float(np.var(values))
-        found = {}
-        for field in MEASURED_BY:
-            parts = np.array_split(values[np.argsort(getattr(self.parameters, field), kind="stable")], 8)
-            within = sum(len(part) * float(np.var(part)) for part in parts) / len(values)
-            found[field] = max(0.0, 1.0 - within / whole) if whole > 0 else 0.0
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
-
-def prior(count: int, seed: int) -> Parameters:
+def _prior(count: int, seed: int) -> Parameters:
     """Draws of the unknowns, without the fitted ones."""
     return Parameters(
         **{
-            unknown.field: unknown.draw(np.random.default_rng([seed, number]), count)
-            for number, unknown in enumerate(UNKNOWNS)
+            field: draw(np.random.default_rng([seed, number]), count)
+            for number, (field, draw) in enumerate(UNKNOWNS.items())
         }
     )
 
@@ -207,7 +170,7 @@ def _effective(weights: np.ndarray) -> float:
     return float(1.0 / (weights**2).sum())
 
 
-def weighted_quantiles(values: np.ndarray, weights: np.ndarray, shares: Sequence[float]) -> List[float]:
+def _weighted_quantiles(values: np.ndarray, weights: np.ndarray, shares: Sequence[float]) -> List[float]:
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order])
     return [float(values[order][min(int(np.searchsorted(reached, share)), len(values) - 1)]) for share in shares]
@@ -226,7 +189,7 @@ def sample(
     seed: int = SEED,
 ) -> Draws:
     """seconds, measured, names: of the points. overhead, published, sigma: of the fitted overhead, in percent."""
-    found = _sample(seconds, measured, prior(drawn, seed), seed)
+    found = _sample(seconds, measured, _prior(drawn, seed), seed)
     overheads = np.asarray(overhead(found.parameters))
     of_overhead = -0.5 * ((overheads - published) / sigma) ** 2
     log_weights = found.log_weights + of_overhead
@@ -236,13 +199,13 @@ def sample(
     points = []
     for number, (name, value) in enumerate(zip(names, measured)):
         without = _normalised(log_weights - found.log_likelihood[:, number])
-        ends = weighted_quantiles(np.log(found.seconds[:, number]) + off, without, _ENDS)
+        ends = _weighted_quantiles(np.log(found.seconds[:, number]) + off, without, _ENDS)
         low, high = (float(np.exp(end) / value - 1.0) for end in ends)
         points.append({"point": name, "low": round(low, 4), "high": round(high, 4), "inside": low <= 0.0 <= high})
     without = _normalised(found.log_weights)
     # Between this and what is published lies the published number's own error, as the discrepancy for throughputs.
     error = sigma * np.random.default_rng([seed, len(UNKNOWNS) + 2]).standard_normal(drawn)
-    ends = weighted_quantiles(overheads + error, without, _ENDS)
+    ends = _weighted_quantiles(overheads + error, without, _ENDS)
     at = (generator.random() + np.arange(kept)) / kept
     chosen = np.minimum(np.searchsorted(np.cumsum(weights), at), drawn - 1)
     fields = {field: [float(f"{value:.5g}") for value in getattr(found.parameters, field)[chosen]] for field in FIELDS}

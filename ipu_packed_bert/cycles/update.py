@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from math import ceil
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from ipu_packed_bert.cycles.layout import Cost
 from ipu_packed_bert.cycles.parameters import Parameters
@@ -49,25 +49,25 @@ class UpdateCost:
         return sum(getattr(self, field.name) for field in fields(self))
 
 
-def pods(replicas: int, ipus: int, target: Target) -> int:
+def _pods(replicas: int, ipus: int, target: Target) -> int:
     """How many pods `replicas` of `ipus` IPUs each take."""
     return ceil(replicas * ipus / target.ipus_per_pod)
 
 
-def ring(gradients: IpuUpdate, replicas: int, ipus: int, target: Target) -> UpdateCost:
+def _ring(gradients: IpuUpdate, replicas: int, ipus: int, target: Target) -> UpdateCost:
     """Summing an IPU's gradients over the replicas, of `ipus` IPUs each."""
     if replicas == 1:
         return UpdateCost()
     sent = 2 * (replicas - 1) / replicas * gradients.parameters * HALF
     steps = target.seconds(gradients.tensors * 2 * (replicas - 1) * target.global_sync_cycles)
-    if pods(replicas, ipus, target) == 1:
+    if _pods(replicas, ipus, target) == 1:
         return UpdateCost(links=sent / target.link_bytes_per_second, steps=steps)
     return UpdateCost(gateways=sent / target.gateway_bytes_per_second, steps=steps)
 
 
 def ipu_cost(update: IpuUpdate, replicas: int, ipus: int, target: Target, parameters: Parameters) -> UpdateCost:
     """Of one IPU, without the host."""
-    summed = ring(update, replicas, ipus, target)
+    summed = _ring(update, replicas, ipus, target)
     return UpdateCost(
         optimizer=target.seconds(parameters.cycles(update.cost)),
         links=parameters.links * summed.links,
@@ -77,12 +77,9 @@ def ipu_cost(update: IpuUpdate, replicas: int, ipus: int, target: Target, parame
     )
 
 
-def host_seconds(
-    replicas: int, ipus: int, target: Target, *, replica_seconds: float, instances: Optional[int] = None
-) -> float:
-    """Of the host, between two calls.
+def host_seconds(replicas: int, ipus: int, target: Target, *, replica_seconds: float) -> float:
+    """Of the host, between two calls; there is one process for each pod, as in the published runs.
 
-    replica_seconds: for each replica that a process serves, one after the other (calibrated). instances: processes that
-    share the replicas; None: as few as there must be, one for each pod, as in the published runs.
+    replica_seconds: for each replica that a process serves, one after the other (calibrated).
     """
-    return replica_seconds * ceil(replicas / (instances or pods(replicas, ipus, target)))
+    return replica_seconds * ceil(replicas / _pods(replicas, ipus, target))

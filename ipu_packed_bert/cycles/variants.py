@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ipu_packed_bert.cycles.arrangement import Arrangement
+from ipu_packed_bert.cycles.arrangement import PACKED, POPART, UNPACKED
 from ipu_packed_bert.model.bert import MaskedScores
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.model.products import OneHotSlots, mask_in_product
@@ -20,46 +20,25 @@ from ipu_packed_bert.model.products import OneHotSlots, mask_in_product
 _HIDDEN = -1000.0  # exactly no attention, in every type (the model's own constant)
 
 
-def build(model: Any, loss: Any, arrangement: Arrangement, *, slots: int, depth: int, columns: int) -> nn.Module:
+def build(model: Any, loss: Any, arrangement: str, *, slots: int, depth: int, columns: int) -> nn.Module:
     """The network in an arrangement, for packs of `slots` and up to `depth` sequences.
 
-    columns: width of the codes of a "product" mask, `settings.schema.mask_columns`.
+    columns: width of the codes of a mask in the product, `settings.schema.mask_columns`.
     """
     built: Any = PackedBertForPreTraining(model, loss)  # whose modules are replaced by others of their kind
-    attentions = [layer.attention.self for layer in built.bert.encoder.layer]
-    if arrangement.mask == "product":
+    built.masked_lm_slots = OneHotSlots(slots)
+    built.next_sentence_slots = OneHotSlots(slots)
+    if arrangement == PACKED:
         mask_in_product(built, sequences=depth, columns=columns)
-    elif arrangement.mask == "row":
+    elif arrangement == POPART:
+        built.attention_mask = _Numbers()
+        for layer in built.bert.encoder.layer:
+            layer.attention.self.scores = _RebuildingScores()
+    elif arrangement == UNPACKED:
         built.attention_mask = _RowMask()
-    elif arrangement.mask == "none":
-        built.attention_mask = _Numbers()
-        _replace_scores(attentions, _UnmaskedScores)
-    elif arrangement.apply == "select":
-        built.attention_mask = _SameSequence()
-        _replace_scores(attentions, _SelectMaskedScores)
-    elif arrangement.mask == "layer":
-        built.attention_mask = _Numbers()
-        _replace_scores(attentions, lambda: _RebuildingScores(arrangement.mask_form))
-    elif arrangement.mask_form == "arithmetic":
-        built.attention_mask = _BlockMask("arithmetic")
-    if arrangement.cls == "fixed":
         built.next_sentence_slots = _FirstSlots()
-    elif arrangement.cls == "one_hot":
-        built.next_sentence_slots = OneHotSlots(slots)
-    if arrangement.mlm == "one_hot":
-        built.masked_lm_slots = OneHotSlots(slots)
-    positions = {"fixed": _FixedPositions, "one_hot": _OneHotPositions}.get(arrangement.positions)
-    if positions is not None:
-        built.bert.embeddings.position_embeddings.__class__ = positions
+        built.bert.embeddings.position_embeddings.__class__ = _FixedPositions
     return built
-
-
-def _replace_scores(attentions: Any, make: Any) -> None:
-    for attention in attentions:
-        attention.scores = make()
-
-
-# Masks ---------------------------------------------------------------------------------------------------------------
 
 
 class _RowMask(nn.Module):
@@ -70,26 +49,6 @@ class _RowMask(nn.Module):
         return torch.where(input_mask_BS > 0, zero, torch.full_like(zero, _HIDDEN))[:, None, None, :]
 
 
-class _BlockMask(nn.Module):
-    """The model's own mask, by selection or by arithmetic."""
-
-    def __init__(self, form: str):
-        super().__init__()
-        self.form = form
-
-    def forward(self, input_mask_BS, dtype):
-        rows, columns = input_mask_BS.unsqueeze(2), input_mask_BS.unsqueeze(1)
-        if self.form == "arithmetic":
-            return ((rows != columns).to(dtype) * _HIDDEN).unsqueeze(1)
-        zero = torch.zeros((), dtype=dtype, device=input_mask_BS.device)
-        return torch.where(rows == columns, zero, torch.full_like(zero, _HIDDEN)).unsqueeze(1)
-
-
-class _SameSequence(nn.Module):
-    def forward(self, input_mask_BS, dtype):
-        return (input_mask_BS.unsqueeze(2) == input_mask_BS.unsqueeze(1)).unsqueeze(1)
-
-
 class _Numbers(nn.Module):
     """Passes the sequence numbers on: [B, S] is copied from IPU to IPU instead of [B, 1, S, S]."""
 
@@ -97,33 +56,23 @@ class _Numbers(nn.Module):
         return input_mask_BS
 
 
-# Scores --------------------------------------------------------------------------------------------------------------
+class _BlockMask(nn.Module):
+    """The model's own mask, by arithmetic."""
 
-
-class _UnmaskedScores(nn.Module):
-    def forward(self, query_BNSA, key_BNSA, input_mask_BS):
-        return torch.matmul(query_BNSA, key_BNSA.transpose(2, 3))
-
-
-class _SelectMaskedScores(nn.Module):
-    def forward(self, query_BNSA, key_BNSA, same_B1SS):
-        scores_BNSS = torch.matmul(query_BNSA, key_BNSA.transpose(2, 3))
-        hidden = torch.full((), _HIDDEN, dtype=scores_BNSS.dtype, device=scores_BNSS.device)
-        return torch.where(same_B1SS, scores_BNSS, hidden)
+    def forward(self, input_mask_BS, dtype):
+        rows, columns = input_mask_BS.unsqueeze(2), input_mask_BS.unsqueeze(1)
+        return ((rows != columns).to(dtype) * _HIDDEN).unsqueeze(1)
 
 
 class _RebuildingScores(MaskedScores):
     """The mask is made from the sequence numbers in every layer."""
 
-    def __init__(self, form: str):
+    def __init__(self):
         super().__init__()
-        self.block_mask = _BlockMask(form)
+        self.block_mask = _BlockMask()
 
     def forward(self, query_BNSA, key_BNSA, input_mask_BS):
         return super().forward(query_BNSA, key_BNSA, self.block_mask(input_mask_BS, query_BNSA.dtype))
-
-
-# Slots and positions --------------------------------------------------------------------------------------------------
 
 
 class _FirstSlots(nn.Module):
@@ -138,9 +87,3 @@ class _FixedPositions(nn.Embedding):
 
     def forward(self, positions_BS):
         return self.weight[: positions_BS.shape[1]]
-
-
-class _OneHotPositions(nn.Embedding):
-    def forward(self, positions_BS):
-        numbers_R = torch.arange(self.num_embeddings, dtype=positions_BS.dtype, device=positions_BS.device)
-        return torch.matmul((positions_BS.unsqueeze(2) == numbers_R).to(self.weight.dtype), self.weight)

@@ -82,31 +82,14 @@ UNARY: Dict[Tuple[str, str], _Loop] = {
     ("exp", "float"): _Loop(6, 2),
     ("tanh", "half"): _Loop(4, 4),
     ("tanh", "float"): _Loop(12, 2),
-    ("sigmoid", "half"): _Loop(6, 4),
-    ("sigmoid", "float"): _Loop(12, 2),
     ("log", "half"): _Loop(4, 4),
     ("log", "float"): _Loop(12, 2),
     ("reciprocal", "half"): _Loop(15, 4),
     ("reciprocal", "float"): _Loop(6, 2),
     ("sqrt", "half"): _Loop(23, 4),
     ("sqrt", "float"): _Loop(10, 2),
-    ("rsqrt", "half"): _Loop(19, 4),
-    ("rsqrt", "float"): _Loop(8, 2),
     ("square", "half"): _Loop(2, 4),
     ("square", "float"): _Loop(2, 2),
-    ("neg", "half"): _Loop(2, 4),
-    ("neg", "float"): _Loop(2, 2),
-    ("neg", "int"): _Loop(5, 1),
-    ("abs", "half"): _Loop(5, 1),
-    ("abs", "float"): _Loop(5, 1),
-    ("abs", "int"): _Loop(5, 1),
-    ("erf", "half"): _Loop(13, 1),
-    ("erf", "float"): _Loop(41, 1),
-    ("gelu_erf", "half"): _Loop(16, 1),
-    ("gelu_erf", "float"): _Loop(22, 1),
-    ("not", "bool"): _Loop(17, 1),
-    ("clamp", "half"): _Loop(2, 4),
-    ("clamp", "float"): _Loop(2, 2),
 }
 
 
@@ -122,7 +105,7 @@ def scalar(n: float, operation: str, kind: str) -> float:
 
 
 def unary(n: float, operation: str, kind: str) -> float:
-    start = 33 if operation in ("exp", "tanh", "sigmoid", "log") else 20
+    start = 33 if operation in ("exp", "tanh", "log") else 20
     return 6 * (start + UNARY[operation, kind](busiest(n)))
 
 
@@ -151,10 +134,9 @@ def row_values(rows: int, columns: int, element_bytes: int = HALF) -> float:
     return 11 + 6 * (15 + ceil(rows / _WORKERS) * (per_row + vectors(columns, element_bytes) * 2))
 
 
-def scaled_add(n: float, element_bytes: int = HALF, *, mixed: bool = False) -> float:
-    """A += s * B: gradient accumulation, momentum. `mixed` adds a float B to a half A."""
-    per_vector = 5 if mixed else 3
-    return 57 + 6 * (15 + 6 + per_vector * max(0, vectors(busiest(n), element_bytes) - 1))
+def scaled_add(n: float, element_bytes: int = HALF) -> float:
+    """A += s * B: gradient accumulation, momentum."""
+    return 57 + 6 * (15 + 6 + 3 * max(0, vectors(busiest(n), element_bytes) - 1))
 
 
 def gelu(n: float, element_bytes: int = HALF) -> float:
@@ -191,10 +173,6 @@ def cast(n: float, from_bytes: int, to_bytes: int) -> float:
 def cast_integer(n: float) -> float:
     """Between bool or int and a floating type: 2 cycles an element."""
     return 12 + 6 * (19 + 18 + 2 * busiest(n))
-
-
-def fill(n: float, element_bytes: int = HALF) -> float:
-    return 6 * (26 if element_bytes == HALF else 23) + vectors(n, element_bytes)
 
 
 def copy(num_bytes: float) -> float:
@@ -245,9 +223,9 @@ def gather_gradient(indices: float, row_elements: float, element_bytes: int = HA
     return 6 * (33 + inside * (start + max(0, ceil(row_elements * element_bytes / 4) - 1) * 3) + outside * 5)
 
 
-def dynamic_slice(elements: float, element_bytes: int = HALF, *, slices: int = 1) -> float:
+def dynamic_slice(elements: float, element_bytes: int = HALF) -> float:
     """Take or put a slice at a position known only at run time: pipeline stashes, serial loops."""
-    return 25 + 6 * (39 + (24 + 2 * floor(busiest(elements) * element_bytes / 8)) * slices)
+    return 25 + 6 * (39 + 24 + 2 * floor(busiest(elements) * element_bytes / 8))
 
 
 def one_hot(indices: float) -> float:

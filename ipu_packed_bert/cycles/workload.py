@@ -6,15 +6,15 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
-from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, UNPACKED, Arrangement
+from ipu_packed_bert.cycles.arrangement import UNPACKED
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.pipeline import Pipeline, PipelinePlacement, assemble
 from ipu_packed_bert.cycles.target import Target
-from ipu_packed_bert.cycles.tracing import Graph, cached, capture, capture_update, layers_alike, sources_digest
+from ipu_packed_bert.cycles.tracing import Graph, cached, capture, capture_update, sources_digest
 from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.settings.schema import Configuration, mask_columns
 
-TRACED_LAYERS = 3  # first, last, and one between that stands for all
+_TRACED_LAYERS = 3  # first, last, and one between that stands for all
 
 
 class MicroBatchShape(NamedTuple):
@@ -45,7 +45,7 @@ def shape_of(config: Config, *, depth: Optional[int] = None) -> MicroBatchShape:
     )
 
 
-def placement_of(config: Configuration, *, heads_return: bool = True) -> PipelinePlacement:
+def _placement_of(config: Configuration) -> PipelinePlacement:
     placement, engine = config.placement, config.engine
     return PipelinePlacement(
         tuple(placement.layers_per_ipu),
@@ -56,11 +56,10 @@ def placement_of(config: Configuration, *, heads_return: bool = True) -> Pipelin
         placement.optimizer_state_off_chip,
         engine.recomputes(ipus=True),
         engine.half_partials,
-        heads_return,
     )
 
 
-def batch_shapes(shape: MicroBatchShape) -> Dict[str, Tuple[Tuple[int, ...], str]]:
+def _batch_shapes(shape: MicroBatchShape) -> Dict[str, Tuple[Tuple[int, ...], str]]:
     """name -> (shape, dtype) of the model's inputs, in their order."""
     from ipu_packed_bert.model.packed import BATCH_FIELDS
 
@@ -75,18 +74,13 @@ def batch_shapes(shape: MicroBatchShape) -> Dict[str, Tuple[Tuple[int, ...], str
     return shapes
 
 
-def build(config: Config, model: Any, shape: MicroBatchShape, arrangement: Arrangement) -> Any:
+def _build(config: Config, model: Any, shape: MicroBatchShape, arrangement: str) -> Any:
     """The network of `config`, with the layers of `model`, in an arrangement. Needs torch; a cached graph does not."""
     from ipu_packed_bert.cycles import variants
 
     return variants.build(
         model, config.loss, arrangement, slots=shape.slots, depth=shape.depth, columns=mask_columns(model, shape.depth)
     )
-
-
-def engine_arrangement(config: Configuration) -> Arrangement:
-    """The arrangement in which the IPU engine runs a configuration's packs."""
-    return PACKED if config.engine.mask == "product" else ADDITIVE
 
 
 class NotTraced(Exception):
@@ -116,23 +110,15 @@ class Traces:
             self._graphs[key] = cached(f"{sources_digest()} {key}", self.folder, trace)
         return self._graphs[key]
 
-    def training(self, config: Config, shape: MicroBatchShape, arrangement: Arrangement) -> Graph:
-        """Forward and backward of a micro-batch; where all layers are alike, three of them are traced."""
+    def training(self, config: Config, shape: MicroBatchShape, arrangement: str) -> Graph:
+        """Forward and backward of a micro-batch, of a network of three layers."""
+        layers = min(_TRACED_LAYERS, config.model.num_layers)
+        model = replace(config.model, num_layers=layers)
 
-        def traced(num_layers: int) -> Graph:
-            model = replace(config.model, num_layers=num_layers)
+        def make() -> Graph:
+            return capture(lambda: _build(config, model, shape, arrangement), _batch_shapes(shape), layers)
 
-            def make() -> Graph:
-                return capture(lambda: build(config, model, shape, arrangement), batch_shapes(shape), num_layers)
-
-            return self._get(
-                ("training", astuple(model), astuple(config.loss), tuple(shape), astuple(arrangement)), make
-            )
-
-        few = traced(min(TRACED_LAYERS, config.model.num_layers))
-        return (
-            few if few.num_layers == config.model.num_layers or layers_alike(few) else traced(config.model.num_layers)
-        )
+        return self._get(("training", astuple(model), astuple(config.loss), tuple(shape), arrangement), make)
 
     def update(self, config: Config) -> Graph:
         """The weight update of a network of one layer: its costs are scaled to the parameters of a whole one."""
@@ -142,7 +128,7 @@ class Traces:
             from ipu_packed_bert.model.optimizer import build_optimizer
 
             return capture_update(
-                lambda: build(config, model, MicroBatchShape(1, config.data.max_sequence_length, 1, 1), UNPACKED),
+                lambda: _build(config, model, MicroBatchShape(1, config.data.max_sequence_length, 1, 1), UNPACKED),
                 lambda built: build_optimizer(built, config.optimizer, betas=(0.9, 0.999)),
                 1,
             )
@@ -163,7 +149,7 @@ class Machine:
         self,
         config: Config,
         *,
-        arrangement: Optional[Arrangement] = None,
+        arrangement: Optional[str] = None,
         depth: Optional[int] = None,
         feed_forward_per_ipu: Tuple[int, ...] = (),
     ) -> Pipeline:
@@ -173,8 +159,8 @@ class Machine:
         """
         shape = shape_of(config, depth=depth)
         if arrangement is None:
-            arrangement = engine_arrangement(config) if shape.depth > 1 else UNPACKED
-        placement = placement_of(config)._replace(feed_forward_per_ipu=feed_forward_per_ipu)
+            arrangement = config.engine.mask if shape.depth > 1 else UNPACKED  # as the IPU engine runs it
+        placement = _placement_of(config)._replace(feed_forward_per_ipu=feed_forward_per_ipu)
         key = (
             astuple(config.model),
             astuple(config.loss),

@@ -35,7 +35,7 @@ def host_memory(
     """`config`: of any task, with its sections `engine` and `batch`; `predictions`: masked slots of a pack, P."""
     half = config.engine.precision == "bfloat16"
     rows, layers = config.batch.micro_batch, model.num_layers
-    layer = layer_bytes(model, slots=slots, half=half, eager=config.engine.attention == "eager")
+    layer = _layer_bytes(model, slots=slots, half=half, eager=config.engine.attention == "eager")
     kept = _FULL * model.hidden_size  # the input of a layer
     each_slot = layers * kept + layer if config.engine.recomputes(ipus=False) else layers * layer
     # The logits, the same in float32, their soft-max, its gradient and that of the logits.
@@ -47,7 +47,7 @@ def host_memory(
     )
 
 
-def layer_bytes(model: ModelConfig, *, slots: int, half: bool, eager: bool = False) -> float:
+def _layer_bytes(model: ModelConfig, *, slots: int, half: bool, eager: bool = False) -> float:
     """Bytes that one encoder layer keeps for its backward pass, for each slot.
 
     half: products in bfloat16 under autocast; sums, and so the inputs of LayerNorm, stay float32.

@@ -41,7 +41,7 @@ _GUESSED_DEPTH = 8  # sequences in a pack, where neither data nor configuration 
 _WIDTH = {"float16": 2, "float32": 4}
 
 
-def parameters(block: Block, model: ModelConfig) -> int:
+def _parameters(block: Block, model: ModelConfig) -> int:
     """Parameters of a block. The vocabulary projection's matrix is the embedding table, counted there."""
     hidden, inner = model.hidden_size, model.intermediate_size
     dense, norm = hidden * hidden + hidden, 2 * hidden
@@ -108,7 +108,6 @@ class _Words(NamedTuple):
     apart: str  # what the mask keeps apart
     run: str  # "" while it is not known
     unknown: str  # why an update is not known, and the way out
-    on_ipus: Tuple[str, ...]  # lines of an update on IPUs
     sizes: str = ""  # where the network's sizes come from, where the configuration does not have them
 
 
@@ -222,12 +221,6 @@ def _of_packs(config: Config, manifest: Optional[Manifest], packing_factor: Opti
     epochs = ", an epoch's length is known once the data set is built"
     if each is not None:
         epochs = f", {each:,} an epoch: {config.run.steps / each:,.1f} epochs"
-    traffic = ""
-    if update is not None:
-        traffic = (
-            f"  traffic   {update.packs * bytes_per_pack / MIB:,.1f} MiB an update from host to device"
-            f" ({update.packs:,} packs of {bytes_per_pack:,} bytes)"
-        )
     words = _Words(
         row="pack",
         data=f"{data.directory}: {'packs still to be built' if packs is None else f'{packs:,} packs to train on'},"
@@ -236,7 +229,6 @@ def _of_packs(config: Config, manifest: Optional[Manifest], packing_factor: Opti
         run=f"{config.run.steps:,} updates{epochs}",
         unknown=f"unknown: no data set yet and no published packing factor for {data.max_sequence_length} slots; "
         "give --packing-factor",
-        on_ipus=(traffic,),
     )
     return RunPlan(
         config=config,
@@ -304,7 +296,6 @@ def _of_examples(config: FinetuneConfig, data_dir: Optional[Path], packing_facto
         apart=f"up to {depth} sequences",
         run=run,
         unknown="unknown without the files; give --packing-factor, sequences in a row",
-        on_ipus=_lines_of_examples(config, task, update, 4 * fields) if on_ipus and update is not None else (),
         sizes=f"; sizes: {sizes}",
     )
     return RunPlan(
@@ -348,32 +339,6 @@ def _factor(config: FinetuneConfig, task: Optional[ExampleTask], given: Optional
     return None
 
 
-def _lines_of_examples(
-    config: FinetuneConfig, task: Optional[ExampleTask], update: Update, bytes_per_row: int
-) -> Tuple[str, ...]:
-    """Cycles and traffic of an update."""
-    traffic = f"  traffic   {update.packs * bytes_per_row / MIB:,.2f} MiB an update from host to device"
-    if task is None:
-        return "  cycles    unknown: the files decide how many sequences and labels a row has", traffic
-    from ipu_packed_bert.cycles.fine_tuning import task_cycles
-    from ipu_packed_bert.cycles.matmul import Planner, cache_folder
-
-    target = TARGETS[config.placement.machine]
-    planner = Planner(target, cache_folder())
-    cycles = task_cycles(config, task, planner, packing_factor=update.factor.value)
-    planner.save()
-    names = ", ".join(sorted(name.split(".")[1] for name in cycles.unknown))
-    return (
-        f"  cycles    {cycles.pipeline_cycle / 1e6:,.2f} million a micro-batch, {cycles.update / 1e6:,.2f} million an"
-        f" update: {cycles.seconds * 1e3:,.1f} ms at {target.clock_hz / 1e9:.2f} GHz, about"
-        f" {update.sequences / cycles.seconds:,.0f} sequences a second",
-        "            computed by the cycle model, whose parameters were fitted to pre-training; nothing of fine-tuning"
-        " was measured",
-        *([f"            not counted, since the model does not know them: {names}"] if names else []),
-        traffic,
-    )
-
-
 class _HostNeeds(NamedTuple):
     """What a run takes on a CPU or a GPU, computed."""
 
@@ -406,7 +371,7 @@ def largest_that_fits(below: int, fits: Callable[[int], bool]) -> Optional[int]:
 def _ipu_memory(made: RunPlan, ipu: int) -> _Memory:
     config, engine = made.config, made.config.engine
     blocks = made.placement.on(ipu)
-    number = sum(parameters(block, made.model) for block in blocks)
+    number = sum(_parameters(block, made.model) for block in blocks)
     optimizer = 0.0
     if not config.placement.optimizer_state_off_chip:
         optimizer = number * (_WIDTH[engine.first_moment_type] + _WIDTH["float32"])
@@ -523,7 +488,7 @@ def print_plan(made: RunPlan, options: Sequence[str] = ()) -> int:
 
     options: of the command that starts the run, see :func:`launch.start_lines`.
     """
-    text = lines(made)
+    text = _lines(made)
     if made.config.engine.kind != "host":
         first, *rest = memory_words(made, None if made.fits else made.micro_batch_that_fits())
         text += [f"  verdict   {first}", *(f"            {line}" for line in rest)]
@@ -556,18 +521,9 @@ def _speed_lines(made: RunPlan) -> List[str]:
     ]
 
 
-MEMORY_PARTS = ("weights", "gradients", "state", "kept", "at work", "products")
-
-
-def _memory_parts(memory: _Memory) -> Dict[str, float]:
-    """Bytes of what is counted, by the names of `MEMORY_PARTS`; they add up to ``memory.together``."""
-    found = (memory.weights, memory.gradients, memory.optimizer, memory.kept, memory.at_work, memory.products)
-    return dict(zip(MEMORY_PARTS, found))
-
-
 def memory_words(made: RunPlan, smaller: Optional[int]) -> List[str]:
     """Whether the counted memory fits; where it does not surely, the way out: ``smaller``, a micro-batch that does."""
-    found = fit_words(made)
+    found = _fit_words(made)
     if made.fits:
         return [found]
     return [found, _NOTHING_FITS if smaller is None else made.config.on_micro_batch(smaller)]
@@ -576,7 +532,7 @@ def memory_words(made: RunPlan, smaller: Optional[int]) -> List[str]:
 _NOTHING_FITS = "no micro-batch fits: more IPUs a replica, or other placement.layers_per_ipu"
 
 
-def fit_words(made: RunPlan) -> str:
+def _fit_words(made: RunPlan) -> str:
     """Whether the counted memory fits, in words."""
     if made.fits:
         return (
@@ -593,7 +549,7 @@ def fit_words(made: RunPlan) -> str:
     )
 
 
-def lines(made: RunPlan) -> List[str]:
+def _lines(made: RunPlan) -> List[str]:
     """The plan as text, without the verdict: of the host where the configuration names it, else of the IPUs."""
     config, model, update, words = made.config, made.model, made.update, made.words
     total = sum(memory.parameters for memory in made.memory)
@@ -604,7 +560,7 @@ def lines(made: RunPlan) -> List[str]:
         f"  model     BERT, {model.num_layers} layers of {model.hidden_size:,}, {model.num_heads} heads,"
         f" vocabulary {model.vocabulary_size:,}: {total / 1e6:,.1f} M parameters in {kept}{words.sizes}",
         f"  data      {words.data}",
-        *(_host_lines(made) if host else [*device_lines(made), "", *memory_lines(made)]),
+        *(_host_lines(made) if host else [*_device_lines(made), "", *_memory_lines(made)]),
         "",
     ]
     if update is None:
@@ -622,7 +578,11 @@ def lines(made: RunPlan) -> List[str]:
     if words.run:
         text.append(f"  run       {words.run}")
     if not host and update is not None:
-        text += words.on_ipus
+        sent = update.packs * made.bytes_per_pack / MIB
+        text.append(
+            f"  traffic   {sent:{',.1f' if sent >= 1 else ',.2f'}} MiB an update from host to device"
+            f" ({update.packs:,} {words.row}s of {made.bytes_per_pack:,} bytes)"
+        )
     return text
 
 
@@ -648,7 +608,7 @@ def _host_lines(made: RunPlan) -> List[str]:
     ]
 
 
-def device_lines(made: RunPlan) -> List[str]:
+def _device_lines(made: RunPlan) -> List[str]:
     """The mask, the IPUs and the pipeline."""
     config, placement = made.config, made.placement
     stages = placement.stages
@@ -668,26 +628,24 @@ def device_lines(made: RunPlan) -> List[str]:
     ]
 
 
-def memory_lines(made: RunPlan, *, narrow: bool = False) -> List[str]:
-    """The table of what each IPU holds. narrow: for 110 columns, without blocks, parameters and the bar."""
+def _memory_lines(made: RunPlan) -> List[str]:
+    """The table of what each IPU holds."""
     config, engine = made.config, made.config.engine
-    rows = [["IPU", "blocks", "parameters", *MEMORY_PARTS, "together", "KiB/tile", "of it"]]
+    parts = ("weights", "gradients", "state", "kept", "at work", "products", "together")
+    rows = [["IPU", "blocks", "parameters", *parts, "KiB/tile", "of it"]]
     for memory in made.memory:
+        held = (memory.weights, memory.gradients, memory.optimizer, memory.kept, memory.at_work, memory.products)
         rows.append(
             [
                 str(memory.ipu),
                 _blocks(memory.blocks),
                 f"{memory.parameters / 1e6:,.1f} M",
-                *(_mib(value) for value in _memory_parts(memory).values()),
-                _mib(memory.together),
+                *(_mib(value) for value in (*held, memory.together)),
                 f"{memory.share * MK2.memory_per_tile / 1024:,.0f}",
                 f"{memory.share:.0%} {_bar(memory.share)}",
             ]
         )
-    if narrow:
-        rows = [[row[0], *row[3:-1], row[-1].split()[0] if row is not rows[0] else row[-1]] for row in rows]
-    left = () if narrow else (1, len(rows[0]) - 1)
-    return text_table(rows, left=left, indent="  ") + [
+    return text_table(rows, left=(1, len(rows[0]) - 1), indent="  ") + [
         f"  MiB of {IPU_BYTES / MIB:,.0f} ({MK2.memory_per_tile // 1024} KiB x {MK2.tiles:,} tiles); computed."
         " Code and exchange come on top.",
         "  Optimiser state is "

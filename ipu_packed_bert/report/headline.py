@@ -40,13 +40,13 @@ def headline(
             }
         )
 
-    kernel = calibration.interval(_kernel(comparison, depth, packing_factor))
+    kernel = calibration.draws.interval(_kernel(comparison, depth, packing_factor))
     add(
         "kernel: sequences a million cycles",
-        [calibration.interval(_a_million_cycles(pipe, p)).value for pipe, _, p in works],
+        [calibration.draws.interval(_a_million_cycles(pipe, p)).value for pipe, _, p in works],
         kernel,
     )
-    whole = calibration.interval(_ratio(works))
+    whole = calibration.draws.interval(_ratio(works))
     if too_large is None:
         found = [speed(*work, config.run.steps, calibration) for work in works]
         rates = [each.rate for each in found]

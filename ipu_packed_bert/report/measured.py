@@ -1,44 +1,58 @@
-"""Cycles that somebody measured, beside those of the model: overhead_report.py --measured SOURCE.
+"""What somebody measured, beside the model, and a packed run against an unpacked one.
 
-A source is the folder of a run, the bundle of `packed-bert ipu-check` (or its folder), a PopVision profile, or a file
-of cycles, as JSON (docs/cycle_model.md has the format). What a source says of its settings must agree with the
-configuration that it is set beside; what differs is refused by name. All cycles are tile cycles of one update.
+A source is the folder of a run, the bundle of `packed-bert ipu-check` (or its folder), or a PopVision profile. What two
+sources, or a source and a configuration, say of their settings must agree; what differs is refused by name.
+Cycles are tile cycles of one update.
 """
 
 from __future__ import annotations
 
-from math import ceil
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from statistics import median
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ipu_packed_bert.cycles.arrangement import UNPACKED
-from ipu_packed_bert.cycles.calibration import Calibration, Observation, ideal_cycles
+from ipu_packed_bert.cycles.calibration import Calibration
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
-from ipu_packed_bert.cycles.points import Point
 from ipu_packed_bert.cycles.uncertainty import Interval
-from ipu_packed_bert.cycles.workload import Machine, engine_arrangement, shape_of
-from ipu_packed_bert.report import popvision, sources
-from ipu_packed_bert.report.ipu_bundle import KIND, read_bundle
-from ipu_packed_bert.run_files.folder import CONFIG, LOG
+from ipu_packed_bert.report import popvision
+from ipu_packed_bert.report.ipu_bundle import read_bundle
+from ipu_packed_bert.run_files.folder import CONFIG, LOG, read_log
 from ipu_packed_bert.settings.pretraining import Config, config_from_tree
-from pack_data.display.table import COMPUTED, CONFIGURED, HARDWARE, MODEL, PROFILE, Column, Table, percent
-from pack_data.reading.fields import Fields, read_object, shown
+from ipu_packed_bert.settings.reader import load_yaml, plain
+from pack_data.display.table import COMPUTED, CONFIGURED, HARDWARE, HOST, MODEL, PROFILE, Column, Table, percent
+from pack_data.reading.fields import Fields, named, shown
 
-_WAY_OUT = "see docs/cycle_model.md for the format"
-_Settings = Mapping[str, Mapping[str, Any]]  # by section, as far as a source states them
+# What must agree: (section, settings, what that is called); no settings: all of them.
+_POD = ("machine", "replicas", "ipus_per_replica", "layers_per_ipu")
+_SAME_BUT_PACKED: Tuple[Tuple[str, Tuple[str, ...], str], ...] = (
+    ("data", ("max_sequence_length",), "data.max_sequence_length"),
+    ("model", (), "model"),
+    ("batch", ("micro_batch", "gradient_accumulation"), "batch"),
+    ("placement", _POD, "pod"),
+    ("engine", ("mask", "recompute_layers"), "mask and recomputation"),
+)
+_SAME_PROGRAM = (
+    ("data", ("max_sequence_length", "max_sequences_per_pack"), "length and packing depth"),
+    ("model", (), "model"),
+    ("batch", ("micro_batch",), "batch"),
+    ("placement", _POD + ("available_memory_proportion",), "pod"),
+    ("engine", ("mask", "recompute_layers", "half_partials"), "mask and recomputation"),
+)
 
 
 class Measured(NamedTuple):
-    """What a source says of one configuration's updates."""
+    """What a source says of the updates of one configuration."""
 
-    source: str  # HARDWARE or PROFILE
+    source: str  # HARDWARE, PROFILE or HOST
     detail: str  # what was read
-    settings: _Settings
-    micro_batches: Optional[int]  # of a replica in an update, where the source says it
-    cycles: Optional[float]  # of an update, the median
-    spread: Optional[Tuple[float, float]]  # quartiles over updates
-    work: Tuple[popvision.Work, ...]  # of each IPU, without waiting for others
-    taken: str = ""  # where the micro-batches are from, if not from the source
+    unit: str  # "cycles"; "seconds" where no device counted cycles
+    per_pack: float  # the median over updates
+    packs: int = 1  # of an update; 1 where they are not known
+    quartiles: Optional[Tuple[float, float]] = None  # of `per_pack`
+    packing_factor: Optional[float] = None
+    settings: Dict[str, Any] = {}  # by section, as far as the source states them
+    micro_batches: Optional[int] = None  # of a replica in an update
+    work: Tuple[popvision.Work, ...] = ()  # of each IPU, without waiting for others
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -46,91 +60,120 @@ class Measured(NamedTuple):
 
 def read(path: Path, *, ipus: Optional[int] = None) -> Measured:
     """ipus: of a replica, which a profile does not say. ValueError, in one line, for what is no source."""
-    if path.is_dir() and (path / LOG).is_file():
-        return _of_run(path)
-    if path.is_dir() and (path / "bundle.json").is_file():
-        return _of_bundle(path / "bundle.json")
-    if path.suffix == ".pop" or path.is_dir():
-        return _of_profile(path if path.is_file() else popvision.find_profile(path), ipus)
-    if path.suffix == ".json":
-        found = read_object(path, way_out=_WAY_OUT)
-        return _of_bundle(path) if found.tree.get("kind") == KIND else _of_object(found, path)
-    raise ValueError(
-        f"--measured {path}: {'is no source of cycles' if path.exists() else 'there is nothing'}; give a run's "
-        "folder, a bundle.json, a profile.pop, or cycles as .json"
-    )
+    if path.suffix == ".json" or (path / "bundle.json").is_file():
+        return _of_bundle(path if path.suffix == ".json" else path / "bundle.json")
+    if path.suffix == ".pop" or (path / "profile.pop").is_file():
+        return _of_profile(path if path.suffix == ".pop" else path / "profile.pop", ipus)
+    return _of_run(path)
 
 
 def _of_run(folder: Path) -> Measured:
-    measurement = sources.LoggedRun(folder).measure()
-    if measurement.unit != "cycles":
+    """The median over the steps without the first, which compiles and warms up."""
+    steps = _steps(folder / LOG)
+    if len(steps) < 2:
         raise ValueError(
-            f"{folder / LOG}: holds seconds and no cycles; run on IPUs with engine.log_cycles=true, or measure a GPU "
-            "with make gpu"
+            f"{folder / LOG}: holds {len(steps)} steps; the first is a warm-up, so at least 2 are needed, train for "
+            "more steps"
         )
-    settings = measurement.settings or {}
-    rows = 1
-    fields = Fields.of(settings, folder / CONFIG, f"it must be the {CONFIG} that the run wrote")
-    for section, name in (("batch", "micro_batch"), ("placement", "replicas")):
-        found = fields.optional(section, Fields.object)
-        rows *= 0 if found is None else found.optional(name, Fields.integer, least=1) or 0
-    number = ceil(measurement.packs_per_step / rows) if rows else None
-    low, high = measurement.spread or (measurement.per_pack, measurement.per_pack)
-    packs = measurement.packs_per_step
-    return Measured(
-        HARDWARE, str(folder), settings, number, measurement.per_pack * packs, (low * packs, high * packs), ()
+    steps = steps[1:]
+    counted = all(step.get("cycles") is not None for step in steps)
+    unit, settings = "cycles" if counted else "seconds", _settings(folder / CONFIG)
+    each = sorted(step[unit] / step["packs"] for step in steps)
+    packs = int(median(step["packs"] for step in steps))
+    micro_batch, replicas = (
+        (settings.get(section) or {}).get(name)
+        for section, name in (("batch", "micro_batch"), ("placement", "replicas"))
     )
+    return Measured(
+        HARDWARE if counted else HOST,
+        str(folder),
+        unit,
+        median(each),
+        packs,
+        (each[len(each) // 4], each[-1 - len(each) // 4]),
+        sum(step["sequences"] for step in steps) / sum(step["packs"] for step in steps),
+        settings,
+        -(-packs // (micro_batch * replicas)) if micro_batch and replicas else None,
+    )
+
+
+def _steps(log: Path) -> List[Dict[str, Any]]:
+    """The lines of a log that are steps, checked: whole numbers of packs and sequences, positive finite times."""
+    if not log.is_file():
+        raise ValueError(
+            f"{log}: no such file; give the folder of a run, a bundle.json of packed-bert ipu-check, or a profile.pop"
+        )
+    steps = []
+    for number, record in enumerate(read_log(log), start=1):
+        if "seconds" not in record or "packs" not in record:
+            continue
+        fields = Fields.of(record, f"{log}, line {number}", "give the folder of a finished run")
+        for key in ("packs", "sequences"):
+            fields.integer(key, least=1)
+        for key in ("seconds", "cycles"):
+            value = fields.number(key) if key == "seconds" else fields.optional(key, Fields.number)
+            if value is not None and not 0.0 < value < 2.0**100:
+                raise fields.error(key, "must be a number above 0")
+        steps.append(record)
+    return steps
+
+
+def _settings(path: Path) -> Dict[str, Any]:
+    """A run's configuration by section; nothing where it is missing."""
+    if not path.is_file():
+        return {}
+    found = Fields.of(load_yaml(path), path, f"it must be the {CONFIG} that the run wrote")
+    data = found.object("data")
+    _, _, batch, placement = (found.optional(name, Fields.object) for name in ("model", "engine", "batch", "placement"))
+    for section, name in (
+        (data, "max_sequence_length"),
+        (data, "max_sequences_per_pack"),
+        (batch, "micro_batch"),
+        (placement, "replicas"),
+    ):
+        if section is not None:
+            section.optional(name, Fields.integer, least=1)
+    return {name: values for name, values in found.tree.items() if isinstance(values, dict)}
 
 
 def _of_bundle(path: Path) -> Measured:
     bundle = read_bundle(path)
     checked, measured = bundle["configuration"], bundle["measured"]
-    counted = measured.get("counted_cycles")
-    cycles = measured.get("profiled_cycles") if counted is None else counted
+    cycles = measured.get("update_cycles")
     if cycles is None:
-        raise ValueError(f"{path}: holds no measured cycles; the check ran on no IPU, or was stopped before")
+        raise ValueError(f"{path}: holds no measured cycles; the check was stopped before")
     work = tuple(popvision.Work(each["ipu"], each["cycles"], each["classes"]) for each in measured.get("work", ()))
-    source = PROFILE if counted is None else HARDWARE
-    return Measured(source, str(path), checked["settings"], checked["micro_batches"], float(cycles), None, work)
+    source, packs = PROFILE if work else HARDWARE, int(checked["packs"])
+    stated = {"settings": checked["settings"], "micro_batches": checked["micro_batches"], "work": work}
+    return Measured(source, str(path), "cycles", float(cycles) / packs, packs, **stated)
 
 
 def _of_profile(path: Path, ipus: Optional[int]) -> Measured:
-    if ipus is None:
-        raise ValueError(f"{path}: a profile says nothing of its configuration; name it with --config")
     profile = popvision.read_profile(path, ipus=ipus)
     if not profile.work:
         raise ValueError(f"{path}: holds no execution; run the program with profiling on, not only compile it")
-    return Measured(PROFILE, str(path), {}, None, max(work.cycles for work in profile.work), None, profile.work)
+    return Measured(PROFILE, str(path), "cycles", max(work.cycles for work in profile.work), work=profile.work)
 
 
-def _of_object(fields: Fields, path: Path) -> Measured:
-    fields.only("settings", "micro_batches", "update_cycles", "ipus")
-    settings = fields.values_of("settings", Fields.object) if "settings" in fields else {}
-    cycles = fields.optional("update_cycles", Fields.number, least=1)
-    work: List[popvision.Work] = []
-    for each in fields.optional("ipus", Fields.list_of, Fields.object) or ():
-        classes = each.values_of("classes", Fields.number, least=0) if "classes" in each else {}
-        _refuse_unknown(path, classes)
-        ipu, total = each.integer("ipu", least=0), each.optional("cycles", Fields.number, least=0)
-        if ipu in {one.ipu for one in work}:
-            raise ValueError(f"{path}: IPU {ipu} stands there twice; {_WAY_OUT}")
-        if total is None and not classes:
-            raise ValueError(f"{path}: IPU {ipu} has neither cycles nor classes; {_WAY_OUT}")
-        work.append(popvision.Work(ipu, sum(classes.values()) if total is None else total, classes))
-    if cycles is None and not work:
-        raise ValueError(f"{path}: neither cycles of an update nor of an IPU; {_WAY_OUT}")
-    stated = {name: section.tree for name, section in settings.items()}
-    number = fields.optional("micro_batches", Fields.integer, least=1)
-    return Measured(HARDWARE, str(path), stated, number, cycles, None, tuple(work))
+# What belongs together ------------------------------------------------------------------------------------------------
 
 
-def _refuse_unknown(path: Path, classes: Mapping[str, float]) -> None:
-    for name in classes:
-        if name not in popvision.CLASSES:
-            raise ValueError(f"{path}: class {shown(name)}; must be one of {', '.join(popvision.CLASSES)}; {_WAY_OUT}")
-
-
-# Beside the model -----------------------------------------------------------------------------------------------------
+def _refuse_differences(
+    one: str,
+    settings: Mapping[str, Any],
+    other: str,
+    others: Mapping[str, Any],
+    rules: Sequence[Tuple[str, Tuple[str, ...], str]],
+) -> None:
+    """Raises ValueError that names the first setting in which the two differ; what only one states is not compared."""
+    for section, names, what in rules:
+        mine, theirs = settings.get(section) or {}, others.get(section) or {}
+        for name in names or sorted(set(mine) & set(theirs)):
+            if name in mine and name in theirs and plain(mine[name]) != plain(theirs[name]):
+                raise ValueError(
+                    f"{one} has {section}.{named(name)} {shown(mine[name])}, {other} {shown(theirs[name])}; "
+                    f"compare runs of the same {what}"
+                )
 
 
 def configuration(found: Measured, given: Optional[Config]) -> Config:
@@ -139,7 +182,7 @@ def configuration(found: Measured, given: Optional[Config]) -> Config:
     Raises ValueError, in one line, that names the first setting in which they differ.
     """
     if given is not None:
-        sources.refuse_differences(found.detail, found.settings, given.path, given.as_dict(), sources.SAME_PROGRAM)
+        _refuse_differences(found.detail, found.settings, given.path, given.as_dict(), _SAME_PROGRAM)
         return given
     if "model" not in found.settings:
         raise ValueError(f"{found.detail}: does not state its settings; name the configuration with --config")
@@ -147,50 +190,59 @@ def configuration(found: Measured, given: Optional[Config]) -> Config:
     return config_from_tree(tree, found.detail)
 
 
-def completed(found: Measured, config: Config, factor_of: Callable[[Config], float]) -> Measured:
-    """With the micro-batches of the configuration's packed update, where the source names none."""
-    if found.micro_batches is not None:
-        return found
-    factor = factor_of(config)
-    taken = f"; the source names no micro_batches: these are {config.name}'s at {factor:.3f} sequences a pack"
-    return found._replace(micro_batches=config.accumulation(factor), taken=taken)
+def check_pair(packed: Measured, unpacked: Measured) -> None:
+    """Raises ValueError where the two differ in more than packing, as far as that is known."""
+    if (packed.source, packed.unit) != (unpacked.source, unpacked.unit):
+        raise ValueError(
+            f"{packed.detail} gives {packed.unit} ({packed.source}), {unpacked.detail} gives {unpacked.unit} "
+            f"({unpacked.source}); compare runs of the same engine"
+        )
+    _refuse_differences(packed.detail, packed.settings, unpacked.detail, unpacked.settings, _SAME_BUT_PACKED)
+    if (unpacked.packing_factor or 1.0) > 1.0:
+        raise ValueError(
+            f"{unpacked.detail}: holds {unpacked.packing_factor:.3f} sequences a pack; the run to compare with must be "
+            "unpacked (data.max_sequences_per_pack: 1)"
+        )
 
 
-def micro_batches_of(found: Measured) -> int:
-    """Of a replica in an update, after :func:`completed`."""
-    assert found.micro_batches is not None
-    return found.micro_batches
+# Beside the model -----------------------------------------------------------------------------------------------------
 
 
-def beside(found: Measured, config: Config, pipeline: Pipeline, calibration: Calibration) -> Table:
-    """Measured and predicted cycles of an update, of each IPU and of each class of operator."""
-    number = micro_batches_of(found)
+def beside(found: Measured, config: Config, micro_batches: int, pipeline: Pipeline, calibration: Calibration) -> Table:
+    """Measured and predicted cycles of an update, of each IPU and of each class of operator.
+
+    micro_batches: of a replica in an update, where the source names none.
+    """
+    if found.unit != "cycles":
+        raise ValueError(
+            f"{found.detail}: holds seconds and no cycles; run on IPUs with engine.log_cycles=true, or measure a GPU "
+            "with make gpu"
+        )
+    number = found.micro_batches or micro_batches
     rows: List[Dict[str, Any]] = []
 
-    def add(what: str, kind: str, measured: float, predicted: Tuple[float, float, float]) -> None:
-        low, middle, high = predicted
+    def add(what: str, kind: str, measured: float, predicted: Interval) -> None:
         rows.append(
             {
                 "what": what,
                 "class": kind,
                 "measured": measured,
-                "lower": low,
-                "model": middle,
-                "upper": high,
-                "difference": percent(measured / middle - 1.0) if middle else None,
+                "lower": predicted.lower,
+                "model": predicted.value,
+                "upper": predicted.upper,
+                "difference": percent(measured / predicted.value - 1.0) if predicted.value else None,
             }
         )
-
-    if found.cycles is not None:
-        add("update", "", found.cycles, calibration.interval(lambda each: pipeline.step(number, each).cycles))
 
     def expected(ipu: int, kind: Optional[str] = None) -> Interval:
         def cycles(each: Parameters) -> Any:
             work = model_work(pipeline, number, each)[ipu]
             return (work["cycles"] if kind is None else work["classes"].get(kind, 0.0)) + 0.0 * each.factor
 
-        return calibration.interval(cycles)
+        return calibration.draws.interval(cycles)
 
+    update = calibration.draws.interval(lambda each: pipeline.step(number, each).cycles)
+    add("update", "", found.per_pack * found.packs, update)
     for work in found.work:
         if work.ipu >= len(pipeline.ipus):
             raise ValueError(
@@ -201,12 +253,14 @@ def beside(found: Measured, config: Config, pipeline: Pipeline, calibration: Cal
         for kind in popvision.CLASSES:
             if kind in work.classes:
                 add(f"IPU {work.ipu}", kind, work.classes[kind], expected(work.ipu, kind))
-    notes = [f"{found.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update{found.taken}."]
-    if found.spread is not None and found.cycles is not None:
+    taken = "" if found.micro_batches else f"; the source names no micro_batches: these are {config.name}'s"
+    notes = [f"{found.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update{taken}."]
+    if found.quartiles is not None:
+        low, high = (end * found.packs for end in found.quartiles)
         notes.append(
-            f"Quartiles over updates: {found.spread[0]:,.0f} to {found.spread[1]:,.0f} cycles, "
-            f"{percent(found.spread[0] / found.cycles - 1):+.1f} and "
-            f"{percent(found.spread[1] / found.cycles - 1):+.1f} %."
+            f"Quartiles over updates: {low:,.0f} to {high:,.0f} cycles, "
+            f"{percent(found.quartiles[0] / found.per_pack - 1):+.1f} and "
+            f"{percent(found.quartiles[1] / found.per_pack - 1):+.1f} %."
         )
     if found.work:
         notes.append(
@@ -225,25 +279,6 @@ def beside(found: Measured, config: Config, pipeline: Pipeline, calibration: Cal
         rows,
         tuple(notes),
     )
-
-
-def observation(found: Measured, config: Config, machine: Machine, calibration: Calibration) -> Observation:
-    """A source as a point to fit to. Counted cycles hold nothing of the host between calls: the fitted part is added.
-
-    Raises ValueError where the source has no cycles of an update.
-    """
-    if found.cycles is None:
-        raise ValueError(f"{found.detail}: holds no cycles of an update, only of IPUs; there is nothing to fit to")
-    shape, number = shape_of(config), micro_batches_of(found)
-    arrangement = engine_arrangement(config) if shape.depth > 1 else UNPACKED
-    pipeline = machine.pipeline(config, arrangement=arrangement)
-    host = pipeline.update_cost(calibration.parameters).host
-    packs = number * config.batch.micro_batch * config.placement.replicas
-    rate = packs / (machine.target.seconds(found.cycles) + host)
-    name = Path(found.detail).name
-    settings = (name, config.name, config.path, (), arrangement, machine.target.name)
-    point = Point(*settings, number, 1.0, rate, found.detail, pytorch=True)
-    return Observation(point, pipeline, ideal_cycles(machine.traces.training(config, shape, arrangement), pipeline))
 
 
 def model_work(pipeline: Pipeline, micro_batches: int, parameters: Parameters) -> List[Dict[str, Any]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from math import log, sqrt
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from ipu_packed_bert.cycles.arrangement import UNPACKED, Arrangement
-from ipu_packed_bert.cycles.calibration import Calibration, Observations, overhead
+from ipu_packed_bert.cycles.arrangement import POPART, UNPACKED
+from ipu_packed_bert.cycles.calibration import Calibration, overhead
 from ipu_packed_bert.cycles.lowering import (
     CLS,
     COPIES,
@@ -20,13 +19,11 @@ from ipu_packed_bert.cycles.lowering import (
     SCORES,
 )
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
-from ipu_packed_bert.cycles.points import FITTED_DEPTH, FRAMEWORK_SPREAD, PAPER_OVERHEAD, POPART, TABLE2
-from ipu_packed_bert.cycles.uncertainty import INSIDE, MEASURED_BY, Interval
-from ipu_packed_bert.cycles.workload import Machine, engine_arrangement, shape_of
-from ipu_packed_bert.planning.plan import RunPlan
-from ipu_packed_bert.report.packings import PackingKey, Packings, PackingSummary
-from ipu_packed_bert.report.scaling import ScalingPoint
-from ipu_packed_bert.report.sources import MeasuredOverhead
+from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_OVERHEAD, TABLE2
+from ipu_packed_bert.cycles.uncertainty import INSIDE, Interval
+from ipu_packed_bert.cycles.workload import Machine, shape_of
+from ipu_packed_bert.report.measured import Measured
+from ipu_packed_bert.report.packings import PackingKey, PackingSummary
 from ipu_packed_bert.settings.pretraining import Config
 from pack_data.display.table import (
     COMPUTED,
@@ -42,9 +39,9 @@ from pack_data.display.table import (
     Table,
     modelled,
     percent,
+    spread,
     with_interval,
 )
-from pack_data.histogram import LengthHistogram
 from pack_data.sort import Batching
 
 # The rows of Table 1: (packer, packing depth), and the paper's figures: EFF %, p, OH %, realised speed-up.
@@ -91,26 +88,20 @@ ADDED_UP = (
 )
 
 
-def _narrowed(comparison: ModelledOverhead, depth: int) -> str:
-    """Which measurement would narrow the interval of the overhead at this depth most, in a line."""
-    calibration, pipeline = comparison.calibration, comparison.packed(depth)
-    assert calibration.draws is not None
-    found = calibration.draws.explained(lambda parameters: overhead(pipeline, comparison.unpacked, parameters))
-    field, share = next(iter(found.items()))
-    return f"What would narrow the overhead's interval most, by {share:.0%} of its variance: {MEASURED_BY[field]}."
+def _fitted(calibration: Calibration, value: Callable[[Parameters], Any]) -> Interval:
+    """The interval of the draws around the value at the fitted parameters, so that parts add up to their whole."""
+    return calibration.draws.interval(value)._replace(value=float(value(calibration.parameters)))
 
 
 class ModelledOverhead:
     """Overheads of packed pipelines over an unpacked one, each with its interval."""
 
-    def __init__(
-        self, machine: Machine, config: Config, calibration: Calibration, *, packed: Optional[Arrangement] = None
-    ):
+    def __init__(self, machine: Machine, config: Config, calibration: Calibration, *, packed: Optional[str] = None):
         """packed: the arrangement of the packed graph; None: that of the IPU engine with this configuration."""
         self.machine = machine
         self.config = config
         self.calibration = calibration
-        self.arrangement = engine_arrangement(config) if packed is None else packed
+        self.arrangement = config.engine.mask if packed is None else packed
         self.unpacked = machine.pipeline(config, arrangement=UNPACKED, depth=1)
 
     def packed(self, depth: int) -> Pipeline:
@@ -119,17 +110,17 @@ class ModelledOverhead:
     def overhead(self, depth: int) -> Interval:
         """Extra cycles of a micro-batch (kernel), a fraction."""
         pipeline = self.packed(depth)
-        return self.calibration.interval(lambda parameters: overhead(pipeline, self.unpacked, parameters))
+        return self.calibration.draws.interval(lambda parameters: overhead(pipeline, self.unpacked, parameters))
 
     def _fitted_overhead(self, depth: int) -> Interval:
         """:meth:`overhead` with the value at the fitted parameters."""
-        value = overhead(self.packed(depth), self.unpacked, self.calibration.parameters)
-        return self.overhead(depth)._replace(value=value)
+        pipeline = self.packed(depth)
+        return _fitted(self.calibration, lambda parameters: overhead(pipeline, self.unpacked, parameters))
 
     def _pipeline_overhead(self, depth: int) -> Interval:
         """Extra cycles of a pipeline cycle, which the slowest IPU decides; a fraction."""
         pipeline = self.packed(depth)
-        return self.calibration.interval(
+        return self.calibration.draws.interval(
             lambda parameters: pipeline.pipeline_cycle(parameters) / self.unpacked.pipeline_cycle(parameters) - 1.0
         )
 
@@ -147,7 +138,7 @@ class ModelledOverhead:
             ) / self.unpacked.sequences_per_second(full, 1.0, parameters)
             return packing_factor / ratio - 1.0
 
-        return self.calibration.interval(found)
+        return self.calibration.draws.interval(found)
 
     def decomposition(self, depth: int) -> Dict[str, Interval]:
         """Overhead by cause, as fractions of the unpacked micro-batch; in each draw they add up to the overhead."""
@@ -163,21 +154,19 @@ class ModelledOverhead:
         def of(part: str) -> Callable[[Parameters], Any]:
             return lambda parameters: parts(parameters)[part] + 0.0 * parameters.factor
 
-        return {part: self.calibration.interval(of(part)) for part in (*_PARTS, "layout")}
+        return {part: self.calibration.draws.interval(of(part)) for part in (*_PARTS, "layout")}
 
 
 def table1(
     comparison: ModelledOverhead,
-    packings: Packings,
-    rows: Sequence[PackingKey],
-    sort: Optional[Batching],
+    packings: Mapping[PackingKey, PackingSummary],
+    sort: Batching,
     histogram_name: str,
 ) -> Table:
-    """Table 1 of the paper: packings of a histogram; SORT's batches where they are given."""
+    """Table 1 of the paper: packings of a histogram, and SORT's batches."""
     lines: List[Dict[str, Any]] = []
     papers = ModelledOverhead(comparison.machine, comparison.config, comparison.calibration, packed=POPART)
-    for key in rows:
-        summary = packings[key]
+    for key, summary in packings.items():
         line: Dict[str, Any] = {
             "depth": _depth(key[1], summary),
             "algorithm": key[0].upper(),
@@ -193,7 +182,7 @@ def table1(
                 over = compared._fitted_overhead(depth) if prefix else compared.overhead(depth)
             line.update(_overhead_columns(prefix, over, summary.packing_factor))
         lines.append(_beside_paper(line, _PAPER_ROWS.get(key)))
-        if key[0] == "none" and sort is not None:
+        if key[0] == "none":
             lines.append(
                 _beside_paper(
                     {
@@ -206,18 +195,15 @@ def table1(
                     _PAPER_ROWS["sort", 1],
                 )
             )
-    notes = [
+    notes = (
         "EFF and p are computed from the histogram. OH is extra cycles of a micro-batch against unpacked BERT of the "
         "same length. Realised speed-up = p / (1 + OH), as in the paper.",
         "The paper's graph makes the mask in every layer (PopART); its numbers are at the fitted parameters. "
         + _FITTED,
         *INTERVALS,
-    ]
-    if sort is not None:
-        notes.append(
-            f"SORT needs one engine for each of {sort.shapes} lengths: {sort.shapes} compilations instead of 1, "
-            "which is no percentage of a run."
-        )
+        f"SORT needs one engine for each of {sort.shapes} lengths: {sort.shapes} compilations instead of 1, "
+        "which is no percentage of a run.",
+    )
     columns = (
         Column("depth", "depth", CONFIGURED),
         Column("algorithm", "packing", CONFIGURED),
@@ -236,7 +222,7 @@ def table1(
     )
     parts = _parts(("depth", "algorithm", "efficiency", "packing_factor"), comparison.config.engine.mask)
     title = f"Table 1: packing {histogram_name}, {comparison.config.name}"
-    return Table("table1", title, columns, lines, tuple(notes), parts)
+    return Table("table1", title, columns, lines, notes, parts)
 
 
 _THEIRS = ("papers_overhead", "papers_realised", "paper_efficiency", "paper_packing_factor", "paper_overhead")
@@ -304,7 +290,6 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
             "the atom size is the unknown.",
             "A pipeline cycle is what the slowest IPU takes: the first IPU's heads hide behind the encoder.",
             "Medians do not add up; the sum is the median of the sums.",
-            _narrowed(comparison, depth),
         )
         + INTERVALS,
     )
@@ -365,243 +350,128 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
     )
 
 
-class ModelledRun(NamedTuple):
-    """One configuration on one target."""
-
-    name: str
-    pipeline: Pipeline
-    accumulation: int
-    packing_factor: float
-    factor_source: str
-    made: RunPlan  # its memory is printed beside its throughput
-    too_large: Optional[str] = None  # a line where it does not fit; then no rate is given
-
-
-def breakdown(run: ModelledRun, calibration: Calibration) -> Table:
-    """Cycles of each IPU in one pipeline cycle, and what that makes in sequences per second."""
-    pipeline, accumulation, parameters = run.pipeline, run.accumulation, calibration.parameters
+def breakdown(name: str, pipeline: Pipeline, accumulation: int, calibration: Calibration) -> Table:
+    """Cycles of each IPU in one pipeline cycle, and what that makes of an update."""
+    parameters = calibration.parameters
     slowest = pipeline.bottleneck(parameters).number
     rows: List[Dict[str, Any]] = []
     for ipu in pipeline.ipus:
         cost, f = ipu.total, parameters.factor
-        interval = calibration.interval(partial(pipeline.ipu_cycles, ipu))
         rows.append(
             {
                 "ipu": str(ipu.number),
                 "layers": str(ipu.layers),
+                **spread("cycles", _fitted(calibration, partial(pipeline.ipu_cycles, ipu))),
                 "matmul": f * cost.matmul,
                 "vertices": f * cost.vertices,
                 "layout": f * cost.layout_cycles(parameters.layout),
                 "exchange": f * cost.exchange,
                 "sync": f * cost.sync,
                 "copies": pipeline.target.link_cycles(sum(ipu.link_bytes.values())),
-                "cycles": pipeline.ipu_cycles(ipu, parameters),
-                "lower": interval.lower,
-                "upper": interval.upper,
                 "mark": "slowest" if ipu.number == slowest else "",
             }
         )
     step = pipeline.step(accumulation, parameters)
-    notes = [
-        f"pipeline cycle {step.pipeline_cycle:,.0f} cycles, weight update {step.update:,.0f}, step of "
-        f"{accumulation} accumulations {step.cycles:,.0f} cycles = {step.seconds:.3f} s "
-        f"({pipeline.target.name}, {MODEL})"
-    ]
-    if run.too_large is None:
-        rates = calibration.throughput(lambda p: pipeline.sequences_per_second(accumulation, run.packing_factor, p))
-        replicas, ipus = pipeline.placement.replicas, len(pipeline.ipus)
-        notes.append(
-            f"{_count(replicas, 'replica')} x {_count(ipus, 'IPU')} = {_count(replicas * ipus, 'IPU')}: "
-            f"{rates[1]:,.0f} sequences/s, {rates[0]:,.0f} to {rates[2]:,.0f} ({MODEL}; {run.packing_factor:.3f} "
-            f"sequences a pack, {run.factor_source})"
-        )
-    else:
-        notes.append(run.too_large)
-    if pipeline.unknown:
-        named = ", ".join(f"{operator} x{times}" for operator, times in sorted(pipeline.unknown.items()))
-        notes.append(f"operators without an estimator, costed as elementwise divisions: {named}")
-    columns = [Column("ipu", "IPU", CONFIGURED), Column("layers", "layers", CONFIGURED)]
-    columns += [
-        Column(key, title, MODEL, ".3f", scale=1e6)
-        for key, title in (
-            ("matmul", "matmul"),
-            ("vertices", "other compute"),
-            ("layout", "layout"),
-            ("exchange", "exchange"),
-            ("sync", "sync"),
-            ("copies", "copy phase"),
-        )
-    ]
-    columns.insert(2, Column("cycles", "together", MODEL, ".2f", ("lower", "upper"), 1e6))
+    kinds = ("matmul", "vertices", "layout", "exchange", "sync", "copies")
+    titles = ("matmul", "other compute", "layout", "exchange", "sync", "copy phase")
     return Table(
         "breakdown",
-        f"{run.name} on {pipeline.target.name}: million cycles of each IPU for a micro-batch of {pipeline.micro_batch}",
-        tuple(columns) + (Column("mark", "", MODEL),),
-        rows,
-        (*notes, *ADDED_UP),
-    )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def what_if(runs: Sequence[ModelledRun], calibration: Calibration) -> Table:
-    """Configurations side by side; ratios are to the first."""
-    rows: List[Dict[str, Any]] = []
-    first: Optional[Tuple[Optional[float], float]] = None
-
-    def rates_of(run: ModelledRun) -> Optional[Interval]:
-        if run.too_large:
-            return None
-        return calibration.throughput(
-            lambda p: run.pipeline.sequences_per_second(run.accumulation, run.packing_factor, p)
-        )
-
-    for run in runs:
-        step = run.pipeline.step(run.accumulation, calibration.parameters)
-        rates = rates_of(run)
-        rate = None if rates is None else rates.value
-        per_pack = step.pipeline_cycle / run.pipeline.micro_batch
-        if first is None:
-            first = (rate, per_pack)
-        rows.append(
-            {
-                "name": run.name,
-                "target": run.pipeline.target.name,
-                "micro_batch": run.pipeline.micro_batch,
-                "packing_factor": run.packing_factor,
-                "factor_source": run.factor_source,
-                "pipeline_cycle": step.pipeline_cycle,
-                "slowest": str(run.pipeline.bottleneck(calibration.parameters).number),
-                "per_pack": per_pack,
-                "step_seconds": step.seconds,
-                "rate": rate,
-                "rate_lower": None if rates is None else rates.lower,
-                "rate_upper": None if rates is None else rates.upper,
-                "cycles_ratio": per_pack / first[1],
-                "rate_ratio": None if rate is None or first[0] is None else rate / first[0],
-                "fullest": percent(run.made.fullest),
-            }
-        )
-    return Table(
-        "what_if",
-        "What if",
+        f"{name} on {pipeline.target.name}: million cycles of each IPU for a micro-batch of {pipeline.micro_batch}",
         (
-            Column("name", "configuration", CONFIGURED),
-            Column("target", "target", CONFIGURED),
-            Column("micro_batch", "micro-batch", CONFIGURED, "d"),
-            Column("packing_factor", "p", COMPUTED, ".3f"),
-            Column("factor_source", "p from", CONFIGURED),
-            Column("pipeline_cycle", "pipeline cycle", MODEL, ",.0f"),
-            Column("slowest", "slowest IPU", MODEL),
-            Column("per_pack", "cycles/pack", MODEL, ",.0f"),
-            Column("step_seconds", "s/step", MODEL, ".3f"),
-            modelled("rate", "seq/s", ",.0f"),
-            Column("cycles_ratio", "cycles/pack ratio", MODEL, ".4f"),
-            Column("rate_ratio", "seq/s ratio", MODEL, ".4f"),
-            Column("fullest", "fullest tile %", COMPUTED, ".0f"),
+            Column("ipu", "IPU", CONFIGURED),
+            Column("layers", "layers", CONFIGURED),
+            modelled("cycles", "together", ".2f", 1e6),
+            *(Column(key, title, MODEL, ".3f", scale=1e6) for key, title in zip(kinds, titles)),
+            Column("mark", "", MODEL),
         ),
         rows,
         (
-            "Rates are of all replicas of the configuration; ratios are against the first line.",
-            "A configuration of depth 1 is counted as canonical BERT: a padding mask, [CLS] at slot 0, the same "
-            "positions in every row.",
-        )
-        + tuple(run.too_large for run in runs if run.too_large),
+            f"pipeline cycle {step.pipeline_cycle:,.0f} cycles, weight update {step.update:,.0f}, step of "
+            f"{accumulation} accumulations {step.cycles:,.0f} cycles = {step.seconds:.3f} s "
+            f"({pipeline.target.name}, {MODEL})",
+            *ADDED_UP,
+        ),
     )
 
 
-# Point, what is compared, and the two points whose quotient it is.
-_RATIOS = (
-    ("D6/D5", "base: 512 against 128, seq/s", "D6", "D5"),
-    ("D4/D3", "large: packed 512 against unpacked 128, seq/s", "D4", "D3"),
-    ("D3/D5", "128: large against base, seq/s", "D3", "D5"),
-    ("D2/D1", "POD64 against POD16, packed 512, seq/s", "D2", "D1"),
-    ("D11", "D4 against D1, seq/s at equal clocks", "D4", "D1"),
-    ("D8/D3", "POD64 against POD16, large 128, seq/s", "D8", "D3"),
-    ("E3/E2", "POD128 against POD64, packed 512, seq/s", "E3", "E2"),
-    ("E6/E4", "Pod256 against Pod64, packed 512, seq/s", "E6", "E4"),
-)
+# The fields of `UpdateCost`, in words.
+_ONCE = {
+    "optimizer": "optimiser",
+    "links": "gradients over IPU-Links",
+    "gateways": "gradients over gateway links",
+    "steps": "steps of the ring",
+    "streaming": "optimiser state off chip",
+    "host": "host, between two calls",
+}
 
 
-def _compared(
-    labels: Tuple[str, str, str],
-    measured: Optional[float],
-    model: Sequence[Optional[float]],
-    trivial: Optional[float],
-    use: str,
-    left_out: Optional[float] = None,
-) -> Dict[str, Any]:
-    """A row. labels: point, what, unit. model: least, value, most. left_out: the error of a fit without the point."""
-
-    def error(value: Optional[float]) -> Optional[float]:
-        return None if value is None or not measured else percent(value / measured - 1.0)
-
+def _update_parts(pipeline: Pipeline, accumulation: int, parameters: Parameters) -> Dict[str, Any]:
+    """Milliseconds of an update by part."""
+    step = pipeline.step(accumulation, parameters)
+    each = 1e3 * pipeline.target.seconds(step.pipeline_cycle)
     return {
-        **dict(zip(("point", "what", "unit"), labels)),
-        "measured": measured,
-        **dict(zip(("lower", "model", "upper"), model)),
-        "error": error(model[1]),
-        "left_out": percent(left_out),
-        "trivial": trivial,
-        "trivial_error": error(trivial),
-        "use": use,
+        "micro-batches": accumulation * each,
+        "pipeline fills and drains": (pipeline.placement.stages - 1) * each,
+        **{words: 1e3 * getattr(step.once, key) for key, words in _ONCE.items()},
+        "together": 1e3 * step.seconds,
     }
 
 
-def points(observations: Observations, calibration: Calibration) -> Table:
-    """D1 to D12 and E1 to E6: what others measured, what the model says, and what "31 % of peak" says."""
-    errors = {row["point"]: row for row in calibration.report["points"]}
-    by_name = {o.point.name: o for o in observations.throughputs}
+def update(name: str, packed: Tuple[Pipeline, int], unpacked: Tuple[Pipeline, int], calibration: Calibration) -> Table:
+    """What an update's time consists of; each pipeline with its accumulation."""
+    rows: List[Dict[str, Any]] = []
+    for part in _update_parts(*packed, calibration.parameters):
+        row: Dict[str, Any] = {"part": part}
+        for side, run in (("packed", packed), ("unpacked", unpacked)):
+
+            def taken(parameters: Parameters, run: Tuple[Pipeline, int] = run, part: str = part) -> Any:
+                return _update_parts(*run, parameters)[part] + 0.0 * parameters.factor
+
+            row.update(spread(side, _fitted(calibration, taken)))
+        if row["packed"] or row["unpacked"]:  # one pod has no gateways, one replica sums nothing
+            rows.append(row)
+    return Table(
+        "update",
+        f"{name}: milliseconds of an update",
+        (
+            Column("part", "part", CONFIGURED),
+            modelled("packed", f"packed, accumulation {packed[1]:,}", ",.1f"),
+            modelled("unpacked", f"unpacked, accumulation {unpacked[1]:,}", ",.1f"),
+        ),
+        rows,
+        (f"The pipeline has {packed[0].placement.stages} stages.", *ADDED_UP),
+    )
+
+
+def points(calibration: Calibration) -> Table:
+    """D1 to D12 and E1 to E6: how far the model is off what others measured, and how far "31 % of peak" is."""
+    report = calibration.report
+    drawn = {point["point"]: point for point in calibration.draws.report["left_out"]}
     rows = [
-        _compared(
-            (name, o.point.what, "seq/s"),
-            o.point.sequences_per_second,
-            calibration.throughput(o.predicted)._replace(value=o.predicted(calibration.parameters)),
-            o.trivial(),
-            "fitted",
-            errors[name]["left_out_error"],
-        )
-        for name, o in by_name.items()
+        {
+            "point": row["point"],
+            "what": row["what"],
+            "measured": row["measured"],
+            "error": percent(row["fitted_error"]),
+            "left_out": percent(row["left_out_error"]),
+            "lower": percent(drawn[row["point"]]["low"]),
+            "upper": percent(drawn[row["point"]]["high"]),
+            "trivial_error": percent(row["trivial_error"]),
+        }
+        for row in report["points"]
     ]
-    for point, what, a, b in _RATIOS:
-        first, second = by_name[a], by_name[b]
-        clocks = first.pipeline.target.clock_hz / second.pipeline.target.clock_hz
-        model = first.predicted(calibration.parameters) / second.predicted(calibration.parameters) / clocks
-        rows.append(
-            _compared(
-                (point, what, "ratio"),
-                first.point.sequences_per_second / second.point.sequences_per_second / clocks,
-                (None, model, None),
-                first.trivial() / second.trivial() / clocks,
-                "ratio",
-            )
-        )
-    left_out = calibration.report["overhead_fitted_depth"]["left_out"]
-    mean, worst = calibration.report["mean_error"], calibration.report["worst_error"]
-    draws = calibration.draws
-    assert draws is not None
-    points_left_out = draws.report["left_out"]
-    ratios = [row for row in rows if row["unit"] == "ratio"]
-    of_ratios = [
-        sqrt(sum(log(row[key] / row["measured"]) ** 2 for row in ratios) / len(ratios)) for key in ("model", "trivial")
-    ]
-    right, pairs = _ordered(observations, calibration)
+    mean, worst = report["mean_error"], report["worst_error"]
+    over = report["overhead_fitted_depth"]["left_out"] / PAPER_OVERHEAD[FITTED_DEPTH] - 1.0
     return Table(
         "points",
-        'D1 to D12, E1 to E6: published measurements against the model and against "31 % of peak"',
+        'D1 to D12, E1 to E6: published throughputs, and how far off the model and "31 % of peak" are',
         (
             Column("point", "point", CONFIGURED),
             Column("what", "what", CONFIGURED),
-            Column("unit", "unit", CONFIGURED),
-            Column("measured", "measured", PUBLISHED, ",.4g"),
-            Column("model", "model", MODEL, ",.4g", ("lower", "upper")),
-            Column("error", "error %", MODEL, "+.1f"),
-            Column("left_out", "left out %", MODEL, "+.1f"),
-            Column("trivial", "31 % of peak", COMPUTED, ",.4g"),
-            Column("trivial_error", "error %", COMPUTED, "+.1f"),
-            Column("use", "use", CONFIGURED),
+            Column("measured", "sequences/s", PUBLISHED, ",.4g"),
+            Column("error", "fitted %", MODEL, "+.1f"),
+            Column("left_out", "left out %", MODEL, "+.1f", ("lower", "upper")),
+            Column("trivial_error", "31 % of peak, %", COMPUTED, "+.1f"),
         ),
         rows,
         (
@@ -609,106 +479,59 @@ def points(observations: Observations, calibration: Calibration) -> Table:
             f"{percent(worst['left_out']):.1f} % at worst; fitted {percent(mean['fitted']):.1f} and "
             f"{percent(worst['fitted']):.1f} %; 31 % of peak {percent(mean['trivial']):.1f} and "
             f"{percent(worst['trivial']):.1f} %.",
-            f"rms error of the ratios: model {percent(of_ratios[0]):.1f} %, 31 % of peak "
-            f"{percent(of_ratios[1]):.1f} %; of {pairs} pairs of throughputs the model says {right} times which "
-            "makes better use of the peak, where the trivial model calls all equal.",
-            "left out: the error when the parameters are fitted without this point. The model is at the fitted "
-            "parameters.",
-            f"D7: the same task differs by {percent(FRAMEWORK_SPREAD):.0f} % between frameworks; D9 is Table 1 and "
-            f"D10 Table 2 (--table). The overhead at depth {FITTED_DEPTH} of a fit on throughputs alone is "
-            f"{percent(left_out / PAPER_OVERHEAD[FITTED_DEPTH] - 1.0):+.1f} % off.",
-            f"Of the {len(points_left_out)} throughputs, each left out of the draws' weights, "
-            f"{sum(point['inside'] for point in points_left_out)} lie inside their {INSIDE:.0%} interval; "
-            f"{draws.report['drawn']:,} draws were weighted, effective {draws.report['effective']:,.0f}.",
-        )
-        + INTERVALS,
+            "left out: the error when the parameters are fitted without this point, and the interval of "
+            f"{INSIDE:.0%} of the draws weighted without it; {sum(point['inside'] for point in drawn.values())} of "
+            f"{len(drawn)} intervals hold 0.",
+            f"The overhead at depth {FITTED_DEPTH} of a fit on throughputs alone is {percent(over):+.1f} % off.",
+        ),
     )
 
 
-def _ordered(observations: Observations, calibration: Calibration) -> Tuple[int, int]:
-    """(pairs of throughputs that the model orders rightly by their share of the peak, all pairs)"""
-    shares = [
-        (o.point.sequences_per_second / o.trivial(), o.predicted(calibration.parameters) / o.trivial())
-        for o in observations.throughputs
-    ]
-    pairs = [(a, b) for number, a in enumerate(shares) for b in shares[:number]]
-    return sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs), len(pairs)
-
-
 def measured(
-    found: MeasuredOverhead,
+    packed: Measured,
+    unpacked: Measured,
     packing_factor: Optional[float],
-    modelled: Optional[Tuple[float, float, float]] = None,
+    by_model: Optional[Interval] = None,
 ) -> Table:
-    """Overhead from two run logs or profiles; modelled: what the model says of the same runs, low, median and high."""
-    source, unit = found.packed.source, found.packed.unit
-    factor = packing_factor if packing_factor is not None else found.packed.packing_factor
-    rows = [
+    """The overhead of two runs; by_model: what the model says of the same runs."""
+    factor = packing_factor if packing_factor is not None else packed.packing_factor
+    rows: List[Dict[str, Any]] = [
         {"run": f"{kind}: {m.detail}", "per_pack": m.per_pack, "packing_factor": m.packing_factor}
-        for kind, m in (("packed", found.packed), ("unpacked", found.unpacked))
+        for kind, m in (("packed", packed), ("unpacked", unpacked))
     ]
-    rows[0].update(overhead=percent(found.overhead), realised=None if factor is None else factor / (1 + found.overhead))
-    spread = found.spread
-    if spread is not None:
-        rows[0].update(overhead_lower=percent(spread[0]), overhead_upper=percent(spread[1]))
-    if modelled is not None:
-        low, middle, high = modelled
-        rows[0].update(model_lower=percent(low), model=percent(middle), model_upper=percent(high))
+    over = packed.per_pack / unpacked.per_pack - 1.0
+    rows[0].update(overhead=percent(over), realised=None if factor is None else factor / (1 + over))
+    if packed.quartiles is not None and unpacked.quartiles is not None:
+        # The least of one against the most of the other.
+        (low, high), (least, most) = packed.quartiles, unpacked.quartiles
+        rows[0].update(overhead_lower=percent(low / most - 1.0), overhead_upper=percent(high / least - 1.0))
+    if by_model is not None:
+        rows[0].update(spread("model", by_model, 100.0))
+    data = packed.settings.get("data") or {}
     # The paper's packs without a limit hold at most 16 sequences.
-    depth = found.packed.depth if found.packed.depth != 16 else None
+    depth = data.get("max_sequences_per_pack") if data.get("max_sequences_per_pack") != 16 else None
     beside = [row for (packer, limit), row in _PAPER_ROWS.items() if packer in ("spfhp", "nnlshp") and limit == depth]
-    if found.packed.length == 512 and beside:
+    if data.get("max_sequence_length") == 512 and beside:
         rows[0].update(paper_overhead=beside[-1][2], paper_realised=beside[-1][3])
     notes = [
         "OH: extra time of a pack relative to an unpacked row; compare runs with equal accumulation and waiting data."
     ]
-    if source != HARDWARE:
-        notes.append(
-            "These are not cycles of IPU hardware."
-            if source == PROFILE
-            else "These are seconds of this host, not IPU cycles."
-        )
-    by_model = (with_interval("model", "OH %", MODEL, ".2f"),)
+    if packed.source != HARDWARE:
+        what = "cycles of IPU hardware" if packed.source == PROFILE else "IPU cycles, but seconds of this host"
+        notes.append(f"These are no {what}.")
     return Table(
         "measured",
         "Measured: packed against unpacked",
         (
             Column("run", "run", CONFIGURED),
-            Column("per_pack", f"{unit}/pack", source, ",.6g"),
-            Column("packing_factor", "p", source, ".3f"),
-            with_interval("overhead", "OH %", source, ".2f"),
-            Column("realised", "speed-up", source, ".3f"),
-            *(by_model if modelled is not None else ()),
+            Column("per_pack", f"{packed.unit}/pack", packed.source, ",.6g"),
+            Column("packing_factor", "p", packed.source, ".3f"),
+            with_interval("overhead", "OH %", packed.source, ".2f"),
+            Column("realised", "speed-up", packed.source, ".3f"),
+            *((with_interval("model", "OH %", MODEL, ".2f"),) if by_model is not None else ()),
             Column("paper_overhead", "OH %", PAPER, ".3f"),
             Column("paper_realised", "speed-up", PAPER, ".3f"),
         ),
         rows,
         tuple(notes),
-    )
-
-
-def scaling(found: Sequence[ScalingPoint], packing_factor: float, histogram: LengthHistogram) -> Table:
-    """Figure 5: a row for each number of devices, a column for each batch size."""
-    batches = sorted({point.batch for point in found})
-    devices = sorted({point.devices for point in found})
-    speedup = {(point.batch, point.devices): point.speedup for point in found}
-    rows = [
-        {"devices": count, "packing": packing_factor, **{f"batch_{b}": speedup[b, count] for b in batches}}
-        for count in devices
-    ]
-    alone = speedup[batches[-1], devices[0]]
-    return Table(
-        "scaling",
-        f"Figure 5: theoretical speed-up over padding, {histogram.name}",
-        (Column("devices", "devices", CONFIGURED, "d"), Column("packing", "packing", COMPUTED, ".3f"))
-        + tuple(Column(f"batch_{b}", f"un-padding, {b}/device", COMPUTED, ".3f") for b in batches),
-        rows,
-        (
-            "Un-padding waits for the device that drew the longest sequences (simulated); packing takes equally "
-            "long everywhere.",
-            f"One device waits for none. Un-padding gains {alone:.2f} there, more than the "
-            f"{histogram.theoretical_speedup:.2f} that all padding is worth in tokens: attention's work grows with the "
-            "square of the length, so a padded row wastes more of it than its share of the slots. A pack computes its "
-            "whole row, the masked pairs too.",
-        ),
     )

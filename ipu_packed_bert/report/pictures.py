@@ -7,9 +7,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ipu_packed_bert.cycles.uncertainty import INSIDE
 from ipu_packed_bert.planning.plan import IPU_BYTES, RunPlan
-from ipu_packed_bert.report.operators import CLASSES
 from pack_data.display.page import Figure, Page, Part, Section
-from pack_data.display.picture import Axis, Bars, Line, Lines, Picture, Series
+from pack_data.display.picture import Axis, Bars, Picture, Series
 from pack_data.display.table import Table
 
 # Nobody has measured this project's graphs: the paper's measurements belong beside the model of the paper's graph only.
@@ -19,8 +18,6 @@ _MILLION, _MIB = 1e6, 2.0**20
 
 def pictures(table: Table) -> List[Picture]:
     """The pictures of a table; none for a table without one."""
-    if table.pictures:
-        return list(table.pictures)
     make = PICTURES.get(table.name)
     return make(table) if make and table.rows else []
 
@@ -78,19 +75,8 @@ def _decomposition(table: Table) -> List[Picture]:
     return [Bars(table.title.split(",")[0], names, axis, (series,), across=True)]
 
 
-def _scaling(table: Table) -> List[Picture]:
-    devices = tuple(float(row["devices"]) for row in table.rows)
-    lines = [
-        Line(column.title, devices, _numbers(table.rows, column.key))
-        for column in table.columns
-        if column.key != "devices"
-    ]
-    axes = Axis("devices", log=2), Axis("speed-up over padding")
-    return [Lines(table.title, *axes, tuple(lines))]
-
-
 def _points(table: Table) -> List[Picture]:
-    rows = [row for row in table.rows if row["unit"] == "seq/s"]
+    rows = table.rows
     names = tuple(f"{row['point']} {row['what']}" for row in rows)
     series = (
         Series("model", _numbers(rows, "error")),
@@ -98,95 +84,6 @@ def _points(table: Table) -> List[Picture]:
     )
     title = "Published throughputs: how far off the model is"
     return [Bars(title, names, Axis("error of sequences/s, %"), series, across=True)]
-
-
-def _what_if(table: Table) -> List[Picture]:
-    rows = [row for row in table.rows if row["rate"] is not None]
-    if not rows:
-        return []
-    names = tuple(f"{number}: {row['name']} on {row['target']}" for number, row in enumerate(rows, start=1))
-    return [Bars("Sequences a second", names, Axis("sequences/s"), (_modelled(rows, "rate"),), across=True)]
-
-
-def _classes(table: Table) -> List[Picture]:
-    found: List[Picture] = []
-    for title, chosen in (("In the encoder layers", True), ("Outside the encoder layers", False)):
-        rows = [row for row in table.rows if (row["block"] == "all layers") == chosen]
-        blocks = list(dict.fromkeys(row["block"] for row in rows))
-        cycles = {
-            (row["block"], side, row["class"]): row[side] / _MILLION for row in rows for side in ("packed", "unpacked")
-        }
-        bars = [(block, side) for block in blocks for side in ("packed", "unpacked")]
-        kinds = [kind for kind in CLASSES if any(cycles.get((*bar, kind)) for bar in bars)]
-        hints = {
-            (row["block"], side, row["class"]): f"{row['block']}, {side}, {row['class']}: "
-            f"{_between(row, side, _MILLION)} million cycles, {_between(row, share)} %"
-            for row in rows
-            for side, share in (("packed", "share"), ("unpacked", "share_unpacked"))
-        }
-        series = tuple(
-            Series(
-                kind,
-                tuple(cycles.get((*bar, kind)) for bar in bars),
-                hints=tuple(hints.get((*bar, kind), "") for bar in bars),
-            )
-            for kind in kinds
-        )
-        names = tuple(f"{block}, {side}" for block, side in bars)
-        sums = [sum(cycles.get((*bar, kind), 0.0) for kind in kinds) for bar in bars]
-        found.append(
-            Bars(
-                f"{title}: cycles by class of operator",
-                names,
-                Axis("million cycles of a micro-batch"),
-                series,
-                stacked=True,
-                across=True,
-                ends=tuple(f"{each:.3f} M" for each in sums),
-            )
-        )
-    return found
-
-
-def _products(table: Table) -> List[Picture]:
-    where = list(dict.fromkeys(row["name"] for row in table.rows))
-    lines = []
-    for name in where:
-        rows = [row for row in table.rows if row["name"] == name]
-        hints = tuple(
-            f"{row['size']}, {row['calls']} calls: {row['rate']:,.0f} multiply-adds a cycle, {row['share']:.1f} % of "
-            f"the peak; {_between(row, 'cycles', _MILLION)} million cycles"
-            for row in rows
-        )
-        lines.append(
-            Line(name, tuple(row["intensity"] for row in rows), _numbers(rows, "rate"), points=True, hints=hints)
-        )
-    roof = sorted({(row["intensity"], row["roof"]) for row in table.rows})
-    lines.append(Line("roof", tuple(x for x, _ in roof), tuple(y for _, y in roof)))
-    axes = Axis("multiply-adds a byte", log=10), Axis("multiply-adds a cycle", log=10)
-    return [Lines("Roofline of the matrix products", *axes, tuple(lines))]
-
-
-def _update(table: Table) -> List[Picture]:
-    parts = (("steady", "micro-batches"), ("bubble", "fill and drain"), ("update", "weight update"), ("host", "host"))
-    return [
-        Bars(
-            "What an update's time consists of",
-            tuple(f"{row['run']}, accumulation {row['accumulation']:,}" for row in table.rows),
-            Axis("s"),
-            tuple(
-                Series(
-                    name,
-                    _numbers(table.rows, key),
-                    hints=tuple(f"{row['run']}, {name}: {_between(row, key)} s" for row in table.rows),
-                )
-                for key, name in parts
-            ),
-            stacked=True,
-            across=True,
-            ends=tuple(f"{row['seconds']:.3f} s, bubble {row['bubble_share']:.1f} %" for row in table.rows),
-        )
-    ]
 
 
 def _measured_beside(table: Table) -> List[Picture]:
@@ -230,12 +127,7 @@ PICTURES: Dict[str, Callable[[Table], List[Picture]]] = {
     "table1": _table1,
     "decomposition": _decomposition,
     "table2": _table2,
-    "scaling": _scaling,
     "points": _points,
-    "what_if": _what_if,
-    "classes": _classes,
-    "products": _products,
-    "update": _update,
     "measured_beside": _measured_beside,
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 # The classes that a profile and the cycle model have in common, and what falls into none of them.
 PRODUCTS, COMPUTE, REARRANGEMENTS = "products", "other compute", "rearrangements"
@@ -27,7 +27,6 @@ _KINDS = (
 # Compute sets, by words in their names; PopLibs names them so.
 _PRODUCT_WORDS = ("matmul", "conv", "gemm", "reduce_mm")
 _COPY_WORDS = ("copy", "transpose", "rearrange", "prearrange")
-_LARGEST = 25  # programs that are told by name
 
 
 class Memory(NamedTuple):
@@ -52,7 +51,6 @@ class Profile(NamedTuple):
     memory: Tuple[Memory, ...]
     runs: int
     work: Tuple[Work, ...]  # empty where nothing was executed
-    largest: Tuple[Tuple[str, str, float], ...]  # (name, class, cycles of a run on its slowest IPU)
 
 
 def find_profile(folder: Path) -> Path:
@@ -63,7 +61,7 @@ def find_profile(folder: Path) -> Path:
     return found[-1]
 
 
-def open_report(path: Path) -> Any:
+def _open_report(path: Path) -> Any:
     """pva's report. Raises ValueError, in one line, where the library or the file is missing."""
     try:
         import pva
@@ -76,9 +74,10 @@ def open_report(path: Path) -> Any:
     return pva.openReport(str(path))
 
 
-def read_profile(path: Path, *, ipus: int) -> Profile:
-    """The first `ipus` IPUs of a profile, which are those of the first replica."""
-    report = open_report(path)
+def read_profile(path: Path, *, ipus: Optional[int] = None) -> Profile:
+    """The first `ipus` IPUs of a profile, which are those of the first replica; None: all."""
+    report = _open_report(path)
+    ipus = ipus or int(report.compilation.target.numIPUs)
     return Profile(str(report.poplarVersion.string), _memory(report, ipus), *_execution(report, ipus))
 
 
@@ -96,38 +95,35 @@ def _memory(report: Any, ipus: int) -> Tuple[Memory, ...]:
     return tuple(found)
 
 
-def _execution(report: Any, ipus: int) -> Tuple[int, Tuple[Work, ...], Tuple[Tuple[str, str, float], ...]]:
-    """(runs, work, largest) of the runs that are updates: those at least half as long as the longest.
+def _execution(report: Any, ipus: int) -> Tuple[int, Tuple[Work, ...]]:
+    """(runs, work) of the runs that are updates: those at least half as long as the longest.
 
     The others carry weights to the device and back.
     """
-    runs: List[Dict[Tuple[str, str], List[float]]] = []
+    runs: List[Dict[str, List[float]]] = []  # by class, of each IPU
     for run in report.execution.runs:
-        cycles: Dict[Tuple[str, str], List[float]] = {}
+        cycles: Dict[str, List[float]] = {}
         for step in run.steps:
-            name = str(step.program.name)
-            sums = cycles.setdefault((name, _class_of(step.program.type.name, name)), [0.0] * ipus)
+            sums = cycles.setdefault(_class_of(step.program.type.name, str(step.program.name)), [0.0] * ipus)
             for ipu, there in zip(range(ipus), step.ipus):
                 sums[ipu] += float(there.cycles)
         runs.append(cycles)
     longest = max((_longest(run) for run in runs), default=0.0)
     runs = [run for run in runs if longest and _longest(run) >= longest / 2]
     if not runs:
-        return 0, (), ()
+        return 0, ()
     work = []
     for ipu in range(ipus):
         classes = {}
         for name in CLASSES:
-            values = [sum(sums[ipu] for (_, where), sums in run.items() if where == name) for run in runs]
+            values = [run[name][ipu] if name in run else 0.0 for run in runs]
             if any(values):
                 classes[name] = median(values)
         work.append(Work(ipu, median([sum(sums[ipu] for sums in run.values()) for run in runs]), classes))
-    slowest = {key: max(sums) for key, sums in runs[-1].items()}
-    largest = sorted(slowest.items(), key=lambda item: -item[1])[:_LARGEST]
-    return len(runs), tuple(work), tuple((name.lstrip("/"), where, cycles) for (name, where), cycles in largest)
+    return len(runs), tuple(work)
 
 
-def _longest(run: Dict[Tuple[str, str], List[float]]) -> float:
+def _longest(run: Dict[str, List[float]]) -> float:
     """Cycles of the IPU that works most."""
     return max((sum(each) for each in zip(*run.values())), default=0.0)
 

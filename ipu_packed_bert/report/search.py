@@ -14,12 +14,10 @@ Each IPU gives its products all the room that the verdict leaves it: with more r
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert.cycles.calibration import Calibration
 from ipu_packed_bert.cycles.workload import Machine
@@ -81,9 +79,7 @@ class SearchOutcome(NamedTuple):
     base: Optional[Found]  # the configuration as written; None where it does not fit, or is for another pod
     best: List[Found]  # the fastest first
     tried: int
-    fitting: int
     failures: Dict[str, int]
-    seconds: float
 
 
 class Search:
@@ -104,13 +100,12 @@ class Search:
         self.base, self.machine, self.calibration, self.factor_of = base, machine, calibration, factor_of
         self.ipus, self.depths, self.say = ipus, depths, say
         self.packs = base.batch.micro_batch * base.batch.gradient_accumulation * base.placement.replicas
-        self.sequences = base.run.steps * base.expected_sequences_per_update(self.factor(base).value)
+        self.sequences = base.run.steps * base.expected_sequences_per_update(self._factor(base).value)
         self.found: Dict[Tuple, Found] = {}
         self.failures: Counter = Counter()
         self.tried: Dict[_Choice, None] = {}
-        self.started = time.perf_counter()
 
-    def factor(self, config: Config) -> PackingFactor:
+    def _factor(self, config: Config) -> PackingFactor:
         return self.factor_of(config.data.packer, config.data.max_sequences_per_pack)
 
     # Rounds -----------------------------------------------------------------------------------------------------------
@@ -118,30 +113,23 @@ class Search:
     def run(self) -> SearchOutcome:
         base = None
         if self.base.ipus == self.ipus:
-            made = plan(self.base, packing_factor=self.factor(self.base).value)
+            made = plan(self.base, packing_factor=self._factor(self.base).value)
             if made.fits:
                 base = self._consider(self.base)
                 self._attempt(choice_of(self.base), fine=True)
         for choice in self._first_round():
             self._attempt(choice)
-        for found in self.best()[:KEPT]:
+        for found in self._best()[:KEPT]:
             for choice in self._second_round(choice_of(found.config)):
                 self._attempt(choice)
-        for found in self.best()[:KEPT]:
-            for parts in self.parts():
+        for found in self._best()[:KEPT]:
+            for parts in self._parts():
                 self._attempt(choice_of(found.config)._replace(parts=parts))
-        for found in self.best()[:REFINED]:
+        for found in self._best()[:REFINED]:
             self._attempt(choice_of(found.config), fine=True)
-        return SearchOutcome(
-            base,
-            self.best(),
-            len(self.tried),
-            len(self.found),
-            dict(self.failures),
-            time.perf_counter() - self.started,
-        )
+        return SearchOutcome(base, self._best(), len(self.tried), dict(self.failures))
 
-    def best(self) -> List[Found]:
+    def _best(self) -> List[Found]:
         """The fastest first, one for each micro-batch, placement and way of keeping activations.
 
         Of equally fast ones the one that changes the least.
@@ -160,7 +148,7 @@ class Search:
         start = choice_of(self.base)
         for ipus_per_replica in _powers_of_two(min(self.ipus, MOST_IPUS)):
             for recompute in (True, False):
-                for layers in placements(self.base.model.num_layers, ipus_per_replica):
+                for layers in _placements(self.base.model.num_layers, ipus_per_replica):
                     choice = start._replace(
                         ipus_per_replica=ipus_per_replica, recompute=recompute, layers_per_ipu=layers
                     )
@@ -184,7 +172,7 @@ class Search:
             for mask in ("product", "additive"):
                 yield choice._replace(mask=mask, depth=depth, packer=packer)
 
-    def parts(self) -> List[int]:
+    def _parts(self) -> List[int]:
         rows = self.base.model.vocabulary_size
         return [parts for parts in range(1, _MOST_PARTS + 1) if rows % parts == 0]
 
@@ -210,7 +198,7 @@ class Search:
     def _consider(self, config: Config) -> Found:
         key = (choice_of(config), config.placement.available_memory_proportion)
         if key not in self.found:
-            self.found[key] = self.modelled(config)
+            self.found[key] = self._modelled(config)
         best = max(found.rate for found in self.found.values())
         self.say(f"{len(self.tried):,} plans tried, {len(self.found):,} fit; the best: {best:,.0f} sequences/s")
         return self.found[key]
@@ -221,7 +209,7 @@ class Search:
         packs = roomy.batch.micro_batch * roomy.batch.gradient_accumulation * roomy.placement.replicas
         if abs(packs / self.packs - 1) > UPDATE_DIFFERS:
             raise _Fails(OTHER_UPDATE)
-        factor = self.factor(roomy).value
+        factor = self._factor(roomy).value
         try:
             check_accumulation(roomy, factor)
         except ConfigError:
@@ -280,11 +268,11 @@ class Search:
         config = replace(config, batch=replace(config.batch, gradient_accumulation=1 << 20))
         return bool(plan(config, packing_factor=1.0).fits)
 
-    def modelled(self, config: Config) -> Found:
-        factor = self.factor(config).value
+    def _modelled(self, config: Config) -> Found:
+        factor = self._factor(config).value
         made = plan(config, packing_factor=factor)
         pipeline, accumulation = self.machine.pipeline(config), config.accumulation(factor)
-        lower, rate, upper = self.calibration.throughput(
+        lower, rate, upper = self.calibration.draws.throughput(
             lambda parameters: pipeline.sequences_per_second(accumulation, factor, parameters)
         )
         return Found(config, made, rate, lower, upper, self.sequences / rate / 86400)
@@ -308,7 +296,7 @@ def _powers_of_two(most: int) -> List[int]:
     return [1 << bits for bits in range(most.bit_length())]
 
 
-def placements(num_layers: int, ipus: int) -> List[Tuple[int, ...]]:
+def _placements(num_layers: int, ipus: int) -> List[Tuple[int, ...]]:
     """Layers of each IPU: any number on the first, which has embeddings and heads, and the others as equal as can be.
 
     Where they cannot be equal the later ones have more: an earlier one keeps activations of more micro-batches.
@@ -320,17 +308,3 @@ def placements(num_layers: int, ipus: int) -> List[Tuple[int, ...]]:
         share, more = divmod(num_layers - first, ipus - 1)
         found.append((first, *(share + (number >= ipus - 1 - more) for number in range(ipus - 1))))
     return found
-
-
-class Progress:
-    """A line on stderr now and then, once two seconds have passed."""
-
-    def __init__(self, stream: Any = None):
-        self.stream = sys.stderr if stream is None else stream
-        self.next = time.monotonic() + 2.0
-
-    def __call__(self, line: str) -> None:
-        now = time.monotonic()
-        if now >= self.next:
-            print(line, file=self.stream, flush=True)
-            self.next = now + 5.0

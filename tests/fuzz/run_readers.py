@@ -12,11 +12,11 @@ from typing import Tuple
 
 import torch
 import yaml
+from ipu_packed_bert.report.measured import read as read_measured
 
 from ipu_packed_bert.commands import export, finetune, pretrain
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.report import command as report_command
-from ipu_packed_bert.report.sources import LoggedRun
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.allowed_changes import SIZES
 from ipu_packed_bert.settings.finetuning import FinetuneConfig
@@ -145,7 +145,7 @@ def _logs(folder: Path) -> Found:
 
 
 def _report(folder: Path) -> Found:
-    measured = typed(LoggedRun(folder / "run").measure())
+    measured = typed(read_measured(folder / "run"))
     return Found([], measured)
 
 
@@ -202,7 +202,7 @@ RUNS = (
         (Target("run/log.jsonl", free((*JSON_LINES, *PLACES))), Target("run/config.yml", free((*YAML, *PLACES)))),
         command=lambda folder: (
             report_command.main,
-            ["--packed", str(folder / "run"), "--unpacked", str(folder / "run"), "--no-cache"],
+            ["--packed", str(folder / "run"), "--unpacked", str(folder / "run")],
         ),
         needs=_TORCH,
     ),

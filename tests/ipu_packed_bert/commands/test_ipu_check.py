@@ -30,7 +30,7 @@ from tests.refusals import refused
 from tests.tiny_runs import tiny_settings
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "ipu_check.md"
-STAGES = ["attached", "versions", "predicted", "compiled", "loaded", "updates", "profile", "counted"]
+STAGES = ["predicted", "compiled", "updates"]
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +61,20 @@ def checked(folder, cache, *options, ipus=4, before=lambda: None):
         patch.setenv("XDG_CACHE_HOME", str(cache))
         if sys.modules.get("pva", pva) is not None:
             patch.setitem(sys.modules, "pva", pva)
+        patch.setattr(ipu_check, "_UPDATES", 2)
         before()
-        words = ["--config", str(configuration(folder)), "--out", str(folder / "check"), "--updates", "2", *options]
+        words = ["--config", str(configuration(folder)), "--out", str(folder / "check"), *options]
         status = run_main(ipu_check.main, words)
     bundle = folder / "check" / "bundle.json"
     return status, json.loads(bundle.read_text()) if bundle.is_file() else None
 
 
 class Whole(NamedTuple):
-    """A check in which nothing differs, because the stand-in counts the cycles that the model says."""
+    """Checks in which nothing differs, because the stand-in counts the cycles that the model says."""
 
     status: int
-    bundle: Any
+    bundle: Any  # of counted cycles
+    profiled: Any  # of a profile
     config: Any
     folder: Path
     cycles: Any  # of an update by the model: low, fitted, high
@@ -84,13 +86,16 @@ def whole(tmp_path_factory, cache):
     config = load_config(configuration(folder))
     pipeline = Machine(MK2, Path(cache, "ipu_packed_bert")).pipeline(config)
     fitted = calibration.load()
-    cycles = list(fitted.interval(lambda each: pipeline.step(5, each).cycles))
+    cycles = list(fitted.draws.interval(lambda each: pipeline.step(5, each).cycles))
 
     def count():
         machine.cycles = int(cycles[1])
 
-    status, bundle = checked(folder, cache, "--count", before=count)
-    return Whole(status, bundle, config, folder / "check", cycles)
+    (folder / "profiled").mkdir()
+    status, bundle = checked(folder, cache, before=count)
+    profiled, with_profile = checked(folder / "profiled", cache, "--profile", before=count)
+    assert profiled == 0
+    return Whole(status, bundle, with_profile, config, folder / "check", cycles)
 
 
 @pytest.fixture
@@ -98,7 +103,7 @@ def check(tmp_path, cache):
     """check(*options, ipus=..., before=...) -> (exit status, bundle)"""
 
     def run(*options, **more):
-        return checked(tmp_path, cache, "--no-host", *options, **more)
+        return checked(tmp_path, cache, *options, **more)
 
     run.folder, run.config = tmp_path / "check", load_config(configuration(tmp_path))
     return run
@@ -108,38 +113,39 @@ def statuses(bundle):
     return {stage["name"]: stage["status"] for stage in bundle["stages"]}
 
 
-def test_all_stages_are_done_and_nothing_differs(whole, capsys):
-    bundle = whole.bundle
+def test_all_stages_are_done_and_nothing_differs(whole):
+    bundle, profiled = whole.bundle, whole.profiled
     assert whole.status == 0 and statuses(bundle) == dict.fromkeys(STAGES, "done")
-    assert bundle["verdict"] == {"status": 0, "problems": [], "way_out": []}
-    assert bundle["configuration"]["micro_batches"] == 5  # as few as the stages of two IPUs with the heads on the first
-    predicted, measured = bundle["predicted"], bundle["measured"]
-    assert predicted["update_cycles"] == pytest.approx(whole.cycles)
-    assert measured["counted_cycles"] == int(whole.cycles[1])
-    assert len(measured["losses"]) == len(measured["seconds"]) == len(measured["counted_seconds"]) == 2
+    assert statuses(profiled) == dict.fromkeys([*STAGES, "profile"], "done")
+    for each in (bundle, profiled):
+        assert each["verdict"] == {"status": 0, "problems": [], "way_out": []}
+        # As few micro-batches as the stages of two IPUs with the heads on the first.
+        assert each["configuration"]["micro_batches"] == 5
+        assert each["predicted"]["update_cycles"] == pytest.approx(whole.cycles)
+        assert len(each["measured"]["losses"]) == len(each["measured"]["seconds"]) == 2
+        assert each["measured"]["losses"][0] == pytest.approx(each["predicted"]["loss"], rel=2e-3)
+    assert bundle["measured"]["update_cycles"] == int(whole.cycles[1]) and "work" not in bundle["measured"]
     # The same program, profiled or not, from the same weights.
-    assert measured["losses"] == pytest.approx(measured["counted_losses"], rel=1e-3)
-    assert measured["losses"][0] == pytest.approx(predicted["loss"], rel=2e-3)
-    for side in (predicted, measured):
+    assert profiled["measured"]["losses"] == pytest.approx(bundle["measured"]["losses"], rel=1e-3)
+    for side in (profiled["predicted"], profiled["measured"]):
         assert [work["ipu"] for work in side["work"]] == [0, 1]
         for work in side["work"]:
             assert sum(work["classes"].values()) == pytest.approx(work["cycles"]) and work["cycles"] > 0
             assert set(work["classes"]) <= set(popvision.CLASSES)
-    assert measured["profiled_runs"] == 2
-    # The stand-in's profile has the weights that the plan counts, some constants, and code.
-    for counted, found in zip(predicted["memory"], measured["memory"]):
-        assert 0 <= found["always_live"] - counted["weights"] < 0.1 * counted["weights"]
+    # The stand-in's profile has the weights, some constants, and code.
+    for found in profiled["measured"]["memory"]:
         assert found["bytes"] == found["always_live"] + 8 * profiles.CODE_BYTES
-    # The page is a function of the bundle.
-    assert run_main(ipu_check.main, ["--show", str(whole.folder / "bundle.json")]) == 0
-    assert capsys.readouterr().out == (whole.folder / "page.txt").read_text()
+    page = ipu_bundle.page(bundle)
+    assert len(page) <= 10 and page[-1] == "verdict   nothing differs from what was predicted"
+    assert any(f"{bundle['measured']['update_cycles']:,}" in line for line in page)
+    assert ipu_bundle.read_bundle(whole.folder / "bundle.json") == bundle
 
 
 @pytest.mark.parametrize(
     "what, value, word",
     [
-        ("counted_cycles", 10**12, "cycles"),
-        ("counted_cycles", 1, "cycles"),
+        ("update_cycles", 10**12, "cycles"),
+        ("update_cycles", 1, "cycles"),
         ("losses", [9.0, 5.0], "the host's"),
         ("losses", [None, 5.0], "not finite"),
         ("losses", [5.5, None], "not finite"),
@@ -162,7 +168,8 @@ def test_the_models_work_is_its_cycles(whole, cache):
         for ipu, work in zip(pipeline.ipus, found):
             links = pipeline.target.link_cycles(sum(ipu.link_bytes.values()))
             once.append(work["cycles"] - 7 * (pipeline.ipu_cycles(ipu, parameters) + links))
-        assert max(once) == pytest.approx(pipeline.update_cycles(parameters)) and len(once) == 2
+        update = pipeline.update_cost(parameters).device * MK2.clock_hz
+        assert max(once) == pytest.approx(update) and len(once) == 2
 
 
 def test_the_bundle_tells_nobodys_names(check, tmp_path, monkeypatch):
@@ -176,14 +183,14 @@ def test_the_bundle_tells_nobodys_names(check, tmp_path, monkeypatch):
     def damaged():
         from tests.fakes import poptorch
 
-        def fail(self, filename):
+        def fail(self, *args, **kwargs):
             raise poptorch.Error(said)
 
-        monkeypatch.setattr(poptorch.PoplarExecutor, "loadExecutable", fail)
+        monkeypatch.setattr(poptorch.PoplarExecutor, "compile", fail)
 
     status, bundle = check(before=damaged)
     assert status == 1
-    assert statuses(bundle) == {**dict.fromkeys(STAGES, "done"), "loaded": "failed", "counted": "left out"}
+    assert statuses(bundle) == {"predicted": "done", "compiled": "failed"}
     failed = next(stage for stage in bundle["stages"] if stage["status"] == "failed")
     assert failed["said"] and failed["means"] and failed["way_out"]
     text = (check.folder / "bundle.json").read_text()
@@ -201,19 +208,22 @@ def test_the_bundle_tells_nobodys_names(check, tmp_path, monkeypatch):
     assert not {"directory", "corpus", "vocabulary"} & set(bundle["configuration"]["settings"]["data"])
 
 
-def test_a_program_that_does_not_fit(check, monkeypatch):
+@pytest.mark.parametrize("options", [(), ("--profile",)])
+def test_a_program_that_does_not_fit(check, monkeypatch, options, capsys):
     """Every way out is options that the configuration takes."""
     monkeypatch.setattr(profiles, "CODE_BYTES", MK2.memory_per_tile)
-    status, bundle = check()
+    status, bundle = check(*options)
     assert status == 1
-    assert statuses(bundle) == {
-        **dict.fromkeys(STAGES, "done"),
-        "compiled": "failed",
-        **dict.fromkeys(("loaded", "updates", "counted"), "left out"),
-    }
-    assert [problem[:12] for problem in bundle["verdict"]["problems"]] == ["does not fit"] * 2
-    ways = bundle["verdict"]["way_out"]
-    assert len(ways) >= 3
+    expected = {"predicted": "done", "compiled": "failed"}
+    assert statuses(bundle) == ({**expected, "profile": "done"} if options else expected)
+    stage = bundle["stages"][1]
+    if options:  # under which the stand-in compiles it, and the profile says which IPUs are too full
+        assert [problem[:12] for problem in bundle["verdict"]["problems"]] == ["does not fit"] * 2
+        assert bundle["verdict"]["way_out"] == stage["way_out"].split("; or ")
+    else:
+        assert stage["said"].startswith("Out of memory on tile 1: ") and stage["means"].endswith("on IPU 0")
+    ways = stage["way_out"].split("; or ")
+    assert len(ways) >= 3 and "it means" in capsys.readouterr().out
     for way in ways:
         options = [word for word in shlex.split(way.partition(": ")[2]) if word != "--set" and "..." not in word]
         load_config(check.config.path, options)
@@ -222,57 +232,43 @@ def test_a_program_that_does_not_fit(check, monkeypatch):
 @pytest.mark.parametrize("tile, ipu", [(3000, 2), (12, 0)])
 def test_poplars_error_names_the_ipu(check, tile, ipu):
     error = RuntimeError(f"Out of memory on tile {tile}: 700000 bytes used but tiles only have 638976 bytes of memory")
-    found = ipu_check.explained(error, check.config)
+    found = ipu_check._explained(error, check.config)
     assert found.means.endswith(f"IPU {ipu}") and "--set" in found.way_out
 
 
-def test_fewer_ipus_than_wanted(check):
-    """What one replica can show is shown."""
-    status, bundle = check(ipus=2)
-    assert status == 1 and statuses(bundle) == {
-        **dict.fromkeys(STAGES, "done"),
-        "attached": "failed",
-        "counted": "left out",
-    }
-    assert bundle["configuration"]["replicas"] == 1 and bundle["device"]["attached"] == 2
+@pytest.mark.parametrize("ipus, words", [(0, "no IPU is attached"), (2, "2 IPUs are attached, wanted are 4 IPUs")])
+def test_too_few_ipus_are_one_line(check, capsys, ipus, words):
+    status, bundle = check(ipus=ipus)
+    assert (status, bundle) == (2, None)
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and words in said.err
 
 
-def test_without_ipus_the_program_is_compiled(check, capsys):
-    status, bundle = check(ipus=0)
-    assert "for a large BERT; then no update;" in capsys.readouterr().out
-    left_out = dict.fromkeys(("loaded", "updates", "counted"), "left out")
-    assert status == 1 and statuses(bundle) == {**dict.fromkeys(STAGES, "done"), "attached": "failed", **left_out}
-    assert bundle["measured"]["program_bytes"] > 0 and bundle["measured"]["memory"]
-
-
-def test_on_the_ipu_model(check, monkeypatch):
-    one = ["placement.replicas=1", "placement.replicated_tensor_sharding=false", "engine.ipu_model=true"]
-    options = [word for each in one for word in ("--set", each)]
-    status, bundle = check(*options, ipus=0)
-    left_out = dict.fromkeys(("loaded", "counted"), "left out")
-    assert status == 0 and statuses(bundle) == {**dict.fromkeys(STAGES, "done"), **left_out}
+def test_the_ipu_model_is_not_checked(check, capsys):
+    status, bundle = check("--set", "engine.ipu_model=true", ipus=0)
+    assert (status, bundle) == (2, None)
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "engine.ipu_model" in error and "make test-ipu" in error
 
 
 def test_one_replica_is_profiled_after_a_word_on_how_long_it_takes(check, monkeypatch, capsys):
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"debug.allowOutOfMemory": "false"}')
-    with ipu_check.profiling(3):
+    with ipu_check._profiling(True):
         options = json.loads(os.environ["POPLAR_ENGINE_OPTIONS"])
     assert options["profiler.replicaToProfile"] == "0" and options["debug.outputAllSymbols"] == "false"
     assert options["debug.allowOutOfMemory"] == "false"  # the user's own stay
-    status, bundle = check()
-    assert status == 0 and statuses(bundle) == {**dict.fromkeys(STAGES, "done"), "counted": "left out"}
+    assert os.environ["POPLAR_ENGINE_OPTIONS"] == '{"debug.allowOutOfMemory": "false"}'
+    with ipu_check._profiling(False):
+        assert os.environ["POPLAR_ENGINE_OPTIONS"] == '{"debug.allowOutOfMemory": "false"}'
+    status, _ = check()
     before, _, after = capsys.readouterr().out.partition("to come: compiling, in silence")
-    assert "predicted" in before and "then 2 updates of " in after and "\ncompiled" in after
+    assert "predicted" in before and "\ncompiled" in after
 
 
 def test_without_pva_the_rest_is_done(check, monkeypatch):
     monkeypatch.setitem(sys.modules, "pva", None)
-    status, bundle = check()
-    assert status == 1 and statuses(bundle) == {
-        **dict.fromkeys(STAGES, "done"),
-        "profile": "failed",
-        "counted": "left out",
-    }
+    status, bundle = check("--profile")
+    assert status == 1 and statuses(bundle) == {**dict.fromkeys(STAGES, "done"), "profile": "failed"}
 
 
 def test_ctrl_c_leaves_the_bundle_so_far(check, monkeypatch, capsys):
@@ -293,7 +289,7 @@ def test_ctrl_c_leaves_the_bundle_so_far(check, monkeypatch, capsys):
     assert status == 130 and len(bundle["measured"]["losses"]) == 1
     assert bundle["stages"][-1]["name"] == "updates" and bundle["stages"][-1]["status"] == "interrupted"
     assert "bundle.json" in capsys.readouterr().out
-    assert run_main(ipu_check.main, ["--show", str(check.folder / "bundle.json")]) == 1
+    assert ipu_bundle.read_bundle(check.folder / "bundle.json")["verdict"]["status"] == 1
 
 
 def test_without_the_sdk_it_is_one_line(tmp_path, monkeypatch, capsys):
@@ -303,19 +299,11 @@ def test_without_the_sdk_it_is_one_line(tmp_path, monkeypatch, capsys):
     assert said.out == "" and said.err.count("\n") == 1 and not (tmp_path / "check").exists()
 
 
-def test_micro_batches_that_do_not_fill_the_pipeline_are_refused(check, capsys):
-    """Of the five stages that two IPUs have."""
-    status, bundle = check("--micro-batches", "4")
-    assert (status, bundle) == (2, None)
-    assert capsys.readouterr().err == "error: --micro-batches is 4; must be at least 5, the stages of the pipeline\n"
-
-
 def test_a_former_profile_is_not_taken_for_this_one(check, capsys):
-    """Where the updates are left out, only a former check's would be there to read."""
-    former = check.folder / "profile" / "run" / "training" / "profile.pop"
+    former = check.folder / "profile" / "training" / "profile.pop"
     former.parent.mkdir(parents=True)
     former.write_text("of a former check")
-    status, bundle = check(ipus=0)
+    status, bundle = check()
     assert (status, bundle) == (2, None) and former.read_text() == "of a former check"
     error = capsys.readouterr().err
     assert "check: exists and is not an empty folder" in error and error.count("\n") == 1
@@ -332,15 +320,16 @@ def test_a_former_profile_is_not_taken_for_this_one(check, capsys):
         '{"kind": "packed-bert ipu-check", "format": 1, "configuration": [], "device": 3}',
     ],
 )
-def test_what_is_no_bundle_is_one_line(tmp_path, capsys, text):
+def test_what_is_no_bundle_is_one_line(tmp_path, text):
     (tmp_path / "bundle.json").write_text(text)
-    assert run_main(ipu_check.main, ["--show", str(tmp_path / "bundle.json")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(ValueError) as refused:
+        ipu_bundle.read_bundle(tmp_path / "bundle.json")
+    assert "bundle.json" in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_every_key_of_the_bundle_is_documented(whole):
     """And the table has no key that a whole bundle, with a failed stage, lacks."""
-    bundle, failed = whole.bundle, {"name": "", "status": "", "seconds": 0.0, "said": "", "means": "", "way_out": ""}
+    failed = {"name": "", "status": "", "seconds": 0.0, "said": "", "means": "", "way_out": ""}
     found = set()
 
     def walk(value, path):
@@ -353,7 +342,8 @@ def test_every_key_of_the_bundle_is_documented(whole):
         else:
             found.add(path)
 
-    walk({**bundle, "stages": [*bundle["stages"], failed]}, "")
+    walk({**whole.bundle, "stages": [failed]}, "")
+    walk(whole.profiled, "")
     documented, table = set(), DOCS.read_text().partition("| key | is |")[2]
     for line in table.splitlines():
         names = re.findall(r"`([^`]+)`", line.split("|")[1]) if line.startswith("| `") else []
@@ -388,7 +378,6 @@ def test_a_profile_by_hand(tmp_path, monkeypatch):
     assert found.work[0].classes == {
         "products": 30, "rearrangements": 1, "exchange": 2, "sync": 3, "other": 4
     }  # fmt: skip
-    assert found.largest[0] == ("a/MatMul", "products", 40)
 
 
 def test_no_profile_is_one_line(tmp_path):

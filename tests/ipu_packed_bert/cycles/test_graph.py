@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.cycles import tracing, vertices
-from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, Arrangement
+from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED
 from ipu_packed_bert.cycles.layout import Cost, TensorLayout, bring, total, unknown_copy
 from ipu_packed_bert.cycles.lowering import (
     CATEGORIES,
@@ -21,14 +21,14 @@ from ipu_packed_bert.cycles.lowering import (
     SCORES,
     VIEWS,
     Lowering,
-    broadcast_form,
-    derived_from,
+    _broadcast_form,
+    _derived_from,
     short_name,
 )
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.target import MK2
-from ipu_packed_bert.cycles.tracing import Value, capture, capture_update, layer_of, layer_signature, layers_alike
-from ipu_packed_bert.cycles.workload import MicroBatchShape, batch_shapes, engine_arrangement, shape_of
+from ipu_packed_bert.cycles.tracing import Value, capture, capture_update, layer_of
+from ipu_packed_bert.cycles.workload import MicroBatchShape, _batch_shapes, shape_of
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.settings.pretraining import Config, LossConfig
 from ipu_packed_bert.settings.schema import ModelConfig, mask_columns
@@ -37,7 +37,6 @@ MODEL = ModelConfig(
     vocabulary_size=320, hidden_size=64, num_layers=3, num_heads=4, intermediate_size=128, max_position_embeddings=32
 )
 SHAPE = MicroBatchShape(micro_batch=2, slots=32, depth=3, masked=8)
-DEFAULT = Arrangement()
 
 
 def arranged(model, arrangement, shape=SHAPE):
@@ -47,14 +46,22 @@ def arranged(model, arrangement, shape=SHAPE):
     return build(model, LossConfig(), arrangement, slots=shape.slots, depth=shape.depth, columns=columns)
 
 
-def trace(num_layers=3, shape=SHAPE, model=MODEL, arrangement=DEFAULT):
+def trace(num_layers=3, shape=SHAPE, model=MODEL, arrangement=ADDITIVE):
     return capture(
-        lambda: arranged(replace(model, num_layers=num_layers), arrangement, shape), batch_shapes(shape), num_layers
+        lambda: arranged(replace(model, num_layers=num_layers), arrangement, shape), _batch_shapes(shape), num_layers
     )
 
 
 def lower(graph, **options):
     return Lowering(graph, Planner(MK2), memory_proportion=0.25, **options).run()
+
+
+def cost_of(lowered, block, phase=None, category=None):
+    return total(
+        e.cost
+        for e in lowered.entries
+        if e.block == block and phase in (None, e.phase) and category in (None, e.category)
+    )
 
 
 def test_the_capture_is_what_make_fx_captures():
@@ -67,12 +74,12 @@ def test_the_capture_is_what_make_fx_captures():
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float16)
         try:
-            model = PackedBertForPreTraining(replace(MODEL, num_layers=2), LossConfig())
+            model = arranged(replace(MODEL, num_layers=2), ADDITIVE)
         finally:
             torch.set_default_dtype(default)
         model.train()
         named = dict(model.named_parameters())
-        batch = [torch.empty(size, dtype=getattr(torch, dtype)) for size, dtype in batch_shapes(SHAPE).values()]
+        batch = [torch.empty(size, dtype=getattr(torch, dtype)) for size, dtype in _batch_shapes(SHAPE).values()]
 
         def step(parameters, *fields):
             result = torch.func.functional_call(model, parameters, fields)
@@ -114,19 +121,6 @@ def test_every_backward_operator_knows_its_module():
     )
 
 
-def test_layers_are_alike_and_a_changed_one_is_noticed():
-    graph = trace()
-    assert layers_alike(graph)
-    changed = list(graph.operations)
-    at = next(i for i, o in enumerate(changed) if layer_of(o.scope) == 1 and o.operator.startswith("aten.gelu"))
-    changed[at] = changed[at]._replace(operator="aten.relu.default")
-    other = replace(graph, operations=tuple(changed))
-    assert not layers_alike(other)
-    assert layer_signature(other, 0) == layer_signature(graph, 0)
-    # Then every layer is lowered for itself.
-    assert {"layer.0", "layer.1", "layer.2"} <= {e.block for e in lower(other).entries}
-
-
 def test_identical_layers_are_lowered_once():
     graph = trace()
     lowered = lower(graph)
@@ -134,7 +128,7 @@ def test_identical_layers_are_lowered_once():
     assert sum(entry.block == "layer" for entry in lowered.entries) == per_layer
     outside = sum(layer_of(o.scope) is None for o in graph.operations)
     assert len(lowered.entries) == per_layer + outside
-    assert lower(trace(num_layers=4)).cost("layer") == lowered.cost("layer")
+    assert cost_of(lower(trace(num_layers=4)), "layer") == cost_of(lowered, "layer")
 
 
 def test_a_graph_survives_its_file(tmp_path):
@@ -196,7 +190,7 @@ def test_layer_cost_is_the_sum_of_its_categories():
 
 def test_mask_taint_follows_the_sequence_numbers_only():
     graph = trace()
-    masks = derived_from(graph, "input_mask")
+    masks = _derived_from(graph, "input_mask")
     shapes = {graph.values[i].shape for i in masks}
     assert (2, 1, 32, 32) in shapes and not any(len(shape) == 4 and shape[1] == 4 for shape in shapes)
 
@@ -209,7 +203,7 @@ def test_broadcast_forms(shape, form):
     def value(s):
         return Value(tuple(s), (1,) * len(s), "float16", "")
 
-    assert broadcast_form(value(shape), value((2, 4, 8, 8))) == form
+    assert _broadcast_form(value(shape), value((2, 4, 8, 8))) == form
 
 
 def test_rearranging_is_free_only_between_equal_layouts():
@@ -230,12 +224,12 @@ def test_a_mask_application_at_512_costs_what_the_paper_needs(machine, load):
     config = load("packed_phase2_pod16.yml")
     graph = machine.traces.training(config, shape_of(config), ADDITIVE)
     lowered = Lowering(graph, machine.planner, memory_proportion=0.2, serialized=5).run()
-    cost = lowered.cost("layer", "forward", MASK_APPLICATION)
+    cost = cost_of(lowered, "layer", "forward", MASK_APPLICATION)
     assert cost.cycles(vertices.REARRANGE_BYTE[4]) == pytest.approx(42e3, rel=0.05)
     # Built once from integers: 5.5 thousand cycles. Position gather 10.7 and its gradient 38 thousand.
-    assert lowered.cost("mask").cycles(3.0) == pytest.approx(5.5e3, rel=0.2)
-    assert lowered.cost("embeddings", "forward", POSITIONS).cycles(3.0) == pytest.approx(10.7e3, rel=0.1)
-    assert lowered.cost("embeddings", "backward", POSITIONS).cycles(3.0) == pytest.approx(38e3, rel=0.25)
+    assert cost_of(lowered, "mask").cycles(3.0) == pytest.approx(5.5e3, rel=0.2)
+    assert cost_of(lowered, "embeddings", "forward", POSITIONS).cycles(3.0) == pytest.approx(10.7e3, rel=0.1)
+    assert cost_of(lowered, "embeddings", "backward", POSITIONS).cycles(3.0) == pytest.approx(38e3, rel=0.25)
 
 
 def test_update_of_lamb_costs_forty_to_sixty_worker_cycles_for_two_parameters():
@@ -271,7 +265,7 @@ def test_the_default_arrangements_are_what_the_ipu_engine_runs(mask, arrangement
         engine=EngineConfig(recompute_layers=False, mask=mask),
         placement=PlacementConfig(layers_per_ipu=(2,)),
     )
-    assert engine_arrangement(config) == arrangement and (EngineConfig().mask == mask) == (arrangement == PACKED)
+    assert arrangement == mask and (EngineConfig().mask == mask) == (arrangement == PACKED)
 
     def adapted():
         network = PackedBertForPreTraining(model, LossConfig())
@@ -279,8 +273,8 @@ def test_the_default_arrangements_are_what_the_ipu_engine_runs(mask, arrangement
         return network
 
     with installed() as (engine, _):
-        ran = capture(adapted, batch_shapes(SHAPE), 2)
-    ours = capture(lambda: arranged(model, arrangement), batch_shapes(SHAPE), 2)
+        ran = capture(adapted, _batch_shapes(SHAPE), 2)
+    ours = capture(lambda: arranged(model, arrangement), _batch_shapes(SHAPE), 2)
     assert len(ours.operations) > 300
     assert (ran.values, ran.operations, ran.buffers) == (ours.values, ours.operations, ours.buffers)
 

@@ -12,7 +12,7 @@ import pytest
 
 from ipu_packed_bert.cycles import lowering, vertices
 from ipu_packed_bert.cycles.layout import Cost, TensorLayout
-from ipu_packed_bert.cycles.lowering import Lowering, broadcast_form
+from ipu_packed_bert.cycles.lowering import Lowering, _broadcast_form
 from ipu_packed_bert.cycles.matmul import BACKWARD_DATA, FORWARD, WEIGHT_UPDATE
 from ipu_packed_bert.cycles.target import FLOAT, HALF, Target
 from ipu_packed_bert.cycles.tracing import Graph, Operation, Value
@@ -102,7 +102,7 @@ PERMUTED = TensorLayout(0, True, permuted=True)
 ELEMENTWISE = [
     # operator, inputs, output, cost
     ("add", [HALVES], HALVES, sets(S.scalar(600, "add", "half"))),
-    ("sub", [HALVES, HALVES], HALVES, aligned(1200) + sets(S.binary(600, "add", "half"))),
+    ("div", [HALVES, HALVES], HALVES, aligned(1200) + sets(S.binary(600, "div", "half"))),
     ("mul", [HALVES, (60,)], HALVES, sets((0, 120), S.multiply_row_vector(60, 10))),
     ("add", [HALVES, (60,)], HALVES, sets((0, 120), S.add_row_vector(60, 10))),
     ("mul", [HALVES, (100, 1)], HALVES, sets((0, 20), S.row_values(10, 60))),
@@ -115,7 +115,7 @@ ELEMENTWISE = [
     ),
     ("add", [(4, 100, 60), (1, 100, 60)], (4, 100, 60), unknown(4800) + sets(S.binary(2400, "add", "half"))),
     ("add", [(4, 60, 60), (1, 60, 60)], (4, 60, 60), unknown(2880, True) + sets(S.binary(1440, "add", "half"))),
-    ("exp", [HALVES], HALVES, sets(S.unary(600, "exp", "half"))),
+    ("tanh", [HALVES], HALVES, sets(S.unary(600, "tanh", "half"))),
     ("sqrt", [((100, 60), "float32")], ((100, 60), "float32"), sets(S.unary(600, "sqrt", "float"))),
     ("gelu", [HALVES], HALVES, sets(S.gelu(600))),
     ("gelu_backward", [HALVES, HALVES], HALVES, aligned(1200) + sets(S.gelu_gradient(600))),
@@ -125,9 +125,7 @@ ELEMENTWISE = [
     ("_to_copy", [((100, 60), "int32")], HALVES, sets(S.cast_integer(600))),
     ("_to_copy", [((100, 60), "int64")], ((100, 60), "int32"), Cost()),  # the device has no 64-bit types
     ("where", [((100, 60), "bool")], HALVES, sets(S.select_scalars(600))),
-    ("copy", [HALVES], HALVES, sets(S.copy(1200))),
     ("cat", [HALVES, HALVES], (200, 60), sets((S.copy(2400), 2400))),
-    ("new_zeros", [HALVES], HALVES, sets(S.fill(600))),
     ("erfinv", [HALVES], HALVES, sets(S.binary(600, "div", "float"))),  # unknown: never free
     ("view", [HALVES], (6000,), Cost()),
     ("zeros", [], HALVES, Cost()),
@@ -275,9 +273,6 @@ GATHERS = [
     ("embedding", [(320, 60), ((100,), "int32")], (100, 60), cheapest(320, 60, 100)),
     ("embedding", [(2, 60), ((100,), "int32")], (100, 60), cheapest(2, 60, 100)),
     ("embedding_dense_backward", [(100, 60), ((100,), "int32")], (320, 60), cheapest(320, 60, 100, gradient=True)),
-    ("gather", [HALVES, ((7, 60), "int64")], (7, 60), cheapest(6000, 1, 420)),
-    ("scatter_add", [HALVES, ((7, 60), "int64")], HALVES, cheapest(6000, 1, 420, gradient=True)),
-    ("index_select", [HALVES, ((7,), "int64")], (7, 60), cheapest(100, 60, 7)),
 ]
 
 
@@ -286,15 +281,6 @@ GATHERS = [
 )
 def test_gathers(operator, inputs, output, expected):
     same(cost(operator, inputs, output), expected)
-
-
-@pytest.mark.parametrize("operator, gradient", [("gather", False), ("scatter_add", True)])
-def test_an_index_that_is_the_same_for_all_columns_takes_whole_rows(operator, gradient):
-    made, operation = one(operator, [HALVES, ((7, 60), "int64")], (7, 60))
-    values = list(made.graph.values)
-    values[1] = values[1]._replace(strides=(1, 0))
-    made.graph = replace(made.graph, values=tuple(values))
-    same(made.operation(operation), cheapest(100, 60, 7, gradient=gradient))
 
 
 WEIGHT = ((1, LAYER + "output.dense.weight"),)
@@ -313,7 +299,7 @@ def test_products_with_weights():
     assert (planned.element_bytes, planned.partial_bytes, planned.memory_proportion) == (2, 2, 0.25)
     assert rearranged == FORWARD
     # 80 columns are 5 groups of 16, of which a tile has 3 where they are split in two: 48.
-    assert made.layout(operation.outputs[0]) == TensorLayout(operation.outputs[0], True, columns=48)
+    assert made._layout(operation.outputs[0]) == TensorLayout(operation.outputs[0], True, columns=48)
     assert product(phase="backward", parameters=WEIGHT)[1][0][1] == BACKWARD_DATA
     assert product(phase="backward", parameters=((0, "x"),))[1][0][1] == BACKWARD_DATA
     assert product(phase="backward")[1][0][1] == WEIGHT_UPDATE
@@ -383,9 +369,6 @@ def test_attention_products_rearrange_both_operands():
     # Probabilities are of slots by slots: 1,000 halves a tile.
     found = cost("bmm", [(4, 50, 50), (4, 50, 20)], (4, 50, 20), scope=LAYER + "attention.self")
     same(found, batched() + unknown(2000, True) + unknown(800))
-    # baddbmm adds a third tensor to the result.
-    found = cost("baddbmm", [(4, 50, 50), (4, 50, 20), (4, 20, 50)], (4, 50, 50))
-    same(found, batched() + unknown(800) * 2.0 + aligned(2000) + sets(S.binary(1000, "add", "half")))
 
 
 def test_joining_and_slicing_are_copies_and_make_the_product_wide():
@@ -420,7 +403,7 @@ def test_dropout_is_one_vertex():
     made = Lowering(Graph(values, (draw, scale, use), (), (), 1), PlannerByHand(), memory_proportion=0.25)
     assert [made.operation(each) for each in (draw, scale)] == [Cost(), Cost()]
     same(made.operation(use), sets(S.dropout(600)))
-    assert made.layout(3) == made.layout(0)
+    assert made._layout(3) == made._layout(0)
 
 
 def test_the_gradient_of_a_tied_table_is_added_in_place():
@@ -483,7 +466,7 @@ def test_unknown_operators_are_counted():
     ],
 )
 def test_forms_of_broadcast(shape, out, form):
-    assert broadcast_form(Value(*_typed(shape)), Value(*_typed(out))) == form
+    assert _broadcast_form(Value(*_typed(shape)), Value(*_typed(out))) == form
 
 
 def test_names_types_and_places():
@@ -499,7 +482,7 @@ def test_names_types_and_places():
         4,
         4,
     ]
-    assert [lowering.kind_of(t) for t in ("float16", "bfloat16", "float32", "float64", "bool", "int64")] == [
+    assert [lowering._kind_of(t) for t in ("float16", "bfloat16", "float32", "float64", "bool", "int64")] == [
         "half",
         "half",
         "float",
@@ -516,8 +499,8 @@ def test_names_types_and_places():
         "feed forward",
         "",
     ]
-    assert lowering.is_square(Value(*_typed((4, 60, 60)))) and not lowering.is_square(Value(*_typed((60, 60))))
-    assert not lowering.is_square(Value(*_typed((4, 60, 20))))
+    assert lowering._is_square(Value(*_typed((4, 60, 60)))) and not lowering._is_square(Value(*_typed((60, 60))))
+    assert not lowering._is_square(Value(*_typed((4, 60, 20))))
 
 
 @pytest.mark.parametrize(
@@ -538,34 +521,34 @@ def test_names_types_and_places():
 )
 def test_categories(scope, shapes, category):
     made, operation = one("gelu", shapes, HALVES, scope=scope)
-    assert made.category(operation) == category
+    assert made._category(operation) == category
 
 
 def test_categories_of_what_comes_from_the_mask_and_of_the_largest_losses():
     options = {"parameters": ((0, "input_mask"),)}
     made, operation = one("exp", [((2, 50), "int32")], (2, 50), scope="bert.x", **options)
-    assert made.category(operation) == lowering.MASK_BUILD and 1 in made._mask
+    assert made._category(operation) == lowering.MASK_BUILD and 1 in made._mask
     made, operation = one("add", [((2, 50), "int32"), HALVES], HALVES, scope=LAYER + "attention.self", **options)
-    assert made.category(operation) == lowering.MASK_APPLICATION and 2 not in made._mask
+    assert made._category(operation) == lowering.MASK_APPLICATION and 2 not in made._mask
     for size, category in ((320, lowering.MLM), (319, lowering.LOSS)):
         made, operation = one("exp", [(size,), (320, 8)], (size,), scope="loss", parameters=((1, VOCABULARY[0][1]),))
         operation = operation._replace(arguments=({"value": 0},))
-        assert made.category(operation) == category
+        assert made._category(operation) == category
 
 
 def test_results_take_the_layout_of_their_largest_operand():
     made, operation = one("add", [HALVES, (60,)], HALVES)
     made._layouts[0] = PERMUTED
     made.operation(operation)
-    assert made.layout(2) == PERMUTED
+    assert made._layout(2) == PERMUTED
     made, operation = one("erfinv", [(3,)], HALVES)
     made.operation(operation)
-    assert made.layout(1) == TensorLayout(1, grouped=False)
+    assert made._layout(1) == TensorLayout(1, grouped=False)
     made, operation = one("transpose", [HALVES], (60, 100))
     made.operation(operation)
-    assert made.layout(1).permuted and not made.layout(0).permuted
+    assert made._layout(1).permuted and not made._layout(0).permuted
     made, operation = one("view", [HALVES], (6000,))
     made.operation(operation)
-    assert made.layout(1) == made.layout(0) == TensorLayout(0, grouped=True)
+    assert made._layout(1) == made._layout(0) == TensorLayout(0, grouped=True)
     made, _ = one("view", [((100, 60), "int32"), (60,)], (6000,))
-    assert not made.layout(0).grouped and not made.layout(1).grouped
+    assert not made._layout(0).grouped and not made._layout(1).grouped

@@ -8,9 +8,10 @@ import pytest
 from ipu_packed_bert.cycles import calibration, uncertainty, vertices
 from ipu_packed_bert.cycles.arrangement import PACKED, UNPACKED
 from ipu_packed_bert.cycles.layout import Cost
-from ipu_packed_bert.cycles.lowering import ATTENTION
+from ipu_packed_bert.cycles.lowering import ATTENTION, Lowering
 from ipu_packed_bert.cycles.parameters import Parameters
-from ipu_packed_bert.cycles.uncertainty import FIELDS, KEPT, UNKNOWNS, Draws
+from ipu_packed_bert.cycles.uncertainty import FIELDS, KEPT, UNKNOWNS
+from ipu_packed_bert.cycles.workload import shape_of
 
 LARGE = "packed_phase2_pod16.yml"
 
@@ -31,15 +32,14 @@ def test_the_stored_draws_cover_nine_in_ten_of_the_points_left_out():
     assert not uncertainty.alike(draws, other)
 
 
-def test_every_unknown_is_a_field_with_a_prior_and_a_measurement():
-    names = {field.name for field in fields(Parameters)}
-    assert set(FIELDS) == names == set(uncertainty.MEASURED_BY)
-    drawn = uncertainty.prior(2000, 3)
-    for unknown in UNKNOWNS:
-        values = getattr(drawn, unknown.field)
+def test_every_unknown_is_a_field_with_a_prior():
+    assert set(FIELDS) == {field.name for field in fields(Parameters)}
+    drawn = uncertainty._prior(2000, 3)
+    for field in UNKNOWNS:
+        values = getattr(drawn, field)
         assert len(np.unique(values)) == 2000
-        again = getattr(uncertainty.prior(2000, 3), unknown.field)
-        assert (values == again).all() and (values != getattr(uncertainty.prior(2000, 4), unknown.field)).any()
+        again = getattr(uncertainty._prior(2000, 3), field)
+        assert (values == again).all() and (values != getattr(uncertainty._prior(2000, 4), field)).any()
 
 
 # An update's seconds as a function of the parameters: on chip, the host for some replicas, streaming.
@@ -101,17 +101,7 @@ def test_weights_and_quantiles_by_hand():
     assert uncertainty._effective(np.array([0.5, 0.25, 0.25])) == pytest.approx(1 / (0.25 + 0.0625 + 0.0625))
     # 3, 1, 2 with weights 1/2, 1/4, 1/4: in order 1, 2, 3, reached 1/4, 1/2, 1.
     values, weights = np.array([3.0, 1.0, 2.0]), np.array([0.5, 0.25, 0.25])
-    assert uncertainty.weighted_quantiles(values, weights, [0.1, 0.3, 0.6, 1.0]) == [1.0, 2.0, 3.0, 3.0]
-
-
-def test_the_unknown_that_explains_most():
-    generator = np.random.default_rng(0)
-    made = {field: generator.random(400) for field in FIELDS}
-    draws = Draws(Parameters(**made), np.ones(400), {})
-    # Of the variance of 6 a + 3 b, four fifths are those of a.
-    shares = draws.explained(lambda p: 6.0 * p.wide + 3.0 * p.layout)
-    assert list(shares)[:2] == ["wide", "layout"] and 0.7 < shares["wide"] < 0.9 and shares["exchange"] < 0.1
-    assert draws.explained(lambda p: 0.0 * p.layout)["wide"] == 0.0
+    assert uncertainty._weighted_quantiles(values, weights, [0.1, 0.3, 0.6, 1.0]) == [1.0, 2.0, 3.0, 3.0]
 
 
 def test_no_draw_is_the_plain_model():
@@ -138,7 +128,7 @@ def test_arrays_of_draws_say_what_each_draw_says(machine, load):
     config = load(LARGE)
     pipeline, unpacked = machine.pipeline(config), machine.pipeline(config, arrangement=UNPACKED, depth=1)
     drawn = replace(
-        uncertainty.prior(4, 7),
+        uncertainty._prior(4, 7),
         factor=np.linspace(0.8, 1.1, 4),
         replica_seconds=np.linspace(0.001, 0.02, 4),
         framework=np.linspace(0.9, 1.2, 4),
@@ -146,7 +136,7 @@ def test_arrays_of_draws_say_what_each_draw_says(machine, load):
     for value in (
         pipeline.pipeline_cycle,
         pipeline.micro_batch_cycles,
-        pipeline.update_cycles,
+        lambda p: pipeline.update_cost(p).device,
         lambda p: pipeline.step(100, p).seconds,
         lambda p: pipeline.sequences_per_second(100, 2.0, p),
         lambda p: sum(pipeline.category_cycles(p).values()) - pipeline.micro_batch_cycles(p),
@@ -167,15 +157,17 @@ def test_what_only_the_product_mask_leaves_open(machine, load):
     cost, plain = packed.ipus[1].total, unpacked.ipus[1].total
     assert 0 < cost.wide < cost.batched < cost.matmul and 0 < cost.square_bytes < cost.layout_bytes
     assert plain.wide == 0 and 0 < plain.batched < plain.matmul
-    # In each of 7 layers query and key are joined to 16 columns, twice forward: [2, 16, 512, 80] halves. Their
-    # gradients are sliced, [2, 16, 512, 64], and stay on their tiles.
-    held = [each for each in packed.ipus[1].held if each.entry.half == ATTENTION]
-    joined = [each for each in held if each.entry.operator.startswith("aten.cat.")]
-    sliced = [each for each in held if each.entry.operator.startswith("aten.slice.") and each.entry.cost.vertices]
-    for found, times, columns in ((joined, 7 * 2, 80), (sliced, 7, 64)):
-        assert [each.times for each in found] == [times, times]
+    # In each layer query and key are joined to 16 columns: [2, 16, 512, 80] halves. Their gradients are sliced,
+    # [2, 16, 512, 64], and stay on their tiles.
+    graph = machine.traces.training(config, shape_of(config), PACKED)
+    entries = Lowering(graph, machine.planner, memory_proportion=0.2, serialized=5).run().entries
+    held = [each for each in entries if each.half == ATTENTION]
+    joined = [each for each in held if each.operator.startswith("aten.cat.")]
+    sliced = [each for each in held if each.operator.startswith("aten.slice.") and each.cost.vertices]
+    for found, phase, columns in ((joined, "forward", 80), (sliced, "backward", 64)):
+        assert [each.phase for each in found] == [phase, phase]
         num_bytes = -(-2 * 16 * 512 * columns // 1472) * 2
-        assert all(each.entry.cost.vertices == vertices.copy(num_bytes) for each in found)
-        assert all(each.entry.cost.layout_bytes == 0 for each in found)
-    assert all(each.entry.cost.exchange == 0 for each in sliced)
+        assert all(each.cost.vertices == vertices.copy(num_bytes) for each in found)
+        assert all(each.cost.layout_bytes == 0 for each in found)
+    assert all(each.cost.exchange == 0 for each in sliced)
     assert 0.8 < 100 * calibration.overhead(packed, unpacked, Parameters(1.0, 3.1)) < 1.8

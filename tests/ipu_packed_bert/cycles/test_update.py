@@ -7,7 +7,7 @@ import pytest
 from ipu_packed_bert.cycles.layout import Cost
 from ipu_packed_bert.cycles.pipeline import Parameters, PipelinePlacement
 from ipu_packed_bert.cycles.target import BOW, MK2, Target
-from ipu_packed_bert.cycles.update import IpuUpdate, UpdateCost, host_seconds, ipu_cost, pods, ring
+from ipu_packed_bert.cycles.update import IpuUpdate, UpdateCost, _pods, _ring, host_seconds, ipu_cost
 
 # 32 M parameters in 50 tensors, an optimiser of 1.33 M cycles and 100 MB to and from streaming memory.
 UPDATE = IpuUpdate(Cost(vertices=1.0e6, layout_bytes=1.0e5), 32.0e6, 50, 100.0e6)
@@ -16,7 +16,7 @@ LARGE = "packed_phase2_pod16.yml"
 
 def test_ring_inside_a_pod_by_hand():
     """Eight replicas send 2 * 7/8 of 64 MB each at 64 GB/s: 1.75 ms; 50 tensors take 14 steps of 600 cycles."""
-    found = ring(UPDATE, 8, 8, MK2)
+    found = _ring(UPDATE, 8, 8, MK2)
     assert found.links == pytest.approx(2 * 7 / 8 * 64.0e6 / 64.0e9) == pytest.approx(1.75e-3)
     assert found.steps == pytest.approx(50 * 14 * 600 / 1.33e9)
     assert found == UpdateCost(links=found.links, steps=found.steps)
@@ -24,21 +24,21 @@ def test_ring_inside_a_pod_by_hand():
 
 def test_ring_over_gateways_by_hand():
     """Sixteen replicas of 8 IPUs are two pods: 2 * 15/16 of 64 MB at 100 Gb/s * 2 / 4 IPUs = 6.25 GB/s: 19.2 ms."""
-    found = ring(UPDATE, 16, 8, BOW)
+    found = _ring(UPDATE, 16, 8, BOW)
     assert found.gateways == pytest.approx(2 * 15 / 16 * 64.0e6 / 6.25e9) == pytest.approx(19.2e-3)
     assert found.steps == pytest.approx(50 * 30 * 600 / 1.85e9)
     assert found.links == 0.0  # the whole ring goes as fast as its slowest link
 
 
 def test_one_replica_sums_nothing():
-    assert ring(UPDATE, 1, 4, MK2) == UpdateCost()
+    assert _ring(UPDATE, 1, 4, MK2) == UpdateCost()
 
 
 @pytest.mark.parametrize(
     "replicas, ipus, number", [(1, 4, 1), (16, 4, 1), (8, 8, 1), (17, 4, 2), (16, 8, 2), (32, 8, 4)]
 )
 def test_pods_of_64_ipus(replicas, ipus, number):
-    assert pods(replicas, ipus, MK2) == number
+    assert _pods(replicas, ipus, MK2) == number
 
 
 def test_optimiser_and_streaming_by_hand():
@@ -49,19 +49,19 @@ def test_optimiser_and_streaming_by_hand():
 
 
 @pytest.mark.parametrize(
-    "replicas, ipus, instances, served",
-    [(4, 4, None, 4), (8, 8, None, 8), (16, 8, None, 8), (8, 8, 4, 2), (5, 4, 2, 3)],
+    "replicas, ipus, served",
+    [(4, 4, 4), (8, 8, 8), (16, 8, 8)],
 )
-def test_a_process_serves_its_replicas_one_after_the_other(replicas, ipus, instances, served):
-    found = host_seconds(replicas, ipus, MK2, replica_seconds=0.008, instances=instances)
+def test_the_process_of_a_pod_serves_its_replicas_one_after_the_other(replicas, ipus, served):
+    found = host_seconds(replicas, ipus, MK2, replica_seconds=0.008)
     assert found == pytest.approx(0.008 * served)
 
 
 def test_gateways_are_of_large_pods_only_and_never_faster():
-    costs = [ring(UPDATE, replicas, 8, MK2).total for replicas in (1, 2, 4, 8, 16, 32)]
+    costs = [_ring(UPDATE, replicas, 8, MK2).total for replicas in (1, 2, 4, 8, 16, 32)]
     assert costs == sorted(costs) and costs[4] > 5 * costs[3]
     endless = replace(MK2, gateway_bytes_per_second=MK2.link_bytes_per_second)
-    assert ring(UPDATE, 16, 8, endless).gateways == pytest.approx(2 * 15 / 16 * 64.0e6 / 64.0e9)
+    assert _ring(UPDATE, 16, 8, endless).gateways == pytest.approx(2 * 15 / 16 * 64.0e6 / 64.0e9)
     assert Target("x", 1.0e9).gateway_bytes_per_second == 2 * 100e9 / 8 / 4
 
 
@@ -76,10 +76,8 @@ def test_an_update_of_a_pipeline_is_its_slowest_ipus_and_the_hosts(machine, load
     assert step.once == cost and step.update == pytest.approx(cost.device * MK2.clock_hz)
     assert step.cycles == pytest.approx(108 * step.pipeline_cycle + step.update)
     assert step.seconds == pytest.approx(step.cycles / MK2.clock_hz + 0.04)
-    two = pipeline.step(100, parameters, instances=2)
-    assert step.seconds - two.seconds == pytest.approx(0.02) and two.cycles == step.cycles
-    rate = pipeline.sequences_per_second(100, 2.0, parameters, instances=2)
-    assert rate * two.seconds == pytest.approx(100 * 2 * 4 * 2.0)  # micro-batch 2, four replicas, two a pack
+    rate = pipeline.sequences_per_second(100, 2.0, parameters)
+    assert rate * step.seconds == pytest.approx(100 * 2 * 4 * 2.0)  # micro-batch 2, four replicas, two a pack
 
 
 def test_state_on_chip_spares_streaming(machine, load):

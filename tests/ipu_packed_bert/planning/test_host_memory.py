@@ -8,8 +8,8 @@ import re
 import pytest
 import torch
 
-from ipu_packed_bert.planning.host_memory import host_memory, layer_bytes, multiply_adds
-from ipu_packed_bert.planning.plan import lines, plan
+from ipu_packed_bert.planning.host_memory import _layer_bytes, host_memory, multiply_adds
+from ipu_packed_bert.planning.plan import _lines, plan
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config
 from ipu_packed_bert.settings.schema import ModelConfig
 from tests.update_batches import SLOTS, change, make_batches
@@ -43,7 +43,7 @@ def test_a_layer_keeps_what_is_computed(attention):
     """float32, no dropout; sums of attention and LayerNorm's means are not counted, and a kernel may copy less."""
     more = dataclasses.replace(MODEL, num_layers=5)
     found = (kept(more, attention) - kept(MODEL, attention)) / 3 / (2 * SLOTS)
-    computed = layer_bytes(MODEL, slots=SLOTS, half=False, eager=attention == "eager")
+    computed = _layer_bytes(MODEL, slots=SLOTS, half=False, eager=attention == "eager")
     assert 0.9 * computed < found < 1.1 * computed
 
 
@@ -51,7 +51,7 @@ def test_by_hand_in_bfloat16():
     """A layer of 4 hidden units, 8 inner ones, dropout: 24 inputs + 24 heads + 16 context + 32 norms + 8 + 32 + 8."""
     model = ModelConfig(100, 4, 3, 2, 8, 16, hidden_dropout=0.1)
     layer = 3 * 8 + 3 * 8 + 2 * 8 + 2 * 16 + 8 + 2 * 16 + 2 * 4
-    assert layer_bytes(model, slots=16, half=True) == layer
+    assert _layer_bytes(model, slots=16, half=True) == layer
     config = change(Config(model=model, batch=BatchConfig(micro_batch=5)), engine={"precision": "bfloat16"})
     needs = host_memory(config, model, parameters=1000, slots=16, predictions=7)
     assert needs.held == 18000 and needs.update == 8000
@@ -85,7 +85,7 @@ def test_the_plan_of_a_cpu_counts_torch_itself(device, expected):
     """BERT-base, two rows: 2,945 and 3,024 MiB were measured (ru_maxrss), buffers returned and kept."""
     config = change(Config(model=ModelConfig(), batch=BatchConfig(micro_batch=2)), engine={"device": device})
     config = change(config, engine={"kind": "host"})
-    text = "\n".join(lines(plan(config, packing_factor=1.996)))
+    text = "\n".join(_lines(plan(config, packing_factor=1.996)))
     assert ("a process on a CPU" in text) == expected
     if expected:
         (printed,) = re.findall(r"a process on a CPU ([\d,]+) MiB", text)

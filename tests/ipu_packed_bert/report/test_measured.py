@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from ipu_packed_bert.cycles import calibration
-from ipu_packed_bert.report import calibrate, command, ipu_bundle, measured, pictures, popvision
+from ipu_packed_bert.report import command, ipu_bundle, measured, pictures, popvision
 from pack_data.cli.command import run_main
 from pack_data.lengths.factors import PAPER_FACTORS
 from tests.fakes import pva
+from tests.ipu_packed_bert.report.test_measured_runs import run_folder
 from tests.ipu_packed_bert.report.test_search import SMALL
-from tests.ipu_packed_bert.report.test_sources import run_folder
 
 NUMBER = 40  # micro-batches of an update
 
@@ -55,9 +55,8 @@ def beside(machine, config, pipeline):
     def rows(path, given=None):
         found = measured.read(path, ipus=4)
         used = measured.configuration(found, given)
-        found = measured.completed(found, used, lambda config: 1.0)
         assert machine.pipeline(used) is pipeline
-        table = measured.beside(found, used, pipeline, calibration.load())
+        table = measured.beside(found, used, NUMBER, pipeline, calibration.load())
         return {(row["what"], row["class"]): row for row in table.rows}
 
     return rows
@@ -67,30 +66,10 @@ def tree(config):
     return {name: values for name, values in config.as_dict().items() if name != "without_ipus"}
 
 
-def as_object(path, config, work, cycles, *, times=1.0, **changes):
-    """A JSON file of cycles, so many times what the model says."""
-    path.write_text(
-        json.dumps(
-            {
-                "settings": tree(config),
-                "micro_batches": NUMBER,
-                "update_cycles": times * cycles,
-                "ipus": [
-                    {
-                        **each,
-                        "classes": {k: times * v for k, v in each["classes"].items()},
-                        "cycles": times * each["cycles"],
-                    }
-                    for each in work
-                ],
-                **changes,
-            }
-        )
-    )
-    return path
-
-
-def as_bundle(path, config, work, cycles):
+def as_bundle(path, config, work, cycles, *, times=1.0):
+    """A bundle of cycles, so many times what the model says."""
+    classes = [{name: times * value for name, value in each["classes"].items()} for each in work]
+    work = [{**each, "cycles": times * each["cycles"], "classes": own} for each, own in zip(work, classes)]
     bundle = {
         "format": ipu_bundle.FORMAT,
         "kind": ipu_bundle.KIND,
@@ -104,10 +83,10 @@ def as_bundle(path, config, work, cycles):
             "packs": NUMBER * config.batch.micro_batch,
             "settings": ipu_bundle.public_settings(config),
         },
-        "device": {"kind": "ipu", "bytes_per_tile": 638976},
+        "device": {"bytes_per_tile": 638976},
         "versions": {},
         "predicted": {},
-        "measured": {"counted_cycles": cycles, "work": work},
+        "measured": {"update_cycles": times * cycles, "work": work},
         "verdict": {"status": 0, "problems": [], "way_out": []},
     }
     ipu_bundle.write_bundle(path, bundle)
@@ -125,22 +104,20 @@ def as_run(folder, config, cycles, **changes):
     return folder
 
 
-@pytest.mark.parametrize("make", [as_object, as_bundle])
-def test_what_the_model_says_itself_differs_by_nothing(make, tmp_path, config, work, cycles, beside):
-    path = make(tmp_path / "x.json", config, work, cycles)
-    rows = beside(path)
+def test_what_the_model_says_itself_differs_by_nothing(tmp_path, config, work, cycles, beside):
+    rows = beside(as_bundle(tmp_path / "x.json", config, work, cycles))
     classes = [(f"IPU {each['ipu']}", name) for each in work for name in each["classes"]]
     assert set(rows) == {("update", ""), *classes, *((f"IPU {ipu}", "all") for ipu in range(4))} and len(classes) >= 20
     for row in rows.values():
         assert row["measured"] == pytest.approx(row["model"]) and row["lower"] <= row["model"] <= row["upper"]
         assert row["difference"] == pytest.approx(0.0, abs=1e-6) or row["model"] == 0.0
-    twice = as_object(tmp_path / "twice.json", config, work, cycles, times=2.0)
+    twice = as_bundle(tmp_path / "twice.json", config, work, cycles, times=2.0)
     assert beside(twice)["update", ""]["difference"] == pytest.approx(100.0)
 
 
 def test_its_picture_holds_the_table(tmp_path, config, work, cycles, pipeline):
-    found = measured.read(as_object(tmp_path / "x.json", config, work, cycles))
-    table = measured.beside(found, config, pipeline, calibration.load())
+    found = measured.read(as_bundle(tmp_path / "x.json", config, work, cycles))
+    table = measured.beside(found, config, NUMBER, pipeline, calibration.load())
     drawn = pictures.pictures(table)
     for key, number in (("model", 0), ("measured", 1)):
         found = sorted(value for picture in drawn for value in picture.series[number].values)
@@ -167,8 +144,8 @@ def test_a_profile_on_the_stand_in(tmp_path, config, beside, monkeypatch):
     rows = beside(tmp_path, config)
     assert rows["update", ""]["measured"] == 404
     assert [rows[f"IPU {ipu}", popvision.PRODUCTS]["measured"] for ipu in range(4)] == [400, 300, 200, 100]
-    with pytest.raises(ValueError, match="name it with --config"):
-        measured.read(tmp_path / "profile.pop")
+    with pytest.raises(ValueError, match="name the configuration with --config"):
+        measured.configuration(measured.read(tmp_path / "profile.pop"), None)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +161,7 @@ def test_a_profile_on_the_stand_in(tmp_path, config, beside, monkeypatch):
     ],
 )
 def test_what_differs_is_refused_by_its_name(override, words, tmp_path, config, work, cycles, load):
-    found = measured.read(as_object(tmp_path / "x.json", config, work, cycles))
+    found = measured.read(as_bundle(tmp_path / "x.json", config, work, cycles))
     with pytest.raises(ValueError) as refused:
         measured.configuration(found, load("packed_phase2_pod4.yml", *SMALL, override))
     assert words in str(refused.value) and "compare runs of the same" in str(refused.value)
@@ -194,15 +171,10 @@ def test_what_differs_is_refused_by_its_name(override, words, tmp_path, config, 
 @pytest.mark.parametrize(
     "name, text, words",
     [
-        ("x.json", "{}", "neither cycles of an update nor of an IPU"),
-        ("x.json", '{"cycles": 3}', "no field is called so"),
-        ("x.json", '{"ipus": [{"ipu": 0, "classes": {"matmul": 3}}]}', "class 'matmul'; must be one of products"),
-        ("x.json", '{"update_cycles": -3}', "must be a finite number"),
-        ("x.json", '{"update_cycles": 3, "micro_batches": "none"}', "micro_batches"),
-        ("x.csv", "ipu,class,cycles\n,,2\n", "is no source of cycles"),
-        ("x.txt", "3", "is no source of cycles"),
-        ("x.json", '{"ipus": [{"ipu": 1, "cycles": 2}, {"ipu": 1, "cycles": 3}]}', "IPU 1 stands there twice"),
-        ("x.json", '{"ipus": [{"ipu": 1}]}', "neither cycles nor classes"),
+        ("x.json", "{}", "no bundle of packed-bert ipu-check"),
+        ("x.json", '{"update_cycles": 3}', "no bundle of packed-bert ipu-check"),
+        ("x.csv", "ipu,class,cycles\n,,2\n", "give the folder of a run"),
+        ("x.txt", "3", "give the folder of a run"),
     ],
 )
 def test_what_is_no_source_is_refused(name, text, words, tmp_path):
@@ -223,12 +195,10 @@ def test_a_run_with_a_damaged_configuration_is_one_line(value, words, tmp_path, 
     assert "config.yml" in str(refused.value) and len(str(refused.value).splitlines()) == 1
 
 
-def test_a_run_without_cycles_and_a_source_without_settings(tmp_path):
+def test_a_run_without_cycles(tmp_path, config, pipeline):
+    found = measured.read(run_folder(tmp_path / "host", packs=8, sequences=16, seconds=1.0))
     with pytest.raises(ValueError, match="seconds and no cycles"):
-        measured.read(run_folder(tmp_path / "host", packs=8, sequences=16, seconds=1.0))
-    (tmp_path / "x.json").write_text('{"update_cycles": 5.0}')
-    with pytest.raises(ValueError, match="name the configuration with --config"):
-        measured.configuration(measured.read(tmp_path / "x.json"), None)
+        measured.beside(found, config, NUMBER, pipeline, calibration.load())
 
 
 @pytest.fixture
@@ -246,14 +216,16 @@ def report(cycle_cache, monkeypatch, capsys):
 
 @pytest.mark.parametrize("options, factor", [((), PAPER_FACTORS[128]), (("--packing-factor", "1.9"), 1.9)])
 def test_micro_batches_that_no_source_names_are_those_of_the_packed_update(
-    options, factor, tmp_path, config, pipeline, report
+    options, factor, tmp_path, config, pipeline, report, monkeypatch
 ):
     number = config.accumulation(factor)
     assert number < config.batch.gradient_accumulation == config.accumulation(1.0)
     predicted = medians(pipeline.step(number, calibration.load().draws.parameters).cycles)
-    (tmp_path / "x.json").write_text(json.dumps({"update_cycles": predicted}))
+    monkeypatch.setitem(sys.modules, "pva", pva)
+    steps = [{"type": "OnTileExecute", "name": "/MatMul", "cycles": [predicted, 1, 1, 1]}]
+    (tmp_path / "x.pop").write_text(json.dumps({"ipus": 4, "tiles": [], "runs": [{"name": "", "steps": steps}]}))
     words = [word for each in SMALL for word in ("--set", each)]
-    status, (table,), _ = report("--measured", tmp_path / "x.json", "--config", "packed_phase2_pod4", *words, *options)
+    status, (table,), _ = report("--measured", tmp_path / "x.pop", "--config", "packed_phase2_pod4", *words, *options)
     assert status == 0 and table["rows"][0]["difference"] == pytest.approx(0.0, abs=1e-6)
     assert f"{number:,} micro-batches" in table["notes"][0] and "names no micro_batches" in table["notes"][0]
 
@@ -284,29 +256,8 @@ def test_two_runs_beside_the_model(tmp_path, config, load, machine, report):
 def test_the_command_names_what_was_measured(tmp_path, config, work, cycles, report):
     page = tmp_path / "page.html"
     status, (table,), _ = report(
-        "--measured", as_object(tmp_path / "mine_3.json", config, work, cycles), "--html", page
+        "--measured", as_bundle(tmp_path / "mine_3.json", config, work, cycles), "--html", page
     )
     # Of what the file says, and not of the default configuration.
-    assert "speed-up: mine_3</title>" in page.read_text() and command.DEFAULT.stem not in page.read_text()
+    assert "speed-up: mine_3</title>" in page.read_text() and command.DEFAULT not in page.read_text()
     assert status == 0 and table["rows"][0]["difference"] == pytest.approx(0.0, abs=1e-6)
-
-
-def test_refitting_moves_towards_what_was_measured(tmp_path, config, machine, pipeline, work, cycles, monkeypatch):
-    """Without other points the factor becomes what the file says."""
-    path = as_object(tmp_path / "x.json", config, work, cycles, times=1.2)
-    unnamed = as_object(tmp_path / "unnamed.json", config, work, 1e9, micro_batches=None)
-    stored = calibration.load()
-    packed = machine.pipeline(config)
-    nothing = calibration.Observations((), packed, machine.pipeline(config, depth=1))
-    monkeypatch.setattr(calibration, "observe", lambda machines, load: nothing)
-    monkeypatch.setattr(
-        calibration,
-        "PAPER_OVERHEAD",
-        {calibration.FITTED_DEPTH: 100 * calibration.overhead(packed, nothing.unpacked, stored.parameters)},
-    )
-    table = calibrate.refitted([path], {"mk2": machine}, None)
-    rows = {row["what"]: row for row in table.rows}
-    assert rows["error of x.json, %"]["before"] > 5 and abs(rows["error of x.json, %"]["after"]) < 0.5
-    assert rows["factor"]["moved"] > 0
-    notes = calibrate.refitted([path, unnamed], {"mk2": machine}, None).notes
-    assert [line.split(";")[0] for line in notes[1:]] == [str(unnamed)]

@@ -1,6 +1,7 @@
 """The search for plans: the best is the best of all it looked at, all fit, and what is written is what was found."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -65,7 +66,7 @@ def test_the_best_is_the_best_of_all_that_fit(name, ipus):
     base, machine, found = searched(name, ipus=ipus)
     best = found.best[0]
     rates = {search.choice_of(each.config): each.rate for each in found.best}
-    assert len(machine.asked) == found.fitting > 10 and len(rates) == len(found.best)
+    assert len(machine.asked) > 10 and len(rates) == len(found.best)
     drawn = calibration.load().draws.parameters
     for config in machine.asked:
         factor = FACTORS[config.data.max_sequences_per_pack]
@@ -101,7 +102,7 @@ def test_why_the_others_are_no_plans():
 
 @given(layers=st.integers(1, 60), ipus=st.sampled_from([1, 2, 4, 8, 16]))
 def test_placements(layers, ipus):
-    found = search.placements(layers, ipus)
+    found = search._placements(layers, ipus)
     assert found and len(set(found)) == len(found)
     for placement in found:
         assert len(placement) == ipus and sum(placement) == layers
@@ -109,30 +110,17 @@ def test_placements(layers, ipus):
         assert list(later) == sorted(later) and (not later or later[-1] - later[0] <= 1)
 
 
-@pytest.mark.parametrize("where", ["extends", "whole"])
-def test_what_is_written_is_what_was_found(where, tmp_path):
+def test_what_is_written_is_what_was_found(tmp_path):
     base = FOLDER / "packed_phase2_pod16.yml"
-    if where == "whole":
-        (tmp_path / "own").mkdir()
-        base = tmp_path / "own" / "mine.yml"
-        base.write_text((FOLDER / "packed_phase2_pod16.yml").read_text())
     _, _, found = searched("packed_phase2_pod16")
     best, file = found.best[0], tmp_path / "best.yml"
-    plan_command.write(file, base, best, command="x")
+    plan_command._write(file, base, best)
     written = load_config(file, ["without_ipus=null"])
     assert written.sections == best.config.sections
-    assert ("extends" in file.read_text()) == (where == "extends")
     factor = FACTORS[written.data.max_sequences_per_pack]
     assert plan(written, packing_factor=factor).memory == best.made.memory
     # The block for machines without IPUs stays.
     assert load_config(file).without_ipus == load_config(base).without_ipus
-
-
-def test_the_command_in_the_file_has_every_option_that_decides_the_plan():
-    words = "--search --config packed_phase2_pod4 --set batch.micro_batch=2 --ipus 8 --packing-factor 1.5".split()
-    for more in (["--histogram", "squad_1_1_384", "--max-sequence-length", "384"], ["--synthetic", "uniform:n=5"], []):
-        line = plan_command.command_line(plan_command.parse([*words, *more]))
-        assert line.split() == ["packed-bert", "plan", *words, *more]
 
 
 SMALL = (
@@ -163,19 +151,17 @@ def test_the_command(tmp_path, cycle_cache, monkeypatch, capsys):
     words = [word for each in SMALL for word in ("--set", each)]
     file = tmp_path / "best.yml"
     options = ["--search", "--config", "packed_phase2_pod4", "--packing-factor", "1.5", *words]
-    assert run_main(plan_command.main, [*options, "--json", "--write", str(file)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    first = found["best"][0]
-    rates = [each["sequences_per_second"][1] for each in (*found["best"], found["as_written"])]
-    assert max(rates) == rates[0] and first["fullest_tile"] <= FULLEST_THAT_RAN
-    assert run_main(plan_command.main, [*options, "--best", "2"]) == 0
+    assert run_main(plan_command.main, [*options, "--write", str(file)]) == 0
     page = capsys.readouterr().out
-    assert f"{rates[0]:,.0f}" in page and all(len(line) <= WIDTH for line in page.splitlines())
+    assert all(len(line) <= WIDTH for line in page.splitlines()) and str(file) in page.splitlines()[-1]
+    (rates,) = re.findall(r"^ *1  +([\d,]+), [\d,]+ to [\d,]+ ", page, re.MULTILINE)
+    (written,) = re.findall(r"^ *as written  +([\d,]+), ", page, re.MULTILINE)
+    assert float(rates.replace(",", "")) >= float(written.replace(",", ""))
     assert run_main(command.main, ["--config", str(file), "--packing-factor", "1.5", "--json"]) == 0
-    (cycles,) = json.loads(capsys.readouterr().out)["tables"]
-    assert f"{rates[0]:,.0f} sequences/s" in cycles["notes"][1]
+    (answer,) = json.loads(capsys.readouterr().out)["tables"]
+    assert answer["rows"][1]["packed"] == rates
     planned = plan(load_config(file, ["without_ipus=null"]), packing_factor=1.5)
-    assert sum(each.together for each in planned.memory) == pytest.approx(sum(first["memory_bytes"]))
+    assert planned.fits and planned.fullest <= FULLEST_THAT_RAN
 
 
 @pytest.mark.parametrize(

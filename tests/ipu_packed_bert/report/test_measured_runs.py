@@ -2,11 +2,12 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from ipu_packed_bert.report.sources import LoggedRun, compare, measure
+from ipu_packed_bert.report.measured import check_pair, read
+from ipu_packed_bert.report.paper import measured
+from tests.fakes import pva
 
 
 def run_folder(folder, *, packs, sequences, seconds, cycles=None, steps=4):
@@ -30,33 +31,34 @@ def run_folder(folder, *, packs, sequences, seconds, cycles=None, steps=4):
 
 
 def test_hardware_cycles_give_overhead_and_realised_speedup(tmp_path):
-    packed = LoggedRun(run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, cycles=8 * 1043)).measure()
-    unpacked = LoggedRun(run_folder(tmp_path / "b", packs=16, sequences=16, seconds=2.0, cycles=16 * 1000)).measure()
-    found = compare(packed, unpacked)
+    packed = read(run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, cycles=8 * 1043))
+    unpacked = read(run_folder(tmp_path / "b", packs=16, sequences=16, seconds=2.0, cycles=16 * 1000))
+    check_pair(packed, unpacked)
     assert packed.source == unpacked.source == "hardware" and packed.unit == "cycles"
-    assert found.overhead == pytest.approx(0.043) and packed.packing_factor == 2.0
-    assert found.realised == pytest.approx(2.0 / 1.043)
+    row = measured(packed, unpacked, None).rows[0]
+    assert row["overhead"] == pytest.approx(4.3) and packed.packing_factor == 2.0
+    assert row["realised"] == pytest.approx(2.0 / 1.043)
 
 
 def test_host_seconds_where_nothing_counts_cycles(tmp_path):
-    packed = LoggedRun(run_folder(tmp_path / "a", packs=8, sequences=15, seconds=0.9)).measure()
+    packed = read(run_folder(tmp_path / "a", packs=8, sequences=15, seconds=0.9))
     assert (packed.source, packed.unit) == ("host", "seconds")
     assert packed.per_pack == pytest.approx(0.9 / 8) and packed.packing_factor == pytest.approx(15 / 8)
 
 
 def test_cycles_are_not_compared_with_seconds(tmp_path):
-    cycles = LoggedRun(run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, cycles=100)).measure()
-    seconds = LoggedRun(run_folder(tmp_path / "b", packs=8, sequences=8, seconds=1.0)).measure()
+    cycles = read(run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, cycles=100))
+    seconds = read(run_folder(tmp_path / "b", packs=8, sequences=8, seconds=1.0))
     with pytest.raises(ValueError, match="same engine"):
-        compare(cycles, seconds)
+        check_pair(cycles, seconds)
 
 
 def test_a_log_that_says_too_little(tmp_path):
     with pytest.raises(ValueError, match="at least 2"):
-        LoggedRun(run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, steps=1)).measure()
+        read(run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, steps=1))
     (tmp_path / "a" / "log.jsonl").write_text('{"step": 0}\nnot json\n')
     with pytest.raises(ValueError, match="line 2"):
-        LoggedRun(tmp_path / "a").measure()
+        read(tmp_path / "a")
 
 
 def change(folder, line, **fields):
@@ -90,7 +92,7 @@ def test_what_is_no_measurement_is_refused_with_its_line(tmp_path, field, value)
     folder = run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0, cycles=100)
     change(folder, 2, **{field: value})
     with pytest.raises(ValueError, match=f"log.jsonl, line 3: ({field} is|not JSON .*(NaN|Infinity))"):
-        LoggedRun(folder).measure()
+        read(folder)
 
 
 @pytest.mark.parametrize(
@@ -110,50 +112,42 @@ def test_a_config_that_no_run_wrote_is_refused(tmp_path, text):
     folder = run_folder(tmp_path / "a", packs=8, sequences=16, seconds=1.0)
     (folder / "config.yml").write_text(text)
     with pytest.raises(ValueError, match="config.yml"):
-        LoggedRun(folder).measure()
+        read(folder)
     (folder / "config.yml").write_text("data: {max_sequence_length: 512, max_sequences_per_pack: null}\n")
-    assert LoggedRun(folder).measure().length == 512
+    assert read(folder).settings["data"]["max_sequence_length"] == 512
 
 
 def test_runs_that_differ_in_more_than_packing_are_not_compared(tmp_path):
     def run(name, sequences, length, **model):
         folder = run_folder(tmp_path / name, packs=8, sequences=sequences, seconds=1.0)
         (folder / "config.yml").write_text(json.dumps({"data": {"max_sequence_length": length}, "model": model}))
-        return LoggedRun(folder).measure()
+        return read(folder)
 
     packed = run("packed", 16, 512, num_layers=24)
-    assert compare(packed, run("same", 8, 512, num_layers=24)).realised == 2.0
+    same = run("same", 8, 512, num_layers=24)
+    check_pair(packed, same)
+    assert measured(packed, same, None).rows[0]["realised"] == 2.0
     for name, arguments, model, message in (
-        ("short", (8, 128), 24, "512 slots.* 128"),
+        ("short", (8, 128), 24, "data.max_sequence_length 512.* 128"),
         ("small", (8, 512), 12, "model.num_layers 24"),
         ("also packed", (12, 512), 24, "1.500 sequences a pack"),
     ):
         with pytest.raises(ValueError, match=message):
-            compare(packed, run(name, *arguments, num_layers=model))
+            check_pair(packed, run(name, *arguments, num_layers=model))
 
 
 def test_profile_takes_the_busiest_ipu(tmp_path, monkeypatch):
-    """Through the names of the SDK's analysis library: execution.steps[].ipus[].cycles."""
-
-    def step(*cycles):
-        return SimpleNamespace(ipus=[SimpleNamespace(cycles=c) for c in cycles])
-
-    opened = []
-
-    def open_report(path):
-        opened.append(path)
-        return SimpleNamespace(execution=SimpleNamespace(steps=[step(100, 300), step(50, 250)]))
-
-    monkeypatch.setitem(sys.modules, "pva", SimpleNamespace(openReport=open_report))
-    (tmp_path / "profile.pop").write_bytes(b"")
-    measured = measure(tmp_path)
-    assert measured.source == "profile" and measured.per_pack == 550
-    assert opened == [str(tmp_path / "profile.pop")]
+    monkeypatch.setitem(sys.modules, "pva", pva)
+    steps = [{"type": "OnTileExecute", "name": "x", "cycles": each} for each in ([100, 300], [50, 250])]
+    (tmp_path / "profile.pop").write_text(json.dumps({"ipus": 2, "tiles": [], "runs": [{"name": "", "steps": steps}]}))
+    for path in (tmp_path, tmp_path / "profile.pop"):
+        found = read(path)
+        assert found.source == "profile" and found.per_pack == 550 and found.packs == 1
     with pytest.raises(ValueError, match="no such profile"):
-        measure(tmp_path / "nowhere.pop")
+        read(tmp_path / "nowhere.pop")
 
 
 def test_profile_without_the_sdk_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pva", None)
     with pytest.raises(ValueError, match="pva"):
-        measure(tmp_path / "profile.pop")
+        read(tmp_path / "profile.pop")
