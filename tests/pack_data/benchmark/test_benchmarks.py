@@ -46,7 +46,7 @@ def test_assignment_has_a_row_for_each_number(capsys):
         (2000, "in memory", None),
         (3000, "in memory", None),
     ]
-    assert all(each["seconds"] > 0 and each["own"] > 0 for each in found)
+    assert all(each["assignment"] > 0 and each["own"] > 0 and each["packs"] > 1000 for each in found)
     assert assignment.main(options) == 0
     printed = capsys.readouterr().out
     assert "2,000" in printed and "in memory" in printed and "MiB a worker" in printed
