@@ -20,37 +20,18 @@ import numpy as np
 
 from pack_data.benchmark import cases as many_cases
 from pack_data.build import BuildOptions, build_and_report
-from pack_data.building.assignment import assign
 from pack_data.cli.command import ArgumentParser, available_cores, parse_depth, positive_int, process_count, run_main
 from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
-from pack_data.cli.timing import quartiles, seconds_in_turn, timed
+from pack_data.cli.timing import quartiles, seconds_in_turn
 from pack_data.display.table import account
 from pack_data.histogram import LengthHistogram
-from pack_data.packers import PACKERS, get_packer
-from pack_data.packing import Packing
+from pack_data.packers import PACKERS
 from pack_data.store.data_set import PackStore, check_blocks, map_table
 
 HISTOGRAM = "wikipedia_512"
 Row = Tuple[str, str, str]
 # Packs read, at least, where there are so many.
 _READ = 1 << 15
-
-
-def _time_assignment(histogram: LengthHistogram, packing: Packing) -> Row:
-    """Seconds and memory from the list of lengths to the pack of each sequence."""
-    lengths = np.repeat(np.arange(len(histogram.counts), dtype=np.uint16), histogram.counts)
-    np.random.default_rng(0).shuffle(lengths)
-    seconds, _ = timed(lambda: assign(lengths, packing, 0))
-    most = f"of {len(lengths):,} lengths to packs; {peak_megabytes():,.0f} MiB at most in this process"
-    return "assignment", f"{seconds:.2f} s", most
-
-
-def _scaled(histogram: LengthHistogram, sequences: int) -> LengthHistogram:
-    """As many sequences in the same proportions (largest remainders)."""
-    exact = histogram.counts * (sequences / histogram.sequences)
-    counts = np.floor(exact).astype(np.int64)
-    counts[np.argsort(counts - exact, kind="stable")[: sequences - int(counts.sum())]] += 1
-    return LengthHistogram(counts, histogram.name)
 
 
 def _time_reading(store: PackStore) -> List[Row]:
@@ -189,9 +170,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 0
     check_counted()
     args.sequences = args.sequences or whole.sequences // 16
-    histogram = _scaled(whole, args.sequences)
-    packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
-    rows = [_time_assignment(histogram, packing), *_time_build(args)]
+    rows = _time_build(args)
     print(
         account(
             f"{args.sequences:,} sequences drawn from {HISTOGRAM}, packs of 512 at depth {args.max_sequences_per_pack}",

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -51,30 +51,28 @@ def _make_lengths(task: SyntheticTask) -> Dict[str, Any]:
 
 
 class _Disk(threading.Thread):
-    """The most bytes that files of a folder held together, looked at ten times a second."""
+    """The most bytes that files of a folder held together above what they hold now, looked at ten times a second."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
-        self._folder, self._done, self.most = folder, threading.Event(), 0
+        self._folder, self._done, self._most = folder, threading.Event(), 0
+        self._look()
+        self._first = self._most
+        self.start()
 
     def run(self) -> None:
         while not self._done.wait(0.1):
             self._look()
 
     def _look(self) -> None:
-        sizes = 0
-        for path in filter(Path.is_file, self._folder.iterdir()):
-            try:
-                sizes += path.stat().st_size
-            except FileNotFoundError:  # a temporary file that has its name by now
-                continue
-        self.most = max(self.most, sizes)
+        with suppress(FileNotFoundError):  # a temporary file that has its name by now
+            sizes = sum(path.stat().st_size for path in self._folder.iterdir() if path.is_file())
+            self._most = max(self._most, sizes)
 
     def stop(self) -> int:
         self._done.set()
         self.join()
-        self._look()
-        return self.most
+        return self._most - self._first
 
 
 def _measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, Any]:
@@ -89,22 +87,18 @@ def _measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, An
         stages.input.need = lambda: 0.0  # type: ignore[method-assign]
         stages.begin()
         stages.count(TaskShare())
-        given = sum(path.stat().st_size for path in work.iterdir() if path.is_file())
-        disk = _Disk(work)
-        disk.start()
-        used = cpu_seconds()
+        disk, used = _Disk(work), cpu_seconds()
         (packing,) = stages.recipe()
         runner.close()  # its processes count once they have ended
-        on_disk = sequences > IN_MEMORY
         return {
             "sequences": sequences,
             "packs": packing.packs,
-            "assigned": "on disk" if on_disk else "in memory",
+            "assigned": "on disk" if sequences > IN_MEMORY else "in memory",
             **{name: stages.seconds[name] for name in ("examples", "packing", "assignment")},
             "processor": cpu_seconds() - used,
             "own": peak_megabytes(),
             "worker": peak_megabytes(workers=True) if workers > 1 else None,
-            "disk": (disk.stop() - given) / 1e6,
+            "disk": disk.stop() / 1e6,
         }
 
 

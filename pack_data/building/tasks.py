@@ -94,16 +94,16 @@ class SpilledRun(NamedTuple):
         return cls(path, totals, RunningTotals(0, 0, 0), totals)
 
     @property
-    def sizes(self) -> RunningTotals:
+    def _sizes(self) -> RunningTotals:
         return RunningTotals(*(end - start for start, end in zip(self.start, self.end)))
 
-    def changed(self) -> ValueError:
+    def _changed(self) -> ValueError:
         return ValueError(f"{self.path}: cut short or changed; remove the folder {self.path.parent} and build again")
 
-    def check(self, lengths: np.ndarray, counts: np.ndarray) -> None:
+    def _check(self, lengths: np.ndarray, counts: np.ndarray) -> None:
         """ValueError unless these lengths and numbers of masked tokens are those of the run."""
-        if (int(lengths.sum(dtype=np.int64)), int(counts.sum(dtype=np.int64))) != self.sizes[1:]:
-            raise self.changed()
+        if (int(lengths.sum(dtype=np.int64)), int(counts.sum(dtype=np.int64))) != self._sizes[1:]:
+            raise self._changed()
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class SpillFormat:
     def read(self, runs: Sequence[SpilledRun]) -> Sequences:
         """The sequences of all runs, one after another."""
         columns: Dict[str, Dict[str, np.ndarray]] = {"": {}, SEQUENCE: {}, SLOT: {}, PREDICTION: {}}
-        ends = np.cumsum([(0, 0, 0), *(run.sizes for run in runs)], axis=0)
+        ends = np.cumsum([(0, 0, 0), *(run._sizes for run in runs)], axis=0)
         for axis, name, counted, dtype in self._parts():
             columns[axis][name] = np.empty(ends[-1, counted], dtype)
         for run, begin, end in zip(runs, ends, ends[1:]):
@@ -156,9 +156,9 @@ class SpillFormat:
                     own.append(columns[axis][name][begin[counted] : end[counted]])
                     file.seek(offset + run.start[counted] * dtype.itemsize)
                     if file.readinto(own[-1].view(np.uint8)) != own[-1].nbytes:  # type: ignore[arg-type]
-                        raise run.changed()
+                        raise run._changed()
                     offset += run.totals[counted] * dtype.itemsize
-            run.check(*own[:2])
+            run._check(*own[:2])
         lengths, counts = (columns[""][name].astype(np.int64) for name in ("lengths", "prediction_counts"))
         return Sequences(lengths, columns[SLOT], counts, columns[PREDICTION], columns[SEQUENCE])
 
@@ -168,12 +168,12 @@ def lengths_of_part(work: Path, part: int, totals: RunningTotals, schema: PackSc
     run = SpilledRun.whole(work / file_of("examples", part, "bin"), totals)
     found = np.fromfile(run.path, SpillFormat.of(schema).lengths_type, 2 * totals.sequences)
     if len(found) != 2 * totals.sequences:
-        raise run.changed()
+        raise run._changed()
     lengths, counts = found.reshape(2, -1)
-    run.check(lengths, counts)
+    run._check(lengths, counts)
     taken = schema.taken(lengths)
     if int(taken.max(initial=0)) > schema.max_sequence_length:
-        raise run.changed()
+        raise run._changed()
     return taken, counts
 
 
