@@ -23,6 +23,7 @@ Batch = Dict[str, np.ndarray]  # int32 fields [packs, S | P | D], and scales, fl
 
 # The stream of random numbers drawn from run.seed that shuffles the epochs.
 _SHUFFLE = 1
+_PLACES = 1 << 20  # of a mixture's order, computed at a time
 
 
 class Packs(abc.ABC):
@@ -109,7 +110,9 @@ class StoredPacks(Packs):
 
     def order(self, epoch: int) -> np.ndarray:
         if isinstance(self._store, MixedStore):
-            return self._store.mixture.order(epoch * len(self), len(self))
+            mixture, first, end = self._store.mixture, epoch * len(self), (epoch + 1) * len(self)
+            some = range(first, end, _PLACES)
+            return np.concatenate([mixture.order(at, min(_PLACES, end - at)) for at in some])
         return np.random.default_rng([self.seed, _SHUFFLE, epoch]).permutation(len(self._store))
 
     def batch(self, numbers: np.ndarray, epoch: int) -> Batch:

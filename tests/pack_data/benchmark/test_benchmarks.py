@@ -33,7 +33,7 @@ def test_what_is_not_installed_is_one_line_each(monkeypatch, capsys):
 def test_a_build_has_a_row_for_each_stage(capsys):
     assert benchmark.main(["--sequences", "2000", "--workers", "1"]) == 0
     printed = capsys.readouterr().out
-    labels = ("drawing", "assign and write", "processors", "memory", "reading, random", "checksums")
+    labels = ("drawing", "assign and write", "processors", "memory", "reading, mixed", "checksums")
     assert all(label in printed for label in labels)
     assert "2,000 sequences drawn" in printed
 
