@@ -33,15 +33,9 @@ from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
+from tests.ipu_packed_bert.commands.test_benchmark import work  # noqa: F401 (a fixture)
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def work():
-    histogram = LengthHistogram.from_lengths([64] * 5 + [40] * 9 + [24] * 9 + [8] * 6 + [30] * 7, 64)
-    packing = get_packer("spfhp")(histogram, max_sequences_per_pack=3)
-    return draw_work(packing, packs=6, micro_batch=2, vocabulary=50, max_predictions=10, seed=1)
 
 
 @pytest.fixture
