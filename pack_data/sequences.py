@@ -51,48 +51,42 @@ def check_multiple(slots: int, multiple_of: int) -> None:
 def ragged_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Indices start, start + 1, ..., start + length - 1 of every row, one row after another, int64 [sum of lengths]."""
     lengths = np.asarray(lengths, dtype=np.int64)
-    shift = np.asarray(starts, dtype=np.int64) - starts_of(lengths)
-    index = np.repeat(shift, lengths)
-    index += _counting(len(index))
+    index = np.repeat(np.asarray(starts, dtype=np.int64) - starts_of(lengths), lengths)
+    index += np.arange(len(index))
     return index
 
 
-def _counting(count: int) -> np.ndarray:
-    """0, 1, ... below `count`, int64; not to be written to."""
-    return _counting_to(1 << count.bit_length())[:count] if count <= 4 * _BLOCK else np.arange(count, dtype=np.int64)
-
-
-@lru_cache(maxsize=64)
-def _counting_to(count: int) -> np.ndarray:
-    return np.arange(count, dtype=np.int64)
-
-
-# Values handled at a time, so that intermediate columns stay in the processor's cache.
+# Values handled at a time, so that what is computed of them stays in the processor's cache.
 _BLOCK = 1 << 16
 
 
-def _blocks_of(lengths: np.ndarray) -> Iterator[Tuple[int, int, int, int]]:
-    """Runs of rows with about _BLOCK values: first row, row after the last, first value, value after the last."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    total = int(ends[-1]) if len(ends) else 0
-    rows = np.unique(np.append(np.searchsorted(ends, np.arange(_BLOCK, total, _BLOCK)), len(lengths))).tolist()
-    first = value = 0
-    for row in rows:
-        if row > first:
-            yield first, row, value, int(ends[row - 1])
-            first, value = row, int(ends[row - 1])
+def _alike(lengths: np.ndarray) -> Iterator[Tuple[int, np.ndarray]]:
+    """A length and the numbers of rows that have it, _BLOCK values at a time; every row once but the empty ones.
+
+    Rows of one length are a table, whose rows NumPy copies and sums whole; rows of any lengths need an index a value.
+    """
+    order = np.argsort(lengths)
+    found, first = np.unique(lengths[order], return_index=True)
+    for length, rows in zip(found.tolist(), np.split(order, first[1:])):
+        if length:
+            step = max(1, _BLOCK // length)
+            yield from ((length, rows[at : at + step]) for at in range(0, len(rows), step))
 
 
-def _ragged_take(columns: Mapping[str, np.ndarray], starts: np.ndarray, lengths: np.ndarray) -> Dict[str, np.ndarray]:
-    """Rows of every column, one after another."""
-    total = int(lengths.sum())
-    taken = {name: np.empty(total, values.dtype) for name, values in columns.items()}
-    if taken:
-        for row, row_end, value, value_end in _blocks_of(lengths):
-            index = ragged_index(starts[row:row_end], lengths[row:row_end])
-            for name, values in columns.items():
-                np.take(values, index, out=taken[name][value:value_end], mode="clip")
-    return taken
+def _cells(values: np.ndarray, length: int) -> np.ndarray:
+    """At every place the value there and those behind it, `length` of them, as one value; not copied."""
+    size = values.itemsize
+    return np.ndarray(max(0, len(values) - length + 1), f"V{length * size}", values, 0, (size,))
+
+
+def ragged_copy(
+    target: np.ndarray, target_starts: np.ndarray, source: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+) -> None:
+    """Copies rows of these lengths, each from its place in one flat column to its place in another of the same type."""
+    assert target.dtype == source.dtype, (target.dtype, source.dtype)
+    source = np.ascontiguousarray(source)
+    for length, rows in _alike(lengths):
+        _cells(target, length)[target_starts[rows]] = _cells(source, length)[starts[rows]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,10 +173,16 @@ class Sequences:
     def take(self, order: np.ndarray) -> Sequences:
         """The sequences with the numbers `order` [m], in that order; each may come any number of times."""
         lengths, counts = self.lengths[order], self.prediction_counts[order]
-        tokens = _ragged_take(self.tokens, starts_of(self.lengths)[order], lengths)
-        predictions = _ragged_take(self.predictions, starts_of(self.prediction_counts)[order], counts)
-        scalars = {name: values[order] for name, values in self.scalars.items()}
-        return Sequences(lengths, tokens, counts, predictions, scalars)
+
+        def taken(columns: Mapping[str, np.ndarray], before: np.ndarray, after: np.ndarray) -> Dict[str, np.ndarray]:
+            found = {name: np.empty(int(after.sum()), values.dtype) for name, values in columns.items()}
+            for name, values in columns.items():
+                ragged_copy(found[name], starts_of(after), values, starts_of(before)[order], after)
+            return found
+
+        tokens = taken(self.tokens, self.lengths, lengths)
+        predictions = taken(self.predictions, self.prediction_counts, counts)
+        return Sequences(lengths, tokens, counts, predictions, {name: v[order] for name, v in self.scalars.items()})
 
     @staticmethod
     def concatenate(blocks: Sequence[Sequences]) -> Sequences:
@@ -228,15 +228,6 @@ def _sums_of_weights(count: int, stream: int) -> np.ndarray:
     return sums
 
 
-def _ragged_sums(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Sum of each row modulo 2**64, uint64 [n]; rows may be empty."""
-    sums = np.zeros(len(lengths), dtype=np.uint64)
-    filled = lengths > 0
-    if filled.any():
-        sums[filled] = np.add.reduceat(values, starts_of(lengths)[filled])
-    return sums
-
-
 def digest(sequences: Sequences) -> int:
     """A number below 2**64 that depends on the content of the sequences and not on their order.
 
@@ -244,25 +235,19 @@ def digest(sequences: Sequences) -> int:
     exactly once without holding the sequences: a lost, repeated or changed one gives another sum (but for a chance of
     2**-64).
     """
-    return sum(_digest(sequences.part(row, end)) for row, end, _, _ in _blocks_of(sequences.lengths)) % (1 << 64)
-
-
-def _digest(sequences: Sequences) -> int:
     lengths, counts = sequences.lengths.astype(np.int64), sequences.prediction_counts.astype(np.int64)
     total = _mixed(lengths.astype(np.uint64) + np.uint64(1))
-    groups = [(sequences.tokens, lengths), (sequences.predictions, counts)]
     stream = 0
-    for columns, rows in groups:
-        if not columns:
-            continue
-        place = ragged_index(np.zeros_like(rows), rows)
+    for columns, rows in ((sequences.tokens, lengths), (sequences.predictions, counts)):
+        starts, most = starts_of(rows), int(rows.max(initial=0))
         for name in sorted(columns):
             stream += 1
-            weights = _weights(int(rows.max()), stream)
-            terms = weights[place]
-            terms *= columns[name].astype(np.uint64)
+            values, weights = np.ascontiguousarray(columns[name]), _weights(most, stream)
             # The sum of weight times value + 1, so that a value of 0 counts too.
-            total += _ragged_sums(terms, rows) + _sums_of_weights(len(weights), stream)[rows]
+            total += _sums_of_weights(len(weights), stream)[rows]
+            for length, alike in _alike(rows):
+                table = _cells(values, length)[starts[alike]].view(values.dtype).reshape(-1, length)
+                total[alike] += table.astype(np.uint64) @ weights[:length]
             _mixed(total)
     for name in sorted(sequences.scalars):
         stream += 1

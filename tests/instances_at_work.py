@@ -34,7 +34,7 @@ from tests.fakes.machine import machine
 from tests.fakes.popdist import PopRun
 from tests.fakes.sdk import installed
 from tests.pretraining import ipu_engine
-from tests.ranks_at_work import run_all
+from tests.ranks_at_work import fine_tuning_made, run_all, updates_made
 from tests.tiny_runs import held_out_of, not_drawn, tiny_settings
 
 REPLICAS = 4  # of a job, one IPU each
@@ -125,23 +125,9 @@ def trained(
             )
             with contextlib.closing(engine), contextlib.closing(engine.feed(batches)) as batches:
                 engine.compile(batches.first())
-                if after:
-                    former = processes.of_first(torch.load, work.folder / f"{after}-0")
-                    engine.load_state(former["engine"])
-                    batches.load_state(former["batches"])
-                log = []
-                for _ in range(steps):
-                    result = engine.step(next(batches), 0.01)
-                    log.append({**result.metrics, **result.counts})
-                held_out = task.evaluate(engine, batches.held_out())
-                return {
-                    "engine": engine.state(),
-                    "batches": batches.state(),
-                    "log": log,
-                    "held_out": {**held_out.metrics, **held_out.counts},
-                    "compilations": dict(engine.compilations),
-                    "description": engine.description,
-                }
+                former = processes.of_first(torch.load, work.folder / f"{after}-0") if after else None
+                made = updates_made(engine, task, batches, steps, former)
+                return {**made, "compilations": dict(engine.compilations), "description": engine.description}
 
 
 def fine_tuned(work: Work, *, config: Any, steps: int) -> Dict[str, Any]:
@@ -150,16 +136,8 @@ def fine_tuned(work: Work, *, config: Any, steps: int) -> Dict[str, Any]:
         processes = opened.enter_context(joined(instances=engines.instances))
         opened.enter_context(_double(work.sdk))
         prepared = prepare(config, processes=processes)
-        task, engine = prepared.task, opened.enter_context(contextlib.closing(prepared.engine))
-        batches = opened.enter_context(contextlib.closing(prepared.batches))
-        log = [engine.step(next(batches), 0.01).metrics for _ in range(steps)]
-        predicted = task.predict(engine, batches.held_out())
-        return {
-            "engine": engine.state(),
-            "log": log,
-            "held_out": predicted.counts,
-            "outputs": [torch.from_numpy(each) for each in predicted.outputs],
-        }
+        opened.enter_context(contextlib.closing(prepared.engine))
+        return fine_tuning_made(prepared, steps)
 
 
 # ---- whole runs -----------------------------------------------------------------------------------------------------

@@ -66,37 +66,38 @@ def pretrained(
             held_out=StoredPacks(evaluation),
         )
         with contextlib.closing(batches):
-            if after:
-                former = processes.of_first(torch.load, folder / after)
-                engine.load_state(former["engine"])
-                batches.load_state(former["batches"])
-            log = []
-            for _ in range(steps):
-                result = engine.step(next(batches), 0.01)
-                log.append({**result.metrics, **result.counts, "gradient_norm": result.gradient_norm})
-            held_out = task.evaluate(engine, batches.held_out())
-            return {
-                "engine": engine.state(),
-                "batches": batches.state(),
-                "log": log,
-                "held_out": {**held_out.metrics, **held_out.counts},
-            }
+            former = processes.of_first(torch.load, folder / after) if after else None
+            return updates_made(engine, task, batches, steps, former)
+
+
+def updates_made(
+    engine: Any, task: Pretraining, batches: Any, steps: int, former: Optional[Dict[str, Any]] = None
+) -> Dict[str, Any]:
+    """Updates that go on from what a `former` call has given, and what they told."""
+    if former:
+        engine.load_state(former["engine"])
+        batches.load_state(former["batches"])
+    results = [engine.step(next(batches), 0.01) for _ in range(steps)]
+    log = [{**each.metrics, **each.counts, "gradient_norm": each.gradient_norm} for each in results]
+    held_out = task.evaluate(engine, batches.held_out())
+    said = {**held_out.metrics, **held_out.counts}
+    return {"engine": engine.state(), "batches": batches.state(), "log": log, "held_out": said}
 
 
 def fine_tuned(processes: Processes, folder: Path, *, config: Any, steps: int) -> Dict[str, Any]:
     """Updates of a fine-tuning run, and what it predicts afterwards."""
     with _double():
         prepared = prepare(config, processes=processes)
+    return fine_tuning_made(prepared, steps)
+
+
+def fine_tuning_made(prepared: Any, steps: int) -> Dict[str, Any]:
     task, engine = prepared.task, prepared.engine
     with contextlib.closing(prepared.batches) as batches:
         log = [engine.step(next(batches), 0.01).metrics for _ in range(steps)]
         predicted = task.predict(engine, batches.held_out())
-        return {
-            "engine": engine.state(),
-            "log": log,
-            "held_out": predicted.counts,
-            "outputs": [torch.from_numpy(each) for each in predicted.outputs],
-        }
+        outputs = [torch.from_numpy(each) for each in predicted.outputs]
+        return {"engine": engine.state(), "log": log, "held_out": predicted.counts, "outputs": outputs}
 
 
 @contextlib.contextmanager

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+import numpy as np
+
+from ipu_packed_bert.data.global_batches import MixedStore
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.pretraining import Config, ConfigError
 from ipu_packed_bert.settings.reader import OVERRIDE
@@ -16,6 +21,12 @@ from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.store.data_set import MANIFEST, Manifest, PackStore, read_manifest
 from pack_data.store.packs import BERT, PackSchema
 from pack_data.text.corpus import EMBEDDED, relative_name, source_files
+
+# Settings under `data` that are options of a build too, and stand in a manifest.
+_BUILT_WITH = tuple(
+    "vocabulary_size max_sequence_length max_predictions_per_sequence packer max_sequences_per_pack duplication_factor "
+    "whole_word_masking seed json_field".split()
+)
 
 
 def packing_factor(config: Config, manifest: Optional[Manifest], given: Optional[float] = None) -> PackingFactor:
@@ -40,7 +51,7 @@ def known_packing_factor(
     if given is not None:
         checked_factor(given, config.data.max_sequences_per_pack)
     if manifest is not None:
-        return PackingFactor(manifest.packing_factor, f"the data set in {config.data.directory}")
+        return PackingFactor(manifest.packing_factor, f"the data set in {config.data.named}")
     if not config.packed:
         return PackingFactor(1.0, "one sequence in a pack")
     data = config.data
@@ -62,9 +73,45 @@ def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
             )
         return config, None
     manifest = read_manifest(folder)
+    if config.data.mixed_with:
+        manifest = _mixed(config, [manifest, *map(read_manifest, map(Path, config.data.mixed_with))])
     filled = config.filled_in(facts(config, manifest), f"the data set in {folder}")
     check_data(filled, manifest)
     return filled, manifest
+
+
+def _mixed(config: Config, manifests: List[Manifest]) -> Manifest:
+    """What an epoch of several data sets holds: as many packs as they have together, of each its share.
+
+    ConfigError where they were not built alike.
+    """
+    data, first = config.data, manifests[0]
+    for folder, each in zip(data.folders, manifests):
+        for what, same in (
+            ("packs of another shape or with other columns", each.schema == first.schema),
+            ("another vocabulary", Identity.of_data(each) == Identity.of_data(first)),
+        ):
+            if not same:
+                raise ConfigError(
+                    f"{config.path}: data.mixed_with: {folder} has {what} than {data.directory}; build both alike"
+                )
+    packs = sum(each.packs for each in manifests)
+    shares = data.shares or [each.packs for each in manifests]
+    times = [packs * share / sum(shares) / max(1, each.packs) for share, each in zip(shares, manifests)]
+
+    def in_all(values: Sequence[Any]) -> Any:
+        return np.rint(np.dot(times, values)).astype(np.int64).tolist()
+
+    digests = "".join(f"{each.digest:016x}" for each in manifests)
+    return replace(
+        first,
+        sequences=in_all([each.sequences for each in manifests]),
+        packs=packs,
+        tokens=in_all([each.tokens for each in manifests]),
+        histogram=tuple(in_all([each.histogram for each in manifests])),
+        digest=int(hashlib.sha256(digests.encode()).hexdigest()[:16], 16),
+        shards=tuple(shard for each in manifests for shard in each.shards),
+    )
 
 
 def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
@@ -119,35 +166,25 @@ def open_or_build(config: Config, *, progress: Optional[bool] = None, build: boo
         print(f"data      {data.directory} is missing: building it from {what}; kept for the next run", flush=True)
         build_data_set(
             BuildOptions(
-                corpus=data.corpus,
-                out=data.directory,
-                vocabulary=data.vocabulary,
-                vocabulary_size=data.vocabulary_size,
-                max_sequence_length=data.max_sequence_length,
-                max_predictions_per_sequence=data.max_predictions_per_sequence,
-                packer=data.packer,
-                max_sequences_per_pack=data.max_sequences_per_pack,
-                duplication_factor=data.duplication_factor,
-                whole_word_masking=data.whole_word_masking,
-                seed=data.seed,
-                json_field=data.json_field,
-                held_out=data.held_out,
+                data.directory,
                 workers=None,
+                **{name: getattr(data, name) for name in (*_BUILT_WITH, "corpus", "vocabulary", "held_out")},
             ),
             progress,
         ).close()
-    config, _ = described(config)
+    config, manifest = described(config)
+    if manifest is not None and data.mixed_with:
+        return config, MixedStore(data.folders, data.shares, config.run.seed, manifest)
     return config, PackStore.open(Path(data.directory))
 
 
 def _no_data_set(config: Config) -> str:
     """The words for a folder without a data set that --data or --set named, which may be mistyped or of texts."""
     folder = Path(config.data.directory)
+    line = f"python -m pack_data.build --corpus {shlex.quote(str(folder))} --out DIR, and --data DIR"
     if folder.is_file():
-        line = f"python -m pack_data.build --corpus {shlex.quote(str(folder))} --out DIR, and --data DIR"
         return f"{folder}: a file; a data set is a folder that pack_data.build made; if it is of text: {line}"
     if folder.is_dir() and any(folder.iterdir()):
-        line = f"python -m pack_data.build --corpus {shlex.quote(str(folder))} --out DIR, and --data DIR"
         return f"{folder}: holds no data set ({MANIFEST} is missing); if it holds texts, build one of them: {line}"
     texts = {"data.corpus": "TEXTS"} if config.data.corpus == "embedded" else {}
     line = config.with_settings(texts, OVERRIDE).build_line()
@@ -187,21 +224,7 @@ def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
 def _line_to_build_again(config: Config, manifest: Manifest) -> str:
     """The command that builds a data set again, with documents held out; CORPUS where the text is not known."""
     made = _options(manifest)
-    values = {
-        f"data.{name}": made[name]
-        for name in (
-            "vocabulary_size",
-            "max_sequence_length",
-            "max_predictions_per_sequence",
-            "packer",
-            "max_sequences_per_pack",
-            "duplication_factor",
-            "whole_word_masking",
-            "seed",
-            "json_field",
-        )
-        if name in made
-    }
+    values = {f"data.{name}": made[name] for name in _BUILT_WITH if name in made}
     embedded = [name for name, _ in manifest.made_with.get("sources", ())] == ["embedded"]
     if embedded or config.data.corpus == "embedded":
         values["data.corpus"] = "embedded" if embedded else "CORPUS"
@@ -236,14 +259,16 @@ def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest
             f"{'has all text in lower case' if theirs.lower_case else 'keeps capitals'}, unlike the training data; "
             "build both with --keep-case, or neither"
         )
-    if config.data.evaluation_directory is None and not sides.of_one_build(training.digest, evaluation.made_with):
+    mixed = config.data.mixed_with is not None
+    manifests = [read_manifest(Path(folder)) for folder in config.data.folders] if mixed else [training]
+    if config.data.evaluation_directory is None and not sides.of_one_build(manifests[0].digest, evaluation.made_with):
         problems.append(
             f"was not built with the training data in {config.data.directory}; a build may have put both in place just "
             f"now, then start again; else build both with `{_line_to_build_again(config, training)}`"
         )
-    if sides.overlap(training.made_with, evaluation.made_with):
+    if any(sides.overlap(each.made_with, evaluation.made_with) for each in manifests):
         problems.append(
-            f"holds documents that the training data in {config.data.directory} hold too; "
+            f"holds documents that the training data in {config.data.named} hold too; "
             f"build both with `{_line_to_build_again(config, training)}`"
         )
     return problems

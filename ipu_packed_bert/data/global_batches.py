@@ -9,19 +9,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.reading.fields import Fields
 from pack_data.sequences import Sequences
-from pack_data.store.data_set import PackStore
+from pack_data.store.data_set import Manifest, PackStore
 from pack_data.store.packs import assemble, decode, disassemble, predictions_per_pack
+from pack_data.stream.mixture import PackMixture
+from pack_data.stream.pack_dataset import PackDataset
 
 Batch = Dict[str, np.ndarray]  # int32 fields [packs, S | P | D], and scales, float32 [packs]
 
 # The stream of random numbers drawn from run.seed that shuffles the epochs.
 _SHUFFLE = 1
+_PLACES = 1 << 20  # of a mixture's order, computed at a time
 
 
 class Packs(abc.ABC):
@@ -57,8 +60,42 @@ class Packs(abc.ABC):
         """What makes the same packs in another process."""
 
 
+class MixedStore(PackStore):
+    """Several data sets of one schema as one: the packs of the first, then those of the next.
+
+    manifest: what an epoch has of them. mixture: its order.
+    """
+
+    def __init__(
+        self, folders: Sequence[str], shares: Optional[Sequence[float]], seed: int, manifest: Manifest
+    ) -> None:
+        self.again = partial(MixedStore, folders, shares, seed, manifest)
+        self._stores = [PackStore.open(Path(folder)) for folder in folders]
+        super().__init__(Path(" + ".join(folders)), manifest)
+        self.mixture = PackMixture([PackDataset(store) for store in self._stores], shares, seed=seed)
+
+    def records(self, indices: np.ndarray) -> np.ndarray:
+        return self._of_each(indices, PackStore.records, self.schema.record_dtype)
+
+    def lengths(self, indices: Optional[np.ndarray] = None) -> np.ndarray:
+        indices = np.arange(len(self)) if indices is None else indices
+        return self._of_each(indices, PackStore.lengths, self.schema.lengths_dtype)
+
+    def _of_each(self, indices: np.ndarray, read: Callable[[PackStore, Any], np.ndarray], dtype: Any) -> np.ndarray:
+        ends = np.cumsum([len(store) for store in self._stores])
+        found, source = np.empty(len(indices), dtype), np.searchsorted(ends, indices, side="right")
+        for number in np.unique(source).tolist():
+            own, store = source == number, self._stores[number]
+            found[own] = read(store, indices[own] - (ends[number] - len(store)))
+        return found
+
+    def close(self) -> None:
+        for store in self._stores:
+            store.close()
+
+
 class StoredPacks(Packs):
-    """The packs of a data set; every epoch shows each once, in an order drawn from the seed.
+    """The packs of a data set; every epoch shows each once, in an order drawn from the seed, or mixed as MixedStore.
 
     vocabulary: rows of the model's table of tokens; a pack with a token beyond them is refused when it is read.
     """
@@ -73,6 +110,10 @@ class StoredPacks(Packs):
         return len(self._store)
 
     def order(self, epoch: int) -> np.ndarray:
+        if isinstance(self._store, MixedStore):
+            mixture, first, end = self._store.mixture, epoch * len(self), (epoch + 1) * len(self)
+            some = range(first, end, _PLACES)
+            return np.concatenate([mixture.order(at, min(_PLACES, end - at)) for at in some])
         return np.random.default_rng([self.seed, _SHUFFLE, epoch]).permutation(len(self._store))
 
     def batch(self, numbers: np.ndarray, epoch: int) -> Batch:
@@ -113,11 +154,13 @@ class StoredPacks(Packs):
         return decode(unpacked, assemble(unpacked, sequences, np.arange(rows), np.zeros(rows, np.int64), rows))
 
     def again(self) -> Callable[[], Packs]:
-        return partial(_reopened, self._store.folder, self.seed, self._vocabulary)
+        store = self._store
+        again = store.again if isinstance(store, MixedStore) else partial(PackStore.open, store.folder)
+        return partial(_reopened, again, self.seed, self._vocabulary)
 
 
-def _reopened(folder: Path, seed: int, vocabulary: Optional[int]) -> StoredPacks:
-    return StoredPacks(PackStore.open(folder), seed=seed, vocabulary=vocabulary)
+def _reopened(again: Callable[[], PackStore], seed: int, vocabulary: Optional[int]) -> StoredPacks:
+    return StoredPacks(again(), seed=seed, vocabulary=vocabulary)
 
 
 class Layout(NamedTuple):

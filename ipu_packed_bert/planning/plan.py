@@ -223,7 +223,7 @@ def _of_packs(config: Config, manifest: Optional[Manifest], packing_factor: Opti
         epochs = f", {each:,} an epoch: {config.run.steps / each:,.1f} epochs"
     words = _Words(
         row="pack",
-        data=f"{data.directory}: {'packs still to be built' if packs is None else f'{packs:,} packs to train on'},"
+        data=f"{data.named}: {'packs still to be built' if packs is None else f'{packs:,} packs to train on'},"
         f" {data.max_sequence_length} slots, {sequences} each",
         apart=f"up to {depth} sequences" if known else "the data set's sequences",
         run=f"{config.run.steps:,} updates{epochs}",

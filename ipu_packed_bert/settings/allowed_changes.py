@@ -28,7 +28,7 @@ HARMLESS = frozenset(
     """
     run.evaluate_every run.checkpoint_every run.keep_checkpoints run.on_nonfinite run.compare_unpacked
     run.steps run.epochs optimizer.schedule_steps
-    data.directory data.corpus data.json_field data.vocabulary data.held_out data.evaluation_directory
+    data.directory data.mixed_with data.corpus data.json_field data.vocabulary data.held_out data.evaluation_directory
     data.training data.evaluation data.evaluation_examples
     model.initializer_range model.vocabulary
     engine.kind engine.device engine.attention engine.compile engine.deterministic engine.threads

@@ -67,6 +67,10 @@ class DataConfig(DataSettings):
     """The packed data set: where it lies, and how it is built if nothing lies there."""
 
     directory: str = setting("data/packed", "folder of the data set")
+    mixed_with: Optional[Tuple[str, ...]] = setting(None, "further data sets, built alike; an epoch mixes all packs")
+    shares: Optional[Tuple[float, ...]] = setting(
+        None, "of each data set in an epoch, that of directory first; null: as many as its packs", above=0.0
+    )
     corpus: str = setting("embedded", "embedded, a file or a folder")
     json_field: str = setting("text", "of a JSONL corpus")
     vocabulary: Optional[str] = setting(None, "vocab.txt; null: train one on the corpus")
@@ -86,6 +90,17 @@ class DataConfig(DataSettings):
         0.0, "share of the documents that the build holds out, in DIRECTORY-held-out", minimum=0.0, below=1.0
     )
     evaluation_directory: Optional[str] = setting(None, "data set to evaluate on; null: the documents held out")
+
+    @property
+    def folders(self) -> Tuple[str, ...]:
+        """Of the data sets to train on."""
+        return (self.directory, *(self.mixed_with or ()))
+
+    @property
+    def named(self) -> str:
+        """The folders in words, with their shares where these are stated."""
+        shares = self.shares or ()
+        return " + ".join([*(f"{share:g} x {each}" for share, each in zip(shares, self.folders))] or self.folders)
 
 
 @dataclass(frozen=True)
@@ -409,6 +424,12 @@ def _rules(config: Config) -> Rules:
             "data.packer data.max_sequences_per_pack",
             data.packer == "none" and data.max_sequences_per_pack != 1,
             f"data.max_sequences_per_pack is {shown_depth(data)}; must be 1 where data.packer is none",
+        ),
+        (
+            "data.shares data.mixed_with",
+            data.shares is not None and len(data.shares) != len(data.folders),
+            f"data.shares has {len(data.shares or ())} numbers; must have one for each of the {len(data.folders)} data "
+            "sets of data.directory and data.mixed_with",
         ),
         (
             "data.max_predictions_per_sequence data.max_sequence_length",

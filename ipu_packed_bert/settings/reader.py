@@ -286,7 +286,8 @@ def typed_value(raw: Any, kind: Any) -> Any:
         return None if raw is None else typed_value(raw, arguments[0])
     if arguments:  # Tuple[int, ...]
         if not isinstance(raw, (list, tuple)) or not raw:
-            raise ValueError(f"must be a list such as [{'3, 7' if arguments[0] is int else '0.1, 0.15'}]")
+            examples = {int: "3, 7", float: "0.1, 0.15", str: "data/a, data/b"}
+            raise ValueError(f"must be a list such as [{examples[arguments[0]]}]")
         return tuple(typed_value(each, arguments[0]) for each in raw)
     if kind in (int, float):
         number = raw

@@ -126,7 +126,7 @@ class PacksRun(Prepared[Config]):
         """One line where the same sequences are in other packs than those that the checkpoint's epoch began with."""
         if saved.get("packs") and saved.get("arrangement") not in (None, self.batches.state()["arrangement"]):
             print(
-                f"note      {self.config.data.directory} has the same sequences in other packs than at the checkpoint: "
+                f"note      {self.config.data.named} has the same sequences in other packs than at the checkpoint: "
                 "in the rest of this epoch some come again, and as many do not come"
             )
 
@@ -182,7 +182,7 @@ def _how_to_go_on(folder: Any, config: Config, made: int = 0) -> str:
 def print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:
     schema = manifest.schema
     print(
-        f"data      {config.data.directory}: {manifest.sequences:,} sequences in {manifest.packs:,} packs of"
+        f"data      {config.data.named}: {manifest.sequences:,} sequences in {manifest.packs:,} packs of"
         f" {schema.max_sequence_length} ({manifest.algorithm}, depth {schema.max_sequences_per_pack}),"
         f" {manifest.efficiency:.1%} of the slots are tokens"
     )

@@ -12,7 +12,7 @@ import tempfile
 import time
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -20,15 +20,15 @@ import numpy as np
 
 from pack_data.benchmark import cases as many_cases
 from pack_data.build import BuildOptions, build_and_report
-from pack_data.building.assignment import assign
 from pack_data.cli.command import ArgumentParser, available_cores, parse_depth, positive_int, process_count, run_main
 from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
-from pack_data.cli.timing import quartiles, seconds_in_turn, timed
+from pack_data.cli.timing import quartiles, seconds_in_turn
 from pack_data.display.table import account
 from pack_data.histogram import LengthHistogram
-from pack_data.packers import PACKERS, get_packer
-from pack_data.packing import Packing
+from pack_data.packers import PACKERS
 from pack_data.store.data_set import PackStore, check_blocks, map_table
+from pack_data.stream.mixture import PackMixture
+from pack_data.stream.pack_dataset import PackDataset
 
 HISTOGRAM = "wikipedia_512"
 Row = Tuple[str, str, str]
@@ -36,26 +36,9 @@ Row = Tuple[str, str, str]
 _READ = 1 << 15
 
 
-def _time_assignment(histogram: LengthHistogram, packing: Packing) -> Row:
-    """Seconds and memory from the list of lengths to the pack of each sequence."""
-    lengths = np.repeat(np.arange(len(histogram.counts), dtype=np.uint16), histogram.counts)
-    np.random.default_rng(0).shuffle(lengths)
-    seconds, _ = timed(lambda: assign(lengths, packing, 0))
-    most = f"of {len(lengths):,} lengths to packs; {peak_megabytes():,.0f} MiB at most in this process"
-    return "assignment", f"{seconds:.2f} s", most
-
-
-def _scaled(histogram: LengthHistogram, sequences: int) -> LengthHistogram:
-    """As many sequences in the same proportions (largest remainders)."""
-    exact = histogram.counts * (sequences / histogram.sequences)
-    counts = np.floor(exact).astype(np.int64)
-    counts[np.argsort(counts - exact, kind="stable")[: sequences - int(counts.sum())]] += 1
-    return LengthHistogram(counts, histogram.name)
-
-
 def _time_reading(store: PackStore) -> List[Row]:
-    """Packs read in random order and in their own, by a new reader each time, which checks every block, and by one that
-    has read them all before, in turn.
+    """Packs read in random order, by a reader that has read them all before and by a new one, which checks every block;
+    through a mixture of two data sets; and the checks alone, in turn.
 
     Processor time, so that other programs do not count; the files are in memory.
     """
@@ -64,45 +47,49 @@ def _time_reading(store: PackStore) -> List[Row]:
     shards = manifest.shards[: int(np.searchsorted(ends, _READ)) + 1]
     packs = sum(entry.packs for entry in shards)
     maps = [map_table(store.folder, entry, store.schema.record_dtype) for entry in shards]
-    orders = {"random": np.random.default_rng(0).permutation(packs), "in order": np.arange(packs)}
+    order = np.random.default_rng(0).permutation(packs)
+    mixture = PackMixture([PackDataset(store), PackDataset(store)])
 
     def new_reader() -> PackStore:
         return PackStore(store.folder, replace(manifest, shards=shards, packs=packs), maps)
 
-    def read(order: np.ndarray, reader: Optional[PackStore]) -> None:
-        reader = reader or new_reader()
+    def read(reader: Callable[[], PackStore]) -> None:
+        batch = reader().batch
         for first in range(0, packs, 64):
-            reader.batch(order[first : first + 64])
+            batch(order[first : first + 64])
 
     def check() -> None:
         for entry, records in zip(shards, maps):
             check_blocks(store.folder, entry, records, 0)
 
+    def mix() -> None:
+        for numbers in islice(mixture.batches(64), packs // 64):
+            mixture.collate(mixture.__getitems__(numbers))
+
     kept = new_reader()  # the round that warms up checks all
-    sides: Dict[Tuple[str, str], Callable[[], None]] = {("all", "checksums"): check}
-    for name, order in orders.items():
-        sides[name, "unchecked"] = partial(read, order, kept)
-        sides[name, "checked"] = partial(read, order, None)
-    times = seconds_in_turn(sides, 4, time.process_time)
-    seconds = {side: quartiles(values).median for side, values in times.items()}
-    rows = [
+    ways: Dict[str, Callable[[], None]] = {"mixed": mix, "checksums": check, "first": partial(read, new_reader)}
+    ways["again"] = partial(read, lambda: kept)
+    times = seconds_in_turn(ways, 4, time.process_time)
+    seconds = {way: quartiles(values).median for way, values in times.items()}
+    rate = {way: packs / value for way, value in seconds.items()}
+    each = manifest.tokens / manifest.packs / 1e6
+    tokens = {way: f"{value * each:.1f} million tokens/s" for way, value in rate.items()}
+    checking, share = seconds["checksums"] / packs, seconds["checksums"] / seconds["again"]
+    return [
         (
-            f"reading, {name}",
-            f"{packs / seconds[name, 'unchecked']:,.0f} /s",
-            "packs decoded to int32 fields, in batches of 64, a second of one core; "
-            f"{packs / seconds[name, 'checked']:,.0f} in the first pass, which checks every block",
-        )
-        for name in orders
+            "reading",
+            f"{rate['again']:,.0f} /s",
+            f"packs decoded to int32 fields, in batches of 64, a second of one core: {tokens['again']}; "
+            f"{rate['first']:,.0f} packs/s in the first pass, which checks every block",
+        ),
+        ("reading, mixed", f"{rate['mixed']:,.0f} /s", f"by a PackMixture of two data sets: {tokens['mixed']}"),
+        (
+            "checksums",
+            f"{checking * 1e6:.2f} us",
+            f"a pack, once in a process: {share:.1%} of reading it, below 2 % of a training update up to "
+            f"{0.02 / checking:,.0f} packs/s",
+        ),
     ]
-    checking = seconds["all", "checksums"] / packs
-    share = seconds["all", "checksums"] / seconds["random", "unchecked"]
-    checksums = (
-        "checksums",
-        f"{checking * 1e6:.2f} us",
-        f"a pack, once in a process: {share:.1%} of reading it, below 2 % of a training update up to "
-        f"{0.02 / checking:,.0f} packs/s",
-    )
-    return [*rows, checksums]
 
 
 def _time_build(args: argparse.Namespace) -> List[Row]:
@@ -189,9 +176,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 0
     check_counted()
     args.sequences = args.sequences or whole.sequences // 16
-    histogram = _scaled(whole, args.sequences)
-    packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
-    rows = [_time_assignment(histogram, packing), *_time_build(args)]
+    rows = _time_build(args)
     print(
         account(
             f"{args.sequences:,} sequences drawn from {HISTOGRAM}, packs of 512 at depth {args.max_sequences_per_pack}",

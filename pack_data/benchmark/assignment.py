@@ -1,7 +1,7 @@
 """`python -m pack_data.benchmark.assignment`: seconds, memory and disk for giving millions of sequences their packs.
 
-Lengths alone, drawn from a published histogram, one run for each number of sequences, each in a process of its own. A
-last row computes the same for a billion sequences: in proportion to the largest number that was run.
+The stages `count` and `recipe` of a build whose parts hold lengths alone, drawn from a published histogram: one run for
+each number of sequences, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import replace
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from pack_data.building.assignment import IN_MEMORY, assign
-from pack_data.building.assignment_on_disk import assign_on_disk
+from pack_data.building.assignment import IN_MEMORY
+from pack_data.building.options import BuildOptions
 from pack_data.building.runner import open_runner
-from pack_data.building.tasks import RunningTotals, SpillFormat, file_of
+from pack_data.building.stages import Stages, TaskShare
+from pack_data.building.tasks import SpillFormat, SyntheticTask, file_of, write_json
 from pack_data.cli.command import (
     ArgumentParser,
     available_cores,
@@ -31,99 +32,83 @@ from pack_data.cli.command import (
     run_main,
 )
 from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
-from pack_data.cli.timing import timed
-from pack_data.display.table import Cell, Column, Table, plain
-from pack_data.histogram import LengthHistogram
-from pack_data.packers import get_packer
-from pack_data.store.packs import SLOT, PackSchema, StoredColumn
+from pack_data.display.table import Column, Table, plain
 
 _HISTOGRAM = "wikipedia_512"
-_PART = 1 << 15  # sequences, as in a build
-_BILLION = 10**9
 
 
-def _draw(work: Path, sequences: int) -> Tuple[PackSchema, List[RunningTotals], List[np.ndarray]]:
-    """Parts of a build that hold lengths alone, with the totals and the counts by length of each."""
-    weights = np.cumsum(LengthHistogram.published(_HISTOGRAM).counts / LengthHistogram.published(_HISTOGRAM).sequences)
-    S = len(weights) - 1
-    schema = PackSchema.of_tokens(S, 1, [StoredColumn("input_ids", SLOT, "|u1")])
-    totals, counts = [], []
-    for part, first in enumerate(range(0, sequences, _PART)):
-        draws = np.random.default_rng([0, part]).random(min(_PART, sequences - first))
-        lengths = np.minimum(np.searchsorted(weights, draws, side="right"), S)
-        with open(work / file_of("examples", part, "bin"), "wb") as file:  # of a part's columns the first
-            lengths.astype(SpillFormat.of(schema).lengths_type).tofile(file)
-        totals.append(RunningTotals(len(lengths), int(lengths.sum()), 0))
-        counts.append(np.bincount(lengths, minlength=S + 1).astype(np.int32))
-    return schema, totals, counts
+def _make_lengths(task: SyntheticTask) -> Dict[str, Any]:
+    """A part as `make_synthetic_part` makes it, of which only the lengths are there: they stand first in its file."""
+    note = Path(task.work) / file_of("examples", task.part, "json")
+    weights = np.cumsum(task.weights) / sum(task.weights)
+    draws = np.random.default_rng([0, task.part]).random(task.count)
+    lengths = np.minimum(np.searchsorted(weights, draws, side="right"), len(weights) - 1)
+    with open(note.with_suffix(".bin"), "wb") as file:
+        lengths.astype(SpillFormat.of(task.schema).lengths_type).tofile(file)
+        file.truncate(2 * file.tell())  # none is masked
+    write_json(note, {"totals": [task.count, int(lengths.sum()), 0], "digest": 0, "documents": 0})
+    return {}
 
 
 class _Disk(threading.Thread):
-    """The most bytes that files of a folder held together, looked at ten times a second."""
+    """The most bytes that files of a folder held together above what they hold now, looked at ten times a second."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
-        self._folder, self._done, self.most = folder, threading.Event(), 0
+        self._folder, self._done, self._most = folder, threading.Event(), 0
+        self._look()
+        self._first = self._most
+        self.start()
 
     def run(self) -> None:
         while not self._done.wait(0.1):
             self._look()
 
     def _look(self) -> None:
-        sizes = 0
-        for path in self._folder.iterdir():
-            try:
-                sizes += path.stat().st_size
-            except FileNotFoundError:  # a temporary file that has its name by now
-                continue
-        self.most = max(self.most, sizes)
+        with suppress(FileNotFoundError):  # a temporary file that has its name by now
+            sizes = sum(path.stat().st_size for path in self._folder.iterdir() if path.is_file())
+            self._most = max(self._most, sizes)
 
     def stop(self) -> int:
         self._done.set()
         self.join()
-        self._look()
-        return self.most
+        return self._most - self._first
 
 
 def _measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, Any]:
-    """One assignment. Memory is the most of this process and of its largest worker, from the start of the program."""
-    with tempfile.TemporaryDirectory() as name:
+    """One recipe. Memory is the most of this process and of its largest worker, from the start of the program."""
+    with tempfile.TemporaryDirectory() as name, closing(open_runner(workers)) as runner:
         work = Path(name)
-        schema, totals, counts = _draw(work, sequences)
-        histogram = LengthHistogram(np.asarray(np.sum(counts, axis=0, dtype=np.int64)), _HISTOGRAM)
-        packing = get_packer("optimal")(histogram, max_sequences_per_pack=depth)
-        replace(packing, solve_seconds=0.0).save(work / "recipe.json")
-        given = sum(path.stat().st_size for path in work.iterdir())
-        disk = _Disk(work)
-        disk.start()
-        used, on_disk = cpu_seconds(), sequences > IN_MEMORY
-
-        def give_packs() -> None:
-            if on_disk:
-                runner = open_runner(workers)
-                assign_on_disk(work, work / "recipe.json", schema, totals, lambda part: counts[part], (0, 0), runner)
-                runner.close()
-                return
-            read = SpillFormat.of(schema).read_lengths
-            lengths = [read(work / file_of("examples", part, "bin"), total) for part, total in enumerate(totals)]
-            assign(np.concatenate(lengths), packing, (0, 0))
-
-        seconds, _ = timed(give_packs)
+        options = BuildOptions(
+            work / "data", synthetic=_HISTOGRAM, sequences=sequences, max_sequences_per_pack=depth, workers=workers
+        )
+        stages = Stages(options, work, runner, False)
+        stages.input.make = _make_lengths
+        stages.input.need = lambda: 0.0  # type: ignore[method-assign]
+        stages.begin()
+        stages.count(TaskShare())
+        disk, used = _Disk(work), cpu_seconds()
+        (packing,) = stages.recipe()
+        runner.close()  # its processes count once they have ended
         return {
             "sequences": sequences,
-            "assigned": "on disk" if on_disk else "in memory",
-            "seconds": seconds,
+            "packs": packing.packs,
+            "assigned": "on disk" if sequences > IN_MEMORY else "in memory",
+            **{name: stages.seconds[name] for name in ("examples", "packing", "assignment")},
             "processor": cpu_seconds() - used,
             "own": peak_megabytes(),
-            "worker": peak_megabytes(workers=True) if on_disk and workers > 1 else None,
-            "disk": (disk.stop() - given) / 1e6,
+            "worker": peak_megabytes(workers=True) if workers > 1 else None,
+            "disk": disk.stop() / 1e6,
         }
 
 
 _COLUMNS = (
     Column("sequences", "sequences", form=","),
+    Column("packs", "packs", form=","),
     Column("assigned", "assigned"),
-    Column("seconds", "seconds", form=",.1f"),
+    Column("examples", "count", form=",.1f"),
+    Column("packing", "recipe", form=",.1f"),
+    Column("assignment", "places", form=",.1f"),
     Column("processor", "of a core", form=",.1f"),
     Column("own", "MiB here", form=",.0f"),
     Column("worker", "MiB a worker", form=",.0f"),
@@ -162,10 +147,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if done.returncode:
             return done.returncode
         rows.append(json.loads(done.stdout))
-    if sequences > IN_MEMORY:
-        largest, more = rows[-1], _BILLION / sequences
-        grown = {key: largest[key] * more for key in ("seconds", "processor", "disk")}
-        rows.append({**largest, **grown, "sequences": Cell(_BILLION, f"{_BILLION:,} (computed)")})
     if args.json:
         print("\n".join(json.dumps(plain(row)) for row in rows))
         return 0

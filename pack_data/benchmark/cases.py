@@ -120,7 +120,7 @@ def _measure(number: int, combination: Tuple[str, int, int, Optional[int]], peer
     return PackingCase(kind, sequences, slots, depth, packing.packs, packing.lower_bound or 0, seconds, found)
 
 
-def cases(number: int, peers: Sequence[Peer], most: int = _SEQUENCES[-1]) -> List[PackingCase]:
+def _cases(number: int, peers: Sequence[Peer], most: int = _SEQUENCES[-1]) -> List[PackingCase]:
     """So many cases, all different; most: sequences of the largest."""
     every = list(product(_DRAWN, [n for n in _SEQUENCES if n <= most], _SLOTS, _DEPTHS))
     chosen = np.random.default_rng(0).permutation(len(every))[:number].tolist()
@@ -128,7 +128,7 @@ def cases(number: int, peers: Sequence[Peer], most: int = _SEQUENCES[-1]) -> Lis
         return [_measure(index, every[index], peers) for index in chosen if not bar.update()]
 
 
-def summary(found: Sequence[PackingCase]) -> List[Tuple[str, str, str]]:
+def _summary(found: Sequence[PackingCase]) -> List[Tuple[str, str, str]]:
     """Rows of text: what was measured, the value, what it counts."""
     equal = [case.ratio for case in found if case.ratio is not None]
     more = [case for case in found if any(packs < case.packs for packs, _ in case.peers.values())]
@@ -195,8 +195,8 @@ def main(number: int, most: Optional[int]) -> None:
     peers, missing = installed_peers()
     for name in missing:
         print(f"not installed: {name} (pip install {name})")
-    found = cases(number, peers, most or _SEQUENCES[-1])
-    print(account(f"{len(found)} cases, processor seconds of one core", summary(found)))
+    found = _cases(number, peers, most or _SEQUENCES[-1])
+    print(account(f"{len(found)} cases, processor seconds of one core", _summary(found)))
     for title, key in (
         ("the widest gaps", lambda case: case.gap / max(1, case.lower_bound) if not case.near else 0.0),
         ("the longest times beside lightbinpack", lambda case: case.ratio or 0.0),

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -27,8 +27,7 @@ from pack_data.building.runner import TaskRunner
 from pack_data.building.tasks import (
     PartsGroup,
     RunningTotals,
-    SpillFormat,
-    file_of,
+    lengths_of_part,
     places_names,
     remove_and_build_again,
     save_array,
@@ -202,17 +201,12 @@ class _DealTask:
 def _deal(task: _DealTask) -> int:
     """Each sequence takes the next place for its length. Returns how many sequences."""
     work, places = Path(task.work), _places(Path(task.recipe))
-    spill = SpillFormat.of(task.schema)
     pack_file, slot_file = (work / name for name in places_names(task.group.number))
     if slot_file.exists():
         return 0
     lengths = np.concatenate(
-        [
-            spill.read_lengths(work / file_of("examples", part, "bin"), totals)
-            for part, totals in zip(task.group.parts, task.totals)
-        ]
+        [lengths_of_part(work, part, totals, task.schema)[0] for part, totals in zip(task.group.parts, task.totals)]
     )
-    lengths = task.schema.taken(lengths)
     found = np.bincount(lengths, minlength=len(task.dealt))
     starts = places.starts[:-1] + task.dealt
     if len(found) > len(task.dealt) or (starts + found > places.starts[1:]).any():
@@ -262,7 +256,6 @@ def assign_on_disk(
     recipe: Path,
     schema: PackSchema,
     parts: Sequence[RunningTotals],
-    counts: Callable[[int], np.ndarray],
     seed: Tuple[int, ...],
     runner: TaskRunner,
     *,
@@ -270,8 +263,8 @@ def assign_on_disk(
 ) -> None:
     """Writes the packs and the slots of all sequences, a pair of files for each group of parts.
 
-    parts: of each part of the examples its totals. counts: sequences of each length in a part, int64 [S + 1]. What a
-    killed call has finished is kept. The packing must place the sequences exactly (Packing.check).
+    parts: of each part of the examples its totals. What a killed call has finished is kept. The packing must place the
+    sequences exactly (Packing.check).
     """
     numbers = NUMBERS
     lists = _lists(_places(recipe), numbers)
@@ -289,7 +282,8 @@ def assign_on_disk(
                 totals = tuple(parts[part] for part in group.parts)
                 yield _DealTask(str(work.resolve()), str(recipe.resolve()), group, totals, dealt.copy(), schema)
             for part in group.parts:
-                dealt += counts(part)
+                taken, _ = lengths_of_part(work, part, parts[part], schema)
+                dealt += np.bincount(taken, minlength=len(dealt))
 
     # A list is shuffled, a long one is scattered before; then its places are dealt.
     steps = sum((1 + (end - start > numbers)) * (end - start) for start, end in lists)

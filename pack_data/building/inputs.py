@@ -11,7 +11,6 @@ import json
 import os
 import random
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from itertools import chain
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
@@ -274,13 +273,7 @@ class _TextInput(_BuildInput):
                         _append_lines(waiting)
                         waiting, characters = {}, 0
             if not self.options.append and any(found) and not all(found):
-                whole = (
-                    document
-                    for document in self._documents(BadRecords(self.options.skip_bad, self.options.max_record_bytes))
-                    if not document.continues
-                )
-                places = [sides.place(document.lines) for document in whole]
-                raise ValueError(one_sided(self.options, self.sides[found.index(0)], sum(found), places))
+                raise ValueError(one_sided(self.options, self.sides[found.index(0)], sum(found)))
             _append_lines(waiting)
             write_json(done, {"parts": counts, "skipped": [str(line) for line in bad.found]})
         note = read_object(done, way_out=remove_and_build_again(self.work))
@@ -505,30 +498,13 @@ class _SyntheticInput(_BuildInput):
             )
 
 
-def one_sided(options: BuildOptions, side: BuildSide, count: int, places: Sequence[float] = ()) -> str:
-    """The words of the refusal where a side would have no documents; places: those of all, where that is the reason."""
-    nearest = _nearest_share(places, options.held_out) if places else None
-    another = "choose another number" if nearest is None else f"--held-out {nearest!r} is the nearest that does"
+def one_sided(options: BuildOptions, side: BuildSide, count: int) -> str:
+    """The words of the refusal where a side would have no documents."""
     return (
         f"{options.corpus}: --held-out {options.held_out:g} puts none of its {count:,} documents with text on the "
         f"{side.name} side (a document is held out where the hash of its text, as a fraction, is below that "
-        f"number); {another}, or give more documents"
+        "number); choose another number, or give more documents"
     )
-
-
-def _nearest_share(places: Sequence[float], held_out: float) -> Optional[float]:
-    """The number of few digits nearest to `held_out` that leaves no side of the documents empty; None: there is none.
-
-    places: those of the documents, all of which `held_out` puts on one side.
-    """
-    lowest, highest = min(places), max(places)
-    rounding = ROUND_CEILING if held_out <= lowest else ROUND_FLOOR
-    edge = Decimal(lowest if held_out <= lowest else highest)
-    for digits in range(2, 18):
-        share = float(edge.quantize(Decimal(1).scaleb(edge.adjusted() - digits + 1), rounding))
-        if lowest < share <= highest and share < 1:
-            return share
-    return None
 
 
 def _refuse_held_out(options: BuildOptions, option: str) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -28,7 +28,7 @@ from pack_data.building.tasks import (
     RunningTotals,
     ShardTask,
     SortTask,
-    SpillFormat,
+    SpilledRun,
     file_of,
     lengths_of_part,
     make_shard,
@@ -308,10 +308,7 @@ class Stages:
         if not self.is_gathered:
             return False
         self._read_notes()
-        return all(
-            side.is_kept or (side.work / places_names(len(parts_groups(_totals(side))) - 1)[1]).exists()
-            for side in self.sides
-        )
+        return all(side.is_kept or _is_assigned(side) for side in self.sides)
 
     def _read_notes(self) -> None:
         for side in self.sides:
@@ -357,13 +354,10 @@ class Stages:
         if not schema_file.exists():
             S = self.options.max_sequence_length
             counts, masked = np.zeros(S + 1, dtype=np.int64), np.zeros(S + 1, dtype=np.int64)
-            for part in range(len(side.notes)):
-                lengths, sequences, most = lengths_of_part(side.work, part).T
-                if len(lengths) and int(lengths.max()) > S:
-                    raise ValueError(f"{side.work}: a part has longer sequences; {remove_and_build_again(self.work)}")
-                taken = parts_schema.taken(lengths)
-                np.add.at(counts, taken, sequences)
-                np.maximum.at(masked, taken, most)
+            for part, totals in enumerate(_totals(side)):
+                lengths, predictions = lengths_of_part(side.work, part, totals, parts_schema)
+                counts += np.bincount(lengths, minlength=S + 1)
+                np.maximum.at(masked, lengths, predictions)
             packing = self._solve(side, LengthHistogram(counts, side.out.name), fixed)
             if fixed:
                 packing = split_overfull(packing, masked, fixed.max_predictions_per_pack)
@@ -396,28 +390,15 @@ class Stages:
     def _assignment(self, side: BuildSide, packing: Packing) -> None:
         work, totals, parts_schema = side.work, _totals(side), self._parts_schema
         seed = self.options.seed, self.options.epoch
+        if _is_assigned(side):
+            return
         if len(parts_groups(totals)) > 1:
-            assign_on_disk(
-                work,
-                work / "recipe.json",
-                parts_schema,
-                totals,
-                lambda part: _counts(side, part, parts_schema),
-                seed,
-                self.runner,
-                progress=self.progress,
-            )
+            assign_on_disk(work, work / "recipe.json", parts_schema, totals, seed, self.runner, progress=self.progress)
             return
-        pack_file, slot_file = (work / name for name in places_names(0))
-        if slot_file.exists():
-            return
-        spill = SpillFormat.of(parts_schema)
-        lengths = [
-            spill.read_lengths(work / file_of("examples", part, "bin"), total) for part, total in enumerate(totals)
-        ]
-        assignment = assign(parts_schema.taken(np.concatenate(lengths)), packing, seed)
-        save_array(pack_file, assignment.pack)
-        save_array(slot_file, assignment.slot)
+        lengths = [lengths_of_part(work, part, total, parts_schema)[0] for part, total in enumerate(totals)]
+        assignment = assign(np.concatenate(lengths), packing, seed)
+        for name, values in zip(places_names(0), assignment):
+            save_array(work / name, values)
 
     # ---- sequences to packs -----------------------------------------------------------------------------------------
 
@@ -481,9 +462,14 @@ class Stages:
                     self._run_ends(work, part, total, count, first, last).tolist() for part, total in enumerate(totals)
                 ]
                 for number in group:
-                    between = tuple(
-                        (total, RunningTotals(*rows[number - first]), RunningTotals(*rows[number + 1 - first]))
-                        for total, rows in zip(totals, runs)
+                    between = (
+                        (RunningTotals(*rows[number - first]), RunningTotals(*rows[number + 1 - first]))
+                        for rows in runs
+                    )
+                    of_shard = tuple(
+                        SpilledRun(work.resolve() / file_of("sorted", part, "bin"), total, *ends)
+                        for part, (total, ends) in enumerate(zip(totals, between))
+                        if ends[0] != ends[1]
                     )
                     yield ShardTask(
                         str(work.resolve()),
@@ -491,7 +477,7 @@ class Stages:
                         number,
                         first_shard + number,
                         packs_of(number),
-                        between,
+                        of_shard,
                         schema,
                         per_shard,
                     )
@@ -535,28 +521,24 @@ class Stages:
                 "remove the folder and build again"
             )
         whole = merged(Packing.load(side.out / "recipe.json"), packing) if former else packing
-        unrounded = replace(schema, multiple_of=1)
-        counts = sum((_counts(side, part, unrounded) for part in range(len(side.notes))), np.zeros(1, np.int64))
-        if former:
-            counts = counts + np.array(former.histogram, np.int64)
+        counts = np.array(former.histogram if former else np.zeros(schema.max_sequence_length + 1), np.int64)
         files = ["recipe.json"]
         # Solving takes another time in every build; the file is to be the same.
         replace(whole, solve_seconds=0.0).save(side.ready / files[0])
         if vocabulary.path is not None:
             files.append(vocabulary.path.name)
             write_atomically(side.ready / vocabulary.path.name, vocabulary.path.read_bytes())
-        tables = chain(
-            [map_table(side.out, former.lengths, schema.lengths_dtype)] if former else [],
-            (
-                read_array(
-                    side.work / file_of("shard", note["number"], "npy"),
-                    dtype=schema.lengths_dtype,
-                    dimensions=1,
-                    way_out=remove_and_build_again(self.work),
-                )
-                for note in shards
-            ),
-        )
+
+        def tables() -> Iterator[np.ndarray]:
+            if former:
+                yield map_table(side.out, former.lengths, schema.lengths_dtype)
+            for note in shards:
+                path, way_out = side.work / file_of("shard", note["number"], "npy"), remove_and_build_again(self.work)
+                table = read_array(path, dtype=schema.lengths_dtype, dimensions=1, way_out=way_out)
+                counts[1:] += np.bincount(table["lengths"].reshape(-1), minlength=len(counts))[1:]
+                yield table
+
+        lengths = write_table(side.ready, "lengths", schema.lengths_dtype, tables(), whole.packs)
         write_manifest(
             side.ready,
             Manifest(
@@ -568,7 +550,7 @@ class Stages:
                 digest=side.digest,
                 shards=(former.shards if former else ())
                 + tuple(StoredFile.from_json(Fields.of(shard, side.work, "")) for shard in shards),
-                lengths=write_table(side.ready, "lengths", schema.lengths_dtype, tables, whole.packs),
+                lengths=lengths,
                 algorithm=whole.algorithm,
                 lower_bound=whole.lower_bound,
                 lp_bound=whole.lp_bound,
@@ -617,9 +599,7 @@ def _totals(side: BuildSide) -> List[RunningTotals]:
     return [RunningTotals(*note["totals"]) for note in side.notes]
 
 
-def _counts(side: BuildSide, part: int, schema: PackSchema) -> np.ndarray:
-    """Sequences of a part by the slots that they take, int64 [S + 1]."""
-    counts = np.zeros(schema.max_sequence_length + 1, dtype=np.int64)
-    lengths, sequences, _ = lengths_of_part(side.work, part).T
-    np.add.at(counts, schema.taken(lengths), sequences)
-    return counts
+def _is_assigned(side: BuildSide) -> bool:
+    """Whether all sequences have their places."""
+    groups = parts_groups(_totals(side))
+    return all((side.work / places_names(group.number)[1]).exists() for group in groups)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -81,6 +81,31 @@ class RunningTotals(NamedTuple):
     predictions: int
 
 
+class SpilledRun(NamedTuple):
+    """Sequences of a spilled file: the totals of the file, and the running totals where the run begins and ends."""
+
+    path: Path
+    totals: RunningTotals
+    start: RunningTotals
+    end: RunningTotals
+
+    @classmethod
+    def whole(cls, path: Path, totals: RunningTotals) -> SpilledRun:
+        return cls(path, totals, RunningTotals(0, 0, 0), totals)
+
+    @property
+    def _sizes(self) -> RunningTotals:
+        return RunningTotals(*(end - start for start, end in zip(self.start, self.end)))
+
+    def _changed(self) -> ValueError:
+        return ValueError(f"{self.path}: cut short or changed; remove the folder {self.path.parent} and build again")
+
+    def _check(self, lengths: np.ndarray, counts: np.ndarray) -> None:
+        """ValueError unless these lengths and numbers of masked tokens are those of the run."""
+        if (int(lengths.sum(dtype=np.int64)), int(counts.sum(dtype=np.int64))) != self._sizes[1:]:
+            raise self._changed()
+
+
 @dataclass(frozen=True)
 class SpillFormat:
     """The columns of a file of sequences, without a header; any run of them can be read alone.
@@ -118,44 +143,38 @@ class SpillFormat:
             for axis, name, _, dtype in self._parts():
                 out.write(np.ascontiguousarray(columns[axis][name].astype(dtype, copy=False)).data)
 
-    def read(self, path: Path, totals: RunningTotals, start: RunningTotals, end: RunningTotals) -> Sequences:
-        """The sequences between two running totals of a file with these totals."""
+    def read(self, runs: Sequence[SpilledRun]) -> Sequences:
+        """The sequences of all runs, one after another."""
         columns: Dict[str, Dict[str, np.ndarray]] = {"": {}, SEQUENCE: {}, SLOT: {}, PREDICTION: {}}
-        offset = 0
+        ends = np.cumsum([(0, 0, 0), *(run._sizes for run in runs)], axis=0)
         for axis, name, counted, dtype in self._parts():
-            wanted, place = end[counted] - start[counted], offset + start[counted] * dtype.itemsize
-            columns[axis][name] = np.fromfile(path, dtype, wanted, offset=place)
-            if len(columns[axis][name]) != wanted:
-                raise ValueError(f"{path}: cut short; remove the folder {path.parent} and build again")
-            offset += totals[counted] * dtype.itemsize
-        own = columns[""]
-        sums = (int(own["lengths"].sum(dtype=np.int64)), int(own["prediction_counts"].sum(dtype=np.int64)))
-        if sums != (end.tokens - start.tokens, end.predictions - start.predictions):
-            raise ValueError(f"{path}: was changed; remove the folder {path.parent} and build again")
-        return Sequences(
-            own["lengths"].astype(np.int64),
-            columns[SLOT],
-            own["prediction_counts"].astype(np.int64),
-            columns[PREDICTION],
-            columns[SEQUENCE],
-        )
-
-    def read_lengths(self, path: Path, totals: RunningTotals) -> np.ndarray:
-        """The lengths alone, [sequences], in the type of the file."""
-        lengths = np.fromfile(path, dtype=self.lengths_type, count=totals.sequences)
-        if len(lengths) != totals.sequences or int(lengths.sum(dtype=np.int64)) != totals.tokens:
-            raise ValueError(f"{path}: cut short or changed; remove the folder {path.parent} and build again")
-        return lengths
+            columns[axis][name] = np.empty(ends[-1, counted], dtype)
+        for run, begin, end in zip(runs, ends, ends[1:]):
+            offset, own = 0, []
+            with open(run.path, "rb") as file:
+                for axis, name, counted, dtype in self._parts():
+                    own.append(columns[axis][name][begin[counted] : end[counted]])
+                    file.seek(offset + run.start[counted] * dtype.itemsize)
+                    if file.readinto(own[-1].view(np.uint8)) != own[-1].nbytes:  # type: ignore[arg-type]
+                        raise run._changed()
+                    offset += run.totals[counted] * dtype.itemsize
+            run._check(*own[:2])
+        lengths, counts = (columns[""][name].astype(np.int64) for name in ("lengths", "prediction_counts"))
+        return Sequences(lengths, columns[SLOT], counts, columns[PREDICTION], columns[SEQUENCE])
 
 
-def _count_lengths(sequences: Sequences) -> List[List[int]]:
-    """[length, sequences of that length, most masked tokens of one of them] for every length that occurs."""
-    counts = np.bincount(sequences.lengths)
-    masked = np.zeros(len(counts), dtype=np.int64)
-    np.maximum.at(masked, sequences.lengths, sequences.prediction_counts)
-    lengths = np.flatnonzero(counts)
-    found: List[List[int]] = np.stack([lengths, counts[lengths], masked[lengths]], axis=1).tolist()
-    return found
+def lengths_of_part(work: Path, part: int, totals: RunningTotals, schema: PackSchema) -> Tuple[np.ndarray, np.ndarray]:
+    """Slots and masked tokens of the sequences of a part that is not sorted yet, [sequences] both."""
+    run = SpilledRun.whole(work / file_of("examples", part, "bin"), totals)
+    found = np.fromfile(run.path, SpillFormat.of(schema).lengths_type, 2 * totals.sequences)
+    if len(found) != 2 * totals.sequences:
+        raise run._changed()
+    lengths, counts = found.reshape(2, -1)
+    run._check(lengths, counts)
+    taken = schema.taken(lengths)
+    if int(taken.max(initial=0)) > schema.max_sequence_length:
+        raise run._changed()
+    return taken, counts
 
 
 def save_examples(note_file: Path, sequences: Sequences, schema: PackSchema, **about: Any) -> Dict[str, Any]:
@@ -164,7 +183,6 @@ def save_examples(note_file: Path, sequences: Sequences, schema: PackSchema, **a
     note = {
         "totals": [len(sequences), int(sequences.lengths.sum()), int(sequences.prediction_counts.sum())],
         "digest": digest(sequences),
-        "lengths": _count_lengths(sequences),
         **about,
     }
     write_json(note_file, note)
@@ -276,7 +294,7 @@ def sort_part(task: SortTask) -> int:
     if index_file.exists():  # a cluster may run a finished task again
         return task.part
     try:
-        sequences = SpillFormat.of(task.part_schema).read(source, task.totals, RunningTotals(0, 0, 0), task.totals)
+        sequences = SpillFormat.of(task.part_schema).read([SpilledRun.whole(source, task.totals)])
     except FileNotFoundError:
         if index_file.exists():  # another task has sorted it meanwhile
             return task.part
@@ -325,8 +343,7 @@ class ShardTask:
     number: int
     shard: int  # its number in the data set, which may have shards already
     packs: int
-    # For each part: its totals, and the running totals where this shard begins and ends.
-    runs: Tuple[Tuple[RunningTotals, RunningTotals, RunningTotals], ...]
+    runs: Tuple[SpilledRun, ...]  # of the parts that it takes from
     schema: PackSchema  # of the packs
     packs_per_shard: int
 
@@ -335,12 +352,7 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
     """Gathers the sequences of a shard, writes its packs, then its note with the checksums."""
     work = Path(task.work)
     spill = _sorted_format(task.schema, task.packs_per_shard)
-    blocks = [
-        spill.read(work / file_of("sorted", part, "bin"), *run)
-        for part, run in enumerate(task.runs)
-        if run[1] != run[2]
-    ]
-    sequences = Sequences.concatenate(blocks)
+    sequences = spill.read(task.runs)
     pack, slot = sequences.scalars.pop("pack_in_shard"), sequences.scalars.pop("slot")
     if len(pack) and int(pack.max()) >= task.packs:
         raise ValueError(f"{work}: a sequence has a place that there is not; {remove_and_build_again(work)}")
@@ -353,21 +365,9 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
 
 
 def read_notes(work: Path, pattern: str) -> List[Dict[str, Any]]:
-    """The notes of finished tasks, in order of their names: "examples-*.json", "group-*.json" or "shard-*.json".
-
-    Those of parts come without their "lengths", which are too many for memory (`lengths_of_part`).
-    """
-    notes = []
-    for path in sorted(work.glob(pattern), key=lambda path: int(path.stem.rpartition("-")[2])):
-        notes.append(_read_note(path))
-        notes[-1].pop("lengths", None)
-    return notes
-
-
-def lengths_of_part(work: Path, part: int) -> np.ndarray:
-    """[length, its sequences, most masked tokens of one of them] for every length of a part, int64 [lengths, 3]."""
-    note = _read_note(work / file_of("examples", part, "json"))
-    return np.array(note["lengths"], dtype=np.int64).reshape(-1, 3)
+    """The notes of finished tasks, in order of their names: "examples-*.json", "group-*.json" or "shard-*.json"."""
+    paths = sorted(work.glob(pattern), key=lambda path: int(path.stem.rpartition("-")[2]))
+    return list(map(_read_note, paths))
 
 
 def _read_note(path: Path) -> Dict[str, Any]:
@@ -391,7 +391,6 @@ def _read_note(path: Path) -> Dict[str, Any]:
     else:
         fields.integer("documents", **count)
         fields.integers("totals", 3, **count)
-        fields.list_of("lengths", Fields.integers, 3, **count)
         fields.optional("unknown", Fields.integers, 2, **count)
         fields.optional("ranges", Fields.values_of, Fields.integers, 2, least=-(2**31), most=2**31 - 1)
     return fields.tree

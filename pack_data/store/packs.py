@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Tuple, Union
 import numpy as np
 
 from pack_data.reading.fields import Fields, shown, whole_number
-from pack_data.sequences import LONGEST, Sequences, check_multiple, rounded_up
+from pack_data.sequences import LONGEST, Sequences, check_multiple, ragged_copy, rounded_up, starts_of
 
 BERT, TOKENS = "bert_pretraining", "tokens"
 
@@ -277,15 +277,13 @@ def assemble(schema: PackSchema, sequences: Sequences, pack: np.ndarray, slot: n
 
     Raises ValueError where a pack would have more tokens, sequences or masked tokens than fit; nothing is cut.
     """
-    S, D = schema.max_sequence_length, schema.max_sequences_per_pack
+    S, D, P = (schema.width(axis) for axis in (SLOT, SEQUENCE, PREDICTION))
     if len(slot) and int(slot.max()) >= D:
         raise ValueError(f"a pack holds {int(slot.max()) + 1} sequences, at most {D} fit")
-    place = np.asarray(pack, dtype=np.int64) * D + slot
-    order = np.argsort(place, kind="stable")
-    if len(order) > 1 and (np.diff(place[order]) == 0).any():
+    pack = np.asarray(pack, dtype=np.int64)
+    place = pack * D + slot
+    if len(place) and np.bincount(place).max() > 1:
         raise ValueError("two sequences were given the same place in a pack")
-    sequences, place = sequences.take(order), place[order]
-
     records = np.zeros(packs, dtype=schema.record_dtype)
 
     def by_sequence(values: np.ndarray) -> np.ndarray:
@@ -293,37 +291,31 @@ def assemble(schema: PackSchema, sequences: Sequences, pack: np.ndarray, slot: n
         table[place] = values
         return table.reshape(packs, D)
 
-    lengths = by_sequence(sequences.lengths)
-    taken = schema.taken(lengths)
-    used = taken.sum(axis=1)
-    if packs and int(used.max()) > S:
-        raise ValueError(f"a pack holds {int(used.max())} tokens, at most {S} fit")
-    starts = (np.cumsum(taken, axis=1) - taken).reshape(-1)[place]
-    records["lengths"] = lengths
+    def starts_in_packs(counts: np.ndarray, most: int, what: str) -> np.ndarray:
+        """Where the values of each sequence begin in its pack."""
+        used = counts.sum(axis=1)
+        if packs and int(used.max()) > most:
+            raise ValueError(f"a pack holds {int(used.max())} {what}, at most {most} fit")
+        return (np.cumsum(counts, axis=1) - counts).reshape(-1)[place]
 
-    # The tokens are in the order of the packs already, so a mask of the used slots says where each goes.
-    filled = schema.real_slots(lengths)
-    for column in schema.on(SLOT):
-        values = sequences.tokens[column.name]
-        rows = np.zeros((packs, S), dtype=column.dtype)
-        rows[filled] = values + np.repeat(starts, sequences.lengths) if column.slot_index else values
-        records[column.name] = rows
+    records["lengths"] = lengths = by_sequence(sequences.lengths)
+    starts = starts_in_packs(schema.taken(lengths), S, "tokens")
+    runs = [(SLOT, S, starts, sequences.lengths, sequences.tokens)]
+    if schema.on(PREDICTION):
+        records["prediction_counts"] = counts = by_sequence(sequences.prediction_counts)
+        own = starts_in_packs(counts, P, "masked tokens")
+        runs.append((PREDICTION, P, own, sequences.prediction_counts, sequences.predictions))
+    for axis, width, first, sizes, columns in runs:
+        for column in schema.on(axis):
+            values = columns[column.name]
+            if column.slot_index:
+                values = values + np.repeat(starts, sizes)
+            rows = np.zeros(packs * width, dtype=column.dtype)
+            ragged_copy(rows, pack * width + first, values.astype(column.dtype, copy=False), starts_of(sizes), sizes)
+            records[column.name] = rows.reshape(packs, width)
     for column in schema.on(SEQUENCE):
         values = sequences.scalars[column.name]
         records[column.name] = by_sequence(values + starts if column.slot_index else values)
-    if schema.on(PREDICTION):
-        P = schema.max_predictions_per_pack
-        counts = by_sequence(sequences.prediction_counts)
-        masked = counts.sum(axis=1)
-        if packs and int(masked.max()) > P:
-            raise ValueError(f"a pack holds {int(masked.max())} masked tokens, at most {P} fit")
-        records["prediction_counts"] = counts
-        filled = np.arange(P) < masked[:, None]
-        for column in schema.on(PREDICTION):
-            values = sequences.predictions[column.name]
-            rows = np.zeros((packs, P), dtype=column.dtype)
-            rows[filled] = values + np.repeat(starts, sequences.prediction_counts) if column.slot_index else values
-            records[column.name] = rows
     return records
 
 

@@ -63,7 +63,7 @@ class _Measured(NamedTuple):
         return self.packs / self.bound - 1
 
 
-def in_random_order(histogram: LengthHistogram, seed: int) -> np.ndarray:
+def _in_random_order(histogram: LengthHistogram, seed: int) -> np.ndarray:
     lengths = np.repeat(histogram.lengths, histogram.counts[histogram.lengths])
     np.random.default_rng(seed).shuffle(lengths)
     return lengths
@@ -78,8 +78,8 @@ def _grid_cases(sequences: int, seed: int) -> Iterator[_Case]:
         ("instructions 8,192", f"lognormal:median=424.6,sigma=1.2,max=8192,{whole}"),
     ):
         histogram = synthetic_histogram(specification)
-        yield _Case(name, in_random_order(histogram, seed), histogram.max_sequence_length)
-    wikipedia = in_random_order(synthetic_histogram(f"sample:wikipedia_512,n={max(1, first)},seed={seed}"), seed)
+        yield _Case(name, _in_random_order(histogram, seed), histogram.max_sequence_length)
+    wikipedia = _in_random_order(synthetic_histogram(f"sample:wikipedia_512,n={max(1, first)},seed={seed}"), seed)
     squad = LengthHistogram.published("squad_1_1_384")
     rest = np.random.default_rng(seed).choice(
         len(squad.counts), sequences - len(wikipedia), p=squad.counts / squad.sequences
@@ -87,13 +87,13 @@ def _grid_cases(sequences: int, seed: int) -> Iterator[_Case]:
     yield _Case("Wikipedia, then SQuAD", np.concatenate([wikipedia, rest]), 512)
 
 
-def lower_bound(case: _Case, depth: Optional[int]) -> int:
+def _lower_bound(case: _Case, depth: Optional[int]) -> int:
     """Packs that no packer of all these lengths can go below, proved."""
     histogram = LengthHistogram.from_lengths(case.lengths, case.max_sequence_length)
     return prove(optimal.pack(histogram, max_sequences_per_pack=depth, progress=False)).lower_bound
 
 
-def measure(case: _Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]) -> _Measured:
+def _measure(case: _Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]) -> _Measured:
     """Packs the stream; the packs at its end count as well."""
     lengths = case.lengths.tolist()
     stream = PackStream(
@@ -173,7 +173,7 @@ begun with the oldest sequence because it had waited so long. short moved, long 
 place in the stream, in sequences, of the shortest and of the longest quarter."""
 
 
-def pictures(measured: Sequence[_Measured]) -> List[Lines]:
+def _pictures(measured: Sequence[_Measured]) -> List[Lines]:
     """The gap against the buffer, for each stream, a line for each depth."""
     by_price = [made for made in measured if made.way == "by price"]
     found = []
@@ -231,7 +231,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         depths: Sequence[Optional[int]] = GRID_DEPTHS if chosen is None else (chosen,)
     else:
         histogram = histogram_from(args)
-        lengths = in_random_order(histogram, args.seed)[: args.sequences]
+        lengths = _in_random_order(histogram, args.seed)[: args.sequences]
         cases = [_Case(histogram.name, lengths, histogram.max_sequence_length)]
         depths = (args.max_sequences_per_pack,)
     measured: List[_Measured] = []
@@ -240,7 +240,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     with progress_bar(len(cases) * len(depths), "streams") as bar:
         for case in cases:
             for depth in depths:
-                bound = lower_bound(case, depth)
+                bound = _lower_bound(case, depth)
                 for way in _ways(case, depth, bound, args):
                     made = way()
                     measured.append(made)
@@ -250,7 +250,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         _print_row(made, len(case.lengths))
                 bar.update(1)
     if args.plot:
-        write(pictures(measured), args.plot)
+        write(_pictures(measured), args.plot)
     if not args.json:
         print(LEGEND)
     return 0
@@ -258,7 +258,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _ways(case: _Case, depth: Optional[int], bound: int, args: Any) -> Iterator[Callable[[], _Measured]]:
     for buffer in args.buffer:
-        yield partial(measure, case, depth, bound, buffer, args.longest_wait)
+        yield partial(_measure, case, depth, bound, buffer, args.longest_wait)
     yield partial(_measure_other, case, depth, bound, "windows", WINDOW, windows)
     for buffer in args.buffer:
         yield partial(_measure_other, case, depth, bound, "open rows", buffer, open_rows)

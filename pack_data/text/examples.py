@@ -15,7 +15,7 @@ from typing import List, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.sequences import Sequences, ragged_index, starts_of
+from pack_data.sequences import Sequences, ragged_copy, ragged_index, starts_of
 from pack_data.text.corpus import Document, split_sentences
 from pack_data.text.vocabulary import AnyVocabulary
 
@@ -226,8 +226,8 @@ def _with_masks(
     middle, end = starts + 1 + a_length, starts + lengths - 1
     ids[starts] = vocabulary.special.first
     ids[middle] = ids[end] = vocabulary.special.separator
-    ids[ragged_index(starts + 1, a_length)] = documents.ids[ragged_index(a_start, a_length)]
-    ids[ragged_index(middle + 1, b_length)] = documents.ids[ragged_index(b_start, b_length)]
+    ragged_copy(ids, starts + 1, documents.ids, a_start, a_length)
+    ragged_copy(ids, middle + 1, documents.ids, b_start, b_length)
     special = np.concatenate([starts, middle, end])
     inside = np.zeros(len(ids), dtype=bool)
     if options.whole_word_masking:

@@ -9,10 +9,13 @@ import json
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 API = json.loads((Path(__file__).resolve().parent.parent / "data" / "poptorch_api.json").read_text(encoding="utf-8"))
+DEVICE = torch.device("meta")  # any but the host's
 ALLOWED = frozenset(API["aten_ops_with_lowering"])
 
 # What torch decomposes an operator into -> the operator as PopTorch registers it.
@@ -180,3 +183,26 @@ def wide_types(operators):
         ):
             found.append(operator)
     return found
+
+
+class Traced:
+    """A program's forward pass of one micro-batch of inputs, as the engine hands it to PopTorch.
+
+    inputs: (shape, type) of each. mode: what notes the calls, instead of a Recorder.
+    """
+
+    def __init__(self, program, inputs, stand_in, *, training=True, mode=None):
+        with FakeTensorMode(allow_non_fake_inputs=False):
+            tensors = dict([*program.named_parameters(), *program.named_buffers()])
+            self.weights = {name: torch.empty(t.shape, dtype=t.dtype, device=DEVICE) for name, t in tensors.items()}
+            self.inputs = [torch.zeros(shape, dtype=dtype, device=DEVICE) for shape, dtype in inputs]
+            self.graph = stand_in._Graph()
+            tensors = [*self.weights.values(), *self.inputs]
+            recorder = Recorder(tensors, current_ipu=lambda: self.graph.ipu, reject=False)
+            stand_in._graph = self.graph
+            try:
+                with torch.no_grad(), recorder if mode is None else mode:
+                    self.outputs = functional_call(program.train(training), dict(self.weights), tuple(self.inputs))
+            finally:
+                stand_in._graph = None
+        self.operators, self.problems, self.program = recorder.operators, recorder.problems, program

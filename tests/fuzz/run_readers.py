@@ -12,11 +12,11 @@ from typing import Tuple
 
 import torch
 import yaml
-from ipu_packed_bert.report.measured import read as read_measured
 
 from ipu_packed_bert.commands import export, finetune, pretrain
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.report import command as report_command
+from ipu_packed_bert.report.measured import read as read_measured
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.allowed_changes import SIZES
 from ipu_packed_bert.settings.finetuning import FinetuneConfig

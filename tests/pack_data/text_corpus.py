@@ -5,7 +5,10 @@ import random
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
+import pytest
+
 from pack_data.build import BuildOptions, build
+from pack_data.building import stages
 from pack_data.sequences import Example
 from pack_data.store.data_set import PackStore
 from pack_data.text.examples import make_examples, tokenise
@@ -60,23 +63,8 @@ def words_of(example: Example, tokens: Sequence[str]) -> List[List[int]]:
 
 def build_small(corpus: Path, out: Path, **options: Any) -> PackStore:
     """A build of such a corpus that takes a fraction of a second."""
-    return build(
-        BuildOptions(
-            **{
-                **dict(
-                    corpus=corpus,
-                    out=out,
-                    vocabulary_size=200,
-                    max_sequence_length=64,
-                    packer="spfhp",
-                    duplication_factor=2,
-                    seed=3,
-                    workers=1,
-                ),
-                **options,
-            }
-        )
-    )
+    small = dict(vocabulary_size=200, max_sequence_length=64, packer="spfhp", duplication_factor=2, seed=3, workers=1)
+    return build(BuildOptions(out, corpus, **{**small, **options}))
 
 
 def content(folder: Path) -> Dict[str, bytes]:
@@ -86,6 +74,26 @@ def content(folder: Path) -> Dict[str, bytes]:
 
 class Stopped(BaseException):
     """Ends a build where it stands, as a signal would."""
+
+
+def stop_at(monkeypatch: Any, name: str, *given: Any, **options: Any) -> None:
+    """A small build that ends where it calls this function of its stages."""
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, name, lambda *_: (_ for _ in ()).throw(Stopped()))
+        with pytest.raises(Stopped):
+            build_small(*given, **options)
+
+
+def stop_unlink(monkeypatch: Any, count: int) -> None:
+    """Stops the program where it has removed `count` files and would remove one more."""
+    unlink, left = Path.unlink, iter(range(count))
+
+    def counted(path: Path, *arguments: Any) -> None:
+        if next(left, None) is None:
+            raise Stopped
+        unlink(path, *arguments)
+
+    monkeypatch.setattr(Path, "unlink", counted)
 
 
 def stop_before_rename(monkeypatch: Any, count: int) -> List[int]:

@@ -24,12 +24,6 @@ def fresh_machine():
 
 # ------------------------------------------------------------------------------------------------- names and signatures
 
-KINDS = {
-    "positional_or_keyword": inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    "var_positional": inspect.Parameter.VAR_POSITIONAL,
-    "keyword_only": inspect.Parameter.KEYWORD_ONLY,
-    "var_keyword": inspect.Parameter.VAR_KEYWORD,
-}
 PUBLISHED = {**TOP, **OPTIM, **OPTIONS}
 # Attributes that torch's optimisers have, and the one of PopTorch's that its methods are reached through.
 OF_OPTIMISERS = {"defaults", "param_groups", "state", "variable_attrs"}
@@ -39,7 +33,7 @@ def same_signature(function, parameters, *, method):
     mine = list(inspect.signature(function).parameters.values())[1 if method else 0 :]
     assert [p.name for p in mine] == [p["name"] for p in parameters]
     for own, real in zip(mine, parameters):
-        assert own.kind == KINDS[real["kind"]], own
+        assert own.kind == getattr(inspect.Parameter, real["kind"].upper()), own
         assert ("default" in real) == (own.default is not inspect.Parameter.empty), own
         if isinstance(real.get("default"), dict):  # a member of an enumeration
             assert f"{type(own.default).__name__}.{own.default.name}" == real["default"]["expr"]

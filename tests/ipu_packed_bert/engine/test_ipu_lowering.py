@@ -13,13 +13,12 @@ import re
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 
 from ipu_packed_bert.model.packed import BATCH_FIELDS
 from ipu_packed_bert.settings.pretraining import load_config
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from tests.fakes.lowering import ALLOWED, Recorder, wide_types
+from tests.fakes.lowering import ALLOWED, DEVICE, Recorder, Traced, wide_types
 from tests.fakes.sdk import installed
 from tests.pretraining import placed
 
@@ -27,7 +26,6 @@ from tests.pretraining import placed
 CONFIGS = [
     config_file(name) for name in shipped_names() if re.fullmatch("(un)?packed_.*(?<!_bow)_(pod16|gpu[18]|ipu1)", name)
 ]
-DEVICE = torch.device("meta")  # any but the host's
 FULL_DEPTH = "packed_phase2_pod16"
 
 
@@ -58,34 +56,19 @@ def widths(config):
             yield name, predictions if name.startswith("masked") else depth if name.startswith("next") else slots
 
 
-class Trace:
-    """Forward pass and loss of one micro-batch of a configuration, as the engine hands it to PopTorch."""
+class Trace(Traced):
+    """Forward pass and loss of a configuration."""
 
     def __init__(self, config, sdk, *, training=True):
         ipu, stand_in = sdk
         with torch.device("meta"):
             program = ipu.program.build_program(config, Pretraining(config), placed(config))
         rows = config.batch.micro_batch
-        with FakeTensorMode(allow_non_fake_inputs=False):
-            tensors = dict([*program.named_parameters(), *program.named_buffers()])
-            self.weights = {name: torch.empty(t.shape, dtype=t.dtype, device=DEVICE) for name, t in tensors.items()}
-            inputs = [
-                torch.zeros((rows,), device=DEVICE)
-                if width is None
-                else torch.zeros((rows, width), dtype=torch.int32, device=DEVICE)
-                for _, width in widths(config)
-            ]
-            self.graph = stand_in._Graph()
-            recorder = Recorder([*self.weights.values(), *inputs], current_ipu=lambda: self.graph.ipu, reject=False)
-            stand_in._graph = self.graph
-            try:
-                with torch.no_grad(), recorder:
-                    self.outputs = functional_call(program.train(training), dict(self.weights), tuple(inputs))
-            finally:
-                stand_in._graph = None
-            self.loss = self.graph.losses[0]
-        self.operators, self.problems = recorder.operators, recorder.problems
-        self.program = program
+        inputs = [
+            ((rows,), torch.float32) if width is None else ((rows, width), torch.int32) for _, width in widths(config)
+        ]
+        super().__init__(program, inputs, stand_in, training=training)
+        self.loss = self.graph.losses[0]
 
 
 def check(trace, config):

@@ -13,12 +13,6 @@ ROOT = Path(__file__).resolve().parents[3]
 API = json.loads((ROOT / "tests" / "data" / "poptorch_api.json").read_text(encoding="utf-8"))
 SDK = ROOT / "ipu_packed_bert" / "engine" / "ipu" / "sdk.py"
 ENGINE = sorted((ROOT / "ipu_packed_bert" / "engine" / "ipu").glob("*.py"))
-KINDS = {
-    "positional_or_keyword": inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    "var_positional": inspect.Parameter.VAR_POSITIONAL,
-    "keyword_only": inspect.Parameter.KEYWORD_ONLY,
-    "var_keyword": inspect.Parameter.VAR_KEYWORD,
-}
 TOP, OPTIM, OPTIONS = (API["modules"][name] for name in ("poptorch", "poptorch.optim", "poptorch.options"))
 SUB_OPTIONS = {entry["reached_through"].split(".")[1]: name for name, entry in OPTIONS.items()}
 
@@ -38,11 +32,9 @@ OF_TORCH = {"param_groups"}
 
 
 def signature(parameters):
+    own, empty = inspect.Parameter, inspect.Parameter.empty
     return inspect.Signature(
-        [
-            inspect.Parameter(p["name"], KINDS[p["kind"]], default=p.get("default", inspect.Parameter.empty))
-            for p in parameters
-        ]
+        [own(p["name"], getattr(own, p["kind"].upper()), default=p.get("default", empty)) for p in parameters]
     )
 
 

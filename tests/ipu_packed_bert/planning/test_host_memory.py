@@ -12,37 +12,19 @@ from ipu_packed_bert.planning.host_memory import _layer_bytes, host_memory, mult
 from ipu_packed_bert.planning.plan import _lines, plan
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config
 from ipu_packed_bert.settings.schema import ModelConfig
-from tests.update_batches import SLOTS, change, make_batches
+from tests.ipu_packed_bert.engine.test_recompute import kept
+from tests.update_batches import SLOTS, change
 
 MODEL = ModelConfig(61, 64, 2, 4, 256, SLOTS, hidden_dropout=0.0)
-
-
-def kept(model, attention):
-    """Bytes that the forward pass of one micro-batch of two rows keeps, without the weights."""
-    from tests.pretraining import host_engine
-
-    config = Config(model=model, batch=BatchConfig(micro_batch=2))
-    engine = host_engine(change(config, engine={"attention": attention}), device="cpu")
-    (batch,) = make_batches(1, depth=3, micro_batch=2)
-    found = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        found[storage.data_ptr()] = (storage.nbytes(), storage)  # kept alive: no address comes twice
-        return tensor
-
-    engine.model.train()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        engine.model(*(torch.from_numpy(batch[name][:2]) for name in engine.task.fields))
-    weights = {parameter.untyped_storage().data_ptr() for parameter in engine.model.parameters()}
-    return sum(size for address, (size, _) in found.items() if address not in weights)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_layer_keeps_what_is_computed(attention):
     """float32, no dropout; sums of attention and LayerNorm's means are not counted, and a kernel may copy less."""
     more = dataclasses.replace(MODEL, num_layers=5)
-    found = (kept(more, attention) - kept(MODEL, attention)) / 3 / (2 * SLOTS)
+    configs = [Config(model=model, batch=BatchConfig(micro_batch=2)) for model in (MODEL, more)]
+    few, many = (kept(change(config, engine={"attention": attention})) for config in configs)
+    found = (many - few) / 3 / (2 * SLOTS)
     computed = _layer_bytes(MODEL, slots=SLOTS, half=False, eager=attention == "eager")
     assert 0.9 * computed < found < 1.1 * computed
 

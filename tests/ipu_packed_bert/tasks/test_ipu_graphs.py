@@ -10,8 +10,6 @@ import inspect
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from ipu_packed_bert.settings.finetuning import load_config
@@ -20,12 +18,11 @@ from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import Tokenizer
-from tests.fakes.lowering import ALLOWED, Recorder, wide_types
+from tests.fakes.lowering import ALLOWED, DEVICE, Traced, wide_types
 from tests.fakes.sdk import installed
 from tests.fine_tuning_files import KINDS, VOCABULARY, training_file
 
 CONFIGS = [config_file(name) for name in shipped_names() if name.startswith("finetune_") and "pod" in name]
-DEVICE = torch.device("meta")  # any but the host's
 ROWS = 3
 
 
@@ -64,7 +61,7 @@ def two_layers(config):
     return dataclasses.replace(config, placement=dataclasses.replace(config.placement, layers_per_ipu=layers))
 
 
-class Trace:
+class Trace(Traced):
     """One micro-batch of a configuration, as the engine hands it to PopTorch: a training or a prediction program."""
 
     def __init__(self, config, task, sdk, *, training=True, mode=None):
@@ -77,25 +74,11 @@ class Trace:
         layout = task.layout(config.with_micro_batch(1.0), 1.0)
         batch = layout.filled(task.packs.batch(task.packs.order(0)[:1], 0), rows=ROWS)
         assert {str(batch[name].dtype) for name in fields} <= {"int32", "float32"}
-        with FakeTensorMode(allow_non_fake_inputs=False):
-            tensors = dict([*program.named_parameters(), *program.named_buffers()])
-            self.weights = {name: torch.empty(t.shape, dtype=t.dtype, device=DEVICE) for name, t in tensors.items()}
-            inputs = [
-                torch.zeros(batch[name].shape, dtype=getattr(torch, str(batch[name].dtype)), device=DEVICE)
-                for name in fields
-            ]
-            self.graph = stand_in._Graph()
-            recorder = Recorder([*self.weights.values(), *inputs], current_ipu=lambda: self.graph.ipu, reject=False)
-            stand_in._graph = self.graph
-            try:
-                with torch.no_grad(), recorder if mode is None else mode:
-                    self.outputs = functional_call(program.train(training), dict(self.weights), tuple(inputs))
-            finally:
-                stand_in._graph = None
-        self.operators, self.problems, self.program = recorder.operators, recorder.problems, program
+        inputs = [(batch[name].shape, getattr(torch, str(batch[name].dtype))) for name in fields]
+        super().__init__(program, inputs, stand_in, training=training, mode=mode)
         # Which inputs are read at all: one that is not has no business on the device.
         read = {id(tensor) for operator in self.operators for tensor in operator.inputs}
-        self.unread = [name for name, tensor in zip(fields, inputs) if id(tensor) not in read]
+        self.unread = [name for name, tensor in zip(fields, self.inputs) if id(tensor) not in read]
 
     @property
     def names(self):

@@ -31,25 +31,15 @@ class Job:
         self.packing = get_packer("spfhp")(histogram, max_sequences_per_pack=depth)
         self.packing.save(folder / "recipe.json")
         self.schema = PackSchema.of_tokens(S, 1, [StoredColumn("input_ids", SLOT, "|u1")])
-        self.parts = np.split(self.lengths, range(part, len(self.lengths), part))
-        for number, each in enumerate(self.parts):
-            dtype = SpillFormat.of(self.schema).lengths_type
-            each.astype(dtype).tofile(folder / file_of("examples", number, "bin"))
-        self.totals = [RunningTotals(len(each), int(each.sum()), 0) for each in self.parts]
-
-    def counts(self, part):
-        return np.bincount(self.parts[part], minlength=self.packing.max_sequence_length + 1)
+        parts = np.split(self.lengths, range(part, len(self.lengths), part))
+        for number, each in enumerate(parts):
+            columns = np.stack([each, np.zeros_like(each)]).astype(SpillFormat.of(self.schema).lengths_type)
+            columns.tofile(folder / file_of("examples", number, "bin"))
+        self.totals = [RunningTotals(len(each), int(each.sum()), 0) for each in parts]
 
     def run(self, runner=None):
-        on_disk.assign_on_disk(
-            self.folder,
-            self.folder / "recipe.json",
-            self.schema,
-            self.totals,
-            self.counts,
-            self.seed,
-            runner or TaskRunner(),
-        )
+        recipe = self.folder / "recipe.json"
+        on_disk.assign_on_disk(self.folder, recipe, self.schema, self.totals, self.seed, runner or TaskRunner())
         return self.places()
 
     def places(self):

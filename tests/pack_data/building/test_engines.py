@@ -28,6 +28,7 @@ def start(words, folder):
     (folder / "sitecustomize.py").write_text(SMALL)
     path = os.pathsep.join([os.fspath(ROOT), os.fspath(folder)])
     environment = {**os.environ, "PYTHONPATH": path, "HOME": os.fspath(folder), "RAY_AUTH_MODE": "disabled"}
+    environment["RAY_raylet_start_wait_time_s"] = "600"  # on a busy machine
     with open(folder / "output", "w") as output:
         how = dict(stdout=output, stderr=output, start_new_session=True)
         return subprocess.Popen([sys.executable, *words], env=environment, cwd=folder, **how)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +17,15 @@ from pack_data.building.work_folder import COMMIT, complete
 from pack_data.reading import files
 from pack_data.store.data_set import PackStore
 from pack_data.verify import verify
-from tests.pack_data.text_corpus import Stopped, build_small, content, stop_before_rename, write_corpus
+from tests.pack_data.text_corpus import (
+    Stopped,
+    build_small,
+    content,
+    stop_at,
+    stop_before_rename,
+    stop_unlink,
+    write_corpus,
+)
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -61,24 +68,13 @@ def test_stopped_while_the_work_folder_is_cleared(corpus, tmp_path, monkeypatch)
     """A build that was stopped after its commit is finished by the next one, wherever that one is stopped."""
     build_small(corpus, tmp_path / "calm").close()
     expected = content(tmp_path / "calm")
-    with monkeypatch.context() as patch:
-        patch.setattr(stages, "complete", lambda work: (_ for _ in ()).throw(Stopped()))
-        with pytest.raises(Stopped):
-            build_small(corpus, tmp_path / "stopped" / "data")
-    unlink, count, stopped = Path.unlink, 0, True
+    stop_at(monkeypatch, "complete", corpus, tmp_path / "stopped" / "data")
+    count, stopped = 0, True
     while stopped:
-        count, left = count + 1, [count]
         folder = tmp_path / str(count)
         shutil.copytree(tmp_path / "stopped", folder)
-
-        def counted(path, *arguments, left=left):
-            if not left[0]:
-                raise Stopped
-            left[0] -= 1
-            unlink(path, *arguments)
-
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", counted)
+            stop_unlink(patch, count)
             try:
                 build_small(corpus, folder / "data").close()
                 stopped = False
@@ -86,14 +82,12 @@ def test_stopped_while_the_work_folder_is_cleared(corpus, tmp_path, monkeypatch)
                 pass
         build_small(corpus, folder / "data").close()
         assert content(folder / "data") == expected and not (folder / "data.building").exists()
+        count += 1
     assert count > 10
 
 
 def test_what_was_complete_is_not_made_again(corpus, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(stages, "make_shard", lambda task: (_ for _ in ()).throw(Stopped()))
-        with pytest.raises(Stopped):
-            build_small(corpus, tmp_path / "data")
+    stop_at(monkeypatch, "make_shard", corpus, tmp_path / "data")
     with monkeypatch.context() as patch:
         patch.setattr(inputs, "make_part", lambda task: pytest.fail("done a second time"))
         patch.setattr(stages, "sort_part", lambda task: pytest.fail("done a second time"))
@@ -105,10 +99,7 @@ def test_what_was_complete_is_not_made_again(corpus, tmp_path, monkeypatch):
 
 def test_other_options_or_another_corpus_do_not_continue(corpus, tmp_path, monkeypatch):
     for change in ({}, {"seed": 4}):
-        with monkeypatch.context() as patch:
-            patch.setattr(stages, "make_shard", lambda task: (_ for _ in ()).throw(Stopped()))
-            with pytest.raises(Stopped):
-                build_small(corpus, tmp_path / "data", **change)
+        stop_at(monkeypatch, "make_shard", corpus, tmp_path / "data", **change)
     build_small(corpus, tmp_path / "data").close()
     build_small(corpus, tmp_path / "calm").close()
     assert content(tmp_path / "data") == content(tmp_path / "calm")

@@ -175,61 +175,42 @@ def test_a_change_that_was_begun_is_completed_by_any_build(few, tmp_path, monkey
     assert both(out) == both(tmp_path / "calm")
 
 
-def test_what_is_appended_keeps_to_its_sides(corpus, tmp_path):
-    grown = shutil.copytree(corpus, tmp_path / "corpus")
-    out = tmp_path / "data"
+def appended(grown, out, more):
+    """The manifests of both sides before and after more files were appended; a second time changes nothing."""
+    folders = (out, held_out_folder(out))
     build_small(grown, out, **HOW).close()
-    before = [read_manifest(folder) for folder in (out, held_out_folder(out))]
-    assert names_its_training_side(*before)
-    for path in write_corpus(tmp_path / "more", 15, seed=1).iterdir():
-        path.rename(grown / ("new" + path.name))
-    # The same document in another file.
-    (grown / "another copy.txt").write_text((grown / "000.txt").read_text() + "\n\n")
+    before = [read_manifest(folder) for folder in folders]
+    for path in more:
+        shutil.copy(path, grown / ("new" + path.name))
     build_small(grown, out, append=True, **HOW).close()
-    after = [read_manifest(folder) for folder in (out, held_out_folder(out))]
-    assert names_its_training_side(*after)
+    after, files = [read_manifest(folder) for folder in folders], both(out)
+    assert names_its_training_side(*before) and names_its_training_side(*after)
+    verify(out), verify(held_out_folder(out))
+    build_small(grown, out, append=True, **HOW).close()
+    assert both(out) == files
+    return before, after
+
+
+def test_what_is_appended_keeps_to_its_sides(corpus, tmp_path):
+    grown, out = shutil.copytree(corpus, tmp_path / "corpus"), tmp_path / "data"
+    more = write_corpus(tmp_path / "more", 15, seed=1)
+    # The same document in another file.
+    (more / "another copy.txt").write_text((grown / "000.txt").read_text() + "\n\n")
+    before, after = appended(grown, out, more.iterdir())
     expected = [held for _, held in sides.split(documents(grown), SHARE)]
     for side, (former, now) in enumerate(zip(before, after)):
         assert now.shards[: len(former.shards)] == former.shards and now.sequences > former.sequences
         assert now.made_with["documents"] == expected.count(bool(side)) and len(now.made_with["sources"]) == 51
     assert not eight_grams(word_sequences(out)) & eight_grams(word_sequences(held_out_folder(out)))
-    verify(out), verify(held_out_folder(out))
-    files = both(out)
-    build_small(grown, out, append=True, **HOW).close()
-    assert both(out) == files
 
 
 @pytest.mark.parametrize("side", [False, True], ids=["training", "held-out"])
 def test_appending_documents_of_one_side(corpus, tmp_path, side):
-    grown = shutil.copytree(corpus, tmp_path / "corpus")
-    out = tmp_path / "data"
-    build_small(grown, out, **HOW).close()
-    before = [read_manifest(folder) for folder in (out, held_out_folder(out))]
-    assert names_its_training_side(*before)
-    more = write_corpus(tmp_path / "more", 30, seed=1)
-    new = next(
-        path for path in sorted(more.iterdir()) if [held for _, held in sides.split(documents(path), SHARE)] == [side]
-    )
-    shutil.copy(new, grown / "new.txt")
-    build_small(grown, out, append=True, **HOW).close()
-    after = [read_manifest(folder) for folder in (out, held_out_folder(out))]
-    assert names_its_training_side(*after)
+    more = sorted(write_corpus(tmp_path / "more", 30, seed=1).iterdir())
+    new = next(path for path in more if [held for _, held in sides.split(documents(path), SHARE)] == [side])
+    before, after = appended(shutil.copytree(corpus, tmp_path / "corpus"), tmp_path / "data", [new])
     assert [now.sequences > former.sequences for former, now in zip(before, after)] == [not side, side]
-    assert all("new.txt" in [name for name, _ in now.made_with["sources"]] for now in after)
-    verify(out), verify(held_out_folder(out))
-    files = both(out)
-    build_small(grown, out, append=True, **HOW).close()
-    assert both(out) == files
-
-
-@pytest.mark.parametrize("share", [0.00001, 0.99999])
-def test_the_share_that_a_refusal_names_splits(few, tmp_path, share):
-    with pytest.raises(ValueError, match="nearest that does") as error:
-        build_small(few, tmp_path / "data", **{**QUICK, "held_out": share})
-    nearest = float(str(error.value).split("; --held-out ")[1].split()[0])
-    held = [held_out for _, held_out in sides.split(documents(few), nearest)]
-    assert held.count(share < 0.5) == 1  # one document, on the side that had none
-    build_small(few, tmp_path / "data", **{**QUICK, "held_out": nearest}).close()
+    assert all("new" + new.name in [name for name, _ in now.made_with["sources"]] for now in after)
 
 
 @pytest.mark.parametrize(

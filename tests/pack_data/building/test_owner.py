@@ -9,11 +9,11 @@ import pytest
 
 from pack_data.build import BuildOptions, build
 from pack_data.build import main as build_main
-from pack_data.building import inputs, stages
+from pack_data.building import inputs
 from pack_data.cli.command import run_main
 from pack_data.packing import Packing
 from pack_data.store.data_set import StoreWriter, read_manifest
-from tests.pack_data.text_corpus import build_small, write_corpus
+from tests.pack_data.text_corpus import build_small, stop_at, write_corpus
 from tests.refusals import refusal_of
 
 
@@ -84,10 +84,7 @@ def test_a_folder_of_the_work_folders_name_stays(corpus, tmp_path):
 
 
 def test_a_file_laid_into_the_work_folder_stays(corpus, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(stages, "make_shard", lambda task: (_ for _ in ()).throw(KeyboardInterrupt()))
-        with pytest.raises(KeyboardInterrupt):
-            build_small(corpus, tmp_path / "data")
+    stop_at(monkeypatch, "make_shard", corpus, tmp_path / "data")
     (tmp_path / "data.building" / "mine.txt").write_text("mine")
     build_small(corpus, tmp_path / "data").close()
     assert [path.as_posix() for path in content(tmp_path / "data.building")] == ["mine.txt"]

@@ -13,7 +13,6 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 from tqdm import tqdm
@@ -24,7 +23,7 @@ from pack_data.building.shares import STAGES, missing_tasks, run_task
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
 from pack_data.verify import verify
-from tests.pack_data.text_corpus import content
+from tests.pack_data.text_corpus import Stopped, content, stop_unlink
 from tests.token_sequences import random_sequences
 
 FORK = multiprocessing.get_context("fork")
@@ -171,9 +170,9 @@ def test_stopped_while_the_work_folder_is_removed(tmp_path, expected, monkeypatc
     options, work = options_of(tmp_path), tmp_path / "data.building"
     whole = shares.remove
 
-    def stopped(left, folder):
+    def stopped(files, folder):
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", lambda path: next(left) >= 0 and os.unlink(path))
+            stop_unlink(patch, files)
             whole(folder)
 
     in_tasks(options, 1, 0)
@@ -182,11 +181,11 @@ def test_stopped_while_the_work_folder_is_removed(tmp_path, expected, monkeypatc
     for files in itertools.count():
         shutil.copytree(tmp_path / "packed", work, dirs_exist_ok=True)
         with monkeypatch.context() as patch:
-            patch.setattr(shares, "remove", partial(stopped, iter(range(files))))
+            patch.setattr(shares, "remove", partial(stopped, files))
             try:
                 run_task(options, "deal")
                 break
-            except StopIteration:
+            except Stopped:
                 assert work.exists()
         if waiting:
             done = shares._completed(options.out, lambda *now: stages.Stages(options, now[0], None, False, now[1]), "")

@@ -5,6 +5,7 @@ import json
 import pickle
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from pack_data import LengthHistogram, optimal
 from pack_data.stream import PackStream
-from pack_data.stream.__main__ import in_random_order, main
+from pack_data.stream.__main__ import _in_random_order, main
 from pack_data.stream.baselines import open_rows, windows
 from pack_data.stream.open_rows import OpenRows
 from pack_data.stream.prices import on_grid, prices, scarce_seats, solve
@@ -173,49 +174,35 @@ def test_open_rows_as_by_hand():
     assert rows.close(2) == [2] and rows.close() == [5] and rows.close() == [3] and rows.closed == 3
 
 
+def stopped_anywhere(new, lengths, every):
+    """The packs of a stream, and its states wherever it was stopped; from each it goes on to the same packs."""
+    whole, states = list(new().packs(enumerate(lengths))), []
+    for stop in range(0, len(whole) + 1, every):  # also between packs that were closed together
+        first, second = new(), new()
+        begun = list(itertools.islice(first.packs(enumerate(lengths)), stop))
+        states.append(json.loads(json.dumps(first.state_dict())))
+        second.load_state_dict(states[-1])
+        assert second.state_dict() == states[-1]
+        second = pickle.loads(pickle.dumps(second))  # as a worker process of a DataLoader gets it
+        assert begun + list(second.packs(itertools.islice(enumerate(lengths), second.taken, None))) == whole
+        assert second.waits.longest <= second.longest_wait
+    return whole, states
+
+
 @pytest.mark.parametrize("order", ["falling", "bursts"])
 def test_a_state_taken_while_the_stream_packs_by_best_fit_gives_the_same_packs(order):
     lengths = in_order(order, some_lengths("uniform", 900, 100)).tolist()
-
-    def new():
-        return PackStream(100, buffer_sequences=16, longest_wait=20)
-
-    whole, by_rows = list(new().packs(enumerate(lengths))), 0
-    for stop in range(0, len(whole), 23):
-        first = new()
-        begun = list(itertools.islice(first.packs(enumerate(lengths)), stop))
-        state = json.loads(json.dumps(first.state_dict()))
-        by_rows += state["rows"] is not None
-        second = new()
-        second.load_state_dict(state)
-        assert second.state_dict() == state
-        assert begun + list(second.packs(itertools.islice(enumerate(lengths), second.taken, None))) == whole
-        assert second.waits.longest <= 20
-    assert by_rows > 3
+    states = stopped_anywhere(lambda: PackStream(100, buffer_sequences=16, longest_wait=20), lengths, 23)[1]
+    assert sum(state["rows"] is not None for state in states) > 3
 
 
 @pytest.mark.parametrize(
     "S, depth, ranks, share", [(512, 3, 1, "packs"), (512, None, 2, "packs"), (300, 4, 3, "sequences")]
 )
 def test_a_state_taken_anywhere_gives_the_same_packs(S, depth, ranks, share):
-    lengths = np.minimum(drawn(300), S).tolist()
-
-    def new():
-        return PackStream(
-            S, max_sequences_per_pack=depth, buffer_sequences=16, rank=ranks - 1, ranks=ranks, share=share
-        )
-
-    whole = list(new().packs(enumerate(lengths)))
+    options = dict(max_sequences_per_pack=depth, buffer_sequences=16, rank=ranks - 1, ranks=ranks, share=share)
+    whole, _ = stopped_anywhere(lambda: PackStream(S, **options), np.minimum(drawn(300), S).tolist(), 9)
     assert len(whole) > 30
-    for stop in range(0, len(whole) + 1, 9):  # also between packs that were closed together
-        first = new()
-        begun = list(itertools.islice(first.packs(enumerate(lengths)), stop))
-        state = json.loads(json.dumps(first.state_dict()))
-        second = new()
-        second.load_state_dict(state)
-        assert second.state_dict() == state
-        rest = itertools.islice(enumerate(lengths), second.taken, None)
-        assert begun + list(second.packs(rest)) == whole
 
 
 def piling_up(n, S=300):
@@ -229,19 +216,10 @@ def test_a_state_gives_the_same_packs_while_seats_grow_dear_and_cheap(monkeypatc
     seen, plain = [], pack_stream.scarce_seats
     monkeypatch.setattr(pack_stream, "scarce_seats", lambda *given: seen.append(plain(*given)) or seen[-1])
     lengths = piling_up(900)
-
-    def new():
-        return PackStream(300, max_sequences_per_pack=16, buffer_sequences=64)
-
-    whole = list(new().packs(enumerate(lengths)))
-    check_packs(whole, lengths, 300, 16)
+    new = partial(PackStream, 300, max_sequences_per_pack=16, buffer_sequences=64)
+    check_packs(list(new().packs(enumerate(lengths))), lengths, 300, 16)
     assert len(set(seen)) > 2 and seen != sorted(seen)
-    for stop in range(5, len(whole), 25):
-        first = new()
-        begun = list(itertools.islice(first.packs(enumerate(lengths)), stop))
-        second = new()
-        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        assert begun + list(second.packs(itertools.islice(enumerate(lengths), second.taken, None))) == whole
+    stopped_anywhere(new, lengths, 25)
 
 
 def test_prices_by_the_seat_only_where_seats_are_scarce():
@@ -265,24 +243,9 @@ def test_a_state_taken_while_a_programme_is_solved_gives_the_same_packs(monkeypa
 
     monkeypatch.setattr(pack_stream, "_LEARNT", (128, 1))
     monkeypatch.setattr(pack_stream, "_LATER", 96)
-    lengths = drawn(500)
-
-    def new():
-        return PackStream(512, max_sequences_per_pack=3, buffer_sequences=32)
-
-    whole = list(new().packs(enumerate(lengths)))
-    solving = 0
-    for stop in range(3, len(whole), 60):
-        first = new()
-        begun = list(itertools.islice(first.packs(enumerate(lengths)), stop))
-        state = json.loads(json.dumps(first.state_dict()))
-        solving += state["solving"] is not None
-        second = new()
-        second.load_state_dict(state)
-        second = pickle.loads(pickle.dumps(second))  # as a worker process of a DataLoader gets it
-        rest = itertools.islice(enumerate(lengths), second.taken, None)
-        assert begun + list(second.packs(rest)) == whole
-    assert solving > 0
+    new = partial(PackStream, 512, max_sequences_per_pack=3, buffer_sequences=32)
+    states = stopped_anywhere(new, drawn(500), 60)[1]
+    assert any(state["solving"] is not None for state in states)
 
 
 def test_the_programme_is_solved_again_at_fixed_numbers_and_taken_up_later(monkeypatch):
@@ -514,4 +477,4 @@ def test_others_pack_as_by_hand():
     assert open_rows([6, 5, 4, 5, 5], 10, None, 3) == 3
     assert open_rows([1, 1, 1, 1], 10, 2, 4) == 2
     histogram = LengthHistogram.from_lengths([3, 3, 5], 8)
-    assert sorted(in_random_order(histogram, 0)) == [3, 3, 5]
+    assert sorted(_in_random_order(histogram, 0)) == [3, 3, 5]

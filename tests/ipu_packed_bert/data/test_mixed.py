@@ -1,0 +1,100 @@
+"""Pre-training on several data sets: each in its share, the same updates for any ranks and after any stop."""
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from ipu_packed_bert.commands import pretrain
+from ipu_packed_bert.data import global_batches as global_batches_
+from ipu_packed_bert.data.data_sets import open_or_build
+from ipu_packed_bert.data.global_batches import StoredPacks
+from ipu_packed_bert.settings.pretraining import load_config
+from pack_data.cli.command import run_main
+from pack_data.store.data_set import PackStore
+from tests.ipu_packed_bert.commands.test_resume import results, stop_at
+from tests.pretraining import global_batches
+from tests.tiny_runs import tiny_config, tiny_data
+
+
+@pytest.fixture(scope="module")
+def mix(tmp_path_factory):
+    """A configuration, and the options that make it a mix of two data sets, the smaller one three times the larger."""
+    folder = tmp_path_factory.mktemp("mix")
+    first, second = (tiny_data(folder / f"data-{seed}", sequences=90 - 60 * seed, seed=seed) for seed in (0, 1))
+    return str(tiny_config(folder / "tiny.yml", first)), [f"data.mixed_with=[{second}]", "data.shares=[1, 3]"]
+
+
+def opened(mix, *overrides):
+    return open_or_build(load_config(mix[0], [*mix[1], *overrides]))
+
+
+def packs_of(store):
+    return {row.tobytes() for row in store.batch(np.arange(len(store)))["input_ids"]}
+
+
+def test_every_update_has_the_shares(mix):
+    config, store = opened(mix)
+    alone = [packs_of(each) for each in map(PackStore.open, config.data.folders)]
+    assert len(store) == sum(map(len, alone)) and packs_of(store) == set().union(*alone)
+    assert np.array_equal(store.lengths(), store.lengths(np.arange(len(store))))
+    seen = []
+    with store, closing(global_batches(store, config)) as batches:
+        for _ in range(3 * batches.updates_per_epoch):
+            seen += [row.tobytes() in alone[1] for row in next(batches)["input_ids"] if row.any()]
+    assert np.abs(np.cumsum(seen) - 0.75 * np.arange(1, len(seen) + 1)).max() < 2
+    # An epoch's packing factor is that of its packs, three quarters of which are of the second data set.
+    factors = [each.manifest.packing_factor for each in map(PackStore.open, config.data.folders)]
+    assert store.manifest.packing_factor == pytest.approx(0.25 * factors[0] + 0.75 * factors[1], abs=0.02)
+
+
+def test_two_ranks_have_the_updates_of_one(mix, monkeypatch):
+    config, store = opened(mix)
+    whole = StoredPacks(store).order(3)
+    monkeypatch.setattr(global_batches_, "_PLACES", 5)
+    assert np.array_equal(StoredPacks(store).order(3), whole)
+    with store, closing(global_batches(store, config)) as whole:
+        again = StoredPacks(store, seed=config.run.seed).again()()
+        assert np.array_equal(again.order(3), whole.packs.order(3))
+        ranks = [global_batches(store, config, share=(rank, 2)) for rank in range(2)]
+        for _ in range(whole.updates_per_epoch + 2):
+            batch, parts = next(whole), [next(each) for each in ranks]
+            for name, values in batch.items():
+                joined = np.concatenate([part[name] for part in parts])[: len(values)]
+                assert np.array_equal(joined, values), name
+        for each in ranks:
+            each.close()
+
+
+def test_resumed_it_has_the_losses_of_a_run_that_was_not_stopped(mix, tmp_path, monkeypatch, capsys):
+    line = ["--config", mix[0], *(word for each in mix[1] for word in ("--set", each))]
+    assert run_main(pretrain.main, [*line, "--out", str(tmp_path / "undisturbed")]) == 0
+    printed = capsys.readouterr().out
+    assert "1 x " in printed and " + 3 x " in printed
+    with monkeypatch.context() as patch:
+        stop_at(patch, 7, None)
+        assert run_main(pretrain.main, [*line, "--out", str(tmp_path / "run")]) == 2
+    assert run_main(pretrain.main, ["--resume", str(tmp_path / "run")]) == 0
+    assert results(tmp_path / "run") == results(tmp_path / "undisturbed")
+    other = ["--resume", str(tmp_path / "run"), "--steps", "14", "--set", "optimizer.schedule_steps=14"]
+    assert run_main(pretrain.main, [*other, "--set", "data.shares=[1, 1]"]) == 2
+    assert "data.shares" in capsys.readouterr().err
+    assert run_main(pretrain.main, [*line, "--plan"]) == 0 and " + 3 x " in capsys.readouterr().out
+    assert run_main(pretrain.main, [*line, "--show-config"]) == 0
+    assert "shares: [1.0, 3.0]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (dict(vocabulary_sha256="ab" * 32), "has another vocabulary than"),
+        (dict(depth=2), "has packs of another shape or with other columns than"),
+    ],
+)
+def test_data_sets_that_were_not_built_alike(mix, tmp_path, capsys, change, said):
+    other = tiny_data(tmp_path / "other", **change)
+    assert run_main(pretrain.main, ["--config", mix[0], "--set", f"data.mixed_with=[{other}]", "--plan"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert run_main(pretrain.main, ["--config", mix[0], "--set", "data.shares=[1, 3]", "--plan"]) == 2
+    assert "data.shares has 2 numbers; must have one for each of the 1 data sets" in capsys.readouterr().err
