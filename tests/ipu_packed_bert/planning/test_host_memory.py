@@ -13,7 +13,7 @@ from ipu_packed_bert.planning.plan import _lines, plan
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config
 from ipu_packed_bert.settings.schema import ModelConfig
 from tests.ipu_packed_bert.engine.test_recompute import kept
-from tests.update_batches import SLOTS, change
+from tests.update_batches import SLOTS, change, make_batches
 
 MODEL = ModelConfig(61, 64, 2, 4, 256, SLOTS, hidden_dropout=0.0)
 
