@@ -145,6 +145,57 @@ MISTAKES = [
     (f"{FINETUNE} --set model.checkpoint=bert", ["data.max_sequence_length", "384", "64"]),
     ("report --config missing.yml", ["missing.yml"]),
     ("report --packed run --unpacked run", ["run", "log.jsonl"]),
+    # ---- lengths, vocabularies and settings of the wrong kind
+    ("pack --histogram squad_1_1_384 --max-sequence-length 512tokens", ["--max-sequence-length", "512tokens"]),
+    ("compare --max-sequence-length 1.5", ["--max-sequence-length", "1.5"]),
+    ("compare --histogram nan.csv", ["nan.csv", "--max-sequence-length"]),
+    ("pack --histogram nan.csv --max-sequence-length 512", ["nan.csv", "2", "nan"]),
+    ("verify data/manifest.json", ["data/manifest.json", "folder"]),
+    ("verify empty", ["empty", "manifest.json", "pack_data.build"]),
+    ("verify", ["DIR"]),
+    ("convert data", ["DST"]),
+    ("convert data new", ["new", "--to-format"]),
+    ("convert missing new --to-format mlperf_tfrecord", ["missing"]),
+    ("convert empty new --to-format mlperf_tfrecord", ["empty", ".tfrecord"]),
+    ("convert data data --to-format mlperf_tfrecord", ["data", "files to read"]),
+    (f"{BUILD} --corpus texts --out new --on 127.0.0.1", ["--on", "--workers"]),
+    (f"{BUILD} --corpus texts --out new --task 9/4", ["--task", "9/4", "counted from 0"]),
+    (f"{BUILD} --corpus texts --out new --task 4", ["--task", "I/N"]),
+    (f"{BUILD} --corpus texts --out new --vocabulary twice.txt", ["twice.txt", "'the'", "twice"]),
+    (f"{BUILD} --corpus texts --out new --vocabulary empty.txt", ["empty.txt", "[PAD]"]),
+    (f"{BUILD} --corpus texts --out new --vocabulary noise.txt", ["noise.txt", "UTF-8"]),
+    (f"{BUILD} --corpus texts --out new --vocabulary-size 3", ["vocabulary of 3", "at least"]),
+    (f"{BUILD} --corpus texts --out new --vocabulary-size 30k", ["--vocabulary-size", "30k"]),
+    (f"{BUILD} --corpus texts --out new --seed -1", ["seed", "-1"]),
+    (f"{BUILD} --corpus two words --out new", ["words"]),
+    (f"{BUILD} --corpus squad.json --out new", ["squad.json", "--json-field"]),
+    (f"{BUILD} --corpus data --out new", ["data/", "UTF-8"]),
+    (f"{BUILD} --from data --out data", ["data", "--overwrite"]),
+    (f"{BUILD} --corpus texts --out new --recipe broken.jsonl", ["broken.jsonl", "recipe"]),
+    (f"{BUILD} --corpus texts --out new --max-sequence-length 2", ["max_sequence_length", "2", "5"]),
+    ("pretrain --config section.yml", ["section.yml", "modell", "model"]),
+    ("pretrain --config scalar.yml", ["scalar.yml", "model", "3"]),
+    ("pretrain --config twice.yml", ["twice.yml", "hidden_size", "twice"]),
+    ("pretrain --config tab.yml", ["tab.yml", "line 2"]),
+    (f"{TRAIN} --set model.num_heads=[1,2]", ["model.num_heads", "[1, 2]", "whole number"]),
+    (f"{TRAIN} --set placement.layers_per_ipu=3", ["placement.layers_per_ipu", "list"]),
+    (f"{TRAIN} --set placement.layers_per_ipu=[1]", ["placement.layers_per_ipu", "model.num_layers"]),
+    (f"{TRAIN} --set data.shares=[0.5,0.6]", ["data.shares", "2", "1"]),
+    (f"{TRAIN} --set data.shares=0.5", ["data.shares", "0.5", "list"]),
+    (f"{TRAIN} --set run=4", ["run", "4", "settings"]),
+    (f"{TRAIN} --set optimizer.learning_rate=nan", ["optimizer.learning_rate", "nan"]),
+    (f"{TRAIN} --set model.vocabulary_size=10", ["data", "128", "model.vocabulary_size", "10"]),
+    (f"{TRAIN} --start-from run", ["run", "checkpoint"]),
+    (f"{TRAIN} extra", ["extra"]),
+    ("export run", ["target"]),
+    ("export --import bert run", ["run", "empty folder"]),
+    ("check-model missing", ["missing", "save_pretrained"]),
+    ("check-model texts", ["texts", "config.json"]),
+    ("finetune --config tiny.yml", ["tiny.yml", "task.name", "run_pretraining.py"]),
+    ("pretrain --config finetune_squad_packed", ["task.name", "squad", "finetune"]),
+    (f"{FINETUNE} {TINY} --set data.training=noise.txt", ["noise.txt", "UTF-8"]),
+    (f"{FINETUNE} {TINY} --set data.training=empty.txt", ["empty.txt", "JSON"]),
+    ("plan --config tiny.yml --packing-factor 0.5", ["--packing-factor", "0.5", "from 1"]),
 ]
 
 
@@ -165,6 +216,12 @@ def here(tmp_path_factory):
     (folder / "vocab.txt").write_text("\n".join(SPECIAL_TOKENS) + "\n")
     (folder / "t.json").write_text("{}")
     (folder / "broken.csv").write_text("length,count\nten,3\n")
+    (folder / "nan.csv").write_text("length,count\n3,nan\n")
+    (folder / "twice.txt").write_text("\n".join(SPECIAL_TOKENS) + "\nthe\nthe\n")
+    (folder / "section.yml").write_text("modell:\n  hidden_size: 16\n")
+    (folder / "scalar.yml").write_text("model: 3\n")
+    (folder / "twice.yml").write_text("model:\n  hidden_size: 16\n  hidden_size: 32\n")
+    (folder / "tab.yml").write_text("model:\n\thidden_size: 16\n")
     tiny_data(folder / "data")
     tiny_data(folder / "other", vocabulary=300)
     for name in ("damaged", "garbled"):
