@@ -22,7 +22,7 @@ from ipu_packed_bert.data.global_batches import GlobalBatches, Packs
 from ipu_packed_bert.engine import EngineChoice, build_engine, choose_engine
 from ipu_packed_bert.engine.base import Engine, saved_by
 from ipu_packed_bert.processes.ranks import Processes, flat
-from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_newest
+from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_newest, newest_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.allowed_changes import Changes, check_allowed, compare
@@ -78,6 +78,7 @@ def _first_look(args: argparse.Namespace, opened: contextlib.ExitStack) -> Begin
     Raises ValueError where its folder holds another run, or another process writes it.
     """
     if args.resume:
+        newest_checkpoint(Path(args.resume, CHECKPOINTS))  # before the lock, which leaves a file where there is no run
         opened.enter_context(locked_run(args.resume))
     else:
         refuse_a_run_in(args.out)
