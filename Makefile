@@ -12,7 +12,7 @@ WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -gt 4 ] && n=4; echo
 PYTEST = -m pytest -n $(WORKERS) --dist loadscope $(TESTS)
 
 .PHONY: help pretrain bench test gpu check coverage mutants test-sdk test-ipu test-wheel weights print-python38 clean
-.PHONY: test-pages test-trainers test-trainers-newest test-trainers-older test-engines docs figures
+.PHONY: test-pages test-trainers test-trainers-newest test-trainers-older test-engines docs figures release-check
 help:
 	@echo "make pretrain   pack the embedded corpus and train on it ($(CONFIG))"
 	@echo "make bench      what packing brings on this machine: speed-up beside the packing factor, 1 and 2 processes"
@@ -31,6 +31,8 @@ help:
 	@echo "make test-pages look, run and report pages in a browser; needs chromium on the path"
 	@echo "make docs       run the code blocks of README and docs/, and build the pages below build/docs"
 	@echo "make test-wheel build the wheel, install it into an empty environment, and use it there"
+	@echo "make release-check"
+	@echo "                build the wheel and the archive of sources, and check them with twine; uploads nothing"
 	@echo "make weights    fetch a small trained BERT (84 MB) for fine-tuning, experiments and one test"
 	@echo "make clean      remove the virtual environments; runs/ and data/ stay"
 
@@ -164,5 +166,16 @@ test-wheel: .venv/ready
 	.venv-wheel/bin/pip install --quiet "$$(ls $(CURDIR)/build/wheel/*.whl)[train]"
 	.venv/bin/python -m pytest -n 0 tests/test_wheel.py --packed-bert .venv-wheel/bin/packed-bert
 
+# What an index would ask of the files of a release. Uploads nothing.
+release-check: .venv-release/ready
+	rm -rf build/release
+	.venv-release/bin/python -m build --no-isolation --outdir build/release .
+	.venv-release/bin/python -m twine check --strict build/release/*
+
+.venv-release/ready: requirements-release.txt
+	$(PYTHON) -m venv --clear .venv-release
+	.venv-release/bin/pip install --quiet -r requirements-release.txt
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-sdk .venv-wheel .venv-trainers-* .venv-engines .venv-docs build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage*
+	rm -rf .venv .venv-sdk .venv-wheel .venv-release .venv-trainers-* .venv-engines .venv-docs build *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .coverage*
