@@ -80,6 +80,8 @@ def _type(kind: Any, rule: Any) -> str:
     """A setting's type and range in words."""
     arguments = getattr(kind, "__args__", ())
     null = " or null" if type(None) in arguments else ""
+    if null and getattr(arguments[0], "__args__", ()):
+        return _type(arguments[0], rule) + null
     if arguments and not null and bool not in arguments:
         return f"list: {_type(arguments[0], rule)}"
     if rule.choices:

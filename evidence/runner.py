@@ -20,7 +20,6 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Named
 from urllib.parse import quote
 
 from ipu_packed_bert.benchmarks.work import machine
-from ipu_packed_bert.training.log import commit_here
 from pack_data.cli.command import counted, progress_bar
 from pack_data.reading.files import locked, write_atomically
 
@@ -55,6 +54,8 @@ class Runner:
         self._progress = progress
         for name in (CELLS, _LOCKS):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+        from ipu_packed_bert.training.log import commit_here  # only now: it needs torch
+
         # Every cell of a run comes from one commit: its settings say which.
         settings = {**settings, "commit": commit_here()}
         with alone(self.folder, "settings"):

@@ -131,7 +131,7 @@ NO_FILE = {
     *((name, "--out") for name in "pretrain plan finetune ipu-check build histogram pack".split()),
     *((name, "--plot") for name in ("histogram", "compare", "stream")),
     *((name, "--html") for name in ("report", "look")),
-    *((name, "--packers") for name in ("compare", "look")),
+    ("compare", "--packers"),
     ("look", "--packer"),
     *((name, "--synthetic") for name in "plan benchmark report compare stream pack".split()),
     ("plan", "--write"),

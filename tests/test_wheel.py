@@ -108,7 +108,7 @@ def test_the_wheel_holds_what_is_installed_and_no_more(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert {"ipu_packed_bert/py.typed", "pack_data/py.typed", "pack_data/published/wikipedia_512.csv"} <= names
-    assert {f"pack_data/display/templates/{name}" for name in ("page.html", "page.css", "sort.js")} <= names
+    assert {f"pack_data/display/templates/{name}" for name in ("page.html", "page.css")} <= names
     sources = {
         path.relative_to(ROOT).as_posix()
         for package in ("ipu_packed_bert", "pack_data")

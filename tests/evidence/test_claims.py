@@ -166,9 +166,20 @@ def test_a_limit_is_kept_by_every_run_and_broken_by_both_controls(tmp_path, apar
 
     losses = {"packed_float64": at(5.0 + apart), "unpacked_float64": at(5.0), "means_float64": at(5.0 + means)}
     losses.update(no_mask=at(5.0 + no_mask), unpacked=at(5.0))
-    runs = {name: UpdatesShown(written(tmp_path / name, losses)) for name in ("updates_topics", "updates_wikipedia")}
-    assert claims.findings(runs)["same_update"].kept is kept
-    assert claims.findings({"updates_topics": runs["updates_topics"]})["same_update"].kept is None
+    shown = UpdatesShown(written(tmp_path / "updates_topics", losses))
+    assert claims.findings({"updates_topics": shown})["same_update"].kept is kept
+    assert claims.findings({"updates_wikipedia": shown})["same_update"].kept is None
+    del losses["means_float64"]  # a control of the first alone
+    shown = UpdatesShown(written(tmp_path / "updates_wikipedia", losses))
+    found = claims.findings({"updates_wikipedia": shown, "updates_topics": shown})
+    assert found["same_update"].kept is None
+    assert found["same_update_wikipedia"].kept is (apart < 1e-6 and no_mask > 0.05)
+
+
+def test_cells_of_no_recorded_commit_decide_nothing(tmp_path):
+    run = order(tmp_path / "run")
+    del run.settings["commit"]
+    assert claims.findings({"order_wikipedia": run})["order_wikipedia"].kept is None
 
 
 def test_many_tests_need_smaller_p_values(monkeypatch):
@@ -200,10 +211,10 @@ def test_the_page_says_what_the_committed_results_say():
 
 
 def test_the_cells_of_a_claim_come_from_one_commit():
-    for claim in claims.told().values():
-        for name in claim.get("runs", {claim.get("run"): ()}):
-            settings = json.loads((ROOT / figures.RESULTS / name / SETTINGS).read_text())
-            assert re.fullmatch(r"[0-9a-f]{40}", settings["commit"]), name  # of a work tree without changes
+    shown = figures.results(ROOT)
+    for name, found in claims.findings(shown).items():
+        if found.kept is not None:  # of a work tree without changes
+            assert re.fullmatch(r"[0-9a-f]{40}", shown[claims.told()[name]["run"]].settings["commit"]), name
 
 
 def test_others_compute_the_same_intervals():
@@ -212,7 +223,9 @@ def test_others_compute_the_same_intervals():
     shown, told = figures.results(ROOT), claims.told()
     found = claims.findings(shown)
     assert recompute.TESTS.keys() == {name for name, claim in told.items() if claim["kind"] == "equivalence"}
-    for name, (p, ends) in recompute.recomputed(results).items():
+    recomputed = recompute.recomputed(results)
+    assert recomputed.keys() == {name for name in recompute.TESTS if found[name].kept is not None}
+    for name, (p, ends) in recomputed.items():
         assert found[name].p == pytest.approx(p, rel=1e-6)
         for metric, (mean, low, high) in ends.items():
             words = Interval(mean, low, high, 2).words("+.4f")
