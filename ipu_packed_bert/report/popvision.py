@@ -69,8 +69,8 @@ def _open_report(path: Path) -> Any:
         import pva
     except ImportError:
         raise ValueError(
-            f"{path}: to read a PopVision profile needs the analysis library of the Poplar SDK (pva); enable the SDK in "
-            "this shell"
+            f"{path}: to read a PopVision profile needs the Poplar SDK's analysis library (pva); enable the SDK "
+            "in this shell"
         ) from None
     return pva.openReport(str(path))
 

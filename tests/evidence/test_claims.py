@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -144,6 +145,7 @@ def test_a_claim_is_kept_only_if_a_a_passes_and_the_control_fails(tmp_path, chan
     assert all(found[name].kept is None for name in found if name != "order_wikipedia")
     words = claims.verdicts(found)
     assert words["order_wikipedia"].startswith("shown" if kept else "not shown")
+    assert not kept or "of 5 tests" in words["order_wikipedia"]  # those that are not measured yet count too
     assert words["speed"] == "not measured" and found["order_wikipedia"].picture is not None
 
 
@@ -230,6 +232,24 @@ def test_others_compute_the_same_intervals():
         for metric, (mean, low, high) in ends.items():
             words = Interval(mean, low, high, 2).words("+.4f")
             assert words in found[name].figures, (name, metric)
+
+
+def test_a_finished_run_is_taken_into_the_page(tmp_path, capsys):
+    """Of committed cells: the same table, the same block; the claims of other runs are not measured."""
+    page, name = tmp_path / figures.PAGE, "order_topics"
+    page.parent.mkdir()
+    page.write_text((ROOT / figures.PAGE).read_text(encoding="utf-8"))
+    run = shutil.copytree(ROOT / figures.RESULTS / name, tmp_path / name)
+    (tmp_path / figures.PICTURES).mkdir()
+    assert figures.main(["--root", str(tmp_path), "--take", str(run)]) == 0
+    written = [path.relative_to(tmp_path) for path in (tmp_path / figures.PICTURES).glob("*.md")]
+    assert written == [Path(figures.PICTURES, f"{name}.md")]
+    assert (tmp_path / written[0]).read_text() == (ROOT / written[0]).read_text()
+    blocks = page.read_text().split("<!-- results: ")[1:]
+    told = {block.split(" -->")[0]: "Not measured: no finished run." not in block for block in blocks}
+    assert told == {claim: claim == name for claim in claims.told()}
+    with pytest.raises(ValueError, match="has no finished cell"):
+        figures.main(["--root", str(tmp_path), "--take", str(tmp_path / "order_none")])
 
 
 def test_a_page_without_a_block_of_each_claim_is_refused(tmp_path, capsys):
