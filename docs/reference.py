@@ -120,7 +120,7 @@ def help_of(typed: str, main: Any, *words: str) -> str:
     As wide as a page, and without colours, whatever the terminal.
     """
     out = io.StringIO()
-    first = "packed-bert" if typed.startswith("packed-bert ") else "__main__.py"
+    first = typed.split()[0 if main is packed_bert.main else -1]  # as the system would give it
     environment = mock.patch.dict("os.environ", {"COLUMNS": "120", "NO_COLOR": "1"})
     with mock.patch.object(sys, "argv", [first, *words]), environment, contextlib.redirect_stdout(out):
         for option in ("--help", "--help-all"):
@@ -257,7 +257,7 @@ def _plain(text: str) -> str:
 def as_markdown(lines: Sequence[str], parameters: Sequence[str] = ()) -> List[str]:
     """A docstring of this project as Markdown: code blocks, lists, and a list item for each parameter."""
     out: List[str] = []
-    in_code = in_list = False
+    in_code = in_list = in_item = False
 
     def apart() -> None:
         if out and out[-1]:
@@ -269,13 +269,13 @@ def as_markdown(lines: Sequence[str], parameters: Sequence[str] = ()) -> List[st
             in_code = False
         if not line.strip():
             out += [""] * (not in_code)
-            in_list = in_list and in_code
+            in_list = in_item = False
             continue
         if line.startswith("    ") and (in_code or not in_list or not line.startswith("  - ")):
             if not in_code:
                 apart()
                 out.append("```text")
-            in_code, in_list = True, False
+            in_code, in_list, in_item = True, False, False
             out.append(line[4:])
             continue
         item, parameter = re.match(r"\s*(- |\d+\. )", line), re.match(r"(\w+(?:, \w+)*) ?: (.*)", line)
@@ -283,16 +283,16 @@ def as_markdown(lines: Sequence[str], parameters: Sequence[str] = ()) -> List[st
             if not in_list:
                 apart()
             out.append(f"- `{parameter.group(1)}`: {_text(parameter.group(2))}")
-            in_list = True
+            in_list, in_item = True, False
         elif item:
             if not in_list:
                 apart()
             out.append(_text(line))
-            in_list = True
-        elif line.startswith("Raises "):
+            in_list = in_item = True
+        elif line.startswith("Raises ") or (in_item and not line.startswith("  ")):  # items go on indented
             apart()
             out.append(_text(line))
-            in_list = False
+            in_list = in_item = False
         else:
             out.append(("  " if in_list and not line.startswith("  ") else "") + _text(line))
     return out + ["```"] * in_code

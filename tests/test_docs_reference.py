@@ -92,6 +92,7 @@ def test_a_setting_without_a_meaning_is_found():
 
 def test_docstrings_are_plain_text_with_code():
     lines = ["One `name_`, *x and a_ <y>.", "", "    code *as it is*", "", "size: of it", "more", "Raises ValueError."]
+    lines += ["- an item", "  of two lines", "No item."]
     assert reference.as_markdown(lines, ["size"]) == [
         "One `name_`, \\*x and a\\_ \\<y>.",
         "",
@@ -103,6 +104,11 @@ def test_docstrings_are_plain_text_with_code():
         "  more",
         "",
         "Raises ValueError.",
+        "",
+        "- an item",
+        "  of two lines",
+        "",
+        "No item.",
     ]
 
 
