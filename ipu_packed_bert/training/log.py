@@ -52,7 +52,9 @@ from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.training.loop import Log, not_finite
 from ipu_packed_bert.training.picture import padding_avoided
+from ipu_packed_bert.training.trackers import Tracker
 from pack_data.cli.command import bare_stderr, check_folder
+from pack_data.reading.fields import one_line
 from pack_data.reading.files import locked, write_atomically
 from pack_data.store.data_set import Manifest
 
@@ -108,6 +110,7 @@ class RunLog(Log):
         first_step: int = 0,
         max_sequence_length: int,
         stream: Any = None,
+        tracker: Optional[Tracker] = None,
     ):
         self._folder = Path(folder)
         self._steps = steps
@@ -123,7 +126,7 @@ class RunLog(Log):
         self._evaluated_before = {record["step"] for record in evaluations}
         self._log = JsonlWriter(self._folder / LOG, self.say)
         self._evaluations = JsonlWriter(self._folder / EVALUATIONS, self.say)
-        self._events = Events(self._folder, first_step, self.say)
+        self._events = Events(self._folder, first_step, self.say, tracker)
         if sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -451,10 +454,13 @@ def _not_finite(value: Any) -> bool:
 
 
 class Events:
-    """What TensorBoard shows: values by name and step. A full disk ends it, with one line, and not the run."""
+    """What TensorBoard and a tracker show: values by name and step. What ends one of them, a full disk or a service
+    that does not answer, is said in one line and does not end the run."""
 
-    def __init__(self, folder: Path, first_step: int, say: Callable[[str], None]) -> None:
-        self._folder, self._say = folder, say
+    def __init__(
+        self, folder: Path, first_step: int, say: Callable[[str], None], tracker: Optional[Tracker] = None
+    ) -> None:
+        self._folder, self._say, self._tracker = folder, say, tracker
         self._writer: Any = None
         self._former_hook = threading.excepthook
         try:
@@ -469,16 +475,27 @@ class Events:
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Values that are None are left out."""
+        there = {name: value for name, value in values.items() if value is not None}
         with self._failing():
-            for name, value in values.items():
-                if value is not None and self._writer is not None:
+            for name, value in there.items():
+                if self._writer is not None:
                     self._writer.add_scalar(name, value, step)
+        self._tracked(lambda to: to.log(step, there))
 
     def close(self) -> None:
         with self._failing():
             if self._writer is not None:
                 self._writer.close()
         self._writer, threading.excepthook = None, self._former_hook
+        self._tracked(lambda to: to.finish())
+
+    def _tracked(self, call: Callable[[Tracker], Any]) -> None:
+        try:
+            if self._tracker is not None:
+                call(self._tracker)
+        except Exception as error:  # a service has errors of its own
+            self._tracker = None
+            self._say(f"note      {self._folder}: no more curves for run.track ({one_line(error)})")
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:

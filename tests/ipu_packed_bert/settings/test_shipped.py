@@ -208,7 +208,9 @@ def test_without_ipus_it_is_the_same_run_in_small(path):
     )
     assert small.data.packer == ("optimal" if config.packed else "none")
     assert small.loss == config.loss and small.optimizer.name == config.optimizer.name
-    assert small.data.corpus == "embedded" and small.ipus == 1 and small.run.steps <= 400
+    assert small.data.corpus == "embedded" and small.ipus == 1
+    # Minutes on two cores: rows of all updates, before packing makes them fewer.
+    assert small.run.steps * small.batch.micro_batch * small.batch.gradient_accumulation <= 6000
     assert small.data.directory != config.data.directory
 
 
