@@ -212,6 +212,15 @@ def test_the_page_says_what_the_committed_results_say():
         assert "/" not in (ROOT / figures.RESULTS / name / SETTINGS).read_text(), "a path in committed settings"
 
 
+def test_readme_claims_what_is_shown_word_for_word():
+    text, found = (ROOT / "README.md").read_text(encoding="utf-8"), claims.findings(figures.results(ROOT))
+    part = text.split("whose controls fail")[1].split("\n\n")[1]
+    said = [line[2:] for line in part.splitlines()]
+    words = claims.verdicts(found)
+    shown = {claim["sentence"].strip() for name, claim in claims.told().items() if words[name].startswith("shown")}
+    assert len(said) >= 2 and set(said) <= shown
+
+
 def test_the_cells_of_a_claim_come_from_one_commit():
     shown = figures.results(ROOT)
     for name, found in claims.findings(shown).items():
