@@ -389,7 +389,7 @@ def test_every_set_that_a_page_prints_is_taken():
         for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
             settings = [shlex.split(each)[0] for each in SET.findall(line)]
             # In running text some values are words in capitals, and tasks have settings of their own.
-            settings = [each for each in settings if not re.search(r"=([A-Z]+|\.\.\.)$|^a\.b=|^section\.", each)]
+            settings = [each for each in settings if not re.search(r"=([A-Z]+|\.\.\.)$|^a\.b=|^(?i:section)\.", each)]
             named = re.search(r"--config (?:configs/)?(\w+)", line)
             paths = [path for path in SHAPES if path in PATHS]
             if named:
