@@ -102,10 +102,13 @@ _EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def help_of(main: Any, *words: str) -> str:
-    """What a command prints for --help."""
+    """All that a command says of its options."""
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):  # argparse leaves by it
-        main([*words, "--help"])
+    for option in ("--help-all", "--help"):  # the second for a parser that is Python's own
+        if not out.getvalue():
+            refused = contextlib.suppress(SystemExit, ValueError)  # argparse leaves by the first
+            with refused, contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+                main([*words, option])
     return out.getvalue()
 
 

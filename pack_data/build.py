@@ -88,6 +88,14 @@ def build_and_report(
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
+_RARE = (
+    *("--format", "--columns", "--skip-bad", "--max-record-bytes", "--sequences", "--json-field"),
+    *("--document-separator", "--vocabulary-size", "--keep-case", "--multiple-of", "--max-predictions-per-sequence"),
+    *("--recipe", "--duplication-factor", "--masked-lm-probability", "--whole-word-masking", "--epoch"),
+    *("--tokenizer", "--seed", "--append", "--stage", "--missing", "--slurm", "--task", "--on"),
+)
+
+
 def _parser() -> ArgumentParser:
     # What is not given is not there: the defaults are those of BuildOptions.
     parser = ArgumentParser(
@@ -98,7 +106,7 @@ def _parser() -> ArgumentParser:
         "--out",
         required=True,
         metavar="DIR",
-        help="folder of the data set; one that is there stays readable until the new one is complete",
+        help="folder of the data set; what is there stays until the new one is complete",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
@@ -107,19 +115,22 @@ def _parser() -> ArgumentParser:
         help="text or JSONL (.gz, .xz), a file or a folder; 'embedded': the documentation inside this Python",
     )
     what.add_argument(
-        "--synthetic", choices=PUBLISHED, help="draw lengths from a published histogram, with random tokens"
+        "--synthetic",
+        choices=PUBLISHED,
+        metavar="NAME",
+        help=f"draw lengths from a published histogram ({', '.join(PUBLISHED)}), with random tokens",
     )
     what.add_argument(
         "--from",
         dest="source",
         metavar="PATH",
-        help="sequences made elsewhere: MLPerf or packed TFRecord, HDF5, Parquet, Arrow, JSONL; a file or a folder",
+        help="sequences made elsewhere (TFRecord, HDF5, Parquet, Arrow, JSONL), file or folder",
     )
     add(
         "--format",
         dest="source_format",
         metavar="NAME",
-        help="of --from (default: told from the content; names: python -m pack_data.convert --help)",
+        help="of --from (default: told from the content; names: python -m pack_data.convert --help-all)",
     )
     add(
         "--columns",
@@ -164,7 +175,12 @@ def _parser() -> ArgumentParser:
         metavar="M",
         help="masked tokens at most (default 20, 56, 76 at 128, 384, 512)",
     )
-    add("--packer", choices=PACKERS, help=f"default {BuildOptions.packer}")
+    add(
+        "--packer",
+        choices=PACKERS,
+        metavar="NAME",
+        help=f"one of {', '.join(PACKERS)} (default {BuildOptions.packer})",
+    )
     add(
         "--max-sequences-per-pack",
         type=parse_depth,
@@ -200,7 +216,7 @@ def _parser() -> ArgumentParser:
     add(
         "--overwrite",
         action="store_true",
-        help="replace a data set in --out that was made from something else or with other options",
+        help="replace what is in --out, made from something else or with other options",
     )
     add(
         "--append",
@@ -244,6 +260,7 @@ def _parser() -> ArgumentParser:
         help="show bars even where stderr is no terminal",
         action=argparse.BooleanOptionalAction if hasattr(argparse, "BooleanOptionalAction") else "store_true",
     )
+    parser.rare(*_RARE)
     return parser
 
 

@@ -240,6 +240,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--progress", action="store_true", default=None, help="show progress even where stderr is no terminal"
     )
+    parser.rare("--synthetic", "--batch-size")
     args = parser.parse_args(argv)
     algorithms = args.packers.split(",")
     unknown = [name for name in algorithms if name not in ALGORITHMS]

@@ -119,10 +119,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="the file to write (.tfrecord, .tfrecord.gz, .parquet, .arrow), or a folder with --to-format store",
     )
     parser.add_argument(
-        "--from-format", choices=("auto",) + tuple(FORMATS), default="auto", help="default: told from the content"
+        "--from-format",
+        choices=("auto",) + tuple(FORMATS),
+        default="auto",
+        metavar="NAME",
+        help=f"one of {', '.join(FORMATS)}; default: told from the content",
     )
     parser.add_argument(
-        "--to-format", choices=("auto",) + tuple(TARGETS), default="auto", help="default: told from the name of DST"
+        "--to-format",
+        choices=("auto",) + tuple(TARGETS),
+        default="auto",
+        metavar="NAME",
+        help=f"one of {', '.join(TARGETS)}; default: told from the name of DST",
     )
     parser.add_argument("--unpack", action="store_true", help="take packs apart into sequences")
     add_reading_options(parser)
@@ -147,6 +155,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument(
         "--progress", action="store_true", default=None, help="show progress though stderr is no terminal"
+    )
+    parser.rare(
+        *("--from-format", "--max-record-bytes", "--columns", "--max-sequence-length", "--max-predictions-per-sequence")
     )
     args = parser.parse_args(argv)
     source = open_source(args.source, args.from_format, args.skip_bad, args.columns, args.max_record_bytes)

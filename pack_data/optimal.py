@@ -94,6 +94,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         name="optimal",
         add_options=add_options,
         options=options,
+        rare=["--budget"],
         description="As few packs as possible, with a proof: the cutting-stock linear programme, rounded.",
     )
     for line in lines:

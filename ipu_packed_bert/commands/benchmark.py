@@ -91,6 +91,8 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=positive_int, help="default: as many as torch chooses")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.rare("--synthetic", "--compile", "--seed", "--packer", "--max-sequences-per-pack", "--vocabulary-size")
+    parser.rare("--slots", "--ranks", "--threads")
     args = parser.parse_args(argv)
     if args.packs % args.micro_batch:
         raise ValueError(f"--packs {args.packs} is not a multiple of --micro-batch {args.micro_batch}")

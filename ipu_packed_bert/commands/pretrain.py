@@ -36,6 +36,7 @@ class _Pretrain(Training[Config]):
             help="where there are no IPUs, run the configuration in full, without its without_ipus block",
         )
         add_run_options(parser, setting="batch.micro_batch=4")
+        parser.rare("--start-from", "--whole")
         args = parse_run(parser, argv, {"data": "data.directory", "steps": "run.steps"})
         if args.resume and args.whole:
             parser.error("--whole begins a new run; --resume continues a run as it was begun")

@@ -219,6 +219,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--seed", type=count_from_zero, default=0, help="of the order (default 0)")
     parser.add_argument("--plot", metavar="FILE", help="a picture of gap against buffer")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
+    parser.rare("--synthetic", "--grid", "--longest-wait", "--seed")
     args = parser.parse_args(argv)
     if args.plot:
         check_picture("--plot", args.plot, reads=[args.histogram])
