@@ -38,19 +38,16 @@ from pack_data.store.data_set import PackStore, read_manifest
 __all__ = ["BuildOptions", "Built", "build", "build_and_report", "missing_tasks", "run_task"]
 
 
-def build(options: BuildOptions, progress: Optional[bool] = None) -> PackStore:
+def build(options: BuildOptions) -> PackStore:
     """Builds the data set, or continues a build that was killed, and opens it. ValueError for a user's mistake.
 
-    progress: whether to show bars on stderr; None: where that is a terminal.
     It works in this process alone. With options.workers above 1, or None for one a core, a script calls it under
     `if __name__ == "__main__":`, because each worker process imports the script.
     """
-    return build_and_report(options, progress).store
+    return build_and_report(options).store
 
 
-def build_and_report(
-    options: BuildOptions, progress: Optional[bool] = None, given: Optional[Collection[str]] = None
-) -> Built:
+def build_and_report(options: BuildOptions, given: Optional[Collection[str]] = None) -> Built:
     """As `build`; also returns the packing, the seconds of each stage, and remarks.
 
     given: names of the options that the user gave, of which none may contradict the data set that is appended to;
@@ -82,7 +79,7 @@ def build_and_report(
                 get_packer(options.packer)
             runner = open_runner(options.workers, options.on)
             ending.callback(runner.close)
-            return Stages(options, work, runner, progress).run()
+            return Stages(options, work, runner).run()
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -124,7 +121,7 @@ def _parser() -> ArgumentParser:
         "--from",
         dest="source",
         metavar="PATH",
-        help="sequences made elsewhere (TFRecord, HDF5, Parquet, Arrow, JSONL), file or folder",
+        help="sequences in a file or a folder: TFRecord, HDF5, Parquet, Arrow, JSONL",
     )
     add(
         "--format",
@@ -210,8 +207,7 @@ def _parser() -> ArgumentParser:
         "--held-out",
         type=float,
         metavar="F",
-        help="share of the documents (0.01: about one in a hundred) that goes into a second data set, DIR-held-out, "
-        "to evaluate on",
+        help="share of the documents, as 0.01, for DIR-held-out, a data set to evaluate on",
     )
     add(
         "--overwrite",
@@ -255,11 +251,6 @@ def _parser() -> ArgumentParser:
         metavar="dask:ADDRESS",
         help="a Dask cluster whose workers see --out under the same path; dask:local:N: N workers here",
     )
-    add(
-        "--progress",
-        help="show bars even where stderr is no terminal",
-        action=argparse.BooleanOptionalAction if hasattr(argparse, "BooleanOptionalAction") else "store_true",
-    )
     parser.rare(*_RARE)
     return parser
 
@@ -275,15 +266,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = _parser()
     given = vars(parser.parse_args(arguments))
-    progress, stage, task = given.pop("progress", None), given.pop("stage", "all"), given.pop("task", None)
+    stage, task = given.pop("stage", "all"), given.pop("task", None)
     if task and stage not in (STAGES[0], STAGES[-1]):
         parser.error(f"--task is of --stage {STAGES[0]} and --stage {STAGES[-1]}")
     by_many = {name: given.pop(name) for name in ("missing", "slurm") if name in given}
     if by_many or stage != "all":
-        return _for_many(given, arguments, stage, task or (0, 1), progress, **by_many)
+        return _for_many(given, arguments, stage, task or (0, 1), **by_many)
     # One process a core is for commands: a script that does it needs a guard.
     options = BuildOptions(**{"workers": None, **given})
-    return _report(*build_and_report(options, progress, given))
+    return _report(*build_and_report(options, given))
 
 
 def _for_many(
@@ -291,7 +282,6 @@ def _for_many(
     arguments: Sequence[str],
     stage: str,
     task: Tuple[int, int],
-    progress: Optional[bool],
     missing: Optional[int] = None,
     slurm: Optional[int] = None,
 ) -> int:
@@ -307,7 +297,7 @@ def _for_many(
         rest = arguments[place + (1 if "=" in arguments[place] else 2) :]
         print(slurm_script(check_shared(options), [*arguments[:place], *rest], slurm), end="")
         return 0
-    done = run_task(options, stage, *task, progress=progress)
+    done = run_task(options, stage, *task)
     print(done.words)
     return _report(*done.built) if done.built else 0
 

@@ -147,7 +147,7 @@ def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opt
     signal n. No control character comes to a terminal, or into a message.
     """
     streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_Terminal(each) if each.isatty() else each for each in streams)
+    sys.stdout, sys.stderr = (_Terminal(each) if each and each.isatty() else each for each in streams)
     try:
         return _status(main, argv)
     finally:
@@ -332,16 +332,34 @@ def check_folder(option: str, folder: Union[str, Path], what: str) -> None:
             raise ValueError(f"{option} {folder}: {place} is a file; {what} is a folder, choose another name")
 
 
-def progress_bar(total: Optional[int], description: str, *, shown: Optional[bool] = None, unit: str = "it"):
-    """A tqdm bar on stderr; `shown` None means: only where stderr is a terminal."""
-    from tqdm import tqdm
+def progress_bar(total: Optional[int], description: str, *, unit: str = "steps") -> Any:
+    """A bar of tqdm on stderr; where that is no terminal, a line every ten seconds. Nothing of what is quickly done."""
+    from pack_data.cli.bars import Bar
 
     # The default lock is a semaphore between processes; multiprocessing would warn at exit that it was not freed.
-    tqdm.set_lock(threading.RLock())
-    disable = not sys.stderr.isatty() if shown is None else not shown
-    return tqdm(
-        total=total, desc=_written_out(description), unit=unit, file=bare_stderr(), disable=disable, leave=False
+    Bar.set_lock(threading.RLock())
+    file = bare_stderr()
+    gone = file is None or getattr(file, "closed", False)
+    terminal = not gone and file.isatty()
+    return Bar(
+        total=total,
+        desc=_written_out(description),
+        unit=unit,
+        file=file,
+        disable=gone,
+        leave=False,
+        terminal=terminal,
+        mininterval=0.1 if terminal else 1.0,
     )
+
+
+def left_text(seconds: float) -> str:
+    """`35 s left`, `1 min 20 s left`, `2 h 05 min left`."""
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s left"
+    minutes = whole // 60
+    return f"{minutes} min {whole % 60:02} s left" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min left"
 
 
 def counted(number: int, thing: str) -> str:

@@ -90,7 +90,7 @@ def _grid_cases(sequences: int, seed: int) -> Iterator[_Case]:
 def _lower_bound(case: _Case, depth: Optional[int]) -> int:
     """Packs that no packer of all these lengths can go below, proved."""
     histogram = LengthHistogram.from_lengths(case.lengths, case.max_sequence_length)
-    return prove(optimal.pack(histogram, max_sequences_per_pack=depth, progress=False)).lower_bound
+    return prove(optimal.pack(histogram, max_sequences_per_pack=depth)).lower_bound
 
 
 def _measure(case: _Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]) -> _Measured:
