@@ -52,7 +52,8 @@ from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.training.loop import Log, not_finite
 from ipu_packed_bert.training.picture import padding_avoided
-from pack_data.cli.command import bare_stderr, check_folder, left_text
+from pack_data.cli.command import bare_stderr, check_folder
+from pack_data.cli.timing import left_text
 from pack_data.reading.files import locked, write_atomically
 from pack_data.store.data_set import Manifest
 

@@ -6,13 +6,13 @@ from typing import Any, Optional
 
 from tqdm import tqdm
 
-from pack_data.cli.command import left_text
+from pack_data.cli.timing import left_text
 
 _DELAY = 0.5  # seconds in which nothing is drawn: short work shows no bar
 _EVERY = 10.0  # seconds between two lines of a file
 
 
-class Bar(tqdm):
+class DelayedBar(tqdm):
     """On a terminal tqdm's bar, elsewhere a line now and then."""
 
     monitor_interval = 0  # no thread beside, which a process that is forked would copy

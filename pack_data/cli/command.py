@@ -334,14 +334,14 @@ def check_folder(option: str, folder: Union[str, Path], what: str) -> None:
 
 def progress_bar(total: Optional[int], description: str, *, unit: str = "steps") -> Any:
     """A bar of tqdm on stderr; where that is no terminal, a line every ten seconds. Nothing of what is quickly done."""
-    from pack_data.cli.bars import Bar
+    from pack_data.cli.bars import DelayedBar
 
     # The default lock is a semaphore between processes; multiprocessing would warn at exit that it was not freed.
-    Bar.set_lock(threading.RLock())
+    DelayedBar.set_lock(threading.RLock())
     file = bare_stderr()
     gone = file is None or getattr(file, "closed", False)
     terminal = not gone and file.isatty()
-    return Bar(
+    return DelayedBar(
         total=total,
         desc=_written_out(description),
         unit=unit,
@@ -351,15 +351,6 @@ def progress_bar(total: Optional[int], description: str, *, unit: str = "steps")
         terminal=terminal,
         mininterval=0.1 if terminal else 1.0,
     )
-
-
-def left_text(seconds: float) -> str:
-    """`35 s left`, `1 min 20 s left`, `2 h 05 min left`."""
-    whole = int(seconds + 0.5)
-    if whole < 60:
-        return f"{whole} s left"
-    minutes = whole // 60
-    return f"{minutes} min {whole % 60:02} s left" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min left"
 
 
 def counted(number: int, thing: str) -> str:

@@ -10,7 +10,8 @@ import termios
 
 import pytest
 
-from pack_data.cli.command import left_text, progress_bar, run_main
+from pack_data.cli.command import progress_bar, run_main
+from pack_data.cli.timing import left_text
 
 
 class Clock:
