@@ -39,6 +39,7 @@ class _Pretrain(Training[Config]):
             "--track", choices=("wandb", "mlflow"), help="a service that shows the curves, too; as --set run.track=..."
         )
         add_run_options(parser, setting="batch.micro_batch=4")
+        parser.rare("--start-from", "--track", "--whole")
         args = parse_run(parser, argv, {"data": "data.directory", "steps": "run.steps", "track": "run.track"})
         if args.resume and args.whole:
             parser.error("--whole begins a new run; --resume continues a run as it was begun")

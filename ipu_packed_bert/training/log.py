@@ -54,6 +54,7 @@ from ipu_packed_bert.training.loop import Log, not_finite
 from ipu_packed_bert.training.picture import padding_avoided
 from ipu_packed_bert.training.trackers import Tracker
 from pack_data.cli.command import bare_stderr, check_folder
+from pack_data.cli.timing import left_text
 from pack_data.reading.fields import one_line
 from pack_data.reading.files import locked, write_atomically
 from pack_data.store.data_set import Manifest
@@ -119,6 +120,7 @@ class RunLog(Log):
         self._recent: Deque[Tuple[Counts, float]] = deque(maxlen=_RECENT)
         self._lines_every = max(1, steps // 20)
         self._first: Optional[Tuple[Counts, float]] = None
+        self._began = 0, 0.0  # that step, and when it was done
         self._totals = Totals()
         self._bar: Any = None
         _forget_after(self._folder / LOG, first_step, self.say)
@@ -156,6 +158,7 @@ class RunLog(Log):
         if self._first is None:
             self.say(_PADDING_AVOIDED)
             self._first = (counts, result.seconds)
+            self._began = step, time.perf_counter()
         else:
             self._totals = self._totals._plus(counts, result.seconds)
         recent = Totals()
@@ -184,7 +187,14 @@ class RunLog(Log):
             self._bar.set_postfix_str(line, refresh=False)
             self._bar.update(1)
         elif step == 1 or step == self._steps or step % self._lines_every == 0:
-            self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {line}")
+            self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {line}{self._left(step)}")
+
+    def _left(self, step: int) -> str:
+        """The time left, at the speed of this process so far, with its evaluations and checkpoints."""
+        began, since = self._began
+        if not began < step < self._steps:
+            return ""
+        return f"  {left_text((time.perf_counter() - since) / (step - began) * (self._steps - step))}"
 
     def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for number, batch in enumerate(batches, start=1):

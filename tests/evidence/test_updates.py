@@ -170,7 +170,7 @@ def begun(tmp_path_factory):
     size = Updates(
         QUICK._replace(sequences=60, resumable=True), ((("packed", "unpacked"), (1,)),), Start(None, 4, 4.0e-3, 16)
     )
-    options = SimpleNamespace(out=out, size="quick", data_dir=None, progress=None)
+    options = SimpleNamespace(out=out, size="quick", data_dir=None)
     runner = Runner(out, {"size": "tiny"})
     experiment = Runs(size, options, runner)
     runner.run([Cell(START, START_SEED)], experiment.begin)
