@@ -1,4 +1,7 @@
-"""What the pages of reference are made of: settings, options, public names, docstrings as Sphinx reads them."""
+"""The generated parts of docs/api.md, configuration.md and commands.md: public names, settings, options.
+
+python docs/reference.py            # writes them; a test compares the pages with what this would write
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,18 @@ import sys
 import textwrap
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple, get_type_hints
+from unittest import mock
 
-from evidence import __main__ as evidence
-from ipu_packed_bert import __main__ as packed_bert
-from ipu_packed_bert.settings import finetuning as fine_tuning
-from ipu_packed_bert.settings import pretraining as config
-from ipu_packed_bert.settings.reader import shown
-from pack_data.packers import PACKERS
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from evidence import __main__ as evidence  # noqa: E402
+from ipu_packed_bert import __main__ as packed_bert  # noqa: E402
+from ipu_packed_bert.settings import finetuning as fine_tuning  # noqa: E402
+from ipu_packed_bert.settings import pretraining as config  # noqa: E402
+from ipu_packed_bert.settings.reader import shown  # noqa: E402
+from pack_data.packers import PACKERS  # noqa: E402
 
 # The public surface: the names in __all__ of these.
 PACKAGES = (
@@ -29,6 +37,8 @@ PACKAGES = (
     "ipu_packed_bert",
     "ipu_packed_bert.padding_free",
 )
+
+PAGES = ("api.md", "configuration.md", "commands.md")
 
 # ------------------------------------------------------------------------------------------------------------ settings
 
@@ -80,13 +90,16 @@ def _type(kind: Any, rule: Any) -> str:
     """A setting's type and range in words."""
     arguments = getattr(kind, "__args__", ())
     null = " or null" if type(None) in arguments else ""
-    if arguments and not null and bool not in arguments:
-        return f"list: {_type(arguments[0], rule)}"
+    if null:
+        kind = arguments[0]
+        arguments = getattr(kind, "__args__", ())
+    if arguments and bool not in arguments:
+        return f"list: {_type(arguments[0], rule)}{null}"
     if rule.choices:
         return ", ".join(f"`{choice}`" for choice in rule.choices) + null
     bounds = [("from", rule.minimum), ("above", rule.above), ("to", rule.maximum), ("below", rule.below)]
     words = [f"{word} {bound:,}" for word, bound in bounds if bound is not None]
-    return " ".join([_TYPES[arguments[0] if null else kind], *words]) + null
+    return " ".join([_TYPES[kind], *words]) + null
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -98,15 +111,24 @@ _MODULES = (
     "ipu_packed_bert.benchmarks.padding_free",
     "evidence.figures",
 )
-_EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+_EXAMPLES = ROOT / "examples"
 
 
-def help_of(main: Any, *words: str) -> str:
-    """What a command prints for --help."""
+def help_of(typed: str, main: Any, *words: str) -> str:
+    """What a command prints where it is `typed`: with all its options, if it has some that --help leaves out.
+
+    As wide as a page, and without colours, whatever the terminal.
+    """
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):  # argparse leaves by it
-        main([*words, "--help"])
-    return out.getvalue()
+    first = typed.split()[0 if main is packed_bert.main else -1]  # as the system would give it
+    environment = mock.patch.dict("os.environ", {"COLUMNS": "120", "NO_COLOR": "1"})
+    with mock.patch.object(sys, "argv", [first, *words]), environment, contextlib.redirect_stdout(out):
+        for option in ("--help", "--help-all"):
+            if option == "--help" or "--help-all" in out.getvalue():
+                out.seek(out.truncate(0))
+                with contextlib.suppress(SystemExit):  # argparse leaves by it
+                    main([*words, option])
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def options_page() -> str:
@@ -115,11 +137,12 @@ def options_page() -> str:
     experiments = {f"python -m evidence {name}": (evidence.main, name) for name in evidence.EXPERIMENTS}
     modules = [*(f"pack_data.{name}" for name in PACKERS), *_MODULES]
     alone = {f"python -m {name}": (importlib.import_module(name).main,) for name in modules}
-    sys.path.append(str(_EXAMPLES))  # as for a script: they import each other
+    if str(_EXAMPLES) not in sys.path:
+        sys.path.append(str(_EXAMPLES))  # as for a script: they import each other
     scripts = ("own_text", "plain_loop", "pod16_walkthrough")
     examples = {f"python examples/{name}.py": (importlib.import_module(name).main,) for name in scripts}
     found = {**commands, **experiments, **alone, **examples}
-    return "\n".join(f"## {name}\n\n```text\n{help_of(*call)}```\n" for name, call in found.items())
+    return "\n".join(f"## {name}\n\n```text\n{help_of(name, *call)}```\n" for name, call in found.items())
 
 
 # -------------------------------------------------------------------------------------------------------- public names
@@ -155,27 +178,47 @@ def undocumented(package: str) -> List[str]:
 
 
 def names_page(package: str) -> str:
-    """The public names of a package in Markdown, for autodoc; ValueError where one has no docstring."""
+    """The public names of a package in Markdown, a heading each; ValueError where one has no docstring."""
     missing = undocumented(package)
     if missing:
         raise ValueError(f"public names without a docstring: {', '.join(missing)}")
-    module = importlib.import_module(package)
-    lines = ["```{eval-rst}", f".. py:module:: {package}", ""]
+    module, lines = importlib.import_module(package), [""]
     for name in sorted(module.__all__, key=str.lower):
         value = getattr(module, name)
         if getattr(importlib.import_module("pack_data"), name, None) is value and package != "pack_data":
             continue  # it stands there
+        lines += [f"### {package}.{name}", ""]
         if not callable(value):  # a table: its keys
-            lines += [f".. py:data:: {package}.{name}", "", f"   {', '.join(f'``{each}``' for each in value)}", ""]
+            lines += [", ".join(f"`{each}`" for each in value), ""]
             continue
-        kind = "autoclass" if inspect.isclass(value) else "autofunction"
-        lines += [f".. {kind}:: {package}.{name}"]
+        lines += [*_code(name, value), *as_markdown(_own_doc(value).splitlines(), _parameters(value)), ""]
         if inspect.isclass(value):
-            members = [each for each, _ in _members(value)]
-            lines += [f"   :members: {', '.join(members)}"] if members else []
-            lines += ["   :member-order: bysource"]
-        lines += [""]
-    return "\n".join([*lines, "```", ""])
+            fields = [f"- `{field}` ({kind}): {_text(comment)}" for field, kind, comment in fields_of(value) if comment]
+            lines += [*fields, ""] if fields else []
+            for each, function in _members(value):
+                is_property = isinstance(vars(value)[each], property)
+                lines += [*_code(each, None if is_property else function)]
+                lines += [*as_markdown((inspect.getdoc(function) or "").splitlines(), _parameters(function)), ""]
+    return "\n".join(lines)
+
+
+def _code(name: str, value: Any) -> List[str]:
+    """A line of code with a name and, where it can be called, the parameters that its source gives it."""
+    function = value if inspect.isfunction(value) else vars(value).get("__init__") if inspect.isclass(value) else None
+    parameters = ""
+    if inspect.isfunction(function) and "<" not in function.__code__.co_filename:  # not of a dataclass
+        given = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0].args  # type: ignore[attr-defined]
+        if given.args and given.args[0].arg in ("self", "cls"):
+            del given.args[0]
+        parameters = f"({ast.unparse(given)})"
+    return ["```text", *textwrap.wrap(name + parameters, 110, subsequent_indent="    "), "```", ""]
+
+
+def _parameters(value: Any) -> List[str]:
+    try:
+        return list(inspect.signature(value).parameters)
+    except (TypeError, ValueError):
+        return []
 
 
 def fields_of(kind: type) -> List[Tuple[str, str, str]]:
@@ -199,49 +242,87 @@ _SPAN = re.compile(r"(?::[a-z]+:)?(`+)(.+?)\1")
 
 
 def _text(line: str) -> str:
-    """A line as reStructuredText in which only code is marked."""
+    """A line as Markdown in which only code is marked."""
     parts, end = [], 0
     for span in _SPAN.finditer(line):
-        parts += [_plain(line[end : span.start()]), f"``{span.group(2).lstrip('~')}``"]
-        # Text right behind a span would end its mark-up.
-        following = line[span.end() : span.end() + 1]
-        parts += ["\\ "] if following and (following.isalnum() or following in "_`") else []
+        parts += [_plain(line[end : span.start()]), f"`{span.group(2).lstrip('~')}`"]
         end = span.end()
     return "".join([*parts, _plain(line[end:])])
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"([*|\\]|_(?=\W|$))", r"\\\1", text)
+    return re.sub(r"([*<\\]|(?<!\w)_|_(?!\w))", r"\\\1", text)
 
 
-def as_rst(lines: Sequence[str], parameters: Sequence[str] = ()) -> List[str]:
-    """A docstring of this project as reStructuredText: code blocks, lists, and a list item for each parameter."""
+def as_markdown(lines: Sequence[str], parameters: Sequence[str] = ()) -> List[str]:
+    """A docstring of this project as Markdown: code blocks, lists, and a list item for each parameter."""
     out: List[str] = []
     in_code = in_list = in_item = False
-    for number, line in enumerate(lines):
-        before = lines[number - 1] if number else ""
-        if not line.strip():
+
+    def apart() -> None:
+        if out and out[-1]:
             out.append("")
-            in_item = False
+
+    for line in lines:
+        if in_code and line.strip() and not line.startswith("    "):
+            out += ["```", ""]
+            in_code = False
+        if not line.strip():
+            out += [""] * (not in_code)
+            in_list = in_item = False
             continue
-        indented = line.startswith("    ")
-        if indented and (in_code or not in_list):
+        if line.startswith("    ") and (in_code or not in_list or not line.startswith("  - ")):
             if not in_code:
-                out += ["", "::", ""]
-            in_code = True
-            out.append(line)
+                apart()
+                out.append("```text")
+            in_code, in_list, in_item = True, False, False
+            out.append(line[4:])
             continue
-        in_code = False
-        in_list = bool(re.match(r"\s*- ", line)) or (in_list and line.startswith("  "))
-        parameter = re.match(r"(\w+(?:, \w+)*) ?: (.*)", line)
-        if re.match(r"\s*- ", line):
-            out += [""] * bool(before.strip() and not re.match(r"\s*- |\s{2}", before)) + [_text(line)]
-        elif parameter and set(parameter.group(1).split(", ")) <= set(parameters):
-            out += ["", f"- ``{parameter.group(1)}``: {_text(parameter.group(2))}"]
-            in_item = True
-        elif line.startswith("Raises "):
-            out += ["", _text(line)]
-            in_item = False
+        item, parameter = re.match(r"\s*(- |\d+\. )", line), re.match(r"(\w+(?:, \w+)*) ?: (.*)", line)
+        if parameter and set(parameter.group(1).split(", ")) <= set(parameters):
+            if not in_list:
+                apart()
+            out.append(f"- `{parameter.group(1)}`: {_text(parameter.group(2))}")
+            in_list, in_item = True, False
+        elif item:
+            if not in_list:
+                apart()
+            out.append(_text(line))
+            in_list = in_item = True
+        elif line.startswith("Raises ") or (in_item and not line.startswith("  ")):  # items go on indented
+            apart()
+            out.append(_text(line))
+            in_list = in_item = False
         else:
-            out.append(("  " if in_item and not line.startswith("  ") else "") + _text(line))
-    return out
+            out.append(("  " if in_list and not line.startswith("  ") else "") + _text(line))
+    return out + ["```"] * in_code
+
+
+# --------------------------------------------------------------------------------------------------------------- pages
+
+_PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(\n<!-- end of generated -->)", re.DOTALL)
+
+
+def page_of(text: str) -> str:
+    """A page with what is generated between its comments, as it is today."""
+    return _PART.sub(lambda part: part[1] + "\n" + _part(part[2]).strip("\n") + "\n" + part[3], text)
+
+
+def _part(what: str) -> str:
+    kind, _, name = what.partition(" of ")
+    if kind == "settings":
+        return settings_tables(setting_sections()[name])
+    return names_page(name) if kind == "names" else options_page()
+
+
+def main() -> None:
+    for name in PAGES:
+        page = ROOT / "docs" / name
+        text = page.read_text(encoding="utf-8")
+        if page_of(text) != text:
+            page.write_text(page_of(text), encoding="utf-8")
+            print(f"written: {page}")
+
+
+if __name__ == "__main__":
+    main()

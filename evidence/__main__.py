@@ -3,7 +3,7 @@
 An experiment is a module of this package with SUMMARY (what it shows, its default size and measured time), SIZES by
 name, add_arguments(parser), settings(options) (all that decides what a cell measures) and run(options, runner), which
 returns the exit status: 1 where the experiment shows nothing. DEFAULT names its size where that is not "default".
-Options every experiment has: data_dir, out, size, seeds, plot, progress.
+Options every experiment has: data_dir, out, size, seeds, plot.
 """
 
 from __future__ import annotations
@@ -65,12 +65,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--seeds", type=positive_int, default=3, metavar="N", help="runs of each variant, default %(default)s"
     )
     parser.add_argument("--no-plot", action="store_false", dest="plot", help="no picture, which needs matplotlib")
-    parser.add_argument("--progress", action="store_true", default=None, help="a bar although stderr is no terminal")
     if hasattr(experiment, "add_arguments"):
         experiment.add_arguments(parser)
     options = parser.parse_args(arguments[1:])
     refuse_several("an experiment")
-    runner = Runner(options.out, experiment.settings(options), progress=options.progress)
+    runner = Runner(options.out, experiment.settings(options))
     return experiment.run(options, runner) or 0
 
 

@@ -66,7 +66,6 @@ ARMS: Dict[str, Arm] = {
 }
 ARMS.update({name + DOUBLE: ARMS[name]._replace(double=True) for name in (PACKED, UNPACKED, MEANS)})
 
-
 # The orders of the same sequences (`order`).
 ORDERS = {
     "packs": "in the order of packs",

@@ -23,7 +23,7 @@ class Finding(NamedTuple):
 
     figures: str  # one line
     kept: Optional[bool]  # claim, A/A and control, before Holm's adjustment; None: not measured yet
-    p: Optional[float] = None  # None: no chance is involved
+    p: Optional[float] = None  # None: no chance is involved; 1 of a test that is not measured yet
     picture: Optional[Picture] = None
 
 
@@ -37,8 +37,9 @@ def told() -> Dict[str, Dict[str, Any]]:
 
 
 def findings(results: Results) -> Dict[str, Finding]:
-    """Of each claim, from the results by the names of their folders."""
-    return {name: KINDS[claim["kind"]](claim, results) for name, claim in told().items()}
+    """Of each claim, from the results by the names of their folders; from one commit, so that one must be recorded."""
+    of_one_commit = {name: each for name, each in results.items() if each.settings.get("commit")}
+    return {name: KINDS[claim["kind"]](claim, of_one_commit) for name, claim in told().items()}
 
 
 def verdicts(found: Mapping[str, Finding]) -> Dict[str, str]:
@@ -47,9 +48,12 @@ def verdicts(found: Mapping[str, Finding]) -> Dict[str, str]:
     words = {}
     for name, each in found.items():
         significant = adjusted.get(name, 0.0) < LEVEL
-        words[name] = "not measured" if each.kept is None else "shown" if each.kept and significant else "not shown"
+        if each.kept is None:
+            words[name] = "not measured"
+            continue
+        words[name] = "shown" if each.kept and significant else "not shown"
         if name in adjusted:
-            words[name] += f" (P {adjusted[name]:.2g} of {len(adjusted)} tests, Holm)"
+            words[name] += f" (P {adjusted[name]:.2g} of {counted(len(adjusted), 'test')}, Holm)"
     return words
 
 
@@ -57,25 +61,24 @@ def _missing(shown: Optional[Shown], arms: Sequence[str], seeds: Sequence[int]) 
     return shown is None or any(Cell(arm, seed) not in shown.cells for arm in arms for seed in seeds)
 
 
-_NOTHING = Finding("not measured yet", None)
+_NOTHING = Finding("no finished run.", None)
+_UNTESTED = _NOTHING._replace(p=1.0)
 
 
 def _limit(claim: Mapping[str, Any], results: Results) -> Finding:
     """Every run keeps the limit; the controls break theirs."""
-    first, second, limit, lines, kept = claim["first"], claim["second"], float(claim["limit"]), [], True
-    for folder, seeds in claim["runs"].items():
-        shown = results.get(folder)
-        if shown is None or _missing(shown, (first, second, claim["means"], claim["no_mask"], "unpacked"), seeds):
-            return _NOTHING
-        apart = max(map(abs, shown.differences(first, second, "loss", seeds)))
-        means = min(map(abs, shown.differences(claim["means"], second, "loss", seeds)))
-        no_mask = min(shown.differences(claim["no_mask"], "unpacked", "loss", seeds))
-        kept = kept and apart < limit < means and no_mask > claim["least_without_mask"]
-        lines.append(
-            f"{shown.settings['corpus']}, {counted(len(seeds), 'seed')}: at most {small(apart)} nats apart; losses as "
-            f"means over micro-batches at least {small(means)}, without the mask at least {no_mask:+.3f}"
-        )
-    return Finding(f"limit {small(limit)}. " + ". ".join(lines) + ".", kept)
+    first, second, no_mask, limit = claim["first"], claim["second"], claim["no_mask"], float(claim["limit"])
+    means, seeds, shown = claim.get("means", first), claim["seeds"], results.get(claim["run"])
+    if shown is None or _missing(shown, (first, second, means, no_mask, "unpacked"), seeds):
+        return _NOTHING
+    apart = max(map(abs, shown.differences(first, second, "loss", seeds)))
+    least = min(shown.differences(no_mask, "unpacked", "loss", seeds))
+    words, kept = "", apart < limit and least > claim["least_without_mask"]
+    if "means" in claim:
+        off = min(map(abs, shown.differences(means, second, "loss", seeds)))
+        words, kept = f"losses as means over micro-batches at least {small(off)}, ", kept and off > limit
+    words = f"at most {small(apart)} nats apart, limit {small(limit)}; {words}without the mask at least {least:+.3f}."
+    return Finding(f"{counted(len(seeds), 'seed')}: {words}", kept)
 
 
 def _equivalence(claim: Mapping[str, Any], results: Results) -> Finding:
@@ -89,7 +92,7 @@ def _equivalence(claim: Mapping[str, Any], results: Results) -> Finding:
         or _missing(shown, (control, second), few)
         or _missing(pilot, (first, second), claim["pilot"]["seeds"])
     ):
-        return _NOTHING
+        return _UNTESTED
     assert isinstance(shown, TrainingShown) and isinstance(pilot, TrainingShown)
     lines, kept, fails, p, strength = [], True, False, 0.0, 1.0
     drawn: Dict[str, Dict[str, Optional[Interval]]] = {}
@@ -106,20 +109,20 @@ def _equivalence(claim: Mapping[str, Any], results: Results) -> Finding:
         what = "" if len(claim["margins"]) == 1 else f"{METRICS[metric]} "
         lines.append(f"{what}{found.words('+.4f')} nats, margin {margin:g}; A/A {same.words('+.4f')}")
         lines[-1] += f"; control {wrong.words('+.3f')}"
-        for words, each in ((first, found), (f"{again} (A/A)", same), (f"{control} (control)", wrong)):
-            drawn.setdefault(METRICS[metric], {})[words] = each
+        for words, each in ((first, found), (again, same)):
+            shares = Interval(each.mean / margin, each.low / margin, each.high / margin, each.seeds)
+            drawn.setdefault(METRICS[metric], {})[shown.words[words]] = shares
     error = shown.over_sequences(first, second, claim["seeds"])
     tail = f"{counted(len(claim['seeds']), 'seed')}; power {strength:.3f}; over sequences ±{error:.4f}"
-    bound = max(claim["margins"].values())
-    levels = [("margin", bound), ("minus the margin", -bound)]
-    picture = bars("", "nats of held-out loss", drawn, levels)
+    levels = [("margin", 1.0), ("minus the margin", -1.0)]
+    picture = bars("", f"held-out loss against {shown.words[second]}, in margins", drawn, levels)
     return Finding("; ".join([*lines, tail]) + ".", kept and fails, p, picture)
 
 
 def _speed(claim: Mapping[str, Any], results: Results) -> Finding:
     shown = results.get(claim["run"])
     if shown is None or _missing(shown, (), ()) or not shown.timings or shown.draws < claim["draws"]:
-        return _NOTHING
+        return _UNTESTED
     return Finding(shown.verdict() + ".", shown.all_pass, shown.p)
 
 

@@ -71,8 +71,10 @@ def page(text: str, found: Mapping[str, Finding]) -> str:
     words = verdicts(found)
 
     def block(name: str) -> str:
-        sentence = f"**{claims[name]['sentence'].strip()}** {words[name].capitalize()}: {found[name].figures}"
-        picture = f"\n![The claim beside A/A and control]({PICTURES.split('/')[-1]}/claim_{name}.png)\n"
+        sentence = (
+            f"**{claims[name]['sentence'].strip()}** {words[name][0].upper()}{words[name][1:]}: {found[name].figures}"
+        )
+        picture = f"\n![The claim above A/A, in margins]({PICTURES.split('/')[-1]}/claim_{name}.png)\n"
         return f"{sentence}\n" + (picture if found[name].picture else "")
 
     return _BLOCK.sub(lambda match: f"{match.group(1)}\n{block(match.group(2))}\n{match.group(3)}", text)
@@ -83,6 +85,7 @@ def tables(name: str, shown: Shown) -> str:
     return (
         f"# Tables: {name.replace('_', ', ')}\n\n<!-- a generated page: python -m evidence.figures -->\n\n"
         f"What it means: [evidence](../evidence.md).\n\n{shown.text()}"
+        + "".join(f"\n![{kind.replace('_', ' ')}]({name}_{kind}.png)\n" for kind in shown.pictures())
     )
 
 

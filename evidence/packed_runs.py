@@ -94,10 +94,10 @@ class BuiltData:
     corpus: the folder of JSONL files `wikipedia` in --data-dir, "embedded", or "topics".
     """
 
-    def __init__(self, folder: Path, size: Any, data_dir: Optional[Path], progress: Optional[bool] = None) -> None:
+    def __init__(self, folder: Path, size: Any, data_dir: Optional[Path]) -> None:
         self.folder, self.size = Path(folder), size
         self.corpus = corpus_of(size, data_dir)
-        self._data_dir, self._progress = data_dir, progress
+        self._data_dir = data_dir
 
     def documents(self) -> Path:
         path = self.folder / "documents.jsonl"
@@ -113,7 +113,7 @@ class BuiltData:
         if not (out / MANIFEST).exists():
             print(f"building the {name.replace('_', ' ')} sequences in {out}", flush=True)
             fixed = {"duplication_factor": 1, "seed": _BUILD_SEED, "vocabulary_size": self.size.vocabulary_size}
-            build(BuildOptions(out=out, **{**fixed, **options}), self._progress).close()
+            build(BuildOptions(out=out, **{**fixed, **options})).close()
         return out
 
 
@@ -129,10 +129,9 @@ class PretrainingSetup(BuiltData):
         size: Size,
         data_dir: Optional[Path],
         *,
-        progress: Optional[bool] = None,
         checkpoint: Optional[Path] = None,
     ) -> None:
-        super().__init__(folder, size, data_dir, progress)
+        super().__init__(folder, size, data_dir)
         self._checkpoint = checkpoint
         self.pretrained = None if checkpoint is None else read_folder(checkpoint)
         with alone(self.folder, "data"):
@@ -365,7 +364,7 @@ def corpus_of(size: Any, data_dir: Optional[Path]) -> str:
 def setup(options: Any, size: Size, checkpoint: Optional[Path] = None) -> PretrainingSetup:
     """The one that the experiments of this size and corpus beside `options.out` share."""
     folder = options.out.parent / f"data_{options.size}_{corpus_of(size, options.data_dir)}"
-    return PretrainingSetup(folder, size, options.data_dir, progress=options.progress, checkpoint=checkpoint)
+    return PretrainingSetup(folder, size, options.data_dir, checkpoint=checkpoint)
 
 
 def settings(options: Any, sizes: Mapping[str, Any]) -> Dict[str, Any]:

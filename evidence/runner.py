@@ -16,11 +16,10 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence
 from urllib.parse import quote
 
 from ipu_packed_bert.benchmarks.work import machine
-from ipu_packed_bert.training.log import commit_here
 from pack_data.cli.command import counted, progress_bar
 from pack_data.reading.files import locked, write_atomically
 
@@ -50,11 +49,12 @@ class Runner:
     Raises ValueError where the folder holds cells that were measured with other settings.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], *, progress: Optional[bool] = None) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
-        self._progress = progress
         for name in (CELLS, _LOCKS):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+        from ipu_packed_bert.training.log import commit_here  # only now: it needs torch
+
         # Every cell of a run comes from one commit: its settings say which.
         settings = {**settings, "commit": commit_here()}
         with alone(self.folder, "settings"):
@@ -75,7 +75,7 @@ class Runner:
         missing = [cell for cell in cells if cell not in finished]
         if len(missing) < len(cells):
             print(f"{len(cells) - len(missing)} of {counted(len(cells), 'cell')} are in {self.folder} already")
-        with progress_bar(len(cells), "cells", shown=self._progress, unit="cell") as bar:
+        with progress_bar(len(cells), "cells", unit=" cells") as bar:
             bar.update(len(cells) - len(missing))
             while missing:
                 taken = [cell for cell in missing if self._finish(cell, measure, bar)]
@@ -104,7 +104,7 @@ class Runner:
                 record = {"variant": cell.variant, "seed": cell.seed, "seconds": seconds, "rows": rows}
                 write_atomically(path, (json.dumps(record) + "\n").encode())
                 shutil.rmtree(self.unfinished(cell), ignore_errors=True)
-                if bar.disable:
+                if not sys.stderr.isatty():
                     print(f"{cell.variant}, seed {cell.seed}: {seconds:.1f} s", flush=True)
         bar.update(1)
         return True

@@ -125,7 +125,7 @@ class SpeedData(BuiltData):
     def __init__(self, options: Any) -> None:
         size: SpeedSize = SIZES[options.size]
         folder = Path(options.out).parent / f"data_speed_{options.size}_{corpus_of(size, options.data_dir)}"
-        super().__init__(folder, size, options.data_dir, options.progress)
+        super().__init__(folder, size, options.data_dir)
 
     def store(self, slots: int) -> PackStore:
         with alone(self.folder, "data"):

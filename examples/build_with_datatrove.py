@@ -26,7 +26,7 @@ class BuildStage(PipelineStep):
         self.options, self.stage = options, stage
 
     def run(self, data: Any, rank: int = 0, world_size: int = 1) -> Any:
-        print(run_task(self.options, self.stage, rank, world_size, progress=False).words, flush=True)
+        print(run_task(self.options, self.stage, rank, world_size).words, flush=True)
         return data
 
 

@@ -15,7 +15,7 @@ from pack_data.build import BuildOptions, missing_tasks, run_task
 
 @ray.remote(num_cpus=1, max_retries=3)
 def run(options: BuildOptions, stage: str, task: int, tasks: int) -> str:
-    return run_task(options, stage, task, tasks, progress=False).words
+    return run_task(options, stage, task, tasks).words
 
 
 def main() -> None:

@@ -30,56 +30,72 @@ def _packing(name: str) -> Command:
     return Command(f"pack_data.{name}", PACKING[name])
 
 
-COMMANDS: Dict[str, Command] = {
-    "pretrain": Command(
-        "ipu_packed_bert.commands.pretrain", "trains a BERT on a packed data set, which it builds where it is missing"
-    ),
-    "plan": Command(
-        "ipu_packed_bert.commands.plan",
-        "what a configuration would run and where, and whether it fits; no device needed",
-    ),
-    "finetune": Command("ipu_packed_bert.commands.finetune", "fine-tunes a trained BERT on packs: questions, texts"),
-    "predict": Command(
-        "ipu_packed_bert.commands.predict", "answers a file's records with a fine-tuned model, packed: questions, texts"
-    ),
-    "export": Command("ipu_packed_bert.commands.export", "a run to a Hugging Face folder, and such a folder to a run"),
-    "benchmark": Command(
-        "ipu_packed_bert.commands.benchmark", "sequences per second on this machine, packed over unpacked"
-    ),
-    "check-model": Command(
-        "ipu_packed_bert.commands.check_model", "whether a Hugging Face model keeps the examples of a packed row apart"
-    ),
-    "ipu-check": Command(
-        "ipu_packed_bert.commands.ipu_check",
-        "the first day on IPUs: compiles, runs ten updates, and sets them beside the plan and the cycle model",
-    ),
-    "report": Command(
-        "ipu_packed_bert.report.command", "cycles, overhead and speed-up on an IPU, from the cycle model or from runs"
-    ),
-    "build": _packing("build"),
-    "verify": _packing("verify"),
-    "convert": _packing("convert"),
-    "histogram": _packing("histogram"),
-    "pack": Command(
-        "ipu_packed_bert.commands.pack", "packs a histogram of lengths; --packer NAME, optimal unless told otherwise"
-    ),
-    "compare": _packing("compare"),
-    "look": Command(
-        "ipu_packed_bert.commands.look", "one HTML page of a histogram, a packed data set or a run, with pictures"
-    ),
-    "certificate": _packing("certificate"),
-    "stream": _packing("stream"),
-    "benchmark-build": _packing("benchmark"),
+_GROUPS: Dict[str, Dict[str, Command]] = {
+    "data": {
+        "pack": Command(
+            "ipu_packed_bert.commands.pack",
+            "packs a histogram of lengths; --packer NAME, optimal unless told otherwise",
+        ),
+        "build": _packing("build"),
+        "verify": _packing("verify"),
+        "convert": _packing("convert"),
+        "compare": _packing("compare"),
+        "stream": _packing("stream"),
+    },
+    "training": {
+        "pretrain": Command(
+            "ipu_packed_bert.commands.pretrain",
+            "trains a BERT on a packed data set, and builds that where it is missing",
+        ),
+        "finetune": Command(
+            "ipu_packed_bert.commands.finetune", "fine-tunes a trained BERT on packs: questions, texts"
+        ),
+        "predict": Command(
+            "ipu_packed_bert.commands.predict", "answers a file's records with a fine-tuned model, packed"
+        ),
+        "export": Command(
+            "ipu_packed_bert.commands.export", "a run to a Hugging Face folder, and such a folder to a run"
+        ),
+        "check-model": Command(
+            "ipu_packed_bert.commands.check_model",
+            "whether a Hugging Face model keeps the examples of a packed row apart",
+        ),
+    },
+    "looking": {
+        "look": Command(
+            "ipu_packed_bert.commands.look", "one HTML page of a histogram, a packed data set or a run, with pictures"
+        ),
+        "benchmark": Command(
+            "ipu_packed_bert.commands.benchmark", "sequences per second on this machine, packed over unpacked"
+        ),
+        "report": Command(
+            "ipu_packed_bert.report.command",
+            "cycles, overhead and speed-up on an IPU, from the cycle model or from runs",
+        ),
+    },
+    "IPU": {
+        "plan": Command(
+            "ipu_packed_bert.commands.plan",
+            "what a configuration would run and where, and whether it fits; no device needed",
+        ),
+        "ipu-check": Command(
+            "ipu_packed_bert.commands.ipu_check",
+            "the first day on IPUs: compiles, runs ten updates, compares them with the plan",
+        ),
+    },
 }
+COMMANDS: Dict[str, Command] = {name: command for group in _GROUPS.values() for name, command in group.items()}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, COMMANDS))
-        print(f"usage: {typed('COMMAND')} [options]; COMMAND --help says more about each:\n")
-        for name, command in COMMANDS.items():
-            print(f"  {name:<{width}}  {command.summary}")
+        print(f"usage: {typed('COMMAND')} [options]; COMMAND --help says more about each")
+        for title, group in _GROUPS.items():
+            print(f"\n{title}:")
+            for name, command in group.items():
+                print(f"  {name:<{width}}  {command.summary}")
         return 0
     if arguments[0] == "--version":
         print(__version__)
@@ -88,6 +104,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         way_out = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
+        if name in PACKING:
+            way_out = f"type python -m pack_data.{name}"
         raise ValueError(f"{name}: no such command; {way_out}")
     return COMMANDS[name].main()(arguments[1:]) or 0
 

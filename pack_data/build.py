@@ -38,19 +38,16 @@ from pack_data.store.data_set import PackStore, read_manifest
 __all__ = ["BuildOptions", "Built", "build", "build_and_report", "missing_tasks", "run_task"]
 
 
-def build(options: BuildOptions, progress: Optional[bool] = None) -> PackStore:
+def build(options: BuildOptions) -> PackStore:
     """Builds the data set, or continues a build that was killed, and opens it. ValueError for a user's mistake.
 
-    progress: whether to show bars on stderr; None: where that is a terminal.
     It works in this process alone. With options.workers above 1, or None for one a core, a script calls it under
     `if __name__ == "__main__":`, because each worker process imports the script.
     """
-    return build_and_report(options, progress).store
+    return build_and_report(options).store
 
 
-def build_and_report(
-    options: BuildOptions, progress: Optional[bool] = None, given: Optional[Collection[str]] = None
-) -> Built:
+def build_and_report(options: BuildOptions, given: Optional[Collection[str]] = None) -> Built:
     """As `build`; also returns the packing, the seconds of each stage, and remarks.
 
     given: names of the options that the user gave, of which none may contradict the data set that is appended to;
@@ -82,10 +79,18 @@ def build_and_report(
                 get_packer(options.packer)
             runner = open_runner(options.workers, options.on)
             ending.callback(runner.close)
-            return Stages(options, work, runner, progress).run()
+            return Stages(options, work, runner).run()
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
+
+
+_RARE = (
+    *("--format", "--columns", "--skip-bad", "--max-record-bytes", "--sequences", "--json-field"),
+    *("--document-separator", "--vocabulary-size", "--keep-case", "--multiple-of", "--max-predictions-per-sequence"),
+    *("--recipe", "--duplication-factor", "--masked-lm-probability", "--whole-word-masking", "--epoch"),
+    *("--tokenizer", "--seed", "--append", "--stage", "--missing", "--slurm", "--task", "--on"),
+)
 
 
 def _parser() -> ArgumentParser:
@@ -98,7 +103,7 @@ def _parser() -> ArgumentParser:
         "--out",
         required=True,
         metavar="DIR",
-        help="folder of the data set; one that is there stays readable until the new one is complete",
+        help="folder of the data set; what is there stays until the new one is complete",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
@@ -107,19 +112,22 @@ def _parser() -> ArgumentParser:
         help="text or JSONL (.gz, .xz), a file or a folder; 'embedded': the documentation inside this Python",
     )
     what.add_argument(
-        "--synthetic", choices=PUBLISHED, help="draw lengths from a published histogram, with random tokens"
+        "--synthetic",
+        choices=PUBLISHED,
+        metavar="NAME",
+        help=f"draw lengths from a published histogram ({', '.join(PUBLISHED)}), with random tokens",
     )
     what.add_argument(
         "--from",
         dest="source",
         metavar="PATH",
-        help="sequences made elsewhere: MLPerf or packed TFRecord, HDF5, Parquet, Arrow, JSONL; a file or a folder",
+        help="sequences in a file or a folder: TFRecord, HDF5, Parquet, Arrow, JSONL",
     )
     add(
         "--format",
         dest="source_format",
         metavar="NAME",
-        help="of --from (default: told from the content; names: python -m pack_data.convert --help)",
+        help="of --from (default: told from the content; names: python -m pack_data.convert --help-all)",
     )
     add(
         "--columns",
@@ -164,7 +172,12 @@ def _parser() -> ArgumentParser:
         metavar="M",
         help="masked tokens at most (default 20, 56, 76 at 128, 384, 512)",
     )
-    add("--packer", choices=PACKERS, help=f"default {BuildOptions.packer}")
+    add(
+        "--packer",
+        choices=PACKERS,
+        metavar="NAME",
+        help=f"one of {', '.join(PACKERS)} (default {BuildOptions.packer})",
+    )
     add(
         "--max-sequences-per-pack",
         type=parse_depth,
@@ -194,13 +207,12 @@ def _parser() -> ArgumentParser:
         "--held-out",
         type=float,
         metavar="F",
-        help="share of the documents (0.01: about one in a hundred) that goes into a second data set, DIR-held-out, "
-        "to evaluate on",
+        help="share of the documents, as 0.01, for DIR-held-out, a data set to evaluate on",
     )
     add(
         "--overwrite",
         action="store_true",
-        help="replace a data set in --out that was made from something else or with other options",
+        help="replace what is in --out, made from something else or with other options",
     )
     add(
         "--append",
@@ -239,11 +251,7 @@ def _parser() -> ArgumentParser:
         metavar="dask:ADDRESS",
         help="a Dask cluster whose workers see --out under the same path; dask:local:N: N workers here",
     )
-    add(
-        "--progress",
-        help="show bars even where stderr is no terminal",
-        action=argparse.BooleanOptionalAction if hasattr(argparse, "BooleanOptionalAction") else "store_true",
-    )
+    parser.rare(*_RARE)
     return parser
 
 
@@ -258,15 +266,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = _parser()
     given = vars(parser.parse_args(arguments))
-    progress, stage, task = given.pop("progress", None), given.pop("stage", "all"), given.pop("task", None)
+    stage, task = given.pop("stage", "all"), given.pop("task", None)
     if task and stage not in (STAGES[0], STAGES[-1]):
         parser.error(f"--task is of --stage {STAGES[0]} and --stage {STAGES[-1]}")
     by_many = {name: given.pop(name) for name in ("missing", "slurm") if name in given}
     if by_many or stage != "all":
-        return _for_many(given, arguments, stage, task or (0, 1), progress, **by_many)
+        return _for_many(given, arguments, stage, task or (0, 1), **by_many)
     # One process a core is for commands: a script that does it needs a guard.
     options = BuildOptions(**{"workers": None, **given})
-    return _report(*build_and_report(options, progress, given))
+    return _report(*build_and_report(options, given))
 
 
 def _for_many(
@@ -274,7 +282,6 @@ def _for_many(
     arguments: Sequence[str],
     stage: str,
     task: Tuple[int, int],
-    progress: Optional[bool],
     missing: Optional[int] = None,
     slurm: Optional[int] = None,
 ) -> int:
@@ -290,7 +297,7 @@ def _for_many(
         rest = arguments[place + (1 if "=" in arguments[place] else 2) :]
         print(slurm_script(check_shared(options), [*arguments[:place], *rest], slurm), end="")
         return 0
-    done = run_task(options, stage, *task, progress=progress)
+    done = run_task(options, stage, *task)
     print(done.words)
     return _report(*done.built) if done.built else 0
 

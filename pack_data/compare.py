@@ -74,7 +74,6 @@ def compare(
     *,
     batch_size: int = 256,
     isolated: bool = False,
-    progress: Optional[bool] = False,
 ) -> List[Row]:
     """One row for each packer and depth, by depth.  `optimal` always runs: every row is compared with its bound.
 
@@ -82,7 +81,7 @@ def compare(
     """
     jobs = plan(algorithms, case.depths)
     rows: List[Row] = []
-    with progress_bar(len(jobs), case.histogram.name or "compare", shown=progress, unit="packing") as bar:
+    with progress_bar(len(jobs), case.histogram.name or "compare", unit=" packings") as bar:
         apart = isolated and "forkserver" in multiprocessing.get_all_start_methods()
         here = (measure(name, case.histogram, depth, batch_size) for name, depth in jobs)
         for row in measure_apart(jobs, case.histogram, batch_size) if apart else here:
@@ -237,9 +236,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--plot", metavar="FILE", help="draw padding by packer and depth, and the gap, as .png, .pdf or .svg"
     )
-    parser.add_argument(
-        "--progress", action="store_true", default=None, help="show progress even where stderr is no terminal"
-    )
+    parser.rare("--synthetic", "--batch-size")
     args = parser.parse_args(argv)
     algorithms = args.packers.split(",")
     unknown = [name for name in algorithms if name not in ALGORITHMS]
@@ -251,7 +248,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         check_picture("--plot", args.plot, reads=[args.histogram])
 
     case = Case(histogram_from(args), args.depths or (2, 3, 4, 8, None))
-    rows = compare(case, algorithms, batch_size=args.batch_size, isolated=True, progress=args.progress)
+    rows = compare(case, algorithms, batch_size=args.batch_size, isolated=True)
     if args.json:
         histogram = case.histogram
         found = {

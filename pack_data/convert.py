@@ -58,7 +58,6 @@ def _convert(
     *,
     unpack: bool = False,
     widths: Optional[RowWidths] = None,
-    shown: Optional[bool] = None,
 ) -> Tuple[str, str, int]:
     """Writes every good record of `source` to `destination`. Returns format and kind, and how many records.
 
@@ -86,7 +85,7 @@ def _convert(
 
     def records() -> Iterator[Record]:
         found = 0
-        with progress_bar(None, f"{source.format} to {to_format}", shown=shown, unit=" records") as bar:
+        with progress_bar(None, f"{source.format} to {to_format}", unit=" records") as bar:
             for record in source.examples() if kind == source.unpacked_kind else source.read():
                 found += 1
                 bar.update()
@@ -119,10 +118,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="the file to write (.tfrecord, .tfrecord.gz, .parquet, .arrow), or a folder with --to-format store",
     )
     parser.add_argument(
-        "--from-format", choices=("auto",) + tuple(FORMATS), default="auto", help="default: told from the content"
+        "--from-format",
+        choices=("auto",) + tuple(FORMATS),
+        default="auto",
+        metavar="NAME",
+        help=f"one of {', '.join(FORMATS)}; default: told from the content",
     )
     parser.add_argument(
-        "--to-format", choices=("auto",) + tuple(TARGETS), default="auto", help="default: told from the name of DST"
+        "--to-format",
+        choices=("auto",) + tuple(TARGETS),
+        default="auto",
+        metavar="NAME",
+        help=f"one of {', '.join(TARGETS)}; default: told from the name of DST",
     )
     parser.add_argument("--unpack", action="store_true", help="take packs apart into sequences")
     add_reading_options(parser)
@@ -145,8 +152,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         metavar="P",
         help="predictions in such a row; default: as in SRC",
     )
-    parser.add_argument(
-        "--progress", action="store_true", default=None, help="show progress though stderr is no terminal"
+    parser.rare(
+        *("--from-format", "--max-record-bytes", "--columns", "--max-sequence-length", "--max-predictions-per-sequence")
     )
     args = parser.parse_args(argv)
     source = open_source(args.source, args.from_format, args.skip_bad, args.columns, args.max_record_bytes)
@@ -155,7 +162,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         args.destination,
         args.to_format,
         unpack=args.unpack,
-        shown=args.progress,
         widths=RowWidths(args.max_sequence_length, args.max_predictions_per_sequence),
     )
     print(

@@ -61,7 +61,7 @@ def _pack_starts(lengths: np.ndarray, S: int, D: int) -> np.ndarray:
     ends = np.cumsum(lengths, dtype=np.int64)
     starts: List[np.ndarray] = []
     at = 0
-    with progress_bar(len(lengths), "greedy", shown=None if len(lengths) > 4 * _CHUNK else False, unit="seq") as bar:
+    with progress_bar(len(lengths), "greedy", unit=" sequences") as bar:
         for begin in range(0, len(lengths), _CHUNK):
             first = np.arange(begin, min(begin + _CHUNK, len(lengths)))
             # the sequence that opens the next pack, if `first` opened one; packs may reach into the next chunk

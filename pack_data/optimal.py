@@ -25,7 +25,6 @@ def pack(
     *,
     max_sequences_per_pack: Optional[int],
     budget: Optional[float] = None,
-    progress: Optional[bool] = None,
 ) -> Packing:
     """Packs into very nearly as few packs as any packing of this depth can; the result carries the proof.
 
@@ -34,8 +33,7 @@ def pack(
     no guaranteed limit. A step is begun only where what it may win is worth its time (solver/search.py).
 
     max_sequences_per_pack None is unlimited.  budget: seconds in which every step is begun, and after which none is;
-    then the result depends on how fast the machine is.  progress: whether to show it on stderr; None: where that is a
-    terminal, if it takes long.
+    then the result depends on how fast the machine is.
     """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
@@ -43,7 +41,7 @@ def pack(
     if found.pays(found.programme_seconds):
         from pack_data.solver.programmes import improved  # SciPy takes longer to load than most packings take
 
-        found = improved(found, progress)
+        found = improved(found)
     return Packing.of(
         "optimal",
         histogram,
@@ -67,12 +65,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             help="stop improving after so long, with the best packing found and its proven gap; the result then "
             "depends on how fast the machine is",
         )
-        parser.add_argument(
-            "--progress", action="store_true", default=None, help="show progress even where stderr is no terminal"
-        )
 
     def options(args: argparse.Namespace) -> Dict[str, Any]:
-        return {"budget": args.budget, "quiet": args.json, "progress": args.progress}
+        return {"budget": args.budget, "quiet": args.json}
 
     def pack_and_report(
         histogram: LengthHistogram,
@@ -80,9 +75,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         max_sequences_per_pack: Optional[int],
         budget: Optional[float],
         quiet: bool,
-        progress: Optional[bool],
     ) -> Packing:
-        packing = pack(histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget, progress=progress)
+        packing = pack(histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget)
         proof = prove(packing)
         if not quiet:
             lines.append(statement(packing, proof))
@@ -94,6 +88,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         name="optimal",
         add_options=add_options,
         options=options,
+        rare=["--budget"],
         description="As few packs as possible, with a proof: the cutting-stock linear programme, rounded.",
     )
     for line in lines:

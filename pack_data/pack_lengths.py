@@ -128,7 +128,7 @@ def pack(
         group = np.unique(groups[fitted.example], return_inverse=True)[1].reshape(-1)  # from 0 without a gap
         items = _of_groups(taken, group, slots)
     histogram = LengthHistogram.from_lengths(items, slots)
-    packing = pack_optimally(histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget, progress=False)
+    packing = pack_optimally(histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget)
     pack, slot = assign(items, packing, seed)
     if group is not None:
         pack, slot = pack[group], _places(pack[group], slot[group])

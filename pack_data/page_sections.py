@@ -430,7 +430,7 @@ def _page(title: str, histogram: LengthHistogram, packing: Packing, drawn: Optio
     filling = _filling_section(packing, made)
     gc.freeze()  # garbage is collected before each packing that is measured; what is loaded by now stays
     packers = [name for name in ALGORITHMS if name not in left_out]
-    rows = compare(Case(histogram, DEPTHS), packers, progress=None)
+    rows = compare(Case(histogram, DEPTHS), packers)
     before = get_packer("none")(histogram, max_sequences_per_pack=1)
     bounds = [packing.lower_bound, *(row.lower_bound for row in rows if row.max_sequences_per_pack == limit)]
     bound = next((each for each in bounds if each is not None), None)

@@ -42,7 +42,7 @@ class Verified:
     bytes: int
 
 
-def verify(folder: Union[str, Path], progress: Optional[bool] = None, workers: Optional[int] = 1) -> Verified:
+def verify(folder: Union[str, Path], workers: Optional[int] = 1) -> Verified:
     """Reads every byte of the data set. ValueError with a fault: which file, which pack, which rule.
 
     workers: processes, None for one a core; with more than one, a script calls it under `if __name__ == "__main__":`.
@@ -63,9 +63,7 @@ def verify(folder: Union[str, Path], progress: Optional[bool] = None, workers: O
         for entry, first in zip(manifest.shards, firsts)
     ]
     workers = min(available_cores() if workers is None else workers, max(1, len(tasks)))
-    with closing(open_runner(workers)) as runner, progress_bar(
-        manifest.packs, "verifying", shown=progress, unit=" packs"
-    ) as bar:
+    with closing(open_runner(workers)) as runner, progress_bar(manifest.packs, "verifying", unit=" packs") as bar:
         for counts, own, strategies in runner.map(_verify_shard, tasks):
             histogram += counts
             total = (total + own) % (1 << 64)
@@ -227,12 +225,9 @@ def _check_vocabulary(folder: Path, manifest: Manifest) -> None:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(prog="python -m pack_data.verify", description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", metavar="DIR", help="a packed data set")
-    parser.add_argument(
-        "--progress", action="store_true", default=None, help="show a bar even where stderr is no terminal"
-    )
     parser.add_argument("--workers", type=process_count, metavar="N", help="processes (default: one a core)")
     args = parser.parse_args(argv)
-    verified = verify(args.folder, args.progress, args.workers)
+    verified = verify(args.folder, args.workers)
     manifest = verified.manifest
     bound = (
         ""

@@ -37,8 +37,8 @@ packers proof
 building lengths
 build best_fit convert first_fit greedy lpfhp nnlshp none optimal sort spfhp certificate.__main__ histogram.__main__
 batching benchmark pack_lengths verify
-batching.__main__ benchmark.__main__ compare stream
-__init__ page_sections stream.__main__
+batching.__main__ compare stream
+__init__ benchmark.__main__ page_sections stream.__main__
 """
 # Words of a device, an SDK or a schedule; the network knows none of them.
 DEVICE_WORDS = ("ipu", "poptorch", "cuda", "micro_batch", "replica")

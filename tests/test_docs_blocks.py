@@ -165,12 +165,16 @@ def help_of():
             if all(more):
                 with io.StringIO() as out, contextlib.redirect_stdout(out):
                     with contextlib.suppress(SystemExit):
-                        main([*more, "--help"])
+                        main([*more, "--help-all"])
                     known[words] = out.getvalue()
             else:
-                known[words] = subprocess.run(
-                    [sys.executable, *words[1:], "--help"], cwd=str(ROOT), check=True, stdout=subprocess.PIPE, text=True
-                ).stdout
+                for option in ("--help-all", "--help"):  # a parser that is Python's own has only the second
+                    asked = [sys.executable, *words[1:], option]
+                    done = subprocess.run(asked, cwd=str(ROOT), stdout=subprocess.PIPE, text=True)
+                    if not done.returncode:
+                        break
+                assert not done.returncode
+                known[words] = done.stdout
         return known[words]
 
     return text

@@ -39,7 +39,7 @@ COMMANDS = {
     "import": ("ipu_packed_bert", ["export", "--import", "RUN", "OUT"]),
     "benchmark": ("ipu_packed_bert", ["benchmark", "--size", "tiny"]),
     "finetune": ("ipu_packed_bert", ["finetune", "--config", "configs/finetune_squad_packed.yml"]),
-    "experiments": ("evidence", ["exactness", "--size", "quick", "--out", "OUT"]),
+    "experiments": ("evidence", ["updates", "--size", "quick", "--out", "OUT"]),
 }
 
 

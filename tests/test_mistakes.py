@@ -19,7 +19,9 @@ import pytest
 pytest.importorskip("torch", reason="most commands need torch")
 
 from ipu_packed_bert.__main__ import main
+from pack_data.certificate.__main__ import main as certificate
 from pack_data.cli.command import run_main
+from pack_data.histogram.__main__ import main as histogram
 from pack_data.text.vocabulary import SPECIAL_TOKENS
 from tests.fine_tuning_files import tiny_checkpoint, tiny_squad
 from tests.pack_data.text_corpus import write_corpus
@@ -55,6 +57,8 @@ MISTAKES = [
     (f"{BUILD} --corpus texts --out new --held-out 5", ["held_out", "5"]),
     (f"{BUILD} --corpus texts --out new --max-sequences-per-pack all", ["all", "unlimited"]),
     (f"{BUILD} --corpus texts --out new --masked-lm-probability 15", ["masked_lm_probability", "15"]),
+    (f"{BUILD} --corpus texts --out new --masked-lm-probability nan", ["masked_lm_probability", "nan", "0 to 1"]),
+    (f"{TRAIN} --out data", ["--out data", "data set", "another"]),
     (f"{BUILD} --corpus texts --synthetic wikipedia_512 --out new", ["--synthetic", "--corpus"]),
     (f"{BUILD} --synthetic wikipedia --out new", ["wikipedia", "wikipedia_512"]),
     (f"{BUILD} --synthetic wikipedia_512 --out new", ["--max-sequence-length", "512"]),
@@ -249,7 +253,9 @@ def contents(folder):
 
 def one_line(capsys, command):
     """The message of a command that a user's mistake ends."""
-    assert run_main(main, shlex.split(command)) == 2
+    words = shlex.split(command)
+    alone = {"histogram": histogram, "certificate": certificate}.get("".join(words[:1]))  # typed as modules
+    assert run_main(alone or main, words[1:] if alone else words) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1, said
     return said

@@ -6,6 +6,7 @@ It is built here without isolation and installed without dependencies, over this
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple
 
 import pytest
+
+import pack_data
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -102,6 +105,13 @@ def trained(installed):
     settings += ["placement.layers_per_ipu=[1]", "batch.gradient_accumulation=4", "run.evaluate_every=0"]
     given = "--config packed_host --data data/own --steps 2 --out run".split()
     return packed_bert(installed, "pretrain", *given, *(word for setting in settings for word in ("--set", setting)))
+
+
+def test_the_release_has_one_version_and_one_date():
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    released = re.search("^date-released: (.*)$", citation, re.MULTILINE)[1]
+    assert f"\nversion: {pack_data.__version__}\n" in citation
+    assert f"\n## {pack_data.__version__} - {released}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
 def test_the_wheel_holds_what_is_installed_and_no_more(wheel):

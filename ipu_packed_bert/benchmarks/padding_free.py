@@ -56,7 +56,7 @@ class Setup(NamedTuple):
     dense_up_to: int = 4096  # rows of more tokens are not measured with the dense mask
 
 
-class _Measured(NamedTuple):
+class _Timed(NamedTuple):
     """One side of a line."""
 
     seconds: np.ndarray  # one value a round
@@ -64,7 +64,7 @@ class _Measured(NamedTuple):
     loss: float
 
 
-def _in_turn(sides: Dict[str, Callable[[], float]], setup: Setup) -> Dict[str, _Measured]:
+def _in_turn(sides: Dict[str, Callable[[], float]], setup: Setup) -> Dict[str, _Timed]:
     """Each side, which returns its loss, once for its memory, then round by round.  RuntimeError for other losses."""
     cuda = torch.cuda if setup.device != "cpu" else None
     memory, losses = {}, {}
@@ -79,7 +79,7 @@ def _in_turn(sides: Dict[str, Callable[[], float]], setup: Setup) -> Dict[str, _
     if not worst < 1e-4:
         raise RuntimeError(f"the losses of {', '.join(sides)} differ by {worst:.1e}; times mean nothing then")
     times = seconds_in_turn(sides, setup.rounds, clock_of(torch.device(setup.device), of_process=True), warm_up=False)
-    return {name: _Measured(times[name], memory[name], losses[name]) for name in sides}
+    return {name: _Timed(times[name], memory[name], losses[name]) for name in sides}
 
 
 def _lengths_of(name: str, count: int, draw: np.random.Generator) -> np.ndarray:

@@ -91,6 +91,8 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=positive_int, help="default: as many as torch chooses")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.rare("--synthetic", "--compile", "--seed", "--packer", "--max-sequences-per-pack", "--vocabulary-size")
+    parser.rare("--slots", "--ranks", "--threads")
     args = parser.parse_args(argv)
     if args.packs % args.micro_batch:
         raise ValueError(f"--packs {args.packs} is not a multiple of --micro-batch {args.micro_batch}")
@@ -164,10 +166,10 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
         (config_of(args.size, work, engine, micro_batch=args.micro_batch), work) for work in works for engine in engines
     ]
     rival = find_spec("transformers") is not None and processes.size == 1
-    shown = None if processes.rank == 0 else False
     measurements = []
     sides = 2 + rival * (1 + len(RIVALS["cuda" if torch.cuda.is_available() else "cpu"]))
-    with progress_bar(sides * (args.rounds + 1) * len(cases), "rounds", shown=shown) as bar:
+    with progress_bar(sides * (args.rounds + 1) * len(cases), "rounds", unit=" rounds") as bar:
+        bar.disable |= processes.rank > 0
         for case in cases:
             try:
                 found = compare_layouts(*case, rounds=args.rounds, bar=bar, processes=processes, rivals=rival)

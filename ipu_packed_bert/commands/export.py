@@ -48,7 +48,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 print(f"{what}: {', '.join(names)}")
         return 0
     exported = export_run(args.source, args.target, vocabulary=args.vocabulary)
-    print(f"{args.target}: the model after {exported.step:,} updates, as transformers loads it")
+    print(f"{args.target}: the model after {exported.step:,} updates, as transformers loads it; README.md is its card")
     if exported.note:
         print(f"note: {exported.note}")
     return 0

@@ -26,6 +26,7 @@ class _Finetune(Training[FinetuneConfig]):
         )
         add_run_options(parser, setting="data.packer=none")
         add_trust(parser)
+        parser.rare("--trust-task")
         return parse_run(parser, argv)
 
     def load(self, path: Path, overrides: Sequence[str], *, stored: bool) -> FinetuneConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Optional, Sequence
 
-from pack_data.cli.command import ArgumentParser
+from pack_data.cli.command import ArgumentParser, typed
 from pack_data.packers import PACKERS
 
 _DEFAULT = "optimal"
@@ -18,4 +18,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args, others = parser.parse_known_args(argv)
     if args.packer not in PACKERS:
         raise ValueError(f"--packer {args.packer}: there is none of this name; the packers are {', '.join(PACKERS)}")
+    if {"-h", "--help", "--help-all"} & {*others}:
+        names = f"NAME is one of\n{', '.join(PACKERS)} (default {_DEFAULT})\n"
+        print(f"{typed('pack')} [--packer NAME] [options]; {names}")
     return importlib.import_module(f"pack_data.{args.packer}").main(others)

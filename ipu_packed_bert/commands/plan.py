@@ -30,8 +30,9 @@ from pack_data.lengths.factors import PackingFactor, parse_factor, published_for
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.reading.files import write_atomically
 
-_SEARCH = """The fastest plans for a pod that fit: packed-bert plan --search --config packed_phase2_pod16 [--ipus 64]
-
+_ABOUT = """What a configuration would run and where, without a device, and whether it fits. It takes --config
+alone, and every option of pretrain or finetune. With --search, and the options here, the fastest plans for a pod that
+fit: packed-bert plan --search --config packed_phase2_pod16 --ipus 64
 Micro-batch, IPUs of a replica, placement of the layers, room for products, parts of the vocabulary projection, mask,
 packing depth and recomputation are varied; an update stays as large. Nothing is measured: memory is that of the plan,
 cycles are those of the cycle model.
@@ -44,10 +45,10 @@ _SHOWN = 4  # plans
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """`pretrain --plan` or `finetune --plan`, as the configuration says, under a name of its own; or the search."""
     given = sys.argv[1:] if argv is None else argv
-    if "--search" in given:
-        return _search(argv)
-    if "-h" in given or "--help" in given:
-        print(f"{_options().format_usage()}\nand, without --search:\n")
+    if {"--search", "-h", "--help"} & {*given}:
+        return _search(given)
+    if "--help-all" in given:
+        print(f"{_options().format_help_all()}\nand, without --search:\n")
     arguments = [*given, "--plan"]
     return finetune.main(arguments) if _of_fine_tuning(arguments) else pretrain.main(arguments)
 
@@ -73,8 +74,8 @@ def _of_fine_tuning(arguments: Sequence[str]) -> bool:
 
 
 def _options() -> ArgumentParser:
-    parser = ArgumentParser(prog=typed("plan"), description=_SEARCH)
-    parser.add_argument("--search", action="store_true", required=True)
+    parser = ArgumentParser(prog=typed("plan"), description=_ABOUT)
+    parser.add_argument("--search", action="store_true", help="instead of the plan that is written")
     parser.add_argument("--config", metavar="FILE|NAME", required=True, help="a configuration of pre-training")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
     parser.add_argument("--ipus", type=positive_int, metavar="N", help="of the pod; default: the configuration's")
@@ -82,6 +83,7 @@ def _options() -> ArgumentParser:
     parser.add_argument("--write", type=Path, metavar="FILE", help="the best as a configuration to run")
     add_histogram_arguments(parser)
     parser.set_defaults(histogram=None)
+    parser.rare("--synthetic", "--max-sequence-length", "--packing-factor")
     return parser
 
 

@@ -61,6 +61,7 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         parser, "override one setting of the run, any number of times: --set data.packer=none answers unpacked"
     )
     add_trust(parser)
+    parser.rare("--engine", "--trust-task")
     args = parser.parse_args(argv)
     if args.engine:
         args.overrides.append(f"engine.kind={args.engine}")

@@ -35,8 +35,12 @@ class _Pretrain(Training[Config]):
             action="store_true",
             help="where there are no IPUs, run the configuration in full, without its without_ipus block",
         )
+        parser.add_argument(
+            "--track", choices=("wandb", "mlflow"), help="a service that shows the curves, too; as --set run.track=..."
+        )
         add_run_options(parser, setting="batch.micro_batch=4")
-        args = parse_run(parser, argv, {"data": "data.directory", "steps": "run.steps"})
+        parser.rare("--start-from", "--track", "--whole")
+        args = parse_run(parser, argv, {"data": "data.directory", "steps": "run.steps", "track": "run.track"})
         if args.resume and args.whole:
             parser.error("--whole begins a new run; --resume continues a run as it was begun")
         if args.resume and args.start_from:

@@ -17,6 +17,7 @@ from ipu_packed_bert.processes.ranks import Processes, joined
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.settings.shipped import config_file, refuse_no_run
+from pack_data.cli.command import ArgumentParser
 from pack_data.lengths.factors import parse_factor
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_run_options(parser: argparse.ArgumentParser, *, setting: str) -> None:
+def add_run_options(parser: ArgumentParser, *, setting: str) -> None:
     """The others that every task has. setting: an example of --set."""
     parser.set_defaults(start_from=None, data_dir=None, whole=False)  # not every command has these
     add_settings(parser, f"override one setting, any number of times: --set {setting}")
@@ -96,6 +97,7 @@ def add_run_options(parser: argparse.ArgumentParser, *, setting: str) -> None:
     parser.add_argument(
         "--show-config", action="store_true", help="print every setting and where it comes from, and stop"
     )
+    parser.rare("--resume-if-there", "--compare-unpacked", "--allow-change", "--packing-factor")
 
 
 def parse_run(

@@ -143,7 +143,7 @@ def _options(manifest: Manifest) -> Dict[str, Any]:
     return stated(manifest.made_with["options"]) if "options" in manifest.made_with else {}
 
 
-def open_or_build(config: Config, *, progress: Optional[bool] = None, build: bool = True) -> Tuple[Config, PackStore]:
+def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackStore]:
     """The data set of the configuration, and the configuration as :func:`described` by it.
 
     If the folder that the configuration file names holds none, it is built there and kept, with its held-out side; one
@@ -170,7 +170,6 @@ def open_or_build(config: Config, *, progress: Optional[bool] = None, build: boo
                 workers=None,
                 **{name: getattr(data, name) for name in (*_BUILT_WITH, "corpus", "vocabulary", "held_out")},
             ),
-            progress,
         ).close()
     config, manifest = described(config)
     if manifest is not None and data.mixed_with:

@@ -54,10 +54,12 @@ DEFAULT = "packed_phase2_pod16"
 _TABLES = ("1", "2", "parts", "ipus", "update", "points")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> ArgumentParser:
     found = ArgumentParser(prog=typed("report"), description=__doc__)
     what = found.add_argument_group("what to print")
-    what.add_argument("--table", choices=_TABLES, action="append", default=[], help="several may be given")
+    what.add_argument(
+        "--table", choices=_TABLES, action="append", default=[], help="several may be given; --help-all explains"
+    )
     what.add_argument("--all", action="store_true", help="all of these")
     where = found.add_argument_group("of what")
     where.add_argument("--config", metavar="FILE|NAME", help=f"configuration; default {DEFAULT}")
@@ -82,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--html", type=Path, metavar="FILE", help="one page with all tables and pictures, in place of text"
     )
+    found.rare("--synthetic", "--max-sequence-length", "--packing-factor", "--measured", "--packed", "--unpacked")
     return found
 
 

@@ -63,14 +63,15 @@ def find_profile(folder: Path) -> Path:
 
 def _open_report(path: Path) -> Any:
     """pva's report. Raises ValueError, in one line, where the library or the file is missing."""
+    if not Path(path).is_file():
+        raise ValueError(f"{path}: no such profile; give a profile.pop or the folder that holds it")
     try:
         import pva
     except ImportError:
         raise ValueError(
-            "reading a PopVision profile needs the Poplar SDK's analysis library (pva); enable the SDK in this shell"
+            f"{path}: to read a PopVision profile needs the Poplar SDK's analysis library (pva); enable the SDK "
+            "in this shell"
         ) from None
-    if not Path(path).is_file():
-        raise ValueError(f"{path}: no such profile; give a profile.pop or the folder that holds it")
     return pva.openReport(str(path))
 
 

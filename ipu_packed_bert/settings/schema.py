@@ -184,6 +184,7 @@ class RunSettings:
     on_nonfinite: str = setting(
         "stop", "an update whose loss or gradients are not finite; skip: leave it out, host", choices=("stop", "skip")
     )
+    track: Optional[str] = setting(None, "a service that shows the curves, too", choices=("wandb", "mlflow"))
 
 
 def training_stages(layers_per_ipu: Sequence[int], *, heads_return: bool = True) -> int:

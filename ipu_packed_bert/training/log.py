@@ -52,9 +52,12 @@ from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.training.loop import Log, not_finite
 from ipu_packed_bert.training.picture import padding_avoided
+from ipu_packed_bert.training.trackers import Tracker
 from pack_data.cli.command import bare_stderr, check_folder
+from pack_data.cli.timing import left_text
+from pack_data.reading.fields import one_line
 from pack_data.reading.files import locked, write_atomically
-from pack_data.store.data_set import Manifest
+from pack_data.store.data_set import MANIFEST, Manifest
 
 # Steps over which the watched line averages its rates.
 _RECENT = 20
@@ -108,6 +111,7 @@ class RunLog(Log):
         first_step: int = 0,
         max_sequence_length: int,
         stream: Any = None,
+        tracker: Optional[Tracker] = None,
     ):
         self._folder = Path(folder)
         self._steps = steps
@@ -116,6 +120,7 @@ class RunLog(Log):
         self._recent: Deque[Tuple[Counts, float]] = deque(maxlen=_RECENT)
         self._lines_every = max(1, steps // 20)
         self._first: Optional[Tuple[Counts, float]] = None
+        self._began = 0, 0.0  # that step, and when it was done
         self._totals = Totals()
         self._bar: Any = None
         _forget_after(self._folder / LOG, first_step, self.say)
@@ -123,7 +128,7 @@ class RunLog(Log):
         self._evaluated_before = {record["step"] for record in evaluations}
         self._log = JsonlWriter(self._folder / LOG, self.say)
         self._evaluations = JsonlWriter(self._folder / EVALUATIONS, self.say)
-        self._events = Events(self._folder, first_step, self.say)
+        self._events = Events(self._folder, first_step, self.say, tracker)
         if sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -153,6 +158,7 @@ class RunLog(Log):
         if self._first is None:
             self.say(_PADDING_AVOIDED)
             self._first = (counts, result.seconds)
+            self._began = step, time.perf_counter()
         else:
             self._totals = self._totals._plus(counts, result.seconds)
         recent = Totals()
@@ -181,7 +187,14 @@ class RunLog(Log):
             self._bar.set_postfix_str(line, refresh=False)
             self._bar.update(1)
         elif step == 1 or step == self._steps or step % self._lines_every == 0:
-            self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {line}")
+            self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {line}{self._left(step)}")
+
+    def _left(self, step: int) -> str:
+        """The time left, at the speed of this process so far, with its evaluations and checkpoints."""
+        began, since = self._began
+        if not began < step < self._steps:
+            return ""
+        return f"  {left_text((time.perf_counter() - since) / (step - began) * (self._steps - step))}"
 
     def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for number, batch in enumerate(batches, start=1):
@@ -264,6 +277,8 @@ def refuse_a_run_in(folder: Optional[str]) -> None:
     if folder is None:
         return
     check_folder("--out", folder, "a run")
+    if Path(folder, MANIFEST).exists():
+        raise ValueError(f"--out {folder}: holds a data set; a run is a folder of its own, choose another name")
     if Path(folder, LOG).exists():
         go_on = f"; continue it with --resume {shlex.quote(str(folder))}"
         if not _saved(folder):
@@ -451,10 +466,13 @@ def _not_finite(value: Any) -> bool:
 
 
 class Events:
-    """What TensorBoard shows: values by name and step. A full disk ends it, with one line, and not the run."""
+    """What TensorBoard and a tracker show: values by name and step. What ends one of them, a full disk or a service
+    that does not answer, is said in one line and does not end the run."""
 
-    def __init__(self, folder: Path, first_step: int, say: Callable[[str], None]) -> None:
-        self._folder, self._say = folder, say
+    def __init__(
+        self, folder: Path, first_step: int, say: Callable[[str], None], tracker: Optional[Tracker] = None
+    ) -> None:
+        self._folder, self._say, self._tracker = folder, say, tracker
         self._writer: Any = None
         self._former_hook = threading.excepthook
         try:
@@ -469,16 +487,27 @@ class Events:
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Values that are None are left out."""
+        there = {name: value for name, value in values.items() if value is not None}
         with self._failing():
-            for name, value in values.items():
-                if value is not None and self._writer is not None:
+            for name, value in there.items():
+                if self._writer is not None:
                     self._writer.add_scalar(name, value, step)
+        self._tracked(lambda to: to.log(step, there))
 
     def close(self) -> None:
         with self._failing():
             if self._writer is not None:
                 self._writer.close()
         self._writer, threading.excepthook = None, self._former_hook
+        self._tracked(lambda to: to.finish())
+
+    def _tracked(self, call: Callable[[Tracker], Any]) -> None:
+        try:
+            if self._tracker is not None:
+                call(self._tracker)
+        except Exception as error:  # a service has errors of its own
+            self._tracker = None
+            self._say(f"note      {self._folder}: no more curves for run.track ({one_line(error)})")
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:

@@ -38,8 +38,10 @@ from ipu_packed_bert.training.log import (
 )
 from ipu_packed_bert.training.loop import Log, Outcome, train
 from ipu_packed_bert.training.summary import RunEnd
+from ipu_packed_bert.training.trackers import tracker
 from pack_data.cli.memory import keep_buffers
 from pack_data.reading.fields import said_of
+from pack_data.reading.packages import require
 
 C = TypeVar("C", bound=Configuration)
 
@@ -199,6 +201,7 @@ class Prepared(abc.ABC, Generic[C]):
                 steps=self.steps,
                 first_step=begin.step,
                 max_sequence_length=self.task.max_sequence_length,
+                tracker=tracker(config.run.track, folder, config.as_dict()) if config.run.track else None,
             )
             end = RunEnd(
                 folder,
@@ -261,6 +264,8 @@ def _run(
         print(line)
     if choice.kind == "host":
         keep_buffers()
+    if config.run.track:  # asked for before the work
+        require(f"run.track={config.run.track}", config.run.track)
     made = kind.make(config, begun)
     opened.enter_context(contextlib.closing(made.engine))
     opened.enter_context(contextlib.closing(made.batches))

@@ -182,6 +182,8 @@ class RunEnd:
         print(f"run       {self.folder}  (tensorboard --logdir {shlex.quote(str(self.folder))})")
         if summary.steps:  # else there was nothing to learn from
             print(f"continue  {self.go_on}" if saved and outcome.step == self.steps else self._once_more())
+            if self.config.command == "pretrain" and saved:
+                print(f"use it    {typed('export')} {shlex.quote(str(self.folder))} DIR  (a folder for transformers)")
         return summary
 
     def _once_more(self) -> str:

@@ -82,7 +82,7 @@ def _measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, An
         options = BuildOptions(
             work / "data", synthetic=_HISTOGRAM, sequences=sequences, max_sequences_per_pack=depth, workers=workers
         )
-        stages = Stages(options, work, runner, False)
+        stages = Stages(options, work, runner)
         stages.input.make = _make_lengths
         stages.input.need = lambda: 0.0  # type: ignore[method-assign]
         stages.begin()

@@ -107,7 +107,7 @@ def _measure(number: int, combination: Tuple[str, int, int, Optional[int]], peer
 
     def ours() -> Packing:
         """As `pack_data.pack`: count, pack, and a pack for each sequence."""
-        packing = pack(LengthHistogram.from_lengths(lengths, slots), max_sequences_per_pack=depth, progress=False)
+        packing = pack(LengthHistogram.from_lengths(lengths, slots), max_sequences_per_pack=depth)
         assign(lengths, packing, 0)
         return packing
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Sequence, Tuple
 
 import numpy as np
 
@@ -258,8 +258,6 @@ def assign_on_disk(
     parts: Sequence[RunningTotals],
     seed: Tuple[int, ...],
     runner: TaskRunner,
-    *,
-    progress: Optional[bool] = None,
 ) -> None:
     """Writes the packs and the slots of all sequences, a pair of files for each group of parts.
 
@@ -288,7 +286,7 @@ def assign_on_disk(
     # A list is shuffled, a long one is scattered before; then its places are dealt.
     steps = sum((1 + (end - start > numbers)) * (end - start) for start, end in lists)
     steps += sum(part.sequences for part in parts)
-    with progress_bar(steps, "assignment", shown=progress, unit=" numbers") as bar:
+    with progress_bar(steps, "assignment", unit=" numbers") as bar:
         for which in ([0], range(1, len(lists))):
             long = (task for task in tasks(which) if task.parts > 1 and not (task.is_scattered or task.is_shuffled))
             for done in runner.map(_scatter, long):

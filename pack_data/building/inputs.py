@@ -108,8 +108,8 @@ class _BuildInput(abc.ABC):
     note = "examples"
     parts: Optional[int] = None
 
-    def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> None:
-        self.options, self.sides, self.progress = options, sides_, progress
+    def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide]) -> None:
+        self.options, self.sides = options, sides_
         self.work = sides_[0].work
         self.example_options = options.example_options()
         self.given_vocabulary = options.vocabulary if options.tokenizer is None else options.tokenizer
@@ -170,25 +170,25 @@ class _BuildInput(abc.ABC):
         return schema
 
 
-def open_input(options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> _BuildInput:
+def open_input(options: BuildOptions, sides_: Sequence[BuildSide]) -> _BuildInput:
     """The input that the options name."""
     if options.synthetic is not None:
-        return _SyntheticInput(options, sides_, progress)
+        return _SyntheticInput(options, sides_)
     if options.source is not None:
-        return _SourceInput(options, sides_, progress)
-    return _TextInput(options, sides_, progress)
+        return _SourceInput(options, sides_)
+    return _TextInput(options, sides_)
 
 
 class _TextInput(_BuildInput):
     """Documents. They are dealt out to sides by their text and to the parts of a side at random."""
 
-    def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> None:
-        super().__init__(options, sides_, progress)
+    def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide]) -> None:
+        super().__init__(options, sides_)
         self.make = make_part
         self._left_out: Set[str] = set()
 
     def files(self) -> Files:
-        with progress_bar(None, "checking the corpus", shown=self.progress, unit="B") as bar:
+        with progress_bar(None, "checking the corpus", unit="B") as bar:
             return [list(entry) for entry in content_digest(self.options.corpus, bar.update)]
 
     def leave_out(self, names: Set[str]) -> None:
@@ -261,7 +261,7 @@ class _TextInput(_BuildInput):
             draws = [random.Random(f"{self.options.seed} documents {side.first_stream}") for side in self.sides]
             waiting: Dict[Path, List[str]] = {}
             characters, found = 0, [0] * len(counts)
-            with progress_bar(None, "reading", shown=self.progress, unit=" documents") as bar:
+            with progress_bar(None, "reading", unit=" documents") as bar:
                 for document, is_held_out in sides.split(self._documents(bad), held_out):
                     line, number = json.dumps(document.lines), int(is_held_out)
                     path = paths[number][draws[number].randrange(counts[number])]
@@ -326,8 +326,8 @@ class _SourceInput(_BuildInput):
     the packs those that hold all.
     """
 
-    def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> None:
-        super().__init__(options, sides_, progress)
+    def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide]) -> None:
+        super().__init__(options, sides_)
         assert options.source is not None
         _refuse_held_out(options, "--from")
         self.make, self.note = _make_source_parts, "group"
@@ -458,8 +458,8 @@ def _range_of_ids(ranges: Mapping[str, Tuple[int, int]]) -> Tuple[int, int]:
 class _SyntheticInput(_BuildInput):
     """Lengths drawn from a published histogram, random tokens."""
 
-    def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide], progress: Optional[bool]) -> None:
-        super().__init__(options, sides_, progress)
+    def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide]) -> None:
+        super().__init__(options, sides_)
         assert options.synthetic is not None
         _refuse_held_out(options, "--synthetic")
         self.make, self.parts = make_synthetic_part, -(-options.sequences // SYNTHETIC_PART)

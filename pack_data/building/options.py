@@ -109,6 +109,7 @@ class BuildOptions:
         chosen = {field.name: getattr(self, field.name) for field in fields(ExampleOptions)}
         if self.max_predictions_per_sequence is None:
             S = self.max_sequence_length
+            ExampleOptions(**{**chosen, "max_predictions_per_sequence": 1})  # says of a share that it is none
             chosen["max_predictions_per_sequence"] = default_predictions(S, self.masked_lm_probability)
         return ExampleOptions(**chosen)
 

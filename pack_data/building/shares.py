@@ -35,7 +35,7 @@ class Done(NamedTuple):
     built: Optional[Built] = None
 
 
-def run_task(options: BuildOptions, stage: str, task: int = 0, tasks: int = 1, progress: Optional[bool] = None) -> Done:
+def run_task(options: BuildOptions, stage: str, task: int = 0, tasks: int = 1) -> Done:
     """Task `task` of `tasks` of a stage of STAGES.
 
     ValueError for a user's mistake, and where the stage before is not done.
@@ -50,7 +50,7 @@ def run_task(options: BuildOptions, stage: str, task: int = 0, tasks: int = 1, p
         ending.callback(runner.close)
 
         def stages(work: Path, tasks_beside: bool) -> Stages:
-            return Stages(options, work, runner, progress, tasks_beside)
+            return Stages(options, work, runner, tasks_beside)
 
         def work_on() -> str:
             # A second recipe waits for the first, and finds it.
@@ -86,7 +86,7 @@ def missing_tasks(options: BuildOptions, tasks: int) -> Tuple[str, List[int]]:
     with work_of_tasks(out, patience=_ENDING) as work:
         if (work / COMMIT).exists():
             return STAGES[2], [0]
-        build = Stages(options, work, TaskRunner(), False, True)
+        build = Stages(options, work, TaskRunner(), True)
         try:
             begun = build.begin()
         except NotBegunError:

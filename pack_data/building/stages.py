@@ -109,11 +109,10 @@ class Stages:
         options: BuildOptions,
         work: Path,
         runner: TaskRunner,
-        progress: Optional[bool],
         tasks_beside: Optional[bool] = None,
     ) -> None:
         """tasks_beside: whether other tasks of this build may be at work now; None: it is not built in tasks."""
-        self.options, self.work, self.runner, self.progress = options, work, runner, progress
+        self.options, self.work, self.runner = options, work, runner
         self.tasks_beside = tasks_beside
         self.out = Path(options.out)
         self.example_options = options.example_options()
@@ -126,7 +125,7 @@ class Stages:
         self.sides = [
             BuildSide(name, folder, out, read_manifest(out) if options.append else None) for name, folder, out in places
         ]
-        self.input = open_input(options, self.sides, progress)
+        self.input = open_input(options, self.sides)
         self._sources: Files = []  # that go in and are new
         self._vocabulary = VocabularyFile(0, None)
         self._parts_schema: PackSchema
@@ -274,9 +273,7 @@ class Stages:
 
     def count(self, share: TaskShare) -> None:
         """The sequences of every side, spilled, with a note for each part."""
-        with self._timed("examples"), progress_bar(
-            self.input.parts, "examples", shown=self.progress, unit=" parts"
-        ) as bar:
+        with self._timed("examples"), progress_bar(self.input.parts, "examples", unit=" parts") as bar:
             if self.is_gathered:
                 return
             own = (task for task in self.uncounted() if share.has(task.part))
@@ -393,7 +390,7 @@ class Stages:
         if _is_assigned(side):
             return
         if len(parts_groups(totals)) > 1:
-            assign_on_disk(work, work / "recipe.json", parts_schema, totals, seed, self.runner, progress=self.progress)
+            assign_on_disk(work, work / "recipe.json", parts_schema, totals, seed, self.runner)
             return
         lengths = [lengths_of_part(work, part, total, parts_schema)[0] for part, total in enumerate(totals)]
         assignment = assign(np.concatenate(lengths), packing, seed)
@@ -445,7 +442,7 @@ class Stages:
             if not (work / file_of("sorted", part, "npy")).exists()
         ]
         sort_tasks.sort(key=lambda task: share.distance(task.part))
-        with self._timed("sorting"), progress_bar(len(notes), "sorting", shown=self.progress, unit=" parts") as bar:
+        with self._timed("sorting"), progress_bar(len(notes), "sorting", unit=" parts") as bar:
             bar.update(len(notes) - len(sort_tasks))
             for _ in self.runner.map(sort_part, sort_tasks):
                 bar.update(1)
@@ -482,7 +479,7 @@ class Stages:
                         per_shard,
                     )
 
-        with self._timed("writing"), progress_bar(packing.packs, "packs", shown=self.progress, unit=" packs") as bar:
+        with self._timed("writing"), progress_bar(packing.packs, "packs", unit=" packs") as bar:
             missing = self._undealt(side)
             bar.update(packing.packs - sum(map(packs_of, missing)))
             for note in self.runner.map(make_shard, shard_tasks(list(filter(share.has, missing)))):

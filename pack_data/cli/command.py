@@ -8,10 +8,11 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 import threading
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence, Union
+from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence, Set, Union
 
 from pack_data.reading.packages import package_of, require
 
@@ -37,12 +38,47 @@ def typed(command: str) -> str:
     return f"python -m ipu_packed_bert {command}"
 
 
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: Any, *_: Any) -> None:
+        print(parser.format_help_all(), end="")
+        parser.exit()
+
+
 class ArgumentParser(argparse.ArgumentParser):
-    """An argument parser whose complaints are ValueErrors, so that `run_main` prints them like every other error."""
+    """An argument parser whose complaints are ValueErrors, so that `run_main` prints them like every other error.
+
+    --help prints the first paragraph of the description and the options that are not rare, --help-all everything.
+    """
 
     def __init__(self, **options: Any) -> None:
         self._given: Sequence[str] = ()
+        self._rare: Set[argparse.Action] = set()
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+        if self.add_help:
+            self.add_argument("--help-all", nargs=0, action=_HelpAll, help=argparse.SUPPRESS)
+
+    def rare(self, *names: str) -> None:
+        """These options stand in --help-all alone."""
+        self._rare |= {self._option_string_actions[name] for name in names}
+
+    def format_help_all(self) -> str:
+        """What --help-all prints."""
+        return super().format_help()
+
+    def format_help(self) -> str:
+        first, _, rest = (self.description or "").partition("\n\n")
+        formatter = self._get_formatter()
+        formatter.add_usage(
+            self.usage, [each for each in self._actions if each not in self._rare], self._mutually_exclusive_groups
+        )
+        formatter.add_text(textwrap.fill(" ".join(first.split()), formatter._width))
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_arguments([each for each in group._group_actions if each not in self._rare])
+            formatter.end_section()
+        if self._rare or rest or self.epilog:
+            formatter.add_text(f"more{' options' * bool(self._rare)}: {self.prog} --help-all")
+        return formatter.format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._given = [str(each) for each in (sys.argv[1:] if args is None else args)]
@@ -111,7 +147,7 @@ def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opt
     signal n. No control character comes to a terminal, or into a message.
     """
     streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_Terminal(each) if each.isatty() else each for each in streams)
+    sys.stdout, sys.stderr = (_Terminal(each) if each and each.isatty() else each for each in streams)
     try:
         return _status(main, argv)
     finally:
@@ -296,15 +332,24 @@ def check_folder(option: str, folder: Union[str, Path], what: str) -> None:
             raise ValueError(f"{option} {folder}: {place} is a file; {what} is a folder, choose another name")
 
 
-def progress_bar(total: Optional[int], description: str, *, shown: Optional[bool] = None, unit: str = "it"):
-    """A tqdm bar on stderr; `shown` None means: only where stderr is a terminal."""
-    from tqdm import tqdm
+def progress_bar(total: Optional[int], description: str, *, unit: str = "steps") -> Any:
+    """A bar of tqdm on stderr; where that is no terminal, a line every ten seconds. Nothing of what is quickly done."""
+    from pack_data.cli.bars import DelayedBar
 
     # The default lock is a semaphore between processes; multiprocessing would warn at exit that it was not freed.
-    tqdm.set_lock(threading.RLock())
-    disable = not sys.stderr.isatty() if shown is None else not shown
-    return tqdm(
-        total=total, desc=_written_out(description), unit=unit, file=bare_stderr(), disable=disable, leave=False
+    DelayedBar.set_lock(threading.RLock())
+    file = bare_stderr()
+    gone = file is None or getattr(file, "closed", False)
+    terminal = not gone and file.isatty()
+    return DelayedBar(
+        total=total,
+        desc=_written_out(description),
+        unit=unit,
+        file=file,
+        disable=gone,
+        leave=False,
+        terminal=terminal,
+        mininterval=0.1 if terminal else 1.0,
     )
 
 

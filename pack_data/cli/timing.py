@@ -15,6 +15,15 @@ _Result = TypeVar("_Result")
 Clock = Callable[[], float]
 
 
+def left_text(seconds: float) -> str:
+    """`35 s left`, `1 min 20 s left`, `2 h 05 min left`."""
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s left"
+    minutes = whole // 60
+    return f"{minutes} min {whole % 60:02} s left" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min left"
+
+
 class _Quartiles(NamedTuple):
     low: float
     median: float

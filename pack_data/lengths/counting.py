@@ -52,7 +52,7 @@ def count(
         size = sum(os.path.getsize(part) for part in parts if os.path.isfile(part))
         workers = min(len(parts), os.cpu_count() or 1) if size > _WORTH_PROCESSES else 1
     counted: List[LengthHistogram] = []
-    with progress_bar(len(parts), "counting", shown=None if len(parts) > 1 else False, unit="file") as bar:
+    with progress_bar(len(parts), "counting", unit=" files") as bar:
         of_part = partial(_count_part, S=max_sequence_length, max_record_bytes=max_record_bytes)
         for histogram in _map(of_part, parts, workers):
             counted.append(histogram)

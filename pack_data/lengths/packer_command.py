@@ -19,10 +19,12 @@ def run_packer(
     add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
     options: Callable[[argparse.Namespace], Dict[str, Any]] = lambda args: {},
     default_depth: Optional[int] = 3,
+    rare: Sequence[str] = (),
 ) -> int:
     """The main of a packer's module: parse, pack, save the recipe, print the table or the JSON object.
 
-    add_options adds the packer's own options to the parser; options turns them into keywords of `pack`.
+    add_options adds the packer's own options to the parser; options turns them into keywords of `pack`. rare: those of
+    them that --help leaves out.
     """
     parser = ArgumentParser(prog=f"python -m pack_data.{name}", description=description)
     add_histogram_arguments(parser)
@@ -43,6 +45,7 @@ def run_packer(
     add_options(parser)
     parser.add_argument("--out", metavar="FILE", help="write the recipe (strategies and repeats) as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.rare("--synthetic", "--multiple-of", *rare)
     args = parser.parse_args(argv)
     if args.out:
         check_output("--out", args.out, reads=[args.histogram])

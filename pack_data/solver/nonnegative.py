@@ -26,7 +26,9 @@ def solve_reference(strategies: np.ndarray, weights: np.ndarray, counts: np.ndar
     for lengths in strategies.T:
         np.add.at(matrix, (lengths, np.arange(len(strategies))), 1.0)
     matrix *= weights[:, None]
-    with progress_bar(None, "nnls, dense: about 20 s at 512", shown=None if len(counts) > 256 else False):
+    with progress_bar(None, "nnls, dense: about 20 s at 512") as bar:
+        if len(counts) > 256:
+            bar.display(str(bar))
         # SciPy 1.12 to 1.14 stop after 3 x columns steps, older and newer versions do not
         return nnls(matrix[1:], (weights * counts)[1:], maxiter=100 * len(strategies))[0]
 
@@ -89,7 +91,7 @@ def _interior_point(
     x = np.full(number, size / number)
     r = d - times(x)
     s = np.maximum(-transposed(r), 0.01) + 0.1
-    with progress_bar(None, "nnls, interior point", shown=None if size > 1024 else False) as bar:
+    with progress_bar(None, "nnls, interior point") as bar:
         for _ in range(200):
             dual = s + transposed(r)
             primal = d - times(x) - r

@@ -25,24 +25,23 @@ _ON_KNOTS, _KNOTS = 1 << 18, 64  # slots x sequences of a pack up to which price
 _STEPS = 1 << 33  # additions that a proof of prices between the plain ones may cost: seconds
 
 
-def improved(found: FoundPacks, progress: Optional[bool]) -> FoundPacks:
+def improved(found: FoundPacks) -> FoundPacks:
     """Fewer packs and a higher bound, as far as linear programmes lead there and it pays."""
     S, m, depth = found.histogram.max_sequence_length, len(found.histogram.lengths), found.deepest
     if m > _QUICK and S * depth <= _ON_KNOTS:
-        found = _on_knots(found, progress)
+        found = _on_knots(found)
     near_enough = S > LARGE and found.gap <= max(1, _NEAR_ENOUGH * found.lower_bound)
     if not near_enough and found.pays(found.programme_seconds):
         by_shape = S > LARGE and found.programme_seconds > _LONG
-        found = _by_shape(found) if by_shape else _by_programme(found, progress).mended()
+        found = _by_shape(found) if by_shape else _by_programme(found).mended()
     return found
 
 
-def _by_programme(found: FoundPacks, progress: Optional[bool]) -> FoundPacks:
+def _by_programme(found: FoundPacks) -> FoundPacks:
     """From the linear programme over the lengths."""
     histogram, depth, packs = found.histogram, found.deepest, found.packs
     S, counts, lengths = histogram.max_sequence_length, histogram.counts, histogram.lengths
-    shown = False if progress is None and len(lengths) <= _QUICK else progress
-    with _Progress(histogram.sequences, shown, found.limits.until) as bar, contextlib.suppress(_TimeIsUp):
+    with _Progress(histogram.sequences, found.limits.until) as bar, contextlib.suppress(_TimeIsUp):
         relaxation = relax(lengths, counts[lengths], S, depth, incumbent=number(packs), progress=bar.programme)
         bar.keep(relaxation.bound, relaxation.prices)
         packs = _fewer(packs, relaxation, counts, depth, bar)
@@ -62,7 +61,7 @@ def _by_programme(found: FoundPacks, progress: Optional[bool]) -> FoundPacks:
     return found if bar.prices is None else found.proved_by(bar.prices)
 
 
-def _on_knots(found: FoundPacks, progress: Optional[bool]) -> FoundPacks:
+def _on_knots(found: FoundPacks) -> FoundPacks:
     """From prices that are piecewise linear in the length.
 
     The knots are densest among the shortest and the longest: where sequences are scarcer than slots, what a longest
@@ -71,7 +70,7 @@ def _on_knots(found: FoundPacks, progress: Optional[bool]) -> FoundPacks:
     histogram = found.histogram
     counts, lengths = histogram.counts, histogram.lengths
     near = np.unique(np.geomspace(1, len(lengths), _KNOTS).astype(np.int64))
-    with _Progress(histogram.sequences, progress, found.limits.until) as bar, contextlib.suppress(_TimeIsUp):
+    with _Progress(histogram.sequences, found.limits.until) as bar, contextlib.suppress(_TimeIsUp):
         programme = Programme(lengths, counts[lengths], histogram.max_sequence_length, found.deepest)
         programme.solve_on(np.union1d(near - 1, len(lengths) - near), bar.programme)
         bar.keep(programme.bound, programme.prices)
@@ -102,11 +101,11 @@ class _TimeIsUp(Exception):
 class _Progress:
     """Sequences packed, and how near the linear programme is to its bound. Raises _TimeIsUp when asked too late."""
 
-    def __init__(self, sequences: int, shown: Optional[bool], until: float) -> None:
+    def __init__(self, sequences: int, until: float) -> None:
         self._sequences, self._until = sequences, until
         self.prices: Optional[np.ndarray] = None  # of the highest bound so far
         self._bound = 0.0
-        self._bar = progress_bar(sequences, "packing", shown=shown, unit=" sequences")
+        self._bar = progress_bar(sequences, "packing", unit=" sequences")
 
     def __enter__(self) -> _Progress:
         return self

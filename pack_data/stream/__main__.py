@@ -90,7 +90,7 @@ def _grid_cases(sequences: int, seed: int) -> Iterator[_Case]:
 def _lower_bound(case: _Case, depth: Optional[int]) -> int:
     """Packs that no packer of all these lengths can go below, proved."""
     histogram = LengthHistogram.from_lengths(case.lengths, case.max_sequence_length)
-    return prove(optimal.pack(histogram, max_sequences_per_pack=depth, progress=False)).lower_bound
+    return prove(optimal.pack(histogram, max_sequences_per_pack=depth)).lower_bound
 
 
 def _measure(case: _Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]) -> _Measured:
@@ -219,6 +219,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--seed", type=count_from_zero, default=0, help="of the order (default 0)")
     parser.add_argument("--plot", metavar="FILE", help="a picture of gap against buffer")
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
+    parser.rare("--synthetic", "--grid", "--longest-wait", "--seed")
     args = parser.parse_args(argv)
     if args.plot:
         check_picture("--plot", args.plot, reads=[args.histogram])

@@ -295,7 +295,7 @@ class PackStream:
             return
         self._note_arrived()
         histogram, depth = LengthHistogram(buffer.counts), self.max_sequences_per_pack
-        plan = optimal.pack(histogram, max_sequences_per_pack=depth, progress=False)
+        plan = optimal.pack(histogram, max_sequences_per_pack=depth)
         rows = []
         for strategy, repeats in zip(plan.strategies, plan.repeats):
             for _ in range(repeats):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -144,6 +145,7 @@ def test_a_claim_is_kept_only_if_a_a_passes_and_the_control_fails(tmp_path, chan
     assert all(found[name].kept is None for name in found if name != "order_wikipedia")
     words = claims.verdicts(found)
     assert words["order_wikipedia"].startswith("shown" if kept else "not shown")
+    assert not kept or "of 5 tests" in words["order_wikipedia"]  # those that are not measured yet count too
     assert words["speed"] == "not measured" and found["order_wikipedia"].picture is not None
 
 
@@ -166,9 +168,20 @@ def test_a_limit_is_kept_by_every_run_and_broken_by_both_controls(tmp_path, apar
 
     losses = {"packed_float64": at(5.0 + apart), "unpacked_float64": at(5.0), "means_float64": at(5.0 + means)}
     losses.update(no_mask=at(5.0 + no_mask), unpacked=at(5.0))
-    runs = {name: UpdatesShown(written(tmp_path / name, losses)) for name in ("updates_topics", "updates_wikipedia")}
-    assert claims.findings(runs)["same_update"].kept is kept
-    assert claims.findings({"updates_topics": runs["updates_topics"]})["same_update"].kept is None
+    shown = UpdatesShown(written(tmp_path / "updates_topics", losses))
+    assert claims.findings({"updates_topics": shown})["same_update"].kept is kept
+    assert claims.findings({"updates_wikipedia": shown})["same_update"].kept is None
+    del losses["means_float64"]  # a control of the first alone
+    shown = UpdatesShown(written(tmp_path / "updates_wikipedia", losses))
+    found = claims.findings({"updates_wikipedia": shown, "updates_topics": shown})
+    assert found["same_update"].kept is None
+    assert found["same_update_wikipedia"].kept is (apart < 1e-6 and no_mask > 0.05)
+
+
+def test_cells_of_no_recorded_commit_decide_nothing(tmp_path):
+    run = order(tmp_path / "run")
+    del run.settings["commit"]
+    assert claims.findings({"order_wikipedia": run})["order_wikipedia"].kept is None
 
 
 def test_many_tests_need_smaller_p_values(monkeypatch):
@@ -199,11 +212,20 @@ def test_the_page_says_what_the_committed_results_say():
         assert "/" not in (ROOT / figures.RESULTS / name / SETTINGS).read_text(), "a path in committed settings"
 
 
+def test_readme_claims_what_is_shown_word_for_word():
+    text, found = (ROOT / "README.md").read_text(encoding="utf-8"), claims.findings(figures.results(ROOT))
+    part = text.split("whose controls fail")[1].split("\n\n")[1]
+    said = [line[2:] for line in part.splitlines()]
+    words = claims.verdicts(found)
+    shown = {claim["sentence"].strip() for name, claim in claims.told().items() if words[name].startswith("shown")}
+    assert len(said) >= 2 and set(said) <= shown
+
+
 def test_the_cells_of_a_claim_come_from_one_commit():
-    for claim in claims.told().values():
-        for name in claim.get("runs", {claim.get("run"): ()}):
-            settings = json.loads((ROOT / figures.RESULTS / name / SETTINGS).read_text())
-            assert re.fullmatch(r"[0-9a-f]{40}", settings["commit"]), name  # of a work tree without changes
+    shown = figures.results(ROOT)
+    for name, found in claims.findings(shown).items():
+        if found.kept is not None:  # of a work tree without changes
+            assert re.fullmatch(r"[0-9a-f]{40}", shown[claims.told()[name]["run"]].settings["commit"]), name
 
 
 def test_others_compute_the_same_intervals():
@@ -212,11 +234,31 @@ def test_others_compute_the_same_intervals():
     shown, told = figures.results(ROOT), claims.told()
     found = claims.findings(shown)
     assert recompute.TESTS.keys() == {name for name, claim in told.items() if claim["kind"] == "equivalence"}
-    for name, (p, ends) in recompute.recomputed(results).items():
+    recomputed = recompute.recomputed(results)
+    assert recomputed.keys() == {name for name in recompute.TESTS if found[name].kept is not None}
+    for name, (p, ends) in recomputed.items():
         assert found[name].p == pytest.approx(p, rel=1e-6)
         for metric, (mean, low, high) in ends.items():
             words = Interval(mean, low, high, 2).words("+.4f")
             assert words in found[name].figures, (name, metric)
+
+
+def test_a_finished_run_is_taken_into_the_page(tmp_path, capsys):
+    """Of committed cells: the same table, the same block; the claims of other runs are not measured."""
+    page, name = tmp_path / figures.PAGE, "order_topics"
+    page.parent.mkdir()
+    page.write_text((ROOT / figures.PAGE).read_text(encoding="utf-8"))
+    run = shutil.copytree(ROOT / figures.RESULTS / name, tmp_path / name)
+    (tmp_path / figures.PICTURES).mkdir()
+    assert figures.main(["--root", str(tmp_path), "--take", str(run)]) == 0
+    written = [path.relative_to(tmp_path) for path in (tmp_path / figures.PICTURES).glob("*.md")]
+    assert written == [Path(figures.PICTURES, f"{name}.md")]
+    assert (tmp_path / written[0]).read_text() == (ROOT / written[0]).read_text()
+    blocks = page.read_text().split("<!-- results: ")[1:]
+    told = {block.split(" -->")[0]: "Not measured: no finished run." not in block for block in blocks}
+    assert told == {claim: claim == name for claim in claims.told()}
+    with pytest.raises(ValueError, match="has no finished cell"):
+        figures.main(["--root", str(tmp_path), "--take", str(tmp_path / "order_none")])
 
 
 def test_a_page_without_a_block_of_each_claim_is_refused(tmp_path, capsys):

@@ -177,7 +177,7 @@ def test_a_programme_cut_short_leaves_its_bound(monkeypatch):
 
 
 def test_prices_that_prove_less_do_not_replace_those_that_prove_more():
-    with programmes._Progress(1, False, np.inf) as bar:
+    with programmes._Progress(1, np.inf) as bar:
         bar.programme(9.0, 5.0, np.array([1.0]))
         bar.keep(7.0, np.array([2.0]))  # of the first programme, as it ends
         bar.programme(9.0, 6.0, np.array([3.0]))  # of the second one, which time may cut short
@@ -190,7 +190,7 @@ def test_the_longest_are_priced_by_the_shortest_that_are_there():
     lengths = np.clip(np.rint(np.random.default_rng(0).lognormal(6.05, 1.2, 20_000)), 1, 2048).astype(np.int64)
     histogram = LengthHistogram.from_lengths(lengths, 2048)
     plain = found_quickly(histogram, Limits.of(histogram, 3, None))
-    found = programmes._on_knots(plain, False)
+    found = programmes._on_knots(plain)
     assert len(histogram.lengths) > 1000 and found.lower_bound > plain.lower_bound and found.gap <= 2
     assert prove(
         Packing.of(
@@ -255,12 +255,9 @@ def test_a_budget_of_nothing_is_refused():
     assert run_main(optimal.main, ["--budget", "0"]) == 2
 
 
-def test_progress_is_shown_on_request_and_not_otherwise(capsys):
-    argv = ["--synthetic", "uniform:max=256,n=3000,seed=1", "--json"]
-    assert run_main(optimal.main, argv) == 0
+def test_what_is_quickly_packed_shows_no_progress(capsys):
+    assert run_main(optimal.main, ["--synthetic", "uniform:max=256,n=3000,seed=1", "--json"]) == 0
     assert capsys.readouterr().err == ""
-    assert run_main(optimal.main, [*argv, "--progress"]) == 0
-    assert "packing" in capsys.readouterr().err
 
 
 def declared_maximum(path):

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import yaml
 
 from ipu_packed_bert.commands import finetune, predict, pretrain
 from ipu_packed_bert.commands.export import main
@@ -18,7 +19,7 @@ from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
 from ipu_packed_bert.run_files.safetensors_files import file_bytes
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
-from ipu_packed_bert.settings.pretraining import LossConfig, load_config
+from ipu_packed_bert.settings.pretraining import LossConfig, config_from_tree, load_config
 from ipu_packed_bert.training.export import export_run, import_folder
 from pack_data.cli.command import run_main
 from pack_data.text.vocabulary import SPECIAL_TOKENS, TokenizerFile, Vocabulary, load_vocabulary
@@ -238,6 +239,76 @@ def test_the_way_from_transformers(tmp_path):
     found = read_folder(tmp_path / "theirs")
     assert found.model == MODEL
     same(found.weights, network().state_dict())
+
+
+RECORDED = {
+    "steps": 7,
+    "sequences": 1234,
+    "tokens": 56789,
+    "packing_factor": 1.7674,
+    "held_out": {
+        "step": 7,
+        "mlm_accuracy": 0.138,
+        "mlm_loss": 5.4321,
+        "nsp_accuracy": 0.53,
+        "most_frequent_token_accuracy": 0.046,
+        "unigram_loss": 6.1,
+        "most_frequent_next_sentence_accuracy": None,
+    },
+    "compare_unpacked": {"packed_sequences_per_second": 40.25, "unpacked_sequences_per_second": 20.75},
+}
+
+
+def card_of(tmp_path, run, name="hf"):
+    """Front matter, the values of the table by name, and the configuration of a card that `export` writes."""
+    assert run_main(main, [str(run), str(tmp_path / name)]) == 0
+    _, front, text = (tmp_path / name / "README.md").read_text().split("---\n", 2)
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ") and "---" not in line]
+    return (
+        yaml.safe_load(front),
+        {row[0]: row[1] for row in rows if len(row) == 2},
+        yaml.safe_load(text.split("```")[1][5:]),
+    )
+
+
+def test_the_card_states_what_the_run_has_recorded_and_nothing_else(tmp_path):
+    run = a_run(tmp_path)
+    front, facts, settings = card_of(tmp_path, run)
+    assert front["library_name"] == "transformers" and front["pipeline_tag"] == "fill-mask"
+    assert "license" not in front and "language" not in front
+    assert facts == {"corpus": "`embedded`", "row": "32 slots, packed by `nnlshp`", "updates": "7"}
+    assert config_from_tree(settings, "card").model.hidden_size == MODEL.hidden_size
+
+    (run / "summary.json").write_text(json.dumps(RECORDED))
+    (run / "environment.json").write_text(json.dumps({"data": {"sequences": 5207, "packs": 2946}}))
+    _, more, _ = card_of(tmp_path, run, "more")
+    assert more == {
+        **facts,
+        "data set": "5,207 sequences in 2,946 rows",
+        "sequences trained on": "1,234",
+        "tokens trained on": "56,789",
+        "packing factor": "1.767 sequences in a row",
+        "held out: masked tokens right": "13.8% (baseline, always the most frequent: 4.6%)",
+        "held out: loss of masked tokens, nats": "5.432 (baseline, always the most frequent: 6.100)",
+        "held out: next sentence right": "53.0%",
+        "speed of training": "40.2 sequences/s packed, 20.8 unpacked",
+    }
+    # Figures of another state of the run are not those of these weights.
+    (run / "summary.json").write_text(json.dumps({**RECORDED, "held_out": {**RECORDED["held_out"], "step": 6}}))
+    assert not any(name.startswith("held out") for name in card_of(tmp_path, run, "older")[1])
+    (run / "summary.json").write_text(json.dumps({**RECORDED, "steps": 8}))
+    assert card_of(tmp_path, run, "other")[1] == {**facts, "data set": "5,207 sequences in 2,946 rows"}
+
+
+def test_no_card_is_overwritten_and_a_damaged_record_is_one_line(tmp_path, capsys):
+    run, there = a_run(tmp_path), tmp_path / "hf" / "README.md"
+    there.parent.mkdir()
+    there.write_text("mine")
+    assert run_main(main, [str(run), str(there.parent)]) == 2 and there.read_text() == "mine"
+    (run / "summary.json").write_text(json.dumps({**RECORDED, "tokens": "many"}))
+    assert run_main(main, [str(run), str(tmp_path / "new")]) == 2 and not (tmp_path / "new").exists()
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "summary.json: tokens is 'many'" in error and "move it away" in error
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """`packed-bert COMMAND`: each command is the function of its other form, and tells people to type what they typed."""
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -44,10 +45,44 @@ def test_each_is_a_function_of_its_arguments(name, capsys):
     assert re.search(r"usage: (packed-bert|python) ", capsys.readouterr().out)
 
 
+def test_the_commands_stand_in_four_groups(capsys):
+    assert packed_bert.main([]) == 0
+    groups = {"": []}
+    for line in capsys.readouterr().out.splitlines()[2:]:
+        if line.startswith("  "):
+            groups[list(groups)[-1]].append(line.split()[0])
+        elif line:
+            groups[line.rstrip(":")] = []
+    assert list(groups.items())[1:] == [
+        ("data", ["pack", "build", "verify", "convert", "compare", "stream"]),
+        ("training", ["pretrain", "finetune", "predict", "export", "check-model"]),
+        ("looking", ["look", "benchmark", "report"]),
+        ("IPU", ["plan", "ipu-check"]),
+    ]
+    assert [name for names in groups.values() for name in names] == list(packed_bert.COMMANDS)
+
+
+def printed(capsys, *arguments):
+    with contextlib.suppress(SystemExit):  # argparse leaves by it
+        assert packed_bert.main(list(arguments)) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("name", packed_bert.COMMANDS)
+def test_the_help_of_each_fits_a_screen_and_names_the_way_to_the_rest(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    short, whole = (printed(capsys, name, option) for option in ("--help", "--help-all"))
+    assert len(short) <= 30 and max(map(len, short)) <= 100
+    options = [set(re.findall(r"^  (--[a-z-]+)", "\n".join(lines), re.M)) for lines in (short, whole)]
+    assert options[0] <= options[1] and (options[0] or name == "export")
+    if options[0] < options[1]:
+        assert re.fullmatch(r"more options: (python|packed-bert) .+ --help-all", short[-1])
+
+
 def test_nothing_that_runs_as_a_module_is_missing():
-    """Every `python -m` form is a command too, but for two; a packer is an option of `pack`."""
-    alone = {"sort", "batching"}
-    packages = {"pack_data": {"benchmark": "benchmark-build", **dict.fromkeys(PACKERS, "pack")}, "ipu_packed_bert": {}}
+    """Every `python -m` form is a command too, but for five; a packer is an option of `pack`."""
+    alone = {"sort", "batching", "histogram", "certificate", "benchmark"}
+    packages = {"pack_data": dict.fromkeys(PACKERS, "pack"), "ipu_packed_bert": {}}
     for package, other in packages.items():
         files = [
             path
@@ -56,7 +91,7 @@ def test_nothing_that_runs_as_a_module_is_missing():
         ]
         files += [path.parent for path in (ROOT / package).glob("*/__main__.py")]
         assert {other.get(path.stem, path.stem) for path in files} <= {*packed_bert.COMMANDS, *alone}
-    assert set(PACKING) - set(PACKERS) - {"benchmark"} - alone <= set(packed_bert.COMMANDS)
+    assert set(PACKING) - set(PACKERS) - alone <= set(packed_bert.COMMANDS)
 
 
 # Each module as `python -m MODULE --nonsense` runs it, in a process of its own that has the large packages already.
@@ -111,6 +146,7 @@ def test_no_module_that_is_run_is_silent(tmp_path):
 def test_an_unknown_command(capsys):
     assert "did you mean pretrain?" in refused(capsys, "pretain")
     assert ", ".join(packed_bert.COMMANDS) in refused(capsys, "x")
+    assert "type python -m pack_data.histogram" in refused(capsys, "histogram")
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,11 @@ def found(work):
     return work[1]
 
 
+def measured(record):
+    """A record's numbers; what was not measured is null there."""
+    return {name: value for name, value in record.items() if value is not None}
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_instances_make_the_updates_of_one_process(found, size):
     (one,), several = found["1 straight"], found[f"{size} straight"]
@@ -110,7 +115,7 @@ def test_instances_make_the_updates_of_one_process(found, size):
         same_state(one, each)
         assert each["batches"] == one["batches"] and each["log"] == several[0]["log"]
         for ours, theirs in zip([*one["log"], one["held_out"]], [*each["log"], each["held_out"]]):
-            assert theirs == pytest.approx(ours, rel=1e-11)
+            assert measured(theirs) == pytest.approx(measured(ours), rel=1e-11)
         assert each["compilations"] == {"training": 1, "evaluation": 1}
     assert {record["packs"] for record in one["log"]} == {12, 5} and one["held_out"]["packs"] > 0
 
@@ -121,7 +126,7 @@ def test_a_run_goes_on_with_any_number_of_instances(found):
     same_state(straight, legs[-1][0])
     assert legs[-1][0]["batches"] == straight["batches"]
     for ours, (theirs,) in zip(straight["log"], (leg[0]["log"] for leg in legs)):
-        assert theirs == pytest.approx(ours, rel=1e-11)
+        assert measured(theirs) == pytest.approx(measured(ours), rel=1e-11)
 
 
 def test_random_streams_go_on_exactly_with_the_same_number_of_instances(found):
@@ -139,7 +144,7 @@ def test_fine_tuning_in_instances_is_that_of_one_process(found):
         same_state(one, each)
         assert each["held_out"] == one["held_out"] and one["held_out"]["sequences"] > 1
         for ours, theirs in zip(one["log"], each["log"]):
-            assert theirs == pytest.approx(ours, rel=1e-11)
+            assert measured(theirs) == pytest.approx(measured(ours), rel=1e-11)
         for ours, theirs in zip(one["outputs"], each["outputs"]):
             torch.testing.assert_close(theirs, ours, rtol=1e-9, atol=1e-9)
 

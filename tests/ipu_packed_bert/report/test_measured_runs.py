@@ -149,5 +149,6 @@ def test_profile_takes_the_busiest_ipu(tmp_path, monkeypatch):
 
 def test_profile_without_the_sdk_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pva", None)
+    (tmp_path / "profile.pop").touch()
     with pytest.raises(ValueError, match="pva"):
         read(tmp_path / "profile.pop")

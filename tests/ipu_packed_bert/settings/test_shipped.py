@@ -208,7 +208,9 @@ def test_without_ipus_it_is_the_same_run_in_small(path):
     )
     assert small.data.packer == ("optimal" if config.packed else "none")
     assert small.loss == config.loss and small.optimizer.name == config.optimizer.name
-    assert small.data.corpus == "embedded" and small.ipus == 1 and small.run.steps <= 400
+    assert small.data.corpus == "embedded" and small.ipus == 1
+    # Minutes on two cores: rows of all updates, before packing makes them fewer.
+    assert small.run.steps * small.batch.micro_batch * small.batch.gradient_accumulation <= 6000
     assert small.data.directory != config.data.directory
 
 
@@ -387,7 +389,7 @@ def test_every_set_that_a_page_prints_is_taken():
         for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
             settings = [shlex.split(each)[0] for each in SET.findall(line)]
             # In running text some values are words in capitals, and tasks have settings of their own.
-            settings = [each for each in settings if not re.search(r"=([A-Z]+|\.\.\.)$|^a\.b=|^section\.", each)]
+            settings = [each for each in settings if not re.search(r"=([A-Z]+|\.\.\.)$|^a\.b=|^(?i:section)\.", each)]
             named = re.search(r"--config (?:configs/)?(\w+)", line)
             paths = [path for path in SHAPES if path in PATHS]
             if named:

@@ -108,7 +108,7 @@ def test_packed_and_unpacked_updates_are_equal(store, attention, normalisation):
         sum(len(held(pair.packed)) for pair in pairs) / sum(len(pair.packed["input_ids"]) for pair in pairs)
     )
     exact = in_float64(engine, pairs)
-    with progress_bar(None, "", shown=False) as bar:
+    with progress_bar(None, "") as bar:
         found = side_by_side(engine, exact, bar=bar)
     assert found.loss_difference <= 1e-12 and found.gradient_difference <= 1e-12
     batches.close()
@@ -206,7 +206,7 @@ def test_figures_by_hand(store):
     engine, _ = tiny(store)
     # First a round that does not count; then rounds of (packed 1.5 s, unpacked 4 s) and, unpacked first, (8 s, 1 s).
     timed = Timed(engine, [9.0, 9.0, 4.0, 1.5, 1.0, 8.0])
-    with progress_bar(None, "", shown=False) as bar:
+    with progress_bar(None, "") as bar:
         found = side_by_side(timed, [pair, pair], bar=bar)
     assert timed.calls == [False, True, True, False, False, True]
     assert found.packed.tolist() == [2.0, 3.0] and found.unpacked.tolist() == [1.0, 0.5]

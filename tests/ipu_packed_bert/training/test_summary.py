@@ -135,6 +135,7 @@ def test_a_run_ends_with_summary_and_picture_and_the_comparison_leaves_its_check
         assert 0 < summary["held_out"]["unigram_loss"] < 10
         out = capsys.readouterr().out
         assert (folder / PICTURE).exists() and str(folder / PICTURE) in out or "needs the package matplotlib" in out
+        assert f"export {folder} DIR" in out.splitlines()[-1]
         outcomes.append((summary["compare_unpacked"], [record["loss"] for record in read_log(folder / LOG)]))
     (nothing, losses), (compared, same) = outcomes
     assert nothing is None and losses == same

@@ -91,7 +91,7 @@ def test_where_the_places_are_too_many_for_memory(tmp_path, expected, monkeypatc
 def test_any_order_and_what_is_missing(tmp_path, expected):
     options = options_of(tmp_path)
     assert missing_tasks(options, 4) == ("count", [0, 1, 2, 3])
-    groups = len(list(stages.Stages(options, tmp_path, None, False).input._source.groups(inputs.GROUP_BYTES)))
+    groups = len(list(stages.Stages(options, tmp_path, None).input._source.groups(inputs.GROUP_BYTES)))
     assert groups > 5
     all_of(options, "count", 4, [2, 0, 2])
     assert missing_tasks(options, 4) == ("count", [1, 3])
@@ -188,7 +188,7 @@ def test_stopped_while_the_work_folder_is_removed(tmp_path, expected, monkeypatc
             except Stopped:
                 assert work.exists()
         if waiting:
-            done = shares._completed(options.out, lambda *now: stages.Stages(options, now[0], None, False, now[1]), "")
+            done = shares._completed(options.out, lambda *now: stages.Stages(options, now[0], None, now[1]), "")
             assert "another task has completed" in done.words
         for task in missing_tasks(options, 3)[1]:
             run_task(options, "deal", task, 3)
@@ -315,7 +315,5 @@ def test_a_bar_grows_while_a_task_is_at_work(tmp_path, monkeypatch):
     all_of(options, "count", 2)
     parts = sum(json.loads(note.read_text())["parts"] for note in work.glob("group-*.json"))
     for stage in ("read", "examples"):  # as they are made, and numbered
-        assert (
-            len(list(work.glob(f"{stage}-*.json"))) == stages.Stages(options, work, None, False).input.made() == parts
-        )
+        assert len(list(work.glob(f"{stage}-*.json"))) == stages.Stages(options, work, None).input.made() == parts
         run_task(options, "recipe")

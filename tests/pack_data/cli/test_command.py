@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pack_data import compare, optimal, spfhp
+from pack_data.cli import bars
 from pack_data.cli.command import (
     ArgumentParser,
     NotFinite,
@@ -56,11 +57,13 @@ def test_a_name_moves_no_cursor_and_changes_no_colour(capsys):
     assert capsys.readouterr().err.rstrip("\n").isprintable()
 
 
-def test_no_control_character_comes_to_a_terminal_but_those_of_bars():
+def test_no_control_character_comes_to_a_terminal_but_those_of_bars(monkeypatch):
+    monkeypatch.setattr(bars, "_DELAY", 0.0)
+
     def says(argv):
         print(EVIL)
         print(f"note: {EVIL}", file=sys.stderr)
-        with progress_bar(2, EVIL, shown=True) as bar:
+        with progress_bar(2, EVIL) as bar:
             bar.update()
 
     reads, writes = os.openpty()

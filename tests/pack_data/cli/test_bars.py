@@ -1,0 +1,95 @@
+"""Progress: a bar on a terminal, lines elsewhere, nothing of what is quickly done."""
+
+import fcntl
+import io
+import os
+import re
+import struct
+import sys
+import termios
+
+import pytest
+
+from pack_data.cli.command import progress_bar, run_main
+from pack_data.cli.timing import left_text
+
+
+class Clock:
+    """The time that tqdm sees."""
+
+    def __init__(self, monkeypatch):
+        self.now = 1000.0
+        monkeypatch.setattr("tqdm.std.time", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
+
+
+def work(clock, seconds, total=400, of=400):
+    with progress_bar(total, "experiment", unit=" cells") as bar:
+        for _ in range(of):
+            clock.now += seconds
+            bar.update()
+
+
+def test_a_file_gets_a_line_every_ten_seconds_with_the_time_left(clock, capsys):
+    work(clock, 1.0)
+    lines = capsys.readouterr().err.splitlines()
+    done = [int(re.fullmatch(r"experiment: (\d+) of 400 cells, .+ left", line)[1]) for line in lines[:-1]]
+    assert len(lines) >= 30 and all(later - earlier >= 10 for earlier, later in zip(done, done[1:]))
+    for number, line in zip(done, lines):
+        assert line.endswith(f", {left_text(400 - number)}")
+
+
+def test_without_a_total_the_line_says_how_many(clock, capsys):
+    work(clock, 4.0, total=None, of=5)
+    assert capsys.readouterr().err.splitlines()[0] == "experiment: 3 cells"
+
+
+def test_what_is_quickly_done_says_nothing(clock, capsys):
+    work(clock, 0.02)
+    assert capsys.readouterr().err == ""
+
+
+def on_a_terminal(task):
+    reads, writes = os.openpty()
+    fcntl.ioctl(writes, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    before = sys.stderr
+    try:
+        sys.stderr = os.fdopen(writes, "w")
+        task()
+        os.write(sys.stderr.fileno(), b".")
+        said = os.read(reads, 1 << 20).decode()
+        sys.stderr.close()
+    finally:
+        sys.stderr = before
+        os.close(reads)
+    return said
+
+
+def test_a_terminal_has_a_bar_of_what_takes_long_and_it_is_taken_away(clock):
+    assert on_a_terminal(lambda: work(clock, 0.0001)) == "."
+    said = on_a_terminal(lambda: work(clock, 0.3, of=20))
+    assert "/400" in said and re.search(r"\r +\r\.$", said)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_without_a_standard_error_the_work_goes_on(clock, monkeypatch, closed):
+    stream = io.StringIO() if closed else None
+    if stream is not None:
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    work(clock, 5.0, of=4)
+
+
+def test_a_command_runs_without_a_standard_error(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert run_main(lambda argv: 3, []) == 3
+
+
+def test_the_time_left_in_words():
+    assert [left_text(each) for each in (0.4, 59.4, 59.6, 80, 3599.6, 7500)] == [
+        *("0 s left", "59 s left", "1 min 00 s left", "1 min 20 s left", "1 h 00 min left", "2 h 05 min left"),
+    ]
