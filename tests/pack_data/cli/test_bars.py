@@ -61,7 +61,9 @@ def on_a_terminal(task):
         sys.stderr = os.fdopen(writes, "w")
         task()
         os.write(sys.stderr.fileno(), b".")
-        said = os.read(reads, 1 << 20).decode()
+        said = ""
+        while not said.endswith("."):  # a terminal gives what it has, which may be a part
+            said += os.read(reads, 1 << 20).decode()
         sys.stderr.close()
     finally:
         sys.stderr = before
