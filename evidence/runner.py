@@ -75,8 +75,7 @@ class Runner:
         missing = [cell for cell in cells if cell not in finished]
         if len(missing) < len(cells):
             print(f"{len(cells) - len(missing)} of {counted(len(cells), 'cell')} are in {self.folder} already")
-        with progress_bar(len(cells), "cells", unit=" cells") as bar:
-            bar.update(len(cells) - len(missing))
+        with progress_bar(len(cells), "cells", unit=" cells", done=len(cells) - len(missing)) as bar:
             while missing:
                 taken = [cell for cell in missing if self._finish(cell, measure, bar)]
                 missing = [cell for cell in missing if cell not in taken]
@@ -104,7 +103,7 @@ class Runner:
                 record = {"variant": cell.variant, "seed": cell.seed, "seconds": seconds, "rows": rows}
                 write_atomically(path, (json.dumps(record) + "\n").encode())
                 shutil.rmtree(self.unfinished(cell), ignore_errors=True)
-                if not sys.stderr.isatty():
+                if not (sys.stderr and sys.stderr.isatty()):
                     print(f"{cell.variant}, seed {cell.seed}: {seconds:.1f} s", flush=True)
         bar.update(1)
         return True

@@ -30,9 +30,12 @@ from pack_data.lengths.factors import PackingFactor, parse_factor, published_for
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.reading.files import write_atomically
 
-_ABOUT = """What a configuration would run and where, without a device, and whether it fits. It takes --config
-alone, and every option of pretrain or finetune. With --search, and the options here, the fastest plans for a pod that
-fit: packed-bert plan --search --config packed_phase2_pod16 --ipus 64
+_ABOUT = """What a configuration would run and where, without a device, and whether it fits. Without --search:
+--config, and every option of pretrain or finetune. With --search, and the options here: the fastest plans for a pod
+that fit.
+
+packed-bert plan --search --config packed_phase2_pod16 --ipus 64
+
 Micro-batch, IPUs of a replica, placement of the layers, room for products, parts of the vocabulary projection, mask,
 packing depth and recomputation are varied; an update stays as large. Nothing is measured: memory is that of the plan,
 cycles are those of the cycle model.

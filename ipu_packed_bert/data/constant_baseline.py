@@ -15,6 +15,13 @@ COUNTED_PACKS = 65_536
 
 _AT_ONCE = 4096
 
+# What is scored, the model's metric, the baseline's, and what the baseline always says.
+BESIDE = (
+    ("masked tokens, right", "mlm_accuracy", "most_frequent_token_accuracy", "always the most frequent token"),
+    ("masked tokens, loss", "mlm_loss", "unigram_loss", "always the frequencies of the tokens"),
+    ("next sentence, right", "nsp_accuracy", "most_frequent_next_sentence_accuracy", "always the more frequent"),
+)
+
 
 def unigram_baseline(
     training: PackStore, held_out: Optional[PackStore], *, vocabulary: int, normalisation: str = "token"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, List, NamedTuple, Optional, Tuple
 
 import yaml
 
+from ipu_packed_bert.data.constant_baseline import BESIDE
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, SUMMARY
 from ipu_packed_bert.settings.pretraining import config_from_tree
 from ipu_packed_bert.settings.reader import parse_yaml
@@ -20,12 +21,8 @@ if TYPE_CHECKING:
 
 # torch loads inside the functions, so that a machine without it gets one line.
 
-# What the run has measured on documents held out, beside what always saying the same would score there.
-_SCORES = (
-    ("masked tokens right", "mlm_accuracy", "most_frequent_token_accuracy", ".1%"),
-    ("loss of masked tokens, nats", "mlm_loss", "unigram_loss", ".3f"),
-    ("next sentence right", "nsp_accuracy", "most_frequent_next_sentence_accuracy", ".1%"),
-)
+_PACKED = """ It was trained with packed sequences: several
+sequences share a row, and none sees another ([Efficient Sequence Packing](https://arxiv.org/abs/2107.02027))."""
 _Facts = List[Tuple[str, str]]
 _WAY_OUT = "the file was changed after the run; move it away, and the card leaves out what it says"
 
@@ -62,16 +59,16 @@ def _model_card(run: Path, name: str, checkpoint: Checkpoint) -> str:
     tags = ["bert", "fill-mask", "sequence-packing", "ipu_packed_bert"]
     front = {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": tags}
     row = f"{data.max_sequence_length} slots, packed by `{data.packer}`"
-    facts = [("corpus", f"`{data.corpus}`"), ("row", row), ("updates", f"{step:,}")]
+    facts = [("row", row), ("updates", f"{step:,}")]
     facts += _data_facts(run / ENVIRONMENT) + _summary_facts(run / SUMMARY, step)
     table = "\n".join(f"| {what} | {value} |" for what, value in facts)
+    how = _PACKED if step and data.packer != "none" else ""
     return f"""---
 {yaml.safe_dump(front, sort_keys=False)}---
 
 # {name}
 
-A BERT of {model.num_layers} layers and {model.hidden_size} hidden units. It was trained with packed sequences: several
-sequences share a row, and none sees another ([Efficient Sequence Packing](https://arxiv.org/abs/2107.02027)).
+A BERT of {model.num_layers} layers and {model.hidden_size} hidden units.{how}
 
 | | |
 | --- | --- |
@@ -101,10 +98,11 @@ def _summary_facts(path: Path, step: int) -> _Facts:
     facts.append(("packing factor", f"{summary.number('packing_factor'):.3f} sequences in a row"))
     held_out, compared = (summary.optional(name, Fields.object) for name in ("held_out", "compare_unpacked"))
     if held_out and held_out.integer("step") == step:
-        for what, name, constant, form in _SCORES:
+        for what, name, constant, words in BESIDE:
+            form = ".1%" if name.endswith("accuracy") else ".3f"
             score, baseline = (held_out.optional(each, Fields.number) for each in (name, constant))
             if score is not None:
-                beside = "" if baseline is None else f" (baseline, always the most frequent: {baseline:{form}})"
+                beside = "" if baseline is None else f" ({words}: {baseline:{form}})"
                 facts.append((f"held out: {what}", f"{score:{form}}{beside}"))
     if compared:
         packed, unpacked = (compared.number(f"{side}_sequences_per_second") for side in ("packed", "unpacked"))

@@ -52,7 +52,7 @@ from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.training.loop import Log, not_finite
 from ipu_packed_bert.training.picture import padding_avoided
-from ipu_packed_bert.training.trackers import Tracker
+from ipu_packed_bert.training.trackers import RUN_OF_MLFLOW, Tracker
 from pack_data.cli.command import bare_stderr, check_folder
 from pack_data.cli.timing import left_text
 from pack_data.reading.fields import one_line
@@ -129,10 +129,11 @@ class RunLog(Log):
         self._log = JsonlWriter(self._folder / LOG, self.say)
         self._evaluations = JsonlWriter(self._folder / EVALUATIONS, self.say)
         self._events = Events(self._folder, first_step, self.say, tracker)
-        if sys.stderr.isatty():
-            from tqdm import tqdm
+        if sys.stderr and sys.stderr.isatty():
+            from pack_data.cli.bars import DelayedBar
 
-            self._bar = tqdm(
+            self._bar = DelayedBar(
+                terminal=True,
                 total=steps,
                 initial=first_step,
                 file=bare_stderr(),
@@ -140,6 +141,7 @@ class RunLog(Log):
                 dynamic_ncols=True,
                 bar_format="{percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}",
             )
+            self._bar.announce()
 
     def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
         record = {
@@ -305,7 +307,7 @@ def resumes(folder: Union[str, Path]) -> bool:
         with locked_run(folder):
             if _saved(folder):  # before the lock, by a process that has ended since
                 return True
-            for name in (LOG, EVALUATIONS):
+            for name in (LOG, EVALUATIONS, RUN_OF_MLFLOW):
                 Path(folder, name).unlink(missing_ok=True)
         print(f"note      {folder} ended before its first checkpoint; it begins again")
     return _saved(folder)

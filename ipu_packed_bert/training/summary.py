@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
+from ipu_packed_bert.data.constant_baseline import BESIDE
 from ipu_packed_bert.data.global_batches import GlobalBatches
 from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.run_files.checkpoints import checkpoints
@@ -239,11 +240,7 @@ def _held_out(found: Mapping[str, Any]) -> List[str]:
         metrics = {name: value for name, value in found.items() if name not in ("step", "sequences")}
         return [in_words(metrics)]
     cells = [("", "this model", "baseline", "")]
-    for what, model, constant, words in (
-        ("masked tokens, right", "mlm_accuracy", "most_frequent_token_accuracy", "always the most frequent token"),
-        ("masked tokens, loss", "mlm_loss", "unigram_loss", "always the frequencies of the tokens"),
-        ("next sentence, right", "nsp_accuracy", "most_frequent_next_sentence_accuracy", "always the more frequent"),
-    ):
+    for what, model, constant, words in BESIDE:
         cells.append((what, _number(found, model), _number(found, constant), words))
     return text_table(cells, left=(0, 3), widths=_WIDTHS)
 

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, NamedTuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 
 from ipu_packed_bert.run_files.folder import CONFIG, ENVIRONMENT
+from pack_data.reading.fields import one_line
 from pack_data.reading.files import write_atomically
 from pack_data.reading.packages import load_package
+
+RUN_OF_MLFLOW = "mlflow-run"  # a run's file: its number there
 
 
 class Tracker(NamedTuple):
@@ -20,9 +23,16 @@ class Tracker(NamedTuple):
     finish: Callable[[], Any]
 
 
-def tracker(kind: str, folder: Path, settings: Mapping[str, Any]) -> Tracker:
-    """The service of `run.track`, begun; a run that is resumed goes on in its own curves."""
-    return {"wandb": _wandb, "mlflow": _mlflow}[kind](folder, settings)
+def tracker(kind: str, folder: Path, settings: Mapping[str, Any]) -> Optional[Tracker]:
+    """The service of `run.track`, begun; a run that is resumed goes on in its own curves.
+
+    None, and a line that says why, where the service does not begin: it does not end the run.
+    """
+    try:
+        return {"wandb": _wandb, "mlflow": _mlflow}[kind](folder, settings)
+    except Exception as error:  # a service has errors of its own
+        print(f"note      {folder}: no curves for run.track={kind} ({one_line(error)})", flush=True)
+        return None
 
 
 def _wandb(folder: Path, settings: Mapping[str, Any]) -> Tracker:
@@ -33,7 +43,7 @@ def _wandb(folder: Path, settings: Mapping[str, Any]) -> Tracker:
 
 
 def _mlflow(folder: Path, settings: Mapping[str, Any]) -> Tracker:
-    mlflow, number = load_package("mlflow", "run.track=mlflow"), folder / "mlflow-run"
+    mlflow, number = load_package("mlflow", "run.track=mlflow"), folder / RUN_OF_MLFLOW
     before = number.read_text() if number.exists() else None
     run = mlflow.start_run(run_id=before, run_name=folder.name)
     write_atomically(number, run.info.run_id.encode())

@@ -442,8 +442,9 @@ class Stages:
             if not (work / file_of("sorted", part, "npy")).exists()
         ]
         sort_tasks.sort(key=lambda task: share.distance(task.part))
-        with self._timed("sorting"), progress_bar(len(notes), "sorting", unit=" parts") as bar:
-            bar.update(len(notes) - len(sort_tasks))
+        with self._timed("sorting"), progress_bar(
+            len(notes), "sorting", unit=" parts", done=len(notes) - len(sort_tasks)
+        ) as bar:
             for _ in self.runner.map(sort_part, sort_tasks):
                 bar.update(1)
 
@@ -479,9 +480,9 @@ class Stages:
                         per_shard,
                     )
 
-        with self._timed("writing"), progress_bar(packing.packs, "packs", unit=" packs") as bar:
-            missing = self._undealt(side)
-            bar.update(packing.packs - sum(map(packs_of, missing)))
+        missing = self._undealt(side)
+        done = packing.packs - sum(map(packs_of, missing))
+        with self._timed("writing"), progress_bar(packing.packs, "packs", unit=" packs", done=done) as bar:
             for note in self.runner.map(make_shard, shard_tasks(list(filter(share.has, missing)))):
                 bar.update(note["packs"])
 

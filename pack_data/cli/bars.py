@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Optional
 
 from tqdm import tqdm
@@ -22,19 +23,27 @@ class DelayedBar(tqdm):
         super().__init__(**options)
 
     def display(self, msg: Optional[str] = None, pos: Optional[int] = None) -> Any:
-        """Draws the bar, or writes the line, where it is time; an empty msg takes the bar away."""
+        """Draws the bar, or writes `packs: 120 of 400 packs, 1 min 20 s left`; an empty msg takes the bar away."""
         if self._terminal:
             self._drawn = self._drawn or bool(msg) or (msg is None and self.format_dict["elapsed"] >= _DELAY)
             return self._drawn and super().display(msg, pos)
-        if msg is None and self.format_dict["elapsed"] >= self._due:
-            self._due = self.format_dict["elapsed"] + _EVERY
-            print(self.line(), file=self.fp, flush=True)
+        now = self.format_dict
+        if msg is None and now["elapsed"] >= self._due:
+            self._due = now["elapsed"] + _EVERY
+            of = f" of {self.total:,}" if self.total else ""
+            rate = now["rate"] or (self.n - self.initial) / max(now["elapsed"], 1e-9)
+            left = f", {left_text((self.total - self.n) / rate)}" if self.total and rate > 0 else ""
+            print(f"{self.desc.rstrip(': ')}: {self.n:,}{of} {self.unit.strip()}{left}", file=self.fp, flush=True)
         return False
 
-    def line(self) -> str:
-        """`packs: 120 of 400 packs, 1 min 20 s left`."""
-        now = self.format_dict
-        of = f" of {self.total:,}" if self.total else ""
-        rate = now["rate"] or (self.n - self.initial) / max(now["elapsed"], 1e-9)
-        left = f", {left_text((self.total - self.n) / rate)}" if self.total and rate > 0 else ""
-        return f"{self.desc.rstrip(': ')}: {self.n:,}{of} {self.unit.strip()}{left}"
+    def announce(self) -> None:
+        """Shows at once what a single long step is, while no update comes."""
+        if self._terminal:
+            self.display(str(self))
+        elif not self.disable:
+            print(self.desc.rstrip(": "), file=self.fp, flush=True)
+
+
+# The default lock is a semaphore between processes; multiprocessing would warn at exit that it was not freed. Set once:
+# another thread may hold it.
+DelayedBar.set_lock(threading.RLock())

@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 import textwrap
-import threading
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence, Set, Union
@@ -71,7 +70,7 @@ class ArgumentParser(argparse.ArgumentParser):
         formatter.add_usage(
             self.usage, [each for each in self._actions if each not in self._rare], self._mutually_exclusive_groups
         )
-        formatter.add_text(textwrap.fill(" ".join(first.split()), formatter._width))
+        formatter.add_text(textwrap.fill(" ".join(first.split()), formatter._width, break_on_hyphens=False))
         for group in self._action_groups:
             formatter.start_section(group.title)
             formatter.add_arguments([each for each in group._group_actions if each not in self._rare])
@@ -157,7 +156,8 @@ def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opt
 def _status(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]]) -> int:
     try:
         status = main(argv) or 0
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader (`| head`) has gone; Python would complain once more while it shuts down
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -195,7 +195,8 @@ def list_commands(package: str, commands: Mapping[str, str], argv: Optional[Sequ
     width = max(map(len, commands))
     lines = [f"python -m {package}.NAME --help says more about each:", ""]
     lines += [f"  {command:<{width}}  {summary}" for command, summary in commands.items()]
-    given = ArgumentParser(prog=f"python -m {package}", description="\n".join(lines)).parse_known_args(argv)[1]
+    arguments = sys.argv[1:] if argv is None else argv
+    given = [each for each in arguments if each not in ("-h", "--help")]
     if given:
         way_out = (
             f"type python -m {package}.{' '.join(given)}"
@@ -332,17 +333,19 @@ def check_folder(option: str, folder: Union[str, Path], what: str) -> None:
             raise ValueError(f"{option} {folder}: {place} is a file; {what} is a folder, choose another name")
 
 
-def progress_bar(total: Optional[int], description: str, *, unit: str = "steps") -> Any:
-    """A bar of tqdm on stderr; where that is no terminal, a line every ten seconds. Nothing of what is quickly done."""
+def progress_bar(total: Optional[int], description: str, *, unit: str = " steps", done: int = 0) -> Any:
+    """A bar of tqdm on stderr; where that is no terminal, a line every ten seconds. Nothing of what is quickly done.
+
+    done: of the total, before; it says nothing about the speed.
+    """
     from pack_data.cli.bars import DelayedBar
 
-    # The default lock is a semaphore between processes; multiprocessing would warn at exit that it was not freed.
-    DelayedBar.set_lock(threading.RLock())
     file = bare_stderr()
     gone = file is None or getattr(file, "closed", False)
     terminal = not gone and file.isatty()
     return DelayedBar(
         total=total,
+        initial=done,
         desc=_written_out(description),
         unit=unit,
         file=file,

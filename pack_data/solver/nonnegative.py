@@ -28,7 +28,7 @@ def solve_reference(strategies: np.ndarray, weights: np.ndarray, counts: np.ndar
     matrix *= weights[:, None]
     with progress_bar(None, "nnls, dense: about 20 s at 512") as bar:
         if len(counts) > 256:
-            bar.display(str(bar))
+            bar.announce()
         # SciPy 1.12 to 1.14 stop after 3 x columns steps, older and newer versions do not
         return nnls(matrix[1:], (weights * counts)[1:], maxiter=100 * len(strategies))[0]
 

@@ -276,7 +276,7 @@ def test_the_card_states_what_the_run_has_recorded_and_nothing_else(tmp_path):
     front, facts, settings = card_of(tmp_path, run)
     assert front["library_name"] == "transformers" and front["pipeline_tag"] == "fill-mask"
     assert "license" not in front and "language" not in front
-    assert facts == {"corpus": "`embedded`", "row": "32 slots, packed by `nnlshp`", "updates": "7"}
+    assert facts == {"row": "32 slots, packed by `nnlshp`", "updates": "7"}
     assert config_from_tree(settings, "card").model.hidden_size == MODEL.hidden_size
 
     (run / "summary.json").write_text(json.dumps(RECORDED))
@@ -288,9 +288,9 @@ def test_the_card_states_what_the_run_has_recorded_and_nothing_else(tmp_path):
         "sequences trained on": "1,234",
         "tokens trained on": "56,789",
         "packing factor": "1.767 sequences in a row",
-        "held out: masked tokens right": "13.8% (baseline, always the most frequent: 4.6%)",
-        "held out: loss of masked tokens, nats": "5.432 (baseline, always the most frequent: 6.100)",
-        "held out: next sentence right": "53.0%",
+        "held out: masked tokens, right": "13.8% (always the most frequent token: 4.6%)",
+        "held out: masked tokens, loss": "5.432 (always the frequencies of the tokens: 6.100)",
+        "held out: next sentence, right": "53.0%",
         "speed of training": "40.2 sequences/s packed, 20.8 unpacked",
     }
     # Figures of another state of the run are not those of these weights.

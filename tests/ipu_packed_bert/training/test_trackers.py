@@ -94,3 +94,16 @@ def test_a_service_that_fails_ends_its_curves_and_not_the_run(tmp_path):
     events.close()
     assert calls == [(1, {"loss": 1.0})]
     assert len(said) == 1 and "no more curves for run.track" in said[0] and "\n" not in said[0]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_service_that_does_not_begin_ends_its_curves_and_not_the_run(name, tiny, tmp_path, monkeypatch, capsys):
+    def fails(**_):
+        raise ConnectionError("nobody answers")
+
+    service = Service(monkeypatch, name)
+    service.package.init = service.package.start_run = fails
+    given = ["--config", tiny, "--out", str(tmp_path / "run"), "--track", name, "--steps", "2"]
+    assert run_main(pretrain.main, given) == 0
+    assert f"no curves for run.track={name} (nobody answers)" in capsys.readouterr().out
+    assert len(read_log(tmp_path / "run" / LOG)) == 2 and not service.curves

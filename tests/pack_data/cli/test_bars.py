@@ -43,6 +43,21 @@ def test_a_file_gets_a_line_every_ten_seconds_with_the_time_left(clock, capsys):
         assert line.endswith(f", {left_text(400 - number)}")
 
 
+def test_what_was_done_before_is_no_speed(clock, capsys):
+    with progress_bar(100, "parts", unit=" parts", done=90) as bar:
+        for _ in range(10):
+            clock.now += 1.25
+            bar.update()
+    assert capsys.readouterr().err.splitlines() == ["parts: 98 of 100 parts, 3 s left"]
+
+
+def test_a_long_step_is_announced(clock, capsys):
+    with progress_bar(None, "one long solve") as bar:
+        bar.announce()
+    assert capsys.readouterr().err == "one long solve\n"
+    assert "one long solve" in on_a_terminal(lambda: progress_bar(None, "one long solve").announce())
+
+
 def test_without_a_total_the_line_says_how_many(clock, capsys):
     work(clock, 4.0, total=None, of=5)
     assert capsys.readouterr().err.splitlines()[0] == "experiment: 3 cells"

@@ -135,6 +135,7 @@ def test_the_list_runs_no_command(capsys):
     main = partial(list_commands, "p", {"one": "does it", "other": "does more"})
     assert refusal_of(main, ["one", "--fast"], capsys).endswith("type python -m p.one --fast\n")
     assert refusal_of(main, ["three"], capsys).endswith("the commands are one, other\n")
+    assert main(["--help"]) == 0 and "  other  does more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
