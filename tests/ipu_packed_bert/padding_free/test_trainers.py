@@ -383,7 +383,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
-from ipu_packed_bert.padding_free import PaddingFreeCollator
+from ipu_packed_bert.padding_free import PaddingFreeCollator, use_padding_free
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
 from tests.trainer_runs import ROW, a_model, a_trainer, loss_by_token, losses, packed_run, tokens_seen, weights
@@ -422,7 +422,9 @@ for dispatch in (False, True):
         "OptimalPacking+PosID", [len(example["input_ids"]) for example in dataset],
         BatchOptions(2, ROW, accelerator.num_processes), rank=None,
     )
-    collator = PaddingFreeCollator(a_model(attention="padding_free"), slots=2 * ROW)
+    model = a_model()
+    use_padding_free(model)
+    collator = PaddingFreeCollator(model, slots=2 * ROW)
     loader = accelerator.prepare(
         torch.utils.data.DataLoader(sampler.view(dataset), batch_sampler=sampler, collate_fn=collator)
     )
