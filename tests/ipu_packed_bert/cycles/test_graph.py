@@ -64,6 +64,7 @@ def cost_of(lowered, block, phase=None, category=None):
     )
 
 
+@pytest.mark.skipif(torch.__version__ < "2.1", reason="make_fx of torch 2.0 captures other views")
 def test_the_capture_is_what_make_fx_captures():
     """The same operators, as often, in forward and backward."""
     from torch._subclasses.fake_tensor import FakeTensorMode
