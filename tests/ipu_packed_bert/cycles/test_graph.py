@@ -64,7 +64,6 @@ def cost_of(lowered, block, phase=None, category=None):
     )
 
 
-@pytest.mark.skipif(torch.__version__ < "2.1", reason="make_fx of torch 2.0 captures other views")
 def test_the_capture_is_what_make_fx_captures():
     """The same operators, as often, in forward and backward."""
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -79,14 +78,14 @@ def test_the_capture_is_what_make_fx_captures():
         finally:
             torch.set_default_dtype(default)
         model.train()
-        named = dict(model.named_parameters())
+        named, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         batch = [torch.empty(size, dtype=getattr(torch, dtype)) for size, dtype in _batch_shapes(SHAPE).values()]
 
-        def step(parameters, *fields):
-            result = torch.func.functional_call(model, parameters, fields)
+        def step(parameters, held, *fields):
+            result = torch.func.functional_call(model, {**parameters, **held}, fields)
             return tuple(result), torch.autograd.grad(result.loss, list(parameters.values()), allow_unused=True)
 
-        found = make_fx(step)(named, *batch)
+        found = make_fx(step)(named, buffers, *batch)
     # make_fx turns an operator without a tensor in it into a constant, and keeps its own detachments.
     ignored = {"aten.detach.default", "aten.zeros.default", "aten.full.default", "aten.lift_fresh_copy.default"}
     expected = Counter(str(node.target) for node in found.graph.nodes if node.op == "call_function")
