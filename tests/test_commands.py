@@ -72,7 +72,8 @@ def test_pretraining_packs_and_trains_without_an_ipu_or_a_data_set(checkout, pre
     (run,) = (checkout / "runs").iterdir()
     records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 2]
-    assert records[0]["sequences"] >= records[0]["packs"] > 0  # an update of few packs may hold a sequence each
+    # An update of four packs may hold a sequence each; of two updates, drawn by the run's seed, some are packed.
+    assert sum(record["sequences"] for record in records) > sum(record["packs"] for record in records) > 0
     assert 7 < records[1]["mlm_loss"] < records[0]["mlm_loss"] < 8  # ln 2048 = 7.62
     compared = json.loads((run / "summary.json").read_text())["compare_unpacked"]
     assert compared["speedup"] > 0 and compared["gradient_difference"] < 1e-4  # a ratio of times: printed, not judged
