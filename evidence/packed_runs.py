@@ -40,15 +40,13 @@ from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.training.loop import Log, train
 from pack_data.build import BuildOptions, build
 from pack_data.building.sides import held_out_folder
-from pack_data.pack_lengths import pack
 from pack_data.reading.files import write_atomically
 from pack_data.sequences import Sequences
 from pack_data.store.data_set import MANIFEST, PackStore
-from pack_data.store.packs import FIELDS, assemble, decode, disassemble
+from pack_data.store.packs import FIELDS, disassemble
 from pack_data.text.corpus import EMBEDDED, documents
 from pack_data.text.vocabulary import load_either, vocabulary_in
 
-LEAST_HELD_OUT = 2000  # sequences that a verdict needs
 SCORED = 2048  # held-out sequences at most, the same ones in all runs
 _BUILD_SEED = 5
 _SCORED_ROWS = 32  # at once
@@ -334,20 +332,6 @@ class PretrainingSetup(BuiltData):
         write_folder(partial, task.model, engine.weights(), vocabulary, architecture=task.architecture)
         partial.rename(folder)
 
-    def in_packs(self, change: Change, weights: Weights) -> Row:
-        """What a network with these weights scores on the scored sequences in packs, each batch changed.
-
-        Packs are those of the optimal packer at the depth of the size; nothing is trained.
-        """
-        with self.store("packed") as store, self.store("held_out") as held_out:
-            config = self.config("packed", seed=0)
-            task = ScoredPretraining(config, store.schema)
-            engine = HostEngine(config, task, packing_factor=store.manifest.packing_factor)
-            with closing(engine):
-                load_into(engine.model, weights)
-                metrics = task.scored(engine, map(change, packs_of_scored(held_out, self.size.depth)))
-            return {**metrics, "held_out_data": f"{held_out.manifest.digest:016x}", **task.by_sequence}
-
 
 def _given(vocabulary: Path) -> Dict[str, Any]:
     """As an option of a build."""
@@ -421,28 +405,10 @@ def trimmed(store: PackStore, number: Optional[int] = None) -> Iterator[Batch]:
         yield {**batch, **cut, **{name: batch[name][:, :masked] for name in _MASKED}, "number": numbers[:, None]}
 
 
-def packs_of_scored(store: PackStore, depth: int) -> Iterator[Batch]:
-    """The scored rows of an unpacked data set in packs, in batches.
-
-    A batch has the field `number`: which of the scored rows a pack's sequences are, [packs, depth]; -1 for none.
-    """
-    sequences = disassemble(store.schema, store.records(scored_rows(store)))
-    slots = store.schema.max_sequence_length
-    packed = pack(sequences.lengths, max_sequence_length=slots, max_sequences_per_pack=depth, seed=_BUILD_SEED)
-    packs = len(packed.bins)
-    masked = np.bincount(packed.pack, weights=sequences.prediction_counts, minlength=packs)
-    schema = replace(store.schema, max_sequences_per_pack=depth, max_predictions_per_pack=max(1, int(masked.max())))
-    batch = decode(schema, assemble(schema, sequences, packed.pack, packed.slot, packs))
-    batch["number"] = np.full((packs, depth), -1)
-    batch["number"][packed.pack, packed.slot] = np.arange(len(sequences))
-    for first in range(0, packs, _SCORED_ROWS):
-        yield {name: values[first : first + _SCORED_ROWS] for name, values in batch.items()}
-
-
 class ScoredPretraining(Pretraining):
     """Pre-training whose evaluation keeps what each held-out sequence scores.
 
-    Its batches say in the field `number` which sequences they hold: those of `trimmed` and `packs_of_scored`.
+    Its batches say in the field `number` which sequences they hold: those of `trimmed`.
     """
 
     def __init__(self, *arguments: Any):

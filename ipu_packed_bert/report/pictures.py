@@ -34,12 +34,6 @@ def _modelled(rows: Sequence[Mapping[str, Any]], key: str, lower: str = "", uppe
     return Series(f"model, interval of {100 * INSIDE:.0f} %", _numbers(rows, key), low, high)
 
 
-def _between(row: Mapping[str, Any], key: str, scale: float = 1.0) -> str:
-    """A value with its interval, in words."""
-    low, value, high = (f"{row[name] / scale:.4g}" for name in (f"{key}_lower", key, f"{key}_upper"))
-    return f"{value} ({low} to {high})"
-
-
 def _beside(
     title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], key: str, axis: str, paper: str = ""
 ) -> Bars:

@@ -52,6 +52,9 @@ class ArgumentParser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         self._given: Sequence[str] = ()
         self._rare: Set[argparse.Action] = set()
+        name = str(options.get("prog", "")).rpartition("python -m pack_data.")[2]
+        if name and sys.argv[1:2] == [name]:  # as packed-bert NAME
+            options["prog"] = typed(name)
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
         if self.add_help:
             self.add_argument("--help-all", nargs=0, action=_HelpAll, help=argparse.SUPPRESS)

@@ -249,29 +249,6 @@ def write(pictures: Sequence[Picture], path: Union[str, Path]) -> None:
     write_atomically(path, image.getvalue())
 
 
-def write_each(pictures: Sequence[Picture], path: Union[str, Path]) -> List[Path]:
-    """A file for each picture: `path` itself for a single one, else its name with that of the picture."""
-    path = Path(path)
-    paths = [path.with_name(f"{path.stem}_{name}{path.suffix}") for name in _names_of(pictures)]
-    paths = [path] if len(pictures) == 1 else paths
-    for picture, each in zip(pictures, paths):
-        write([picture], each)
-    return paths
-
-
-def _names_of(pictures: Sequence[Picture]) -> List[str]:
-    """The titles as parts of files' names, no two alike."""
-    found: List[str] = []
-    for picture in pictures:
-        name = re.sub("[^a-z0-9]+", "_", picture.title.lower()).strip("_")[:60]
-        number, free = len(found), name
-        while free in found:
-            number += 1
-            free = f"{name}_{number}"
-        found.append(free)
-    return found
-
-
 def drawings(pictures: Sequence[Picture]) -> List[str]:
     """The SVG of pictures of a page, without titles; no two have one id in them where no two have one title."""
     return [ElementTree.tostring(_svg([picture], _PART), encoding="unicode") for picture in pictures]

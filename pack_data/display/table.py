@@ -5,8 +5,6 @@ A `Table` has rows of values and columns that say how a value is shown and where
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import textwrap
@@ -190,23 +188,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     return value
-
-
-def as_csv(tables: Sequence[Table]) -> str:
-    """Every table under a line with its name; sources in the second line of each."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    for number, table in enumerate(tables):
-        columns = table._every_column()
-        if number:
-            writer.writerow([])
-        writer.writerow([f"# {table.name}"])
-        writer.writerow([column.key for column in columns])
-        writer.writerow([column.source for column in columns])
-        for row in table.rows:
-            cells = [plain(row.get(column.key)) for column in columns]
-            writer.writerow(["" if cell is None else cell for cell in cells])
-    return stream.getvalue()
 
 
 # ---- values with an interval -----------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def _lines(path: str) -> Iterator[np.ndarray]:
                 )
                 raise ValueError(
                     f"{path} line {number}: {ascii(line.strip()[:60])} is not a length; give one whole number in each "
-                    "line, or a histogram that starts with the line 'length,count'"
+                    "line (cut -d, -f2 takes it from a table), or a histogram that starts with the line 'length,count'"
                 ) from None
             at += len(lines)
 

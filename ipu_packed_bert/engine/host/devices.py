@@ -134,13 +134,3 @@ def product_rate(device: torch.device, engine: EngineConfig, *, size: int = 0) -
     with numerics_of(engine, device):
         times = seconds_in_turn({"product": lambda: torch.mm(factor, factor)}, 3, clock_of(device))
     return size**3 / float(times["product"].min())
-
-
-def memory_here(device: torch.device) -> int:
-    """Bytes of the device, or of this computer; 0 where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 0

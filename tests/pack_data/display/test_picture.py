@@ -25,7 +25,6 @@ from pack_data.display.picture import (
     Tiles,
     drawings,
     write,
-    write_each,
 )
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -77,17 +76,16 @@ def test_the_same_picture_is_the_same_bytes(tmp_path, ending):
     assert (tmp_path / f"one.{ending}").read_bytes() == other.read_bytes()
 
 
-def test_each_has_a_file_and_a_size_for_a_paper(tmp_path):
-    written = write_each(PICTURES, tmp_path / "all.svg")
-    assert [path.name for path in written] == [
-        f"all_{name}.svg" for name in "upward across edges lines powers heat tiles rows".split()
-    ]
-    for path, each in zip(written, PICTURES):
+def test_each_has_a_size_for_a_paper(tmp_path):
+    for number, each in enumerate(PICTURES):
+        path = tmp_path / f"{number}.svg"
+        write([each], path)
         root = ElementTree.fromstring(path.read_bytes())
         assert root.get("aria-label") == each.title and root.get("width") == f"{72 * 6.5:g}pt"
         assert root.find(f".//{SVG}text") is None  # fonts are paths
-    (one,) = write_each(PICTURES[:1], tmp_path / "one.png")
-    assert one.name == "one.png" and one.read_bytes().startswith(b"\x89PNG") and one.stat().st_size > 3000
+    one = tmp_path / "one.png"
+    write(PICTURES[:1], one)
+    assert one.read_bytes().startswith(b"\x89PNG") and one.stat().st_size > 3000
 
 
 @settings(max_examples=10, deadline=None, phases=(Phase.generate,))  # half a second each
@@ -208,13 +206,6 @@ def test_thinning_keeps_the_extremes():
         kept = [int(words) for words, _ in shapes(drawn(Lines("Many", Axis("x"), Axis("y"), (line,))))]
         assert kept == sorted(set(kept)) and most / 2 < len(kept) <= most
         assert {0, 1234, 5678, count - 1} & set(range(count)) <= set(kept) and 77 not in kept
-
-
-def test_long_titles_have_names_of_their_own(tmp_path):
-    long = [PICTURES[0]._replace(title="x" * 70 + end) for end in "abc"]
-    alike = [PICTURES[0]._replace(title=title) for title in ("x", "x 3", "X", "X 3")]
-    for pictures in (long, alike):
-        assert len(set(write_each(pictures, tmp_path / "p.svg"))) == len(pictures)
 
 
 def test_a_heat_map_takes_values_below_0():
