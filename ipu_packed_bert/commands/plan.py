@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-import time
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.cycles import calibration
@@ -24,7 +23,7 @@ from ipu_packed_bert.settings.pretraining import Config, load_config
 from ipu_packed_bert.settings.reader import ConfigError, load_yaml, peek
 from ipu_packed_bert.settings.schema import PRETRAINING
 from ipu_packed_bert.settings.shipped import config_file
-from pack_data.cli.command import ArgumentParser, check_output, positive_int, typed
+from pack_data.cli.command import ArgumentParser, check_output, positive_int, progress_bar, typed
 from pack_data.display.table import text_table, wrapped
 from pack_data.lengths.factors import PackingFactor, parse_factor, published_for
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
@@ -117,9 +116,10 @@ def _search(argv: Optional[Sequence[str]]) -> int:
     machine = Machine(TARGETS[base.placement.machine], cache_folder())
     varied = args.packing_factor is None and histogram is not None and base.packed
     ipus = args.ipus or base.ipus
-    found = Search(
-        base, machine, calibration.load(), factor, ipus=ipus, depths=DEPTHS if varied else (), say=_said_now_and_then()
-    ).run()
+    depths = DEPTHS if varied else ()
+    with progress_bar(None, "plans that fit", unit=" plans") as bar:
+        search = Search(base, machine, calibration.load(), factor, ipus=ipus, depths=depths, after_each=bar.update)
+        found = search.run()
     machine.save()
     print("\n".join(_page(base, found, ipus)))
     if not found.best:
@@ -135,19 +135,6 @@ def _search(argv: Optional[Sequence[str]]) -> int:
         _write(args.write, file, best)
         print(f"  packed-bert plan --config {shlex.quote(str(args.write))}")
     return 0
-
-
-def _said_now_and_then() -> Any:
-    """A function that prints a line on stderr now and then, once two seconds have passed."""
-    due = time.monotonic() + 2.0
-
-    def say(line: str) -> None:
-        nonlocal due
-        if time.monotonic() >= due:
-            print(line, file=sys.stderr, flush=True)
-            due = time.monotonic() + 5.0
-
-    return say
 
 
 def _page(base: Config, found: SearchOutcome, ipus: int) -> List[str]:

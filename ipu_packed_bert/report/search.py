@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert.cycles.calibration import Calibration
 from ipu_packed_bert.cycles.workload import Machine
@@ -94,11 +94,11 @@ class Search:
         *,
         ipus: int,
         depths: Sequence[int] = (),
-        say: Callable[[str], None] = lambda line: None,
+        after_each: Callable[[], Any] = lambda: None,
     ):
-        """depths: beside the configuration's. say: is told now and then how far it has got."""
+        """depths: beside the configuration's. after_each: is called for each plan that fits."""
         self.base, self.machine, self.calibration, self.factor_of = base, machine, calibration, factor_of
-        self.ipus, self.depths, self.say = ipus, depths, say
+        self.ipus, self.depths, self._after_each = ipus, depths, after_each
         self.packs = base.batch.micro_batch * base.batch.gradient_accumulation * base.placement.replicas
         self.sequences = base.run.steps * base.expected_sequences_per_update(self._factor(base).value)
         self.found: Dict[Tuple, Found] = {}
@@ -199,8 +199,7 @@ class Search:
         key = (choice_of(config), config.placement.available_memory_proportion)
         if key not in self.found:
             self.found[key] = self._modelled(config)
-        best = max(found.rate for found in self.found.values())
-        self.say(f"{len(self.tried):,} plans tried, {len(self.found):,} fit; the best: {best:,.0f} sequences/s")
+            self._after_each()
         return self.found[key]
 
     def _configured(self, choice: _Choice, *, fine: bool) -> Config:

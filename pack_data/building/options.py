@@ -109,9 +109,8 @@ class BuildOptions:
         chosen = {field.name: getattr(self, field.name) for field in fields(ExampleOptions)}
         if self.max_predictions_per_sequence is None:
             S = self.max_sequence_length
-            ExampleOptions(
-                **{**chosen, "max_predictions_per_sequence": 1}
-            )  # ValueError of a probability that is none, as nan
+            # Raises ValueError of a probability that is none, as nan is, before it is multiplied.
+            ExampleOptions(**{**chosen, "max_predictions_per_sequence": 1})
             chosen["max_predictions_per_sequence"] = default_predictions(S, self.masked_lm_probability)
         return ExampleOptions(**chosen)
 
