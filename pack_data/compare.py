@@ -126,7 +126,7 @@ def table(case: Case, rows: Sequence[Row]) -> str:
             "-" if row.gap is None else f"{row.gap:,}",
             share,
             _time(row.solve_seconds),
-            _bytes(row.peak_memory),
+            "-" if row.peak_memory is None else f"{row.peak_memory / 2**20:,.1f} MiB",
         ]
         if quoted:
             cells.append(_TABLE_1.get((row.algorithm, row.max_sequences_per_pack), ""))
@@ -161,10 +161,6 @@ def _millions(tokens: int) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms" if seconds < 1 else f"{seconds:,.2f} s"
-
-
-def _bytes(number: Optional[int]) -> str:
-    return "-" if number is None else f"{number / 2**20:,.1f} MiB"
 
 
 def _write_csv(path: str, case: Case, rows: Sequence[Row]) -> None:

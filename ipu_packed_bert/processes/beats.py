@@ -11,10 +11,11 @@ import socket
 import sys
 import threading
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, List
 
 SILENCE = 30.0  # seconds without a beat after which a rank is given up
 _ROUNDS = 10  # of beats in that time
+_LAST = 1.0  # seconds to wait for a beat that is under way: the store may answer no more
 _STARTS = 20  # so many times as long may pass before a rank's first beat, while its program loads
 
 
@@ -36,6 +37,7 @@ class Beats:
         self._connect, self._rank, self._restart = connect, rank, restart
         self._watched = (0,) if rank else range(1, size)
         self._silence, self._rounds, self._over = SILENCE, 0, threading.Event()
+        self._threads: List[threading.Thread] = []
 
     def begin(self) -> None:
         """Before the ranks meet; when they have met, each has made its first beat."""
@@ -43,10 +45,15 @@ class Beats:
         store.set(f"host/{self._rank}", socket.gethostname())
         store.add(f"beats/{self._rank}", 1)
         for work in (partial(self._beat, store), self._watch_store):
-            threading.Thread(target=work, name="beats", daemon=True).start()
+            self._threads.append(threading.Thread(target=work, name="beats", daemon=True))
+            self._threads[-1].start()
 
     def end(self) -> None:
+        """When this returns no beat is under way: Python aborts where it ends while a thread is in the store."""
         self._over.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_LAST)
 
     def _beat(self, store: Any) -> None:
         seen, missed = dict.fromkeys(self._watched, 0), dict.fromkeys(self._watched, 0)
@@ -63,7 +70,7 @@ class Beats:
                     os._exit(1)
                 self._rounds += 1
         except RuntimeError:  # the store has gone with the process that kept it, which the next exchange notices
-            self.end()
+            self._over.set()
 
     def _give_up(self, store: Any, rank: int, *, begun: bool) -> None:
         # It may have met a mistake, and gone; of those that notice its silence, one says it.

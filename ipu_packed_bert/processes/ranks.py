@@ -186,8 +186,6 @@ class Ranks(Processes):
         """When all is done, by all: a launcher ends the others as soon as one has ended with a status other than 0, and
         rank 0 may still be writing."""
         self.summed(())
-        if self._beats:
-            self._beats.end()
         end_group()
 
     def ended(self, error: BaseException) -> Optional[int]:
@@ -353,6 +351,9 @@ def joined(
                 kind = NotFinite if isinstance(error, NotFinite) else ValueError
                 raise kind(f"rank {ranks.rank} on {socket.gethostname()}: {error}") from None
             raise
+        finally:
+            if ranks._beats:
+                ranks._beats.end()
 
 
 def _of_torchrun(environment: Mapping[str, str]) -> Optional[Ranks]:

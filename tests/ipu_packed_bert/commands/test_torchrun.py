@@ -381,6 +381,27 @@ def test_a_rank_whose_program_still_loads_has_twenty_times_as_long(monkeypatch, 
     assert capsys.readouterr().err.startswith(f"error: {words}")
 
 
+def test_no_beat_is_under_way_when_the_beats_have_ended(monkeypatch):
+    """Python would abort where it ends meanwhile: the thread is in torch's store, and comes back to no interpreter."""
+    inside, begun = [], threading.Event()
+
+    class Slow(Kept):
+        def add(self, key, number):
+            inside.append(key)
+            begun.set()
+            time.sleep(0.2)
+            inside.pop()
+            return super().add(key, number)
+
+    monkeypatch.setattr(beats, "SILENCE", 0.5)
+    found = Beats(Slow, 1, 2, "restart")
+    found.begin()
+    begun.clear()
+    assert begun.wait(30) and inside
+    found.end()
+    assert not inside
+
+
 def _stop_of_rank_1(processes):
     sums = []
     for number in range(5):
