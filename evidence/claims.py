@@ -128,10 +128,9 @@ def _speed(claim: Mapping[str, Any], results: Results) -> Finding:
 
 def _answers(claim: Mapping[str, Any], results: Results) -> Finding:
     shown = results.get(claim["run"])
-    found = None if shown is None else shown.answers(claim["task"])
-    if found is None:
+    if shown is None or _missing(shown, (f"{claim['task']}_packed",), claim["seeds"]):
         return _NOTHING
-    packed, no_mask, answers = found
+    packed, no_mask, answers = shown.answers(claim["task"])
     words = f"{packed:,} of {answers:,} answers differ; without the mask {no_mask:,}."
     return Finding(words, packed == 0 and no_mask > claim["least_without_mask"] * answers)
 

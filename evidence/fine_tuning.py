@@ -83,7 +83,7 @@ TASKS: Dict[str, Dict[str, Dict[str, Any]]] = {
         "task": {"name": "squad", "drop_seen_paragraphs": True},
     },
 }
-SCORES, TIMES = "scores", "times"
+SCORES, TIMES, ANSWERS = "scores", "times", "answers"
 shown = FineTuningShown
 
 
@@ -108,15 +108,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all, one after another"
     )
     parser.add_argument(
-        "--only", choices=(SCORES, TIMES), help="the runs that are scored, or those that are timed; default: both"
+        "--only",
+        choices=(SCORES, TIMES, ANSWERS),
+        help="runs that are scored, or timed, or packed ones with the answers packs change; default: the first two",
     )
 
 
 def settings(options: Any) -> Dict[str, Any]:
     if options.data_dir is None:
         raise ValueError(
-            "fine_tuning needs data: --data-dir DIR, a folder with squad/dev_half_v2.json.xz, squad/xquad_en.json.xz, "
-            "banking77/train.csv.xz and banking77/test.csv.xz"
+            "fine_tuning needs data: --data-dir DIR, a folder with squad/{dev_half_v2,xquad_en}.json.xz and "
+            "banking77/{train,test}.csv.xz"
         )
     size = SIZES[options.size]
     return {
@@ -144,11 +146,10 @@ def configuration(name: str, part: Amounts, *, checkpoint: Optional[str], seed: 
 
 def cells(task: str, seeds: int, only: Optional[str]) -> List[Cell]:
     """In the order in which they are run."""
-    found = []
-    if only != TIMES:
-        found = [Cell(f"{task}_same", 1)]
-        found += [Cell(f"{task}_{way}", seed) for seed in range(1, seeds + 1) for way in (PACKED, NO_MASK, SORTED)]
-    return found + ([Cell(f"{task}_times", 1)] if only != SCORES else [])
+    ways = () if only == TIMES else (PACKED,) if only == ANSWERS else (PACKED, NO_MASK, SORTED)
+    found = [Cell(f"{task}_same", 1)] if len(ways) > 1 else []
+    found += [Cell(f"{task}_{way}", seed) for seed in range(1, seeds + 1) for way in ways]
+    return found + ([Cell(f"{task}_times", 1)] if only in (TIMES, None) else [])
 
 
 def run(options: Any, runner: Runner) -> int:

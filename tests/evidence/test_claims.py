@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from evidence import claims, figures
+from evidence.fine_tuning_shown import FineTuningShown
 from evidence.runner import CELLS, FACTS, SETTINGS, Cell
 from evidence.statistics import (
     Interval,
@@ -176,6 +177,21 @@ def test_a_limit_is_kept_by_every_run_and_broken_by_both_controls(tmp_path, apar
     found = claims.findings({"updates_wikipedia": shown, "updates_topics": shown})
     assert found["same_update"].kept is None
     assert found["same_update_wikipedia"].kept is (apart < 1e-6 and no_mask > 0.05)
+
+
+@pytest.mark.parametrize("packed, no_mask, kept", [(0, 500, True), (1, 500, False), (0, 50, False)])
+def test_answers_are_the_same_in_packs_and_others_without_the_mask(tmp_path, packed, no_mask, kept):
+    folder = written(tmp_path / "fine_tuning_answers", {})
+    for seed in (1, 2, 3):
+        ways = {"packed": packed, "no_mask": no_mask}
+        row = {f"answered_{way}": {"different": each, "answers": 850} for way, each in ways.items()}
+        record = dict(variant="squad_packed", seed=seed, rows=[row])
+        (folder / CELLS / f"{Cell('squad_packed', seed).stem}.json").write_text(json.dumps(record))
+    shown = FineTuningShown(folder)
+    found = claims.findings({"fine_tuning_answers": shown})["same_answers"]
+    assert found.kept is kept and f"{3 * no_mask:,}" in found.figures and "2,550" in found.figures
+    del shown.cells[Cell("squad_packed", 3)]
+    assert claims.findings({"fine_tuning_answers": shown})["same_answers"].kept is None
 
 
 def test_cells_of_no_recorded_commit_decide_nothing(tmp_path):

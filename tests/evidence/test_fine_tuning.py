@@ -150,6 +150,7 @@ def test_the_experiment_trains_and_answers_alike_packed_and_padded(tmp_path, cap
     arguments += ["--data-dir", str(tmp_path / "data")]
     run_main(command.main, arguments + ["--tasks", "banking77", "--only", "times"])
     assert [path.name for path in (tmp_path / "out" / "cells").iterdir()] == ["banking77_times-1.json"]
+    assert [cell.stem for cell in fine_tuning.cells("squad", 2, "answers")] == ["squad_packed-1", "squad_packed-2"]
     capsys.readouterr()
     # So small a network learns nothing, so that its controls cannot fail, and the page says so.
     assert run_main(command.main, arguments) == 0
