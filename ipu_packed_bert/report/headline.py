@@ -54,9 +54,9 @@ def headline(
         add("  interval", [f"{rate.lower:,.0f} to {rate.upper:,.0f}" for rate in rates])
         add(f"days of the run, {config.run.steps:,} updates", [each.days for each in found])
     note = too_large or (
-        f"An update of packs has {accumulation:,} micro-batches in place of {full:,}; what is paid once an update "
-        f"takes {percent(1 - whole.value / kernel.value):.1f} % of the kernel's {kernel.value:.3f} and leaves "
-        f"{whole.value:.3f}."
+        f"A packed row takes {percent(comparison.overhead(depth).value):.2f} % longer. An update has {accumulation:,} "
+        f"micro-batches in place of {full:,}; what is paid once takes {percent(1 - whole.value / kernel.value):.1f} % "
+        f"of the kernel's {kernel.value:.3f} and leaves {whole.value:.3f}."
     )
     return Table(
         "headline",

@@ -30,6 +30,7 @@ def test_ratios_and_throughputs_by_hand(made):
     assert kernel["packed"] / kernel["unpacked"] == pytest.approx(kernel["ratio"], rel=5e-3)  # of medians
     assert kernel["lower"] == pytest.approx(1.995 / (1 + over.upper), rel=2e-3)
     # 96 micro-batches become 49 of packs; 8 more fill and drain, an update and the host come on top: of each draw.
+    assert f"A packed row takes {100 * over.value:.2f} % longer" in table.notes[0]
     assert "has 49 micro-batches in place of 96" in table.notes[0]
     seconds = [pipe.step(number, parameters).seconds for pipe, number in ((packed, 49), (unpacked, 96))]
     run = found["sequences/s of all replicas"]

@@ -277,6 +277,8 @@ def test_a_configuration_names_its_bottleneck_and_the_answer_comes_last(run, sma
     answer = run("--config", str(small), "--packing-factor", "1.996")
     assert out.endswith("\n\n" + answer) and answer.startswith("What packing gains") and "sequences/s" in answer
     assert len(answer.splitlines()) <= 10
+    tables = json.loads(run("--json", "--packing-factor", "1.996"))["tables"]  # nothing else is printed unasked
+    assert [table["name"] for table in tables] == ["headline"]
 
 
 def test_a_machine_is_named_after_its_configuration(run):
