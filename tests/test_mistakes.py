@@ -72,6 +72,7 @@ MISTAKES = [
     ("pretrain --config packed_phase2_pod61", ["packed_phase2_pod61", "packed_phase2_pod"]),
     (f"{BUILD} --corpus missing --out new", ["missing"]),
     (f"{BUILD} --corpus empty --out new", ["empty"]),
+    (f"{BUILD} --corpus table.csv --out new", ["table.csv", "JSONL"]),
     (f"{BUILD} --corpus empty.txt --out new", ["empty.txt"]),
     (f"{BUILD} --corpus noise.txt --out new", ["noise.txt", "UTF-8"]),
     (f"{BUILD} --corpus nogzip.txt.gz --out new", ["nogzip.txt.gz"]),

@@ -63,7 +63,7 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     )
     add_histogram_arguments(parser)
     parser.add_argument("--size", choices=sorted(SIZES), default="base3", help="of the model; default base3")
-    parser.add_argument("--micro-batch", type=positive_int, default=2, metavar="ROWS")
+    parser.add_argument("--micro-batch", type=positive_int, default=2, metavar="ROWS", help="default 2")
     parser.add_argument("--packs", type=positive_int, default=4, help="a round; a multiple of --micro-batch, default 4")
     parser.add_argument("--rounds", type=positive_int, default=9, help="counted; default 9")
     parser.add_argument("--compile", action="store_true", help="with torch.compile")

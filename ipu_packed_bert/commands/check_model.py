@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from pack_data.cli.command import ArgumentParser, positive_int, run_main, typed
+from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, run_main, typed
 from pack_data.reading.fields import parse_json
 from pack_data.reading.files import read_regular
 from pack_data.reading.packages import require
@@ -41,8 +41,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         raise ValueError(f"{args.model}: is no folder; save_pretrained writes one, or give module:function")
     require("check-model", "torch", "transformers")
     collator = _named(args.collator, "--collator") if args.collator else None
-    model = _loaded(args.model, args.precision)
-    found = _checked(model, args, collator, batch)
+    with progress_bar(None, "packed rows against each example alone", at_once=True):
+        found = _checked(_loaded(args.model, args.precision), args, collator, batch)
     if args.json:
         first = {"first": found["first"]._asdict()} if "first" in found else {}
         print(json.dumps({"model": args.model, **found, **first}))
@@ -95,6 +95,7 @@ def _loaded(text: str, precision: Optional[str]) -> Any:
     import torch
     import transformers
 
+    transformers.logging.set_verbosity_error()  # what a file has beside the model is no matter of its rows
     dtype = getattr(torch, precision) if precision else None
     folder = Path(text)
     if not folder.is_dir():

@@ -12,7 +12,7 @@ from typing import Optional, Sequence
 
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.training.export import export_run, import_folder
-from pack_data.cli.command import ArgumentParser, typed
+from pack_data.cli.command import ArgumentParser, progress_bar, typed
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -35,7 +35,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.reverse:
         if args.vocabulary:
             parser.error("--vocabulary is for writing a folder; one that is read has its own")
-        loaded = import_folder(args.source, args.target)
+        with progress_bar(None, f"reading {args.source}", at_once=True):
+            loaded = import_folder(args.source, args.target)
         print(
             f"{args.target}: begin with it by {typed('pretrain')} --config "
             f"{shlex.quote(str(args.target / CONFIG))} --data DATA --start-from {shlex.quote(str(args.target))}"
@@ -47,7 +48,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             if names:
                 print(f"{what}: {', '.join(names)}")
         return 0
-    exported = export_run(args.source, args.target, vocabulary=args.vocabulary)
+    with progress_bar(None, f"writing {args.target}", at_once=True):
+        exported = export_run(args.source, args.target, vocabulary=args.vocabulary)
     print(f"{args.target}: the model after {exported.step:,} updates, as transformers loads it; README.md is its card")
     if exported.note:
         print(f"note: {exported.note}")

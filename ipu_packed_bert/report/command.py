@@ -44,7 +44,7 @@ from ipu_packed_bert.report.packings import factor_of, packing
 from ipu_packed_bert.settings.pretraining import Config, config_from_tree, load_config
 from ipu_packed_bert.settings.shipped import FOLDER, config_file
 from pack_data import sort
-from pack_data.cli.command import ArgumentParser, check_page, typed
+from pack_data.cli.command import ArgumentParser, check_page, progress_bar, typed
 from pack_data.display.page import Page
 from pack_data.display.table import Table, wrapped
 from pack_data.lengths.factors import parse_factor
@@ -285,7 +285,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.html is not None:
         check_page("--html", args.html, reads=[args.histogram])
     report = _OverheadReport(args)
-    report.run()
+    with progress_bar(None, "cycles of the graph", at_once=True):  # seconds where no earlier call has kept them
+        report.run()
     if args.json:
         parameters = report.calibration.parameters
         print(

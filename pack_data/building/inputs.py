@@ -206,7 +206,7 @@ class _TextInput(_BuildInput):
                 content = Path(self.given_vocabulary).read_bytes()
             else:
                 documents = self._training_documents()
-                with said_of(options.corpus):
+                with said_of(options.corpus), progress_bar(None, "learning a vocabulary", at_once=True):
                     content = train_vocabulary(documents, options.vocabulary_size, options.lower_case).text
             write_atomically(path, content)
         for side in self.sides[1:]:

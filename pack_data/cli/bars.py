@@ -10,6 +10,7 @@ from tqdm import tqdm
 from pack_data.cli.timing import left_text
 
 _DELAY = 0.5  # seconds in which nothing is drawn: short work shows no bar
+_SIZE = 80, 24
 _EVERY = 10.0  # seconds between two lines of a file
 
 
@@ -21,6 +22,8 @@ class DelayedBar(tqdm):
     def __init__(self, *, terminal: bool, **options: Any) -> None:
         self._terminal, self._drawn, self._due = terminal, False, _EVERY
         super().__init__(**options)
+        if (getattr(self, "ncols", None) or 1) < 1:  # a terminal that does not know its size, as scripts open them
+            self.ncols, self.nrows, self.dynamic_ncols = *_SIZE, None
 
     def display(self, msg: Optional[str] = None, pos: Optional[int] = None) -> Any:
         """Draws the bar, or writes `packs: 120 of 400 packs, 1 min 20 s left`; an empty msg takes the bar away."""

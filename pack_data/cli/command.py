@@ -336,17 +336,20 @@ def check_folder(option: str, folder: Union[str, Path], what: str) -> None:
             raise ValueError(f"{option} {folder}: {place} is a file; {what} is a folder, choose another name")
 
 
-def progress_bar(total: Optional[int], description: str, *, unit: str = " steps", done: int = 0) -> Any:
+def progress_bar(
+    total: Optional[int], description: str, *, unit: str = " steps", done: int = 0, at_once: bool = False
+) -> Any:
     """A bar of tqdm on stderr; where that is no terminal, a line every ten seconds. Nothing of what is quickly done.
 
-    done: of the total, before; it says nothing about the speed.
+    done: of the total, before; it says nothing about the speed. at_once: work of some seconds that counts nothing: its
+    name stands on a terminal while it lasts.
     """
     from pack_data.cli.bars import DelayedBar
 
     file = bare_stderr()
     gone = file is None or getattr(file, "closed", False)
     terminal = not gone and file.isatty()
-    return DelayedBar(
+    bar = DelayedBar(
         total=total,
         initial=done,
         desc=_written_out(description),
@@ -357,6 +360,9 @@ def progress_bar(total: Optional[int], description: str, *, unit: str = " steps"
         terminal=terminal,
         mininterval=0.1 if terminal else 1.0,
     )
+    if at_once and terminal:
+        bar.display(f"{description} ...")
+    return bar
 
 
 def counted(number: int, thing: str) -> str:

@@ -30,6 +30,7 @@ from pack_data.sequences import LONGEST
 from pack_data.store.data_set import MANIFEST, read_manifest
 
 _TEXT = (".txt", ".lengths", ".csv")
+_HEADINGS = ("length", "lengths")  # of a table with one column
 _BLOCK = 1 << 20  # lengths held in memory at a time
 _WORTH_PROCESSES = 1 << 25  # bytes
 
@@ -128,7 +129,12 @@ def _count_part(path: str, S: Optional[int], max_record_bytes: int) -> LengthHis
                 raise ValueError(f"{path}: a CSV histogram is read plain; decompress it first")
         return _count_blocks(path, _lines(path), S)
     if path.endswith(".npy"):
-        lengths = map_array(path, way_out="give a .npy array of lengths").reshape(-1)
+        lengths = map_array(path, way_out="give a .npy array of lengths")
+        if lengths.shape[:1] != (lengths.size,):
+            raise ValueError(
+                f"{path}: an array of shape {lengths.shape}; give one column, one length for each sequence"
+            )
+        lengths = lengths.reshape(-1)
         return _count_blocks(path, (lengths[at : at + _BLOCK] for at in range(0, len(lengths), _BLOCK)), S)
     from pack_data.formats.detect import open_source
 
@@ -148,11 +154,13 @@ def _opened(path: str) -> Iterator[IO[str]]:
 
 
 def _lines(path: str) -> Iterator[np.ndarray]:
-    """The lengths of a text file, one in each line; empty lines do not count."""
+    """The lengths of a text file, one in each line; a heading and empty lines do not count."""
     at = 0
     with _opened(path) as file:
         read = short_lines(file, path, way_out="give one whole number in each line")
         for lines in iter(lambda: list(islice(read, _BLOCK)), []):
+            if not at and lines[0].strip().lower() in _HEADINGS:
+                lines[0] = ""
             try:
                 yield np.array([int(line) for line in lines if line.strip()], np.int64)
             except (ValueError, OverflowError):

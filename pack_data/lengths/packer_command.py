@@ -43,7 +43,11 @@ def run_packer(
         help="round each length up to a multiple of M, as context parallelism or FP8 want it",
     )
     add_options(parser)
-    parser.add_argument("--out", metavar="FILE", help="write the recipe (strategies and repeats) as JSON")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write the recipe as JSON: lengths that share a pack, and how often; which of your texts: pack_data.pack",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.rare("--synthetic", "--multiple-of", *rare)
     args = parser.parse_args(argv)

@@ -79,6 +79,10 @@ def source_files(source: Union[str, Path]) -> List[Path]:
     if path.is_file():
         if path.suffix == ".npy":
             refuse_sequences(path)
+        if {".csv", ".tsv"} & {*path.suffixes}:
+            raise ValueError(
+                f'{path}: a table, which would be read as plain text; write JSONL, a text a line as {{"text": ...}}'
+            )
         return [path]
     if not path.is_dir():
         raise ValueError(

@@ -56,6 +56,7 @@ def test_a_long_step_is_announced(clock, capsys):
         bar.announce()
     assert capsys.readouterr().err == "one long solve\n"
     assert "one long solve" in on_a_terminal(lambda: progress_bar(None, "one long solve").announce())
+    assert "writing ..." in on_a_terminal(lambda: progress_bar(None, "writing", at_once=True).close())
 
 
 def test_without_a_total_the_line_says_how_many(clock, capsys):
@@ -68,9 +69,9 @@ def test_what_is_quickly_done_says_nothing(clock, capsys):
     assert capsys.readouterr().err == ""
 
 
-def on_a_terminal(task):
+def on_a_terminal(task, *, size=(24, 80)):
     reads, writes = os.openpty()
-    fcntl.ioctl(writes, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    fcntl.ioctl(writes, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     before = sys.stderr
     try:
         sys.stderr = os.fdopen(writes, "w")
@@ -86,9 +87,10 @@ def on_a_terminal(task):
     return said
 
 
-def test_a_terminal_has_a_bar_of_what_takes_long_and_it_is_taken_away(clock):
+@pytest.mark.parametrize("size", [(24, 80), (0, 0)])  # one that does not know its size has a bar too
+def test_a_terminal_has_a_bar_of_what_takes_long_and_it_is_taken_away(clock, size):
     assert on_a_terminal(lambda: work(clock, 0.0001)) == "."
-    said = on_a_terminal(lambda: work(clock, 0.3, of=20))
+    said = on_a_terminal(lambda: work(clock, 0.3, of=20), size=size)
     assert "/400" in said and re.search(r"\r +\r\.$", said)
 
 

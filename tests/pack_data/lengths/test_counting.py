@@ -40,12 +40,12 @@ def expected():
 def write_all(folder):
     """The same lengths as every kind of file; returns the paths."""
     text = "".join(f"{length}\n" for length in LENGTHS)
-    (folder / "a.txt").write_text(text + "\n")
+    (folder / "a.txt").write_text("Length\n" + text + "\n")
     with gzip.open(folder / "b.txt.gz", "wt") as file:
         file.write(text)
     with lzma.open(folder / "c.lengths.xz", "wt") as file:
         file.write(text)
-    np.save(folder / "d.npy", np.array(LENGTHS, np.int16).reshape(3, 4))
+    np.save(folder / "d.npy", np.array(LENGTHS, np.int16).reshape(12, 1))
     LengthHistogram.from_lengths(LENGTHS, 10).to_csv(folder / "e.csv")
     schema = PackSchema.of_tokens(10, 1, [StoredColumn("ids", SLOT, "|u1")])
     sequences = Sequences.of_tokens(np.array(LENGTHS), {"ids": np.ones(sum(LENGTHS), np.int64)})
@@ -59,6 +59,13 @@ def write_all(folder):
 def test_every_kind_of_source(tmp_path, expected):
     for path in write_all(tmp_path):
         assert count([path], 10) == expected, path
+
+
+def test_an_array_of_columns_is_no_array_of_lengths(tmp_path):
+    for shape in ((6, 2), (1, 12), (2, 3, 2)):
+        np.save(tmp_path / "x.npy", np.array(LENGTHS).reshape(shape))
+        with pytest.raises(ValueError, match=re.escape(f"x.npy: an array of shape {shape}; give one column")):
+            count([str(tmp_path / "x.npy")], 10)
 
 
 def test_many_sources_at_once_in_parallel(tmp_path, expected):
