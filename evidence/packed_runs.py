@@ -122,12 +122,7 @@ class PretrainingSetup(BuiltData):
     """
 
     def __init__(
-        self,
-        folder: Path,
-        size: Size,
-        data_dir: Optional[Path],
-        *,
-        checkpoint: Optional[Path] = None,
+        self, folder: Path, size: Size, data_dir: Optional[Path], *, checkpoint: Optional[Path] = None
     ) -> None:
         super().__init__(folder, size, data_dir)
         self._checkpoint = checkpoint
@@ -203,13 +198,7 @@ class PretrainingSetup(BuiltData):
     # ---- runs --------------------------------------------------------------------------------------------------------
 
     def config(
-        self,
-        store: str,
-        *,
-        seed: int,
-        adjustment: str = "accumulation",
-        rate: float = 1.0,
-        attention: str = "auto",
+        self, store: str, *, seed: int, adjustment: str = "accumulation", rate: float = 1.0, attention: str = "auto"
     ) -> Config:
         """A run over the sequences of the size; `rate` multiplies its learning rate.
 

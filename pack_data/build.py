@@ -173,10 +173,7 @@ def _parser() -> ArgumentParser:
         help="masked tokens at most (default 20, 56, 76 at 128, 384, 512)",
     )
     add(
-        "--packer",
-        choices=PACKERS,
-        metavar="NAME",
-        help=f"one of {', '.join(PACKERS)} (default {BuildOptions.packer})",
+        "--packer", choices=PACKERS, metavar="NAME", help=f"one of {', '.join(PACKERS)} (default {BuildOptions.packer})"
     )
     add(
         "--max-sequences-per-pack",

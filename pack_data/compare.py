@@ -69,11 +69,7 @@ def plan(algorithms: Sequence[str], depths: Sequence[Optional[int]]) -> List[Job
 
 
 def compare(
-    case: Case,
-    algorithms: Sequence[str] = ALGORITHMS,
-    *,
-    batch_size: int = 256,
-    isolated: bool = False,
+    case: Case, algorithms: Sequence[str] = ALGORITHMS, *, batch_size: int = 256, isolated: bool = False
 ) -> List[Row]:
     """One row for each packer and depth, by depth.  `optimal` always runs: every row is compared with its bound.
 

@@ -21,10 +21,7 @@ from pack_data.solver.search import Limits, found_quickly
 
 
 def pack(
-    histogram: LengthHistogram,
-    *,
-    max_sequences_per_pack: Optional[int],
-    budget: Optional[float] = None,
+    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], budget: Optional[float] = None
 ) -> Packing:
     """Packs into very nearly as few packs as any packing of this depth can; the result carries the proof.
 
@@ -70,11 +67,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return {"budget": args.budget, "quiet": args.json}
 
     def pack_and_report(
-        histogram: LengthHistogram,
-        *,
-        max_sequences_per_pack: Optional[int],
-        budget: Optional[float],
-        quiet: bool,
+        histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], budget: Optional[float], quiet: bool
     ) -> Packing:
         packing = pack(histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget)
         proof = prove(packing)

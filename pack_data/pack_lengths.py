@@ -187,13 +187,7 @@ def _one_each(name: str, values: Any) -> np.ndarray:
 
 
 def _with_weights(
-    fitted: Fitted,
-    taken: np.ndarray,
-    given: np.ndarray,
-    capacity: Any,
-    slots: int,
-    depth: Optional[int],
-    seed: int,
+    fitted: Fitted, taken: np.ndarray, given: np.ndarray, capacity: Any, slots: int, depth: Optional[int], seed: int
 ) -> PackedLengths:
     """given: the weight of each sequence, and so of its piece, also where the sequence was truncated."""
     start, random = time.perf_counter(), np.random.default_rng(seed)

@@ -433,9 +433,7 @@ def window_clamped_to_the_row(draw):
 @fault("c", "LLaMA-Factory 10283")
 def positions_of_late_tokens_wrap(draw):
     wrap = _within(draw)
-    return Wrong(
-        TinyModel(draw, positions=lambda row: RowView(row.number, row.place % wrap) if row.packed else row),
-    )
+    return Wrong(TinyModel(draw, positions=lambda row: RowView(row.number, row.place % wrap) if row.packed else row))
 
 
 @fault("c")

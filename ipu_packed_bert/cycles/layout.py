@@ -114,13 +114,7 @@ def unknown_copy(num_bytes: float, target: Target, *, square: bool = False) -> C
 
 
 def bring(
-    elements: int,
-    element_bytes: int,
-    have: TensorLayout,
-    want: TensorLayout,
-    target: Target,
-    *,
-    square: bool = False,
+    elements: int, element_bytes: int, have: TensorLayout, want: TensorLayout, target: Target, *, square: bool = False
 ) -> Cost:
     """A tensor of `elements`, spread over all tiles, from one layout to another."""
     if (have.origin, have.permuted) == (want.origin, want.permuted):

@@ -439,12 +439,7 @@ class Lowering:
                 cost = cost + unknown_copy(n * size, self.target, square=_is_square(out))
             else:
                 cost = cost + bring(
-                    value.elements,
-                    size,
-                    self._layout(index),
-                    self._layout(lead),
-                    self.target,
-                    square=_is_square(value),
+                    value.elements, size, self._layout(index), self._layout(lead), self.target, square=_is_square(value)
                 )
         return cost
 

@@ -144,13 +144,7 @@ class Pipeline:
 
     def ipu_update(self, number: int, parameters: Parameters) -> UpdateCost:
         """What an update costs IPU `number` beyond the pipeline, without the host."""
-        return ipu_cost(
-            self.updates[number],
-            self.placement.replicas,
-            len(self.ipus),
-            self.target,
-            parameters,
-        )
+        return ipu_cost(self.updates[number], self.placement.replicas, len(self.ipus), self.target, parameters)
 
     def update_cost(self, parameters: Parameters) -> UpdateCost:
         """What an update costs beyond the pipeline: the slowest IPU's part and the host's."""
@@ -159,10 +153,7 @@ class Pipeline:
             (self.ipu_update(ipu.number, parameters) for ipu in self.ipus), key=lambda cost: float(np.mean(cost.device))
         )
         host = host_seconds(
-            self.placement.replicas,
-            len(self.ipus),
-            self.target,
-            replica_seconds=parameters.replica_seconds,
+            self.placement.replicas, len(self.ipus), self.target, replica_seconds=parameters.replica_seconds
         )
         return replace(slowest, host=host)
 

@@ -169,7 +169,7 @@ def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackSt
                 data.directory,
                 workers=None,
                 **{name: getattr(data, name) for name in (*_BUILT_WITH, "corpus", "vocabulary", "held_out")},
-            ),
+            )
         ).close()
     config, manifest = described(config)
     if manifest is not None and data.mixed_with:

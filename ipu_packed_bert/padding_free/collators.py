@@ -72,14 +72,7 @@ class PaddingFreeCollator:
     multiple_of: each example begins at a multiple of it, and the row ends at one, as context parallelism or FP8 want.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        pad_id: int = 0,
-        slots: Optional[int] = None,
-        multiple_of: int = 1,
-    ) -> None:
+    def __init__(self, model: Any, *, pad_id: int = 0, slots: Optional[int] = None, multiple_of: int = 1) -> None:
         self._model, self._slots = model, slots
         if slots is not None and _attends_both_ways(model):
             raise ValueError(

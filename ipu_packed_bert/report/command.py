@@ -64,12 +64,7 @@ def _parser() -> ArgumentParser:
     where = found.add_argument_group("of what")
     where.add_argument("--config", metavar="FILE|NAME", help=f"configuration; default {DEFAULT}")
     where.add_argument(
-        "--set",
-        dest="overrides",
-        metavar="SECTION.KEY=VALUE",
-        action="append",
-        default=[],
-        help="override a setting",
+        "--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override a setting"
     )
     where.add_argument(
         "--packing-factor", type=parse_factor, help="sequences per pack instead of what the histogram gives"

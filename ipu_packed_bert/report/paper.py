@@ -158,10 +158,7 @@ class ModelledOverhead:
 
 
 def table1(
-    comparison: ModelledOverhead,
-    packings: Mapping[PackingKey, PackingSummary],
-    sort: Batching,
-    histogram_name: str,
+    comparison: ModelledOverhead, packings: Mapping[PackingKey, PackingSummary], sort: Batching, histogram_name: str
 ) -> Table:
     """Table 1 of the paper: packings of a histogram, and SORT's batches."""
     lines: List[Dict[str, Any]] = []
@@ -278,10 +275,7 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
     return Table(
         "decomposition",
         f"Where the overhead at depth {depth} comes from, percent of the unpacked micro-batch's cycles",
-        (
-            Column("part", "part", CONFIGURED),
-            Column("median", "%", MODEL, ".3f", ("lower", "upper")),
-        ),
+        (Column("part", "part", CONFIGURED), Column("median", "%", MODEL, ".3f", ("lower", "upper"))),
         rows,
         (
             f"{SCORES}: what its columns for the mask cost (engine.mask: product), beside joining them to query "
@@ -296,11 +290,7 @@ def decomposition(comparison: ModelledOverhead, depth: int) -> Table:
 
 
 def _interval(interval: Interval) -> Dict[str, Optional[float]]:
-    return {
-        "lower": percent(interval.lower),
-        "median": percent(interval.value),
-        "upper": percent(interval.upper),
-    }
+    return {"lower": percent(interval.lower), "median": percent(interval.value), "upper": percent(interval.upper)}
 
 
 _TABLE2_NOTES = (
@@ -488,10 +478,7 @@ def points(calibration: Calibration) -> Table:
 
 
 def measured(
-    packed: Measured,
-    unpacked: Measured,
-    packing_factor: Optional[float],
-    by_model: Optional[Interval] = None,
+    packed: Measured, unpacked: Measured, packing_factor: Optional[float], by_model: Optional[Interval] = None
 ) -> Table:
     """The overhead of two runs; by_model: what the model says of the same runs."""
     factor = packing_factor if packing_factor is not None else packed.packing_factor

@@ -72,10 +72,7 @@ def _decomposition(table: Table) -> List[Picture]:
 def _points(table: Table) -> List[Picture]:
     rows = table.rows
     names = tuple(f"{row['point']} {row['what']}" for row in rows)
-    series = (
-        Series("model", _numbers(rows, "error")),
-        Series("31 % of peak", _numbers(rows, "trivial_error")),
-    )
+    series = (Series("model", _numbers(rows, "error")), Series("31 % of peak", _numbers(rows, "trivial_error")))
     title = "Published throughputs: how far off the model is"
     return [Bars(title, names, Axis("error of sequences/s, %"), series, across=True)]
 

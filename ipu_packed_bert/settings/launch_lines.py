@@ -20,10 +20,7 @@ _MEETING_POINT = "--mpi-local-args=-x MASTER_ADDR=HOST0"
 
 
 def start_lines(
-    config: Configuration,
-    options: Sequence[str] = (),
-    *,
-    micro_batches: Optional[int] = None,
+    config: Configuration, options: Sequence[str] = (), *, micro_batches: Optional[int] = None
 ) -> List[str]:
     """The lines to type that start a run of a configuration, of any task, each with a label.
 

@@ -348,12 +348,7 @@ def config_from_tree(tree: Any, path: str, overrides: Sequence[str] = ()) -> Con
         if key in small.values and (reader.origins.get(key) != OVERRIDE or key.startswith("placement."))
     }
     sections = reader.sections()
-    config = Config(
-        without_ipus=tuple(kept.items()),
-        path=path,
-        origins=dict(reader.origins),
-        **sections,
-    )
+    config = Config(without_ipus=tuple(kept.items()), path=path, origins=dict(reader.origins), **sections)
     crossed = cross_check(config, reader.broken)
     reader.problems += crossed
     if kept:

@@ -39,16 +39,7 @@ from pack_data.packers import get_packer
 from pack_data.packing import Packing
 from pack_data.reading.fields import named, shown
 from pack_data.sequences import Sequences, ragged_index
-from pack_data.store.packs import (
-    SEQUENCE,
-    SLOT,
-    PackSchema,
-    StoredColumn,
-    assemble,
-    decode,
-    disassemble,
-    smallest_type,
-)
+from pack_data.store.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble, decode, disassemble, smallest_type
 from pack_data.text.vocabulary import AnyVocabulary
 
 if TYPE_CHECKING:

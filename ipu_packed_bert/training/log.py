@@ -315,11 +315,7 @@ def resumes(folder: Union[str, Path]) -> bool:
 
 @contextlib.contextmanager
 def open_run_folder(
-    folder: Optional[str],
-    config: Configuration,
-    *,
-    first_step: int,
-    environment: Dict[str, Any],
+    folder: Optional[str], config: Configuration, *, first_step: int, environment: Dict[str, Any]
 ) -> Iterator[Path]:
     """The folder of a run with its config.yml and environment.json, locked while entered.
 

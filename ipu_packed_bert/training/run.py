@@ -29,13 +29,7 @@ from ipu_packed_bert.settings.allowed_changes import Changes, check_allowed, com
 from ipu_packed_bert.settings.launch_lines import compiled_words
 from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
-from ipu_packed_bert.training.log import (
-    RunLog,
-    environment,
-    locked_run,
-    open_run_folder,
-    refuse_a_run_in,
-)
+from ipu_packed_bert.training.log import RunLog, environment, locked_run, open_run_folder, refuse_a_run_in
 from ipu_packed_bert.training.loop import Log, Outcome, train
 from ipu_packed_bert.training.summary import RunEnd
 from ipu_packed_bert.training.trackers import tracker

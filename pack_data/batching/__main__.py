@@ -24,8 +24,7 @@ mean."""
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(
-        prog="python -m pack_data.batching",
-        description="Nine ways to make batches of examples of different lengths.",
+        prog="python -m pack_data.batching", description="Nine ways to make batches of examples of different lengths."
     )
     add_histogram_arguments(parser)
     number = partial(parser.add_argument, type=positive_int)

@@ -105,11 +105,7 @@ class Stages:
     """One build in its work folder."""
 
     def __init__(
-        self,
-        options: BuildOptions,
-        work: Path,
-        runner: TaskRunner,
-        tasks_beside: Optional[bool] = None,
+        self, options: BuildOptions, work: Path, runner: TaskRunner, tasks_beside: Optional[bool] = None
     ) -> None:
         """tasks_beside: whether other tasks of this build may be at work now; None: it is not built in tasks."""
         self.options, self.work, self.runner = options, work, runner

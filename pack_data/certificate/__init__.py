@@ -75,10 +75,7 @@ class Proof:
 
 
 def best_pack_value(
-    lengths: Sequence[int],
-    prices: Sequence[int],
-    max_sequence_length: int,
-    max_sequences_per_pack: Optional[int],
+    lengths: Sequence[int], prices: Sequence[int], max_sequence_length: int, max_sequences_per_pack: Optional[int]
 ) -> int:
     """Price of the most valuable pack: at most D sequences, of these lengths and prices, of at most S tokens together.
 
@@ -122,10 +119,7 @@ def best_pack_value(
 
 
 def divisible_pack_value(
-    lengths: Sequence[int],
-    prices: Sequence[int],
-    max_sequence_length: int,
-    max_sequences_per_pack: Optional[int],
+    lengths: Sequence[int], prices: Sequence[int], max_sequence_length: int, max_sequences_per_pack: Optional[int]
 ) -> int:
     """What no pack is worth more than, quickly found: the most valuable pack if parts of sequences could be packed.
 

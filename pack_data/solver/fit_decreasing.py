@@ -22,9 +22,7 @@ _Visit = Callable[
 
 
 def fit_decreasing(
-    histogram: LengthHistogram,
-    max_sequences_per_pack: Optional[int],
-    visit: _Visit,
+    histogram: LengthHistogram, max_sequences_per_pack: Optional[int], visit: _Visit
 ) -> List[Tuple[Tuple[int, ...], int]]:
     """(strategy, packs) of the runs, in the order in which their first packs were opened."""
     S = histogram.max_sequence_length

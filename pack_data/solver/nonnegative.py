@@ -40,11 +40,7 @@ def solve_fast(strategies: np.ndarray, weights: np.ndarray, counts: np.ndarray) 
     return scale * _vertex(strategies, inner, price, len(counts))
 
 
-def _interior_point(
-    strategies: np.ndarray,
-    weights: np.ndarray,
-    counts: np.ndarray,
-) -> Tuple[np.ndarray, np.ndarray]:
+def _interior_point(strategies: np.ndarray, weights: np.ndarray, counts: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
     """x > 0 near the minimum of |d - M x| with M = w A, d = w b, |d| of about 1; and s = M^T (M x - d) > 0, its prices.
 
     Mehrotra's predictor-corrector method on the optimality conditions  s = -M^T r,  r = d - M x,  x s = 0.  Eliminating
@@ -76,12 +72,7 @@ def _interior_point(
         return min(1.0, float(np.min(-v[falling] / dv[falling], initial=np.inf)))
 
     def direction(
-        factor: Any,
-        primal: np.ndarray,
-        dual: np.ndarray,
-        x: np.ndarray,
-        s: np.ndarray,
-        target: np.ndarray,
+        factor: Any, primal: np.ndarray, dual: np.ndarray, x: np.ndarray, s: np.ndarray, target: np.ndarray
     ) -> Tuple[np.ndarray, ...]:
         dr = cho_solve(factor, primal - times((target + x * dual) / s), check_finite=False)
         ds = -dual - transposed(dr)

@@ -55,11 +55,7 @@ def fill(strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray) -> Tup
 
 
 def follow(
-    strategies: np.ndarray,
-    repeats: np.ndarray,
-    counts: np.ndarray,
-    prices: np.ndarray,
-    least: float,
+    strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray, prices: np.ndarray, least: float
 ) -> Tuple[Packs, np.ndarray]:
     """Makes packs like these strategies, where the strategies fit the sequences in total but not length by length.
 

@@ -97,10 +97,7 @@ def _measure(case: _Case, depth: Optional[int], bound: int, buffer: int, longest
     """Packs the stream; the packs at its end count as well."""
     lengths = case.lengths.tolist()
     stream = PackStream(
-        case.max_sequence_length,
-        max_sequences_per_pack=depth,
-        buffer_sequences=buffer,
-        longest_wait=longest_wait,
+        case.max_sequence_length, max_sequences_per_pack=depth, buffer_sequences=buffer, longest_wait=longest_wait
     )
     seconds, order = timed(
         lambda: [example for pack in stream.packs(enumerate(lengths)) for example in pack.examples], time.process_time

@@ -329,10 +329,7 @@ class HostEngine(Engine):
         self._feed.close()
 
     def state(self) -> Dict[str, Any]:
-        return {
-            "model": self.weights(),
-            "optimizer": neutral_state(self.optimizer, self.model),
-        }
+        return {"model": self.weights(), "optimizer": neutral_state(self.optimizer, self.model)}
 
     def weights(self) -> Dict[str, torch.Tensor]:
         weights = self.model.state_dict()

@@ -154,11 +154,7 @@ def test_it_learns(tmp_path, checkpoint):
 def test_stopped_and_resumed_it_is_the_same_run(tmp_path, checkpoint, packer, monkeypatch):
     """Bit for bit, dropout included, also where the signal comes while it evaluates."""
     config = written(
-        tmp_path,
-        checkpoint,
-        model={"hidden_dropout": 0.2},
-        data={"packer": packer},
-        run={"evaluate_every": 3},
+        tmp_path, checkpoint, model={"hidden_dropout": 0.2}, data={"packer": packer}, run={"evaluate_every": 3}
     )
     assert command("--config", config, "--out", tmp_path / "whole") == 0
     following, made = GlobalBatches.__next__, []
@@ -225,15 +221,7 @@ def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, cap
     assert command("--resume", run) == 0
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "headless safetensors",
-        "our run",
-        "from scratch",
-        "no pooler",
-    ],
-)
+@pytest.mark.parametrize("form", ["headless safetensors", "our run", "from scratch", "no pooler"])
 def test_every_start(tmp_path, checkpoint, form):
     start = checkpoint
     if form == "headless safetensors":

@@ -472,16 +472,7 @@ def test_forms_of_broadcast(shape, out, form):
 def test_names_types_and_places():
     assert [
         lowering.element_bytes(t) for t in ("float16", "bfloat16", "bool", "int8", "uint8", "int16", "float32", "int64")
-    ] == [
-        2,
-        2,
-        1,
-        1,
-        1,
-        2,
-        4,
-        4,
-    ]
+    ] == [2, 2, 1, 1, 1, 2, 4, 4]
     assert [lowering._kind_of(t) for t in ("float16", "bfloat16", "float32", "float64", "bool", "int64")] == [
         "half",
         "half",

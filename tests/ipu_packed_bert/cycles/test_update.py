@@ -48,10 +48,7 @@ def test_optimiser_and_streaming_by_hand():
     assert found.total == found.device == pytest.approx(found.optimizer + 0.020)
 
 
-@pytest.mark.parametrize(
-    "replicas, ipus, served",
-    [(4, 4, 4), (8, 8, 8), (16, 8, 8)],
-)
+@pytest.mark.parametrize("replicas, ipus, served", [(4, 4, 4), (8, 8, 8), (16, 8, 8)])
 def test_the_process_of_a_pod_serves_its_replicas_one_after_the_other(replicas, ipus, served):
     found = host_seconds(replicas, ipus, MK2, replica_seconds=0.008)
     assert found == pytest.approx(0.008 * served)

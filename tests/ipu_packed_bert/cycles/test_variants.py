@@ -74,10 +74,7 @@ def reference():
     return model
 
 
-@pytest.mark.parametrize(
-    "arrangement",
-    [PACKED, ADDITIVE, POPART],
-)
+@pytest.mark.parametrize("arrangement", [PACKED, ADDITIVE, POPART])
 def test_arrangements_are_equal(reference, arrangement):
     fields = batch()
     expected, expected_gradients = outputs(reference, fields)

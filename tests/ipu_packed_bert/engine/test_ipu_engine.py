@@ -578,12 +578,7 @@ def test_auto_without_hardware_takes_the_ipu_model():
 @pytest.mark.parametrize(
     "name, kind, ipus, way_out",
     [
-        (
-            "packed_phase2_pod16",
-            "ipu",
-            8,
-            "replicas=2 --set batch.gradient_accumulation=4096 fits them",
-        ),
+        ("packed_phase2_pod16", "ipu", 8, "replicas=2 --set batch.gradient_accumulation=4096 fits them"),
         ("packed_phase1_base_bow_pod64", "auto", 16, "--set placement.replicas=4 "),
         ("packed_phase2_pod16", "auto", 2, "one replica alone is too large"),
     ],

@@ -13,15 +13,7 @@ import torch
 from ipu_packed_bert.cycles.points import POINTS
 from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
-from ipu_packed_bert.planning.plan import (
-    FULLEST_THAT_RAN,
-    IPU_BYTES,
-    MIB,
-    _lines,
-    _parameters,
-    plan,
-    print_plan,
-)
+from ipu_packed_bert.planning.plan import FULLEST_THAT_RAN, IPU_BYTES, MIB, _lines, _parameters, plan, print_plan
 from ipu_packed_bert.report import command as report
 from ipu_packed_bert.settings.finetuning import load_config as load_finetune_config
 from ipu_packed_bert.settings.pretraining import ConfigError, load_config

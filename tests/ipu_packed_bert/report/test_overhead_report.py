@@ -112,10 +112,7 @@ def test_the_papers_graph_holds_the_papers_numbers(table1):
 
 def test_pictures_draw_the_papers_graph_beside_the_paper_and_ours_apart(table1, machine, load):
     table2 = paper.table2(machine, load, calibration.load())
-    for table, model, measured in (
-        (table1, "realised", "paper_realised"),
-        (table2, "realised", "paper_realised"),
-    ):
+    for table, model, measured in ((table1, "realised", "paper_realised"), (table2, "realised", "paper_realised")):
         ours, theirs = pictures.pictures(table)
         beside, apart = "papers_" + model, model
         their_rows = [row for row in table.rows if isinstance(row.get(beside), float)]

@@ -72,11 +72,7 @@ TENSORS = st.sampled_from(
     ]
 )
 PLAIN = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text())
-VALUES = st.recursive(
-    st.one_of(PLAIN, TENSORS),
-    lambda inner: st.dictionaries(KEYS, inner, max_size=3),
-    max_leaves=12,
-)
+VALUES = st.recursive(st.one_of(PLAIN, TENSORS), lambda inner: st.dictionaries(KEYS, inner, max_size=3), max_leaves=12)
 
 
 @settings(max_examples=100, deadline=None)

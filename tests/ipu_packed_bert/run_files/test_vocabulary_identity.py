@@ -7,12 +7,7 @@ import pytest
 import yaml
 
 from ipu_packed_bert.commands import export, pretrain
-from ipu_packed_bert.run_files.checkpoints import (
-    load_checkpoint,
-    load_newest,
-    newest_checkpoint,
-    save_checkpoint,
-)
+from ipu_packed_bert.run_files.checkpoints import load_checkpoint, load_newest, newest_checkpoint, save_checkpoint
 from ipu_packed_bert.run_files.vocabulary_identity import UNKNOWN, Identity, agree
 from ipu_packed_bert.tasks.starting_weights import find_start
 from pack_data.cli.command import run_main

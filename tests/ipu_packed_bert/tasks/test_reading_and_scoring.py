@@ -357,11 +357,7 @@ def test_unreadable_files_in_one_line(tmp_path):
     (tmp_path / "a.json").write_text("{")
     (tmp_path / "b.json").write_text("[]")
     (tmp_path / "c.json.xz").write_bytes(lzma.compress(b"{}" * 500)[:40])
-    for name, message in (
-        ("a.json", "not JSON"),
-        ("b.json", "a SQuAD file has"),
-        ("c.json.xz", "cut or damaged"),
-    ):
+    for name, message in (("a.json", "not JSON"), ("b.json", "a SQuAD file has"), ("c.json.xz", "cut or damaged")):
         with pytest.raises(ValueError, match=message):
             read(tmp_path / name)
     with pytest.raises(ValueError, match="no such file"):

@@ -61,13 +61,7 @@ class Recorder:
 def run(store, folder, engine, *overrides, first_step=0):
     config = config_from_tree(tiny_settings(), "tiny.yml", overrides)
     batches = global_batches(store, config, packing_factor=store.manifest.packing_factor, evaluation=held_out_of(store))
-    log = RunLog(
-        folder,
-        steps=config.run.steps,
-        first_step=first_step,
-        max_sequence_length=SLOTS,
-        stream=io.StringIO(),
-    )
+    log = RunLog(folder, steps=config.run.steps, first_step=first_step, max_sequence_length=SLOTS, stream=io.StringIO())
     with contextlib.closing(log), contextlib.closing(batches):
         outcome = train(
             config, engine, batches, log, folder / "checkpoints", steps=config.run.steps, first_step=first_step

@@ -110,5 +110,5 @@ def test_a_command_runs_without_a_standard_error(monkeypatch):
 
 def test_the_time_left_in_words():
     assert [left_text(each) for each in (0.4, 59.4, 59.6, 80, 3599.6, 7500)] == [
-        *("0 s left", "59 s left", "1 min 00 s left", "1 min 20 s left", "1 h 00 min left", "2 h 05 min left"),
+        *("0 s left", "59 s left", "1 min 00 s left", "1 min 20 s left", "1 h 00 min left", "2 h 05 min left")
     ]

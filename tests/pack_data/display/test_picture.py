@@ -13,19 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("matplotlib", reason="needs matplotlib")
 
 from pack_data.display import picture
-from pack_data.display.picture import (
-    Axis,
-    Bars,
-    HeatMap,
-    Line,
-    Lines,
-    Series,
-    Skip,
-    Tile,
-    Tiles,
-    drawings,
-    write,
-)
+from pack_data.display.picture import Axis, Bars, HeatMap, Line, Lines, Series, Skip, Tile, Tiles, drawings, write
 
 SVG = "{http://www.w3.org/2000/svg}"
 ODD = "a <b> & 'c' \"d\" </script> é"

@@ -77,10 +77,7 @@ def test_predictions_end_at_the_first_position_zero(tmp_path):
     """All P slots used leaves no zero; none used is a row of zeros."""
     full = example(positions=(1, 2, 3, 5))
     none = example(positions=())
-    assert values(write_hdf5(tmp_path / "a.h5", [mlperf_row(full, S, P), mlperf_row(none, S, P)])) == [
-        full,
-        none,
-    ]
+    assert values(write_hdf5(tmp_path / "a.h5", [mlperf_row(full, S, P), mlperf_row(none, S, P)])) == [full, none]
 
 
 def test_rows_of_variable_length_with_and_without_mask(tmp_path):
