@@ -109,7 +109,8 @@ def files_of(path: str) -> List[str]:
     if not named:
         raise ValueError(
             f"{path}: no data file in this folder; looked for "
-            f"{', '.join('.' + suffix for suffix in _SUFFIXES)}, .idx beside .bin and part-NNNNN"
+            f"{', '.join('.' + suffix for suffix in _SUFFIXES)}, .idx beside .bin and part-NNNNN; "
+            "plain texts go to pack_data.build --corpus"
         )
     return [os.path.join(path, name) for name in named]
 

@@ -18,7 +18,6 @@ import io
 import json
 import os
 import re
-import shlex
 import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -433,8 +432,7 @@ def read_manifest(folder: Path) -> Manifest:
         if os.path.lexists(folder) and not os.path.isdir(folder):
             raise ValueError(f"{folder}: a file; a packed data set is a folder with {MANIFEST}")
         raise ValueError(
-            f"{folder}: not a packed data set (no {MANIFEST}); build one with python -m pack_data.build "
-            f"--out {shlex.quote(str(folder))}"
+            f"{folder}: not a packed data set (no {MANIFEST}); build one with pack_data.build --corpus TEXTS --out DIR"
         )
     fields = read_object(path, way_out=REBUILD)
     if fields.integer("version") != VERSION:

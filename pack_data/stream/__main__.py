@@ -201,7 +201,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--sequences", type=positive_int, metavar="N", help="of the stream (default: those of the histogram; grid: 1M)"
     )
     parser.add_argument(
-        "--max-sequences-per-pack", type=parse_depth, metavar="D", help="packing depth, a number or 'unlimited'"
+        "--max-sequences-per-pack", type=parse_depth, metavar="D", help="packing depth; default 'unlimited'"
     )
     parser.add_argument(
         "--buffer",
