@@ -118,25 +118,35 @@ def _held(
 ) -> Iterator[Path]:
     """The work folder of `out`, locked. called, way_out: for the message where it cannot be."""
     work = out.with_name(f"{out.name}.building")
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        _check_made_by_a_build(work, out)
-    except OSError as error:
-        raise ValueError(f"{called}: the folder {work} cannot be made or read ({error.strerror}); {way_out}") from None
     busy = f"{out}: another build is writing this data set; wait for it or choose another --out"
-    with locked(work / _LOCK, busy, shared=shared, patience=patience):
+    with ExitStack() as held:
+        made = False
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+            made = True
+            _check_made_by_a_build(work, out)
+            held.enter_context(locked(work / _LOCK, busy, shared=shared, patience=patience))
+        except OSError as error:
+            # At any moment the task that has completed the data set may remove the folder, also within mkdir.
+            removed = isinstance(error, FileExistsError) and not os.path.lexists(work)
+            if removed or (made and isinstance(error, FileNotFoundError)):
+                raise LockRemovedError(busy) from None
+            raise ValueError(
+                f"{called}: the folder {work} cannot be made or read ({error.strerror}); {way_out}"
+            ) from None
         yield work
 
 
 def _check_made_by_a_build(work: Path, out: Path) -> None:
     """ValueError for a folder of this name that holds something else."""
     alone = re.compile(rf"{_LOCK}|{re.escape(COMMIT)}|{re.escape(PLAN)}[.\d]+\.tmp")
-    if all(alone.fullmatch(item.name) for item in work.iterdir()):
+    names = [item.name for item in work.iterdir()]
+    if all(map(alone.fullmatch, names)):
         return
     try:
         made_by_a_build = "options" in read_object(work / PLAN, way_out="")
     except ValueError:
-        made_by_a_build = False
+        made_by_a_build = PLAN in names and not (work / PLAN).exists()  # removed since, by the build that made it
     if not made_by_a_build:
         raise ValueError(
             f"{work}: was not made by a build, but a build of {out} needs this folder; "

@@ -18,7 +18,7 @@ import pytest
 from tqdm import tqdm
 
 from pack_data.build import BuildOptions, build, main
-from pack_data.building import assignment_on_disk, inputs, shares, stages
+from pack_data.building import assignment_on_disk, inputs, shares, stages, work_folder
 from pack_data.building.shares import STAGES, missing_tasks, run_task
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
@@ -125,6 +125,31 @@ def test_tasks_beside_one_another_and_twice_at_once(tmp_path, expected):
             process.join()
         assert [process.exitcode for process in processes] == [0] * len(processes)
     assert missing_tasks(options, 3) == ("", []) and content(tmp_path / "data") == expected
+
+
+@pytest.mark.parametrize("moment", ["mkdir", "check", "lock"])
+def test_a_folder_that_another_task_removes_meanwhile_is_made_again(tmp_path, monkeypatch, moment):
+    """The last task of all may remove it between any two steps of one that begins."""
+    work = tmp_path / "data.building"
+    work.mkdir()
+    (work / work_folder.PLAN).write_text('{"options": {}}')
+    where, name = {
+        "mkdir": (work_folder.Path, "mkdir"),
+        "check": (work_folder, "read_object"),
+        "lock": (work_folder, "locked"),
+    }[moment]
+    step = getattr(where, name)
+
+    def removed_first(path, *args, **keywords):
+        monkeypatch.setattr(where, name, step)
+        shutil.rmtree(work)
+        if moment == "mkdir":  # which found the folder, and looks whether it is one
+            raise FileExistsError(17, "File exists", str(path))
+        return step(path, *args, **keywords)
+
+    monkeypatch.setattr(where, name, removed_first)
+    with work_folder.work_of_tasks(tmp_path / "data") as entered:
+        assert entered == work and work.is_dir() and getattr(where, name) is step
 
 
 def test_killed_tasks_are_named_and_run_again(tmp_path, expected):
