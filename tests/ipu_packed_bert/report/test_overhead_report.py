@@ -269,9 +269,10 @@ def test_the_machine_of_a_configuration_is_its_target(run, small):
 
 
 def test_a_configuration_names_its_bottleneck_and_the_answer_comes_last(run, small):
-    out = run("--config", str(small), "--packing-factor", "1.996", "--table", "ipus", "--table", "1")
+    asked = ("--config", str(small), "--packing-factor", "1.996", "--synthetic", "uniform:max=512,n=500")
+    out = run(*asked, "--table", "ipus", "--table", "1")
     assert out.count("slowest") == 1 and "Operators without an estimator, costed as elementwise work: none." in out
-    answer = run("--config", str(small), "--packing-factor", "1.996")
+    answer = run(*asked)
     assert out.endswith("\n\n" + answer) and answer.startswith("What packing gains") and "sequences/s" in answer
     assert len(answer.splitlines()) <= 10
     tables = json.loads(run("--json", "--packing-factor", "1.996"))["tables"]  # nothing else is printed unasked
