@@ -107,13 +107,14 @@ def _equivalence(claim: Mapping[str, Any], results: Results) -> Finding:
         spread = float(np.std(pilot.differences(first, second, metric, claim["pilot"]["seeds"]), ddof=1))
         strength = min(strength, power(spread, margin, len(values)))
         what = "" if len(claim["margins"]) == 1 else f"{METRICS[metric]} "
-        lines.append(f"{what}{found.words('+.4f')} nats, margin {margin:g}; A/A {same.words('+.4f')}")
+        form = "+.4f" if max(map(abs, found[:3])) >= 5e-4 else "+.1e"
+        lines.append(f"{what}{found.words(form)} nats, margin {margin:g}; A/A {same.words(form)}")
         lines[-1] += f"; control {wrong.words('+.3f')}"
         for words, each in ((first, found), (again, same)):
             shares = Interval(each.mean / margin, each.low / margin, each.high / margin, each.seeds)
             drawn.setdefault(METRICS[metric], {})[shown.words[words]] = shares
-    error = shown.over_sequences(first, second, claim["seeds"])
-    tail = f"{counted(len(claim['seeds']), 'seed')}; power {strength:.3f}; over sequences ±{error:.4f}"
+    error = f"{shown.over_sequences(first, second, claim['seeds']):{form[1:]}}"
+    tail = f"{counted(len(claim['seeds']), 'seed')}; power {strength:.3f}; over sequences ±{error}"
     levels = [("margin", 1.0), ("minus the margin", -1.0)]
     picture = bars("", f"held-out loss against {shown.words[second]}, in margins", drawn, levels)
     return Finding("; ".join([*lines, tail]) + ".", kept and fails, p, picture)

@@ -255,8 +255,8 @@ def test_others_compute_the_same_intervals():
     for name, (p, ends) in recomputed.items():
         assert found[name].p == pytest.approx(p, rel=1e-6)
         for metric, (mean, low, high) in ends.items():
-            words = Interval(mean, low, high, 2).words("+.4f")
-            assert words in found[name].figures, (name, metric)
+            form = "+.1e" if max(map(abs, (mean, low, high))) < 5e-4 else "+.4f"
+            assert Interval(mean, low, high, 2).words(form) in found[name].figures, (name, metric)
 
 
 def test_a_finished_run_is_taken_into_the_page(tmp_path, capsys):
