@@ -175,7 +175,9 @@ class FineTuningShown(Shown):
     def _claims(self, task: str) -> List[str]:
         lines = [] if self.same(task) is None else [self._same_words(task)]
         lines.append(self._score_words(task) if self.lasts(task, PACKED) else "No run that is scored is finished yet.")
-        return lines + [self._time_words(task, what) for what in (TRAINING, INFERENCE) if self.timed(task)]
+        return [*filter(None, lines)] + [
+            self._time_words(task, what) for what in (TRAINING, INFERENCE) if self.timed(task)
+        ]
 
     def _same_words(self, task: str) -> str:
         found, timing = self.same(task), self.settings["timing"][task]
@@ -195,7 +197,7 @@ class FineTuningShown(Shown):
     def _score_words(self, task: str) -> str:
         found = {way: self.score_against_sorted(task, way) for way in (PACKED, NO_MASK)}
         words = "; ".join(f"{WAY_WORDS[way]} {each.words('+.2f')}" for way, each in found.items() if each)
-        return f"Observed, {SCORE[task]} in points above rows sorted by length: {words}."
+        return words and f"Observed, {SCORE[task]} in points above rows sorted by length: {words}."
 
     def _time_words(self, task: str, what: str) -> str:
         """A difference counts where its interval is apart from that of the same way timed twice."""
