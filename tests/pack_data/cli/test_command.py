@@ -65,6 +65,7 @@ def test_no_control_character_comes_to_a_terminal_but_those_of_bars(monkeypatch)
         print(f"note: {EVIL}", file=sys.stderr)
         with progress_bar(2, EVIL) as bar:
             bar.update()
+        progress_bar(None, EVIL, at_once=True).close()
 
     reads, writes = os.openpty()
     streams = sys.stdout, sys.stderr
