@@ -146,8 +146,8 @@ def configuration(name: str, part: Amounts, *, checkpoint: Optional[str], seed: 
 
 def cells(task: str, seeds: int, only: Optional[str]) -> List[Cell]:
     """In the order in which they are run."""
-    ways = () if only == TIMES else (PACKED,) if only == ANSWERS else (PACKED, NO_MASK, SORTED)
-    found = [Cell(f"{task}_same", 1)] if len(ways) > 1 else []
+    ways = {TIMES: (), ANSWERS: (PACKED,)}.get(only or "", (PACKED, NO_MASK, SORTED))
+    found = [Cell(f"{task}_same", 1)] if SORTED in ways else []
     found += [Cell(f"{task}_{way}", seed) for seed in range(1, seeds + 1) for way in ways]
     return found + ([Cell(f"{task}_times", 1)] if only in (TIMES, None) else [])
 

@@ -42,7 +42,7 @@ class DelayedBar(tqdm):
     def announce(self) -> None:
         """Shows at once what a single long step is, while no update comes."""
         if self._terminal:
-            self.display(str(self))
+            self.display(str(self) if self.total else f"{self.desc.rstrip(': ')} ...")
         elif not self.disable:
             print(self.desc.rstrip(": "), file=self.fp, flush=True)
 

@@ -361,7 +361,7 @@ def progress_bar(
         mininterval=0.1 if terminal else 1.0,
     )
     if at_once and terminal:
-        bar.display(f"{_written_out(description)} ...")
+        bar.announce()
     return bar
 
 
