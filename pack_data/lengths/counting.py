@@ -159,7 +159,7 @@ def _lines(path: str) -> Iterator[np.ndarray]:
     with _opened(path) as file:
         read = short_lines(file, path, way_out="give one whole number in each line")
         for lines in iter(lambda: list(islice(read, _BLOCK)), []):
-            if not at and lines[0].strip().lower() in _HEADINGS:
+            if not at and lines[0].lstrip("\ufeff").strip().lower() in _HEADINGS:
                 lines[0] = ""
             try:
                 yield np.array([int(line) for line in lines if line.strip()], np.int64)

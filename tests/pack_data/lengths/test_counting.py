@@ -40,7 +40,7 @@ def expected():
 def write_all(folder):
     """The same lengths as every kind of file; returns the paths."""
     text = "".join(f"{length}\n" for length in LENGTHS)
-    (folder / "a.txt").write_text("Length\n" + text + "\n")
+    (folder / "a.txt").write_text("\ufeffLength\n" + text + "\n")
     with gzip.open(folder / "b.txt.gz", "wt") as file:
         file.write(text)
     with lzma.open(folder / "c.lengths.xz", "wt") as file:
