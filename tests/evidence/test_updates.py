@@ -131,11 +131,13 @@ def test_an_order_has_every_sequence_of_the_packs_once(name):
         assert any(not np.array_equal(one, two) for one, two in zip(found, twins))
 
 
-def test_the_control_is_run_on_some_seeds_alone():
+def test_the_control_is_run_on_some_seeds_alone_and_the_pilot_has_what_is_compared():
     cells = order.cells(order.SIZES["topics"], 5)
     for control in order.CONTROLS:
-        assert {cell.seed for cell in cells if cell.variant == control} == {101, 102, 103, 1, 2, 3}
-    assert {cell.seed for cell in cells if cell.variant == "packs"} == {101, 102, 103, 1, 2, 3, 4, 5}
+        assert {cell.seed for cell in cells if cell.variant == control} == {1, 2, 3}
+    for arm in ("packs", "random"):
+        assert {cell.seed for cell in cells if cell.variant == arm} == {101, 102, 103, 1, 2, 3, 4, 5}
+    assert {cell.seed for cell in cells if cell.variant == "random_again"} == {1, 2, 3, 4, 5}
 
 
 # ---- arms
