@@ -53,24 +53,29 @@ def find_choice(
     cached = getattr(base.config, "use_cache", None)
     refusals: Dict[str, str] = {}
     first: Optional[FirstDifference] = None
-    for choice in _candidates(loaded, attention):
-        try:
-            switch(model, choice.attention)
-            choose(model, choice)
-            base.config.use_cache = False
-            probed = check_no_leak(model, longest=longest, row=row)
-            if choice.boundaries == "cu_seq_lens" and not keeps_apart_with_mask(model):
-                refuse_masks(model)
-            if _dense_mask_bytes(model, 1):
-                _say_dense(model, choice, row or longest or 4096, attention is not None or choice == before)
-            return choice, probed
-        except (AssertionError, ValueError) as error:  # an assertion: of the model's own code
-            refusals[str(choice)] = str(error) or f"{type(base).__name__} does not take {choice.boundaries}"
-            first = first or getattr(error, "first", None)
-    choose(model, before)
-    base.config.use_cache = cached
-    if attention_of(model) != loaded:
-        base.set_attn_implementation(loaded)
+    probed: Optional[Probed] = None
+    try:
+        for choice in _candidates(loaded, attention):
+            try:
+                switch(model, choice.attention)
+                choose(model, choice)
+                base.config.use_cache = False
+                probed = check_no_leak(model, longest=longest, row=row)
+                if choice.boundaries == "cu_seq_lens" and not keeps_apart_with_mask(model):
+                    refuse_masks(model)
+                if _dense_mask_bytes(model, 1):
+                    _say_dense(model, choice, row or longest or 4096, attention is not None or choice == before)
+                return choice, probed
+            except (AssertionError, ValueError) as error:  # an assertion: of the model's own code
+                probed = None
+                refusals[str(choice)] = str(error) or f"{type(base).__name__} does not take {choice.boundaries}"
+                first = first or getattr(error, "first", None)
+    finally:
+        if probed is None:
+            choose(model, before)
+            base.config.use_cache = cached
+            if attention_of(model) != loaded:
+                base.set_attn_implementation(loaded)
     # The first, and those of another kind: a package that is missing, a setting.
     reasons = {reason: choice for choice, reason in reversed(list(refusals.items()))}
     texts = [f"with {choice}: {reason}" for reason, choice in reversed(list(reasons.items()))]

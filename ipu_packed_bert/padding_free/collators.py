@@ -1,4 +1,4 @@
-"""Batches of `pack_data.batching` as inputs of causal Hugging Face models.
+"""Batches of `pack_data.batching` as inputs of Hugging Face models.
 
 With a Hugging Face Trainer: set `model.config.use_cache = False`, then use
 `Trainer(model, data_collator=PaddingFreeCollator(model), train_dataset=dataset, ...)`.  The Trainer chooses the
@@ -56,7 +56,7 @@ def first_position(model: Any) -> int:
     return 0
 
 
-def _attends_both_ways(model: Any) -> bool:
+def attends_both_ways(model: Any) -> bool:
     """Whether tokens see those behind them, as in BERT, by what the attention layers say of themselves."""
     causal = [module.is_causal for module in base_of(model).modules() if hasattr(module, "is_causal")]
     return bool(causal) and not any(causal)
@@ -74,7 +74,7 @@ class PaddingFreeCollator:
 
     def __init__(self, model: Any, *, pad_id: int = 0, slots: Optional[int] = None, multiple_of: int = 1) -> None:
         self._model, self._slots = model, slots
-        if slots is not None and _attends_both_ways(model):
+        if slots is not None and attends_both_ways(model):
             raise ValueError(
                 f"{type(base_of(model)).__name__} attends to both sides, and then no boundaries are found in "
                 "position_ids; leave slots out"

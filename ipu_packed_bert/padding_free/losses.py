@@ -1,7 +1,9 @@
-"""The loss of causal models: by the output layer in blocks of tokens, else of whole logits.
+"""The loss of a model: by the output layer in blocks of tokens, else of whole logits.
 
 In blocks the logits of a row are never there as a whole: the gradients are computed beside the loss, block by block, so
 no logits are kept for the backward pass or computed twice.  Tokens that are not predicted have no logits at all.
+
+In causal models a token predicts the one behind it; in those that attend to both sides, as BERT, itself.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ipu_packed_bert.padding_free.collators import Inputs
+from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways
 from ipu_packed_bert.padding_free.models import base_of, text_config
 
 IGNORED = -100  # the label of a token that is not predicted
@@ -220,13 +222,14 @@ class _CrossEntropySum(torch.autograd.Function):
         return gradient, None
 
 
-def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
     """Sum of the cross-entropies of the predicted tokens: a scalar, in float32 or float64.
 
-    logits: [rows, tokens, vocabulary], of the token behind each; labels: [rows, tokens], -100 where nothing is
-    predicted.
+    logits: [rows, tokens, vocabulary], of the token behind each, or with causal=False of each itself; labels: [rows,
+    tokens], -100 where nothing is predicted.
     """
-    total: torch.Tensor = _CrossEntropySum.apply(logits.flatten(0, 1), _labels_behind(labels).flatten())
+    words = _labels_behind(labels) if causal else labels
+    total: torch.Tensor = _CrossEntropySum.apply(logits.flatten(0, 1), words.flatten())
     return total
 
 
@@ -332,8 +335,8 @@ def loss_sum(model: Any, inputs: Inputs) -> torch.Tensor:
 
     In blocks of tokens where the output layer allows it, so that there are never logits of all tokens.
     """
-    layer = output_layer(model)
+    layer, causal, labels = output_layer(model), not attends_both_ways(model), inputs["labels"]
     if layer is None:
-        return cross_entropy_sum(logits_of(model, inputs), inputs["labels"])
+        return cross_entropy_sum(logits_of(model, inputs), labels, causal=causal)
     others = {name: value for name, value in inputs.items() if name != "labels"}
-    return layer._loss_of(model, others, _labels_behind(inputs["labels"]))
+    return layer._loss_of(model, others, _labels_behind(labels) if causal else labels)

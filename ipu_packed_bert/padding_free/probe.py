@@ -300,13 +300,15 @@ class _Probe:
         handles = [module.register_forward_hook(note) for module in leaves]
         try:
             with torch.no_grad():
-                self._tried(
-                    lambda: self.model(torch.ones(1, 2, dtype=torch.long, device=self.device)).logits,
+                words = self._tried(
+                    lambda: self.model(torch.ones(1, 2, dtype=torch.long, device=self.device)).logits.shape[-1],
                     "model(input_ids) of one example fails already",
                 )
         finally:
             for handle in handles:
                 handle.remove()
+        if words < self.vocabulary:
+            raise ValueError(f"{self.name} gives each token {words} logits, and {self.vocabulary:,} words need as many")
         return found
 
     def _tried(self, call: Callable[[], Any], what: str) -> Any:

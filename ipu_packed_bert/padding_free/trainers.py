@@ -15,6 +15,7 @@ import inspect
 import itertools
 import logging
 import sys
+from functools import partial
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
@@ -22,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ipu_packed_bert.padding_free.choice import find_choice
-from ipu_packed_bert.padding_free.collators import Inputs, inputs_for
+from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways, inputs_for
 from ipu_packed_bert.padding_free.losses import BLOCK, IGNORED, cross_entropy_sum, loss_sum, output_layer
 from ipu_packed_bert.padding_free.models import base_of, choice_of
 from ipu_packed_bert.padding_free.probe import audit_batch
@@ -100,9 +101,10 @@ def pack_into(
     choice_of(trainer.model, tried=True)
     if args.world_size > 1:
         args.average_tokens_across_devices = True
-    if not trainer.model_accepts_loss_kwargs and trainer.compute_loss_func is None:
+    both_ways = attends_both_ways(trainer.model)  # Transformers' masked models take a count of tokens and forget it
+    if (both_ways or not trainer.model_accepts_loss_kwargs) and trainer.compute_loss_func is None:
         # Otherwise the trainer takes the mean of the micro-batches' means.
-        trainer.compute_loss_func = _token_loss
+        trainer.compute_loss_func = partial(_token_loss, causal=not both_ways)
     if _takes_use_cache(trainer.model):
         config.use_cache = cached  # batches say it, and the configuration is saved as it was
 
@@ -411,7 +413,7 @@ class _JoiningCollator:
         return {"input_ids": ids[real].numpy(), "labels": labels[real].numpy()}
 
 
-def _token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+def _token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None, *, causal: bool) -> torch.Tensor:
     """The sum of the cross-entropies over the predicted tokens of the whole update, for models that cannot count."""
-    total = cross_entropy_sum(outputs["logits"], labels)
+    total = cross_entropy_sum(outputs["logits"], labels, causal=causal)
     return total / ((labels[:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)

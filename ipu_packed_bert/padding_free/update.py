@@ -1,4 +1,4 @@
-"""One update of a causal model: its loss is the mean over all predicted tokens of the update.
+"""One update of a model: its loss is the mean over all predicted tokens of the update.
 
 Micro-batches and ranks hold different numbers of predicted tokens.  A mean of their means would give the tokens of a
 small micro-batch more weight.  Here each micro-batch adds its sum, divided by the number of predicted tokens in all
@@ -13,7 +13,7 @@ from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 import torch
 from torch import distributed
 
-from ipu_packed_bert.padding_free.collators import Inputs
+from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways
 from ipu_packed_bert.padding_free.losses import IGNORED, loss_sum
 from ipu_packed_bert.padding_free.models import in_first_fsdp
 
@@ -25,12 +25,12 @@ class UpdateResult(NamedTuple):
     supervised_tokens: int  # predicted tokens
 
 
-def _supervised(labels: torch.Tensor) -> torch.Tensor:
+def _supervised(model: Any, labels: torch.Tensor) -> torch.Tensor:
     """Number of predicted tokens, a scalar where the labels are, so that a device is not waited for.
 
-    labels: [rows, tokens].  The first token of a row is never predicted, as no token stands before it.
+    labels: [rows, tokens].  In a causal model the first token of a row is never predicted: none stands before it.
     """
-    return (labels[:, 1:] != IGNORED).sum()
+    return (labels[:, 0 if attends_both_ways(model) else 1 :] != IGNORED).sum()
 
 
 def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
@@ -47,7 +47,7 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
     averaged = _is_averaged(model)
     own = torch.tensor([0.0, len(micro_batches), len(micro_batches) ** 2], dtype=torch.float64, device=device)
     if micro_batches:  # a rank without any must take part, or the others would wait for it for ever
-        own[0] = torch.stack([_supervised(inputs["labels"]) for inputs in micro_batches]).sum()
+        own[0] = torch.stack([_supervised(model, inputs["labels"]) for inputs in micro_batches]).sum()
     if ranks > 1:
         distributed.all_reduce(own)
     tokens, number, squares = (int(value) for value in own.tolist())
@@ -60,6 +60,10 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
         return UpdateResult(0.0, 0)
     factor = (ranks if averaged else 1) / float(tokens)
     total = torch.zeros((), dtype=torch.float64, device=device)
+    summed = [each for each in model.parameters() if each.requires_grad] if ranks > 1 and not averaged else []
+    before = [each.grad for each in summed]  # what is there already is no part of the sum over ranks
+    for each in summed:
+        each.grad = None
     for number, inputs in enumerate(micro_batches, start=1):
         # The ranks exchange gradients once an update, in the backward pass of its last micro-batch.
         with _without_exchange(model) if number < len(micro_batches) else contextlib.nullcontext():
@@ -68,11 +72,12 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
         total += loss.detach()
     if ranks > 1:
         distributed.all_reduce(total)
-        if not averaged:
-            for parameter in (each for each in model.parameters() if each.requires_grad):
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                distributed.all_reduce(parameter.grad)
+    for parameter, own in zip(summed, before):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        distributed.all_reduce(parameter.grad)
+        if own is not None:
+            parameter.grad += own
     return UpdateResult(float(total) / tokens, tokens)
 
 
@@ -146,7 +151,7 @@ def mean_loss(model: Any, batches: Iterable[Inputs], device: Optional[torch.devi
         for inputs in batches:
             moved = inputs if device is None else to_device(inputs, device)
             sums.append(loss_sum(model, moved).double())
-            counts.append(_supervised(moved["labels"]))
+            counts.append(_supervised(model, moved["labels"]))
     model.train(training)
     tokens = int(torch.stack(counts).sum()) if counts else 0
     if not tokens:

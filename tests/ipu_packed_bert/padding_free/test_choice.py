@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.padding_free import PaddingCollator, PaddingFreeCollator, use_padding_free
+from ipu_packed_bert.padding_free import PaddingCollator, PaddingFreeCollator, mean_loss, use_padding_free
 from ipu_packed_bert.padding_free.choice import _dense_mask_bytes
+from ipu_packed_bert.padding_free.losses import IGNORED
 from ipu_packed_bert.padding_free.models import Choice, attention_of, choice_of, choose
 from tests.padding_free_models import (
     CONFIGS,
@@ -113,14 +114,25 @@ def test_encoders_are_right(kind):
     ids = torch.as_tensor(examples[3]["input_ids"])[None].expand(2, -1)
     padding = {"attention_mask": torch.ones_like(ids)}
     padding["attention_mask"][1, 30:] = 0
+    words = torch.cat([torch.as_tensor(each["input_ids"]) for each in examples])
+    inputs["labels"] = torch.where(torch.arange(64) % 9 == 3, words, IGNORED)[None]  # masked tokens: of themselves
     with torch.no_grad():
         expected = torch.cat([plain(torch.as_tensor(each["input_ids"])[None]).logits[0] for each in examples])
+        loss = torch.nn.functional.cross_entropy(expected, inputs["labels"][0])
+        assert mean_loss(switched, [inputs]) == pytest.approx(float(loss), rel=1e-6)
         found = switched(**{name: value for name, value in inputs.items() if name != "labels"}).logits[0]
         padded = [model(ids, **padding).logits for model in (switched, plain)]
     most = 1e-6 * float(expected.abs().max())
     assert float((found - expected).abs().max()) <= most and float((padded[0] - padded[1]).abs().max()) <= most
     with refused("attends to both sides.*leave slots out"):
         PaddingFreeCollator(switched, slots=80)
+
+
+def test_a_model_that_gives_no_words_is_refused_and_stays_as_it_was():
+    model = transformers.BertForTokenClassification(transformers.BertConfig(**SIZE, num_labels=3))
+    with refused("gives each token 3 logits, and 50 words need as many"):
+        use_padding_free(model, longest=16, row=32)
+    assert attention_of(model) == "sdpa" and choice_of(model).boundaries == "position_ids"
 
 
 def given_positions(model, lengths=(9, 5, 12)):

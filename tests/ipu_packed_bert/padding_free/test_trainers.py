@@ -25,6 +25,8 @@ from tests.refusals import refused
 from tests.tolerances import relative_error
 from tests.trainer_runs import (
     ROW,
+    SETTINGS,
+    Collator,
     a_model,
     a_trainer,
     datasets,
@@ -32,6 +34,7 @@ from tests.trainer_runs import (
     packed_run,
     padded_run,
     tokens_seen,
+    tokens_with_labels,
     transformers,
     weights,
 )
@@ -270,6 +273,28 @@ def test_bf16_after_an_evaluation_keeps_our_attention(tmp_path):
     trainer.evaluate(trainer.train_dataset.select(range(4)))
     pack_into(trainer, max_sequence_length=ROW)
     assert choice_of(trainer.model).attention == "padding_free"
+
+
+@pytest.mark.skipif(int(transformers.__version__.split(".")[0]) < 5, reason="encoders took no other attention")
+def test_a_masked_model_learns_the_mean_over_the_masked_tokens_of_an_update(tmp_path):
+    """In three micro-batches, by one step of plain gradient descent; labels are of the tokens themselves."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=50, **sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model = transformers.BertForMaskedLM(config).double()
+    settings = {**SETTINGS, "max_steps": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+    args, examples = (
+        transformers.TrainingArguments(os.fspath(tmp_path), **settings),
+        tokens_with_labels().select(range(6)),
+    )
+    losses = [model(torch.tensor([each["input_ids"]])).logits[0] for each in examples]
+    labels = torch.cat([torch.tensor(each["labels"]) for each in examples])
+    gradients = torch.autograd.grad(torch.nn.functional.cross_entropy(torch.cat(losses), labels), model.parameters())
+    expected = [each.detach() - 0.5 * by for each, by in zip(model.parameters(), gradients)]
+    trainer = transformers.Trainer(model, args=args, train_dataset=examples, data_collator=Collator())
+    pack_into(trainer, max_sequence_length=ROW)
+    trainer.train()
+    assert relative_error(weights(trainer), expected) <= 1e-6
 
 
 def test_pairs_and_one_answer_a_row_are_refused_in_one_line(tmp_path):
