@@ -76,9 +76,14 @@ def test_what_needs_no_torch_works_without(target, arguments):
         ("pack_data.stream", ["--plot", "OUT.svg"], "matplotlib"),
         ("profiling/overhead_report.py", ["--html", "OUT.html"], "matplotlib jinja2"),
         ("ipu_packed_bert.commands.look", ["wikipedia_512", "--html", "OUT.html"], "matplotlib jinja2"),
+        (
+            "run_pretraining.py",
+            [*"--config packed_phase2_pod16 --whole --engine host --out OUT".split()],
+            "safetensors",
+        ),
     ],
 )
-def test_a_command_that_draws_names_what_is_missing_before_it_works(tmp_path, target, arguments, packages):
+def test_a_command_that_writes_names_what_is_missing_before_it_works(tmp_path, target, arguments, packages):
     arguments = [each.replace("OUT", str(tmp_path / "out")) for each in arguments]
     start = time.monotonic()
     done = without(packages.split(), target, arguments, script=target.endswith(".py"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional, Sequence, Type
+from typing import TYPE_CHECKING, Optional, Sequence, Set, Type
 
 from ipu_packed_bert.commands.run_options import Training, add_run_options, add_trust, add_which_run, parse_run
 from ipu_packed_bert.processes.ranks import Processes
@@ -31,6 +31,9 @@ class _Finetune(Training[FinetuneConfig]):
 
     def load(self, path: Path, overrides: Sequence[str], *, stored: bool) -> FinetuneConfig:
         return load_config(path, overrides, stored=stored)
+
+    def _settled(self, args: argparse.Namespace) -> Set[str]:
+        return {"batch.micro_batch"}  # made to divide an update evenly
 
     def _plan(self, config: FinetuneConfig, args: argparse.Namespace) -> RunPlan:
         from ipu_packed_bert.planning.plan import plan

@@ -199,8 +199,8 @@ class Ranks(Processes):
         status = 3 if isinstance(error, NotFinite) else 2 if isinstance(error, (ValueError, OSError)) else 1
         leave_error(self._store, self.rank, status, str(error))
         # The same mistake is found by all: rank 0 says it. Where training is no longer finite, only rank 0 knows what
-        # was saved.
-        if self.rank and self._wait_for("errors/0", seconds=1.0):
+        # was saved; it writes the summary first.
+        if self.rank and self._wait_for("errors/0", seconds=60.0 if status == 3 else 1.0):
             first = json.loads(self._store.get("error/0"))
             if first == {"status": status, "text": str(error)} or first["status"] == status == 3:
                 return status

@@ -24,7 +24,6 @@ from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.starting_weights import Start, find_start
 from ipu_packed_bert.training.run import Begun, Prepared, engine_and_batches
 from pack_data.cli.command import typed
-from pack_data.reading.packages import load_package
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,8 +121,6 @@ def prepare(
     choice: Optional[EngineChoice] = None,
 ) -> ExamplesRun:
     """`former`: the configuration of the run that is resumed, whose schedule goes on."""
-    if config.data.training is not None:
-        load_package("safetensors", "fine-tuning, which saves its weights,")
     choice = choice or choose_engine(config, simulated=ExamplesRun.simulated)
     start = find_start(config)
     config = config.on_engine(choice.kind).for_model(start.model, ipus=choice.kind != "host")

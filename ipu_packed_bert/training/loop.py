@@ -213,7 +213,9 @@ class _Kept:
 
         Checkpoints that are newer than one known to be good are set aside: each update from them would fail again.
         """
-        found = saved(self._folder) if self._folder is not None else []
+        if self._folder is None:
+            return "rank 0 knows what was saved"
+        found = saved(self._folder)
         if not found:
             earlier = f", and with run.checkpoint_every above 0 and below {step}" if step > 1 else ""
             return f"nothing was saved before; begin again with a lower optimizer.learning_rate{earlier}"
@@ -225,7 +227,7 @@ class _Kept:
                 f"no update from {found[-1]} was finite, and none will be as things are: undo a change of settings"
                 f"{others} or begin again with a lower optimizer.learning_rate"
             )
-        good = checkpoint_path(self._folder, self._good)  # type: ignore[arg-type]
+        good = checkpoint_path(self._folder, self._good)
         aside = [set_aside(path) for path in found if path.name > good.name]
         return (
             f"no update from {found[-1].name} was finite, so it is set aside as {aside[-1].name} until the run is past"

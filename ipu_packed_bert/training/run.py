@@ -228,7 +228,8 @@ def engine_and_batches(
     same: Mapping[str, Any],
 ) -> Tuple[Engine, GlobalBatches, Any]:
     """As `Prepared` has them. same: what, besides the configuration, must be the same in all processes."""
-    processes.refuse_differences({**flat(config.as_dict()), **same, "torch": torch.__version__})
+    here = {"torch": torch.__version__, "the device": "cuda" if choice.cuda else choice.kind}
+    processes.refuse_differences({**flat(config.as_dict()), **same, **here})
     engine = build_engine(config, task, choice, packing_factor=factor, processes=processes)
     global_batches = GlobalBatches(packs, task.layout(config, factor), share=engine.share, held_out=held_out)
     return engine, global_batches, engine.feed(global_batches)
@@ -258,8 +259,8 @@ def _run(
         print(line)
     if choice.kind == "host":
         keep_buffers()
-    if config.run.track:  # asked for before the work
-        require(f"run.track={config.run.track}", config.run.track)
+    if not config.engine.offline_export:  # asked for before the work
+        require("training, which saves its weights,", "safetensors", *filter(None, [config.run.track]))
     made = kind.make(config, begun)
     opened.enter_context(contextlib.closing(made.engine))
     opened.enter_context(contextlib.closing(made.batches))

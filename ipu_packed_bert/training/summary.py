@@ -151,7 +151,7 @@ class RunEnd:
             yield
         except NotFinite:
             with self._said_where_it_fails():
-                self._summary(_NOT_FINITE).write(self.folder)
+                self._summary(_NOT_FINITE, baseline={}).write(self.folder)  # other ranks wait: it reads no data
             raise
 
     def finish(self, outcome: Outcome) -> RunSummary:
@@ -203,7 +203,12 @@ class RunEnd:
         except OSError as error:
             print(f"note      {self.folder / SUMMARY} is not written ({error.strerror or error})")
 
-    def _summary(self, stopped_by: Optional[str], compared: Optional[SideBySide] = None) -> RunSummary:
+    def _summary(
+        self,
+        stopped_by: Optional[str],
+        compared: Optional[SideBySide] = None,
+        baseline: Optional[Mapping[str, float]] = None,
+    ) -> RunSummary:
         return summarise(
             self.folder,
             task=self.config.task.name,
@@ -211,7 +216,7 @@ class RunEnd:
             steps=self.steps,
             stopped_by=stopped_by,
             max_sequence_length=self.engine.task.max_sequence_length,
-            baseline=self.baseline(),
+            baseline=self.baseline() if baseline is None else baseline,
             compared=compared,
         )
 

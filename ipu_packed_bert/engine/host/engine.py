@@ -44,6 +44,7 @@ from ipu_packed_bert.model.varlen import SDPA_BLOCKS, attend_within_sequences
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
+from pack_data.reading.fields import one_line
 
 # The stream of random numbers drawn from run.seed that dropout draws from.
 _DROPOUT = 2
@@ -59,7 +60,10 @@ class _Program:
         self._shapes: Set[Tuple] = set()
         self._compiled = compiled
         # dynamic=False: another shape would be another graph, and be counted, instead of a slower general one.
-        self._call = torch.compile(call, fullgraph=True, dynamic=False, backend=self._build) if compiled else call
+        self._call = call
+        if compiled:
+            with _compilation_said():
+                self._call = torch.compile(call, fullgraph=True, dynamic=False, backend=self._build)
 
     def _build(self, graph, example_inputs):
         from torch._dynamo.backends.registry import lookup_backend
@@ -72,7 +76,23 @@ class _Program:
             # Nothing is compiled, but what a static engine would have to compile anew is counted the same way.
             self._shapes.add(tuple(field.shape for field in fields))
             self.graphs = len(self._shapes)
-        return self._call(*fields)
+            return self._call(*fields)
+        with _compilation_said():
+            return self._call(*fields)
+
+
+@contextlib.contextmanager
+def _compilation_said() -> Iterator[None]:
+    """Where torch does not compile (this Python, no C++ compiler), ValueError in one line, with the way out."""
+    try:
+        yield
+    except RuntimeError as error:
+        words, compiler = one_line(error, 200), type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+        if not compiler and "torch.compile" not in words:
+            raise
+    else:
+        return
+    raise ValueError(f"engine.compile is true, and torch does not compile here ({words}): --set engine.compile=false")
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -163,6 +163,9 @@ def test_compiled_it_is_one_graph_for_each_mode(monkeypatch):
         assert compiled.evaluate(batch).loss == pytest.approx(plain.evaluate(batch).loss, rel=1e-6)
     assert compiled.compilations == {"training": 1, "evaluation": 1}
     assert set(compiled.state()["model"]) == set(plain.state()["model"])
+    monkeypatch.setattr(_Program, "backend", "no_compiler_here")
+    with refused("engine.compile is true, and torch does not compile here .*--set engine.compile=false"):
+        host_engine(change(CONFIG, engine={"compile": True}), packing_factor=1.0, device="cpu").compile(batches[0])
 
 
 def test_packing_adjusts_the_betas_where_configured():
