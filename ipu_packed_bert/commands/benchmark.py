@@ -23,6 +23,7 @@ from ipu_packed_bert.processes.ranks import Processes, joined
 from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.cli.command import (
     ArgumentParser,
+    available_cores,
     counted,
     parse_depth,
     positive_int,
@@ -31,6 +32,7 @@ from pack_data.cli.command import (
     progress_bar,
     typed,
 )
+from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
 from pack_data.packing import Packing
@@ -118,9 +120,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def _in_ranks(args: argparse.Namespace, options: List[str]) -> int:
     """Each number of ranks after the other, by torchrun; one table, or one JSON object, of all."""
     found: List[Dict[str, Any]] = []
+    _plans(args)  # refused here, and not by each rank
     for ranks in args.ranks:
         # Without these, torchrun says at length that it takes one.
-        threads = args.threads or max(1, (os.cpu_count() or 1) // ranks)
+        threads = args.threads or max(1, available_cores() // ranks)
         torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
         module = ["ipu_packed_bert", "benchmark", *options, "--ranks", _HERE, "--json"]
         command = [sys.executable, "-m", *torchrun, *module]
@@ -134,6 +137,13 @@ def _in_ranks(args: argparse.Namespace, options: List[str]) -> int:
     return 0
 
 
+def _plans(args: argparse.Namespace) -> Tuple[LengthHistogram, Packing, List[Packing]]:
+    """The lengths, their packing, and that of rows of each number of slots."""
+    histogram = histogram_from(args)
+    packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
+    return histogram, packing, [_stretched(packing, slots) for slots in args.slots or [packing.max_sequence_length]]
+
+
 def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     """What `--json` prints."""
     # torch loads from here on: a wrong option is refused without it.
@@ -142,9 +152,7 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
     from ipu_packed_bert.benchmarks.packed import RIVALS, compare_layouts
     from ipu_packed_bert.benchmarks.work import machine
 
-    histogram = histogram_from(args)
-    packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
-    plans = [_stretched(packing, slots) for slots in args.slots or [packing.max_sequence_length]]
+    histogram, packing, plans = _plans(args)
     precisions = _pick_precisions(args.precision, processes)
     works = [
         draw_work(

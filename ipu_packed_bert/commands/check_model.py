@@ -96,6 +96,7 @@ def _loaded(text: str, precision: Optional[str]) -> Any:
     import transformers
 
     transformers.logging.set_verbosity_error()  # what a file has beside the model is no matter of its rows
+    transformers.logging.disable_progress_bar()  # it moves the cursor, and not by our terminal
     dtype = getattr(torch, precision) if precision else None
     folder = Path(text)
     if not folder.is_dir():

@@ -191,7 +191,7 @@ class Ranks(Processes):
     def ended(self, error: BaseException) -> Optional[int]:
         """Exit status with which this process ends without a word; None where it has to say its error."""
         try:
-            return self._ended_of_others(error) if is_lost_connection(error) else self._ended_by(error)
+            return self._ended_of_others(error) if _is_lost_connection(error) else self._ended_by(error)
         except RuntimeError:  # the store has gone with the process that kept it
             return None
 
@@ -227,7 +227,7 @@ class _ConnectionLost(RuntimeError):
     """Another process has ended."""
 
 
-def is_lost_connection(error: BaseException) -> bool:
+def _is_lost_connection(error: BaseException) -> bool:
     """Whether an exchange failed, and not this process.  torch has no type of its own for it before 2.1."""
     words = str(error).lower()
     return isinstance(error, _ConnectionLost) or (
@@ -338,7 +338,7 @@ def joined(
             status = ranks.ended(error)
             if status is not None:
                 raise SystemExit(status) from None
-            if is_lost_connection(error):
+            if _is_lost_connection(error):
                 # It may have been the connection itself: what torch says of it is all that there is to find out by.
                 words = " ".join(str(error).split())[:200]
                 print(

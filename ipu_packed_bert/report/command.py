@@ -201,7 +201,10 @@ class _OverheadReport:
 
     def _measured(self) -> None:
         args = self.args
-        self.tables += [self._beside(path) for path in args.measured]
+        for number, table in enumerate(map(self._beside, args.measured), start=1):
+            if len(args.measured) > 1:
+                table = table._replace(name=f"{table.name} {number}", title=f"{table.title}, source {number}")
+            self.tables.append(table)
         if (args.packed is None) != (args.unpacked is None):
             raise ValueError("--packed and --unpacked belong together; give both")
         if args.packed is not None:

@@ -18,7 +18,7 @@ _MILLION, _MIB = 1e6, 2.0**20
 
 def pictures(table: Table) -> List[Picture]:
     """The pictures of a table; none for a table without one."""
-    make = PICTURES.get(table.name)
+    make = PICTURES.get(table.name.split()[0])
     return make(table) if make and table.rows else []
 
 
@@ -80,7 +80,8 @@ def _points(table: Table) -> List[Picture]:
 def _measured_beside(table: Table) -> List[Picture]:
     """Of each IPU the measured cycles beside the model's: all that it works, then class by class."""
     found: List[Picture] = []
-    for title, chosen in (("Measured beside predicted", True), ("Measured beside predicted, by class", False)):
+    source = "".join(f", source {number}" for number in table.name.split()[1:])
+    for kind, chosen in (("", True), (", by class", False)):
         rows = [row for row in table.rows if (row["class"] in ("", "all")) == chosen]
         if not rows:
             continue
@@ -92,6 +93,7 @@ def _measured_beside(table: Table) -> List[Picture]:
             "upper",
         )
         series = (modelled, Series("measured", _numbers(rows, "measured", _MILLION)))
+        title = f"Measured beside predicted{kind}{source}"
         found.append(Bars(title, names, Axis("million cycles of an update"), series, across=True))
     return found
 

@@ -274,8 +274,8 @@ _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1
 
 def byte_count(text: str) -> int:
     """An argparse type: bytes, as `65536`, `64MiB` or `1GB`; at least 1."""
-    parts = re.fullmatch(r"([0-9][0-9_,]{0,18}) ?([kmg]i?b|)", text.strip().lower())
-    value = int(parts[1].replace(",", "").replace("_", "")) * _UNITS[parts[2]] if parts else 0
+    parts = re.fullmatch(r"([0-9][0-9_,]*) ?([kmg]i?b|)", text.strip().lower())
+    value = _whole_number(parts[1]) * _UNITS[parts[2]] if parts else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes; give one such as 65536, 64MiB or 1GB")
     return value

@@ -202,6 +202,7 @@ _SETTINGS = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
+    "text.parse_math": False,  # a name may have dollars
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK),
     "grid.color": COLOURS["line"][0],
     "grid.linewidth": 0.5,

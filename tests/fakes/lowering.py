@@ -35,45 +35,17 @@ POPTORCH_NAMES = {
 }
 # Refused whatever the list says: the shape of the result would depend on values, or a value would be read on the host.
 DATA_DEPENDENT = frozenset(
-    {
-        "nonzero",
-        "masked_select",
-        "unique",
-        "unique2",
-        "_unique2",
-        "unique_dim",
-        "unique_consecutive",
-        "_local_scalar_dense",
-        "item",
-        "is_nonzero",
-        "equal",
-        "repeat_interleave",
-    }
+    (
+        "nonzero masked_select unique unique2 _unique2 unique_dim unique_consecutive _local_scalar_dense item "
+        "is_nonzero equal repeat_interleave"
+    ).split()
 )
 # Operators that take an integer tensor as an index or a label: there int64 is what torch demands and PopTorch narrows.
 INDEXING = frozenset(
-    {
-        "to",
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "flatten",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "detach",
-        "clone",
-        "gather",
-        "embedding",
-        "index_select",
-        "nll_loss_forward",
-        "cross_entropy_loss",
-        "argmax",
-        "permute",
-        "transpose",
-        "select",
-        "slice",
-    }
+    (
+        "to view _unsafe_view reshape flatten expand unsqueeze squeeze detach clone gather embedding index_select "
+        "nll_loss_forward cross_entropy_loss argmax permute transpose select slice"
+    ).split()
 )
 SUPPORTED_TYPES = frozenset(
     {

@@ -27,6 +27,7 @@ from ipu_packed_bert.training.compare_unpacked import SideBySide
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
+from tests.refusals import refusal_of
 from tests.tolerances import assert_same
 
 
@@ -251,3 +252,5 @@ def test_command(capsys, monkeypatch, tmp_path):
     assert "speed-up" in printed and "sdpa attention, compiled" in printed
     assert run_main(main, ["--packs", "3"]) == 2
     assert capsys.readouterr().err == "error: --packs 3 is not a multiple of --micro-batch 2\n"
+    words = refusal_of(main, ["--ranks", "1,2", "--histogram", "none.csv"], capsys)  # by this process, and once
+    assert words.startswith("error: --histogram none.csv: neither a file")

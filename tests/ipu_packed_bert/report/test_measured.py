@@ -255,9 +255,9 @@ def test_two_runs_beside_the_model(tmp_path, config, load, machine, report):
 
 def test_the_command_names_what_was_measured(tmp_path, config, work, cycles, report):
     page = tmp_path / "page.html"
-    status, (table,), _ = report(
-        "--measured", as_bundle(tmp_path / "mine_3.json", config, work, cycles), "--html", page
-    )
+    mine = ("--measured", as_bundle(tmp_path / "mine_3.json", config, work, cycles))
+    assert report(*mine, *mine, "--html", page)[0] == 0 and "by class, source 2" in page.read_text()
+    status, (table,), _ = report(*mine, "--html", page)
     # Of what the file says, and not of the default configuration.
     assert "speed-up: mine_3</title>" in page.read_text() and command.DEFAULT not in page.read_text()
     assert status == 0 and table["rows"][0]["difference"] == pytest.approx(0.0, abs=1e-6)

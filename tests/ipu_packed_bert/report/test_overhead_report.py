@@ -15,6 +15,7 @@ from ipu_packed_bert.report import calibrate, command, packings, paper, pictures
 from pack_data import sort
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
+from tests.ipu_packed_bert.report.test_page import SMALL as SETTINGS
 
 SOURCES = {"hardware", "profile", "predicted", "fitted", "host", "paper", "computed", "published", "config"}
 FAST = tuple(row for row in paper.ROWS if row[0] in ("none", "spfhp"))
@@ -46,22 +47,7 @@ def run(cycle_cache, monkeypatch, capsys):
     return call
 
 
-SMALL = (
-    "--set",
-    "model.hidden_size=64",
-    "--set",
-    "model.num_heads=4",
-    "--set",
-    "model.intermediate_size=128",
-    "--set",
-    "model.vocabulary_size=512",
-    "--set",
-    "data.vocabulary_size=512",
-    "--set",
-    "model.num_layers=4",
-    "--set",
-    "placement.layers_per_ipu=[1, 1, 1, 1]",
-)
+SMALL = [part for setting in SETTINGS for part in ("--set", setting)]
 
 
 @pytest.fixture

@@ -9,14 +9,9 @@ from pack_data.display.table import MODEL, Column, Part, Table
 from tests.pages import check_page
 
 SMALL = (
-    "model.hidden_size=64",
-    "model.num_heads=4",
-    "model.intermediate_size=128",
-    "model.vocabulary_size=512",
-    "data.vocabulary_size=512",
-    "model.num_layers=4",
-    "placement.layers_per_ipu=[1, 1, 1, 1]",
-)
+    "model.hidden_size=64 model.num_heads=4 model.intermediate_size=128 model.vocabulary_size=512 model.num_layers=4 "
+    "data.vocabulary_size=512 placement.layers_per_ipu=[1,1,1,1]"
+).split()
 
 
 def test_the_page_holds_the_tables_as_json_has_them(cycle_cache, monkeypatch, capsys, tmp_path):

@@ -124,29 +124,17 @@ def test_what_is_written_is_what_was_found(tmp_path):
 
 
 SMALL = (
-    "model.hidden_size=64",
-    "model.num_heads=4",
-    "model.intermediate_size=128",
-    "model.vocabulary_size=512",
-    "data.vocabulary_size=512",
-    "data.max_sequence_length=128",
-    "data.max_predictions_per_sequence=20",
-    "model.num_layers=4",
-    "placement.layers_per_ipu=[1,1,1,1]",
-    "batch.gradient_accumulation=32",
-)
+    "model.hidden_size=64 model.num_heads=4 model.intermediate_size=128 model.vocabulary_size=512 model.num_layers=4 "
+    "data.vocabulary_size=512 data.max_sequence_length=128 data.max_predictions_per_sequence=20 "
+    "placement.layers_per_ipu=[1,1,1,1] batch.gradient_accumulation=32"
+).split()
 
 
 def test_the_command(tmp_path, cycle_cache, monkeypatch, capsys):
     """With the cycle model, on a network so small that any micro-batch fits; the report says the same of the file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
-    for name, value in (
-        ("MICRO_BATCHES", (1, 2)),
-        ("ROOMS", (0.2, 0.4)),
-        ("MOST_IPUS", 2),
-        ("KEPT", 1),
-        ("REFINED", 1),
-    ):
+    less = {"MICRO_BATCHES": (1, 2), "ROOMS": (0.2, 0.4), "MOST_IPUS": 2, "KEPT": 1, "REFINED": 1}
+    for name, value in less.items():
         monkeypatch.setattr(search, name, value)
     words = [word for each in SMALL for word in ("--set", each)]
     file = tmp_path / "best.yml"

@@ -16,6 +16,7 @@ from pack_data.cli.command import (
     ArgumentParser,
     NotFinite,
     Problems,
+    byte_count,
     count_from_zero,
     list_commands,
     positive_int,
@@ -155,7 +156,7 @@ def test_thousands_may_be_set_apart(typed):
 
 @pytest.mark.parametrize("typed", ["2,4", "1,5", "8,64", "1024,2048", ",", "1,", "1e3", "-1", "", "9" * 5000])
 def test_several_numbers_are_not_read_as_one(typed):
-    for number in (positive_int, count_from_zero):
+    for number in (positive_int, count_from_zero, byte_count):
         with pytest.raises(argparse.ArgumentTypeError):
             number(typed)
 

@@ -168,6 +168,7 @@ def test_pictures_of_a_page_have_its_letters_and_colours():
 def test_limits_and_levels_have_room():
     bars = Bars("b", ("one",), Axis("MiB"), (Series("a", (5.0,)),), across=True, limit=("all that there is", 8.0))
     assert bars._reach() == (0.0, 8.0)
+    assert "$5e-4_$" in drawings([bars._replace(categories=("$5e-4_$",))])[0]  # no formula
     assert bars._replace(limit=None, levels=(("twice", 10.0),))._reach() == (0.0, 10.0)
     for across in (True, False):
         axes = picture._figure([bars._replace(across=across)], []).axes[0]
