@@ -13,7 +13,21 @@ import random
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Container,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 from pack_data.building import sides
 from pack_data.building.options import BuildOptions
@@ -39,7 +53,7 @@ from pack_data.reading.files import sha256_of, sync_folder, write_atomically
 from pack_data.sequences import Sequences
 from pack_data.store.data_set import MANIFEST, Manifest
 from pack_data.store.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
-from pack_data.text.corpus import EMBEDDED, Document, content_digest, documents, source_files
+from pack_data.text.corpus import EMBEDDED, Document, content_digest, documents, relative_name, source_files
 from pack_data.text.vocabulary import TOKENIZER, load_either, train_vocabulary
 
 # Characters of text in one part (some 8 of the longest documents, thousands of ordinary ones), and characters that wait
@@ -195,7 +209,7 @@ class _TextInput(_BuildInput):
         self._left_out = names
 
     def need(self) -> float:
-        text = _characters(self.options.corpus)
+        text = _characters(self.options.corpus, self._left_out)
         return text + text / _CHARACTERS_PER_TOKEN * self.options.duplication_factor * _BYTES_PER_TOKEN
 
     def vocabulary(self) -> VocabularyFile:
@@ -249,7 +263,7 @@ class _TextInput(_BuildInput):
         done = self.work / "text.json"
         if not done.exists():
             bad = BadRecords(self.options.skip_bad, self.options.max_record_bytes)
-            size, held_out = _characters(self.options.corpus), self.options.held_out
+            size, held_out = _characters(self.options.corpus, self._left_out), self.options.held_out
             shares = [1 - held_out, held_out] if held_out else [1.0]
             counts = [max(1, round(share * size / PART_CHARACTERS)) for share in shares]
             paths = [
@@ -521,8 +535,9 @@ def _append_lines(waiting: Mapping[Path, Sequence[str]]) -> None:
             out.write("\n".join(lines) + "\n")
 
 
-def _characters(corpus: Union[str, Path]) -> float:
-    """About how much text there is; compressed text unpacks to about four times its size."""
+def _characters(corpus: Union[str, Path], left_out: Container[str]) -> float:
+    """About how much text there is to read; compressed text unpacks to about four times its size."""
     if str(corpus) == EMBEDDED:
         return sum(len(line) for document in documents(corpus) for line in document.lines)
-    return sum(path.stat().st_size * (4 if path.suffix in (".gz", ".xz") else 1) for path in source_files(corpus))
+    paths = [path for path in source_files(corpus) if relative_name(path, corpus) not in left_out]
+    return sum(path.stat().st_size * (4 if path.suffix in (".gz", ".xz") else 1) for path in paths)

@@ -376,7 +376,6 @@ class Stages:
             packing = pack(histogram, max_sequences_per_pack=depth)
             if fixed and packing.largest_depth > fixed.max_sequences_per_pack:
                 packing = pack(histogram, max_sequences_per_pack=fixed.max_sequences_per_pack)
-                packing = replace(packing, max_sequences_per_pack=depth)
         packing.check(histogram)
         return packing
 

@@ -48,15 +48,13 @@ class BadRecords:
     allowed: int = 0
     longest: int = MOST_RECORD_BYTES
     found: List[_BadRecord] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        return sum(bad.records for bad in self.found)
+    count: int = field(default=0, init=False)
 
     def add(self, origin: Origin, reason: str, records: int = 1) -> None:
         """Count `records` bad ones from `origin` on.  Raises ValueError when they are more than allowed."""
         bad = _BadRecord(origin, one_line(reason, 500), records)
         self.found.append(bad)
+        self.count += records
         if self.count > self.allowed:
             already = (
                 f"{self.count} bad records, --skip-bad {self.allowed} allows fewer"

@@ -81,7 +81,7 @@ def _natural(name: str) -> List[object]:
 
 
 def _suffix(name: str) -> str:
-    return _SUFFIXES.get(re.sub(r"\.gz$", "", name.lower()).rpartition(".")[2], "")
+    return _SUFFIXES.get(re.sub(r"\.gz$|(?<=jsonl)\.(xz|bz2)$", "", name.lower()).rpartition(".")[2], "")
 
 
 def files_of(path: str) -> List[str]:

@@ -32,7 +32,7 @@ def pieces_of(example: Mapping[str, Any], longer: Longer, name: str) -> Iterator
         yield {
             column: values[start:stop]
             for column, values in example.items()
-            if hasattr(values, "__len__") and not isinstance(values, (str, bytes)) and len(values) == length
+            if hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping)) and len(values) == length
         }
 
 

@@ -31,6 +31,7 @@ class Share:
     A state goes on without reading again what was read, as far as the source's own state does. What has none is read
     again up to there; so is a Hugging Face data set with a shuffle buffer, whose state would lose what it holds
     (`buffer_size=1` shuffles the shards only, from datasets 5 on). `seen`: examples passed in what this process reads.
+    A stream's `flush_after` reads ahead of what it packs: take the examples by `numbered` then, and set `seen`.
     """
 
     def __init__(self, source: Any, number: int = 0, of: int = 1) -> None:

@@ -17,7 +17,7 @@ import re
 import sysconfig
 import warnings
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import IO, Any, Callable, Container, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
@@ -190,21 +190,10 @@ def _text_documents(path: Path, handle: IO[str], separator: str, bad: BadRecords
         yield from _cut(path.name, (line for _, line in good_lines()))
         return
 
-    def paragraphs() -> Iterator[Tuple[int, List[str]]]:
-        first = 1
-        lines: List[str] = []
-        for number, line in good_lines():
-            if line:
-                lines.append(line)
-            elif lines:
-                yield first, lines
-            if not line:
-                first, lines = number + 1, []
-        if lines:
-            yield first, lines
-
-    for number, lines in paragraphs():
-        yield from _cut(f"{path.name}:{number}", lines)
+    for is_text, lines in groupby(good_lines(), key=lambda each: bool(each[1])):
+        if is_text:
+            number, first = next(lines)
+            yield from _cut(f"{path.name}:{number}", chain([first], (line for _, line in lines)))
 
 
 def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:

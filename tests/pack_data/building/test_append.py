@@ -7,6 +7,7 @@ import pytest
 
 from pack_data.build import BuildOptions, build
 from pack_data.build import main as build_main
+from pack_data.building import inputs
 from pack_data.building.existing_data_set import split_overfull
 from pack_data.cli.command import run_main
 from pack_data.histogram import LengthHistogram
@@ -40,6 +41,8 @@ def sequences_of(folder):
 def test_only_what_is_new_is_packed_and_the_proof_is_for_all(grown):
     corpus, data = grown
     before, examples = PackStore.open(data).manifest, sequences_of(data).to_examples()
+    known = {path.name for path in corpus.iterdir() if not path.name.startswith("new")}
+    assert inputs._characters(corpus, known) == sum(path.stat().st_size for path in corpus.glob("new*"))
     with build_small(corpus, data, append=True, packer="optimal") as store:
         after = store.manifest
     assert after.shards[: len(before.shards)] == before.shards and len(after.shards) > len(before.shards)

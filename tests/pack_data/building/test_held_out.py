@@ -119,6 +119,17 @@ def test_a_document_that_was_cut_stays_together(monkeypatch, tmp_path):
     assert {side for side, count in held.values() if count > 1} == {False, True}
 
 
+def test_held_out_packs_are_no_deeper_than_those_of_training_and_proven_so(tmp_path):
+    long = [text for text in (f"{n} " + "word " * 300 + "." for n in range(40)) if sides.place([text]) >= SHARE][:5]
+    short = [text for text in (f"{n} words." for n in range(99)) if sides.place([text]) < SHARE][:15]
+    texts, out = tmp_path / "texts", tmp_path / "out"
+    texts.mkdir()
+    for number, text in enumerate(long + short):
+        (texts / f"{number}.txt").write_text(text)
+    build_small(texts, out, **{**QUICK, "packer": "optimal", "max_sequences_per_pack": None}).close()
+    assert verify(out) and verify(held_out_folder(out))
+
+
 def test_the_bytes_do_not_depend_on_workers(corpus, tmp_path):
     for name, workers in (("one", 1), ("two", 2)):
         build_small(corpus, tmp_path / name, workers=workers, **HOW).close()

@@ -2,12 +2,13 @@
 
 import gzip
 import json
+import lzma
 
 import numpy as np
 import pytest
 
 from pack_data.build import BuildOptions, build_and_report
-from pack_data.formats.detect import open_source
+from pack_data.formats.detect import files_of, open_source
 from pack_data.lengths.counting import count
 from pack_data.lengths.options import named_histogram
 
@@ -20,7 +21,7 @@ ROWS = [
 
 def write(path, rows):
     text = "\n\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n"
-    path.write_bytes(gzip.compress(text.encode()) if path.name.endswith(".gz") else text.encode())
+    path.write_bytes({".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)(text.encode()))
     return str(path)
 
 
@@ -28,11 +29,12 @@ def values(source):
     return [{name: array.tolist() for name, array in record.value.items()} for record in source.read()]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json", "a", "a.jsonl.gz"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json", "a", "a.jsonl.gz", "a.jsonl.xz"])
 def test_each_line_is_a_sequence_of_its_integer_lists(tmp_path, name):
     path = write(tmp_path / name, ROWS)
     source = open_source(path)
     assert (source.format, source.kind) == ("jsonl", "tokens")
+    assert "jsonl" not in name or files_of(str(tmp_path)) == [path]
     assert values(source) == [{name: row[name] for name in ("input_ids", "labels")} for row in ROWS]
     assert [record.foreign["id"] for record in source.read()] == [11, 12, 13]
     assert values(open_source(path, columns=("labels",))) == [{"labels": row["labels"]} for row in ROWS]

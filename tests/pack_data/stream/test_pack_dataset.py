@@ -99,12 +99,12 @@ def test_a_worker_opens_the_built_data_set_itself(tmp_path):
     assert len(data) < 20_000
     again = pickle.loads(data)
     assert all(np.array_equal(rows[3][name], again[3][name]) for name in rows[3])
-    other = BuildOptions(
-        tmp_path / "built", source=jsonl(tmp_path / "b.jsonl", GIVEN[:9]), max_sequence_length=S, overwrite=True
-    )
-    build(other).close()
-    with pytest.raises(ValueError, match="was built again"):
-        pickle.loads(data)
+    for examples, packer in ((GIVEN, "none"), (GIVEN[:9], "nnlshp")):  # the same sequences too, in other packs
+        source = jsonl(tmp_path / "b.jsonl", examples)
+        other = dict(source=source, max_sequence_length=S, packer=packer, overwrite=True)
+        build(BuildOptions(tmp_path / "built", **other)).close()
+        with pytest.raises(ValueError, match="was built again"):
+            pickle.loads(data)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

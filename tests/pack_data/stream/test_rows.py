@@ -60,7 +60,7 @@ def test_longer_examples_follow_the_rule():
 
 @pytest.mark.parametrize("seed", range(4))  # the order of the rows
 def test_a_column_as_long_as_the_tokens_by_chance_is_left_out(seed):
-    batch = {"input_ids": [[1, 2], [3, 4, 5, 6]], "notes": [["a", "b"], ["c"]]}
+    batch = {"input_ids": [[1, 2], [3, 4, 5, 6]], "notes": [["a", "b"], ["c"]], "meta": [{"of": 1, "id": 2}, {}]}
     columns = PackRows(4, seed=seed)(batch)
     assert set(columns) == {"input_ids", "position_ids", "seq_lengths"}
     assert sorted(columns["input_ids"]) == [[1, 2], [3, 4, 5, 6]]

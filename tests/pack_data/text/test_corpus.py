@@ -1,7 +1,9 @@
 import gzip
+import io
 import json
 import lzma
 import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +128,13 @@ def test_lines_of_json_that_the_name_does_not_tell_are_refused(tmp_path, name, s
     assert str(path) in str(raised.value) and "\n" not in str(raised.value)
     path.rename(tmp_path / "a.jsonl.gz" if name.endswith(".gz") else tmp_path / "a.jsonl")
     assert [document.lines for document in documents(tmp_path)] == [["One."]] * lines
+
+
+def test_a_text_without_blank_lines_is_not_read_whole(monkeypatch):
+    monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 50)
+    handle = io.StringIO("A line of text.\n" * 1000)
+    first = next(corpus._text_documents(Path("a.txt"), handle, "blank-line", BadRecords()))
+    assert (first.name, len(first.lines), first.continues) == ("a.txt:1", 4, False) and handle.tell() < 1000
 
 
 @pytest.mark.parametrize("first", ["Text.", "{not JSON}", "[1, 2]", '"A word in quotes"', '{"a": ' * 9000 + "}"])
