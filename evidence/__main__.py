@@ -33,7 +33,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, EXPERIMENTS))
         print(
-            "usage: python -m evidence NAME [options]\n\nexperiments (NAME --help says sizes and times; "
+            "usage: python -m evidence NAME [options]\n\nexperiments (NAME --help-all says sizes and times; "
             "python -m evidence.figures shows what they found):"
         )
         for name, line in EXPERIMENTS.items():

@@ -197,7 +197,10 @@ class FineTuningShown(Shown):
     def _score_words(self, task: str) -> str:
         found = {way: self.score_against_sorted(task, way) for way in (PACKED, NO_MASK)}
         words = "; ".join(f"{WAY_WORDS[way]} {each.words('+.2f')}" for way, each in found.items() if each)
-        return words and f"Observed, {SCORE[task]} in points above rows sorted by length: {words}."
+        return (
+            words
+            and f"Observed over the seeds that both have, {SCORE[task]} in points above rows sorted by length: {words}."
+        )
 
     def _time_words(self, task: str, what: str) -> str:
         """A difference counts where its interval is apart from that of the same way timed twice."""

@@ -186,7 +186,7 @@ class SpeedShown(Shown):
             f"Geometric mean of the rounds, {CONFIDENCE:.0%} interval in brackets (Student's t of the logarithms), "
             f"{facts['clock']}; forward and backward pass, packed and unpacked in turn in one process, each round on "
             "other packs. *Factor*: sequences in a pack, of those timed. Both sides have the attention that a column "
-            "names; within each sequence unpacked rows skip their padding too, so packing has less left to gain. "
+            "names. "
             "*Packed within, unpacked mask*: packs without a mask against BERT as it is without packs.",
         ]
         if layers is not None:

@@ -77,11 +77,11 @@ def power(deviation: float, margin: float, seeds: int) -> float:
     freedom, error = seeds - 1, deviation / seeds**0.5
     t = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
-    def passes(chi2: float) -> float:
-        room = margin / error - t * (chi2 / freedom) ** 0.5
-        return float(stats.chi2.pdf(chi2, freedom) * (2 * stats.norm.cdf(room) - 1)) if room > 0 else 0.0
+    def passes(share: float) -> float:  # share: of the distribution of s**2 below, so that no spread is too small
+        room = margin / error - t * (float(stats.chi2.ppf(share, freedom)) / freedom) ** 0.5
+        return max(0.0, float(2 * stats.norm.cdf(room) - 1))
 
-    return float(integrate.quad(passes, 0, freedom * (margin / error / t) ** 2, limit=200)[0])
+    return float(integrate.quad(passes, 0, 1, limit=200)[0])
 
 
 def error_over_sequences(masked: np.ndarray, mlm: np.ndarray, nsp: np.ndarray) -> float:

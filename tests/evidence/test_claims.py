@@ -59,6 +59,7 @@ def test_power_is_how_often_the_test_passes(deviation, margin, seeds):
     passed = np.mean([equivalence(values, margin) < 0.05 for values in drawn])
     assert power(deviation, margin, seeds) == pytest.approx(passed, abs=0.03)  # four standard errors of 4,000 draws
     assert 0.05 < passed < 0.999
+    assert power(deviation / 1e4, margin, seeds) == pytest.approx(1.0)  # a narrow distribution is seen too
 
 
 def test_holm_by_hand():
