@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 from typing import Iterator, Optional, Sequence, Tuple
 
-from pack_data.building.work_folder import only_writer_of_packs
+from pack_data.building.work_folder import check_out, only_writer_of_packs
 from pack_data.cli.bad_records import add_reading_options
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, run_main
 from pack_data.formats.detect import FORMATS, Source, module_of, open_source
 from pack_data.formats.records import UNPACKED, Record, RowWidths
 from pack_data.reading.files import only_writer
+from pack_data.store.data_set import MANIFEST
 
 # Target format -> the kinds it can hold.
 TARGETS = {
@@ -77,8 +78,14 @@ def _convert(
         raise ValueError(
             f"{source.path} holds {kind}, {to_format} holds {' or '.join(TARGETS[to_format])}" + _PACK_FIRST * unpacked
         )
-    if os.path.exists(destination) and any(os.path.samefile(destination, file) for file in source.files):
-        raise ValueError(f"{destination}: is one of the files to read")
+    if os.path.exists(destination):
+        read = {Path(source.path).resolve(), *(Path(file).resolve() for file in source.files)}
+        if read & {Path(destination).resolve(), *Path(destination).resolve().parents}:
+            raise ValueError(f"{destination}: is one of the files to read, or lies among them; name another one")
+    if to_format == "store":
+        check_out(Path(destination))
+        if (Path(destination) / MANIFEST).exists():
+            raise ValueError(f"{destination}: holds a data set already; remove it, or name another folder")
     if to_format in ("mlperf_tfrecord", "store"):
         own = source.example_shape() if kind == "examples" else source.shape()
         widths = RowWidths(*(given if given is not None else found for given, found in zip(widths, own)))

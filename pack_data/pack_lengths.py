@@ -123,6 +123,10 @@ def pack(
     items, group = taken, None
     if groups is not None:
         groups = _one_each("groups", groups)
+        if (
+            groups.size and groups.dtype.kind in "fcO"
+        ):  # a column with gaps is read as floats, and all gaps would be one group
+            raise ValueError(f"groups are whole numbers, one for each sequence; got {groups.dtype}")
         if len(groups) != fitted.longer.examples:
             raise ValueError(f"{len(groups)} groups for {fitted.longer.examples} lengths; give one for each sequence")
         group = np.unique(groups[fitted.example], return_inverse=True)[1].reshape(-1)  # from 0 without a gap

@@ -67,16 +67,8 @@ class Graph:
     buffers: Tuple[int, ...] = ()  # indices of values: constants that the model holds
 
     def to_json(self) -> str:
-        return json.dumps(
-            {
-                "values": self.values,
-                "operations": self.operations,
-                "parameters": self.parameters,
-                "gradients": self.gradients,
-                "num_layers": self.num_layers,
-                "buffers": self.buffers,
-            }
-        )
+        names = "values operations parameters gradients num_layers buffers".split()
+        return json.dumps({name: getattr(self, name) for name in names})
 
     @classmethod
     def from_json(cls, text: str) -> Graph:

@@ -25,22 +25,10 @@ from ipu_packed_bert.model.blocks import AttentionBlocks, attend_in_blocks, bloc
 NAME = "padding_free"
 
 # Arguments that reach an attention function and do not change what it computes, besides those that are named below.
-_WITHOUT_EFFECT = {
-    "cache_position",
-    "deterministic",
-    "logits_to_keep",
-    "max_length_k",
-    "max_length_q",
-    "num_items_in_batch",
-    "output_attentions",
-    "output_hidden_states",
-    "output_router_logits",
-    "position_embeddings",
-    "position_ids",
-    "return_dict",
-    "seq_idx",
-    "use_cache",
-}
+_WITHOUT_EFFECT = set(
+    "cache_position deterministic logits_to_keep max_length_k max_length_q num_items_in_batch output_attentions "
+    "output_hidden_states output_router_logits position_embeddings position_ids return_dict seq_idx use_cache".split()
+)
 
 
 class _Settings(NamedTuple):

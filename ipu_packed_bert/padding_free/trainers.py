@@ -39,15 +39,7 @@ _logger = logging.getLogger(__name__)
 WAYS_OF_EQUAL_EPOCHS = ("OptimalPacking+PosID", "SortedPacking+PosID", "MiniBatchPacking+PosID")
 KEEPS_EXAMPLES = "MiniBatchPacking+PosID"  # as many examples in a batch as a padded one has
 # What collators give for one example besides its tokens; a row of several examples gets its own.
-_OF_A_ROW = {
-    "attention_mask",
-    "position_ids",
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
-    "max_length_q",
-    "max_length_k",
-    "seq_idx",
-}
+_OF_A_ROW = set("attention_mask position_ids cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k seq_idx".split())
 
 _Planned = Union[IndexBatchSampler, PackedStream]
 

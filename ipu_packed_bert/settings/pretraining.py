@@ -383,13 +383,9 @@ def _derive_small(small: SettingsReader, whole: SettingsReader) -> None:
     layers = source.value("model.num_layers")
     one = PlacementConfig(layers_per_ipu=(layers,))
     for name in (
-        "replicas",
-        "ipus_per_replica",
-        "layers_per_ipu",
-        "available_memory_proportion",
-        "embedding_serialization_factor",
-        "replicated_tensor_sharding",
-    ):
+        "replicas ipus_per_replica layers_per_ipu available_memory_proportion embedding_serialization_factor "
+        "replicated_tensor_sharding"
+    ).split():
         small.derive(f"placement.{name}", getattr(one, name), "one IPU")
 
 

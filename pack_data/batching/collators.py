@@ -7,17 +7,48 @@ attention kernels take as int32.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Sequence, Union
+from collections import abc
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
 from pack_data.batching.plans import Batch, Way
+from pack_data.reading.fields import whole_number
 from pack_data.sequences import rounded_up
 
 Example = Mapping[str, Union[Sequence[int], np.ndarray]]
 
 
 _IGNORED = -100  # the label of a token that is not predicted
+_NO_VALUES = (str, bytes, abc.Mapping)  # have a length, and no values for tokens
+
+
+def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
+    """The columns of an example with one value for each token of input_ids.
+
+    Raises ValueError for tokens in several dimensions, and for labels or a loss_mask of another length: left out in
+    silence, all tokens would be learnt.
+    """
+    ids = example["input_ids"]
+    if getattr(ids, "ndim", 1) != 1:
+        raise ValueError(f"{name}: input_ids has the shape {tuple(ids.shape)}; give one dimension")
+    found = {}
+    for column, values in example.items():
+        listed = hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0 and not isinstance(values, _NO_VALUES)
+        if listed and len(values) == len(ids):
+            found[column] = values
+        elif listed and column in ("labels", "loss_mask"):
+            raise ValueError(f"{name} has {len(ids)} input_ids and {len(values)} {column}; give one for each token")
+    return found
+
+
+def alike(parts: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
+    """The examples, or rows, with labels and a loss_mask in all where one has them: what has none learns its tokens."""
+    found = list(parts)
+    for column, of in (("labels", np.asarray), ("loss_mask", np.ones_like)):
+        if any(column in part for part in found):
+            found = [part if column in part else {**part, column: of(part["input_ids"])} for part in found]
+    return found
 
 
 def _padding(tokens: int, pad_id: int) -> Dict[str, np.ndarray]:
@@ -33,10 +64,10 @@ def _columns(examples: Sequence[Example], pad_id: int) -> List[Dict[str, np.ndar
     for number, example in enumerate(examples):
         ids = np.asarray(example["input_ids"], np.int64)
         labels = np.asarray(example.get("labels", ids), np.int64)
-        if not len(ids) or len(labels) != len(ids):
+        if ids.ndim != 1 or not len(ids) or len(labels) != len(ids):
             raise ValueError(
                 f"example {number} of the batch has {len(ids)} input_ids and {len(labels)} labels; "
-                "must be equally many and at least 1"
+                "must be equally many, in one dimension, and at least 1"
             )
         columns.append({"input_ids": ids, "labels": labels})
     return columns or [_padding(1, pad_id)]
@@ -55,7 +86,7 @@ def padding_free_batch(
     multiple_of: each example begins at a multiple of it, and the row ends at one.  The padding behind an example is an
     example of its own.
     """
-    columns = _columns(examples, pad_id)
+    columns, multiple_of = _columns(examples, pad_id), whole_number("multiple_of", multiple_of, least=1)
     if multiple_of > 1:
         if (slots or 0) % multiple_of:
             raise ValueError(f"slots is {slots}, which is no multiple of {multiple_of} = multiple_of; choose another")
@@ -86,7 +117,7 @@ def padded_batch(examples: Sequence[Example], *, pad_id: int = 0, multiple_of: i
     input_ids, attention_mask, labels, position_ids [rows, longest].  Padding has label -100 and position 0.
     A batch without examples has one token with attention_mask 1, as some kernels return NaN for a row of zeros.
     """
-    columns = _columns(examples, pad_id)
+    columns, multiple_of = _columns(examples, pad_id), whole_number("multiple_of", multiple_of, least=1)
     lengths = np.array([len(column["input_ids"]) for column in columns])
     longest = int(rounded_up(lengths, multiple_of).max())
     real = np.arange(longest) < lengths[:, None]

@@ -19,7 +19,9 @@ import numpy as np
 
 from pack_data.building.assignment import assign
 from pack_data.histogram import LengthHistogram
+from pack_data.lengths.overlong import fit
 from pack_data.packing import Packing
+from pack_data.reading.fields import whole_number
 
 _MEGA_BATCHES = 50  # batches that are sorted together, as in the length-grouped sampler of Hugging Face Transformers
 
@@ -48,9 +50,8 @@ class BatchOptions:
     seed: int = 0  # of every random choice
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_sequence_length", "ranks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
+        for name, least in (("batch_size", 1), ("max_sequence_length", 1), ("ranks", 1), ("seed", 0)):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
 
     @property
     def capacity(self) -> int:
@@ -327,15 +328,9 @@ class Way:
         lengths: tokens of each example, integers [examples].  Raises ValueError where there are none, or one is below 1
         or above max_sequence_length.
         """
-        lengths = np.asarray(lengths, np.int64)
+        lengths = fit(lengths, options.max_sequence_length).lengths.astype(np.int64)
         if not len(lengths):
             raise ValueError("there are no examples to group")
-        wrong = np.flatnonzero((lengths < 1) | (lengths > options.max_sequence_length))
-        if len(wrong):
-            raise ValueError(
-                f"example {wrong[0]} has {lengths[wrong[0]]} tokens, must be 1 to {options.max_sequence_length} "
-                "(max_sequence_length); shorten it first, batching cuts nothing off"
-            )
         return self.group(lengths, options, np.random.default_rng((options.seed, epoch)))
 
 

@@ -58,10 +58,9 @@ def _runs(ids: np.ndarray, begins: np.ndarray) -> np.ndarray:
 
 def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0) -> WayReport:
     """Make every batch of an epoch and measure it.  Raises ValueError if a token is missing or comes twice."""
-    lengths = np.asarray(lengths, np.int64)
+    plan, lengths = way.plan(lengths, options, epoch), np.asarray(lengths, np.int64)
     begins = np.cumsum(lengths) - lengths
     dataset = [{"input_ids": np.arange(begin, begin + length)} for begin, length in zip(begins, lengths)]
-    plan = way.plan(lengths, options, epoch)
     seen = np.zeros(int(lengths.sum()), np.int64)
     pieces = np.zeros(len(lengths), np.int64)
     kernel = positions_right = isolated = True

@@ -189,6 +189,8 @@ class PieceView:
         if not code:
             return example
         start, stop = divmod(code - 1, self._longest + 1)
+        if not 0 <= start < stop:
+            raise IndexError(f"{number} is no number of a piece of {len(self)} examples")
         tokens = len(example["input_ids"])
         cut: Dict[str, Any] = dict(example)
         for name, values in example.items():

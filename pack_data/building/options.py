@@ -71,9 +71,14 @@ class BuildOptions:
     on: Optional[str] = None  # a cluster: dask:ADDRESS, or dask:local:N
 
     def __post_init__(self) -> None:
-        for name in ("max_record_bytes", "max_sequence_length", "multiple_of", "sequences"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=1))
-        object.__setattr__(self, "skip_bad", whole_number("skip_bad", self.skip_bad, least=0))
+        for least, names in (
+            (1, "max_record_bytes max_sequence_length multiple_of sequences"),
+            (0, "skip_bad"),
+            (None, "duplication_factor epoch max_predictions_per_sequence seed vocabulary_size"),
+        ):
+            for name in names.split():
+                if getattr(self, name) is not None:
+                    object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
         if not self.append:  # then S is that of the rest
             check_multiple(self.max_sequence_length, self.multiple_of)
         if self.workers is not None:

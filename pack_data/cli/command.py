@@ -298,6 +298,7 @@ def depth_text(max_sequences_per_pack: Optional[int]) -> str:
 
 
 _PICTURES = (".png", ".pdf", ".svg")
+_SHOWS = (*_PICTURES, ".html")  # what only shows something, and may be written again where it was
 
 
 def check_output(
@@ -313,6 +314,9 @@ def check_output(
         raise ValueError(f"{option} {file}: is a folder; name a file in it")
     if any(os.path.exists(read) and os.path.exists(file) and os.path.samefile(read, file) for read in reads):
         raise ValueError(f"{option} {file}: is what is to be read; name another file")
+    folders = {Path(read).resolve() for read in reads if Path(read).is_dir()}
+    if os.path.exists(file) and Path(file).suffix.lower() not in _SHOWS and folders & set(Path(file).resolve().parents):
+        raise ValueError(f"{option} {file}: is there, in a folder that is to be read; name another file")
     if endings and Path(file).suffix.lower() not in endings:
         raise ValueError(f"{option} {file}: must end in {', '.join(endings[:-1])} or {endings[-1]}")
 

@@ -118,7 +118,7 @@ class Fitted:
     @property
     def stop(self) -> np.ndarray:
         """The token behind each piece: integers [pieces]."""
-        return self.start + self.lengths
+        return self.start + self.lengths.astype(np.int64)
 
 
 def fit(lengths: Any, max_sequence_length: int, longer: str = "raise") -> Fitted:

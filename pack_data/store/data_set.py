@@ -387,6 +387,14 @@ class StoreWriter:
         return PackStore.open(self.folder)
 
 
+def _numbers(indices: Any) -> np.ndarray:
+    """int64 [n]. ValueError for a mask, and for what is no whole number."""
+    found = np.asarray(indices)
+    if found.size and found.dtype.kind not in "iu":
+        raise ValueError(f"packs are asked for by their numbers; got {found.dtype}, take np.flatnonzero of a mask")
+    return found.astype(np.int64)
+
+
 def lengths_of(schema: PackSchema, records: np.ndarray) -> np.ndarray:
     """The part of the records that the table of lengths holds."""
     table = np.zeros(len(records), dtype=schema.lengths_dtype)
@@ -502,7 +510,7 @@ class PackStore:
 
     def records(self, indices: np.ndarray) -> np.ndarray:
         """The stored records of packs `indices` int64 [n], copied. ValueError where one of them was damaged."""
-        indices = np.asarray(indices, dtype=np.int64)
+        indices = _numbers(indices)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
             raise ValueError(
                 f"pack {int(indices.max())} (or {int(indices.min())}) was asked for; the data set has packs 0 to "
@@ -545,7 +553,7 @@ class PackStore:
         Records [n] of schema.lengths_dtype. None: of all packs, mapped. ValueError where the table was damaged.
         """
         table, number = self._table_of_lengths(), len(self.manifest.shards)
-        rows = np.arange(0, len(table), self._packs_per_block[number]) if indices is None else np.asarray(indices)
+        rows = np.arange(0, len(table), self._packs_per_block[number]) if indices is None else _numbers(indices)
         self._check(np.full(len(rows), number), rows)
         return table if indices is None else table[rows]
 

@@ -31,7 +31,7 @@ class PackMixture:
     def __init__(
         self, data_sets: Sequence[PackDataset], weights: Optional[Sequence[float]] = None, *, seed: int = 0
     ) -> None:
-        self._data_sets, self.seed = list(data_sets), whole_number("seed", seed, least=0)
+        self._data_sets, self.seed = list(data_sets), whole_number("seed", seed, least=0, most=2**64 - 1)
         self._sizes = np.array([len(each) for each in self._data_sets], np.int64)
         if not len(self._sizes) or not self._sizes.all():
             raise ValueError("a mixture needs data sets, each with a row; leave empty ones out")

@@ -9,11 +9,11 @@ An `IndexBatchSampler` over `rows.lengths` adds ranks, epochs and resume.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
-from pack_data.batching.collators import padding_free_batch
+from pack_data.batching.collators import alike, padding_free_batch, token_columns
 from pack_data.formats.detect import open_source
 from pack_data.pack_lengths import PackedLengths, pack
 from pack_data.reading import hugging_face
@@ -152,11 +152,8 @@ class _PackedRows:
                 f"example {example} has {tokens} tokens, it was packed as one of {start + length} or more; give pack "
                 "the lengths of these examples"
             )
-        return {
-            name: np.asarray(values)[start : start + length]
-            for name, values in columns.items()
-            if hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping)) and len(values) == tokens
-        }
+        found = token_columns(columns, f"example {example}")
+        return {name: np.asarray(values)[start : start + length] for name, values in found.items()}
 
 
 class _Examples:
@@ -194,6 +191,7 @@ def _lengths(examples: Any) -> np.ndarray:
 
 def _joined(pieces: Sequence[_Row], multiple_of: int) -> _Row:
     """The pieces one after another, each with zeros up to a multiple."""
+    pieces = [{name: np.asarray(values) for name, values in piece.items()} for piece in alike(pieces)]
     names = [name for name in pieces[0] if all(name in piece for piece in pieces)]
     whole = [{name: piece[name] for name in names} for piece in pieces]
     for number, piece in enumerate(whole, 1):

@@ -340,6 +340,10 @@ class PackStream:
                 self._learnt *= 0.5  # what was seen long ago counts less and less
                 self._next = self._arrived + self._period
 
+    def __getstate__(self) -> Dict[str, Any]:
+        # A thread cannot be copied: there, what is being solved is solved when it is due.
+        return {**self.__dict__, "_solving": self._solving and self._solving._replace(worth=None)}
+
     @property
     def _limits(self) -> Tuple[int, Optional[int]]:
         return self.max_sequence_length, self.max_sequences_per_pack
@@ -364,18 +368,8 @@ class PackStream:
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def _options(self) -> Dict[str, Any]:
-        names = (
-            "max_sequence_length",
-            "max_sequences_per_pack",
-            "buffer_sequences",
-            "buffer_tokens",
-            "longest_wait",
-            "rank",
-            "ranks",
-            "share",
-            "multiple_of",
-        )
-        return {name: getattr(self, name) for name in names}
+        names = "max_sequence_length max_sequences_per_pack buffer_sequences buffer_tokens longest_wait"
+        return {name: getattr(self, name) for name in f"{names} rank ranks share multiple_of".split()}
 
     def state_dict(self) -> Dict[str, Any]:
         """All that later packs follow from, as values for JSON if the examples are such.

@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 
 import numpy as np
 
+from pack_data.batching.collators import alike, token_columns
 from pack_data.lengths.overlong import Longer
 from pack_data.pack_lengths import pack
 from pack_data.stream.pack_stream import PackStream
@@ -27,13 +28,9 @@ _COLUMNS = [TOKENS, "position_ids", "seq_lengths"]  # of every row
 
 def pieces_of(example: Mapping[str, Any], longer: Longer, name: str) -> Iterator[Dict[str, Any]]:
     """An example cut by the rule: its columns with one value for each token; other columns are left out."""
-    length = len(example[TOKENS])
-    for start, stop in longer.spans(length, name):
-        yield {
-            column: values[start:stop]
-            for column, values in example.items()
-            if hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping)) and len(values) == length
-        }
+    columns = token_columns(example, name)
+    for start, stop in longer.spans(len(columns[TOKENS]), name):
+        yield {column: values[start:stop] for column, values in columns.items()}
 
 
 def row_of(examples: Sequence[Mapping[str, Any]], multiple_of: int = 1) -> _Row:
@@ -44,6 +41,7 @@ def row_of(examples: Sequence[Mapping[str, Any]], multiple_of: int = 1) -> _Row:
     """
     if multiple_of > 1:
         examples = [piece for example in examples for piece in _with_padding(example, multiple_of)]
+    examples = alike(examples)
     columns = [column for column in examples[0] if all(column in example for example in examples)]
     row: _Row = {
         column: np.concatenate([np.asarray(example[column]) for example in examples]).tolist() for column in columns
@@ -93,7 +91,7 @@ class PackRows:
             budget=self.budget,
             multiple_of=self.multiple_of,
         )
-        rows = [row_of([pieces[number] for number in bin_], self.multiple_of) for bin_ in packed.bins]
+        rows: List[Any] = alike([row_of([pieces[number] for number in bin_], self.multiple_of) for bin_ in packed.bins])
         # A column that has as many values as tokens in some examples only, by chance, is not one of tokens.
         columns = [column for column in rows[0] if all(column in row for row in rows)] if rows else _COLUMNS
         return {column: [row[column] for row in rows] for column in columns}

@@ -111,7 +111,7 @@ def test_what_only_another_input_has_is_refused(tmp_path, given, said):
 
 
 def test_another_epoch_pairs_the_same_sequences_anew(corpus, tmp_path):
-    with build_small(corpus, tmp_path / "one") as one, build_small(corpus, tmp_path / "two", epoch=1) as two:
+    with build_small(corpus, tmp_path / "one") as one, build_small(corpus, tmp_path / "two", epoch=np.int64(1)) as two:
         assert one.manifest.digest == two.manifest.digest
         a, b = (disassemble(store.schema, store.records(np.arange(len(store)))) for store in (one, two))
         assert a.tokens["input_ids"].tolist() != b.tokens["input_ids"].tolist() and digest(a) == digest(b)

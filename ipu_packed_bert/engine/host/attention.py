@@ -22,7 +22,7 @@ class AttentionWork(NamedTuple):
     products: int  # multiplications of a score
 
 
-def work_of(blocks: AttentionBlocks, heads: int, width: int) -> AttentionWork:
+def _work_of(blocks: AttentionBlocks, heads: int, width: int) -> AttentionWork:
     """heads: of the attention; width: of a head."""
     tokens = sum(count * length for count, length in blocks.groups)
     scores = heads * sum(count * length * length for count, length in blocks.groups)
@@ -68,7 +68,7 @@ def block_rule(dtype: torch.dtype, model: ModelConfig, device: torch.device) -> 
         )
 
     def _nanoseconds(costs: Sequence[float], blocks: AttentionBlocks) -> float:
-        return sum(cost * part for cost, part in zip(costs, work_of(blocks, heads, width)))
+        return sum(cost * part for cost, part in zip(costs, _work_of(blocks, heads, width)))
 
     return BlockRule(eager, pays)
 

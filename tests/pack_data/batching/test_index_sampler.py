@@ -117,6 +117,7 @@ def test_longer_examples_are_truncated_split_or_dropped(way, longer):
     lengths = drawn(50, longest=3 * MSL)
     dataset, of_ranks = tokens_of(lengths), samplers(way.name, lengths, 2, longer=longer)
     view = of_ranks[0].view(dataset)
+    assert [len(example["input_ids"]) for example in view] == lengths.tolist()  # and there it ends
     items = [view[number]["input_ids"] for sampler in of_ranks for batch in sampler for number in batch]
     found = Counter(int(token) for ids in items for token in ids)
     kept = {"truncate": np.minimum(lengths, MSL), "split": lengths, "drop": np.where(lengths > MSL, 0, lengths)}[longer]

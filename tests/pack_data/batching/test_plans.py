@@ -60,7 +60,7 @@ def test_the_seed_and_the_epoch_decide_everything(way):
 
 @pytest.mark.parametrize(
     "lengths, reason",
-    [([], "no examples"), ([3, 0], "example 1 has 0 tokens"), ([3, 33], "example 1 has 33 tokens, must be 1 to 32")],
+    [([], "no examples"), ([3, 0], "1 has length 0"), ([3, 33], "1 has length 33; .* 32"), ([2.9], "whole numbers")],
 )
 def test_lengths_that_cannot_be_are_refused(lengths, reason):
     with pytest.raises(ValueError, match=reason):
@@ -71,7 +71,7 @@ def test_lengths_that_cannot_be_are_refused(lengths, reason):
     "make, reason",
     [
         (lambda: get_way("Sorted"), "unknown batching strategy 'Sorted'; choose from RandomSampling"),
-        (lambda: BatchOptions(0, 4), "batch_size is 0, must be at least 1"),
+        (lambda: BatchOptions(0, 4), "batch_size = 0; must be a whole number of at least 1"),
         (
             lambda: IndexBatchSampler("FixedLengthPacking", [3], BatchOptions(1, 4, ranks=2), rank=2),
             "rank is 2, must be 0 to 1",

@@ -168,6 +168,11 @@ def test_several_numbers_are_not_read_as_one(typed):
         (spfhp.main, "--out nosuch/r.json", "--out nosuch/r.json: there is no folder nosuch; make it first"),
         (optimal.main, "--out .", "--out .: is a folder; name a file in it"),
         (stream.main, "--plot .", "--plot .: is a folder; name a file in it"),
+        (
+            optimal.main,
+            "--histogram . --out l.csv",
+            "--out l.csv: is there, in a folder that is to be read; name another",
+        ),
         (stream.main, "--plot nowhere/x.png", "--plot nowhere/x.png: there is no folder nowhere; make it first"),
         (compare.main, "--csv nowhere/x.csv", "--csv nowhere/x.csv: there is no folder nowhere; make it first"),
         (compare.main, "--plot x.docx", "--plot x.docx: must end in .png, .pdf or .svg"),

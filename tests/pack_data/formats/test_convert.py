@@ -70,11 +70,15 @@ def packed(tmp_path, examples):
     return path
 
 
-def test_unpacked_to_packed_and_back_is_the_same_file(tmp_path, mlperf, examples):
+def test_unpacked_to_packed_and_back_is_the_same_file(tmp_path, mlperf, examples, capsys):
     """MLPerf TFRecord -> examples -> packs -> packed TFRecord -> store -> packed TFRecord -> MLPerf TFRecord."""
     read = [record.value for record in open_source(mlperf).read()]
     write_packed(str(tmp_path / "1.tfrecord"), records(in_packs(read)), RowWidths())
-    assert command(tmp_path / "1.tfrecord", tmp_path / "store", "--to-format", "store") == 0
+    to_store = (tmp_path / "1.tfrecord", tmp_path / "store", "--to-format", "store")
+    assert command(*to_store) == 0 and capsys.readouterr()
+    assert "holds a data set already" in refusal_of(convert.main, to_store, capsys)
+    inside = [tmp_path / "store", tmp_path / "store" / "manifest.json", "--to-format", "parquet"]
+    assert "lies among them" in refusal_of(convert.main, inside, capsys)
     assert command(tmp_path / "store", tmp_path / "2.tfrecord") == 0
     assert (tmp_path / "1.tfrecord").read_bytes() == (tmp_path / "2.tfrecord").read_bytes()
     assert (

@@ -10,6 +10,7 @@ from pack_data.sequences import Example, Sequences
 from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn, assemble
 from pack_data.verify import verify
+from tests.refusals import refused
 
 SCHEMA = PackSchema.bert(8, 2, 4, vocabulary_size=50)
 
@@ -45,6 +46,10 @@ def test_what_was_written_is_read_in_any_order(folder):
         order = np.random.default_rng(1).permutation(20)
         assert np.array_equal(store.records(order), records(20)[order])
         batch = store.batch(np.array([19, 0, 7, 7]))
+        for each in (store.records, store.batch, store.lengths):
+            assert len(each([])) in (0, len(batch))
+            with refused("asked for by their numbers; got bool"):
+                each(order > 9)
         assert {values.shape[0] for values in batch.values()} == {4} and np.array_equal(
             batch["input_ids"][2], batch["input_ids"][3]
         )

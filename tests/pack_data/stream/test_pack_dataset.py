@@ -9,6 +9,8 @@ import pytest
 from pack_data import BuildOptions, PackDataset, build, pack
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
+from pack_data.stream.rows import packed_rows
+from tests.refusals import refused
 from tests.token_sequences import random_sequences, sequences_of, write_megatron
 
 S = 16
@@ -85,6 +87,17 @@ def test_an_example_shorter_than_it_was_packed_is_named():
     rows = PackDataset([{"input_ids": [5, 6]}], packed=pack([3], max_sequence_length=8))
     with pytest.raises(ValueError, match="example 0 has 2 tokens, it was packed as one of 3"):
         rows[0]
+
+
+def test_an_example_without_labels_learns_its_tokens_and_others_keep_theirs():
+    examples = [{"input_ids": [1, 2, 3], "labels": [-100, -100, 3]}, {"input_ids": [4, 5], "labels": None}]
+    rows = PackDataset(examples, max_sequence_length=8)
+    assert rows.collate([rows[0]])["labels"].tolist() == [[-100, -100, 3, -100, 5]]
+    assert next(packed_rows(examples, 8))["labels"] == [-100, -100, 3, 4, 5]
+    wrong = {"labels": [5], "loss_mask": [1]}, {"input_ids": np.array([[4, 5]])}
+    for each, words in zip(wrong, ("has 2 input_ids and 1 labels", r"input_ids has the shape \(1, 2\)")):
+        with refused(words):
+            next(packed_rows([{**examples[1], **each}], 8))
 
 
 def test_a_loss_mask_ignores_labels():

@@ -1,5 +1,6 @@
 """Packs from a stream: every example once, within the limits, the same after a restart, near the bound."""
 
+import copy
 import itertools
 import json
 import pickle
@@ -246,6 +247,10 @@ def test_a_state_taken_while_a_programme_is_solved_gives_the_same_packs(monkeypa
     new = partial(PackStream, 512, max_sequences_per_pack=3, buffer_sequences=32)
     states = stopped_anywhere(new, drawn(500), 60)[1]
     assert any(state["solving"] is not None for state in states)
+    stream = new()
+    while stream._solving is None:
+        stream.put(0, 300)
+    assert copy.deepcopy(stream).state_dict() == stream.state_dict()
 
 
 def test_the_programme_is_solved_again_at_fixed_numbers_and_taken_up_later(monkeypatch):
