@@ -38,16 +38,10 @@ from tests.ranks_at_work import fine_tuning_made, run_all, updates_made
 from tests.tiny_runs import held_out_of, not_drawn, tiny_settings
 
 REPLICAS = 4  # of a job, one IPU each
-ON_IPUS = [
-    "engine.kind=ipu",
-    f"placement.replicas={REPLICAS}",
-    "placement.replicated_tensor_sharding=true",
-    "engine.half_weights=false",
-    "engine.gradient_accumulator_type=float32",
-    "engine.loss_scaling=128",
-    "model.hidden_dropout=0",
-    "batch.micro_batch=1",
-]
+ON_IPUS = (
+    f"engine.kind=ipu placement.replicas={REPLICAS} placement.replicated_tensor_sharding=true engine.loss_scaling=128 "
+    "engine.half_weights=false engine.gradient_accumulator_type=float32 model.hidden_dropout=0 batch.micro_batch=1"
+).split()
 ENVIRONMENT = {"POPDIST_NUM_TOTAL_REPLICAS": str(REPLICAS)}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Any, Dict, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -66,10 +66,9 @@ def build_network(task: Task, seed: int, *, attention: str = "eager") -> PackedB
         return task.network(attention)
 
 
-def saved_by(state: Mapping[str, Any]) -> int:
-    """How many processes took this state of an IPU engine; with another number its dropout draws from new streams."""
-    streams = state.get("ipu_random")
-    return 1 if streams is None or streams.dim() < 2 else int(streams.shape[0])
+def saved_by(state: Mapping[str, Any]) -> List[int]:
+    """The `streams` of the engine that took this state; in others dropout draws anew. Empty: not of IPUs."""
+    return [int(each) for each in state.get("ipu_random_of", ())]
 
 
 class Engine(abc.ABC):
@@ -77,6 +76,8 @@ class Engine(abc.ABC):
 
     task: Task
     processes: Processes = ONE  # that make each update together; each calls the methods here in the same order
+    # Of IPUs, which keep a random state: processes, replicas of each, IPUs a replica, 1 on the IPU Model.
+    streams: Sequence[int] = ()
 
     @property
     @abc.abstractmethod

@@ -160,7 +160,7 @@ class Prepared(abc.ABC, Generic[C]):
                 engine.load_state(begin.checkpoint.engine)
                 self.batches.load_state(begin.checkpoint.batches, same_batch=same_batch)
                 self._note_other_data(begin.checkpoint.batches)
-            _print_other_ranks(begin.checkpoint, engine.processes)
+            _print_other_streams(begin.checkpoint, engine)
         _refuse_other_weights(engine)
 
     def trained(self, log: Log, checkpoints: Optional[Path], first_step: int = 0) -> Outcome:
@@ -277,14 +277,12 @@ def _run(
     return made._train_and_write(args, begin)
 
 
-def _print_other_ranks(checkpoint: Checkpoint, processes: Processes) -> None:
-    """One line where IPUs go on in another number of processes, each of which keeps its random state."""
-    before = saved_by(checkpoint.engine)
-    if before != processes.size and "ipu_random" in checkpoint.engine:
-        print(
-            f"ranks     {processes.size}, after {before}: each update has the same sequences; dropout draws from new"
-            " streams"
-        )
+def _print_other_streams(checkpoint: Checkpoint, engine: Engine) -> None:
+    """One line where other IPUs, or other processes of them, go on: each keeps a random state."""
+    before, now = saved_by(checkpoint.engine), engine.streams
+    if before and now and before != now:
+        what = f"ranks     {now[0]}, after {before[0]}" if now[0] != before[0] else "note      on other IPUs"
+        print(f"{what}: each update has the same sequences; dropout draws from new streams")
 
 
 def _refuse_other_weights(engine: Engine) -> None:

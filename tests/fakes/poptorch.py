@@ -663,13 +663,16 @@ class PoplarExecutor:
     def rng_state(self):
         if not self._compiled:
             raise Error("Model has not been compiled or has been destroyed.")
-        return [self._values.get("random_seed", 0)] + self._rng.tolist()
+        replicas = self._values.get("replication_factor", 1)  # each has a state of its own
+        return [self._values.get("random_seed", 0)] + [0] * replicas + self._rng.tolist()
 
     @rng_state.setter
     def rng_state(self, state):
         if not self._compiled:
             raise Error("Model has not been compiled or has been destroyed.")
-        self._rng = _torch.tensor(state[1:], dtype=_torch.uint8)
+        if len(state) != len(self.rng_state):
+            raise Error(f"Devicex::setRngStateValue received rngState of size {len(state)}")
+        self._rng = _torch.tensor(state[-len(self._rng) :], dtype=_torch.uint8)
 
     # -- optimiser ----------------------------------------------------------------------------------------------
 

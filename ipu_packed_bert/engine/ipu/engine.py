@@ -75,6 +75,8 @@ class IpuEngine(Engine):
         self.config = config
         self.device = device
         self.instance, self.processes = find_instance(config), processes
+        per_replica, in_model = config.placement.ipus_per_replica, int(device.kind == "ipu_model")
+        self.streams = [processes.size, self.instance.replicas, per_replica, in_model]
         if processes.size != self.instance.instances:
             raise ValueError(
                 f"poprun started {self.instance.instances} instances, and the engine was given {processes.size}; enter "
@@ -308,7 +310,7 @@ class IpuEngine(Engine):
                 state["optimizer"][moment] = {name: tensor.clone() for name, tensor in found.items()}
             return state
         state["optimizer"] = {"step": self._updates, **moments(self._optimizer.state_dict()["ipu_state"], parameters)}
-        state["ipu_random"] = random
+        state["ipu_random"], state["ipu_random_of"] = random, torch.tensor(self.streams)
         return state
 
     def weights(self) -> Dict[str, torch.Tensor]:
@@ -353,7 +355,7 @@ class IpuEngine(Engine):
         self._updates = int(state["optimizer"]["step"])
         self._waiting = state["optimizer"]
         self._waiting_rng = None
-        if "ipu_random" in state and saved_by(state) == self.processes.size:
+        if "ipu_random" in state and saved_by(state) == self.streams:  # else PopART refuses its size
             rows = state["ipu_random"].reshape(self.processes.size, -1)
             self._waiting_rng = rows[self.processes.rank].numpy().view(np.uint64).tolist()
         self._host_is_behind = False

@@ -67,6 +67,11 @@ def training_options(
         .useOnChipStorage(not placement.optimizer_state_off_chip)
         .useReplicatedTensorSharding(placement.replicated_tensor_sharding)
     )
+    # PopTorch recomputes by itself on several IPUs, a stage from its input, and never on one.
+    if not engine.recomputes(ipus=True):
+        options._Popart.set("autoRecomputation", 0)  # None
+    elif placement.ipus_per_replica == 1:
+        options._Popart.set("autoRecomputation", 4)  # RecomputeAll, but for the checkpoints
     if placement.ipus_per_replica > 1:
         _tune_backend(options)
     return options

@@ -425,6 +425,8 @@ def training_options(ipu, config, kind="ipu"):
         ("stochastic_rounding", False, "enableStochasticRounding", False),
         ("synthetic_data", True, "syntheticDataMode", 2),
         ("log_cycles", False, "instrumentWithHardwareCycleCounter", False),
+        ("recompute_layers", None, "autoRecomputation", 4),  # RecomputeAll: on one IPU PopTorch does not by itself
+        ("recompute_layers", False, "autoRecomputation", 0),
     ],
 )
 def test_engine_settings_reach_the_options(sdk, key, value, name, expected):
