@@ -15,16 +15,24 @@ from typing import TYPE_CHECKING, Any, List
 from pack_data import __version__ as __version__
 
 if TYPE_CHECKING:
-    from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
-    from ipu_packed_bert.engine import build_engine, choose_engine
-    from ipu_packed_bert.engine.base import Engine, StepResult
-    from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_checkpoint, newest_checkpoint
-    from ipu_packed_bert.run_files.folder import read_log
-    from ipu_packed_bert.settings.pretraining import Config, ConfigError, load_config
-    from ipu_packed_bert.settings.shipped import config_file
-    from ipu_packed_bert.tasks.pretraining import Pretraining
-    from ipu_packed_bert.training.export import export_run, import_folder
-    from ipu_packed_bert.training.loop import Outcome
+    from ipu_packed_bert.data.global_batches import GlobalBatches as GlobalBatches
+    from ipu_packed_bert.data.global_batches import StoredPacks as StoredPacks
+    from ipu_packed_bert.engine import build_engine as build_engine
+    from ipu_packed_bert.engine import choose_engine as choose_engine
+    from ipu_packed_bert.engine.base import Engine as Engine
+    from ipu_packed_bert.engine.base import StepResult as StepResult
+    from ipu_packed_bert.run_files.checkpoints import Checkpoint as Checkpoint
+    from ipu_packed_bert.run_files.checkpoints import load_checkpoint as load_checkpoint
+    from ipu_packed_bert.run_files.checkpoints import newest_checkpoint as newest_checkpoint
+    from ipu_packed_bert.run_files.folder import read_log as read_log
+    from ipu_packed_bert.settings.pretraining import Config as Config
+    from ipu_packed_bert.settings.pretraining import ConfigError as ConfigError
+    from ipu_packed_bert.settings.pretraining import load_config as load_config
+    from ipu_packed_bert.settings.shipped import config_file as config_file
+    from ipu_packed_bert.tasks.pretraining import Pretraining as Pretraining
+    from ipu_packed_bert.training.export import export_run as export_run
+    from ipu_packed_bert.training.export import import_folder as import_folder
+    from ipu_packed_bert.training.loop import Outcome as Outcome
 
 _PLACES = {
     "Checkpoint": "run_files.checkpoints",
@@ -47,26 +55,7 @@ _PLACES = {
     "read_log": "run_files.folder",
 }
 
-__all__ = [
-    "Checkpoint",
-    "Config",
-    "ConfigError",
-    "Engine",
-    "GlobalBatches",
-    "Outcome",
-    "Pretraining",
-    "StepResult",
-    "StoredPacks",
-    "build_engine",
-    "choose_engine",
-    "config_file",
-    "export_run",
-    "import_folder",
-    "load_checkpoint",
-    "load_config",
-    "newest_checkpoint",
-    "read_log",
-]
+__all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> Any:

@@ -79,8 +79,8 @@ def _convert(
             f"{source.path} holds {kind}, {to_format} holds {' or '.join(TARGETS[to_format])}" + _PACK_FIRST * unpacked
         )
     if os.path.exists(destination):
-        read = {Path(source.path).resolve(), *(Path(file).resolve() for file in source.files)}
-        if read & {Path(destination).resolve(), *Path(destination).resolve().parents}:
+        inside = Path(source.path).resolve() in Path(destination).resolve().parents
+        if inside or any(os.path.samefile(destination, file) for file in source.files):
             raise ValueError(f"{destination}: is one of the files to read, or lies among them; name another one")
     if to_format == "store":
         check_out(Path(destination))

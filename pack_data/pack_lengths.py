@@ -123,9 +123,10 @@ def pack(
     items, group = taken, None
     if groups is not None:
         groups = _one_each("groups", groups)
-        if (
-            groups.size and groups.dtype.kind in "fcO"
-        ):  # a column with gaps is read as floats, and all gaps would be one group
+        if groups.dtype == object:
+            groups = np.array(groups.tolist())
+        # A column with gaps is one of floats, and all gaps would be one group.
+        if groups.size and groups.dtype.kind not in "iu":
             raise ValueError(f"groups are whole numbers, one for each sequence; got {groups.dtype}")
         if len(groups) != fitted.longer.examples:
             raise ValueError(f"{len(groups)} groups for {fitted.longer.examples} lengths; give one for each sequence")

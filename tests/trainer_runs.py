@@ -99,19 +99,8 @@ def tokens_with_assistant_masks():
     )
 
 
-SETTINGS = {
-    "num_train_epochs": 2,
-    "logging_steps": 1,
-    "report_to": [],
-    "use_cpu": True,
-    "bf16": False,
-    "disable_tqdm": True,
-    "optim": "sgd",
-    "learning_rate": 0.5,
-    "lr_scheduler_type": "constant",
-    "max_grad_norm": 0.0,
-    "save_strategy": "no",
-}
+SETTINGS = dict(num_train_epochs=2, logging_steps=1, report_to=[], use_cpu=True, bf16=False, disable_tqdm=True)
+SETTINGS.update(optim="sgd", learning_rate=0.5, lr_scheduler_type="constant", max_grad_norm=0.0, save_strategy="no")
 
 
 class Collator:

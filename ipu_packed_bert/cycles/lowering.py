@@ -30,17 +30,8 @@ CATEGORIES = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, C
 VIEWS = frozenset("view _unsafe_view t transpose unsqueeze squeeze expand slice select detach unbind clone".split())
 # Folded when the graph is compiled.
 CONSTANTS = frozenset("zeros full full_like ones_like arange empty_like".split())
-_BINARY = {
-    "add": "add",
-    "mul": "mul",
-    "div": "div",
-    "addcmul": "mul",
-    "clamp": "max",
-    "eq": "compare",
-    "ne": "compare",
-    "gt": "compare",
-    "bitwise_and": "logical",
-}
+_BINARY = dict(add="add", mul="mul", div="div", addcmul="mul", clamp="max", bitwise_and="logical")
+_BINARY.update(dict.fromkeys(("eq", "ne", "gt"), "compare"))
 _UNARY = ("tanh", "sqrt")
 
 

@@ -76,7 +76,7 @@ def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
     if config.data.mixed_with:
         manifest = _mixed(config, [manifest, *map(read_manifest, map(Path, config.data.mixed_with))])
     filled = config.filled_in(facts(config, manifest), f"the data set in {folder}")
-    check_data(filled, manifest)
+    _check_data(filled, manifest)
     return filled, manifest
 
 
@@ -273,7 +273,7 @@ def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest
     return problems
 
 
-def check_data(config: Config, manifest: Manifest) -> None:
+def _check_data(config: Config, manifest: Manifest) -> None:
     """Raise ConfigError, with every contradiction, where ``config`` does not fit the data set."""
     problems = _contradictions(config, manifest.schema)
     # 0: a data set from a foreign format, which does not say.
@@ -292,7 +292,7 @@ def check_data(config: Config, manifest: Manifest) -> None:
 
 
 def check_schema(config: Config, schema: PackSchema) -> None:
-    """As :func:`check_data`, by the shape of the packs alone."""
+    """As :func:`_check_data`, by the shape of the packs alone."""
     problems = _contradictions(config, schema)
     wanted = config.data.max_predictions_per_sequence or 1
     if schema.max_predictions_per_pack < wanted:

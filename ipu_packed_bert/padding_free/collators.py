@@ -79,7 +79,9 @@ class PaddingFreeCollator:
                 f"{type(base_of(model)).__name__} attends to both sides, and then no boundaries are found in "
                 "position_ids; leave slots out"
             )
-        self._collate = partial(padding_free_batch, pad_id=pad_id, slots=slots, multiple_of=multiple_of)
+        self._collate = partial(
+            padding_free_batch, pad_id=pad_id, slots=slots, multiple_of=multiple_of, causal=not attends_both_ways(model)
+        )
 
     def __call__(self, examples: Sequence[Example]) -> Inputs:
         inputs = inputs_for(self._model, self._collate(examples))

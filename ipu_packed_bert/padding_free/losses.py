@@ -340,3 +340,11 @@ def loss_sum(model: Any, inputs: Inputs) -> torch.Tensor:
         return cross_entropy_sum(logits_of(model, inputs), labels, causal=causal)
     others = {name: value for name, value in inputs.items() if name != "labels"}
     return layer._loss_of(model, others, _labels_behind(labels) if causal else labels)
+
+
+def supervised(model: Any, labels: torch.Tensor) -> torch.Tensor:
+    """Number of predicted tokens, a scalar where the labels are, so that a device is not waited for.
+
+    labels: [rows, tokens].  In a causal model the first token of a row is never predicted: none stands before it.
+    """
+    return (labels[:, 0 if attends_both_ways(model) else 1 :] != IGNORED).sum()

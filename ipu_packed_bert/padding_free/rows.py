@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ipu_packed_bert.padding_free.collators import Inputs
-from ipu_packed_bert.padding_free.losses import IGNORED, cross_entropy_sum
+from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways
+from ipu_packed_bert.padding_free.losses import IGNORED, cross_entropy_sum, supervised
 from ipu_packed_bert.padding_free.models import FirstDifference
 from ipu_packed_bert.padding_free.update import to_device
 
@@ -175,6 +175,7 @@ class RowProbe:
         self.probe, self.model, self.training, self.limit = probe, probe.model, probe.training, float(probe.limit)
         own_ones = (each for each in self.model.parameters() if type(each.data) is torch.Tensor)  # not shards
         self.parameters = [each for each in own_ones if each.requires_grad]
+        self.causal = not attends_both_ways(self.model)
         self.update, self.levelled = 0.0, False  # levelled: whether the model gives an auxiliary loss
 
     def _examples(self, lengths: Sequence[int], draw: np.random.Generator, kinds: bool = False) -> List[Example]:
@@ -189,7 +190,8 @@ class RowProbe:
             if kind not in made or not kinds:
                 ids = self.probe.tokens(length, draw)
                 labels = ids.copy()
-                labels[: length // 2 if kind[1] else 0] = IGNORED
+                # A masked model's own collators keep the label of a first token, others leave it out as causal ones do.
+                labels[: length // 2 if kind[1] else int(not self.causal)] = IGNORED
                 made[kind] = {"input_ids": ids, "labels": labels}
             found.append(made[kind])
         return found
@@ -368,7 +370,8 @@ class RowProbe:
 
     def _label_loss(self, inputs: Inputs) -> torch.Tensor:
         logits = self.training.forward(self.model, inputs)
-        return cross_entropy_sum(logits, inputs["labels"]) / (inputs["labels"][:, 1:] != IGNORED).sum().clamp(min=1)
+        labels = inputs["labels"]
+        return cross_entropy_sum(logits, labels, causal=self.causal) / supervised(self.model, labels).clamp(min=1)
 
     def _auxiliary(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
         """The auxiliary loss of a row of equal lengths is that of a plain batch."""

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ipu_packed_bert.padding_free.choice import find_choice
 from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways, inputs_for
-from ipu_packed_bert.padding_free.losses import BLOCK, IGNORED, cross_entropy_sum, loss_sum, output_layer
+from ipu_packed_bert.padding_free.losses import BLOCK, IGNORED, cross_entropy_sum, loss_sum, output_layer, supervised
 from ipu_packed_bert.padding_free.models import base_of, choice_of
 from ipu_packed_bert.padding_free.probe import audit_batch
 from ipu_packed_bert.padding_free.streams import PackedStream
@@ -224,7 +224,7 @@ def _loss_and_tokens(trainer: Any, model: Any, inputs: Inputs, loss: torch.Tenso
         some = {name: each[:real] if torch.is_tensor(each) else each for name, each in inputs.items()}
         with torch.no_grad(), trainer.compute_loss_context_manager():  # on all ranks, as their weights may be shared
             total = loss_sum(model, some if real else inputs)
-    tokens = (labels[:real, 1:] != IGNORED).sum()
+    tokens = supervised(model, labels[:real])
     if real == rows and number is None:
         total = loss * tokens
     elif real == rows:
@@ -375,7 +375,7 @@ class _JoiningCollator:
 
     def __call__(self, examples: Sequence[Any]) -> Inputs:
         made = [self._one(example) for example in examples]
-        inputs = inputs_for(self._model, padding_free_batch(made))
+        inputs = inputs_for(self._model, padding_free_batch(made, causal=not attends_both_ways(self._model)))
         if inputs["input_ids"].numel() > max(self._most_tokens, 1):
             raise ValueError(
                 f"the examples of a batch have {inputs['input_ids'].numel()} tokens behind the data collator, and "
@@ -408,4 +408,5 @@ class _JoiningCollator:
 def _token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None, *, causal: bool) -> torch.Tensor:
     """The sum of the cross-entropies over the predicted tokens of the whole update, for models that cannot count."""
     total = cross_entropy_sum(outputs["logits"], labels, causal=causal)
-    return total / ((labels[:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)
+    own = (labels[:, 1 if causal else 0 :] != IGNORED).sum()
+    return total / (own if num_items_in_batch is None else num_items_in_batch)

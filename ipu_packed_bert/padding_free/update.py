@@ -13,8 +13,8 @@ from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 import torch
 from torch import distributed
 
-from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways
-from ipu_packed_bert.padding_free.losses import IGNORED, loss_sum
+from ipu_packed_bert.padding_free.collators import Inputs
+from ipu_packed_bert.padding_free.losses import IGNORED, loss_sum, supervised
 from ipu_packed_bert.padding_free.models import in_first_fsdp
 
 
@@ -23,14 +23,6 @@ class UpdateResult(NamedTuple):
 
     loss: float  # mean over the predicted tokens, natural logarithm
     supervised_tokens: int  # predicted tokens
-
-
-def _supervised(model: Any, labels: torch.Tensor) -> torch.Tensor:
-    """Number of predicted tokens, a scalar where the labels are, so that a device is not waited for.
-
-    labels: [rows, tokens].  In a causal model the first token of a row is never predicted: none stands before it.
-    """
-    return (labels[:, 0 if attends_both_ways(model) else 1 :] != IGNORED).sum()
 
 
 def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
@@ -47,7 +39,7 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
     averaged = _is_averaged(model)
     own = torch.tensor([0.0, len(micro_batches), len(micro_batches) ** 2], dtype=torch.float64, device=device)
     if micro_batches:  # a rank without any must take part, or the others would wait for it for ever
-        own[0] = torch.stack([_supervised(model, inputs["labels"]) for inputs in micro_batches]).sum()
+        own[0] = torch.stack([supervised(model, inputs["labels"]) for inputs in micro_batches]).sum()
     if ranks > 1:
         distributed.all_reduce(own)
     tokens, number, squares = (int(value) for value in own.tolist())
@@ -151,9 +143,9 @@ def mean_loss(model: Any, batches: Iterable[Inputs], device: Optional[torch.devi
         for inputs in batches:
             moved = inputs if device is None else to_device(inputs, device)
             sums.append(loss_sum(model, moved).double())
-            counts.append(_supervised(model, moved["labels"]))
+            counts.append(supervised(model, moved["labels"]))
     model.train(training)
     tokens = int(torch.stack(counts).sum()) if counts else 0
     if not tokens:
-        raise ValueError(f"no token of these batches is predicted: every label is {IGNORED} or the first of its row")
+        raise ValueError(f"no token of these batches is predicted: each label is {IGNORED}, or first in a causal row")
     return float(torch.stack(sums).sum()) / tokens

@@ -510,7 +510,7 @@ def _speed_lines(made: RunPlan) -> List[str]:
     if made.config.engine.kind == "host" or made.update is None or not isinstance(made.config, Config):
         return []
     if made.config.data.max_sequences_per_pack is None:
-        return ["  speed     not predicted: the cycle model needs a number of sequences in a pack at most"]
+        return ["  speed     not predicted: data.max_sequences_per_pack is unlimited, the cycle model needs a number"]
     found = known_speed(made.config, made.update.factor.value, cache_folder())
     if found is None:
         return [

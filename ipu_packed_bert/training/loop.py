@@ -214,7 +214,7 @@ class _Kept:
         Checkpoints that are newer than one known to be good are set aside: each update from them would fail again.
         """
         if self._folder is None:
-            return "rank 0 knows what was saved"
+            return "no checkpoint is this process's own"
         found = saved(self._folder)
         if not found:
             earlier = f", and with run.checkpoint_every above 0 and below {step}" if step > 1 else ""

@@ -228,7 +228,7 @@ def engine_and_batches(
     same: Mapping[str, Any],
 ) -> Tuple[Engine, GlobalBatches, Any]:
     """As `Prepared` has them. same: what, besides the configuration, must be the same in all processes."""
-    here = {"torch": torch.__version__, "the device": "cuda" if choice.cuda else choice.kind}
+    here = {"torch": torch.__version__, "the device": "cuda" if choice.cuda else choice.kind.replace("host", "cpu")}
     processes.refuse_differences({**flat(config.as_dict()), **same, **here})
     engine = build_engine(config, task, choice, packing_factor=factor, processes=processes)
     global_batches = GlobalBatches(packs, task.layout(config, factor), share=engine.share, held_out=held_out)
@@ -260,7 +260,9 @@ def _run(
     if choice.kind == "host":
         keep_buffers()
     if not config.engine.offline_export:  # asked for before the work
-        require("training, which saves its weights,", "safetensors", *filter(None, [config.run.track]))
+        require("training, which saves its weights,", "safetensors")
+        if config.run.track:
+            require(f"run.track={config.run.track}", config.run.track)
     made = kind.make(config, begun)
     opened.enter_context(contextlib.closing(made.engine))
     opened.enter_context(contextlib.closing(made.batches))

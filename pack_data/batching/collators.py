@@ -30,8 +30,8 @@ def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
     silence, all tokens would be learnt.
     """
     ids = example["input_ids"]
-    if getattr(ids, "ndim", 1) != 1:
-        raise ValueError(f"{name}: input_ids has the shape {tuple(ids.shape)}; give one dimension")
+    if getattr(ids, "ndim", 1) != 1 or len(ids) and np.ndim(ids[0]):
+        raise ValueError(f"{name}: input_ids has the shape {np.shape(ids)}; give one dimension")
     found = {}
     for column, values in example.items():
         listed = hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0 and not isinstance(values, _NO_VALUES)
@@ -74,13 +74,18 @@ def _columns(examples: Sequence[Example], pad_id: int) -> List[Dict[str, np.ndar
 
 
 def padding_free_batch(
-    examples: Sequence[Example], *, pad_id: int = 0, slots: Optional[int] = None, multiple_of: int = 1
+    examples: Sequence[Example],
+    *,
+    pad_id: int = 0,
+    slots: Optional[int] = None,
+    multiple_of: int = 1,
+    causal: bool = True,
 ) -> Dict[str, np.ndarray]:
     """All examples in one row, without padding.  ("Enhancing Training Efficiency Using Packing ...", section 3.4.)
 
     input_ids, labels, position_ids [1, tokens]; cumulative_lengths int32 [examples + 1], from 0 to tokens; max_length,
     tokens of the longest example.  position_ids begin at 0 in each example.  The first label of each example is
-    -100, because the token before it belongs to another example.
+    -100, because the token before it belongs to another example; not so with causal=False, for masked models.
     slots: tokens of every row, where all rows must have one shape.  Each padding token is an example of its own.
     Raises ValueError where the examples have more tokens.
     multiple_of: each example begins at a multiple of it, and the row ends at one.  The padding behind an example is an
@@ -101,7 +106,8 @@ def padding_free_batch(
     lengths = np.array([len(column["input_ids"]) for column in columns])
     ends = np.cumsum(lengths)
     labels = np.concatenate([column["labels"] for column in columns])
-    labels[ends - lengths] = _IGNORED
+    if causal:
+        labels[ends - lengths] = _IGNORED
     return {
         "input_ids": np.concatenate([column["input_ids"] for column in columns])[None],
         "labels": labels[None],

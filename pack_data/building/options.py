@@ -77,7 +77,7 @@ class BuildOptions:
             (None, "duplication_factor epoch max_predictions_per_sequence seed vocabulary_size"),
         ):
             for name in names.split():
-                if getattr(self, name) is not None:
+                if name != "max_predictions_per_sequence" or getattr(self, name) is not None:
                     object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
         if not self.append:  # then S is that of the rest
             check_multiple(self.max_sequence_length, self.multiple_of)

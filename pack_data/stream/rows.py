@@ -39,9 +39,9 @@ def row_of(examples: Sequence[Mapping[str, Any]], multiple_of: int = 1) -> _Row:
     multiple_of: each example begins at a multiple of it, and the row ends at one.  The padding behind an example counts
     as an example of its own; it has zeros, and -100 in labels, a column that every row has then.
     """
+    examples = alike(examples)
     if multiple_of > 1:
         examples = [piece for example in examples for piece in _with_padding(example, multiple_of)]
-    examples = alike(examples)
     columns = [column for column in examples[0] if all(column in example for example in examples)]
     row: _Row = {
         column: np.concatenate([np.asarray(example[column]) for example in examples]).tolist() for column in columns
@@ -80,9 +80,10 @@ class PackRows:
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> Dict[str, List[List[int]]]:
         longer = Longer(self.longer, self.max_sequence_length)
         names = list(batch)
-        pieces: List[Dict[str, Any]] = []
+        pieces: List[Any] = []
         for number, values in enumerate(zip(*batch.values())):
             pieces += pieces_of(dict(zip(names, values)), longer, f"example {number} of the batch")
+        pieces = alike(pieces)
         packed = pack(
             np.array([len(piece[TOKENS]) for piece in pieces], np.int64),
             max_sequence_length=self.max_sequence_length,
@@ -91,7 +92,7 @@ class PackRows:
             budget=self.budget,
             multiple_of=self.multiple_of,
         )
-        rows: List[Any] = alike([row_of([pieces[number] for number in bin_], self.multiple_of) for bin_ in packed.bins])
+        rows = [row_of([pieces[number] for number in bin_], self.multiple_of) for bin_ in packed.bins]
         # A column that has as many values as tokens in some examples only, by chance, is not one of tokens.
         columns = [column for column in rows[0] if all(column in row for row in rows)] if rows else _COLUMNS
         return {column: [row[column] for row in rows] for column in columns}

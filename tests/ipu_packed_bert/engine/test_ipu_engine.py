@@ -328,6 +328,10 @@ def test_a_resumed_run_is_bit_identical(sdk, name):
     second.load_state(state)
     assert [second.step(batch, 0.01).loss for batch in batches[2:]] == losses[2:]
     assert_same_weights(second.state(), end, tolerance=0.0)
+    two = make_config(model={"hidden_dropout": 0.1}, optimizer={"name": name}, replicas=2)  # another random state
+    other = make_engine(sdk, two)
+    other.load_state(state)
+    assert other.streams != first.streams and other.step(make_batch(two), 0.01).finite
 
 
 def test_state_is_plain_and_survives_saving(sdk, tmp_path):

@@ -115,10 +115,12 @@ def test_encoders_are_right(kind):
     padding = {"attention_mask": torch.ones_like(ids)}
     padding["attention_mask"][1, 30:] = 0
     words = torch.cat([torch.as_tensor(each["input_ids"]) for each in examples])
-    inputs["labels"] = torch.where(torch.arange(64) % 9 == 3, words, IGNORED)[None]  # masked tokens: of themselves
+    labels = torch.where(torch.arange(64) % 9 == 0, words, IGNORED)  # of the tokens themselves, first ones too
+    own = zip(examples, labels.split([len(each["input_ids"]) for each in examples]))
+    inputs = PaddingFreeCollator(switched)([{**each, "labels": masked.numpy()} for each, masked in own])
     with torch.no_grad():
         expected = torch.cat([plain(torch.as_tensor(each["input_ids"])[None]).logits[0] for each in examples])
-        loss = torch.nn.functional.cross_entropy(expected, inputs["labels"][0])
+        loss = torch.nn.functional.cross_entropy(expected, labels)
         assert mean_loss(switched, [inputs]) == pytest.approx(float(loss), rel=1e-6)
         found = switched(**{name: value for name, value in inputs.items() if name != "labels"}).logits[0]
         padded = [model(ids, **padding).logits for model in (switched, plain)]
@@ -133,6 +135,17 @@ def test_a_model_that_gives_no_words_is_refused_and_stays_as_it_was():
     with refused("gives each token 3 logits, and 50 words need as many"):
         use_padding_free(model, longest=16, row=32)
     assert attention_of(model) == "sdpa" and choice_of(model).boundaries == "position_ids"
+
+
+def test_ctrl_c_leaves_the_model_as_it_was(monkeypatch):
+    def stopped(model, **_):
+        raise KeyboardInterrupt
+
+    model = a_model()
+    monkeypatch.setattr("ipu_packed_bert.padding_free.choice.check_no_leak", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        use_padding_free(model)
+    assert attention_of(model) == "sdpa" and choice_of(model).boundaries == "position_ids" and model.config.use_cache
 
 
 def given_positions(model, lengths=(9, 5, 12)):

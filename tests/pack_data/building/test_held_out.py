@@ -11,6 +11,7 @@ from pack_data.build import main as build_main
 from pack_data.building import sides
 from pack_data.building.sides import held_out_folder
 from pack_data.building.work_folder import COMMIT
+from pack_data.packing import Packing
 from pack_data.store.data_set import PackStore, read_manifest
 from pack_data.store.packs import disassemble
 from pack_data.text.corpus import Document, documents
@@ -128,6 +129,9 @@ def test_held_out_packs_are_no_deeper_than_those_of_training_and_proven_so(tmp_p
         (texts / f"{number}.txt").write_text(text)
     build_small(texts, out, **{**QUICK, "packer": "optimal", "max_sequences_per_pack": None}).close()
     assert verify(out) and verify(held_out_folder(out))
+    depth = read_manifest(out).schema.max_sequences_per_pack
+    packing = Packing.load(held_out_folder(out) / "recipe.json")
+    assert packing.max_sequences_per_pack == depth < 64 // int(min(packing.placed().nonzero()[0]))  # deeper ones fit
 
 
 def test_the_bytes_do_not_depend_on_workers(corpus, tmp_path):
