@@ -46,19 +46,9 @@ from pack_data.sort import Batching
 
 # The rows of Table 1: (packer, packing depth), and the paper's figures: EFF %, p, OH %, realised speed-up.
 ROWS: Tuple[PackingKey, ...] = (
-    ("none", 1),
-    ("greedy", None),
-    ("spfhp", 2),
-    ("spfhp", 3),
-    ("nnlshp", 3),
-    ("spfhp", 4),
-    ("spfhp", 8),
-    ("spfhp", None),
-    ("optimal", 2),
-    ("optimal", 3),
-    ("optimal", 4),
-    ("optimal", 8),
-    ("optimal", None),
+    *(("none", 1), ("greedy", None)),
+    *(("spfhp", 2), ("spfhp", 3), ("nnlshp", 3), ("spfhp", 4), ("spfhp", 8), ("spfhp", None)),
+    *(("optimal", depth) for depth in (2, 3, 4, 8, None)),
 )
 _PAPER_ROWS: Dict[PackingKey, Tuple[Any, Any, Any, Any]] = {
     ("none", 1): (50.0, 1.00, 0.0, 1.0),

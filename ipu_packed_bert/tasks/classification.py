@@ -260,8 +260,9 @@ def _labels(raw: Any, where: str, columns: ClassificationConfig) -> Tuple[Tuple[
         return (), number
     if columns.name == MULTI_LABEL:
         parts = raw if isinstance(raw, list) else [part.strip() for part in str(raw).split(_SEPARATOR)]
-        if isinstance(raw, dict) or not all(map(is_label, parts)):
-            raise refused("labels of at most 1,000 characters")
+        twice = isinstance(raw, list) and len(set(map(str, raw))) < len(raw)  # as in a list of 0 and 1
+        if raw is None or isinstance(raw, dict) or twice or not all(map(is_label, parts)):
+            raise refused("labels of at most 1,000 characters, each once")
         return tuple(dict.fromkeys(str(part) for part in parts if part != "")), math.nan
     if raw == "" or not is_label(raw):
         raise refused("one label, of at most 1,000 characters")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import abc
 import math
+import re
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -135,6 +136,8 @@ class ExamplePacks(Packs):
     def __init__(self, inputs: Inputs, packing: Packing, *, seed: int = 0, depth: Optional[int] = None):
         self.inputs, self.packing, self.seed = inputs, packing, seed
         self.digest = zlib.crc32(inputs.input_ids.tobytes())
+        for _, learnt in sorted({**inputs.targets, **inputs.slot_targets, **inputs.slots}.items()):
+            self.digest = zlib.crc32(np.ascontiguousarray(learnt).tobytes(), self.digest)
         self.schema = _schema_of(inputs, packing.max_sequence_length, max(1, packing.largest_depth, depth or 1))
         self._epoch: Tuple[int, np.ndarray] = (-1, np.zeros(0, self.schema.record_dtype))
 
@@ -429,7 +432,9 @@ class LabelTask(ExampleTask):
                     f"{self.sources['training']}: has no labels; name their column with --set "
                     f"task.{self.label_setting}=..."
                 )
-            labels = sorted({label for example in read["training"] for label in example.labels}, key=_in_order)
+            learnt = {label for example in read["training"] for label in example.labels}
+            # A checkpoint that was trained on these keeps their order, as it keeps its head.
+            labels = labels if labels and learnt <= set(labels) else sorted(learnt, key=_in_order)
         if labels is None:
             raise ValueError(
                 f"{self.config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint "
@@ -463,4 +468,4 @@ class LabelTask(ExampleTask):
 
 def _in_order(label: str) -> Tuple[int, int, str]:
     """Numbers first, in their order; then texts in theirs."""
-    return (0, int(label), "") if label.isdecimal() and len(label) < 19 else (1, 0, label)
+    return (0, int(label), "") if re.fullmatch(r"[+-]?\d{1,18}", label) else (1, 0, label)

@@ -199,7 +199,7 @@ def read_records(
 def _delimited_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:
     # A quote in a TSV file is a character like any other, as in the GLUE files.
     options: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if source.format == "tsv" else {}
-    reader = csv.reader(source.lines(newline=""), **options)
+    reader, line = csv.reader(source.lines(newline=""), strict=True, **options), 1
     try:
         header = next(reader, [])
         line = reader.line_num + 1
@@ -212,7 +212,7 @@ def _delimited_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow
             line = reader.line_num + 1
     except csv.Error as error:
         with faults.of_record():
-            raise ValueError(f"{source} line {reader.line_num}: not a table ({error})") from None
+            raise ValueError(f"{source} line {line}: not a table, or a quote stays open ({error})") from None
 
 
 def _json_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:

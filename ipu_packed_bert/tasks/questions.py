@@ -9,6 +9,7 @@ Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -418,7 +419,10 @@ def _answer(
     for window, counts, values in zip(own, _max_context(own, len(spans)), logits):
         found += _best_spans(window, counts, values.astype(np.float64), settings)
     for score, first, last in sorted(found, key=lambda each: (-each[0], each[1], each[2])):
-        text = question.paragraph[spans[first, 0] : spans[last, 1]]
+        end = int(spans[last, 1])
+        while end < len(question.paragraph) and unicodedata.combining(question.paragraph[end]):
+            end += 1  # an accent that the vocabulary strips
+        text = question.paragraph[spans[first, 0] : end]
         if text not in best:
             best[text] = score
             if len(best) == _N_BEST:

@@ -6,6 +6,7 @@ Letters as in `model/bert.py`: B rows, S slots; C classes.
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from itertools import chain
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -161,7 +162,7 @@ def _conll_sentences(source: ExampleSource, labelled: bool) -> List[_Sentence]:
     sentences: List[_Sentence] = []
     rows: List[List[str]] = []
     for number, line in enumerate(chain(source.lines(), [""]), start=1):
-        cells = line.split()
+        cells = re.findall(r"[^ \t\r\n\f\v]+", line)  # a no-break space is part of a word
         if cells and not line.startswith("-DOCSTART-"):
             rows.append(cells)
         elif rows:

@@ -22,11 +22,12 @@ from ipu_packed_bert.settings.pretraining import config_from_tree as pretraining
 from ipu_packed_bert.tasks import questions as module
 from ipu_packed_bert.tasks import scores as metrics
 from ipu_packed_bert.tasks.classification import ClassificationTask
-from ipu_packed_bert.tasks.examples import Asked, Tokenizer
+from ipu_packed_bert.tasks.examples import Asked, Tokenizer, _in_order
 from ipu_packed_bert.tasks.files import ExampleSource, located
 from ipu_packed_bert.tasks.questions import QuestionsTask, gold
 from pack_data.text.vocabulary import Vocabulary
 from tests.fine_tuning_files import MODEL, VOCABULARY, WORDS, tiny_squad, tiny_table
+from tests.refusals import refused
 
 
 def table(path, kind, *, slots=32, **settings):
@@ -220,11 +221,11 @@ def test_answers_come_back_letter_by_letter(tmp_path):
     """Capitals, accents and part of a word: the text is that of the paragraph, from the first token's first character
     on.
     """
-    task = asked(tmp_path, "The Rivér, (Stone)  CASTLE.", "Stone)  CASTLE")
+    task = asked(tmp_path, "The Rivér, (Stone)  CASTLE\u0301.", "Stone)  CASTLE\u0301")
     (start,), (end,) = targets_of(task)
     logits = np.zeros((len(task.evaluation.input_ids), 2))
     logits[start, 0] = logits[end, 1] = 9.0
-    assert answer_of(task, [logits])[0] == "Stone)  CASTLE"
+    assert answer_of(task, [logits])[0] == "Stone)  CASTLE\u0301"
 
 
 def brute_force(windows, logits, options):
@@ -393,6 +394,7 @@ def test_tables_of_every_kind(tmp_path, name, text, kind, texts, labels):
         ("words,label\na,x\n", "single_label", "line 2: no column 'text', there are words, label"),
         ("text,label\na,\n", "single_label", "must be one label"),
         ('text,label\n"a\nb",x\nq,\n', "single_label", "line 4: label is .* must be one label"),
+        ('text,label\na,x\nb,"y\nc,x\n', "single_label", "line 3: not a table, or a quote stays open"),
         ("text,label\na,much\n", "regression", "'much'; must be a number"),
         ("text,label\n", "single_label", "holds no text"),
         ("text,label\na,1e300\n", "regression", "must be a number"),
@@ -407,10 +409,21 @@ def test_broken_tables_in_one_line(tmp_path, text, kind, message):
     assert "\n" not in str(raised.value) and "t.csv" in str(raised.value) and len(str(raised.value)) < 600
 
 
+@pytest.mark.parametrize("label", ["null", "[0, 1, 0]", '["x", "x"]'])
+def test_what_is_no_list_of_labels_is_refused(tmp_path, label):
+    (tmp_path / "t.jsonl").write_text(f'{{"text": "a", "label": {label}}}\n')
+    with refused("must be labels of at most 1,000 characters, each once"):
+        table(tmp_path / "t.jsonl", "multi_label")
+
+
 def test_labels_and_their_targets(tmp_path):
+    assert sorted(["10", "x", "-1", "1", "2"], key=_in_order) == ["-1", "1", "2", "10", "x"]
     path = tiny_table(tmp_path / "t.csv", "multi_label", texts=30)
     task = table(path, "multi_label")
     assert task.labels == ["l0", "l1", "l2", "l3"]
+    known = ["l3", "more", "l0", "l1", "l2"]  # of the checkpoint, whose head goes on
+    again = ClassificationTask(task.config, Tokenizer(VOCABULARY), MODEL, known)
+    assert again.labels == known and again.packs.digest != task.packs.digest
     for line, row in zip(path.read_text().splitlines()[1:], task.training.targets["labels"]):
         assert {task.labels[each] for each in np.flatnonzero(row)} == set(line.split(",")[1].split("|"))
     path.write_text("text,label\na,10\nb,9\n")

@@ -33,6 +33,9 @@ def test_both_forms_of_files(tmp_path):
     for task in (of_lines, of_json):
         assert task.texts(task.config) == ["river stone", "music"] and task.labels == ["B-LOC", "I-LOC", "O"]
         assert task.training.slots["labels"].tolist() == [0, 1, 2, 0, 0, 3, 0]
+    (tmp_path / "a.conll").write_text("10\u00a0000\tO\n", encoding="utf-8")  # a no-break space, as in French numbers
+    task = read(tmp_path / "a.conll")
+    assert task.texts(task.config) == ["10\u00a0000"]
 
 
 @pytest.mark.parametrize(
