@@ -73,7 +73,12 @@ def read_folder(folder: Union[str, Path]) -> _Pretrained:
     """Read a folder; ValueError in one line if a file is missing or damaged, or the network is not this BERT."""
     folder = Path(folder)
     model = _read_config(folder / "config.json")
-    return _Pretrained(model, _read_weights(folder, model), load_either(vocabulary_in(folder), _lower_case(folder)))
+    vocabulary, path = load_either(vocabulary_in(folder), _lower_case(folder)), folder / "tokenizer.json"
+    if path.exists() and len(load_either(path)) > len(vocabulary):
+        raise ValueError(
+            f"{path}: has more tokens than vocab.txt, which is read where both are there; remove vocab.txt"
+        )
+    return _Pretrained(model, _read_weights(folder, model), vocabulary)
 
 
 def load_into(network: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Loaded:
@@ -177,8 +182,7 @@ def _read_config(path: Path) -> ModelConfig:
 
 def _lower_case(folder: Path) -> bool:
     path = folder / "tokenizer_config.json"
-    found = _read_json(path).optional("do_lower_case", Fields.boolean) if path.exists() else None
-    return True if found is None else found
+    return not path.exists() or _read_json(path).optional("do_lower_case", Fields.boolean) is not False
 
 
 def _read_weights(folder: Path, model: ModelConfig) -> Weights:

@@ -255,7 +255,7 @@ def _labels(raw: Any, where: str, columns: ClassificationConfig) -> Tuple[Tuple[
             number = math.nan if isinstance(raw, bool) else float(raw)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not abs(number) <= _LARGEST:
+        if not abs(number) <= 1e38:  # a target is float32
             raise refused("a number")
         return (), number
     if columns.name == MULTI_LABEL:
@@ -270,7 +270,6 @@ def _labels(raw: Any, where: str, columns: ClassificationConfig) -> Tuple[Tuple[
 
 
 _SEPARATOR = "|"  # between the labels of one text
-_LARGEST = 1e38  # a target is float32
 
 
 def _shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:

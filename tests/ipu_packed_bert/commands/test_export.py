@@ -142,6 +142,7 @@ def without_vocabulary(folder):
         (lambda folder: changed(folder, num_hidden_layers=1), "layer 1 is there"),
         (lambda folder: changed(folder, intermediate_size=25), "by its configuration [25, 16]"),
         (without_vocabulary, "vocab.txt: no such vocabulary"),
+        (lambda folder: (folder / "vocab.txt").write_bytes(VOCABULARY.text[:-5]), "has more tokens than vocab.txt"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no model.safetensors"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "cannot be read"),
         (
