@@ -120,7 +120,7 @@ def written(folder, losses, **settings):
 
 
 def order(folder, *, packs=0.0, again=0.0, control=0.5, spread=0.002):
-    random, seeds = np.random.default_rng(4), [1, 2, 3, 4, 5, 6, 101, 102, 103]
+    random, seeds = np.random.default_rng(4), [*range(1, 8), 101, 102, 103]
     base = {seed: (5.0 + random.normal(0, 0.1), 0.5) for seed in seeds}
 
     def shifted(by):
