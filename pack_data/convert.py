@@ -82,7 +82,7 @@ def _convert(
         inside = Path(source.path).resolve() in Path(destination).resolve().parents
         if inside or any(os.path.samefile(destination, file) for file in source.files):
             raise ValueError(f"{destination}: is one of the files to read, or lies among them; name another one")
-    if to_format == "store":
+    if to_format == "store" and os.path.isdir(destination):
         check_out(Path(destination))
         if (Path(destination) / MANIFEST).exists():
             raise ValueError(f"{destination}: holds a data set already; remove it, or name another folder")

@@ -34,8 +34,7 @@ def shape_of(config: Config, *, depth: Optional[int] = None) -> MicroBatchShape:
     depth = depth if depth is not None else config.data.max_sequences_per_pack
     if depth is None:
         raise ValueError(
-            f"{config.path}: data.max_sequences_per_pack is unlimited; the cycle model needs a number: --set "
-            "data.max_sequences_per_pack=3"
+            f"{config.path}: data.max_sequences_per_pack is unlimited; the cycle model needs a number, so set one"
         )
     return MicroBatchShape(
         config.batch.micro_batch,

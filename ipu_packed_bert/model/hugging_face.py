@@ -73,12 +73,13 @@ def read_folder(folder: Union[str, Path]) -> _Pretrained:
     """Read a folder; ValueError in one line if a file is missing or damaged, or the network is not this BERT."""
     folder = Path(folder)
     model = _read_config(folder / "config.json")
-    vocabulary, path = load_either(vocabulary_in(folder), _lower_case(folder)), folder / "tokenizer.json"
+    weights, path = _read_weights(folder, model), folder / "tokenizer.json"
+    vocabulary = load_either(vocabulary_in(folder), _lower_case(folder))
     if path.exists() and len(load_either(path)) > len(vocabulary):
         raise ValueError(
             f"{path}: has more tokens than vocab.txt, which is read where both are there; remove vocab.txt"
         )
-    return _Pretrained(model, _read_weights(folder, model), vocabulary)
+    return _Pretrained(model, weights, vocabulary)
 
 
 def load_into(network: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Loaded:

@@ -53,7 +53,7 @@ def find_choice(
     cached = getattr(base.config, "use_cache", None)
     refusals: Dict[str, str] = {}
     first: Optional[FirstDifference] = None
-    probed: Optional[Probed] = None
+    chosen = False
     try:
         for choice in _candidates(loaded, attention):
             try:
@@ -65,13 +65,13 @@ def find_choice(
                     refuse_masks(model)
                 if _dense_mask_bytes(model, 1):
                     _say_dense(model, choice, row or longest or 4096, attention is not None or choice == before)
+                chosen = True
                 return choice, probed
             except (AssertionError, ValueError) as error:  # an assertion: of the model's own code
-                probed = None
                 refusals[str(choice)] = str(error) or f"{type(base).__name__} does not take {choice.boundaries}"
                 first = first or getattr(error, "first", None)
     finally:
-        if probed is None:
+        if not chosen:
             choose(model, before)
             base.config.use_cache = cached
             if attention_of(model) != loaded:

@@ -259,7 +259,7 @@ def _labels(raw: Any, where: str, columns: ClassificationConfig) -> Tuple[Tuple[
             raise refused("a number")
         return (), number
     if columns.name == MULTI_LABEL:
-        parts = raw if isinstance(raw, list) else [part.strip() for part in str(raw).split(_SEPARATOR)]
+        parts = raw if isinstance(raw, list) else [part.strip() for part in str(raw).split("|")]
         twice = isinstance(raw, list) and len(set(map(str, raw))) < len(raw)  # as in a list of 0 and 1
         if raw is None or isinstance(raw, dict) or twice or not all(map(is_label, parts)):
             raise refused("labels of at most 1,000 characters, each once")
@@ -267,9 +267,6 @@ def _labels(raw: Any, where: str, columns: ClassificationConfig) -> Tuple[Tuple[
     if raw == "" or not is_label(raw):
         raise refused("one label, of at most 1,000 characters")
     return (str(raw),), math.nan
-
-
-_SEPARATOR = "|"  # between the labels of one text
 
 
 def _shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:

@@ -45,9 +45,9 @@ def check_out(out: Path, own_files: Sequence[Path] = ()) -> None:
     own_files: files of the user's that go into the data set and may lie there.
     """
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out}: is a file; a data set is a folder, choose another name")
+        raise ValueError(f"--out {out}: is a file; a data set is a folder, choose another name")
     if out.is_dir() and not os.access(out, os.W_OK):
-        raise ValueError(f"{out}: the folder cannot be written; choose another one")
+        raise ValueError(f"--out {out}: the folder cannot be written; choose another one")
     if out.is_dir() and not (out / MANIFEST).exists():
         own = {path.resolve() for path in own_files}
         for item in sorted(out.iterdir()):
