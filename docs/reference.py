@@ -107,8 +107,8 @@ def _type(kind: Any, rule: Any) -> str:
 
 # Commands that are neither one of packed-bert nor a packer.
 _MODULES = (
-    "pack_data.benchmark.assignment",
-    "ipu_packed_bert.benchmarks.padding_free",
+    "evidence.benches.assignment",
+    "evidence.benches.padding_free",
     "evidence.figures",
 )
 _EXAMPLES = ROOT / "examples"

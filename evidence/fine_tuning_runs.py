@@ -40,7 +40,7 @@ from ipu_packed_bert.tasks.scores import score_answer
 from ipu_packed_bert.training.examples import ExamplesRun
 from pack_data.cli.command import NotFinite
 from pack_data.cli.timing import seconds_in_turn, timed
-from pack_data.packing import Packing
+from pack_data.packing.packing import Packing
 
 TIMED = (MAXIMUM, LONGEST, SORTED, PACKED, AGAIN)
 _SAMPLE_SEED = 9

@@ -17,7 +17,7 @@ from evidence.arms import ORDERS, PILOT_SEEDS
 from evidence.packed_runs import QUICK, TOPICS, WIKIPEDIA, Regroup, Size
 from evidence.runner import Cell, Row, Runner
 from evidence.training_shown import OrderShown
-from pack_data.sequences import Sequences
+from pack_data.store.sequences import Sequences
 
 shown = OrderShown
 

@@ -38,12 +38,12 @@ from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig, Placement
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.training.loop import Log, train
-from pack_data.build import BuildOptions, build
+from pack_data.building.command import BuildOptions, build
 from pack_data.building.sides import held_out_folder
 from pack_data.reading.files import write_atomically
-from pack_data.sequences import Sequences
 from pack_data.store.data_set import MANIFEST, PackStore
 from pack_data.store.packs import FIELDS, disassemble
+from pack_data.store.sequences import Sequences
 from pack_data.text.corpus import EMBEDDED, documents
 from pack_data.text.vocabulary import load_either, vocabulary_in
 

@@ -20,10 +20,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
+from evidence.benches.texts import TextSet, TokenSet, encode, text_sets
 from evidence.runner import Cell, Row, Runner
 from evidence.statistics import Interval, students
 from evidence.writer import Shown, Table, bars, spread
-from ipu_packed_bert.benchmarks.texts import TextSet, TokenSet, encode, text_sets
 from ipu_packed_bert.engine.host.devices import find_device
 from ipu_packed_bert.settings.schema import EngineConfig
 from pack_data.batching.collators import collate

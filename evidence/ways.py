@@ -12,7 +12,7 @@ from typing import Iterable, List, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from pack_data.building.assignment import assign
-from pack_data.packing import Packing
+from pack_data.packing.packing import Packing
 
 MAXIMUM, LONGEST, SORTED, PACKED = "maximum", "longest", "sorted", "packed"
 WAYS = (MAXIMUM, LONGEST, SORTED, PACKED)

@@ -13,7 +13,7 @@ from typing import Any
 from datatrove.executor import LocalPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
-from pack_data.build import BuildOptions, run_task
+from pack_data.building.command import BuildOptions, run_task
 
 
 class BuildStage(PipelineStep):

@@ -10,7 +10,7 @@ import argparse
 
 import ray
 
-from pack_data.build import BuildOptions, missing_tasks, run_task
+from pack_data.building.command import BuildOptions, missing_tasks, run_task
 
 
 @ray.remote(num_cpus=1, max_retries=3)

@@ -3,7 +3,7 @@
     python examples/own_text.py [--text FILE|FOLDER] [--steps N] [--sentence "... [MASK] ..."]
 
 Without --text it learns from the documentation inside this Python. The last step needs `pip install transformers`.
-The four commands that this program gives are those that one types: `python -m pack_data.build`, and so on.
+The four commands that this program gives are those that one types: `packed-bert build`, and so on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Optional, Sequence
 
 from ipu_packed_bert import config_file, export_run
 from ipu_packed_bert.commands import pretrain
-from pack_data import BuildOptions, build
+from pack_data import BuildOptions
+from pack_data.building import command as build
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
 
 

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 import sys
 from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
 from ipu_packed_bert import __version__
-from pack_data.__main__ import COMMANDS as PACKING
 from pack_data.cli.command import run_main, typed
+from pack_data.cli.moved_commands import MOVED
+from pack_data.packers import PACKERS
 
 
 class Command(NamedTuple):
-    """A module with `main(argv)`, or a package whose __main__ has it, and what it does in one line."""
+    """A module with `main(argv)`, and its summary in one line."""
 
     module: str
     summary: str
 
     def main(self) -> Callable[[Optional[Sequence[str]]], Optional[int]]:
-        """The command's function; its module is imported only now."""
-        spec = importlib.util.find_spec(self.module)
-        package = spec is not None and spec.submodule_search_locations is not None
-        return importlib.import_module(f"{self.module}.__main__" if package else self.module).main
-
-
-def _packing(name: str) -> Command:
-    return Command(f"pack_data.{name}", PACKING[name])
+        """Import the command's module and return its `main`."""
+        return importlib.import_module(self.module).main
 
 
 _GROUPS: Dict[str, Dict[str, Command]] = {
@@ -36,11 +30,13 @@ _GROUPS: Dict[str, Dict[str, Command]] = {
             "ipu_packed_bert.commands.pack",
             "packs a histogram of lengths; --packer NAME, optimal unless told otherwise",
         ),
-        "build": _packing("build"),
-        "verify": _packing("verify"),
-        "convert": _packing("convert"),
-        "compare": _packing("compare"),
-        "stream": _packing("stream"),
+        "build": Command("pack_data.building.command", "text, or sequences made elsewhere, to a packed data set"),
+        "verify": Command("pack_data.building.verify", "reads a data set or a packing again and proves it"),
+        "convert": Command("pack_data.building.convert", "one file format to another, and packs back to sequences"),
+        "compare": Command("pack_data.inspection.compare", "every packer on one histogram, side by side"),
+        "stream": Command(
+            "pack_data.stream.command", "packs a stream with a bounded buffer: gap, waiting times and speed"
+        ),
     },
     "training": {
         "pretrain": Command(
@@ -104,8 +100,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         way_out = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(COMMANDS)}"
-        if name in PACKING:
-            way_out = f"type python -m pack_data.{name}"
+        if name in MOVED:
+            way_out = f"type {MOVED[name]}"
+        elif name in PACKERS:
+            way_out = f"type packed-bert pack --packer {name}"
         raise ValueError(f"{name}: no such command; {way_out}")
     return COMMANDS[name].main()(arguments[1:]) or 0
 

@@ -9,63 +9,63 @@ without loading what it does not need.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, List
 
+from pack_data.cli.moved_commands import refuse_moved_commands
+
 if TYPE_CHECKING:
-    from pack_data.build import build as build
+    from pack_data.batching.mixture import PackMixture as PackMixture
+    from pack_data.batching.pack_dataset import PackDataset as PackDataset
+    from pack_data.building.command import build as build
     from pack_data.building.options import BuildOptions as BuildOptions
-    from pack_data.certificate import Certificate as Certificate
-    from pack_data.certificate import Proof as Proof
+    from pack_data.building.verify import Verified as Verified
+    from pack_data.building.verify import verify as verify
     from pack_data.formats.detect import open_source as open_source
-    from pack_data.histogram import LengthHistogram as LengthHistogram
     from pack_data.pack_lengths import PackedLengths as PackedLengths
     from pack_data.pack_lengths import pack as pack
     from pack_data.packers import PACKERS as PACKERS
     from pack_data.packers import get_packer as get_packer
-    from pack_data.packing import Packing as Packing
-    from pack_data.proof import prove as prove
-    from pack_data.sequences import Example as Example
-    from pack_data.sequences import Sequences as Sequences
+    from pack_data.packing.certificate import Certificate as Certificate
+    from pack_data.packing.certificate import Proof as Proof
+    from pack_data.packing.histogram import LengthHistogram as LengthHistogram
+    from pack_data.packing.packing import Packing as Packing
+    from pack_data.packing.packing import prove as prove
     from pack_data.store.data_set import Manifest as Manifest
     from pack_data.store.data_set import PackStore as PackStore
     from pack_data.store.packs import PackSchema as PackSchema
     from pack_data.store.packs import StoredColumn as StoredColumn
-    from pack_data.stream.mixture import PackMixture as PackMixture
-    from pack_data.stream.pack_dataset import PackDataset as PackDataset
+    from pack_data.store.sequences import Example as Example
+    from pack_data.store.sequences import Sequences as Sequences
     from pack_data.stream.pack_stream import PackStream as PackStream
-    from pack_data.verify import Verified as Verified
-    from pack_data.verify import verify as verify
 
 __version__ = "1.0.0"
 
 # Public name -> its module in this package.
 _PLACES = {
     "BuildOptions": "building.options",
-    "Certificate": "certificate",
-    "Example": "sequences",
-    "LengthHistogram": "histogram",
+    "Certificate": "packing.certificate",
+    "Example": "store.sequences",
+    "LengthHistogram": "packing.histogram",
     "Manifest": "store.data_set",
     "PACKERS": "packers",
-    "PackDataset": "stream.pack_dataset",
-    "PackMixture": "stream.mixture",
+    "PackDataset": "batching.pack_dataset",
+    "PackMixture": "batching.mixture",
     "PackSchema": "store.packs",
     "PackStore": "store.data_set",
     "PackStream": "stream.pack_stream",
     "PackedLengths": "pack_lengths",
-    "Packing": "packing",
-    "Proof": "certificate",
-    "Sequences": "sequences",
+    "Packing": "packing.packing",
+    "Proof": "packing.certificate",
+    "Sequences": "store.sequences",
     "StoredColumn": "store.packs",
-    "Verified": "verify",
-    "build": "build",
+    "Verified": "building.verify",
+    "build": "building.command",
     "get_packer": "packers",
     "open_source": "formats.detect",
     "pack": "pack_lengths",
-    "prove": "proof",
-    "verify": "verify",
+    "prove": "packing.packing",
+    "verify": "building.verify",
 }
 
 __all__ = sorted(_PLACES)
@@ -81,12 +81,4 @@ def __dir__() -> List[str]:
     return sorted([*globals(), *__all__])
 
 
-class _Package(ModuleType):
-    """Keeps `build` and `verify` the public functions: importing a module sets it as an attribute of its package."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _PLACES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
+refuse_moved_commands()

@@ -1,15 +1,10 @@
-"""`python -m pack_data`: the list of this package's commands."""
+"""`python -m pack_data`: the list of the packers."""
 
 from __future__ import annotations
 
 from pack_data.cli.command import list_commands, run_main
 
 COMMANDS = {
-    "build": "text, or sequences made elsewhere, to a packed data set",
-    "verify": "reads a data set again and proves that each sequence is in it exactly once",
-    "convert": "one file format to another, and packs back to sequences",
-    "histogram": "counts lengths, and says what packing them can bring",
-    "compare": "every packer on one histogram, side by side",
     "optimal": "packer: as few packs as provably possible",
     "nnlshp": "packer: non-negative least squares histogram-packing",
     "spfhp": "packer: shortest-pack-first histogram-packing",
@@ -18,11 +13,7 @@ COMMANDS = {
     "first_fit": "packer: first-fit decreasing",
     "greedy": "packer: concatenates sequences as they arrive",
     "none": "packer: the baseline, one sequence in each pack",
-    "certificate": "proves again the lower bound in the optimal packer's recipe",
     "sort": "sorted batching: batches of sequences of similar length",
-    "stream": "packs a stream with a bounded buffer: gap, waiting times and speed",
-    "batching": "nine ways to make batches of examples, with their properties and costs",
-    "benchmark": "builds a large data set and measures time and memory",
 }
 
 

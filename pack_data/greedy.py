@@ -14,9 +14,9 @@ from typing import Any, Iterator, List, Optional, Tuple
 import numpy as np
 
 from pack_data.cli.command import count_from_zero, progress_bar, run_main
-from pack_data.histogram import LengthHistogram
 from pack_data.lengths.packer_command import run_packer
-from pack_data.packing import Packing
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth, whole_number
 
 _CHUNK = 1 << 20  # sequences looked at together

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Optional
 
 from pack_data.cli.command import run_main
-from pack_data.histogram import LengthHistogram
 from pack_data.lengths.packer_command import run_packer
-from pack_data.packing import Packing
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth
 from pack_data.solver.free_slots import longest_first
 

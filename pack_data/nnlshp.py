@@ -19,9 +19,9 @@ from typing import Callable, Dict, List, Optional, Tuple
 import numpy as np
 
 from pack_data.cli.command import positive_int, run_main
-from pack_data.histogram import LengthHistogram
 from pack_data.lengths.packer_command import run_packer
-from pack_data.packing import Packing
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth, whole_number
 from pack_data.solver.nonnegative import solve_fast, solve_reference
 

@@ -12,10 +12,9 @@ import time
 from typing import Any, Dict, List, Optional, Sequence
 
 from pack_data.cli.command import positive_seconds, run_main
-from pack_data.histogram import LengthHistogram
 from pack_data.lengths.packer_command import run_packer
-from pack_data.packing import Packing
-from pack_data.proof import prove, statement
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing, prove, statement
 from pack_data.reading.fields import packing_depth
 from pack_data.solver.search import Limits, found_quickly
 

@@ -10,14 +10,14 @@ from typing import Any, List, Optional
 import numpy as np
 
 from pack_data.building.assignment import assign
-from pack_data.histogram import LengthHistogram, whole_slots
 from pack_data.lengths.overlong import Fitted, fit
 from pack_data.optimal import pack as pack_optimally
-from pack_data.packing import Packing
+from pack_data.packing.histogram import LengthHistogram, whole_slots
+from pack_data.packing.packing import Packing
 from pack_data.reading import hugging_face
 from pack_data.reading.fields import packing_depth, shown, whole_number
-from pack_data.sequences import check_multiple, rounded_up
 from pack_data.solver.two_capacities import TwoPrices, pack_two, within_capacities
+from pack_data.store.sequences import check_multiple, rounded_up
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Callable, Optional, Tuple
 
-from pack_data.packing import Packing
+from pack_data.packing.packing import Packing
 
 PACKERS: Tuple[str, ...] = ("none", "greedy", "first_fit", "best_fit", "spfhp", "lpfhp", "nnlshp", "optimal")
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from pack_data.cli.command import ArgumentParser, count_from_zero, positive_int, run_main
 from pack_data.display.table import account
-from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
+from pack_data.packing.histogram import LengthHistogram
 from pack_data.reading.fields import whole_number
 
 _REPORTED = (

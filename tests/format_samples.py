@@ -8,8 +8,8 @@ import numpy as np
 from pack_data.cli.bad_records import Origin
 from pack_data.formats import bert_tfrecord
 from pack_data.formats.records import EXAMPLE_FIELDS, Record
-from pack_data.sequences import Example
 from pack_data.store.packs import FIELDS
+from pack_data.store.sequences import Example
 
 
 def example(length=7, first=4, positions=(2, 5), label=1, seed=0):

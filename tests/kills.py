@@ -28,8 +28,8 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, Counter, Dict, List, NamedTuple, Optional, Sequence
 
+from pack_data.building.convert import main as convert_main
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
-from pack_data.convert import main as convert_main
 from pack_data.store.data_set import MANIFEST, PackStore
 from tests.pack_data.text_corpus import build_small, write_corpus
 

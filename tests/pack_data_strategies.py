@@ -5,7 +5,7 @@ from typing import Optional
 import numpy as np
 from hypothesis import strategies as st
 
-from pack_data.histogram import LengthHistogram
+from pack_data.packing.histogram import LengthHistogram
 
 DEPTHS = (1, 2, 3, 4, 8, None)
 

@@ -29,16 +29,16 @@ commands __main__
 run_pretraining
 """
 PACK_DATA = """
-reading sequences
-cli display histogram store
-certificate formats text __main__
-packing solver
-packers proof
-building lengths
-build best_fit convert first_fit greedy lpfhp nnlshp none optimal sort spfhp certificate.__main__ histogram.__main__
-batching benchmark pack_lengths verify
-batching.__main__ compare stream
-__init__ benchmark.__main__ page_sections stream.__main__
+reading
+cli display store
+packing text
+formats packers solver
+lengths
+best_fit first_fit greedy lpfhp nnlshp none optimal sort spfhp
+building pack_lengths
+batching stream
+inspection
+__init__ __main__
 """
 # Words of a device, an SDK or a schedule; the network knows none of them.
 DEVICE_WORDS = ("ipu", "poptorch", "cuda", "micro_batch", "replica")

@@ -89,7 +89,7 @@ def test_a_run_is_resumed(checkout, pretrained):
 
 
 def test_the_data_set_is_whole(checkout, pretrained):
-    assert "each exactly once" in command(checkout, "-m", "pack_data.verify", "data/embedded_2k_packed_512")
+    assert "each exactly once" in command(checkout, "-m", "ipu_packed_bert", "verify", "data/embedded_2k_packed_512")
 
 
 def test_git_sees_nothing_of_data_and_runs(checkout, pretrained):
@@ -105,9 +105,9 @@ def test_a_text_of_ones_own(checkout, tmp_path):
         (text / f"{number}.txt").write_text("\n".join(lines))
     out = str(tmp_path / "packed")
     sizes = "--max-sequence-length 128 --packer spfhp --max-sequences-per-pack 3 --vocabulary-size 300".split()
-    table = command(checkout, "-m", "pack_data.build", "--corpus", str(text), *sizes, "--out", out)
+    table = command(checkout, "-m", "ipu_packed_bert", "build", "--corpus", str(text), *sizes, "--out", out)
     assert "packing factor" in table
-    command(checkout, "-m", "pack_data.verify", out)
+    command(checkout, "-m", "ipu_packed_bert", "verify", out)
 
 
 def test_spfhp_bare_packs_wikipedia_at_depth_3(checkout, tmp_path):

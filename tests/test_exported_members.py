@@ -54,16 +54,3 @@ def test_an_import_loads_no_public_name(package):
         "assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", statement], cwd=ROOT, check=True)
-
-
-def test_a_command_does_not_hide_the_public_function_of_its_name():
-    """`pack_data.build` and `pack_data.verify` are functions, and modules that are run as commands."""
-    for order in (
-        "from pack_data import build, verify; import pack_data.build, pack_data.verify",
-        "import pack_data.build, pack_data.verify; from pack_data import build, verify",
-    ):
-        statement = (
-            f"import pack_data; {order}; from pack_data.build import main; from pack_data.verify import main\n"
-            "assert all(callable(each) for each in (build, verify, pack_data.build, pack_data.verify))"
-        )
-        subprocess.run([sys.executable, "-c", statement], cwd=ROOT, check=True)

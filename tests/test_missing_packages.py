@@ -71,8 +71,8 @@ def test_what_needs_no_torch_works_without(target, arguments):
 @pytest.mark.parametrize(
     "target, arguments, packages",
     [
-        ("pack_data.compare", ["--plot", "OUT.png"], "matplotlib"),
-        ("pack_data.histogram", ["--plot", "OUT.png"], "matplotlib"),
+        ("pack_data.inspection.compare", ["--plot", "OUT.png"], "matplotlib"),
+        ("pack_data.packing.histogram", ["--plot", "OUT.png"], "matplotlib"),
         ("pack_data.stream", ["--plot", "OUT.svg"], "matplotlib"),
         ("profiling/overhead_report.py", ["--html", "OUT.html"], "matplotlib jinja2"),
         ("ipu_packed_bert.commands.look", ["wikipedia_512", "--html", "OUT.html"], "matplotlib jinja2"),

@@ -18,10 +18,11 @@ import pytest
 
 pytest.importorskip("torch", reason="most commands need torch")
 
+from pack_data.lengths.__main__ import main as histogram
+
 from ipu_packed_bert.__main__ import main
-from pack_data.certificate.__main__ import main as certificate
 from pack_data.cli.command import run_main
-from pack_data.histogram.__main__ import main as histogram
+from pack_data.inspection.prove_command import main as certificate
 from pack_data.text.vocabulary import SPECIAL_TOKENS
 from tests.fine_tuning_files import tiny_checkpoint, tiny_squad
 from tests.pack_data.text_corpus import write_corpus
@@ -90,7 +91,7 @@ MISTAKES = [
     (f"{BUILD} --from texts --out new", ["texts"]),
     (f"{BUILD} --from noise.txt --out new", ["noise.txt"]),
     (f"{BUILD} --corpus texts --out data", ["data", "--overwrite"]),
-    (f"{BUILD} --corpus texts --out new --append", ["new", "pack_data.build"]),
+    (f"{BUILD} --corpus texts --out new --append", ["new", "pack_data.building.command"]),
     ("verify missing", ["missing"]),
     ("verify texts", ["texts"]),
     ("verify damaged", ["damaged"]),
@@ -118,9 +119,9 @@ MISTAKES = [
     (f"{TRAIN} --set model.hidden_dropout=1.5", ["model.hidden_dropout", "1.5"]),
     (f"{TRAIN} --set task.name=translation", ["task.name", "translation"]),
     # ---- data, weights and runs that do not belong together
-    (f"{TRAIN} --data missing", ["missing", "pack_data.build"]),
-    (f"{TRAIN} --data texts", ["texts", "pack_data.build"]),
-    (f"{TRAIN} --data empty.txt", ["empty.txt", "pack_data.build"]),
+    (f"{TRAIN} --data missing", ["missing", "pack_data.building.command"]),
+    (f"{TRAIN} --data texts", ["texts", "pack_data.building.command"]),
+    (f"{TRAIN} --data empty.txt", ["empty.txt", "pack_data.building.command"]),
     (f"{TRAIN} --data garbled", ["garbled"]),
     (f"{TRAIN} --data other", ["other", "vocabulary_size"]),
     (f"{TRAIN} --set data.max_sequence_length=128 --set model.max_position_embeddings=128", ["data", "128", "64"]),
@@ -156,7 +157,7 @@ MISTAKES = [
     ("compare --histogram nan.csv", ["nan.csv", "--max-sequence-length"]),
     ("pack --histogram nan.csv --max-sequence-length 512", ["nan.csv", "2", "nan"]),
     ("verify data/manifest.json", ["data/manifest.json", "folder"]),
-    ("verify empty", ["empty", "manifest.json", "pack_data.build"]),
+    ("verify empty", ["empty", "manifest.json", "pack_data.building.command"]),
     ("verify", ["DIR"]),
     ("convert data", ["DST"]),
     ("convert data new", ["new", "--to-format"]),

@@ -10,7 +10,7 @@ matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")
 
 from pack_data import LengthHistogram
 from pack_data.display.picture import _svg
-from pack_data.page_sections import BARS
+from pack_data.inspection.page_sections import BARS
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 

@@ -14,9 +14,9 @@ import yaml
 
 from ipu_packed_bert.settings.schema import ModelConfig
 from pack_data.building.sides import held_out_folder
-from pack_data.sequences import Example, Sequences
 from pack_data.store.data_set import PackStore, StoreWriter
 from pack_data.store.packs import PackSchema, assemble
+from pack_data.store.sequences import Example, Sequences
 from tests.packed_examples import random_packs, random_sequences
 
 # The sizes of most tests' networks; what a test needs otherwise it replaces.

@@ -14,7 +14,7 @@ from typing import Tuple
 
 from pack_data import LengthHistogram, get_packer
 from pack_data.display.picture import Bars, write
-from pack_data.page_sections import rows_picture
+from pack_data.inspection.page_sections import rows_picture
 
 HERE = Path(__file__).resolve().parent
 DEPTH = 3

@@ -11,9 +11,9 @@ from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig
 from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
 from pack_data.cli.command import available_cores, counted
-from pack_data.packing import Packing
-from pack_data.sequences import Example, Sequences
+from pack_data.packing.packing import Packing
 from pack_data.store.packs import PackSchema, assemble, decode
+from pack_data.store.sequences import Example, Sequences
 from pack_data.text.examples import masked_count
 
 # hidden size, layers, heads, intermediate size. `base3` is BERT-base with 3 layers, which takes a quarter of its time.

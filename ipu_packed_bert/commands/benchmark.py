@@ -32,10 +32,10 @@ from pack_data.cli.command import (
     progress_bar,
     typed,
 )
-from pack_data.histogram import LengthHistogram
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packers import PACKERS, get_packer
-from pack_data.packing import Packing
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
 from pack_data.store.packs import default_predictions
 
 _BOTH = ("float32", "bfloat16")

@@ -36,7 +36,7 @@ from ipu_packed_bert.report.measured import model_work
 from ipu_packed_bert.settings.pretraining import Config, load_config
 from ipu_packed_bert.settings.shipped import config_file
 from pack_data.cli.command import ArgumentParser, typed
-from pack_data.histogram import LengthHistogram
+from pack_data.packing.histogram import LengthHistogram
 from pack_data.spfhp import pack
 
 _UPDATES = 10

@@ -18,10 +18,10 @@ from pack_data.cli.command import (
     typed,
 )
 from pack_data.display.page import Page
-from pack_data.histogram import PUBLISHED
+from pack_data.inspection.page_sections import page_of_data_set, page_of_histogram
 from pack_data.lengths.counting import count
 from pack_data.packers import PACKERS, packs_at_depth
-from pack_data.page_sections import page_of_data_set, page_of_histogram
+from pack_data.packing.histogram import PUBLISHED
 from pack_data.store.data_set import MANIFEST, PackStore
 
 # The options of the page of lengths alone, and of that of a data set alone.
@@ -40,7 +40,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "what",
         metavar="WHAT",
-        help="what python -m pack_data.histogram takes: a packed data set, a shipped name "
+        help="what packed-bert look takes: a packed data set, a shipped name "
         f"({', '.join(PUBLISHED)}), a CSV 'length,count', lengths as text or .npy, sequences in a format that is "
         "read; or the folder of a run",
     )

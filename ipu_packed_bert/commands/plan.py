@@ -15,6 +15,7 @@ from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.matmul import cache_folder
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.workload import Machine
+from ipu_packed_bert.data.factors import PackingFactor, parse_factor, published_for
 from ipu_packed_bert.planning.plan import FULLEST_THAT_RAN
 from ipu_packed_bert.report.packings import factor_of
 from ipu_packed_bert.report.search import DEPTHS, Found, Search, SearchOutcome, choice_of
@@ -25,7 +26,6 @@ from ipu_packed_bert.settings.schema import PRETRAINING
 from ipu_packed_bert.settings.shipped import config_file
 from pack_data.cli.command import ArgumentParser, check_output, positive_int, progress_bar, typed
 from pack_data.display.table import text_table, wrapped
-from pack_data.lengths.factors import PackingFactor, parse_factor, published_for
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.reading.files import write_atomically
 

@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Collection, Generic, List, Mapping, Optional, Sequence, Type, TypeVar
 
+from ipu_packed_bert.data.factors import parse_factor
 from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes.ranks import Processes, joined
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.settings.shipped import config_file, refuse_no_run
 from pack_data.cli.command import ArgumentParser
-from pack_data.lengths.factors import parse_factor
 
 if TYPE_CHECKING:
     from ipu_packed_bert.planning.plan import RunPlan

@@ -6,9 +6,9 @@ from typing import Dict, Iterator, Optional
 
 import numpy as np
 
-from pack_data.sequences import Sequences
 from pack_data.store.data_set import PackStore
 from pack_data.store.packs import disassemble
+from pack_data.store.sequences import Sequences
 
 # Packs of the training side whose labels are counted, at most: evenly spaced ones, with millions of labels.
 COUNTED_PACKS = 65_536

@@ -10,13 +10,13 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from ipu_packed_bert.data.factors import PackingFactor, checked_factor, planned_factor
 from ipu_packed_bert.data.global_batches import MixedStore
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.pretraining import Config, ConfigError
 from ipu_packed_bert.settings.reader import OVERRIDE
 from pack_data.building import sides
 from pack_data.building.options import stated
-from pack_data.lengths.factors import PackingFactor, checked_factor, planned_factor
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.store.data_set import MANIFEST, Manifest, PackStore, read_manifest
 from pack_data.store.packs import BERT, PackSchema
@@ -36,7 +36,7 @@ def packing_factor(config: Config, manifest: Optional[Manifest], given: Optional
         raise ValueError(
             f"{config.path}: no data set in {config.data.directory} yet, and no published packing factor for "
             f"{config.data.max_sequence_length} slots; give --packing-factor, or build the data set with "
-            "python -m pack_data.build"
+            "packed-bert build"
         )
     return factor
 
@@ -159,8 +159,8 @@ def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackSt
             )
         if config.origins.get("data.directory") == OVERRIDE:
             raise ValueError(_no_data_set(config))
-        from pack_data.build import BuildOptions
-        from pack_data.build import build as build_data_set
+        from pack_data.building.command import BuildOptions
+        from pack_data.building.command import build as build_data_set
 
         what = "the embedded corpus" if data.corpus == "embedded" else data.corpus
         print(f"data      {data.directory} is missing: building it from {what}; kept for the next run", flush=True)
@@ -180,14 +180,14 @@ def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackSt
 def _no_data_set(config: Config) -> str:
     """The words for a folder without a data set that --data or --set named, which may be mistyped or of texts."""
     folder = Path(config.data.directory)
-    line = f"python -m pack_data.build --corpus {shlex.quote(str(folder))} --out DIR, and --data DIR"
+    line = f"packed-bert build --corpus {shlex.quote(str(folder))} --out DIR, and --data DIR"
     if folder.is_file():
-        return f"{folder}: a file; a data set is a folder that pack_data.build made; if it is of text: {line}"
+        return f"{folder}: a file; a data set is a folder that packed-bert build made; if it is of text: {line}"
     if folder.is_dir() and any(folder.iterdir()):
         return f"{folder}: holds no data set ({MANIFEST} is missing); if it holds texts, build one of them: {line}"
     texts = {"data.corpus": "TEXTS"} if config.data.corpus == "embedded" else {}
     line = config.with_settings(texts, OVERRIDE).build_line()
-    return f"{folder}: no data set there; name a folder that pack_data.build made, or build one: {line}"
+    return f"{folder}: no data set there; name a folder that packed-bert build made, or build one: {line}"
 
 
 def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:

@@ -13,12 +13,12 @@ from typing import Any, Callable, Deque, Dict, Iterable, Iterator, Mapping, Name
 
 import numpy as np
 
+from pack_data.batching.mixture import PackMixture
+from pack_data.batching.pack_dataset import PackDataset
 from pack_data.reading.fields import Fields
-from pack_data.sequences import Sequences
 from pack_data.store.data_set import Manifest, PackStore
 from pack_data.store.packs import assemble, decode, disassemble, predictions_per_pack
-from pack_data.stream.mixture import PackMixture
-from pack_data.stream.pack_dataset import PackDataset
+from pack_data.store.sequences import Sequences
 
 Batch = Dict[str, np.ndarray]  # int32 fields [packs, S | P | D], and scales, float32 [packs]
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
+from pack_data.batching.share import Share, splits_over_workers
 from pack_data.lengths.overlong import Longer
 from pack_data.reading.fields import Fields, whole_number
 from pack_data.stream.pack_stream import PackStream
 from pack_data.stream.rows import TOKENS, pieces_of
-from pack_data.stream.share import Share, splits_over_workers
 from pack_data.stream.stalls import items_and_stalls
 
 _Examples = List[Mapping[str, Any]]
@@ -26,7 +26,7 @@ _Examples = List[Mapping[str, Any]]
 class PackedStream(IterableDataset):
     """Packs of the examples that pass by, each a list of examples or what `collate` makes of it.
 
-    source: mappings with input_ids, as `pack_data.stream.share.Share` takes them: each process reads its own shards or
+    source: mappings with input_ids, as `Share` takes them: each process reads its own shards or
     files, or every so many-th example.  So none is packed twice, and no process needs to know of another.  Each packs
     its share with a buffer of its own; the numbers of packs may differ, and `EqualPacks` makes them equal.
     rank, ranks: those of torch.distributed where it is initialised, unless given; 0 and 1 for a source that is this

@@ -31,7 +31,7 @@ from ipu_packed_bert.padding_free.streams import PackedStream
 from pack_data.batching.collators import padding_free_batch
 from pack_data.batching.plans import BatchOptions, get_way
 from pack_data.batching.sampler import IndexBatchSampler
-from pack_data.stream.share import splits_over_workers
+from pack_data.batching.share import splits_over_workers
 
 _logger = logging.getLogger(__name__)
 

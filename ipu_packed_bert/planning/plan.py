@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Se
 from ipu_packed_bert.cycles.matmul import Planner, Product
 from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.data.data_sets import known_packing_factor
+from ipu_packed_bert.data.factors import PackingFactor, checked_factor, planned_factor, published_for
 from ipu_packed_bert.planning.host_memory import TORCH, HostMemory, host_memory, multiply_adds
 from ipu_packed_bert.settings.finetuning import SQUAD, FinetuneConfig
 from ipu_packed_bert.settings.launch_lines import start_lines
@@ -26,7 +27,6 @@ from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.display.table import text_table
-from pack_data.lengths.factors import PackingFactor, checked_factor, planned_factor, published_for
 from pack_data.store.data_set import Manifest
 
 if TYPE_CHECKING:

@@ -38,6 +38,7 @@ from ipu_packed_bert.cycles.pipeline import Parameters
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.uncertainty import Interval
 from ipu_packed_bert.cycles.workload import Machine
+from ipu_packed_bert.data.factors import parse_factor
 from ipu_packed_bert.planning.plan import memory_words, plan
 from ipu_packed_bert.report import headline, measured, paper, pictures
 from ipu_packed_bert.report.packings import factor_of, packing
@@ -47,7 +48,6 @@ from pack_data import sort
 from pack_data.cli.command import ArgumentParser, check_page, progress_bar, typed
 from pack_data.display.page import Page
 from pack_data.display.table import Table, wrapped
-from pack_data.lengths.factors import parse_factor
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 
 DEFAULT = "packed_phase2_pod16"

@@ -21,10 +21,10 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from ipu_packed_bert.cycles.calibration import Calibration
 from ipu_packed_bert.cycles.workload import Machine
+from ipu_packed_bert.data.factors import PackingFactor
 from ipu_packed_bert.planning.plan import FULLEST_THAT_RAN, IPU_BYTES, RunPlan, largest_that_fits, plan
 from ipu_packed_bert.settings.pretraining import Config, ConfigError, check_accumulation, cross_check
 from ipu_packed_bert.settings.schema import check_on_ipus
-from pack_data.lengths.factors import PackingFactor
 
 # Room for the temporary values of products, shares of an IPU: from the least that was published (TensorFlow, BERT-large
 # at 512) to PopLibs' own default.

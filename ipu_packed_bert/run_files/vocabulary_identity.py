@@ -54,9 +54,8 @@ def agree(weights: Identity, data: Identity, *, weights_of: object, data_of: obj
     if weights.sha256 and data.sha256 and weights.sha256 != data.sha256:
         raise ValueError(
             f"{weights_of} was trained with another vocabulary (sha256 {weights.sha256[:12]}) than that of {data_of} "
-            f"({data.sha256[:12]}): each token "
-            "number means another token; give both the vocab.txt of the weights, as pack_data.build --vocabulary FILE "
-            "does for data"
+            f"({data.sha256[:12]}): each token number means another token; give both the vocab.txt of the weights, "
+            "as packed-bert build --vocabulary FILE does for data"
         )
     if None not in (weights.lower_case, data.lower_case) and weights.lower_case != data.lower_case:
         lowered, kept = (weights_of, data_of) if weights.lower_case else (data_of, weights_of)

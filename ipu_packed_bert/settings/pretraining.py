@@ -198,7 +198,7 @@ class Config(Configuration):
         ]
         words = [f"--{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
         words += ["--whole-word-masking"] * data.whole_word_masking
-        return " ".join(["python -m pack_data.build", *words] + ["--overwrite"] * overwrite)
+        return " ".join(["packed-bert build", *words] + ["--overwrite"] * overwrite)
 
     @property
     def schedule_steps(self) -> int:

@@ -35,12 +35,12 @@ from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.files import ExampleSource, Faults
 from ipu_packed_bert.tasks.task import Counts, Evaluation, Metric, Task
 from pack_data.building.assignment import assign
-from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
-from pack_data.packing import Packing
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
 from pack_data.reading.fields import named, shown
-from pack_data.sequences import Sequences, ragged_index
 from pack_data.store.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble, decode, disassemble, smallest_type
+from pack_data.store.sequences import Sequences, ragged_index
 from pack_data.text.vocabulary import AnyVocabulary
 
 if TYPE_CHECKING:

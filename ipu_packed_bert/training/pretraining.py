@@ -15,6 +15,7 @@ from ipu_packed_bert.data.data_sets import (
     open_or_build,
     packing_factor,
 )
+from ipu_packed_bert.data.factors import PackingFactor
 from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
 from ipu_packed_bert.engine import EngineChoice
 from ipu_packed_bert.run_files.folder import CONFIG
@@ -28,7 +29,6 @@ from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.log import data_of
 from ipu_packed_bert.training.run import Beginning, Begun, Prepared, engine_and_batches
 from pack_data.cli.command import typed
-from pack_data.lengths.factors import PackingFactor
 from pack_data.store.data_set import Manifest, PackStore
 
 # Of the sizes, those of the network alone; the data set may decide the others.

@@ -14,7 +14,7 @@ import numpy as np
 
 from pack_data.batching.plans import Batch, Way
 from pack_data.reading.fields import whole_number
-from pack_data.sequences import rounded_up
+from pack_data.store.sequences import rounded_up
 
 Example = Mapping[str, Union[Sequence[int], np.ndarray]]
 

@@ -18,9 +18,9 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, T
 import numpy as np
 
 from pack_data.building.assignment import assign
-from pack_data.histogram import LengthHistogram
 from pack_data.lengths.overlong import fit
-from pack_data.packing import Packing
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
 from pack_data.reading.fields import whole_number
 
 _MEGA_BATCHES = 50  # batches that are sorted together, as in the length-grouped sampler of Hugging Face Transformers

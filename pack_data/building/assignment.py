@@ -7,7 +7,7 @@ from typing import NamedTuple, Sequence, Union
 
 import numpy as np
 
-from pack_data.packing import Packing
+from pack_data.packing.packing import Packing
 from pack_data.store.packs import smallest_type
 
 

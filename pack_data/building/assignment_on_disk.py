@@ -33,7 +33,7 @@ from pack_data.building.tasks import (
     save_array,
 )
 from pack_data.cli.command import progress_bar
-from pack_data.packing import Packing
+from pack_data.packing.packing import Packing
 from pack_data.reading.files import replacing
 from pack_data.reading.npy import read_array
 from pack_data.store.packs import PackSchema, smallest_type

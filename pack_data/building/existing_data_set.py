@@ -12,9 +12,9 @@ import numpy as np
 from pack_data.building import sides
 from pack_data.building.inputs import BuildSide
 from pack_data.building.options import BuildOptions, stated
-from pack_data.histogram import LengthHistogram
 from pack_data.packers import PACKERS, get_packer
-from pack_data.packing import Packing
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
 from pack_data.store.data_set import MANIFEST, PackStore, read_manifest
 from pack_data.store.packs import PackSchema, default_predictions
 from pack_data.text.vocabulary import TOKENIZER, load_either
@@ -85,7 +85,7 @@ def with_former_options(options: BuildOptions, given: Optional[Collection[str]] 
     manifest = read_manifest(out)
     if "options" not in manifest.made_with or "recipe.json" not in [entry.file for entry in manifest.files]:
         raise ValueError(
-            f"{out}: was not made by pack_data.build, so nothing can be appended; build it anew with --from {out}"
+            f"{out}: was not made by packed-bert build, so nothing can be appended; build it anew with --from {out}"
         )
     if manifest.made_with.get("side") == sides.HELD_OUT:
         raise ValueError(f"{out}: is the held-out side of a data set; append to the training side, both grow together")

@@ -47,12 +47,12 @@ from pack_data.building.work_folder import READY
 from pack_data.cli.bad_records import BadRecords
 from pack_data.cli.command import progress_bar
 from pack_data.formats.detect import Source, integer_columns, open_source
-from pack_data.histogram import LengthHistogram
+from pack_data.packing.histogram import LengthHistogram
 from pack_data.reading.fields import read_object, said_of
 from pack_data.reading.files import sha256_of, sync_folder, write_atomically
-from pack_data.sequences import Sequences
 from pack_data.store.data_set import MANIFEST, Manifest
 from pack_data.store.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
+from pack_data.store.sequences import Sequences
 from pack_data.text.corpus import EMBEDDED, Document, content_digest, documents, relative_name, source_files
 from pack_data.text.vocabulary import TOKENIZER, load_either, train_vocabulary
 

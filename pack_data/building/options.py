@@ -9,8 +9,8 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 from pack_data.cli.bad_records import MOST_RECORD_BYTES
 from pack_data.cli.command import most_processes
 from pack_data.reading.fields import packing_depth, whole_number
-from pack_data.sequences import check_multiple
 from pack_data.store.packs import default_predictions
+from pack_data.store.sequences import check_multiple
 from pack_data.text.corpus import EMBEDDED
 from pack_data.text.examples import ExampleOptions
 

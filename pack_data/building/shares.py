@@ -105,7 +105,7 @@ def missing_tasks(options: BuildOptions, tasks: int) -> Tuple[str, List[int]]:
 
 def slurm_script(out: Path, arguments: Sequence[str], tasks: int) -> str:
     """A script that hands the build of `out` to Slurm. arguments: of the build, without its stages."""
-    build = " ".join(map(shlex.quote, [sys.executable, "-m", "pack_data.build", *arguments]))
+    build = " ".join(map(shlex.quote, [sys.executable, "-m", "ipu_packed_bert", "build", *arguments]))
     return f"""#!/bin/bash
 # Builds {out}. Every node must see the files under the same paths, and their locks (docs/how_to/billions.md).
 # Where a task failed, hand it in again: what is done ends at once. What is missing: {build} --missing {tasks}

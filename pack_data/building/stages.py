@@ -41,9 +41,9 @@ from pack_data.building.tasks import (
 )
 from pack_data.building.work_folder import HELD_OUT_WORK, PLAN, announce, check_out, clear, complete
 from pack_data.cli.command import progress_bar
-from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
-from pack_data.packing import Packing
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
 from pack_data.reading.fields import Fields, read_object
 from pack_data.reading.files import sha256_of, write_atomically
 from pack_data.reading.npy import map_array, read_array

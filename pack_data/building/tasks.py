@@ -21,9 +21,9 @@ import numpy as np
 from pack_data.reading.fields import Fields, parse_json, read_object
 from pack_data.reading.files import replacing, write_atomically
 from pack_data.reading.npy import map_array
-from pack_data.sequences import Sequences, digest
 from pack_data.store.data_set import StoredFile, lengths_of, write_shard
 from pack_data.store.packs import PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, assemble, smallest_type
+from pack_data.store.sequences import Sequences, digest
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, make_examples, masked_count, tokenise
 from pack_data.text.vocabulary import AnyVocabulary, load_either
@@ -110,7 +110,7 @@ class SpilledRun(NamedTuple):
 class SpillFormat:
     """The columns of a file of sequences, without a header; any run of them can be read alone.
 
-    A file holds one block of sequences (pack_data.sequences.Sequences), column after column, the lengths first. Where a
+    A file holds one block of sequences (`Sequences`), column after column, the lengths first. Where a
     run lies in each column follows from three running totals. So a shard takes one contiguous read of each column of
     each file, however large the corpus is.
     """

@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 import textwrap
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence, Set, Union
 
@@ -372,24 +371,3 @@ def progress_bar(
 def counted(number: int, thing: str) -> str:
     """`1 shard`, `2 shards`."""
     return f"{number:,} {thing}" + ("" if number == 1 else "s")
-
-
-def _refuse_no_command() -> None:
-    """SystemExit(2) where `python -m` runs a module of this project that is no command: it would end in silence, as if
-    all was done. Every module that reads options loads this one, and so is asked.
-    """
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is None or spec.name.partition(".")[0] not in ("pack_data", "ipu_packed_bert"):
-        return
-    if "__main__" in spec.loader.get_code(spec.name).co_consts:  # a command compares its __name__ with it
-        return
-    # By its name, as the list of all commands imports this module.
-    commands = getattr(import_module("ipu_packed_bert.__main__"), "COMMANDS", {})  # {}: for this module itself
-    names = [name for name, command in commands.items() if command.module == spec.name]
-    names += [name for name in commands if name == spec.name.rpartition(".")[2]]
-    way_out = f"type python -m ipu_packed_bert {names[0]}" if names else "python -m ipu_packed_bert lists the commands"
-    print(f"error: {spec.name} is no command; {way_out}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-_refuse_no_command()

@@ -40,7 +40,7 @@ from pack_data.formats.records import (
     pack_from_examples,
     shape_of_pack,
 )
-from pack_data.sequences import Example
+from pack_data.store.sequences import Example
 
 FLOATS = ("masked_lm_weights", "next_sentence_weights")
 _CLS_LAST = (

@@ -37,8 +37,8 @@ from pack_data.formats.records import (
 from pack_data.reading.fields import said_of, whole_number
 from pack_data.reading.files import check_regular, open_regular
 from pack_data.reading.npy import refuse_sequences
-from pack_data.sequences import Sequences
 from pack_data.store.data_set import MANIFEST, read_manifest
+from pack_data.store.sequences import Sequences
 
 # Format -> its module in this package, and what it holds where that is always the same.
 FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
@@ -110,7 +110,7 @@ def files_of(path: str) -> List[str]:
         raise ValueError(
             f"{path}: no data file in this folder; looked for "
             f"{', '.join('.' + suffix for suffix in _SUFFIXES)}, .idx beside .bin and part-NNNNN; "
-            "plain texts go to pack_data.build --corpus"
+            "plain texts go to packed-bert build --corpus"
         )
     return [os.path.join(path, name) for name in named]
 

@@ -36,7 +36,7 @@ from pack_data.formats.records import (
 from pack_data.reading.fields import one_line, shown
 from pack_data.reading.files import check_regular, open_regular
 from pack_data.reading.packages import load_package
-from pack_data.sequences import Example
+from pack_data.store.sequences import Example
 
 _ROWS = 512  # read at a time
 _STORED_PACK_FIELDS = tuple(name for name in PACK_FIELDS if name != "masked_lm_weights")

@@ -17,7 +17,7 @@ import numpy as np
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import Record, RecordBlock, RecordError, fits, integers
 from pack_data.reading.files import open_regular
-from pack_data.sequences import Sequences
+from pack_data.store.sequences import Sequences
 
 MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")

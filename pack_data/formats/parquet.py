@@ -39,7 +39,7 @@ from pack_data.formats.records import (
 from pack_data.reading.fields import one_line, shown
 from pack_data.reading.files import open_regular, replacing
 from pack_data.reading.packages import load_package
-from pack_data.sequences import Sequences
+from pack_data.store.sequences import Sequences
 
 ROWS = 1024  # read and written at a time; a row group, so that damage costs few rows
 PARQUET_MAGIC, FILE_MAGIC = b"PAR1", b"ARROW1"

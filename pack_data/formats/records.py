@@ -2,7 +2,7 @@
 
 Four kinds of content:
 
-"examples"     one pre-training example a record (`pack_data.sequences.Example`)
+"examples"     one pre-training example a record (`pack_data.store.sequences.Example`)
 "packs"        one pack of them a record, the ten fields of the packed format (`pack_data.store.packs.FIELDS`)
 "tokens"       one sequence a record, any named integer columns of equal length
 "token_packs"  one pack of those a record: the columns, and input_mask and positions as in the ten fields
@@ -19,8 +19,8 @@ import numpy as np
 
 from pack_data.cli.bad_records import Origin
 from pack_data.reading.fields import named
-from pack_data.sequences import Example, Sequences
 from pack_data.store.packs import FIELDS as PACK_FIELDS
+from pack_data.store.sequences import Example, Sequences
 
 UNPACKED = {"examples": "examples", "packs": "examples", "tokens": "tokens", "token_packs": "tokens"}
 LARGEST_ID = 2**31 - 1  # a batch is int32

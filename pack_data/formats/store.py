@@ -10,9 +10,9 @@ import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import Record, RecordError, RowWidths, checked_pack
-from pack_data.sequences import Example, Sequences, starts_of
 from pack_data.store.data_set import PackStore, StoreWriter, read_manifest
 from pack_data.store.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
+from pack_data.store.sequences import Example, Sequences, starts_of
 
 PACKS = 256  # decoded or assembled at a time
 

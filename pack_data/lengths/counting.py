@@ -1,4 +1,4 @@
-"""Counts lengths in files of many kinds into one histogram: `python -m pack_data.histogram FILE|DATASET|NAME ...`.
+"""Counts lengths in files of many kinds into one histogram: `packed-bert look FILE|DATASET|NAME ...`.
 
 Files are counted in parallel, and their histograms are added.
 """
@@ -23,11 +23,11 @@ from pack_data.cli.bad_records import MOST_RECORD_BYTES, add_record_limit
 from pack_data.cli.command import ArgumentParser, check_output, check_picture, positive_int, process_count, progress_bar
 from pack_data.display.picture import Axis, Bars, Series, write
 from pack_data.display.table import account
-from pack_data.histogram import PUBLISHED, LengthHistogram
+from pack_data.packing.histogram import PUBLISHED, LengthHistogram
 from pack_data.reading.files import COMPRESSED, LONGEST_LINE, open_regular, open_unpacked, short_lines
 from pack_data.reading.npy import map_array
-from pack_data.sequences import LONGEST
 from pack_data.store.data_set import MANIFEST, read_manifest
+from pack_data.store.sequences import LONGEST
 
 _TEXT = (".txt", ".lengths", ".csv")
 _HEADINGS = ("length", "lengths")  # of a table with one column
@@ -291,7 +291,7 @@ def picture(histogram: LengthHistogram) -> Bars:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(
-        prog="python -m pack_data.histogram",
+        prog="packed-bert look",
         description="How long the sequences of a data set are, and what packing them can bring.\n\n"
         f"A source is a shipped name ({', '.join(PUBLISHED)}), a packed data set, a CSV 'length,count',\n"
         "a text file with a length in each line (also .gz, .xz, .bz2), a .npy array of lengths, or a TFRecord,\n"

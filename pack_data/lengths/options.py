@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Optional
 
 from pack_data.cli.command import positive_int
-from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.lengths.synthetic import HELP, synthetic_histogram
+from pack_data.packing.histogram import PUBLISHED, LengthHistogram
 from pack_data.store.data_set import MANIFEST
 
 
@@ -46,7 +46,7 @@ def histogram_from(args: argparse.Namespace) -> LengthHistogram:
 
 
 def named_histogram(name: str, max_sequence_length: Optional[int] = None) -> LengthHistogram:
-    """The histogram of a `--histogram` option: whatever `pack_data.histogram` takes as a source.
+    """The histogram of a `--histogram` option: whatever `pack_data.packing.histogram` takes as a source.
 
     Shipped names and data sets know their slots. Any other file (a CSV histogram `length,count`; a length a line in
     .txt or .lengths, plain or .gz, .xz, .bz2; an array in .npy; sequences in a format of pack_data.formats), or a

@@ -19,7 +19,7 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from pack_data.histogram import whole_slots
+from pack_data.packing.histogram import whole_slots
 from pack_data.reading.fields import shown
 
 RULES = ("raise", "truncate", "split", "drop")

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 
-from pack_data.histogram import LengthHistogram
+from pack_data.packing.histogram import LengthHistogram
 
 HELP = """\
 what --synthetic takes:

@@ -14,7 +14,7 @@ from typing import Callable, List, Optional, Tuple
 
 import numpy as np
 
-from pack_data.histogram import LengthHistogram
+from pack_data.packing.histogram import LengthHistogram
 
 _Visit = Callable[
     [np.ndarray], np.ndarray

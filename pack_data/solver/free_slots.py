@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Dict, List, Optional, Tuple
 
-from pack_data.histogram import LengthHistogram
+from pack_data.packing.histogram import LengthHistogram
 
 Strategy = Tuple[int, ...]
 

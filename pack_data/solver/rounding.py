@@ -6,7 +6,7 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from pack_data.histogram import LengthHistogram
+from pack_data.packing.histogram import LengthHistogram
 from pack_data.solver.column_generation import Relaxation, relax
 from pack_data.solver.fit_decreasing import fit_decreasing
 

@@ -15,8 +15,8 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from pack_data.certificate import Certificate, best_pack_value, plain_certificate
-from pack_data.histogram import LengthHistogram
+from pack_data.packing.certificate import Certificate, best_pack_value, plain_certificate
+from pack_data.packing.histogram import LengthHistogram
 from pack_data.solver.filling import MADE, Packs, depths_tried, fill_evenly, fill_exactly
 from pack_data.solver.free_slots import longest_first
 from pack_data.solver.repair import mend

@@ -14,8 +14,8 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from pack_data.certificate import Certificate, Proof, plain_certificate, proven_bound
-from pack_data.histogram import LengthHistogram, whole_slots
+from pack_data.packing.certificate import Certificate, Proof, plain_certificate, proven_bound
+from pack_data.packing.histogram import LengthHistogram, whole_slots
 from pack_data.reading.fields import packing_depth, whole_number
 
 _MOST_CAPACITY = 1 << 36

@@ -28,8 +28,8 @@ import numpy as np
 from pack_data.reading.fields import Fields, read_object, shown
 from pack_data.reading.files import file_in, remove_stale, sync_folder, temporary_name, write_atomically
 from pack_data.reading.npy import map_array
-from pack_data.sequences import digest
 from pack_data.store.packs import PackSchema, decode, disassemble
+from pack_data.store.sequences import digest
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "packed sequences", 1
@@ -440,7 +440,7 @@ def read_manifest(folder: Path) -> Manifest:
         if os.path.lexists(folder) and not os.path.isdir(folder):
             raise ValueError(f"{folder}: a file; a packed data set is a folder with {MANIFEST}")
         raise ValueError(
-            f"{folder}: not a packed data set (no {MANIFEST}); build one with pack_data.build --corpus TEXTS --out DIR"
+            f"{folder}: not a packed data set (no {MANIFEST}); run packed-bert build --corpus TEXTS --out DIR"
         )
     fields = read_object(path, way_out=REBUILD)
     if fields.integer("version") != VERSION:

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Tuple, Union
 import numpy as np
 
 from pack_data.reading.fields import Fields, shown, whole_number
-from pack_data.sequences import LONGEST, Sequences, check_multiple, ragged_copy, rounded_up, starts_of
+from pack_data.store.sequences import LONGEST, Sequences, check_multiple, ragged_copy, rounded_up, starts_of
 
 BERT, TOKENS = "bert_pretraining", "tokens"
 

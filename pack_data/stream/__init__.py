@@ -1,4 +1,4 @@
-"""Packs from a stream of sequences, with a bounded buffer.  `python -m pack_data.stream` measures it."""
+"""Packs from a stream of sequences, with a bounded buffer.  `packed-bert stream` measures it."""
 
 from pack_data.stream.pack_stream import Pack, PackStream, Waits
 from pack_data.stream.rows import PackRows, packed_rows

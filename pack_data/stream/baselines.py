@@ -6,7 +6,7 @@ from typing import List, Optional, Sequence
 
 import numpy as np
 
-from pack_data.histogram import LengthHistogram
+from pack_data.packing.histogram import LengthHistogram
 from pack_data.solver.free_slots import longest_first
 
 WINDOW = 1000  # sequences

@@ -9,9 +9,9 @@ from typing import Any, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optio
 import numpy as np
 
 from pack_data import optimal
-from pack_data.histogram import LengthHistogram, whole_slots
+from pack_data.packing.histogram import LengthHistogram, whole_slots
 from pack_data.reading.fields import Fields, packing_depth, shown, whole_number
-from pack_data.sequences import check_multiple
+from pack_data.store.sequences import check_multiple
 from pack_data.stream.buffer import Buffer, Round, Waiting
 from pack_data.stream.open_rows import OpenRows
 from pack_data.stream.prices import Prices, on_grid, prices, scarce_seats, solve, steps_of

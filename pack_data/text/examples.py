@@ -15,7 +15,7 @@ from typing import List, Sequence, Tuple
 
 import numpy as np
 
-from pack_data.sequences import Sequences, ragged_copy, ragged_index, starts_of
+from pack_data.store.sequences import Sequences, ragged_copy, ragged_index, starts_of
 from pack_data.text.corpus import Document, split_sentences
 from pack_data.text.vocabulary import AnyVocabulary
 

@@ -15,6 +15,7 @@ pytest.importorskip(
 
 from evidence import position_ids  # noqa: E402
 from evidence.__main__ import main  # noqa: E402
+from evidence.benches.texts import TextSet, TokenSet, encode  # noqa: E402
 from evidence.position_ids import (  # noqa: E402
     FILLED,
     ONE_ROW,
@@ -26,7 +27,6 @@ from evidence.position_ids import (  # noqa: E402
     unigram_loss,
 )
 from evidence.runner import finished_cells  # noqa: E402
-from ipu_packed_bert.benchmarks.texts import TextSet, TokenSet, encode  # noqa: E402
 from pack_data.batching.plans import WAYS  # noqa: E402
 from pack_data.cli.command import run_main  # noqa: E402
 

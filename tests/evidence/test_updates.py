@@ -19,7 +19,7 @@ from ipu_packed_bert.data.global_batches import StoredPacks, in_order
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.model.hugging_face import SAFETENSORS, read_folder
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from pack_data.sequences import Sequences
+from pack_data.store.sequences import Sequences
 
 SIZE = QUICK._replace(resumable=True, points=5, sequences=600)
 

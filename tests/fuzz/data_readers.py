@@ -13,20 +13,19 @@ from typing import Any, Callable, List, Tuple
 import numpy as np
 
 from pack_data import optimal
-from pack_data.certificate import __main__ as certificate_command
+from pack_data.building.verify import main as verify_main
+from pack_data.building.verify import verify
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import RowWidths, pack_from_examples
-from pack_data.histogram import LengthHistogram
-from pack_data.histogram import __main__ as histogram_command
+from pack_data.inspection import prove_command as certificate_command
+from pack_data.lengths import __main__ as histogram_command
 from pack_data.lengths.counting import count
-from pack_data.packing import Packing
-from pack_data.proof import prove
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing, prove
 from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, checksum, write_shard
 from pack_data.store.packs import FIELDS
 from pack_data.text.corpus import documents
 from pack_data.text.vocabulary import load_vocabulary
-from pack_data.verify import main as verify_main
-from pack_data.verify import verify
 from tests.format_samples import CLS_LAST, frame, mlperf_row, random_examples, records, tf_example, unframe, write_hdf5
 from tests.fuzz.cases import Found, Reader, Target, typed
 from tests.fuzz.mutators import (

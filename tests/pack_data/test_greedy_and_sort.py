@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pack_data import greedy, sort
-from pack_data.histogram import LengthHistogram
+from pack_data.packing.histogram import LengthHistogram
 from tests.pack_data_strategies import depths, histograms, lengths_of
 
 

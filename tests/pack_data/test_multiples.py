@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 
 from pack_data import PackDataset, PackStream, pack
 from pack_data.batching.collators import padded_batch, padding_free_batch
-from pack_data.build import BuildOptions, build
-from pack_data.build import main as build_main
 from pack_data.building import assignment_on_disk
+from pack_data.building.command import BuildOptions, build
+from pack_data.building.command import main as build_main
+from pack_data.building.verify import verify
 from pack_data.cli.command import run_main
-from pack_data.packing import Packing
-from pack_data.proof import prove
-from pack_data.sequences import Sequences, rounded_up
+from pack_data.packing.packing import Packing, prove
 from pack_data.store.data_set import CHECKSUM, StoreWriter, checksum, read_manifest
 from pack_data.store.packs import PackSchema, assemble, decode, disassemble
+from pack_data.store.sequences import Sequences, rounded_up
 from pack_data.stream.rows import PackRows, packed_rows
-from pack_data.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.token_sequences import random_sequences
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from pack_data import optimal
 from pack_data.cli.command import run_main
-from pack_data.histogram import LengthHistogram
 from pack_data.lengths.synthetic import synthetic_histogram
-from pack_data.packing import Packing
-from pack_data.proof import prove
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing, prove
 from pack_data.solver import column_generation, programmes
 from pack_data.solver.free_slots import longest_first
 from pack_data.solver.search import Limits, found_quickly

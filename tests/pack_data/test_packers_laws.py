@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 
-from pack_data.histogram import LengthHistogram
 from pack_data.packers import PACKERS, get_packer, packs_at_depth
-from pack_data.packing import Packing
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
 from tests.pack_data_strategies import DEPTHS, SPECIAL, depths, histograms, lengths_of
 
 KEYS = (

@@ -3,8 +3,8 @@
 import pytest
 
 from pack_data import spfhp
-from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
+from pack_data.packing.histogram import LengthHistogram
 
 # Packs by depth, and the deepest pack without a limit: the published programs (graphcore/examples,
 # tutorials/blogs_code/packedBERT) on the published histograms.

@@ -7,10 +7,10 @@ from typing import Any, Dict, List, Sequence
 
 import pytest
 
-from pack_data.build import BuildOptions, build
 from pack_data.building import stages
-from pack_data.sequences import Example
+from pack_data.building.command import BuildOptions, build
 from pack_data.store.data_set import PackStore
+from pack_data.store.sequences import Example
 from pack_data.text.examples import make_examples, tokenise
 
 WORDS = (

@@ -25,8 +25,8 @@ from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import SideBySide
 from pack_data.cli.command import run_main
-from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
+from pack_data.packing.histogram import LengthHistogram
 from tests.refusals import refusal_of
 from tests.tolerances import assert_same
 

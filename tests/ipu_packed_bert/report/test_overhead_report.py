@@ -14,7 +14,7 @@ from ipu_packed_bert.cycles.parameters import Parameters
 from ipu_packed_bert.report import calibrate, command, packings, paper, pictures
 from pack_data import sort
 from pack_data.cli.command import run_main
-from pack_data.histogram import LengthHistogram
+from pack_data.packing.histogram import LengthHistogram
 from tests.ipu_packed_bert.report.test_page import SMALL as SETTINGS
 
 SOURCES = {"hardware", "profile", "predicted", "fitted", "host", "paper", "computed", "published", "config"}

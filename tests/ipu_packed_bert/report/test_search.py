@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from ipu_packed_bert.commands import plan as plan_command
 from ipu_packed_bert.cycles import calibration
+from ipu_packed_bert.data.factors import PackingFactor
 from ipu_packed_bert.planning.plan import FULLEST_THAT_RAN, plan
 from ipu_packed_bert.report import command, search
 from ipu_packed_bert.settings.pretraining import cross_check, load_config
 from ipu_packed_bert.settings.shipped import FOLDER
 from pack_data.cli.command import run_main
 from pack_data.display.table import WIDTH
-from pack_data.lengths.factors import PackingFactor
 
 FACTORS = {2: 1.6, 3: 1.996, 4: 2.001, 6: 2.001, 8: 2.001}
 

@@ -91,7 +91,7 @@ placement: {replicas: 3}
         ({"engine": {"ipu_model": True, "offline_export": "x.poptorch"}}, "must be false where engine.offline_export"),
         (
             {"run": {"evaluate_every": 5}},
-            "python -m pack_data.build --corpus embedded --out data/packed --held-out 0.01",
+            "packed-bert build --corpus embedded --out data/packed --held-out 0.01",
         ),
         ({"without_ipus": 3}, "without_ipus is 3; must hold sections of settings"),
         (

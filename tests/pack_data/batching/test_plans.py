@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pack_data.batching.plans import WAYS, BatchOptions, get_way
 from pack_data.batching.properties import report
 from pack_data.batching.sampler import IndexBatchSampler
-from pack_data.histogram import LengthHistogram
 from pack_data.optimal import pack
+from pack_data.packing.histogram import LengthHistogram
 from tests.batching_ways import MSL, batches, drawn, every_way
 
 

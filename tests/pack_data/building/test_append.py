@@ -5,17 +5,16 @@ import shutil
 import numpy as np
 import pytest
 
-from pack_data.build import BuildOptions, build
-from pack_data.build import main as build_main
 from pack_data.building import inputs
+from pack_data.building.command import BuildOptions, build
+from pack_data.building.command import main as build_main
 from pack_data.building.existing_data_set import split_overfull
+from pack_data.building.verify import verify
 from pack_data.cli.command import run_main
-from pack_data.histogram import LengthHistogram
-from pack_data.packing import Packing
-from pack_data.proof import prove
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing, prove
 from pack_data.store.data_set import PackStore
 from pack_data.store.packs import disassemble
-from pack_data.verify import verify
 from tests.pack_data.text_corpus import Stopped, build_small, content, stop_before_rename, write_corpus
 from tests.refusals import refusal_of
 

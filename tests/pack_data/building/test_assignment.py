@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pack_data.building.assignment import _shuffled_numbers, assign
-from pack_data.histogram import LengthHistogram
 from pack_data.packers import get_packer
-from pack_data.packing import Packing
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
 
 
 def packed(lengths, S, depth=3):

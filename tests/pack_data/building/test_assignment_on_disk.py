@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.build import BuildOptions, build
 from pack_data.building import assignment_on_disk as on_disk
 from pack_data.building import stages
+from pack_data.building.command import BuildOptions, build
 from pack_data.building.runner import TaskRunner
 from pack_data.building.tasks import RunningTotals, SpillFormat, file_of, places_names
-from pack_data.histogram import LengthHistogram
+from pack_data.building.verify import verify
 from pack_data.packers import get_packer
+from pack_data.packing.histogram import LengthHistogram
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn
-from pack_data.verify import verify
 from tests.pack_data.building.test_assignment import assert_each_has_a_place_of_the_recipe, assert_spread, pairing_of
 
 

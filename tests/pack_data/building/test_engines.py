@@ -39,7 +39,7 @@ def command_of(engine, folder, out):
         pytest.skip(f"needs {engine}; make test-engines installs it")
     words = ["--from", str(options_of(folder).source), "--max-sequence-length", "32", "--out"]
     if not (folder / "whole").exists():
-        alone = start(["-m", "pack_data.build", *words, "whole"], folder)
+        alone = start(["-m", "ipu_packed_bert", "build", *words, "whole"], folder)
         assert alone.wait() == 0
     more = {"ray": ["--address", "local"], "datatrove": ["--logs", f"{out}.logs"]}[engine]
     return [str(ROOT / "examples" / f"build_with_{engine}.py"), *words, out, "--tasks", "64", *more]

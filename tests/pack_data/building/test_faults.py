@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from pack_data.building import inputs, stages, tasks
+from pack_data.building.verify import verify
 from pack_data.building.work_folder import COMMIT, complete
 from pack_data.reading import files
 from pack_data.store.data_set import PackStore
-from pack_data.verify import verify
 from tests.pack_data.text_corpus import (
     Stopped,
     build_small,
@@ -167,7 +167,7 @@ def test_kill_9_at_random_moments(tmp_path):
     def command(out, workers):
         options = "--synthetic wikipedia_512 --sequences 40000 --packer spfhp --seed 1".split()
         where = ["--workers", str(workers), "--out", str(tmp_path / out)]
-        return [sys.executable, "-m", "pack_data.build", *options, *where]
+        return [sys.executable, "-m", "ipu_packed_bert", "build", *options, *where]
 
     began = time.perf_counter()
     subprocess.run(command("calm", 1), check=True, stdout=subprocess.DEVNULL)

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.build import main as build_main
 from pack_data.building import sides
+from pack_data.building.command import main as build_main
 from pack_data.building.sides import held_out_folder
+from pack_data.building.verify import verify
 from pack_data.building.work_folder import COMMIT
-from pack_data.packing import Packing
+from pack_data.packing.packing import Packing
 from pack_data.store.data_set import PackStore, read_manifest
 from pack_data.store.packs import disassemble
 from pack_data.text.corpus import Document, documents
 from pack_data.text.vocabulary import load_vocabulary
-from pack_data.verify import verify
 from tests.pack_data.text_corpus import Stopped, build_small, content, stop_before_rename, write_corpus
 from tests.refusals import refusal_of
 

@@ -42,7 +42,7 @@ SLOW_TO_START = """
 import signal, sys, time
 from pathlib import Path
 
-from pack_data.build import main
+from pack_data.building.command import main
 from pack_data.cli.command import run_main
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 
 from pack_data.building import inputs, runner, stages
 from pack_data.building.runner import DaskRunner
-from pack_data.verify import verify
+from pack_data.building.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 pytest.importorskip("distributed", reason="needs the extra 'dask'")

@@ -17,12 +17,12 @@ from functools import partial
 import pytest
 from tqdm import tqdm
 
-from pack_data.build import BuildOptions, build, main
 from pack_data.building import assignment_on_disk, inputs, shares, stages, work_folder
+from pack_data.building.command import BuildOptions, build, main
 from pack_data.building.shares import STAGES, missing_tasks, run_task
+from pack_data.building.verify import verify
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
-from pack_data.verify import verify
 from tests.pack_data.text_corpus import Stopped, content, stop_unlink
 from tests.token_sequences import random_sequences
 
@@ -297,7 +297,7 @@ def test_the_script_for_slurm_runs(tmp_path, capsys):
     """By a stand-in of sbatch that runs a job, or each task of an array, at once, backwards."""
     options = options_of(tmp_path)
     words = ["--from", str(options.source), "--max-sequence-length", "32"]
-    alone = [sys.executable, "-m", "pack_data.build", *words, "--out", str(tmp_path / "whole")]
+    alone = [sys.executable, "-m", "ipu_packed_bert", "build", *words, "--out", str(tmp_path / "whole")]
     subprocess.run(alone, check=True, capture_output=True)
     words += ["--out", str(options.out)]
     assert run_main(main, [*words, "--slurm", "3"]) == 0

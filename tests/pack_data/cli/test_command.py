@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pack_data import compare, optimal, spfhp
+from pack_data import optimal, spfhp
 from pack_data.cli import bars
 from pack_data.cli.command import (
     ArgumentParser,
@@ -23,6 +23,7 @@ from pack_data.cli.command import (
     progress_bar,
     run_main,
 )
+from pack_data.inspection import compare
 from pack_data.lengths import counting
 from pack_data.stream import __main__ as stream
 from tests.refusals import refusal_of

@@ -5,7 +5,7 @@ import pytest
 
 from pack_data.formats import megatron
 from pack_data.formats.detect import Source, open_source
-from pack_data.sequences import Sequences
+from pack_data.store.sequences import Sequences
 from tests.token_sequences import random_sequences, write_megatron
 
 ROWS = 2500

@@ -1,4 +1,4 @@
-"""`pack_data.build --from`: files made elsewhere become a data set that verifies, with nothing lost or changed."""
+"""`packed-bert build --from`: files made elsewhere become a data set that verifies, with nothing lost or changed."""
 
 import numpy as np
 import pytest
@@ -11,15 +11,16 @@ pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
 
 import pyarrow.parquet as pq
 
-from pack_data import BuildOptions, build
-from pack_data.build import main as build_main
+from pack_data import BuildOptions
+from pack_data.building import command as build
 from pack_data.building import inputs
+from pack_data.building.command import main as build_main
+from pack_data.building.verify import verify
 from pack_data.cli.bad_records import Origin
 from pack_data.cli.command import run_main
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import Record, RowWidths, pack_from_examples
 from pack_data.store.data_set import PackStore
-from pack_data.verify import verify
 from tests.format_samples import (
     example,
     frame,

@@ -7,7 +7,7 @@ import lzma
 import numpy as np
 import pytest
 
-from pack_data.build import BuildOptions, build_and_report
+from pack_data.building.command import BuildOptions, build_and_report
 from pack_data.formats.detect import files_of, open_source
 from pack_data.lengths.counting import count
 from pack_data.lengths.options import named_histogram

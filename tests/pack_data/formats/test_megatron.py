@@ -5,9 +5,9 @@ import struct
 import numpy as np
 import pytest
 
-from pack_data.build import BuildOptions, build
+from pack_data.building.command import BuildOptions, build
+from pack_data.building.convert import main
 from pack_data.cli.bad_records import BadRecords
-from pack_data.convert import main
 from pack_data.formats import megatron
 from pack_data.formats.detect import open_source
 from tests.token_sequences import random_sequences, sequences_of, write_megatron

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pyarrow)")
 
-from pack_data.build import main as build_main
+from pack_data.building.command import main as build_main
 from pack_data.cli.command import run_main
 from pack_data.formats import parquet
 from pack_data.formats.detect import open_source

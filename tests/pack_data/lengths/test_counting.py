@@ -10,12 +10,12 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pack_data.histogram import LengthHistogram
 from pack_data.lengths.counting import count, picture, statistics, summary
 from pack_data.lengths.synthetic import synthetic_histogram
-from pack_data.sequences import LONGEST, Sequences
+from pack_data.packing.histogram import LengthHistogram
 from pack_data.store.data_set import StoreWriter
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn, assemble
+from pack_data.store.sequences import LONGEST, Sequences
 
 
 def test_a_length_costs_its_own_counts_and_no_copies_of_them(tmp_path):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from pack_data.cli.command import ArgumentParser
-from pack_data.histogram import PUBLISHED, LengthHistogram
 from pack_data.lengths.counting import count
 from pack_data.lengths.options import add_histogram_arguments, histogram_from, named_histogram
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packers import get_packer
+from pack_data.packing.histogram import PUBLISHED, LengthHistogram
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.refusals import refused
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from pack_data.cli.command import run_main
-from pack_data.histogram import LengthHistogram
 from pack_data.packers import PACKERS
-from pack_data.packing import Packing
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
 from tests.refusals import refusal_of
 
 
@@ -109,8 +109,8 @@ def test_run_as_modules_without_warnings(tmp_path):
     """As a user runs them, with warnings as errors: no module is imported twice, nothing is deprecated."""
     for arguments in (
         ["pack_data.spfhp", "--json"],
-        ["pack_data.histogram", "squad_1_1_384"],
-        ["pack_data.compare", "--synthetic", "uniform:max=9,n=100", "--depths", "2", "--packers", "spfhp"],
+        ["pack_data.packing.histogram", "squad_1_1_384"],
+        ["pack_data.inspection.compare", "--synthetic", "uniform:max=9,n=100", "--depths", "2", "--packers", "spfhp"],
     ):
         finished = subprocess.run([sys.executable, "-W", "error", "-m", *arguments], capture_output=True, text=True)
         assert finished.returncode == 0, finished.stderr
@@ -119,7 +119,7 @@ def test_run_as_modules_without_warnings(tmp_path):
 
 def test_a_reader_that_leaves_early_is_no_error():
     finished = subprocess.run(
-        f"{sys.executable} -m pack_data.histogram | head -n 1", shell=True, capture_output=True, text=True
+        f"{sys.executable} -m pack_data.packing.histogram | head -n 1", shell=True, capture_output=True, text=True
     )
     assert finished.stdout.startswith("wikipedia_512")
     assert finished.stderr == ""

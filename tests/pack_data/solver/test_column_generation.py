@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.certificate import best_pack_value
 from pack_data.lengths.synthetic import synthetic_histogram
+from pack_data.packing.certificate import best_pack_value
 from pack_data.solver import column_generation
 from pack_data.solver.column_generation import PackTables, relax
 from tests.pack_data_strategies import histograms

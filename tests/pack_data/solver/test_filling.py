@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.histogram import LengthHistogram
-from pack_data.packing import Packing
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
 from pack_data.solver.filling import fill_exactly
 from pack_data.solver.free_slots import longest_first
 from tests.pack_data_strategies import histograms

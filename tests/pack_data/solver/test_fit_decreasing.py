@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from pack_data import best_fit, first_fit
-from pack_data.histogram import LengthHistogram
+from pack_data.packing.histogram import LengthHistogram
 from tests.pack_data_strategies import depths, histograms, lengths_of
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.certificate import best_pack_value
-from pack_data.histogram import LengthHistogram
-from pack_data.packing import Packing
+from pack_data.packing.certificate import best_pack_value
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
 from pack_data.solver.column_generation import with_dearest_long
 from pack_data.solver.filling import fill_evenly
 from pack_data.solver.grid_programme import Shape

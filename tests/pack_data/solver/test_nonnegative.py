@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from pack_data import nnlshp
-from pack_data.histogram import LengthHistogram
+from pack_data.packing.histogram import LengthHistogram
 from pack_data.solver.nonnegative import solve_fast, solve_reference
 from tests.pack_data_strategies import histograms
 

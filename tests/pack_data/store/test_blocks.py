@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pack_data.build import BuildOptions, build
-from pack_data.convert import main as convert_main
+from pack_data.building.command import BuildOptions, build
+from pack_data.building.convert import main as convert_main
+from pack_data.building.verify import verify
 from pack_data.store import data_set
 from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum
 from pack_data.store.packs import PackSchema
-from pack_data.verify import verify
 from tests.pack_data.store.test_data_set import SCHEMA, records
 from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.refusals import refused

@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
-from pack_data.sequences import Example, Sequences
+from pack_data.building.verify import verify
 from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, checksum
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn, assemble
-from pack_data.verify import verify
+from pack_data.store.sequences import Example, Sequences
 from tests.refusals import refused
 
 SCHEMA = PackSchema.bert(8, 2, 4, vocabulary_size=50)

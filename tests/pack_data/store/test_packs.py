@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.sequences import Example, Sequences, _mixed, digest
 from pack_data.store.packs import (
     FIELDS,
     PREDICTION,
@@ -18,6 +17,7 @@ from pack_data.store.packs import (
     predictions_per_pack,
     smallest_type,
 )
+from pack_data.store.sequences import Example, Sequences, _mixed, digest
 
 VOCABULARY = 300
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pack_data.build import main
+from pack_data.building.command import main
 from pack_data.cli.bad_records import BadRecords
 from pack_data.cli.command import run_main
 from pack_data.text import corpus

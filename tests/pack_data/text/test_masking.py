@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from pack_data.sequences import starts_of
+from pack_data.store.sequences import starts_of
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, _fitting, _mask, masked_count
 from pack_data.text.vocabulary import train_vocabulary

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from pack_data.build import BuildOptions, build
+from pack_data.building.command import BuildOptions, build
+from pack_data.building.verify import verify
 from pack_data.store.data_set import PackStore
 from pack_data.text.corpus import Document
 from pack_data.text.vocabulary import (
@@ -21,7 +22,6 @@ from pack_data.text.vocabulary import (
     load_vocabulary,
     train_vocabulary,
 )
-from pack_data.verify import verify
 from tests.pack_data.text_corpus import write_corpus
 
 pytestmark = pytest.mark.usefixtures("small_parts")

@@ -1,0 +1,204 @@
+"""Many data sets, lengths and depths beside other people's packers: `python -m evidence.benches.packing --cases 50`.
+
+The cases are drawn with a fixed seed from all combinations below. Ours packs lengths into bins, as the others do, and
+its time counts the bound as well. Where the depth is limited only ours can obey it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from evidence.benches.peers import Peer, installed_peers
+from pack_data.building.assignment import assign
+from pack_data.cli.command import depth_text, progress_bar
+from pack_data.cli.timing import timed
+from pack_data.display.table import Column, Table, account
+from pack_data.optimal import pack
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
+
+_SEQUENCES = (64, 256, 1000, 10_000, 100_000, 1_000_000)
+_SLOTS = (512, 4096, 32_768, 131_072)
+_DEPTHS: Tuple[Optional[int], ...] = (3, 4, 8, 16, 64, None, None, None)  # the peers know no limit: as many cases
+_FEW = 1000  # lengths: a call in the middle of a training
+_NEAR = 1e-4  # of the bound
+_REPEATED = 10_000  # lengths up to which the least time of three is taken
+_ALLOWED = 0.005  # seconds that are always few enough
+
+
+def _whole(drawn: np.ndarray, slots: int) -> np.ndarray:
+    return np.clip(np.rint(drawn), 1, slots).astype(np.int64)
+
+
+def _triplets(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
+    """Lengths of which three fill a row exactly, between a quarter and a half of it, and some that are left."""
+    first, second = np.rint(random.uniform(0.25 * slots, 0.5 * slots, (2, -(-n // 3))))
+    return _whole(np.concatenate([first, second, slots - first - second])[:n], slots)
+
+
+def _wikipedia(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
+    """The lengths of the paper's Wikipedia, stretched to the slots."""
+    counts = LengthHistogram.published("wikipedia_512").counts
+    return _whole(random.choice(len(counts), n, p=counts / counts.sum()) * (slots / 512), slots)
+
+
+def _one_short(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
+    return np.append(_whole(random.normal(slots / 2, 0.08 * slots, n - 1), slots), 1)
+
+
+_DRAWN: Dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
+    "uniform": lambda random, n, slots: random.integers(1, slots + 1, n),
+    "bimodal": lambda random, n, slots: _whole(
+        np.where(random.random(n) < 0.7, random.normal(0.1, 0.03, n), random.normal(0.55, 0.08, n)) * slots, slots
+    ),
+    "triplets": _triplets,
+    "around S / 3.5": lambda random, n, slots: _whole(random.lognormal(math.log(slots / 3.5), 0.6, n), slots),
+    "log-normal": lambda random, n, slots: _whole(random.lognormal(math.log(slots / 8), 1.0, n), slots),
+    "one short": _one_short,
+    "Wikipedia": _wikipedia,
+}
+
+
+@dataclass(frozen=True)
+class PackingCase:
+    """One packing, and what the peers made of the same lengths."""
+
+    kind: str
+    sequences: int
+    slots: int
+    depth: Optional[int]
+    packs: int
+    lower_bound: int
+    seconds: float
+    peers: Dict[str, Tuple[int, float]]  # name -> packs, seconds
+
+    @property
+    def gap(self) -> int:
+        """Packs above the bound."""
+        return self.packs - self.lower_bound
+
+    @property
+    def near(self) -> bool:
+        """Whether the gap is one pack or a ten-thousandth at most."""
+        return self.gap <= max(1, _NEAR * self.lower_bound)
+
+    @property
+    def ratio(self) -> Optional[float]:
+        """Time over lightbinpack's where it made as few packs; 0 where ours takes next to nothing."""
+        packs, seconds = self.peers.get("lightbinpack", (-1, 0.0))
+        return None if packs != self.packs else self.seconds / seconds if self.seconds > _ALLOWED else 0.0
+
+
+def _measure(number: int, combination: Tuple[str, int, int, Optional[int]], peers: Sequence[Peer]) -> PackingCase:
+    kind, sequences, slots, depth = combination
+    lengths = _DRAWN[kind](np.random.default_rng(number), sequences, slots)
+    times = 3 if sequences <= _REPEATED else 1
+
+    def least(make: Callable[[], Any]) -> Tuple[float, Any]:
+        runs = [timed(make, time.process_time) for _ in range(times)]
+        return min(seconds for seconds, _ in runs), runs[0][1]
+
+    def ours() -> Packing:
+        """As `pack_data.pack`: count, pack, and a pack for each sequence."""
+        packing = pack(LengthHistogram.from_lengths(lengths, slots), max_sequences_per_pack=depth)
+        assign(lengths, packing, 0)
+        return packing
+
+    seconds, packing = least(ours)
+    found: Dict[str, Tuple[int, float]] = {}
+    for peer in peers if depth is None else ():
+        if lengths.sum() <= peer.most_tokens:
+            taken, packs = least(partial(peer.pack, lengths, slots))
+            found[peer.name] = packs, taken
+    return PackingCase(kind, sequences, slots, depth, packing.packs, packing.lower_bound or 0, seconds, found)
+
+
+def _cases(number: int, peers: Sequence[Peer], most: int = _SEQUENCES[-1]) -> List[PackingCase]:
+    """So many cases, all different; most: sequences of the largest."""
+    every = list(product(_DRAWN, [n for n in _SEQUENCES if n <= most], _SLOTS, _DEPTHS))
+    chosen = np.random.default_rng(0).permutation(len(every))[:number].tolist()
+    with progress_bar(len(chosen), "packing", unit=" cases") as bar:
+        return [_measure(index, every[index], peers) for index in chosen if not bar.update()]
+
+
+def _summary(found: Sequence[PackingCase]) -> List[Tuple[str, str, str]]:
+    """Rows of text: what was measured, the value, what it counts."""
+    equal = [case.ratio for case in found if case.ratio is not None]
+    more = [case for case in found if any(packs < case.packs for packs, _ in case.peers.values())]
+    few = [case for case in found if case.sequences <= _FEW]
+    ordinary = [case for case in found if case.kind != "uniform"]
+    uniform = [case for case in found if case.kind == "uniform"]
+    return [
+        ("time over lightbinpack's", _quantiles(equal, 1), f"median, 90 %, most of {len(equal)} with as few packs"),
+        ("  above 3", str(sum(ratio > 3 for ratio in equal)), "5 ms are always allowed"),
+        ("more packs than a peer", str(len(more)), f"of {sum(bool(case.peers) for case in found)} without a limit"),
+        ("gap of one or 0.01 %", _share(case.near for case in ordinary), f"of {len(ordinary)}, uniform ones apart"),
+        ("  the same of uniform", _share(case.near for case in uniform), f"of {len(uniform)}"),
+        (
+            f"ms, up to {_FEW:,} lengths",
+            _quantiles([1e3 * case.seconds for case in few], 1),
+            f"median, 90 %, most of {len(few)}",
+        ),
+    ]
+
+
+def _quantiles(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return "-"
+    return " / ".join(f"{value:.{digits}f}" for value in np.quantile(values, (0.5, 0.9, 1.0)).tolist())
+
+
+def _share(flags: Any) -> str:
+    values = list(flags)
+    return f"{sum(values) / len(values):.1%}" if values else "-"
+
+
+_COLUMNS = (
+    Column("lengths", "lengths"),
+    Column("sequences", "sequences", form=","),
+    Column("slots", "slots", form=","),
+    Column("depth", "depth"),
+    Column("packs", "packs", form=","),
+    Column("gap", "above", form=","),
+    Column("seconds", "seconds", form=".3f"),
+    Column("ratio", "times lightbinpack", form=".1f"),
+)
+
+
+def _worst(found: Sequence[PackingCase], title: str, key: Callable[[PackingCase], float]) -> Table:
+    worst = sorted(found, key=key, reverse=True)[:10]
+    rows = [
+        {
+            "lengths": case.kind,
+            "sequences": case.sequences,
+            "slots": case.slots,
+            "depth": depth_text(case.depth),
+            "packs": case.packs,
+            "gap": case.gap,
+            "seconds": case.seconds,
+            "ratio": case.ratio,
+        }
+        for case in worst
+    ]
+    return Table("worst", title, _COLUMNS, rows)
+
+
+def main(number: int, most: Optional[int]) -> None:
+    """Prints the summary and the worst ten by gap and by time."""
+    peers, missing = installed_peers()
+    for name in missing:
+        print(f"not installed: {name} (pip install {name})")
+    found = _cases(number, peers, most or _SEQUENCES[-1])
+    print(account(f"{len(found)} cases, processor seconds of one core", _summary(found)))
+    for title, key in (
+        ("the widest gaps", lambda case: case.gap / max(1, case.lower_bound) if not case.near else 0.0),
+        ("the longest times beside lightbinpack", lambda case: case.ratio or 0.0),
+    ):
+        print("\n" + _worst(found, title, key).text())

@@ -1,0 +1,1 @@
+"""Comparisons, and pages of histograms, packings and data sets."""

@@ -1,0 +1,204 @@
+"""`PackDataset`: the rows of a packing for a DataLoader, with workers, ranks and resume; Hugging Face data sets in."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+
+from pack_data import BuildOptions, PackDataset, pack
+from pack_data.batching.plans import BatchOptions
+from pack_data.batching.sampler import IndexBatchSampler
+from pack_data.building import command as build
+from pack_data.stream.rows import packed_rows
+from tests.refusals import refused
+from tests.token_sequences import random_sequences, sequences_of, write_megatron
+
+S = 16
+GIVEN = random_sequences(60)
+
+
+def jsonl(path, sequences=GIVEN):
+    path.write_text("".join(json.dumps({"input_ids": each}) + "\n" for each in sequences))
+    return path
+
+
+def sequences_in(rows):
+    """The sequences of rows, as input_mask and positions tell them."""
+    found = []
+    for row in rows:
+        for number in range(1, int(row["input_mask"].max()) + 1):
+            slots = row["input_mask"] == number
+            assert row["positions"][slots].tolist() == list(range(slots.sum()))
+            found.append(row["input_ids"][slots].tolist())
+    return sorted(found)
+
+
+def sequences_of_batches(batches):
+    found = []
+    for batch in batches:
+        ends = [int(end) for end in batch["cumulative_lengths"]]
+        ids = batch["input_ids"][0].tolist()
+        found += [ids[start:end] for start, end in zip(ends, ends[1:])]
+    return sorted(found)
+
+
+def built(tmp_path):
+    options = BuildOptions(
+        tmp_path / "built", source=jsonl(tmp_path / "a.jsonl"), max_sequence_length=S, max_sequences_per_pack=None
+    )
+    return build(options)
+
+
+@pytest.mark.parametrize("how", ["jsonl", "megatron", "built", "store", "examples"])
+def test_each_sequence_stands_in_one_row(tmp_path, how):
+    if how in ("built", "store"):
+        store = built(tmp_path)
+        rows = PackDataset(store if how == "store" else str(tmp_path / "built"))
+    else:
+        source = {
+            "jsonl": lambda: jsonl(tmp_path / "a.jsonl"),
+            "megatron": lambda: write_megatron(tmp_path / "a", GIVEN),
+            "examples": lambda: [{"input_ids": each} for each in GIVEN],
+        }[how]()
+        rows = PackDataset(source, max_sequence_length=S)
+    every = [rows[number] for number in range(len(rows))]
+    assert sequences_in(every) == sorted(GIVEN)
+    assert rows.lengths.tolist() == [np.count_nonzero(row["input_mask"]) for row in every]
+    assert len(rows) == len(pack([len(each) for each in GIVEN], max_sequence_length=S).bins)
+    assert sequences_of_batches([rows.collate(every)]) == sorted(GIVEN)
+    for one, other in zip(every, rows.__getitems__(list(range(len(rows))))):
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert all(np.array_equal(rows[-1][name], every[-1][name]) for name in every[-1])
+    with pytest.raises(IndexError, match=f"rows 0 to {len(rows) - 1}"):
+        rows[len(rows)]
+
+
+def test_the_rows_of_pack_are_its_bins():
+    packed = pack([len(each) for each in GIVEN], max_sequence_length=8, longer="split")
+    rows = PackDataset([{"input_ids": each, "text": "x"} for each in GIVEN], packed=packed)
+    assert len(rows) == len(packed.bins)
+    for row, bin_ in zip((rows[number] for number in range(len(rows))), packed.bins):
+        pieces = zip(*(values[bin_] for values in (packed.fitted.example, packed.fitted.start, packed.fitted.stop)))
+        assert row["input_ids"].tolist() == [token for one, start, stop in pieces for token in GIVEN[one][start:stop]]
+        assert set(row) == {"input_ids", "input_mask", "positions"}
+
+
+def test_an_example_shorter_than_it_was_packed_is_named():
+    rows = PackDataset([{"input_ids": [5, 6]}], packed=pack([3], max_sequence_length=8))
+    with pytest.raises(ValueError, match="example 0 has 2 tokens, it was packed as one of 3"):
+        rows[0]
+
+
+def test_an_example_without_labels_learns_its_tokens_and_others_keep_theirs():
+    examples = [{"input_ids": [1, 2, 3], "labels": [-100, -100, 3]}, {"input_ids": [4, 5], "labels": None}]
+    rows = PackDataset(examples, max_sequence_length=8)
+    assert rows.collate([rows[0]])["labels"].tolist() == [[-100, -100, 3, -100, 5]]
+    assert next(packed_rows(examples, 8))["labels"] == [-100, -100, 3, 4, 5]
+    wrong = {"labels": [5], "loss_mask": [1]}, {"input_ids": np.array([[4, 5]])}
+    for each, words in zip(wrong, ("has 2 input_ids and 1 labels", r"input_ids has the shape \(1, 2\)")):
+        with refused(words):
+            next(packed_rows([{**examples[1], **each}], 8))
+
+
+def test_a_loss_mask_ignores_labels():
+    rows = PackDataset([{"input_ids": [5, 6, 7], "loss_mask": [0, 1, 0]}], max_sequence_length=4)
+    assert rows.collate([rows[0]])["labels"].tolist() == [[-100, 6, -100]]
+
+
+def test_a_worker_opens_the_built_data_set_itself(tmp_path):
+    store = built(tmp_path)
+    rows = PackDataset(store)
+    data = pickle.dumps(rows)
+    assert len(data) < 20_000
+    again = pickle.loads(data)
+    assert all(np.array_equal(rows[3][name], again[3][name]) for name in rows[3])
+    for examples, packer in ((GIVEN, "none"), (GIVEN[:9], "nnlshp")):  # the same sequences too, in other packs
+        source = jsonl(tmp_path / "b.jsonl", examples)
+        other = dict(source=source, max_sequence_length=S, packer=packer, overwrite=True)
+        build(BuildOptions(tmp_path / "built", **other)).close()
+        with pytest.raises(ValueError, match="was built again"):
+            pickle.loads(data)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_with_ranks_and_resume(tmp_path, workers):
+    torch = pytest.importorskip("torch")
+    rows = PackDataset(jsonl(tmp_path / "a.jsonl"), max_sequence_length=S, as_tensor=torch.from_numpy)
+
+    def loader(rank):
+        options = BatchOptions(2, S, ranks=2, seed=1)
+        sampler = IndexBatchSampler("RandomSampling+Padding", rows.lengths, options, rank=rank)
+        made = torch.utils.data.DataLoader(rows, batch_sampler=sampler, collate_fn=rows.collate, num_workers=workers)
+        return sampler, made
+
+    whole = [list(loader(rank)[1]) for rank in range(2)]
+    assert len(whole[0]) == len(whole[1])
+    full = [batch for batches in whole for batch in batches if len(batch["cumulative_lengths"]) > 1]
+    assert [each for each in sequences_of_batches(full) if each != [0]] == sorted(GIVEN)
+    assert all(torch.is_tensor(values) for values in full[0].values())
+    sampler, again = loader(1)
+    sampler.load_state_dict(sampler.state_at(0, 3))
+    rest = list(again)
+    assert len(rest) == len(whole[1]) - 3
+    for one, other in zip(rest, whole[1][3:]):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda path: PackDataset(jsonl(path / "a.jsonl")), "not packed yet; give max_sequence_length"),
+        (lambda path: PackDataset(built(path), max_sequence_length=8), "packed already"),
+        (
+            lambda path: PackDataset(GIVEN[:3], packed=pack([1], max_sequence_length=8)),
+            "3 examples, the packing is of 1",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, make, words):
+    with pytest.raises(ValueError, match=words) as refused:
+        make(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_rows_of_bert_are_stacked(tmp_path):
+    options = BuildOptions(tmp_path / "out", synthetic="wikipedia_512", sequences=40)
+    with build(options) as store:
+        rows, batch = PackDataset(tmp_path / "out"), store.batch(np.array([2, 0]))
+        made = rows.collate([rows[2], rows[0]])
+        assert made.keys() == batch.keys() and all(np.array_equal(made[name], batch[name]) for name in batch)
+        with pytest.raises(ValueError, match="BERT; pack them with packed-bert build"):
+            convert_to_examples(tmp_path)
+
+
+def convert_to_examples(tmp_path):
+    row = {"input_ids": [1], "segment_ids": [0], "masked_lm_positions": [], "masked_lm_ids": []}
+    (tmp_path / "b.jsonl").write_text(json.dumps({**row, "next_sentence_labels": 0}) + "\n")
+    PackDataset(tmp_path / "b.jsonl", max_sequence_length=8)
+
+
+def test_data_sets_of_hugging_face(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    lengths = [len(each) for each in GIVEN]
+    dataset = datasets.Dataset.from_dict({"input_ids": GIVEN, "text": ["x"] * len(GIVEN)})
+    wanted = pack(lengths, max_sequence_length=S)
+    for given in (dataset, dataset.with_format("numpy"), datasets.Dataset.from_dict({"length": lengths})):
+        assert np.array_equal(pack(given, max_sequence_length=S).pack, wanted.pack)
+    chosen = dataset.select(range(50, 10, -1))
+    assert np.array_equal(pack(chosen, max_sequence_length=S).fitted.lengths, lengths[50:10:-1])
+    options = BuildOptions(tmp_path / "out", source=chosen, max_sequence_length=S, max_sequences_per_pack=None)
+    build(options).close()
+    build(options).close()  # the same examples again: nothing to do
+    assert sequences_of(tmp_path / "out") == sorted(GIVEN[50:10:-1])
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["out"]
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    for source in (dataset, tmp_path / "saved"):
+        rows = PackDataset(source, max_sequence_length=S)
+        assert sequences_in([rows[number] for number in range(len(rows))]) == sorted(GIVEN)
+    misleading = dataset.add_column("length", [1] * len(GIVEN))  # of something else than tokens
+    assert sum(PackDataset(misleading, max_sequence_length=S).lengths) == sum(lengths)
+    with pytest.raises(ValueError, match="columns none; lengths"):
+        PackDataset(dataset.select_columns("text"), max_sequence_length=S)
+    with pytest.raises(ValueError, match="columns text; lengths come from a column length, lengths or input_ids"):
+        pack(dataset.select_columns("text"), max_sequence_length=S)

@@ -1,0 +1,314 @@
+"""`Share`: each example is read by one process, and a state goes on without reading again; `EqualPacks`."""
+
+import gzip
+import itertools
+import json
+from collections import abc
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+from pack_data import PackStream
+from pack_data.batching.shard_files import ShardFiles
+from pack_data.batching.share import Share
+from pack_data.stream.equal_packs import EqualPacks
+from tests.ranks_in_threads import together
+
+COUNT = 23  # examples
+
+
+def numbered(count=COUNT, first=0):
+    return [{"input_ids": [number] * (1 + number % 7)} for number in range(first, first + count)]
+
+
+def number_of(example):
+    return int(example["input_ids"][0])
+
+
+class Shards:
+    """What has shards and a state; `read` counts the examples that were read, of all parts."""
+
+    def __init__(self, parts, read=None):
+        self.parts, self.at, self.read = parts, 0, [0] if read is None else read
+
+    @property
+    def num_shards(self):
+        return len(self.parts)
+
+    def shard(self, num_shards, index):
+        return Shards(self.parts[index::num_shards], self.read)
+
+    def __iter__(self):
+        for number, example in enumerate(itertools.chain(*self.parts)):
+            if number >= self.at:
+                self.at = number + 1
+                self.read[0] += 1
+                yield example
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class Node:
+    """As a node of torchdata: an iterator with `reset` and a state."""
+
+    def __init__(self, count=COUNT, example=lambda number: {"input_ids": [number]}):
+        self.count, self.example, self.at, self.read = count, example, 0, 0
+
+    def reset(self, state=None):
+        self.at = 0 if state is None else state["at"]
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == self.count:
+            raise StopIteration
+        self.at += 1
+        self.read += 1
+        return self.example(self.at - 1)
+
+    def state_dict(self):
+        return {"at": self.at}
+
+
+def files(folder, kind, shards=5):
+    given, paths = numbered(), []
+    for shard in range(shards):
+        own, path = given[shard::shards], folder / f"part-{shard}.{kind}"
+        if kind == "parquet":
+            parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
+            arrow = pytest.importorskip("pyarrow")
+            parquet.write_table(arrow.Table.from_pylist(own), path, row_group_size=2)
+        else:
+            text = ("\n".join(json.dumps(each) for each in own) + "\n\n").encode()
+            path.write_bytes(gzip.compress(text) if kind.endswith("gz") else text)
+        paths.append(path)
+    return paths
+
+
+def hugging_face(folder, shards):
+    datasets = pytest.importorskip("datasets")
+    paths = [str(path) for path in files(folder, "jsonl", shards)]
+    return datasets.IterableDataset.from_generator(_lines_of, gen_kwargs={"paths": paths})
+
+
+def _lines_of(paths):
+    for path in paths:
+        yield from map(json.loads, Path(path).read_text().splitlines()[:-1])
+
+
+def torchdata(kind):
+    nodes = pytest.importorskip("torchdata.nodes")
+    node = nodes.IterableWrapper(numbered())
+    return nodes.Loader(node, restart_on_stop_iteration=False) if kind == "loader" else node
+
+
+SOURCES = {
+    "list": lambda folder: numbered(),
+    "iterable": lambda folder: dict(enumerate(numbered())).values(),
+    "jsonl": lambda folder: files(folder, "jsonl"),
+    "folder": lambda folder: [files(folder, "jsonl"), str(folder)][1],
+    "jsonl.gz": lambda folder: files(folder, "jsonl.gz"),
+    "parquet": lambda folder: [str(path) for path in files(folder, "parquet")],
+    "one file": lambda folder: files(folder, "jsonl", 1),
+    "shards": lambda folder: Shards([numbered()[start::4] for start in range(4)]),
+    "node": lambda folder: Node(),
+    "datasets": lambda folder: hugging_face(folder, 4),
+    "datasets, one shard": lambda folder: hugging_face(folder, 1),
+    "datasets, shuffled": lambda folder: hugging_face(folder, 4).shuffle(seed=0, buffer_size=10),
+    "datasets, shards shuffled": lambda folder: hugging_face(folder, 4).shuffle(seed=0, buffer_size=1),
+    "datasets in memory": lambda folder: pytest.importorskip("datasets").Dataset.from_list(numbered()),
+    "torchdata node": lambda folder: torchdata("node"),
+    "torchdata loader": lambda folder: torchdata("loader"),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("of", [1, 2, 3])
+def test_each_example_is_read_by_one_process_at_every_pass_and_after_every_state(tmp_path, kind, of):
+    source, every = SOURCES[kind](tmp_path), []
+    for number in range(of):
+        share = Share(source, number, of)
+        whole = [number_of(example) for example in share]
+        assert [number_of(example) for example in share] == whole
+        every += whole
+        for stop in range(0, len(whole) + 1, 3):
+            first = Share(source, number, of)
+            begun = [number_of(example) for example in itertools.islice(first, stop)]
+            state = json.loads(json.dumps(first.state_dict()))
+            second = Share(source, number, of)
+            second.load_state_dict(state)
+            assert second.state_dict() == state
+            assert begun + [number_of(example) for example in second] == whole
+            assert [number_of(example) for example in second] == whole  # and the pass after that is a whole one
+        ended = Share(source, number, of)
+        assert len(list(ended)) == len(whole)
+        second.load_state_dict(ended.state_dict())
+        assert list(second) == []
+    assert sorted(every) == list(range(COUNT))
+
+
+def test_each_process_reads_its_own_shards():
+    source = Shards([numbered()[start::4] for start in range(4)])
+    assert {number_of(example) % 4 for example in Share(source, 1, 2)} == {1, 3}
+    assert source.read == [len(numbered()[1::2])]
+    list(Share(source, 1, 5))  # fewer shards than processes: each reads all
+    assert source.read == [len(numbered()[1::2]) + COUNT]
+
+
+def test_an_epoch_of_the_source_is_kept(tmp_path):
+    source = hugging_face(tmp_path, 4).shuffle(seed=0, buffer_size=8)
+    share, orders = Share(source, 1, 2), []
+    for epoch in range(3):
+        source.set_epoch(epoch)
+        orders.append([number_of(example) for example in share])
+    assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1] != orders[2]
+
+
+def test_a_stream_reads_nothing_again():
+    """The sequences that wait are in the stream's state; the source goes on behind them."""
+
+    def both(source):
+        return Share(source), PackStream(64, buffer_sequences=8)
+
+    def packs(share, stream):
+        return stream.packs((example, len(example["input_ids"])) for example in share)
+
+    parts = [numbered(50, 100 * part) for part in range(4)]
+    expected = list(packs(*both(Shards(parts))))
+    for stop in range(1, len(expected), 3):
+        share, stream = both(Shards(parts))
+        begun = list(itertools.islice(packs(share, stream), stop))
+        state = json.loads(json.dumps([share.state_dict(), stream.state_dict()]))
+        source = Shards(parts)
+        share_again, stream_again = both(source)
+        share_again.load_state_dict(state[0])
+        stream_again.load_state_dict(state[1])
+        assert begun + list(packs(share_again, stream_again)) == expected
+        assert source.read == [200 - share.seen]
+
+
+def test_it_goes_on_after_a_hundred_million_examples_and_reads_none_of_them():
+    node = Node(100_000_100)
+    share = Share(node, 3, 4)
+    process = {"process": [3, 4], "seen": 100_000_000, "ended": False}
+    share.load_state_dict({**process, "source": {"at": 100_000_000}})
+    assert [number_of(each) for each in itertools.islice(share, 2)] == [100_000_003, 100_000_007]
+    assert node.read == 8
+    numbers = MagicMock(spec=abc.Sequence, **{"__len__.return_value": 100_000_100})
+    share = Share(numbers, 3, 4)
+    share.load_state_dict({**process, "source": None})
+    next(iter(share))
+    numbers.__getitem__.assert_called_once_with(100_000_003)
+
+
+def test_lines_are_not_read_again(tmp_path, monkeypatch):
+    from pack_data.batching import shard_files
+
+    paths, read = files(tmp_path, "jsonl", 2), []
+    parse = shard_files.parse_json
+    monkeypatch.setattr(shard_files, "parse_json", lambda *given: (read.append(1), parse(*given))[1])
+    share = Share(paths)
+    assert len(list(itertools.islice(share, 15))) == len(read) == 15
+    again = Share(paths)
+    again.load_state_dict(share.state_dict())
+    assert len(list(again)) == COUNT - 15 and len(read) == COUNT
+
+
+def generator():
+    yield from numbered()
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda path: Share(generator()), "an iterator is used up after one pass"),
+        (lambda path: Share([path / "a.csv"]), "neither .jsonl nor .parquet"),
+        (lambda path: Share([], 2, 2), "number"),
+        (lambda path: Share(str(path / "none")), "no such file"),
+        (lambda path: list(Share(files(path, "jsonl")[:1] + [path / "b.jsonl"])), "b.jsonl"),
+        (lambda path: Share(numbered(), 0, 2).load_state_dict(Share(numbered(), 1, 2).state_dict()), "process 1 of 2"),
+        (lambda path: ShardFiles(files(path, "jsonl")).load_state_dict(ShardFiles([]).state_dict()), "same files"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path, make, words):
+    with pytest.raises(ValueError, match=words) as refused:
+        make(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("line", ["{", "[1, 2]", "3"])
+def test_a_line_that_is_no_example_is_named(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"input_ids": [1]}\n' + line + "\n")
+    with pytest.raises(ValueError, match="a.jsonl, before byte"):
+        list(Share([path]))
+
+
+def test_a_loader_that_begins_again_at_its_end_is_refused():
+    nodes = pytest.importorskip("torchdata.nodes")
+    with pytest.raises(ValueError, match="restart_on_stop_iteration=False"):
+        Share(nodes.Loader(nodes.IterableWrapper(numbered())))
+
+
+# ---- equal numbers of packs ------------------------------------------------------------------------------------------
+
+
+class Resumable:
+    """Packs with a state: numbers."""
+
+    def __init__(self, count):
+        self.count, self.at, self.loaded = count, 0, False
+
+    def __iter__(self):
+        if not self.loaded:
+            self.at = 0
+        self.loaded = False
+        while self.at < self.count:
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self):
+        return self.at
+
+    def load_state_dict(self, state):
+        self.at, self.loaded = state, True
+
+
+@pytest.mark.parametrize("counts", [[5, 9, 6], [4, 4, 4], [0, 3, 2], [6, 3, 12]])
+def test_ranks_hand_out_equally_many_and_lose_nothing(counts):
+    def rank(number, least):
+        packs = EqualPacks(Resumable(counts[number]), least)
+        epochs = [list(packs) for _ in range(3)]
+        return epochs, list(packs.rest()), packs.kept
+
+    for (epochs, rest, kept), count in zip(together(rank, len(counts)), counts):
+        assert [len(epoch) for epoch in epochs] == [min(counts)] * 3 and kept == 0
+        assert sum(epochs, []) + rest == list(range(count)) * (len(sum(epochs, rest)) // max(1, count))
+        assert len(sum(epochs, rest)) in {count * passes for passes in range(4)}
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4, 5, 7, 11])
+def test_ranks_go_on_from_their_states(stop):
+    counts = [5, 9]
+
+    def handed_out(packs, epochs):
+        return (pack for _ in range(epochs) for pack in packs)
+
+    def whole(number, least):
+        return list(handed_out(EqualPacks(Resumable(counts[number]), least), 3))
+
+    def cut(number, least):
+        packs = EqualPacks(Resumable(counts[number]), least)
+        begun = list(itertools.islice(handed_out(packs, 3), stop))
+        state = json.loads(json.dumps(packs.state_dict()))
+        again = EqualPacks(Resumable(counts[number]), least)
+        again.load_state_dict(state)
+        return begun + list(itertools.islice(handed_out(again, 4), 15 - stop))
+
+    assert together(cut, 2) == together(whole, 2)

@@ -1,0 +1,374 @@
+"""Formats told from the content, folders of files, and conversions from end to end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.refusals import refusal_of
+
+pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf)")
+pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
+pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pyarrow)")
+
+import pyarrow as pa
+
+from pack_data.building import convert
+from pack_data.building.work_folder import only_writer_of_packs
+from pack_data.cli.bad_records import Origin
+from pack_data.cli.command import run_main
+from pack_data.formats.detect import open_source
+from pack_data.formats.records import Record, RowWidths, pack_from_examples
+from pack_data.reading import files
+from pack_data.reading.files import only_writer
+from pack_data.store.data_set import PackStore, StoreWriter
+from pack_data.store.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble
+from pack_data.store.sequences import Sequences
+from tests.format_samples import (
+    example,
+    frame,
+    mlperf_row,
+    random_examples,
+    records,
+    tf_example,
+    write_mlperf,
+    write_packed,
+)
+from tests.pack_data.text_corpus import build_small, write_corpus
+
+S, P, D = 24, 4, 3
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def command(*arguments):
+    return run_main(convert.main, [str(argument) for argument in arguments])
+
+
+def in_packs(examples):
+    """Every D examples of at most S / D tokens make a pack."""
+    return [pack_from_examples(examples[at : at + D], RowWidths(S, P * D, D)) for at in range(0, len(examples), D)]
+
+
+@pytest.fixture
+def examples():
+    return random_examples(np.random.default_rng(5), 10, S // D, P)
+
+
+@pytest.fixture
+def mlperf(tmp_path, examples):
+    path = tmp_path / "examples.tfrecord"
+    write_mlperf(str(path), records(examples), RowWidths(S, P))
+    return path
+
+
+@pytest.fixture
+def packed(tmp_path, examples):
+    path = tmp_path / "packs.tfrecord"
+    write_packed(str(path), records(in_packs(examples)), RowWidths())
+    return path
+
+
+def test_unpacked_to_packed_and_back_is_the_same_file(tmp_path, mlperf, examples, capsys):
+    """MLPerf TFRecord -> examples -> packs -> packed TFRecord -> store -> packed TFRecord -> MLPerf TFRecord."""
+    read = [record.value for record in open_source(mlperf).read()]
+    write_packed(str(tmp_path / "1.tfrecord"), records(in_packs(read)), RowWidths())
+    to_store = (tmp_path / "1.tfrecord", tmp_path / "store", "--to-format", "store")
+    assert command(*to_store) == 0 and capsys.readouterr()
+    assert "holds a data set already" in refusal_of(convert.main, to_store, capsys)
+    inside = [tmp_path / "store", tmp_path / "store" / "manifest.json", "--to-format", "parquet"]
+    assert "lies among them" in refusal_of(convert.main, inside, capsys)
+    assert command(tmp_path / "store", tmp_path / "2.tfrecord") == 0
+    assert (tmp_path / "1.tfrecord").read_bytes() == (tmp_path / "2.tfrecord").read_bytes()
+    assert (
+        command(tmp_path / "2.tfrecord", tmp_path / "3.tfrecord", "--unpack", "--max-predictions-per-sequence", P) == 0
+    )
+    assert (tmp_path / "3.tfrecord").read_bytes() == mlperf.read_bytes()
+
+
+def test_through_every_format_and_back(tmp_path, packed):
+    names = ["1.parquet", "2.arrow", "3.tfrecord.gz", "4.parquet", "5.tfrecord"]
+    previous = packed
+    for name in names:
+        assert command(previous, tmp_path / name) == 0
+        previous = tmp_path / name
+    assert previous.read_bytes() == packed.read_bytes()
+
+
+def test_unpacked_width_is_that_of_one_sequence(tmp_path):
+    """A pack of depth 2 with P = 4 + 2 comes from sequences of at most 4 predictions."""
+    pack = pack_from_examples([example(), example(seed=1)], RowWidths(S, 6, 2))
+    write_packed(str(tmp_path / "a.tfrecord"), records([pack]), RowWidths())
+    assert command(tmp_path / "a.tfrecord", tmp_path / "b.tfrecord", "--to-format", "mlperf_tfrecord") == 0
+    assert open_source(tmp_path / "b.tfrecord").shape() == RowWidths(S, 4, None)
+    assert [record.value for record in open_source(tmp_path / "b.tfrecord").read()] == [example(), example(seed=1)]
+
+
+def test_parquet_examples_need_the_widths_of_a_row(tmp_path, mlperf, capsys):
+    assert command(mlperf, tmp_path / "a.parquet") == 0
+    assert command(tmp_path / "a.parquet", tmp_path / "b.tfrecord") == 2
+    assert "--max-sequence-length" in capsys.readouterr().err
+    widths = ("--max-sequence-length", S, "--max-predictions-per-sequence", P)
+    assert command(tmp_path / "a.parquet", tmp_path / "b.tfrecord", *widths) == 0
+    assert (tmp_path / "b.tfrecord").read_bytes() == mlperf.read_bytes()
+
+
+def test_a_folder_is_read_in_the_order_of_its_numbers(tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for number in (10, 9, 1):
+        data = b"".join(frame(tf_example(mlperf_row(example(seed=number * 2 + k), S, P))) for k in range(2))
+        (folder / f"part-{number}.tfrecord").write_bytes(data)
+        (folder / f"part-{number}.tfrecord.index").write_text("0 100")
+    (folder / "README.md").write_text("about")
+    got = list(open_source(folder).read())
+    assert [record.value for record in got] == [example(seed=n) for n in (2, 3, 18, 19, 20, 21)]
+    assert [record.origin.record for record in got] == [0, 1] * 3
+
+
+def test_an_empty_part_is_no_obstacle(tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "part-00000-of-00500").write_bytes(b"")
+    (folder / "part-00001-of-00500").write_bytes(frame(tf_example(mlperf_row(example(), S, P))))
+    source = open_source(folder)
+    assert (source.format, source.shape()) == ("mlperf_tfrecord", RowWidths(S, P, None))
+    assert [record.value for record in source.read()] == [example()]
+
+
+@pytest.mark.parametrize(
+    "name, content, reason",
+    [
+        ("a.tfrecord", b"", "no record of this TFRecord"),
+        ("a.bin", b"", "the file is empty"),
+        ("a.bin", b"something else", "begins like none of the known formats"),
+        ("a.npy", b"\x93NUMPY and so on", "a NumPy array: lengths, neither text nor sequences"),
+        ("a.tfrecord", b"something else", "record 0: the checksum of its length is wrong"),
+        ("a.gz", b"\x1f\x8bxxxxxxxxxxxxxxxx", "gzip stream is damaged"),
+        ("a.parquet", b"PAR1", "Arrow cannot open it"),
+        ("a.arrow", b"\xff\xff\xff\xff", "Arrow cannot open it"),
+        ("a.hdf5", b"\x89HDF\r\n\x1a\n", "HDF5 cannot open it"),
+    ],
+)
+def test_unreadable_files_are_named(tmp_path, capsys, name, content, reason):
+    (tmp_path / name).write_bytes(content)
+    error = refusal_of(convert.main, [tmp_path / name, tmp_path / "b.parquet"], capsys)
+    assert name in error and reason in error
+    assert not (tmp_path / "b.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (["missing.tfrecord", "b.parquet"], "no such file or folder"),
+        (["examples.tfrecord", "b.xyz"], "add --to-format"),
+        (["examples.tfrecord", "b.hdf5"], "HDF5 is only read"),
+        (["examples.tfrecord", "examples.tfrecord"], "is one of the files to read"),
+        (["examples.tfrecord", "b.tfrecord", "--to-format", "packed_tfrecord"], "packed-bert build --from"),
+        (["examples.tfrecord", "b.tfrecord", "--from-format", "packed_tfrecord"], "record 0: has no feature positions"),
+        (["examples.tfrecord", "b.parquet", "--columns", "input_ids"], "columns can be chosen in Parquet"),
+        (["examples.tfrecord", "b.parquet", "--skip-bad", "-1"], "not a whole number of at least 0"),
+        (["empty", "b.parquet"], "no data file in this folder"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, mlperf, monkeypatch, capsys, arguments, reason):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    before = mlperf.read_bytes()
+    assert reason in refusal_of(convert.main, arguments, capsys)
+    assert mlperf.read_bytes() == before and not list(tmp_path.glob("b.*"))
+
+
+def test_skipped_records_are_listed_and_counted(tmp_path, capsys):
+    good = frame(tf_example(mlperf_row(example(), S, P)))
+    (tmp_path / "a.tfrecord").write_bytes(good + frame(b"junk") + good)
+    assert command(tmp_path / "a.tfrecord", tmp_path / "b.parquet", "--skip-bad", 2) == 0
+    out, err = capsys.readouterr()
+    assert ": 2 examples" in out
+    assert (
+        "skipped" in err and "record 1: is no tf.train.Example" in err and "1 bad records skipped of 2 allowed" in err
+    )
+
+
+def test_a_foreign_column_of_packs_stays_with_packs_and_is_named_when_they_are_taken_apart(tmp_path, examples, capsys):
+    rows = [
+        Record(Origin("given", 0), pack, {"shard": np.array([number])})
+        for number, pack in enumerate(in_packs(examples))
+    ]
+    write_packed(str(tmp_path / "a.tfrecord"), rows, RowWidths())
+    assert command(tmp_path / "a.tfrecord", tmp_path / "b.parquet") == 0
+    assert pq.read_table(tmp_path / "b.parquet")["shard"].to_pylist() == [[number] for number in range(len(rows))]
+    assert command(tmp_path / "a.tfrecord", tmp_path / "c.parquet", "--unpack") == 0
+    assert "left out: shard" in capsys.readouterr().err
+    assert [record.value for record in open_source(tmp_path / "c.parquet").read()] == examples
+
+
+def test_token_sequences_come_out_of_their_store(tmp_path):
+    columns = (("input_ids", SLOT, "<u2"), ("labels", SLOT, "<i4"), ("row", SEQUENCE, "<u4"))
+    schema = PackSchema.of_tokens(8, 3, [StoredColumn(*column) for column in columns])
+    sequences = Sequences.of_tokens(
+        [3, 2, 4], {"input_ids": np.arange(9), "labels": np.arange(9) - 4}, {"row": np.array([5, 6, 7])}
+    )
+    writer = StoreWriter(tmp_path / "store", schema)
+    writer.add(assemble(schema, sequences, np.array([0, 0, 1]), np.array([0, 1, 0]), 2))
+    writer.finish(algorithm="by hand").close()
+    assert command(tmp_path / "store", tmp_path / "a.parquet", "--unpack") == 0
+    assert pq.read_table(tmp_path / "a.parquet").to_pydict() == {
+        "input_ids": [[0, 1, 2], [3, 4], [5, 6, 7, 8]],
+        "labels": [[-4, -3, -2], [-1, 0], [1, 2, 3, 4]],
+        "row": [5, 6, 7],
+    }
+    # As packs, with sequence numbers and positions, for whoever trains on the table itself; and apart again.
+    packed = {
+        "input_ids": [[0, 1, 2, 3, 4, 0, 0, 0], [5, 6, 7, 8, 0, 0, 0, 0]],
+        "labels": [[-4, -3, -2, -1, 0, 0, 0, 0], [1, 2, 3, 4, 0, 0, 0, 0]],
+        "input_mask": [[1, 1, 1, 2, 2, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]],
+        "positions": [[0, 1, 2, 0, 1, 0, 0, 0], [0, 1, 2, 3, 0, 0, 0, 0]],
+        "row": [[5, 6, 0], [7, 0, 0]],
+    }
+    assert command(tmp_path / "store", tmp_path / "b.parquet") == 0
+    assert command(tmp_path / "b.parquet", tmp_path / "c.arrow") == 0
+    assert command(tmp_path / "c.arrow", tmp_path / "d.parquet") == 0
+    assert open_source(tmp_path / "d.parquet").kind == "token_packs"
+    for name in ("b.parquet", "d.parquet"):
+        assert pq.read_table(tmp_path / name).to_pydict() == packed
+    assert [
+        {name: values.tolist() for name, values in record.value.items()}
+        for record in open_source(tmp_path / "d.parquet").examples()
+    ] == [
+        {"input_ids": [0, 1, 2], "labels": [-4, -3, -2]},
+        {"input_ids": [3, 4], "labels": [-1, 0]},
+        {"input_ids": [5, 6, 7, 8], "labels": [1, 2, 3, 4]},
+    ]
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"positions": [0, 1, 1, 0]}, "positions of sequence 1 are not 0 to 1, each once|positions of sequence 2"),
+        ({"input_mask": [1, 1, 3, 0]}, "positions of sequence 2 are not 0 to 0"),
+        ({"input_mask": [0, 0, 0, 0], "positions": [0, 0, 0, 0]}, "needs at least one sequence"),
+        ({"positions": [0, 1, 0, 1]}, "positions is not 0 where input_mask says padding"),
+        ({"input_ids": [1, 2, 3]}, "no column of tokens has as many values as input_mask, 4"),
+        ({"positions": [0, 1, 0]}, "columns of different lengths: input_ids 4, input_mask 4, positions 3"),
+    ],
+)
+def test_token_packs_that_cannot_be_are_named(tmp_path, change, reason):
+    row = {"input_ids": [7, 8, 9, 0], "input_mask": [1, 1, 2, 0], "positions": [0, 1, 0, 0]}
+    pq.write_table(pa.Table.from_pylist([row, {**row, **change}]), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=f"a.parquet: record 1: .*({reason})"):
+        list(open_source(tmp_path / "a.parquet").read())
+    assert [
+        record.value["input_ids"].tolist() for record in open_source(tmp_path / "a.parquet", skip_bad=1).examples()
+    ] == [[7, 8], [9]]
+
+
+def test_blocks_are_what_the_build_takes(tmp_path, mlperf, packed, examples):
+    for path in (mlperf, packed):
+        blocks = list(open_source(path).blocks(4))
+        assert [len(block) for block in blocks] == [4, 4, 2]
+        assert Sequences.concatenate(blocks).to_examples() == examples
+    pq.write_table(pa.table({"input_ids": [[1, 2], [3]], "labels": [[-100, 2], [3]]}), tmp_path / "a.parquet")
+    (block,) = open_source(tmp_path / "a.parquet").blocks()
+    assert block.lengths.tolist() == [2, 1]
+    assert {name: column.tolist() for name, column in block.tokens.items()} == {
+        "input_ids": [1, 2, 3],
+        "labels": [-100, 2, 3],
+    }
+
+
+@pytest.mark.parametrize("name, needs", [("a.tfrecord", "google-crc32c"), ("a.parquet", "pyarrow"), ("a.hdf5", "h5py")])
+def test_a_missing_library_is_named_with_the_way_to_get_it(tmp_path, monkeypatch, capsys, name, needs):
+    from pack_data.formats import tfrecord
+
+    heads = {"a.tfrecord": frame(b"x"), "a.parquet": b"PAR1", "a.hdf5": b"\x89HDF\r\n\x1a\n"}
+    (tmp_path / name).write_bytes(heads[name])
+    tfrecord._crc32c.cache_clear()
+    for module in ("google_crc32c", "google.protobuf.descriptor_pb2", "pyarrow", "h5py"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert command(tmp_path / name, tmp_path / "b.parquet") == 2
+    monkeypatch.undo()
+    assert capsys.readouterr().err.endswith(f"this file format needs the package {needs}: pip install {needs}\n")
+
+
+def test_nothing_is_not_converted(tmp_path, capsys):
+    (tmp_path / "a.tfrecord").write_bytes(frame(b"junk"))
+    options = "--from-format mlperf_tfrecord --to-format mlperf_tfrecord --skip-bad 1".split()
+    assert command(tmp_path / "a.tfrecord", tmp_path / "b", *options) == 2
+    assert "a.tfrecord: has no record to convert" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tfrecord"]
+
+
+def test_reading_streams(tmp_path):
+    """The first record is there before the second is read: a broken second one does not hide it."""
+    (tmp_path / "a.tfrecord").write_bytes(
+        frame(tf_example(mlperf_row(example(), S, P))) + b"broken from here on......."
+    )
+    reader = open_source(tmp_path / "a.tfrecord").read()
+    assert next(reader).value == example()
+    with pytest.raises(ValueError, match="record 1: the checksum of its length"):
+        next(reader)
+
+
+# Killed at the third record that is written: a store reads all records once before that.
+KILLED = """
+import os, signal, sys
+from pack_data import convert
+from pack_data.store import data_set
+from pack_data.formats import store as target
+from pack_data.formats.detect import Source
+data_set.StoreWriter.__init__.__defaults__, target.PACKS = (1,), 1
+read, passes = Source.read, [0]
+def killed(self):
+    passes[0] += 1
+    for number, record in enumerate(read(self)):
+        if number == 3 and passes[0] == int(sys.argv[1]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield record
+Source.read = killed
+convert.main(sys.argv[2:])
+"""
+CONVERSIONS = [("a.parquet", []), ("b.tfrecord.gz", []), ("d", ["--to-format", "store"])]
+
+
+@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["parquet", "tfrecord", "store"])
+def test_what_a_killed_conversion_leaves_the_next_one_removes(tmp_path, packed, name, options):
+    place = tmp_path / "out"
+    place.mkdir()
+    others = {f"{name}.1.77.tmp", f"{name}.tmp", f"other.{files._MACHINE}.77.tmp"}  # another machine's, other names
+    for other in others:
+        (place / other).write_text("")
+    arguments = [str(2 if "store" in options else 1), str(packed), str(place / name), *options]
+    program = subprocess.run([sys.executable, "-c", KILLED, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert program.returncode == -9, program.stderr
+    left = {str(path.relative_to(place)) for path in place.rglob("*")} - others
+    assert any(each.endswith((".tmp", ".npy")) for each in left), "the kill came too early to leave anything"
+    assert command(packed, place / name, *options) == 0
+    wanted = {name} | others
+    if "store" in options:
+        with PackStore.open(place / name) as store:
+            entries = (*store.manifest.shards, store.manifest.lengths)
+            wanted |= {f"{name}/{each}" for each in ("manifest.json", *(entry.file for entry in entries))}
+    assert {str(path.relative_to(place)) for path in place.rglob("*")} == wanted
+
+
+@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["parquet", "tfrecord", "store"])
+def test_a_conversion_that_is_alive_loses_nothing(tmp_path, packed, monkeypatch, capsys, name, options):
+    """Another one to the same place, in another process, is refused at once and touches nothing."""
+    monkeypatch.setattr(files, "LOCK_PATIENCE", 0)
+    holder = only_writer_of_packs if "store" in options else only_writer
+    with holder(tmp_path / name):
+        unfinished = files.temporary_name(tmp_path / name)
+        unfinished.write_text("")
+        assert command(packed, tmp_path / name, *options) == 2
+        assert "is writing" in capsys.readouterr().err and unfinished.exists() and not (tmp_path / name).exists()
+
+
+def test_a_data_set_unpacked_has_the_predictions_that_it_was_built_with(tmp_path):
+    with build_small(write_corpus(tmp_path / "corpus", documents=12), tmp_path / "data") as store:
+        predictions, sequences = store.manifest.max_predictions_per_sequence, store.manifest.sequences
+    assert command(tmp_path / "data", tmp_path / "out.tfrecord", "--unpack") == 0
+    source = open_source(tmp_path / "out.tfrecord")
+    assert (source.format, source.shape()) == ("mlperf_tfrecord", RowWidths(64, predictions, None))
+    assert sum(1 for _ in source.read()) == sequences
