@@ -4,8 +4,8 @@ Of all strategies of at most 3 lengths that fill a pack exactly, find the mixtur
 to the histogram b. Short lengths have a small weight, because they may serve as padding. Round the mixture; give each
 sequence that is left a pack of its own; take out again what the mixture uses too often, which was padding.
 
-The paper's 28 s and its memory go into a dense solve. The default solver here reaches the same minimum from the sparse
-columns (solver/nonnegative.py).
+The paper's 28 s and its memory go into a dense solve; solver/nonnegative.py reaches the same minimum from the sparse
+columns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import time
 from collections import Counter, defaultdict
 from functools import partial
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -23,23 +23,17 @@ from pack_data.lengths.packer_command import run_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 from pack_data.reading.fields import packing_depth, whole_number
-from pack_data.solver.nonnegative import solve_fast, solve_reference
+from pack_data.solver.nonnegative import solve_fast
 
 _DEEPEST = 3
 _LONGEST = 8192  # S^2 / 12 strategies and S x S matrices: 5.6 million and half a gigabyte each here
 _SHORT = 8  # lengths up to this one are acceptable as padding
 
-_Solver = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
-
-def pack(
-    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], rounds: int = 1, solver: str = "fast"
-) -> Packing:
+def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], rounds: int = 1) -> Packing:
     """Packs with strategies of at most 3 sequences.
 
     rounds: 1 solves once and rounds to nearest, as the paper; more solve again for what is left (MLPerf's variant: 20).
-    solver: "fast", or "reference", the dense scipy.optimize.nnls. Both reach the least residual, but with different
-    mixtures, so pack counts agree to about three digits.
     """
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     rounds = whole_number("rounds", rounds, least=1)
@@ -53,8 +47,6 @@ def pack(
             f"nnlshp lists S^2 / 12 strategies, too many for max_sequence_length {histogram.max_sequence_length} "
             f"(at most {_LONGEST}); use optimal or spfhp"
         )
-    if solver not in _SOLVERS:
-        raise ValueError(f"no solver is called {solver!r}; there are {', '.join(_SOLVERS)}")
     S = histogram.max_sequence_length
     strategies = strategies_filling(S, max_sequences_per_pack)
     weights = np.ones(S + 1)
@@ -62,7 +54,7 @@ def pack(
     weights[0] = 0.0  # index 0 is the absent second or third length of a strategy
 
     start = time.perf_counter()
-    mixture, remainder = _mix(histogram.counts, strategies, weights, rounds, _SOLVERS[solver])
+    mixture, remainder = _mix(histogram.counts, strategies, weights, rounds)
     repeats = {
         tuple(length for length in strategies[index].tolist() if length): int(mixture[index])
         for index in np.flatnonzero(mixture).tolist()
@@ -93,9 +85,7 @@ def _counts(strategies: np.ndarray, repeats: np.ndarray, S: int) -> np.ndarray:
     return counts
 
 
-def _mix(
-    counts: np.ndarray, strategies: np.ndarray, weights: np.ndarray, rounds: int, solve: _Solver
-) -> Tuple[np.ndarray, np.ndarray]:
+def _mix(counts: np.ndarray, strategies: np.ndarray, weights: np.ndarray, rounds: int) -> Tuple[np.ndarray, np.ndarray]:
     """int64 [strategies], how often to make each; int64 [S + 1], the sequences that are then still without a pack."""
     S = len(counts) - 1
     mixture = np.zeros(len(strategies), np.int64)
@@ -103,7 +93,7 @@ def _mix(
     for _ in range(rounds):
         if not left.any():
             break
-        exact = solve(strategies, weights, left.astype(np.float64))
+        exact = solve_fast(strategies, weights, left.astype(np.float64))
         if rounds == 1:
             whole = np.rint(exact).astype(np.int64)
         else:
@@ -147,9 +137,6 @@ def _without(repeats: Dict[Tuple[int, ...], int], padding: np.ndarray) -> List[T
     return list(remaining.items())
 
 
-_SOLVERS: Dict[str, _Solver] = {"fast": solve_fast, "reference": solve_reference}
-
-
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds",
@@ -157,12 +144,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help="solve again for what is left, N times at most: 1 is the paper (default), 20 the MLPerf variant",
-    )
-    parser.add_argument(
-        "--solver",
-        choices=sorted(_SOLVERS),
-        default="fast",
-        help="'reference' is the dense solve of the paper, 20 to 30 s",
     )
 
 
@@ -172,7 +153,7 @@ main = partial(
     name="nnlshp",
     description="Non-negative least squares histogram-packing: strategies that fill a pack.",
     add_options=_add_options,
-    options=lambda args: {"rounds": args.rounds, "solver": args.solver},
+    options=lambda args: {"rounds": args.rounds},
 )
 
 

@@ -84,7 +84,6 @@ def test_padding_leaves_the_strategies():
         ({"max_sequences_per_pack": 4}, "at most 3 sequences together, not 4; for deeper packs use optimal or spfhp"),
         ({"max_sequences_per_pack": None}, "not any number; for deeper packs use optimal or spfhp"),
         ({"max_sequences_per_pack": 3, "rounds": 0}, "rounds = 0; must be a whole number of at least 1"),
-        ({"max_sequences_per_pack": 3, "solver": "cplex"}, "no solver is called 'cplex'; there are fast, reference"),
     ],
 )
 def test_what_it_refuses(options, words):

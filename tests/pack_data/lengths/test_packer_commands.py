@@ -45,7 +45,7 @@ def test_bare_spfhp_packs_wikipedia_at_depth_3(capsys):
 
 
 def test_options_of_their_own(capsys, lengths_csv):
-    assert run("nnlshp", *lengths_csv, "--rounds", "20", "--solver", "reference", "--json") == 0
+    assert run("nnlshp", *lengths_csv, "--rounds", "20", "--json") == 0
     seeds = []
     for seed in ("0", "0", "1"):
         assert run("greedy", *lengths_csv, "--seed", seed, "--json") == 0
@@ -109,8 +109,8 @@ def test_run_as_modules_without_warnings(tmp_path):
     """As a user runs them, with warnings as errors: no module is imported twice, nothing is deprecated."""
     for arguments in (
         ["pack_data.spfhp", "--json"],
-        ["pack_data.packing.histogram", "squad_1_1_384"],
-        ["pack_data.inspection.compare", "--synthetic", "uniform:max=9,n=100", "--depths", "2", "--packers", "spfhp"],
+        ["pack_data.sort", "--histogram", "squad_1_1_384"],
+        ["ipu_packed_bert", "compare", "--synthetic", "uniform:max=9,n=100", "--depths", "2", "--packers", "spfhp"],
     ):
         finished = subprocess.run([sys.executable, "-W", "error", "-m", *arguments], capture_output=True, text=True)
         assert finished.returncode == 0, finished.stderr
@@ -119,7 +119,7 @@ def test_run_as_modules_without_warnings(tmp_path):
 
 def test_a_reader_that_leaves_early_is_no_error():
     finished = subprocess.run(
-        f"{sys.executable} -m pack_data.packing.histogram | head -n 1", shell=True, capture_output=True, text=True
+        f"{sys.executable} -m pack_data.spfhp | head -n 1", shell=True, capture_output=True, text=True
     )
-    assert finished.stdout.startswith("wikipedia_512")
+    assert finished.stdout.startswith("SPFHP")
     assert finished.stderr == ""
