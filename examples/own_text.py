@@ -13,8 +13,7 @@ from typing import Optional, Sequence
 
 from ipu_packed_bert import config_file, export_run
 from ipu_packed_bert.commands import pretrain
-from pack_data import BuildOptions
-from pack_data.building import command as build
+from pack_data import BuildOptions, build
 from pack_data.cli.command import ArgumentParser, positive_int, run_main
 
 

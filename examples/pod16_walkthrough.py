@@ -16,8 +16,7 @@ from typing import Optional, Sequence
 from ipu_packed_bert import config_file, load_config
 from ipu_packed_bert.commands import plan, pretrain
 from ipu_packed_bert.report import command as report
-from pack_data import BuildOptions, LengthHistogram, get_packer
-from pack_data.building import command as build
+from pack_data import BuildOptions, LengthHistogram, build, get_packer
 from pack_data.cli.command import run_main
 
 

@@ -31,7 +31,7 @@ _GROUPS: Dict[str, Dict[str, Command]] = {
             "packs a histogram of lengths; --packer NAME, optimal unless told otherwise",
         ),
         "build": Command("pack_data.building.command", "text, or sequences made elsewhere, to a packed data set"),
-        "verify": Command("pack_data.building.verify", "reads a data set or a packing again and proves it"),
+        "verify": Command("pack_data.inspection.verify_command", "reads a data set or a packing again and proves it"),
         "convert": Command("pack_data.building.convert", "one file format to another, and packs back to sequences"),
         "compare": Command("pack_data.inspection.compare", "every packer on one histogram, side by side"),
         "stream": Command(

@@ -9,10 +9,9 @@ without loading what it does not need.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, List
-
-from pack_data.cli.moved_commands import refuse_moved_commands
 
 if TYPE_CHECKING:
     from pack_data.batching.mixture import PackMixture as PackMixture
@@ -81,4 +80,7 @@ def __dir__() -> List[str]:
     return sorted([*globals(), *__all__])
 
 
-refuse_moved_commands()
+if sys.argv[:1] == ["-m"]:  # `python -m` is looking for a command
+    from pack_data.cli.moved_commands import refuse_moved_commands
+
+    refuse_moved_commands()

@@ -1,23 +1,52 @@
-"""A mistake is one line."""
+"""Checks that bad input is refused in one line that names what is wrong, and that nothing was written."""
 
 import contextlib
+import re
+from pathlib import Path
 
 import pytest
 
 from pack_data.cli.command import run_main
 
 
+def _assert_names(text, names):
+    """Every name (a field, file or value as it is, or a pattern) stands in the text."""
+    for name in map(str, names):
+        assert name in text or re.search(name, text), f"{name!r} is not named in: {text}"
+
+
+def _contents(directory):
+    """Path below the directory -> its bytes, None for a directory."""
+    paths = sorted(Path(directory).rglob("*"))
+    return {path.relative_to(directory): path.read_bytes() if path.is_file() else None for path in paths}
+
+
 @contextlib.contextmanager
-def refused(words, kind=ValueError):
-    """Inside, an error of this kind is raised; its text is one line in which these words, a pattern, are found."""
-    with pytest.raises(kind, match=words) as caught:
+def refused(*names, kind=ValueError, unchanged=None):
+    """Check that the block raises one line that names every given field, file and value, and changes no file.
+
+    kind: the type of the error. unchanged: a directory whose files stay as they are.
+    """
+    before = _contents(unchanged) if unchanged else None
+    with pytest.raises(kind) as caught:
         yield caught
-    assert str(caught.value) and "\n" not in str(caught.value)
+    text = str(caught.value)
+    assert text and "\n" not in text
+    _assert_names(text, names)
+    if unchanged:
+        assert _contents(unchanged) == before
 
 
-def refusal_of(main, arguments, capsys):
-    """The command refuses: exit status 2, nothing printed but one line on stderr, which this gives."""
+def refusal_of(main, arguments, capsys, *names, unchanged=None):
+    """Check that a command exits with status 2 and prints one line that names every field, file and value; return it.
+
+    Standard output stays empty. unchanged: a directory whose files stay as they are.
+    """
+    before = _contents(unchanged) if unchanged else None
     assert run_main(main, list(map(str, arguments))) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ") and printed.err.count("\n") == 1 and not printed.out
+    _assert_names(printed.err, names)
+    if unchanged:
+        assert _contents(unchanged) == before
     return printed.err

@@ -35,9 +35,10 @@ packing text
 formats packers solver
 lengths
 best_fit first_fit greedy lpfhp nnlshp none optimal sort spfhp
-building pack_lengths
-batching stream
-inspection
+building
+pack_lengths
+batching inspection
+stream
 __init__ __main__
 """
 # Words of a device, an SDK or a schedule; the network knows none of them.

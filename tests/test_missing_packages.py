@@ -71,11 +71,11 @@ def test_what_needs_no_torch_works_without(target, arguments):
 @pytest.mark.parametrize(
     "target, arguments, packages",
     [
-        ("pack_data.inspection.compare", ["--plot", "OUT.png"], "matplotlib"),
-        ("pack_data.packing.histogram", ["--plot", "OUT.png"], "matplotlib"),
-        ("pack_data.stream", ["--plot", "OUT.svg"], "matplotlib"),
+        ("ipu_packed_bert", ["compare", "--plot", "OUT.png"], "matplotlib"),
+        ("ipu_packed_bert", ["look", "wikipedia_512", "--plot", "OUT.png"], "matplotlib"),
+        ("ipu_packed_bert", ["stream", "--plot", "OUT.svg"], "matplotlib"),
         ("profiling/overhead_report.py", ["--html", "OUT.html"], "matplotlib jinja2"),
-        ("ipu_packed_bert.commands.look", ["wikipedia_512", "--html", "OUT.html"], "matplotlib jinja2"),
+        ("ipu_packed_bert", ["look", "wikipedia_512", "--html", "OUT.html"], "matplotlib jinja2"),
         (
             "run_pretraining.py",
             [*"--config packed_phase2_pod16 --whole --engine host --out OUT".split()],

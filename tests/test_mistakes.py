@@ -18,11 +18,11 @@ import pytest
 
 pytest.importorskip("torch", reason="most commands need torch")
 
+from pack_data.inspection.prove_command import main as certificate
 from pack_data.lengths.__main__ import main as histogram
 
 from ipu_packed_bert.__main__ import main
 from pack_data.cli.command import run_main
-from pack_data.inspection.prove_command import main as certificate
 from pack_data.text.vocabulary import SPECIAL_TOKENS
 from tests.fine_tuning_files import tiny_checkpoint, tiny_squad
 from tests.pack_data.text_corpus import write_corpus

@@ -1,4 +1,4 @@
-"""A page to look at: lengths and how they pack, a packed data set, or the folder of a run."""
+"""Show lengths and how they pack, a packed data set, or a run: a summary, a page, a picture or JSON."""
 
 from __future__ import annotations
 
@@ -8,97 +8,154 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.training.picture import is_run, page_of_run
+from pack_data.cli.bad_records import add_record_limit
 from pack_data.cli.command import (
     ArgumentParser,
+    check_output,
     check_page,
+    check_picture,
     count_from_zero,
     parse_depth,
     positive_int,
-    run_main,
+    process_count,
     typed,
 )
 from pack_data.display.page import Page
+from pack_data.display.picture import write
 from pack_data.inspection.page_sections import page_of_data_set, page_of_histogram
-from pack_data.lengths.counting import count
+from pack_data.lengths.counting import count, picture, summary
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packing.histogram import PUBLISHED
 from pack_data.store.data_set import MANIFEST, PackStore
 
-# The options of the page of lengths alone, and of that of a data set alone.
-_OF_LENGTHS, _OF_A_DATA_SET = ("max_sequence_length", "packer", "depth"), ("pack",)
+# Options that only apply to lengths, to the page of lengths, and to the page of a data set.
+_LENGTH_OPTIONS = ("max_sequence_length", "workers", "plot", "out")
+_PACKING_OPTIONS = ("packer", "depth")
+_DATA_SET_OPTIONS = ("pack",)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Print a summary of lengths, a data set or a run; write the page, picture or histogram that was asked for."""
+    args = _parser().parse_args(argv)
+    sources = args.what
+    if args.html:
+        check_page("--html", args.html, reads=sources)
+    if "plot" in args:
+        check_picture("--plot", args.plot, reads=sources)
+    if "out" in args:
+        check_output("--out", args.out, reads=sources)
+
+    first = Path(sources[0])
+    is_shipped = sources[0] in PUBLISHED
+    if not is_shipped and first.is_dir() and is_run(first):
+        _refuse(args, _LENGTH_OPTIONS + _PACKING_OPTIONS + _DATA_SET_OPTIONS, f"{first} is a run")
+        _refuse_several(sources, "a run")
+        _show_page(args, page_of_run(first))
+    elif not is_shipped and (first / MANIFEST).is_file() and not _counts_only(args):
+        _refuse(args, ("max_sequence_length",) + _PACKING_OPTIONS, f"{first} is packed already")
+        _refuse_several(sources, "a packed data set")
+        with PackStore.open(first) as store:
+            _show_page(args, page_of_data_set(store, pack=getattr(args, "pack", 0)))
+    else:
+        _refuse(args, _DATA_SET_OPTIONS, f"{sources[0]} holds lengths, not packs")
+        _look_at_lengths(args)
+    return 0
+
+
+def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog=typed("look"),
-        description="Writes one HTML page that needs nothing else: no network, no other file. The answer comes first;\n"
-        "its pictures say more where they are pointed at.\n\n"
-        "Of lengths: how long they are, how a packing fills its packs, the padding by depth and packer, the proof\n"
-        "that no packing is better, and a pack with its attention mask. Of a run: losses, throughput, padding saved.",
-        argument_default=argparse.SUPPRESS,  # what is not given is not there, so that what is given is not ignored
+        description="Shows how long sequences are and what packing them brings, or a packed data set, or a run.\n\n"
+        "Without an output option, it prints a summary. --html writes one self-contained page: for lengths, how a\n"
+        "packing fills its packs, the padding by depth and packer, the proof that no packing is better, and a pack\n"
+        "with its attention mask; for a run, losses, throughput and the padding saved.\n\n"
+        "Several sources of lengths are counted in parallel and added up.",
+        argument_default=argparse.SUPPRESS,  # an option that is absent was not given, and can be refused if it was
     )
     parser.add_argument(
         "what",
+        nargs="+",
         metavar="WHAT",
-        help="what packed-bert look takes: a packed data set, a shipped name "
-        f"({', '.join(PUBLISHED)}), a CSV 'length,count', lengths as text or .npy, sequences in a format that is "
-        "read; or the folder of a run",
+        help=f"a bundled histogram ({', '.join(PUBLISHED)}), a CSV 'length,count', a text file with one length per "
+        "line (also .gz, .xz, .bz2), a .npy array of lengths, a file of sequences (TFRecord, HDF5, Parquet, Arrow, "
+        "JSONL), a packed data set, or the directory of a run",
     )
-    parser.add_argument("--html", default=None, metavar="FILE", help="the page, written whole or not at all")
+    parser.add_argument("--html", default=None, metavar="FILE", help="write one HTML page")
+    parser.add_argument("--plot", metavar="FILE", help="draw the lengths (Figure 1 of the paper) as .png, .pdf or .svg")
+    parser.add_argument("--out", metavar="CSV", help="write the histogram as 'length,count'")
     parser.add_argument(
-        "--json", action="store_true", default=False, help="print what the page's tables hold as one JSON object"
+        "--json", action="store_true", default=False, help="print the tables of the page as one JSON object"
     )
     parser.add_argument(
-        "--max-sequence-length", type=positive_int, metavar="S", help="slots of a pack; else as WHAT says"
+        "--max-sequence-length",
+        type=positive_int,
+        metavar="S",
+        help="slots per pack (default: stated by the source, else its longest sequence)",
     )
-    parser.add_argument("--packer", help="of the packing that is drawn; default optimal")
-    parser.add_argument("--depth", type=parse_depth, metavar="D", help="of that packing; default 3")
-    parser.add_argument("--pack", type=count_from_zero, metavar="N", help="of a data set: the pack drawn")
-    args = parser.parse_args(argv)
-    if not args.html and not args.json:
-        raise ValueError("nothing to write: give --html FILE, or --json")
-    if args.html:
-        check_page("--html", args.html, reads=[args.what])
-    page = _page(args)
+    parser.add_argument("--packer", help="packer used for the page (default optimal)")
+    parser.add_argument("--depth", type=parse_depth, metavar="D", help="depth limit used for the page (default 3)")
+    parser.add_argument("--pack", type=count_from_zero, metavar="N", help="index of the pack to draw (data sets)")
+    parser.add_argument(
+        "--workers",
+        type=process_count,
+        metavar="N",
+        help="processes (default: one per file and core if there is much to read)",
+    )
+    add_record_limit(parser)
+    return parser
+
+
+def _counts_only(args: argparse.Namespace) -> bool:
+    """Return True if the lengths of a data set are wanted, not its page."""
+    return "plot" in args or "out" in args
+
+
+def _look_at_lengths(args: argparse.Namespace) -> None:
+    packer = getattr(args, "packer", "optimal")
+    depth = getattr(args, "depth", 3)
+    if packer not in PACKERS:
+        raise ValueError(f"--packer {packer}: no such packer; choose one of {', '.join(PACKERS)}")
+    if not packs_at_depth(packer, depth):
+        raise ValueError(f"--packer {packer}: does not support this --depth; use at most 3")
+
+    histogram = count(
+        args.what, getattr(args, "max_sequence_length", None), getattr(args, "workers", None), args.max_record_bytes
+    )
+    if not histogram.sequences and (args.html or args.json):
+        raise ValueError(f"{args.what[0]}: contains no sequences")
+    if "out" in args:
+        histogram.to_csv(args.out)
+    if "plot" in args:
+        write([picture(histogram)], args.plot)
+    if args.html or args.json:
+        _show_page(args, page_of_histogram(histogram, packer=packer, depth=depth))
+    else:
+        _refuse(args, _PACKING_OPTIONS, "applies to the page only; add --html FILE or --json")
+        print(summary(histogram))
+
+
+def _show_page(args: argparse.Namespace, page: Page) -> None:
+    """Write the page if --html is given, and print its tables as JSON or its answer as text."""
     if args.html:
         page.write(args.html)
     if args.json:
         print(json.dumps(page.to_json()))
-    else:
-        tables, pictures = len(page.tables()), len(page.pictures())
-        print(page.answer)
+        return
+    print(page.answer)
+    if args.html:
+        tables = len(page.tables())
+        pictures = len(page.pictures())
         print(f"page      {args.html}: {pictures} pictures, {tables} tables")
-    return 0
 
 
-def _page(args: argparse.Namespace) -> Page:
-    folder = Path(args.what)
-    if args.what not in PUBLISHED and folder.is_dir() and is_run(folder):
-        _refuse(args, _OF_LENGTHS + _OF_A_DATA_SET, f"{folder} is a run, which is shown as it was")
-        return page_of_run(folder)
-    given = vars(args)
-    packer, depth = given.get("packer", "optimal"), given.get("depth", 3)
-    if packer not in PACKERS:
-        raise ValueError(f"--packer {packer}: no packer has this name; there are {', '.join(PACKERS)}")
-    if not packs_at_depth(packer, depth):
-        raise ValueError(f"--packer {packer}: does not pack at this --depth; give a smaller one, at most 3")
-    if args.what not in PUBLISHED and (folder / MANIFEST).is_file():
-        _refuse(args, _OF_LENGTHS, f"{folder} is packed already; give its lengths as a file")
-        with PackStore.open(folder) as store:
-            return page_of_data_set(store, pack=given.get("pack", 0))
-    _refuse(args, _OF_A_DATA_SET, f"{args.what} holds lengths, not packs")
-    histogram = count([args.what], given.get("max_sequence_length"))
-    if not histogram.sequences:
-        raise ValueError(f"{args.what}: holds no sequence; there is nothing to look at")
-    return page_of_histogram(histogram, packer=packer, depth=depth)
-
-
-def _refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
-    """Raise ValueError where one of these options is given."""
+def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+    """Raise ValueError if one of these options was given."""
     for name in names:
         if name in args:
-            raise ValueError(f"--{name.replace('_', '-')}: {why}; leave the option out")
+            raise ValueError(f"--{name.replace('_', '-')}: {reason}; leave the option out")
 
 
-if __name__ == "__main__":
-    raise SystemExit(run_main(main))
+def _refuse_several(sources: Sequence[str], kind: str) -> None:
+    """Raise ValueError for further sources beside one that is shown alone."""
+    if len(sources) > 1:
+        raise ValueError(f"{sources[1]}: {sources[0]} is {kind}, which is shown alone; pass one directory")

@@ -10,12 +10,12 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Counter, List, Optional, Sequence, Tuple, Union
+from typing import Any, Counter, List, Optional, Tuple, Union
 
 import numpy as np
 
 from pack_data.building.runner import open_runner
-from pack_data.cli.command import ArgumentParser, available_cores, counted, process_count, progress_bar, typed
+from pack_data.cli.command import available_cores, progress_bar
 from pack_data.packing.packing import Packing, prove
 from pack_data.reading.files import file_in, sha256_of
 from pack_data.store.data_set import (
@@ -219,24 +219,3 @@ def _check_vocabulary(folder: Path, manifest: Manifest) -> None:
         vocabulary = load_either(folder / name)
         if (len(vocabulary), vocabulary.sha256) != (manifest.vocabulary_size, manifest.vocabulary_sha256):
             raise ValueError(f"{folder / name}: is not the vocabulary that the manifest names; {REBUILD}")
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(prog=typed("verify"), description=__doc__.split("\n\n")[0])
-    parser.add_argument("folder", metavar="DIR", help="a packed data set")
-    parser.add_argument("--workers", type=process_count, metavar="N", help="processes (default: one a core)")
-    args = parser.parse_args(argv)
-    verified = verify(args.folder, args.workers)
-    manifest = verified.manifest
-    bound = (
-        ""
-        if manifest.lower_bound is None
-        else f", {manifest.packs - manifest.lower_bound:,} above the lower bound of {manifest.lower_bound:,}"
-    )
-    print(
-        f"{args.folder}: whole. {manifest.sequences:,} sequences, each exactly once, in "
-        f"{manifest.packs:,} packs{bound}; "
-        f"{manifest.efficiency:.3%} of the slots used; {verified.bytes / 1e6:,.1f} MB in "
-        f"{counted(len(manifest.shards), 'shard')} read"
-    )
-    return 0

@@ -37,6 +37,5 @@ class MovedCommands:
 
 
 def refuse_moved_commands() -> None:
-    """Install the finder while `python -m` looks for a module; an ordinary import never meets it."""
-    if sys.argv[:1] == ["-m"]:
-        sys.meta_path.append(MovedCommands())
+    """Install the finder; meant for the moment in which `python -m` looks for a module."""
+    sys.meta_path.append(MovedCommands())

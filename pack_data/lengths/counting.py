@@ -1,4 +1,4 @@
-"""Counts lengths in files of many kinds into one histogram: `packed-bert look FILE|DATASET|NAME ...`.
+"""Counts lengths in files of many kinds into one histogram: `packed-bert look WHAT ...`.
 
 Files are counted in parallel, and their histograms are added.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import multiprocessing
 import operator
 import os
@@ -19,9 +18,9 @@ from typing import IO, Callable, Iterable, Iterator, List, Optional, Sequence
 
 import numpy as np
 
-from pack_data.cli.bad_records import MOST_RECORD_BYTES, add_record_limit
-from pack_data.cli.command import ArgumentParser, check_output, check_picture, positive_int, process_count, progress_bar
-from pack_data.display.picture import Axis, Bars, Series, write
+from pack_data.cli.bad_records import MOST_RECORD_BYTES
+from pack_data.cli.command import progress_bar
+from pack_data.display.picture import Axis, Bars, Series
 from pack_data.display.table import account
 from pack_data.packing.histogram import PUBLISHED, LengthHistogram
 from pack_data.reading.files import COMPRESSED, LONGEST_LINE, open_regular, open_unpacked, short_lines
@@ -203,9 +202,6 @@ def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> 
     return LengthHistogram(np.pad(counts, (0, max(S or 1, len(counts) - 1) + 1 - len(counts))), Path(path).name)
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-
 def summary(histogram: LengthHistogram) -> str:
     """The statistics of the paper's Figure 1 as text, with a small picture."""
     S = histogram.max_sequence_length
@@ -287,42 +283,3 @@ def picture(histogram: LengthHistogram) -> Bars:
             (f"median {histogram.median_length}", float(histogram.median_length)),
         ),
     )
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(
-        prog="packed-bert look",
-        description="How long the sequences of a data set are, and what packing them can bring.\n\n"
-        f"A source is a shipped name ({', '.join(PUBLISHED)}), a packed data set, a CSV 'length,count',\n"
-        "a text file with a length in each line (also .gz, .xz, .bz2), a .npy array of lengths, or a TFRecord,\n"
-        "HDF5, Parquet, Arrow or JSONL file of sequences.  Several sources are counted in parallel and added up.",
-    )
-    parser.add_argument("sources", nargs="*", default=[PUBLISHED[0]], metavar="SOURCE", help=f"default {PUBLISHED[0]}")
-    parser.add_argument(
-        "--max-sequence-length",
-        type=positive_int,
-        metavar="S",
-        help="slots in a pack; else what a source states, or the longest sequence",
-    )
-    parser.add_argument(
-        "--workers",
-        type=process_count,
-        metavar="N",
-        help="processes; default: one for each file and core, if there is much to read",
-    )
-    add_record_limit(parser)
-    parser.add_argument("--out", metavar="CSV", help="write the histogram as 'length,count'")
-    parser.add_argument("--plot", metavar="FILE", help="draw it (Figure 1 of the paper) as .png, .pdf or .svg")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the summary")
-    args = parser.parse_args(argv)
-    if args.out:
-        check_output("--out", args.out, reads=args.sources)
-    if args.plot:
-        check_picture("--plot", args.plot, reads=args.sources)
-    histogram = count(args.sources, args.max_sequence_length, args.workers, args.max_record_bytes)
-    if args.out:
-        histogram.to_csv(args.out)
-    if args.plot:
-        write([picture(histogram)], args.plot)
-    print(json.dumps(statistics(histogram)) if args.json else summary(histogram))
-    return 0

@@ -73,7 +73,7 @@ def test_a_call_that_is_no_way_in_says_the_way_in(tmp_path):
     with pytest.raises(TypeError, match=r"PackStore\.open\("):
         pack_data.PackStore(tmp_path)
     with pytest.raises(TypeError, match=r"build\(BuildOptions\("):
-        pack_data.building.command("x")
+        pack_data.build("x")
 
 
 def test_the_version_is_one_for_both_packages():

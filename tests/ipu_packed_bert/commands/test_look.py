@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ipu_packed_bert import __main__ as packed_bert
+from pack_data import LengthHistogram, PackStore
 from pack_data.cli.command import run_main
 from tests.pages import check_page
 from tests.tiny_runs import tiny_data
@@ -58,11 +59,32 @@ def test_the_answer_is_printed_too(tmp_path, capsys, lengths):
     assert answer in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+def test_lengths_alone_are_summarised_and_added_up(tmp_path, capsys, lengths):
+    table = tmp_path / "both.csv"
+    assert look(lengths, "squad_1_1_384", "--out", table, "--plot", tmp_path / "both.svg") == 0
+    assert "88,841" in capsys.readouterr().out and (tmp_path / "both.svg").stat().st_size
+    assert LengthHistogram.from_csv(table, 384).sequences == 88_841
+
+
+def test_the_lengths_of_a_data_set_can_be_written(tmp_path, capsys):
+    data = tiny_data(tmp_path / "data")
+    table = tmp_path / "lengths.csv"
+    assert look(data, "--out", table) == 0
+    with PackStore.open(data) as store:
+        assert LengthHistogram.from_csv(table, 512).sequences == store.manifest.sequences
+    assert f"{store.manifest.sequences:,}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments, named",
     [
         ((), "WHAT"),
-        (("{lengths}",), "--html"),
+        (("{lengths}", "--depth", "3"), "--html"),
+        (("{lengths}", "{data}", "--pack", "1"), "--pack"),
+        (("{data}", "{lengths}", "--html", "{page}"), "shown alone"),
+        (("{data}", "--out", "{data}/manifest.json"), "is there"),
+        (("{broken}", "--plot", "{page}.png"), "--plot"),
+        (("nowhere",), "neither a file"),
         (("{folder}/none.npy", "--html", "{page}"), "none.npy"),
         (("{folder}", "--html", "{page}"), "{folder}"),
         (("{lengths}", "--html", "{folder}/none/page.html"), "no folder"),
@@ -90,7 +112,7 @@ def test_a_mistake_is_one_line_and_no_file(tmp_path, capsys, lengths, arguments,
     (broken / "log.jsonl").write_text("no JSON\n")
     page = tmp_path / "page.html"
     places = dict(lengths=lengths, folder=folder, page=page, empty=tmp_path / "empty.txt", broken=broken)
-    if "{data}" in arguments:
+    if any("{data}" in argument for argument in arguments):
         places["data"] = tiny_data(tmp_path / "data")
     page.write_text("former")
     assert look(*(str(each).format(**places) for each in arguments)) == 2

@@ -520,7 +520,7 @@ def test_a_data_set_that_contradicts_the_configuration(sdk, broken, complaint):
 
 
 def test_accumulation_below_the_pipeline(sdk):
-    with refused("at least the 5 stages", ConfigError):
+    with refused("at least the 5 stages", kind=ConfigError):
         ipu_engine(sdk[0], make_config(layers_per_ipu=(1, 1), accumulation=8), schema(), packing_factor=2.0)
     assert machine.compilations == []
 

@@ -6,9 +6,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from pack_data import BuildOptions, PackDataset, PackMixture
+from pack_data import BuildOptions, PackDataset, PackMixture, build
 from pack_data.batching.mixture import _shuffled
-from pack_data.building import command as build
 from tests.token_sequences import random_sequences
 
 S = 16

@@ -6,10 +6,9 @@ import pickle
 import numpy as np
 import pytest
 
-from pack_data import BuildOptions, PackDataset, pack
+from pack_data import BuildOptions, PackDataset, build, pack
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
-from pack_data.building import command as build
 from pack_data.stream.rows import packed_rows
 from tests.refusals import refused
 from tests.token_sequences import random_sequences, sequences_of, write_megatron

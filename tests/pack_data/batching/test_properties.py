@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from evidence.batching_command import main
 
+from evidence.benches.batching import main
 from pack_data.batching.plans import WAYS, BatchOptions, get_way
 from pack_data.batching.properties import Properties, _sorted, report
 from pack_data.cli.command import run_main

@@ -314,7 +314,7 @@ def test_reading_streams(tmp_path):
 # Killed at the third record that is written: a store reads all records once before that.
 KILLED = """
 import os, signal, sys
-from pack_data import convert
+from pack_data.building import convert
 from pack_data.store import data_set
 from pack_data.formats import store as target
 from pack_data.formats.detect import Source

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pack_data.building import stages
-from pack_data.building.verify import main, verify
+from pack_data.building.verify import verify
+from pack_data.inspection.verify_command import main
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing

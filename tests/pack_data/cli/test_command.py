@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ipu_packed_bert.commands import look
 from pack_data import optimal, spfhp
 from pack_data.cli import bars
 from pack_data.cli.command import (
@@ -24,8 +25,7 @@ from pack_data.cli.command import (
     run_main,
 )
 from pack_data.inspection import compare
-from pack_data.lengths import counting
-from pack_data.stream import __main__ as stream
+from pack_data.stream import command as stream
 from tests.refusals import refusal_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -179,8 +179,8 @@ def test_several_numbers_are_not_read_as_one(typed):
         (compare.main, "--plot x.docx", "--plot x.docx: must end in .png, .pdf or .svg"),
         (compare.main, "--histogram l.csv --csv ./l.csv", "--csv ./l.csv: is what is to be read; name another file"),
         (optimal.main, "--histogram l.csv --out ./l.csv", "--out ./l.csv: is what is to be read; name another file"),
-        (counting.main, "wikipedia_512 l.csv --out l.csv", "--out l.csv: is what is to be read; name another file"),
-        (counting.main, "l.csv --plot x.csv", "--plot x.csv: must end in .png, .pdf or .svg"),
+        (look.main, "wikipedia_512 l.csv --out l.csv", "--out l.csv: is what is to be read; name another file"),
+        (look.main, "l.csv --plot x.csv", "--plot x.csv: must end in .png, .pdf or .svg"),
         (stream.main, "--grid --synthetic uniform:max=9,n=9", "--grid has its own streams"),
         (stream.main, "--seed -1", "'-1' is not a whole number of at least 0"),
     ],

@@ -11,8 +11,7 @@ pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
 
 import pyarrow.parquet as pq
 
-from pack_data import BuildOptions
-from pack_data.building import command as build
+from pack_data import BuildOptions, build
 from pack_data.building import inputs
 from pack_data.building.command import main as build_main
 from pack_data.building.verify import verify

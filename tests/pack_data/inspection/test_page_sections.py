@@ -172,5 +172,5 @@ def test_packers_that_take_longer_than_all_others_are_left_out_and_named(slots, 
     counts[5] = sequences
     page = read(page_of(LengthHistogram(counts, "one"), "none"))
     assert {"nnlshp", "greedy"} - {row["algorithm"] for row in page.tables["packers"]} == set(left_out)
-    named = [note.split()[0].lower() for note in page.notes if "pack_data.inspection.compare" in note]
+    named = [note.split()[0].lower() for note in page.notes if "packed-bert compare" in note]
     assert named == left_out

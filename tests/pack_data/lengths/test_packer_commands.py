@@ -94,22 +94,12 @@ def test_mistakes_are_one_line_and_status_2(name, arguments, words, capsys):
     assert words in refusal_of(importlib.import_module(f"pack_data.{name}").main, arguments, capsys)
 
 
-def test_histogram_command(capsys, tmp_path, lengths_csv):
-    counting = importlib.import_module("pack_data.lengths.counting")
-    assert run_main(counting.main, [lengths_csv[1], "squad_1_1_384", "--out", str(tmp_path / "both.csv")]) == 0
-    assert "88,662" in capsys.readouterr().out
-    assert LengthHistogram.from_csv(tmp_path / "both.csv", 384).sequences == 88_662
-    assert run_main(counting.main, ["--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["median_length"] == 204
-    assert run_main(counting.main, ["nowhere"]) == 2
-    assert "neither a file, nor a folder" in capsys.readouterr().err
-
-
 def test_run_as_modules_without_warnings(tmp_path):
     """As a user runs them, with warnings as errors: no module is imported twice, nothing is deprecated."""
     for arguments in (
         ["pack_data.spfhp", "--json"],
         ["pack_data.sort", "--histogram", "squad_1_1_384"],
+        ["ipu_packed_bert", "look", "squad_1_1_384"],
         ["ipu_packed_bert", "compare", "--synthetic", "uniform:max=9,n=100", "--depths", "2", "--packers", "spfhp"],
     ):
         finished = subprocess.run([sys.executable, "-W", "error", "-m", *arguments], capture_output=True, text=True)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from pack_data.cli.command import run_main
-from pack_data.inspection.prove_command import main
+from pack_data.inspection.verify_command import main
 from pack_data.optimal import pack
 from pack_data.packing import checker
 from pack_data.packing.certificate import (
@@ -322,11 +322,11 @@ def test_a_data_set_s_own_recipe_packs_its_own_packs(tmp_path, capsys):
     data = tmp_path / "data"
     with build_small(write_corpus(tmp_path / "corpus", 10), data, packer="optimal") as store:
         sequences = store.manifest.sequences
-    assert run_main(main, ["--data", str(data)]) == 0
+    assert run_main(main, [str(data / "recipe.json"), "--histogram", str(data)]) == 0
     assert f"exactly the {sequences:,} sequences of {data}" in capsys.readouterr().out
     other = LengthHistogram.from_lengths([5, 7], Packing.load(data / "recipe.json").max_sequence_length)
     pack(other, max_sequences_per_pack=3).save(tmp_path / "other.json")
-    assert run_main(main, [str(tmp_path / "other.json"), "--data", str(data)]) == 2
+    assert run_main(main, [str(tmp_path / "other.json"), "--histogram", str(data)]) == 2
     assert "use the histogram it was made for" in capsys.readouterr().err
     assert run_main(main, []) == 2
 

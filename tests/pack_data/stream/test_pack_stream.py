@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pack_data.stream.__main__ import _in_random_order, main
 
 from pack_data import LengthHistogram, optimal
 from pack_data.stream import PackStream
 from pack_data.stream.baselines import open_rows, windows
+from pack_data.stream.command import _in_random_order, main
 from pack_data.stream.open_rows import OpenRows
 from pack_data.stream.prices import on_grid, prices, scarce_seats, solve
 
