@@ -53,7 +53,7 @@ class Runner:
         self.folder = Path(folder)
         for name in (CELLS, _LOCKS):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        from ipu_packed_bert.training.log import commit_here  # only now: it needs torch
+        from ipu_packed_bert.training.run_folder import commit_here  # only now: it needs torch
 
         # Every cell of a run comes from one commit: its settings say which.
         settings = {**settings, "commit": commit_here()}

@@ -322,7 +322,7 @@ def _versions(poptorch: str) -> Dict[str, Optional[str]]:
     import numpy
     import torch
 
-    from ipu_packed_bert.training.log import commit_here
+    from ipu_packed_bert.training.run_folder import commit_here
 
     return {
         "commit": commit_here(),

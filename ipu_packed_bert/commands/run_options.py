@@ -134,7 +134,7 @@ def _resumes_there(args: argparse.Namespace, processes: Processes) -> bool:
     """Whether --resume-if-there found a run to go on with; the options then are as --resume gives them."""
     if not args.resume_if_there:
         return False
-    from ipu_packed_bert.training.log import resumes
+    from ipu_packed_bert.training.run_folder import resumes
 
     # Rank 0 alone reads and writes run folders: the others may be on machines that have none.
     if not processes.of_first(resumes, args.out):

@@ -22,7 +22,6 @@ class StepResult(NamedTuple):
     seconds: float  # wall clock of the call
     cycles: Optional[int] = None  # device cycles of the call, None where the device has no counter
     gradient_norm: Optional[float] = None  # of all parameters, before clipping; None where it is not known
-    applied: bool = True  # False: the update was left out, weights and moments are as before
     counts: Optional[Counts] = None  # of all processes' parts of the batch; None where it is whole
 
     @property

@@ -33,7 +33,6 @@ from pack_data.reading.files import sync_folder
 _FORMAT = "ipu_packed_bert checkpoint 2"
 MANIFEST, STATE = "manifest.json", "state.json"
 _NAME = re.compile(r"step_(\d{8,})")
-_ASIDE = re.compile(r"step_(\d{8,})\.aside(-\d+)?")
 _FILE = re.compile(r"([a-z][a-z0-9_]{0,60})\.safetensors|state\.json")  # a plain name: nothing outside the folder
 _OWN = "engine"  # the file of tensors that lie directly in an engine's state
 # More is damage, or somebody's mischief, and is not read into memory.
@@ -56,10 +55,6 @@ class Checkpoint(NamedTuple):
     def identity(self) -> Identity:
         """The vocabulary that the weights are of, as far as it is known."""
         return Identity(self.vocabulary, self.lower_case)
-
-
-class NotSaved(OSError):
-    """A checkpoint that could not be written, for want of room above all; nothing of it is left."""
 
 
 class Damaged(ValueError):
@@ -92,7 +87,7 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint, then `evict` others (``keep`` None: none); killed at any moment, those before are there.
 
-    Raises NotSaved where the room is too small, or the system refuses to write; what was begun is removed.
+    Raise OSError if the disk is full or the system refuses to write; what was begun is removed.
     """
     folder = Path(folder)
     path = checkpoint_path(folder, checkpoint.step)
@@ -101,7 +96,7 @@ def save_checkpoint(
         _clear(folder)
         _write(path, checkpoint)
     except OSError as error:
-        raise NotSaved(f"{path}: not saved ({error.strerror or error})") from None
+        raise OSError(f"{path}: not saved ({error.strerror or error})") from None
     if keep is not None:
         evict(folder, newest=checkpoint.step, keep=keep, protect=protect)
     _clear(folder)
@@ -127,23 +122,6 @@ def _remove(path: Path) -> None:
         removed = _hidden(path, "removed")
         os.rename(path, removed)
         _delete(removed)
-
-
-def set_aside(path: Path) -> Path:
-    """Give a checkpoint a name under which nothing looks for it, and return that; `evict_set_aside` deletes it."""
-    aside, number = path.with_name(path.name + ".aside"), 1
-    while os.path.lexists(str(aside)):
-        number += 1
-        aside = path.with_name(f"{path.name}.aside-{number}")
-    os.rename(path, aside)
-    return aside
-
-
-def evict_set_aside(folder: Union[str, Path], *, good: int) -> None:
-    """Delete what was set aside of steps up to ``good``, whose checkpoint is there and known to be good."""
-    for path in Path(folder).glob("step_*.aside*"):
-        if _ASIDE.fullmatch(path.name) and _step(path) <= good and path.is_dir():
-            _remove(path)
 
 
 def _write(path: Path, checkpoint: Checkpoint) -> None:

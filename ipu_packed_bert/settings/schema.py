@@ -182,7 +182,7 @@ class RunSettings:
         0, "updates made again, unpacked, after the last checkpoint, for speed and equality; 0: none", minimum=0
     )
     on_nonfinite: str = setting(
-        "stop", "an update whose loss or gradients are not finite; skip: leave it out, host", choices=("stop", "skip")
+        "stop", "an update whose loss or gradients are not finite ends the run", choices=("stop",)
     )
     track: Optional[str] = setting(None, "a service that shows the curves, too", choices=("wandb", "mlflow"))
 
@@ -388,11 +388,6 @@ def _rules_on_ipus(config: Configuration) -> Rules:
     """What the settings must fulfil together where IPUs make the updates."""
     bound = config.optimizer.max_gradient_norm
     return [
-        (
-            "run.on_nonfinite engine.kind",
-            config.run.on_nonfinite == "skip",
-            "run.on_nonfinite is skip; must be stop on IPUs: a fused step cannot be taken back",
-        ),
         (
             "optimizer.max_gradient_norm optimizer.name engine.kind",
             bound is not None and config.optimizer.name != "adamw",

@@ -1,4 +1,4 @@
-"""The training loop: next batch, step, record, maybe evaluate, maybe save."""
+"""The training loop: next batch, learning rate, step, log; then evaluation, checkpoints and the non-finite guard."""
 
 from __future__ import annotations
 
@@ -14,67 +14,48 @@ from ipu_packed_bert.data.global_batches import Batch, GlobalBatches
 from ipu_packed_bert.engine.base import Engine, StepResult
 from ipu_packed_bert.model.optimizer import learning_rate
 from ipu_packed_bert.processes.ranks import Processes
-from ipu_packed_bert.run_files.checkpoints import (
-    Checkpoint,
-    NotSaved,
-    checkpoint_path,
-    evict,
-    evict_set_aside,
-    save_checkpoint,
-    set_aside,
-)
-from ipu_packed_bert.run_files.checkpoints import checkpoints as saved
+from ipu_packed_bert.run_files.checkpoints import Checkpoint, checkpoint_path, evict, save_checkpoint
 from ipu_packed_bert.run_files.vocabulary_identity import UNKNOWN, Identity
 from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from pack_data.cli.command import NotFinite
 
-_PATIENCE = 10  # skipped updates in a row that end a run
+_LOWER_RATE = "--set optimizer.learning_rate=R --allow-change optimizer.learning_rate"
 
 
 class Log:
-    """What the training loop tells; this one writes nothing, for the processes of a run that another writes down."""
+    """Receiver of a run's results. This one writes nothing: in a run of several processes, rank 0 alone writes."""
 
-    evaluated: Optional[int] = None  # the update after which it was evaluated last
+    evaluated: Optional[int] = None  # the last update after which the held-out data were evaluated
 
     def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
-        """Update number ``step`` (the first is 1) was made."""
+        """Record update ``step`` (1-based)."""
 
-    def evaluation(self, step: int, found: Evaluation) -> None:
-        """The held-out packs were evaluated after update number ``step``."""
+    def evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Record the evaluation of the held-out packs after update ``step``."""
         self.evaluated = step
 
     def lacks_evaluation(self, step: int) -> bool:
-        """Whether the evaluation after update number ``step``, which a former process made, is not written down."""
+        """Return True if an earlier process made update ``step`` but did not record its evaluation."""
         return False
 
     def sync(self) -> None:
-        """All that was told is on the disk when this returns."""
+        """Write all records through to the disk."""
 
     def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same held-out batches, one after another, as they are evaluated."""
+        """Yield the same held-out batches and show the progress of the evaluation."""
         return batches
-
-    def say(self, text: str) -> None:
-        """A line for people."""
-        print(text, flush=True)
 
 
 class Outcome(NamedTuple):
-    """Where a run stands when ``train`` returns."""
+    """State of a run when ``train`` returns."""
 
-    step: int  # updates made, those before a resumption included
+    step: int  # updates made, including those before a resumption
     stopped_by: Optional[int]  # the signal that ended it early, else None
-    not_saved: Optional[str] = None  # why there is no checkpoint of the last state, else None
 
     @property
     def status(self) -> int:
-        """Exit status: 1 where the last state is not saved, whatever ended the run; else 128 + the signal that did.
-
-        A shell reports so a process that a signal ended: 130 for Ctrl-C, 143 for SIGTERM.
-        """
-        if self.not_saved:
-            return 1
+        """Exit status as shells report it: 128 + the signal (130 for Ctrl-C, 143 for SIGTERM), else 0."""
         return 128 + self.stopped_by if self.stopped_by else 0
 
 
@@ -90,196 +71,222 @@ def train(
     first_step: int = 0,
     vocabulary: Identity = UNKNOWN,
 ) -> Outcome:
-    """Make the updates after ``first_step`` up to ``steps``; ``checkpoints`` None saves none.
+    """Make the updates after ``first_step`` up to ``steps``.
 
-    ``evaluate_every`` is ``run.evaluate_every`` where it is not given. ``vocabulary`` is what checkpoints record of it.
+    Ctrl-C and SIGTERM let the current update or evaluation batch finish, save a checkpoint and return; a second Ctrl-C
+    stops at once. With several processes, each one calls this function, and a signal to one of them stops all after
+    the same update. If a signal cuts an evaluation short, the resumed run repeats it.
 
-    Ctrl-C and SIGTERM let the update or the evaluation's batch under way finish, save a checkpoint and return; a second
-    Ctrl-C stops at once. Of several processes each calls this, and those that give no ``checkpoints`` write none; a
-    signal that one of them got ends all after the same update. An evaluation that a signal cut short is made up for by
-    the process that goes on.
+    Args:
+        config: settings of the run, of any task.
+        engine: makes the updates.
+        batches: training batches, and held-out ones if ``evaluate_every`` is not 0.
+        log: receives each update and evaluation.
+        checkpoints: directory to save to; None saves nothing.
+        steps: updates of the whole run.
+        evaluate_every: updates between evaluations, 0 for none; default ``run.evaluate_every``.
+        first_step: updates made before a resumption.
+        vocabulary: identity of the vocabulary, stored in each checkpoint.
 
-    An update whose loss or gradients are not finite ends the run, or is left out and counted: ``run.on_nonfinite``.
-    Raises NotFinite where such an update, a held-out loss or the weights of a checkpoint that is due end the run; the
-    last finite checkpoint stays.
+    Returns:
+        The last update, and the signal that stopped the run.
 
-    A checkpoint that cannot be written, for want of room above all, does not end the run: one line says so, and the
-    next one is saved when it is due.
+    Raises:
+        NotFinite: the loss or gradients of an update, a held-out loss, or the weights to save are not finite; the
+            newest finite checkpoint stays.
+        OSError: the log or a checkpoint cannot be written, for example because the disk is full.
     """
-    run, task, processes = config.run, engine.task, engine.processes
-    evaluate_every = run.evaluate_every if evaluate_every is None else evaluate_every
-    kept = _Kept(checkpoints, keep=run.keep_checkpoints, newest=first_step)
-    step, skipped, stop, not_saved = first_step, 0, None, None
-    with Interruption(processes) as interruption:
+    task = engine.task
+    every = config.run.evaluate_every if evaluate_every is None else evaluate_every
+    with _Interruption(engine.processes) as interruption:
+        run = _Run(config, engine, batches, log, checkpoints, steps, vocabulary)
+        saver = _Saver(run, first_step)
+        evaluator = _Evaluator(run, every, interruption, saver)
+        guard = _Guard(saver)
+        evaluator.make_up(first_step)
 
-        def evaluate(step: int) -> bool:
-            """Whether the held-out loss shows that the weights are good."""
-            # A signal ends an evaluation after its batch; half of one is not logged.
-            found = task.evaluate(engine, interruption.ends(log.watched(batches.held_out())))
-            if found is None or processes.stop:
-                return False
-            log.evaluation(step, found)
-            if not math.isfinite(found.loss):
-                raise NotFinite(f"update {step}: the held-out loss after it is {found.loss}; {kept.way_out(step)}")
-            return "loss" in found.metrics
-
-        missed = 0 < first_step < steps and evaluate_every and first_step % evaluate_every == 0
-        if missed and processes.of_first(log.lacks_evaluation, first_step) and evaluate(first_step):
-            kept.shown_good()
-        for step in range(first_step + 1, steps + 1):
+        step = first_step
+        while step < steps and not saver.stopped_by:
+            step += 1
             batch = next(batches)
             rate = learning_rate(step - 1, config)
             result = engine.step(batch, rate)
             log.step(step, rate, result.counts or task.count(batch), result)
-            if result.finite:
-                skipped = 0
-                kept.shown_good()
-            else:
-                skipped += 1
-                if run.on_nonfinite == "stop" or skipped >= _PATIENCE:
-                    row = f", and so it was {skipped} times in a row" if skipped > 1 else ""
-                    raise NotFinite(f"update {step}: {not_finite(result)}{row}; {kept.way_out(step)}")
 
-            last = step == steps
-            evaluated = bool(evaluate_every and (last or step % evaluate_every == 0)) and evaluate(step)
-            stop = processes.stop  # read once: what is saved and what ends the run must not differ
-            due = last or stop or (run.checkpoint_every and step % run.checkpoint_every == 0)
-            if due and checkpoints is not None:
-                # The update may have broken the weights although its loss, taken before, is finite.
-                state = engine.state()
-                broken = _first_not_finite(state)
-                if broken:
-                    raise NotFinite(
-                        f"update {step}: {broken} is no longer finite after it, so it is not saved; "
-                        + kept.way_out(step)
-                    )
-                try:
-                    kept.save(Checkpoint(step, state, batches.state(), config.to_yaml(), *vocabulary), log)
-                    not_saved = None
-                except NotSaved as error:
-                    not_saved = str(error)
-                    over = last or stop
-                    then = kept.after_the_end() if over else "the run goes on, and saves again when it is next due"
-                    log.say(f"note      update {step}: {error}; {then}")
-                if evaluated and not not_saved:
-                    kept.shown_good()
-            elif due:
-                engine.join_state()
-            if stop:
-                break
-    return Outcome(step, stop if step < steps else None, not_saved)
+            guard.after_step(step, result)
+            evaluator.after_step(step, result)
+            saver.after_step(step, result)
+    return Outcome(step, saver.stopped_by if step < steps else None)
 
 
-_LOWER = (
-    "--resume continues it, with a lower rate: --set optimizer.learning_rate=R --allow-change optimizer.learning_rate"
-)
+class _Run(NamedTuple):
+    config: Configuration
+    engine: Engine
+    batches: GlobalBatches
+    log: Log
+    checkpoints: Optional[Path]  # directory to save to, None in processes that save nothing
+    steps: int
+    vocabulary: Identity
 
 
-class _Kept:
-    """The checkpoints of a run under way: the newest ones, and the newest one that is known to be good.
+class _Saver:
+    """Observer that saves checkpoints and decides when the run stops: a run stops only in a state that it has saved.
 
-    A checkpoint is known to be good once an update from its weights, or their held-out loss, was finite. Its weights
-    being finite does not say so: they may be so large that every product overflows.
+    Two kinds of checkpoint are kept: the newest ``run.keep_checkpoints``, and the newest good one. A checkpoint is good
+    once an update from its weights, or their held-out loss, was finite. Finite weights alone do not show that: they
+    may be so large that every product overflows.
     """
 
-    def __init__(self, folder: Optional[Path], *, keep: int, newest: int):
-        """newest: the step of the checkpoint that the run goes on from, 0 for none."""
-        self._folder, self._keep, self._newest = folder, keep, newest
-        self._good: Optional[int] = None
+    def __init__(self, run: _Run, first_step: int):
+        self.stopped_by: Optional[int] = None
+        self._run = run
+        self._newest = first_step  # step of the newest checkpoint, 0 for none
+        self._good = 0  # step of the newest good checkpoint, 0 for none
+        self._proven = 0  # the weights after this update gave a finite loss
 
-    def save(self, checkpoint: Checkpoint, log: Log) -> None:
-        """Raises NotSaved where the disk is full, of log or checkpoint."""
-        assert self._folder is not None
-        log.sync()  # a checkpoint without the log of its updates would leave a hole
-        save_checkpoint(self._folder, checkpoint, keep=self._keep, protect=self._good)
-        self._newest = checkpoint.step
+    def after_step(self, step: int, result: StepResult) -> None:
+        """Save a checkpoint if one is due or the run is to stop."""
+        run = self._run
+        self.stopped_by = run.engine.processes.stop  # read once, so that the state that is saved is the last one
+        every = run.config.run.checkpoint_every
+        due = step == run.steps or (every and step % every == 0)
+        if not due and not self.stopped_by:
+            return
+        if run.checkpoints is None:
+            run.engine.join_state()
+        else:
+            self._save(run.checkpoints, step)
 
-    def after_the_end(self) -> str:
-        """What is lost where the last state of a run is not saved, and the way out."""
-        if self._newest:
-            return f"the last state is not saved: make room, and --resume goes on from update {self._newest}"
-        return "the last state is not saved, and no other: make room, and begin again"
-
-    def shown_good(self) -> None:
-        """An update from the newest checkpoint, or an evaluation of it, was finite."""
-        if self._newest and self._good != self._newest:
+    def prove(self, step: int) -> None:
+        """Record that the weights after update ``step`` gave a finite loss."""
+        self._proven = step
+        if self._good < self._newest <= step:
             self._good = self._newest
-            if self._folder is not None:
-                evict(self._folder, newest=self._newest, keep=self._keep)
-                evict_set_aside(self._folder, good=self._newest)
+            if self._run.checkpoints is not None:
+                evict(self._run.checkpoints, newest=self._newest, keep=self._run.config.run.keep_checkpoints)
 
-    def way_out(self, step: int) -> str:
-        """What to do where update number ``step`` ended the run.
+    def advice(self) -> str:
+        """Return which checkpoint a diverged run continues from, for an error message."""
+        folder = self._run.checkpoints
+        if folder is None:
+            return "rank 0 names the checkpoint to continue from"
+        if not self._newest:
+            return "no checkpoint was saved; start again with a lower optimizer.learning_rate"
+        good = checkpoint_path(folder, self._good or self._newest)
+        delete_newer = "delete the newer ones, then " if 0 < self._good < self._newest else ""
+        return f"the newest good checkpoint is {good}; {delete_newer}--resume {folder.parent} {_LOWER_RATE}"
 
-        Checkpoints that are newer than one known to be good are set aside: each update from them would fail again.
-        """
-        if self._folder is None:
-            return "no checkpoint is this process's own"
-        found = saved(self._folder)
-        if not found:
-            earlier = f", and with run.checkpoint_every above 0 and below {step}" if step > 1 else ""
-            return f"nothing was saved before; begin again with a lower optimizer.learning_rate{earlier}"
-        if self._newest == self._good:
-            return f"the newest checkpoint is {found[-1]}, which is finite; {_LOWER}"
-        if self._good is None:
-            others = f", move it away to continue from {found[-2].name}," if len(found) > 1 else ""
-            return (
-                f"no update from {found[-1]} was finite, and none will be as things are: undo a change of settings"
-                f"{others} or begin again with a lower optimizer.learning_rate"
-            )
-        good = checkpoint_path(self._folder, self._good)
-        aside = [set_aside(path) for path in found if path.name > good.name]
-        return (
-            f"no update from {found[-1].name} was finite, so it is set aside as {aside[-1].name} until the run is past"
-            f" it; the newest checkpoint is {good}, which is finite; {_LOWER}"
-        )
+    def _save(self, folder: Path, step: int) -> None:
+        run = self._run
+        state = run.engine.state()
+        broken = _first_not_finite(state)  # the update may break the weights although its loss, taken before, is finite
+        if broken:
+            raise NotFinite(f"update {step}: {broken} is not finite after it; {self.advice()}")
+
+        run.log.sync()  # first, because a checkpoint without the log of its updates would leave a hole
+        checkpoint = Checkpoint(step, state, run.batches.state(), run.config.to_yaml(), *run.vocabulary)
+        try:
+            save_checkpoint(folder, checkpoint, keep=run.config.run.keep_checkpoints, protect=self._good)
+        except OSError as error:
+            raise OSError(f"{error}; free some space, then continue with --resume {folder.parent}") from None
+        self._newest = step
+        self.prove(self._proven)
 
 
-def not_finite(result: StepResult) -> str:
-    """What of an update is not finite, in words."""
+class _Evaluator:
+    """Observer that evaluates the held-out packs every ``every`` updates and after the last one; 0: never."""
+
+    def __init__(self, run: _Run, every: int, interruption: _Interruption, saver: _Saver):
+        self._run = run
+        self._every = every
+        self._interruption = interruption
+        self._saver = saver
+
+    def make_up(self, first_step: int) -> None:
+        """Make the evaluation that a signal cut short before the run was resumed."""
+        run = self._run
+        due = self._every and 0 < first_step < run.steps and first_step % self._every == 0
+        if due and run.engine.processes.of_first(run.log.lacks_evaluation, first_step):
+            self._evaluate(first_step)
+
+    def after_step(self, step: int, result: StepResult) -> None:
+        """Evaluate if it is due."""
+        if self._every and (step == self._run.steps or step % self._every == 0):
+            self._evaluate(step)
+
+    def _evaluate(self, step: int) -> None:
+        run = self._run
+        batches = self._interruption.ends(run.log.watched(run.batches.held_out()))
+        evaluation = run.engine.task.evaluate(run.engine, batches)
+        if evaluation is None or run.engine.processes.stop:  # half an evaluation is not recorded
+            return
+        run.log.evaluation(step, evaluation)
+        if not math.isfinite(evaluation.loss):
+            raise NotFinite(f"update {step}: the held-out loss is {evaluation.loss}; {self._saver.advice()}")
+        if "loss" in evaluation.metrics:
+            self._saver.prove(step)
+
+
+class _Guard:
+    """Observer that ends the run at an update that is not finite."""
+
+    def __init__(self, saver: _Saver):
+        self._saver = saver
+
+    def after_step(self, step: int, result: StepResult) -> None:
+        """Raise NotFinite if the loss or the gradients are not finite."""
+        if not result.finite:
+            raise NotFinite(f"update {step}: {_describe_not_finite(result)}; {self._saver.advice()}")
+        self._saver.prove(step - 1)
+
+
+def _describe_not_finite(result: StepResult) -> str:
+    """Name the values of an update that are not finite."""
     norm = result.gradient_norm
-    words = [] if math.isfinite(result.loss) else [f"the loss is {result.loss}"]
+    problems = []
+    if not math.isfinite(result.loss):
+        problems.append(f"the loss is {result.loss}")
     if norm is not None and not math.isfinite(norm):
-        words.append(f"the gradient norm is {norm}")
-    return " and ".join(words)
+        problems.append(f"the gradient norm is {norm}")
+    return " and ".join(problems)
 
 
 def _first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
-    """The name of a tensor in an engine's state that has a value that is infinite or no number; None if none has."""
+    """Return the name of the first tensor in an engine's state with an infinite value or NaN, else None."""
     for name, value in state.items():
         if isinstance(value, dict):
-            found = _first_not_finite(value, prefix + name + " ")
-            if found:
-                return found
+            broken = _first_not_finite(value, f"{prefix}{name} ")
+            if broken:
+                return broken
         elif isinstance(value, torch.Tensor) and value.is_floating_point() and not torch.isfinite(value).all():
             return prefix + name
     return None
 
 
-class Interruption:
-    """While entered, Ctrl-C and SIGTERM only leave their number in ``processes.received``.
+class _Interruption:
+    """Context in which Ctrl-C and SIGTERM only leave their number in ``processes.received``.
 
-    A second Ctrl-C acts as usual, but not in one of several processes: their launcher passes on the first, which the
-    terminal may have sent them as well.
+    A second Ctrl-C acts as usual, but not in one of several processes: their launcher passes on the first one, which
+    the terminal may have sent to them already.
     """
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._former: dict = {}
+        self._handlers_before: Dict[int, Any] = {}
 
-    def __enter__(self) -> Interruption:
+    def __enter__(self) -> _Interruption:
         self._processes.received = None
-        if threading.current_thread() is threading.main_thread():  # Python handles signals in no other
+        if threading.current_thread() is threading.main_thread():  # Python handles signals in no other thread
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._former[number] = signal.signal(number, self._received)
+                self._handlers_before[number] = signal.signal(number, self._received)
         return self
 
     def __exit__(self, *_: Any) -> None:
-        for number, handler in self._former.items():
+        for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
 
     def ends(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches until the run is to stop."""
+        """Yield the batches until the run is to stop."""
         for batch in batches:
             if self._processes.stop:
                 return

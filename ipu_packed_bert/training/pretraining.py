@@ -26,8 +26,8 @@ from ipu_packed_bert.settings.reader import shown
 from ipu_packed_bert.settings.schema import check_on_ipus
 from ipu_packed_bert.settings.shipped import for_one_gpu
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from ipu_packed_bert.training.log import data_of
 from ipu_packed_bert.training.run import Beginning, Begun, Prepared, engine_and_batches
+from ipu_packed_bert.training.run_folder import data_of
 from pack_data.cli.command import typed
 from pack_data.store.data_set import Manifest, PackStore
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import argparse
 import contextlib
-import shlex
 import sys
 import zlib
 from dataclasses import dataclass
@@ -29,8 +28,9 @@ from ipu_packed_bert.settings.allowed_changes import Changes, check_allowed, com
 from ipu_packed_bert.settings.launch_lines import compiled_words
 from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.tasks.task import Task
-from ipu_packed_bert.training.log import RunLog, environment, locked_run, open_run_folder, refuse_a_run_in
+from ipu_packed_bert.training.log import RunLog
 from ipu_packed_bert.training.loop import Log, Outcome, train
+from ipu_packed_bert.training.run_folder import environment, locked_run, open_run_folder, refuse_a_run_in
 from ipu_packed_bert.training.summary import RunEnd
 from ipu_packed_bert.training.trackers import tracker
 from pack_data.cli.memory import keep_buffers
@@ -205,7 +205,6 @@ class Prepared(abc.ABC, Generic[C]):
                 log,
                 self.steps,
                 go_on=self._go_on(folder),
-                begin=f" --start-from {shlex.quote(begin.folder)}" if begin.weights else "",
                 baseline=self._baseline,
             )
             with contextlib.closing(log), end.if_not_finite():

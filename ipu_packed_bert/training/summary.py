@@ -14,14 +14,13 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 from ipu_packed_bert.data.constant_baseline import BESIDE
 from ipu_packed_bert.data.global_batches import GlobalBatches
 from ipu_packed_bert.engine.base import Engine
-from ipu_packed_bert.run_files.checkpoints import checkpoints
-from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
+from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
 from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, SideBySide, compare_unpacked
 from ipu_packed_bert.training.log import RunLog, Totals, in_words
 from ipu_packed_bert.training.loop import Outcome
 from ipu_packed_bert.training.picture import curves, draw, padding_avoided
-from pack_data.cli.command import NotFinite, counted, typed
+from pack_data.cli.command import NotFinite, typed
 from pack_data.display.table import text_table
 from pack_data.reading.files import write_atomically
 
@@ -40,7 +39,6 @@ class RunSummary:
     stopped_by: Optional[str]  # SIGINT, SIGTERM or "not finite"; None: all updates were made
     steps: int  # updates made, those before a resumption included
     steps_planned: int
-    skipped_updates: int  # left out, as their loss or gradients were not finite
     packs: int
     sequences: int
     tokens: int
@@ -61,7 +59,7 @@ class RunSummary:
         text = json.dumps(_finite(self.to_json()), indent=1, allow_nan=False)
         write_atomically(folder / SUMMARY, (text + "\n").encode())
 
-    def lines(self, *, precision: str, saved: bool = True) -> List[str]:
+    def lines(self, *, precision: str) -> List[str]:
         """For people: what was learnt, how fast, and what the same sequences take unpacked."""
         made = f"{self.steps:,} updates, {self.sequences:,} sequences, {_time(self.seconds)}"
         losses = " -> ".join("none" if loss is None else f"{loss:.3f}" for loss in (self.first_loss, self.loss))
@@ -70,12 +68,9 @@ class RunSummary:
         rows = []
         if self.stopped_by:
             where = f"after update {self.steps:,} of {self.steps_planned:,}"
-            rows.append(("stopped", f"by {self.stopped_by} {where}; {'' if saved else 'not '}saved"))
+            rows.append(("stopped", f"by {self.stopped_by} {where}; saved"))
         if self.steps:
             rows += [("trained", f"loss {losses} in {made}"), ("speed", speed), ("padding", padding)]
-        if self.skipped_updates:
-            updates = counted(self.skipped_updates, "update")
-            rows.append(("left out", f"{updates} whose loss or gradients were not finite"))
         if self.held_out is not None:
             rows += _labelled("held out", _held_out(self.held_out))
             right, constant = (self.held_out.get(name) for name in ("mlm_accuracy", "most_frequent_token_accuracy"))
@@ -114,7 +109,6 @@ def summarise(
         stopped_by=stopped_by,
         steps=records[-1]["step"] if records else 0,
         steps_planned=steps,
-        skipped_updates=sum(bool(record.get("skipped")) for record in records),
         packs=packs,
         sequences=sequences,
         tokens=tokens,
@@ -141,7 +135,6 @@ class RunEnd:
     log: RunLog
     steps: int  # that the run should make
     go_on: str  # the whole command to type after the last update
-    begin: str = ""  # the options besides --config and --out that begin the run
     baseline: Callable[[], Mapping[str, float]] = dict  # see `summarise`
 
     @contextlib.contextmanager
@@ -150,7 +143,7 @@ class RunEnd:
         try:
             yield
         except NotFinite:
-            with self._said_where_it_fails():
+            with contextlib.suppress(OSError):
                 self._summary(_NOT_FINITE, baseline={}).write(self.folder)  # other ranks wait: it reads no data
             raise
 
@@ -170,11 +163,9 @@ class RunEnd:
             except (ValueError, KeyboardInterrupt) as error:
                 why = " ".join(str(error).split()) or "interrupted"
         summary = self._summary(stopped_by, compared)
-        with self._said_where_it_fails():
-            summary.write(self.folder)
-        saved = outcome.not_saved is None
+        summary.write(self.folder)
         print()
-        for line in summary.lines(precision=self.config.engine.precision, saved=saved):
+        for line in summary.lines(precision=self.config.engine.precision):
             print(line)
         if wanted and compared is None:
             print(f"unpacked  not compared: {why}")
@@ -182,26 +173,13 @@ class RunEnd:
             print(f"picture   {self._picture(summary)}")
         print(f"run       {self.folder}  (tensorboard --logdir {shlex.quote(str(self.folder))})")
         if summary.steps:  # else there was nothing to learn from
-            print(f"continue  {self.go_on}" if saved and outcome.step == self.steps else self._once_more())
-            if self.config.command == "pretrain" and saved:
+            if outcome.step == self.steps:
+                print(f"continue  {self.go_on}")
+            else:
+                print(f"resume    {typed(self.config.command)} --resume {shlex.quote(str(self.folder))}")
+            if self.config.command == "pretrain":
                 print(f"use it    {typed('export')} {shlex.quote(str(self.folder))} DIR  (a folder for transformers)")
         return summary
-
-    def _once_more(self) -> str:
-        """What to type where the run is not done, or its last state not saved."""
-        run, command = shlex.quote(str(self.folder)), typed(self.config.command)
-        if checkpoints(self.folder / CHECKPOINTS):
-            return f"resume    {command} --resume {run}"
-        config = shlex.quote(str(self.folder / CONFIG))
-        return f"again     {command} --config {config} --out {run} --resume-if-there{self.begin}"
-
-    @contextlib.contextmanager
-    def _said_where_it_fails(self) -> Iterator[None]:
-        """A full disk has no room for the summary either; what else is to be said is said."""
-        try:
-            yield
-        except OSError as error:
-            print(f"note      {self.folder / SUMMARY} is not written ({error.strerror or error})")
 
     def _summary(
         self,

@@ -217,7 +217,7 @@ class HostEngine(Engine):
 
     @_memory_said
     def step(self, batch: Batch, learning_rate: float) -> StepResult:
-        """One weight update; left out, with weights and moments as they were, where loss or gradients are not finite.
+        """Make one weight update, or change no weight and no moment if the loss or gradients are not finite.
 
         The gradients' norm is read together with the totals, so a device is waited for once an update. It is read
         before the update and not after: whether the update is made, and how far it is clipped, is then decided here.
@@ -228,8 +228,7 @@ class HostEngine(Engine):
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         *sums, norm = torch.cat([totals, gradient_norm(gradients).to(totals).reshape(1)]).tolist()
         result = self._result(sums, batch, start)._replace(gradient_norm=norm)
-        applied = result.finite
-        if applied:
+        if result.finite:
             if self._config.optimizer.max_gradient_norm is not None:
                 clip(gradients, norm, self._config.optimizer.max_gradient_norm)
             for group in self.optimizer.param_groups:
@@ -237,7 +236,7 @@ class HostEngine(Engine):
             self.optimizer.step()
             self._updates += 1
         self._forget_gradients()
-        return result._replace(seconds=time.perf_counter() - start, applied=applied)
+        return result._replace(seconds=time.perf_counter() - start)
 
     @_memory_said
     def gradients(self, batch: Batch, *, alone: bool = False, dropout: bool = False) -> Gradients:

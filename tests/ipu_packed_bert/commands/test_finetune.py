@@ -17,12 +17,12 @@ from ipu_packed_bert.commands import finetune
 from ipu_packed_bert.data.global_batches import GlobalBatches, in_order
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files.checkpoints import load_checkpoint, newest_checkpoint
+from ipu_packed_bert.run_files.folder import read_log
 from ipu_packed_bert.settings.finetuning import load_config
 from ipu_packed_bert.tasks.examples import ExamplePacks, pack_inputs
 from ipu_packed_bert.tasks.scores import score_answers
 from ipu_packed_bert.training.examples import prepare
 from ipu_packed_bert.training.export import import_folder
-from ipu_packed_bert.training.log import read_log
 from pack_data.cli.command import run_main
 from tests.fine_tuning_files import (
     KINDS,

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import random
-import shlex
 import shutil
 import signal
 import time
@@ -20,9 +19,9 @@ from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files import checkpoints as checkpoint
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
+from ipu_packed_bert.run_files.folder import LOG, read_log
 from ipu_packed_bert.training import pretraining
 from ipu_packed_bert.training import summary as run_summary
-from ipu_packed_bert.training.log import LOG, read_log
 from pack_data.cli.command import run_main
 from tests.ranks_at_work import forking
 from tests.tiny_runs import not_drawn, tiny_config, tiny_data, tiny_settings
@@ -263,36 +262,31 @@ def full(monkeypatch):
     return steps
 
 
-def test_a_full_disk_costs_checkpoints_and_nothing_else(tiny, tmp_path, capsys, full):
+def test_a_full_disk_ends_a_run_which_resumes_as_if_nothing_had_happened(tiny, tmp_path, capsys, full):
     options = ["--steps", "6", "--set", "run.checkpoint_every=2", "--set", "run.evaluate_every=0"]
+    begin = ["--config", tiny, *options, "--out", str(tmp_path / "run")]
     assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "undisturbed"), *options]) == 0
-    capsys.readouterr()
     full.add(4)
-    assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "run"), *options]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "not saved" in line]
-    assert "update 4" in line and "the run goes on" in line
-    found = {name: checkpoints(tmp_path / name / "checkpoints") for name in ("undisturbed", "run")}
-    assert [path.name[-1] for path in found["undisturbed"]] == ["4", "6"]
-    assert [path.name[-1] for path in found["run"]] == ["2", "6"]
-    one, other = (load_checkpoint(found[name][-1]).engine["model"] for name in found)
-    assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
+    message = refused(capsys, *begin)
+    assert "step_00000004: not saved (needs " in message and message.endswith(f"--resume {tmp_path / 'run'}")
+    assert [path.name[-1] for path in checkpoints(tmp_path / "run" / "checkpoints")] == ["2"]
+    full.clear()
+    assert pretrain.main(["--resume", str(tmp_path / "run")]) == 0
     assert losses(tmp_path / "run") == losses(tmp_path / "undisturbed")
+    one, other = (
+        load_checkpoint(checkpoints(tmp_path / name / "checkpoints")[-1]).engine["model"]
+        for name in ("undisturbed", "run")
+    )
+    assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
 
-    full.update((2, 4, 6))
-    begun = ["--config", tiny, "--start-from", str(tmp_path / "undisturbed"), "--out", str(tmp_path / "none")]
-    assert pretrain.main([*begun, *options]) == 1
-    text, unsaved = capsys.readouterr().out, losses(tmp_path / "none")
-    assert "the last state is not saved, and no other" in text and "--resume " not in text
-    (again,) = (line for line in text.splitlines() if line.startswith("again "))
+
+def test_a_run_whose_first_checkpoint_does_not_fit_begins_again(tiny, tmp_path, capsys, full):
+    begin = ["--config", tiny, "--steps", "2", "--set", "run.evaluate_every=0", "--out", str(tmp_path / "run")]
+    full.add(2)
+    assert "not saved" in refused(capsys, *begin)
     full.clear()
-    assert run_main(pretrain.main, shlex.split(again)[3:]) == 0  # after the words "again python run_pretraining.py"
-    assert losses(tmp_path / "none") == unsaved and checkpoints(tmp_path / "none" / "checkpoints")
-    full.update((4, 6))
-    assert pretrain.main(["--config", tiny, "--out", str(tmp_path / "last"), *options]) == 1
-    assert "the last state is not saved: make room, and --resume goes on from update 2" in capsys.readouterr().out
-    full.clear()
-    assert pretrain.main(["--resume", str(tmp_path / "last")]) == 0
-    assert losses(tmp_path / "last") == losses(tmp_path / "undisturbed")
+    assert "--resume-if-there" in refused(capsys, *begin)
+    assert pretrain.main([*begin, "--resume-if-there"]) == 0
 
 
 def not_finite(capsys, *arguments):
@@ -325,9 +319,8 @@ def test_a_learning_rate_that_breaks_the_weights(tiny, tmp_path, capsys):
         *"--set run.checkpoint_every=1 --set run.keep_checkpoints=1".split(),
         *"--allow-change optimizer.learning_rate,optimizer.max_weight_norm".split(),
     ]
-    assert "which is finite; --resume continues it" in not_finite(capsys, *too_high)
-    (newest,) = checkpoints(folder / "checkpoints")
-    found = load_checkpoint(newest)
+    assert "the newest good checkpoint is" in not_finite(capsys, *too_high)
+    found = load_checkpoint(checkpoints(folder / "checkpoints")[-1])
     assert 3 <= found.step < 12 and len(list(tensors(found.engine))) > 20
     assert all(torch.isfinite(tensor).all() for tensor in tensors(found.engine))
 
@@ -354,10 +347,8 @@ def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_pat
         assert [load_checkpoint(path).step for path in checkpoints(folder / "checkpoints")] == [2, 3]
         assert pretrain.main(["--resume", str(folder)]) == 0
     else:
-        assert "update 5: the loss is nan and the gradient norm is nan; nothing was saved before" in text
+        assert "update 5: the loss is nan and the gradient norm is nan; no checkpoint was saved" in text
         assert not checkpoints(folder / "checkpoints")
-        # Followed, the advice leaves a checkpoint of before.
-        assert text.endswith("and with run.checkpoint_every above 0 and below 5\n")
         last = json.loads((folder / LOG).read_text().split("\n")[4], parse_constant=pytest.fail)  # strict JSON
         assert last["step"] == 5 and last["loss"] is None
 

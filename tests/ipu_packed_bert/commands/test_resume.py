@@ -17,11 +17,10 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.model.optimizer import learning_rate
 from ipu_packed_bert.processes.ranks import Processes
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
-from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG
+from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.pretraining import load_config
 from ipu_packed_bert.training import pretraining
 from ipu_packed_bert.training import run as training
-from ipu_packed_bert.training.log import EVALUATIONS, LOG, read_log
 from pack_data.cli.command import run_main
 from pack_data.packers import PACKERS
 from pack_data.store.data_set import PackStore, StoreWriter

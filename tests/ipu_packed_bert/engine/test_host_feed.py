@@ -139,4 +139,4 @@ def test_an_update_is_read_back_once(monkeypatch):
     for name in ("item", "__float__", "__int__", "__bool__", "numpy", "cpu"):
         monkeypatch.setattr(torch.Tensor, name, lambda tensor, name=name: pytest.fail(f"{name} waits for the device"))
     result = engine.step(batch, 1e-2)
-    assert result.applied and read == [len(engine.task.outputs) + 1]
+    assert result.finite and read == [len(engine.task.outputs) + 1]

@@ -14,14 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.model.optimizer import build_optimizer, clip, gradient_norm, learning_rate
+from ipu_packed_bert.model.optimizer import build_optimizer, clip, gradient_norm
 from ipu_packed_bert.processes.ranks import ONE
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, LOG, read_log
 from ipu_packed_bert.settings.pretraining import ConfigError, config_from_tree
 from ipu_packed_bert.settings.schema import check_on_ipus
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from ipu_packed_bert.training import loop
 from ipu_packed_bert.training.log import RunLog
 from ipu_packed_bert.training.loop import train
 from pack_data.cli.command import NotFinite, run_main
@@ -132,7 +131,7 @@ def test_the_norm_is_that_of_the_whole_update():
     other.accumulate(batch)
     norm = float(torch.cat([p.grad.flatten() for p in other.model.parameters() if p.grad is not None]).norm())
     found = engine.step(batch, 1e-3)
-    assert found.gradient_norm == pytest.approx(norm, rel=1e-5) and found.applied
+    assert found.gradient_norm == pytest.approx(norm, rel=1e-5)
 
 
 class Reads(TorchDispatchMode):
@@ -159,7 +158,7 @@ def test_a_device_is_read_once_an_update(monkeypatch, name):
     assert len(batch["input_ids"]) >= 4
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: lists.append(tensor.numel()) or original(tensor))
     with Reads() as reads:
-        assert engine.step(batch, 1e-3).applied
+        assert engine.step(batch, 1e-3).finite
     assert (reads.waiting, len(lists)) == (0, 1) and reads.all > 500
     with Reads() as reads:  # the test notices one
         float(torch.ones(1))
@@ -200,14 +199,14 @@ def test_an_update_that_is_not_finite_changes_nothing_but_the_random_stream(monk
     with monkeypatch.context() as patch:
         poison(engine, patch, value, what)
         result = engine.step(batches[1], 1e-2)
-    assert not result.applied and not result.finite
+    assert not result.finite
     after = engine.state()
     assert same(bits(before), bits(after)) and before["optimizer"]["step"] == after["optimizer"]["step"] == 1
     # The stream goes on, as if the update had been made; and no gradient is left for the next one.
     undisturbed.accumulate(batches[1])
     undisturbed.optimizer.zero_grad(set_to_none=True)
     found, expected = engine.step(batches[2], 1e-2), undisturbed.step(batches[2], 1e-2)
-    assert found.applied and found.metrics == expected.metrics and found.gradient_norm == expected.gradient_norm
+    assert found.metrics == expected.metrics and found.gradient_norm == expected.gradient_norm
     assert same(bits(engine.state()), bits(undisturbed.state()))
 
 
@@ -225,7 +224,7 @@ class Told:
         metrics = dict.fromkeys(("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy"), loss)
         result = StepResult(metrics, 0.1, gradient_norm=self.norm)
         self.applied += result.finite
-        return result._replace(applied=result.finite)
+        return result
 
     def state(self):
         return {"model": {}, "optimizer": {"step": self.applied, "exp_avg": {}, "exp_avg_sq": {}}}
@@ -251,79 +250,34 @@ def steps_saved(folder):
     return [load_checkpoint(path).step for path in checkpoints(folder / CHECKPOINTS)]
 
 
-def test_stop_ends_the_run_at_once_and_skip_goes_on(store, tmp_path):
-    losses = [3.0, 2.0, NAN, 1.0]
-    (tmp_path / "stop").mkdir()
-    with pytest.raises(NotFinite, match="update 3: the loss is nan; "):
-        run(store, tmp_path / "stop", losses, "run.checkpoint_every=1")
-    (tmp_path / "skip").mkdir()
-    text = run(store, tmp_path / "skip", losses, "run.on_nonfinite=skip")
-    records = read_log(tmp_path / "skip" / LOG)
-    assert [record.get("skipped", False) for record in records] == [False, False, True, False]
-    assert [record["loss"] for record in records] == [3.0, 2.0, None, 1.0]
-    # The rate of the schedule goes on; the optimiser made three updates in four steps.
-    schedule = configured("run.steps=4")
-    assert [record["learning_rate"] for record in records] == [learning_rate(step, schedule) for step in range(4)]
-    path = checkpoints(tmp_path / "skip" / CHECKPOINTS)[-1]
-    assert load_checkpoint(path).step == 4 and load_checkpoint(path).engine["optimizer"]["step"] == 3
-    assert "update 3: the loss is nan" in text
-
-
-@pytest.mark.parametrize("patience", [1, 3])
-def test_skipping_ends_after_too_many_in_a_row(store, tmp_path, patience, monkeypatch):
-    monkeypatch.setattr(loop, "_PATIENCE", patience)
-    losses = [3.0] + [NAN] * (patience - 1) + [2.0] + [NAN] * patience + [1.0]
-    with pytest.raises(NotFinite, match=f"update {2 * patience + 1}: the loss is nan"):
-        run(store, tmp_path, losses, "run.on_nonfinite=skip")
-    assert sum("skipped" in record for record in read_log(tmp_path / LOG)) == 2 * patience - 1
+def test_an_update_that_is_not_finite_ends_the_run_before_any_checkpoint(store, tmp_path):
+    with pytest.raises(NotFinite, match="update 3: the loss is nan; no checkpoint .*optimizer.learning_rate"):
+        run(store, tmp_path, [3.0, 2.0, NAN, 1.0])
+    assert [record["loss"] for record in read_log(tmp_path / LOG)] == [3.0, 2.0, None]
 
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_checkpoint_known_to_be_good_is_never_evicted(store, tmp_path, keep):
-    """Weights may be finite and useless: the update from them shows it, and a resumption does not begin from them."""
+    """Weights may be finite and useless: the update from them shows it. The error names the one to go on from."""
     options = ("run.checkpoint_every=2", f"run.keep_checkpoints={keep}")
-    with pytest.raises(
-        NotFinite, match="step_00000006.* was finite, so it is set aside as .*00000004.*--resume continues it"
-    ) as found:
+    with pytest.raises(NotFinite, match=r"update 7: .*step_00000004; delete the newer ones, then --resume "):
         run(store, tmp_path, [6.0, 5.0, 4.0, 3.0, 2.0, 1.0, NAN], *options)
-    assert steps_saved(tmp_path) == [4]
-    (aside,) = (tmp_path / CHECKPOINTS).glob("*.aside*")
-    assert aside.name.startswith("step_00000006") and aside.name in str(found.value)
-
-
-def test_what_was_set_aside_goes_when_the_run_is_known_to_be_past_it(store, tmp_path):
-    options = ("run.checkpoint_every=2", "run.keep_checkpoints=1")
-    folder = tmp_path / CHECKPOINTS
-
-    def there():
-        return sorted(path.name for path in folder.iterdir())
-
-    with pytest.raises(NotFinite, match="set aside"):
-        run(store, tmp_path, [6.0, 5.0, 4.0, 3.0, 2.0, 1.0, NAN], *options)
-    with pytest.raises(NotFinite, match="set aside"):
-        run(store, tmp_path, [3.0, 2.0, NAN], *options, first_step=4)
-    both = ["step_00000006.aside", "step_00000006.aside-2"]
-    assert there() == ["step_00000004", *both]
-    # The checkpoint of the same step says nothing: it may be as bad.  An update from it does.
-    run(store, tmp_path, [3.0, 2.0], *options, first_step=4)
-    assert there() == ["step_00000004", "step_00000006", *both]
-    mine = folder / "step_00000006.aside.mine"
-    mine.mkdir()
-    later = folder / "step_00000009.aside"
-    later.mkdir()
+    assert steps_saved(tmp_path) == [4, 6]
+    # Once an update from the newest one is finite, that is the good one, and the others go.
     run(store, tmp_path, [1.0], *options, first_step=6)
-    assert there() == ["step_00000006", mine.name, "step_00000007", later.name]
+    assert steps_saved(tmp_path) == [6, 7]
 
 
-def test_a_checkpoint_that_later_updates_come_from_is_where_a_run_goes_on(store, tmp_path):
+@pytest.mark.parametrize("losses, first_step", [([6.0, 5.0, 4.0, 3.0, 2.0, NAN], 0), ([NAN], 4)])
+def test_the_newest_checkpoint_is_where_a_run_goes_on_if_it_is_good_or_none_is_known_to_be(
+    store, tmp_path, losses, first_step
+):
     options = ("run.checkpoint_every=2", "run.keep_checkpoints=1")
-    with pytest.raises(NotFinite, match="the newest checkpoint is .*step_00000004.*, which is finite"):
-        run(store, tmp_path, [6.0, 5.0, 4.0, 3.0, 2.0, NAN], *options)
-    assert steps_saved(tmp_path) == [4] and not list((tmp_path / CHECKPOINTS).glob("*.aside*"))
-    # The checkpoint that a run is resumed from is not set aside: what broke it may be a setting that was changed.
-    with pytest.raises(NotFinite, match="no update from .*step_00000004.* was finite, .* undo a change of settings"):
-        run(store, tmp_path, [NAN], *options, first_step=4)
-    assert steps_saved(tmp_path) == [4]
+    if first_step:
+        run(store, tmp_path, [4.0, 3.0, 2.0, 1.0], *options)
+    with pytest.raises(NotFinite, match="step_00000004; --resume .* --allow-change optimizer.learning_rate"):
+        run(store, tmp_path, losses, *options, first_step=first_step)
+    assert steps_saved(tmp_path)[-1] == 4
 
 
 @pytest.mark.parametrize("evaluate", [0, 4])
@@ -333,14 +287,6 @@ def test_a_held_out_loss_shows_that_a_checkpoint_is_good(store, tmp_path, evalua
     options = ("run.checkpoint_every=2", "run.keep_checkpoints=1", f"run.evaluate_every={evaluate}")
     run(store, tmp_path, [4.0, 3.0, 2.0, 1.0], *options)
     assert steps_saved(tmp_path) == ([4] if evaluate else [2, 4])
-
-
-def test_skipped_updates_do_not_make_a_checkpoint_known_to_be_good(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "_PATIENCE", 3)
-    options = ("run.checkpoint_every=1", "run.keep_checkpoints=1", "run.on_nonfinite=skip")
-    with pytest.raises(NotFinite, match="set aside"):
-        run(store, tmp_path, [3.0, 2.0, 1.0, NAN, NAN, NAN], *options)
-    assert steps_saved(tmp_path) == [2]
 
 
 # ---- log and checkpoint ----------------------------------------------------------------------------------------------
@@ -401,21 +347,9 @@ def test_a_broken_gradient_ends_a_run_with_status_3_and_it_resumes(tiny, tmp_pat
     error = capsys.readouterr().err
     assert error.startswith("error: update 4: the gradient norm is nan; ") and error.count("\n") == 1
     last = read_log(tmp_path / "run" / LOG)[-1]
-    assert last["step"] == 4 and last["gradient_norm"] is None and last["skipped"] and last["loss"] is not None
+    assert last["step"] == 4 and last["gradient_norm"] is None and last["loss"] is not None
     assert pretrain.main(["--resume", str(tmp_path / "run")]) == 0
     assert losses_of(tmp_path / "run") == losses_of(tmp_path / "undisturbed")
-
-
-def test_skipped_updates_are_counted_in_the_summary_also_after_a_resumption(tiny, tmp_path, monkeypatch, capsys):
-    skip = ["--set", "run.on_nonfinite=skip", "--set", "run.checkpoint_every=1", "--set", "run.evaluate_every=0"]
-    with monkeypatch.context() as patch:
-        breaking(patch, at=(2, 3))
-        assert pretrain.main(["--config", tiny, "--steps", "4", "--out", str(tmp_path / "run"), *skip]) == 0
-    assert "2 updates whose loss or gradients were not finite" in capsys.readouterr().out
-    assert len(losses_of(tmp_path / "run")) == 4
-    more = ["--steps", "6", "--set", "optimizer.schedule_steps=6"]
-    assert pretrain.main(["--resume", str(tmp_path / "run"), *more]) == 0
-    assert "2 updates whose loss or gradients were not finite" in capsys.readouterr().out
 
 
 # ---- IPUs ------------------------------------------------------------------------------------------------------------
@@ -424,7 +358,6 @@ def test_skipped_updates_are_counted_in_the_summary_also_after_a_resumption(tiny
 @pytest.mark.parametrize(
     "override, words",
     [
-        ("run.on_nonfinite=skip", "run.on_nonfinite is skip; must be stop on IPUs"),
         ("optimizer.max_gradient_norm=1.0", "optimizer.max_gradient_norm is 1.0; must be null on IPUs"),
     ],
 )

@@ -16,7 +16,6 @@ from ipu_packed_bert.run_files import checkpoints as module
 from ipu_packed_bert.run_files.checkpoints import (
     Checkpoint,
     Damaged,
-    NotSaved,
     checkpoint_path,
     checkpoints,
     join,
@@ -273,7 +272,7 @@ def test_a_disk_that_is_full_at_any_byte_leaves_those_of_before_and_nothing_else
         for step in (6, 9):
             with monkeypatch.context() as patch:
                 FullDisk(patch, room, code)
-                with pytest.raises(NotSaved, match=f"step_0000000{step}: not saved") as caught:
+                with pytest.raises(OSError, match=f"step_0000000{step}: not saved") as caught:
                     save_checkpoint(tmp_path, a_checkpoint(step), keep=1)
             assert "\n" not in str(caught.value) and sorted(tmp_path.iterdir()) == before
             assert load_newest(tmp_path, note=lambda _: None).step == 3
@@ -289,7 +288,7 @@ def test_the_room_is_looked_at_before_anything_is_written(tmp_path, monkeypatch)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 5000))
     monkeypatch.setattr(module.Path, "mkdir", lambda *_, **__: None)
     monkeypatch.setattr(module, "_write_file", lambda *_: pytest.fail("written"))
-    with pytest.raises(NotSaved, match=r"needs [\d,]+ bytes, 5,000 are free"):
+    with pytest.raises(OSError, match=r"needs [\d,]+ bytes, 5,000 are free"):
         save_checkpoint(tmp_path, a_checkpoint(6), keep=2)
 
 
@@ -307,14 +306,14 @@ def test_a_system_that_refuses_is_not_saved(tmp_path, monkeypatch, failing, afte
 
     with monkeypatch.context() as patch:
         patch.setattr(os, failing, refuse)
-        with pytest.raises(NotSaved, match="Read-only file system"):
+        with pytest.raises(OSError, match="Read-only file system"):
             save_checkpoint(tmp_path, a_checkpoint(6), keep=2)
     assert sorted(tmp_path.iterdir()) == [checkpoint_path(tmp_path, 3), checkpoint_path(tmp_path, 6)]
 
 
 LIMITED = """
 import resource, sys, torch
-from ipu_packed_bert.run_files.checkpoints import Checkpoint, NotSaved, load_newest, save_checkpoint
+from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_newest, save_checkpoint
 folder, missed = sys.argv[1], 0
 saved = Checkpoint(3, {"model": {"a": torch.arange(50000.0)}}, {}, "")
 save_checkpoint(folder, saved, keep=2)
@@ -322,7 +321,7 @@ for most in (0, 1, 100, 5000, 131072, 199999):
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
     try:
         save_checkpoint(folder, saved._replace(step=6), keep=2)
-    except NotSaved as error:
+    except OSError as error:
         missed += 1
         assert "File too large" in str(error), error
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

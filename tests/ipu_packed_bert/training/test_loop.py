@@ -13,10 +13,11 @@ from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.model.optimizer import learning_rate
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
+from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.pretraining import config_from_tree
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from ipu_packed_bert.training.log import EVALUATIONS, LOG, RunLog, read_log
-from ipu_packed_bert.training.loop import Interruption, train
+from ipu_packed_bert.training.log import RunLog
+from ipu_packed_bert.training.loop import _Interruption, train
 from pack_data.cli.command import NotFinite
 from pack_data.store.data_set import PackStore
 from tests.pretraining import count, global_batches, host_engine
@@ -72,7 +73,7 @@ def run(store, folder, engine, *overrides, first_step=0):
 def test_steps_evaluations_and_checkpoints_come_when_they_are_due(store, tmp_path):
     engine = Recorder()
     config, outcome = run(store, tmp_path, engine)  # 12 steps, evaluation every 5, checkpoint every 3
-    assert outcome == (12, None, None)
+    assert outcome == (12, None)
     names = [(name, value) for name, value in engine.calls if name != "step"]
     assert [value for name, value in names if name == "state"] == [3, 6, 9, 12]
     assert [value for name, value in engine.calls if name == "step"] == [
@@ -111,7 +112,7 @@ def test_a_signal_lets_the_update_finish_and_saves(store, tmp_path, number):
     engine = Recorder({5: lambda: os.kill(os.getpid(), number)})
     before = signal.getsignal(number)
     _, outcome = run(store, tmp_path, engine)
-    assert outcome == (5, number, None)
+    assert outcome == (5, number)
     assert engine.calls[-1] == ("state", 5) and ("evaluate", 4) not in engine.calls
     assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1]).step == 5
     assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4, 5]
@@ -126,7 +127,7 @@ def test_a_signal_ends_an_evaluation_after_its_batch_and_half_of_one_is_not_logg
 
     engine = Interrupted()
     _, outcome = run(store, tmp_path, engine)  # several batches, the first time after update 5
-    assert outcome == (5, signal.SIGINT, None)
+    assert outcome == (5, signal.SIGINT)
     assert [name for name, _ in engine.calls].count("evaluate") == 1 and engine.calls[-1] == ("state", 5)
     assert read_log(tmp_path / EVALUATIONS) == []
 
@@ -139,19 +140,19 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run_before_its_checkpoint(s
             return result(2.0, value, 1.0, 0.5, 0.5)
 
     engine = Broken()
-    with pytest.raises(NotFinite, match="update 5: the held-out loss after it is"):
+    with pytest.raises(NotFinite, match="update 5: the held-out loss is"):
         run(store, tmp_path, engine)
     assert [load_checkpoint(path).step for path in checkpoints(tmp_path / "checkpoints")] == [3]
 
 
 def test_a_signal_in_the_last_update_is_a_run_that_ended(store, tmp_path):
     _, outcome = run(store, tmp_path, Recorder({12: lambda: os.kill(os.getpid(), signal.SIGTERM)}))
-    assert outcome == (12, None, None)
+    assert outcome == (12, None)
 
 
 def test_a_second_ctrl_c_stops_at_once():
     processes = Processes()
-    with Interruption(processes):
+    with _Interruption(processes):
         os.kill(os.getpid(), signal.SIGINT)
         assert processes.stop == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):

@@ -9,7 +9,7 @@ import pytest
 
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
-from ipu_packed_bert.training.log import Events
+from ipu_packed_bert.training.log_files import Events
 from ipu_packed_bert.training.trackers import Tracker
 from pack_data.cli.command import run_main
 from tests.tiny_runs import tiny_config, tiny_data
