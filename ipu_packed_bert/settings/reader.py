@@ -37,7 +37,7 @@ from typing import (
 
 import yaml
 
-from ipu_packed_bert.settings.shipped import config_file, derived_tree, merged, shipped_names
+from ipu_packed_bert.settings.shipped import FOLDER, derived_tree
 from pack_data.cli.command import Problems
 from pack_data.reading import fields as decoding
 from pack_data.reading.fields import MOST_DIGITS, is_plain_name, named, one_line
@@ -347,32 +347,53 @@ class _YamlLoader(yaml.SafeLoader):
 _YamlLoader.add_constructor("tag:yaml.org,2002:int", _YamlLoader.construct_yaml_int)
 
 
-def load_yaml(path: Union[str, Path], *, levels: int = 4) -> Any:
-    """What a YAML file holds, with what it leaves out from the file that its `extends` names. ConfigError, in one line,
-    where one cannot be read.
+def load_yaml(path: Union[str, Path], *, levels: int = 8) -> Any:
+    """Read a YAML file, and take the settings that it leaves out from the configurations that its `extends` names.
 
-    `extends: NAME` is a file beside it, or one that comes with the program; `levels`: files that may follow another.
+    `extends: NAME`, or a list of names, of which a later one wins: each is a file in the same directory or a
+    configuration that comes with the program. `levels` is the number of files that may still extend one another.
+    Raises ConfigError, in one line, if a file cannot be read.
     """
-    derived = derived_tree(path, lambda name: load_yaml(config_file(name)))
-    if derived is not None:
-        return derived
-    try:
-        text = read_regular(path, way_out="give a file of settings", most_bytes=_MOST_YAML_BYTES)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    tree = parse_yaml(text, path)
+    tree = derived_tree(path)
+    if tree is None:
+        try:
+            text = read_regular(path, way_out="give a file of settings", most_bytes=_MOST_YAML_BYTES)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        tree = parse_yaml(text, path)
     if not isinstance(tree, dict) or "extends" not in tree:
         return tree
-    name = tree.pop("extends")
-    beside = Path(path).with_name(f"{name}.yml") if isinstance(name, str) and is_plain_name(name) else None
-    if beside is None or not (beside.is_file() or name in shipped_names()):
-        raise ConfigError(
-            f"{path}: extends is {named(name)}; must name a configuration beside it, or one that comes with the "
-            "program, without .yml"
-        )
-    if not levels:
-        raise ConfigError(f"{path}: extends {name}; too many files that extend one another, or a circle of them")
-    return merged(load_yaml(beside if beside.is_file() else config_file(name), levels=levels - 1), tree)
+    names = tree["extends"]
+    merged: Any = {}
+    for name in names if isinstance(names, list) and names else [names]:
+        base = _base_of(name, path)
+        if base is None:
+            raise ConfigError(
+                f"{path}: extends is {named(name)}; must name a configuration beside it, or one that comes with the "
+                "program, without .yml"
+            )
+        if not levels:
+            raise ConfigError(f"{path}: extends {name}; too many files that extend one another, or a circle of them")
+        merged = _merged(merged, load_yaml(base, levels=levels - 1))
+    return _merged(merged, {section: settings for section, settings in tree.items() if section != "extends"})
+
+
+def _base_of(name: Any, path: Union[str, Path]) -> Optional[Path]:
+    """Return the path of a configuration that the file `path` extends, None if there is none."""
+    if not isinstance(name, str) or not is_plain_name(name):
+        return None
+    sibling = Path(path).with_name(f"{name}.yml")
+    if sibling.is_file():
+        return sibling
+    shipped = FOLDER / f"{name}.yml"
+    return shipped if shipped.is_file() or derived_tree(shipped) is not None else None
+
+
+def _merged(base: Any, tree: Any) -> Any:
+    """Return `base` with the values of `tree` in their places, section by section."""
+    if not isinstance(base, dict) or not isinstance(tree, dict):
+        return tree
+    return {**base, **{key: _merged(base.get(key), value) for key, value in tree.items()}}
 
 
 def parse_yaml(text: Union[str, bytes], source: Union[str, Path]) -> Any:

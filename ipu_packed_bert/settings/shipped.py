@@ -6,7 +6,7 @@ import difflib
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Union
 
 import yaml
 
@@ -18,64 +18,25 @@ FOLDER = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "configs"
 _DERIVED = "derived"  # the file with the configurations that have no file of their own
 
 
-class _Derived(NamedTuple):
-    """A configuration without a file of its own: the one that it is derived from, and the entries that apply to it."""
-
-    base: str
-    entries: Tuple[Mapping[str, Any], ...]
+@lru_cache(None)
+def _derived() -> Dict[str, Any]:
+    """Read the settings of the configurations without a file of their own, by name."""
+    return yaml.safe_load((FOLDER / f"{_DERIVED}.yml").read_text(encoding="utf-8"))
 
 
 @lru_cache(None)
-def _shipped() -> Dict[str, Optional[_Derived]]:
-    """Every configuration that comes with the program by name; None where it has a file of its own."""
-    known: Dict[str, Optional[_Derived]] = {path.stem: None for path in sorted(FOLDER.glob("*.yml"))}
-    del known[_DERIVED]
-    for entry in yaml.safe_load((FOLDER / f"{_DERIVED}.yml").read_text(encoding="utf-8")):
-        if "from" not in entry:
-            derived = known[entry["name"]]
-            assert derived is not None, entry["name"]
-            known[entry["name"]] = derived._replace(entries=(*derived.entries, entry))
-            continue
-        pattern = re.compile("(.*)".join(map(re.escape, entry["from"].split("*"))) + r"\Z")
-        for found in filter(None, map(pattern.match, list(known))):
-            name = entry["name"].replace("*", "{}").format(*found.groups())
-            known[name] = _Derived(found.string, (entry,))
-    return known
-
-
 def shipped_names() -> List[str]:
-    """The names of all configurations that come with the program, as --config takes them."""
-    return sorted(_shipped())
+    """Return the names of all configurations that come with the program, as --config takes them."""
+    names = {path.stem for path in FOLDER.glob("*.yml")} | set(_derived())
+    return sorted(name for name in names if name != _DERIVED and not name.startswith("_"))
 
 
-def derived_tree(path: Union[str, Path], base_tree: Any) -> Optional[Any]:
-    """The settings of a configuration of FOLDER without a file of its own; None where `path` is no such one.
-
-    base_tree: a function that gives the settings of the configuration of a name.
-    """
+def derived_tree(path: Union[str, Path]) -> Optional[Any]:
+    """Return the settings of a configuration of FOLDER without a file of its own, None for any other path."""
     path = Path(path)
-    derived = _shipped().get(path.stem) if path.parent.resolve() == FOLDER.resolve() and path.suffix == ".yml" else None
-    if derived is None or path.is_file():
+    if path.suffix != ".yml" or path.parent.resolve() != FOLDER.resolve() or path.is_file():
         return None
-    tree = base_tree(derived.base)
-    for entry in derived.entries:
-        tree = merged(tree, entry["settings"])
-    return tree
-
-
-def merged(base: Any, tree: Any) -> Any:
-    """`base` with the values of `tree` in their places, section by section.
-
-    `times 4` is the base's value times 4, `replace a b` has b for each a of the base's text.
-    """
-    word, *others = tree.split() if isinstance(tree, str) else ("",)
-    if word == "times" and isinstance(base, int):
-        return int(base * float(others[0]))
-    if word == "replace" and isinstance(base, str):
-        return base.replace(others[0], others[1])
-    if not isinstance(base, dict) or not isinstance(tree, dict):
-        return tree
-    return {**base, **{key: merged(base.get(key), value) for key, value in tree.items()}}
+    return _derived().get(path.stem)
 
 
 def config_file(name: str) -> Path:
@@ -88,7 +49,7 @@ def config_file(name: str) -> Path:
     bare = path.name == name and not path.suffix
     if path.is_file():
         return path
-    if path.stem in _shipped() and (bare or path == Path(FOLDER.name, path.name) or path.parent == FOLDER):
+    if path.stem in shipped_names() and (bare or path == Path(FOLDER.name, path.name) or path.parent == FOLDER):
         return FOLDER / f"{path.stem}.yml"
     shipped = shipped_names()
     beside = {} if bare else {each.stem: str(each) for each in path.parent.glob("*.yml")}
@@ -107,7 +68,7 @@ def config_file(name: str) -> Path:
 def for_one_gpu(name: str) -> Optional[str]:
     """The configuration for one GPU of the same model, length and phase as the one for IPUs; None where none comes."""
     other = re.sub(r"_((bow_)?pod|ipu)[0-9]+$", "_gpu1", name)
-    return other if other != name and other in _shipped() else None
+    return other if other != name and other in shipped_names() else None
 
 
 def refuse_no_run(option: str, folder: Union[str, Path]) -> None:

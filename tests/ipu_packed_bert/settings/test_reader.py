@@ -294,12 +294,15 @@ def test_a_file_extends_another(tmp_path):
         "y": {"z": {"deep": 7, "other": 2}},
         "w": {"new": 1},
     }
+    (tmp_path / "d.yml").write_text("extends: [c, a]\nw: {new: 2}\n")  # of several, a later one wins
+    assert load_yaml(tmp_path / "d.yml")["x"] == {"one": 1, "two": [1, 2], "three": 3}
+    assert load_yaml(tmp_path / "d.yml")["w"] == {"new": 2}
     (tmp_path / "own.yml").write_text("extends: packed_phase2_pod16\nrun: {steps: 7}\n")  # comes with the program
     own, whole = config.load_config(tmp_path / "own.yml"), config.load_config(CONFIGS / "packed_phase2_pod16.yml")
     assert own.run.steps == 7 and own.model == whole.model and own.without_ipus == whole.without_ipus
 
 
-@pytest.mark.parametrize("name", ["a", "nothing", "../a", "a.yml", "7", "[a]", "null", "''"])
+@pytest.mark.parametrize("name", ["a", "nothing", "../a", "a.yml", "7", "[a]", "[]", "null", "''"])
 def test_what_cannot_be_extended_is_one_line(tmp_path, name):
     (tmp_path / "a.yml").write_text(f"extends: {name}\n")  # itself, or nothing
     with pytest.raises(ConfigError, match="extend") as error:
