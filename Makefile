@@ -18,7 +18,7 @@ help:
 	@echo "make bench      what packing brings on this machine: speed-up beside the packing factor, 1 and 2 processes"
 	@echo "make test       run the tests (Python 3.11 or newer, torch 2.13)"
 	@echo "make gpu        what needs an NVIDIA GPU: its tests, and make bench with more layouts; PYTHON=one that has torch"
-	@echo "make check      lint, format, types, and what the house weighs"
+	@echo "make check      lint, format, types, and the limits on size and complexity"
 	@echo "make figures    the tables and pictures of docs/evidence.md from the committed results; trains nothing"
 	@echo "make coverage   the tests, and the lines that none of them runs"
 	@echo "make mutants    small random mistakes in the core modules: do the tests notice? (an hour; goes on where it was stopped)"
@@ -60,7 +60,7 @@ check: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/python -m tests.house
+	.venv/bin/python -m tests.complexity
 
 # TAKE="--take OUT" first takes the finished cells of a run into the results.
 figures: .venv/ready

@@ -107,7 +107,9 @@ def _type(kind: Any, rule: Any) -> str:
 
 # Commands that are neither one of packed-bert nor a packer.
 _MODULES = (
+    "evidence.benches.packing",
     "evidence.benches.assignment",
+    "evidence.benches.batching",
     "evidence.benches.padding_free",
     "evidence.figures",
 )

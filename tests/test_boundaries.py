@@ -8,12 +8,21 @@ import sys
 
 import pytest
 
-from tests import house
-from tests.house import SOURCES, circles, graph, imported_modules, module_name
+from tests import complexity
+from tests.imports import (
+    PACKAGES,
+    ROOT,
+    SOURCES,
+    cycles,
+    graph,
+    imported_modules,
+    levels,
+    module_name,
+    modules_imported_by,
+    package_graph,
+)
 
-ROOT = house.ROOT
-
-# Rooms, floor by floor: a room imports only from lines above its own. tests/house.py counts them from the source.
+# Packages, level by level: a package imports only from the lines above its own.
 APPLICATION = """
 pack_data
 processes run_files
@@ -50,30 +59,41 @@ def test_there_are_sources_to_read():
 
 
 def test_no_files_import_each_other():
-    assert circles(graph()) == []
+    assert cycles(graph()) == []
 
 
-def test_circles_and_floors_are_found():
-    arrows = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"d"}}
-    assert circles(arrows) == [["a", "b", "c"]]
-    assert house.floors(arrows) == {"d": 1, "e": 2}  # a circle stands nowhere
+def test_cycles_and_levels_are_found():
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"d"}}
+    assert cycles(edges) == [["a", "b", "c"]]
+    assert levels(edges) == {"d": 1, "e": 2}  # the packages of a cycle have no level
 
 
-def test_the_house_is_within_its_limits():
-    limits = json.loads(house.LIMITS.read_text())
-    assert {name: value for name, value in house.plan().items() if value > limits[name]} == {}
+def test_modules_named_to_import_module_are_read():
+    source = "import importlib\nimportlib.import_module('ipu_packed_bert.__main__')\nimport_module('a.b')\nf('c.d')\n"
+    assert list(modules_imported_by(source)) == ["importlib", "ipu_packed_bert.__main__", "a.b"]
+
+
+def test_limits_move_in_steps():
+    limits = json.loads(complexity.LIMITS.read_text())
+    assert limits.keys() == complexity.STEPS.keys()
+    assert all(limit % complexity.STEPS[name] == 0 for name, limit in limits.items())
+
+
+def test_only_code_lines_and_nodes_are_counted():
+    source = '"""One\n\ntwo."""\n\n# three\nx = (1,\n     2)\n\n\ndef f():\n    """Four."""\n    return x\n'
+    assert complexity.density(source) == (9, 4)
 
 
 @pytest.mark.parametrize("inside, lines", [(None, APPLICATION), ("pack_data", PACK_DATA)], ids=["all", "pack_data"])
 def test_imports_point_down(inside, lines):
-    floor = {name: number for number, line in enumerate(lines.splitlines()) for name in line.split()}
-    rooms = {
-        room.replace("ipu_packed_bert.", ""): {target.replace("ipu_packed_bert.", "") for target in targets}
-        for room, targets in house.rooms(inside).items()
+    level = {name: number for number, line in enumerate(lines.splitlines()) for name in line.split()}
+    packages = {
+        package.replace("ipu_packed_bert.", ""): {target.replace("ipu_packed_bert.", "") for target in targets}
+        for package, targets in package_graph(inside).items()
     }
-    assert rooms.keys() == floor.keys()
-    for room, targets in rooms.items():
-        assert all(floor[target] < floor[room] for target in targets), f"{room} imports {sorted(targets)}"
+    assert packages.keys() == level.keys()
+    for package, targets in packages.items():
+        assert all(level[target] < level[package] for target in targets), f"{package} imports {sorted(targets)}"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_name)
@@ -98,10 +118,10 @@ def test_who_may_import_what(path):
 
 
 def test_private_names_stay_in_their_module():
-    """And each class name stands once: limits in tests/house_limits.json."""
+    """No module imports a name with an underscore from another."""
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in house.PACKAGES:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
                 private = [alias.name for alias in node.names if re.match("_(?!_)", alias.name)]
                 assert not private, f"{module_name(path)} imports {private} from {node.module}"
 

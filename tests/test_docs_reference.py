@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from ipu_packed_bert.settings.reader import keys_of, setting
-from tests.house import SOURCES
+from tests.imports import SOURCES
 
 ROOT = Path(__file__).resolve().parents[1]
 spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")

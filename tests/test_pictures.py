@@ -50,16 +50,16 @@ def test_the_areas_are_as_large_as_the_numbers_say(script):
     assert bars[0] == 2 * bars[1] == BARS and halves[0].edges == halves[1].edges
 
 
-def test_the_page_of_the_house_shows_the_rooms_of_today(tmp_path):
+def test_the_architecture_page_shows_the_packages_of_today(tmp_path):
     """Its tables are those of the imports; the same bytes of the picture where matplotlib is the one that drew it."""
-    spec = importlib.util.spec_from_file_location("rooms_of_the_house", PICTURES / "house.py")
-    rooms = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(rooms)
-    text = rooms.PAGE.read_text(encoding="utf-8")
-    assert rooms.page(text) == text, f"run {rooms.COMMAND}"
-    rooms.draw(tmp_path / "house.svg")
-    drawn, kept = (ElementTree.parse(path).getroot() for path in (tmp_path / "house.svg", rooms.PICTURE))
+    spec = importlib.util.spec_from_file_location("architecture_picture", PICTURES / "architecture.py")
+    picture = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(picture)
+    text = picture.PAGE.read_text(encoding="utf-8")
+    assert picture.page(text) == text, f"run {picture.COMMAND}"
+    picture.draw(tmp_path / "architecture.svg")
+    drawn, kept = (ElementTree.parse(path).getroot() for path in (tmp_path / "architecture.svg", picture.PICTURE))
     shapes = "{http://www.w3.org/2000/svg}path"
     assert [each.get("d") for each in drawn.iter(shapes)] == [each.get("d") for each in kept.iter(shapes)] or (
-        matplotlib.__version__ not in (rooms.PICTURE).read_text(encoding="utf-8")
+        matplotlib.__version__ not in (picture.PICTURE).read_text(encoding="utf-8")
     )

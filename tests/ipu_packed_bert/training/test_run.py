@@ -10,16 +10,16 @@ from ipu_packed_bert.training import run as training
 from ipu_packed_bert.training.examples import ExamplesRun
 from ipu_packed_bert.training.pretraining import PacksRun
 from pack_data.cli.command import run_main
-from tests import house
+from tests.imports import ROOT
 from tests.tiny_runs import tiny_config, tiny_data
 
 
 def callers_of(name):
     """The files of the training package that call a function or class of this name."""
-    for path in (house.ROOT / "ipu_packed_bert").rglob("*.py"):
+    for path in (ROOT / "ipu_packed_bert").rglob("*.py"):
         calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
         if any(getattr(call, "id", None) == name for call in calls):
-            yield path.relative_to(house.ROOT / "ipu_packed_bert").as_posix()
+            yield path.relative_to(ROOT / "ipu_packed_bert").as_posix()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Draws docs/pictures/house.svg and writes the tables of docs/architecture.md, both read from the imports.
+"""Draws docs/pictures/architecture.svg and writes the tables of docs/architecture.md, both read from the imports.
 
-python docs/pictures/house.py
+python docs/pictures/architecture.py
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Dict, List, Set, Tuple
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests import house  # noqa: E402
+from tests.imports import MODULES, levels, package_graph  # noqa: E402
 
-PAGE, PICTURE = ROOT / "docs" / "architecture.md", ROOT / "docs" / "pictures" / "house.svg"
-COMMAND = "python docs/pictures/house.py"
+PAGE, PICTURE = ROOT / "docs" / "architecture.md", ROOT / "docs" / "pictures" / "architecture.svg"
+COMMAND = "python docs/pictures/architecture.py"
 # No rooms of their own in the picture: the files that are typed or imported by name.
 DOORS = ("ipu_packed_bert.__init__", "ipu_packed_bert.__main__", "run_pretraining", "profiling")
 
 
 def plan() -> Tuple[Dict[str, int], Set[Tuple[str, str]]]:
     """Room -> its floor, from 1; and the imports (upper, lower) that no longer way of imports already shows."""
-    arrows = {room: below - set(DOORS) for room, below in house.rooms().items() if room not in DOORS}
-    floors = house.floors(arrows)
+    arrows = {room: below - set(DOORS) for room, below in package_graph().items() if room not in DOORS}
+    floors = levels(arrows)
 
     def reached(room: str) -> Set[str]:
         return set().union(*({below} | reached(below) for below in arrows[room])) if arrows[room] else set()
@@ -54,7 +54,7 @@ def draw(path: Path) -> None:
         for floor, rooms in on.items()
         for number, room in enumerate(rooms)
     }
-    with matplotlib.rc_context({"svg.hashsalt": "house", "svg.fonttype": "path"}):
+    with matplotlib.rc_context({"svg.hashsalt": "architecture", "svg.fonttype": "path"}):
         figure, axes = plt.subplots(figsize=(6.4, 0.62 * len(on)))
         for upper, lower in sorted(direct):
             (x, y), (to_x, to_y) = place[upper], place[lower]
@@ -74,21 +74,21 @@ def tables() -> str:
     """The rooms of both packages: floor, name, the first sentence of its docstring."""
     parts: List[str] = []
     for package, inside in (("ipu_packed_bert", None), ("pack_data", "pack_data")):
-        floors = house.floors(house.rooms(inside))
+        floors = levels(package_graph(inside))
         rows = []
         for room, floor in sorted(floors.items(), key=lambda item: (-item[1], item[0])):
             name = room[len(package) + 1 :] if inside is None and room.startswith(package + ".") else room
             if name.startswith("__") or name.endswith("__main__"):
                 continue
             rows.append(f"| {floor} | `{name}` | {_sentence(room if inside is None else f'{package}.{room}')} |")
-        parts.append(f"**{package}**\n\n| floor | room | what |\n| ---: | --- | --- |\n" + "\n".join(rows))
+        parts.append(f"**{package}**\n\n| level | package | what |\n| ---: | --- | --- |\n" + "\n".join(rows))
     return "\n\n".join(parts)
 
 
 def _sentence(module: str) -> str:
     if module == "profiling":
         return "Two scripts: the overhead report and the calibration."
-    text = ast.get_docstring(ast.parse(house.MODULES[module].read_text(encoding="utf-8"))) or ""
+    text = ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8"))) or ""
     return re.split(r"(?<=[.])\s|:\n|\n\n", " ".join(text.split("\n\n")[0].split()))[0].rstrip(":")
 
 

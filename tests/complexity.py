@@ -1,0 +1,212 @@
+"""Measure how large the project is and how much each line carries; `make check` runs `python -m tests.complexity`.
+
+Size is counted in AST nodes (expressions and statements), so that a named intermediate value costs little and an empty
+line nothing. Lines are printed, never limited. The limits stand in `tests/complexity_limits.json`; `--set` writes them
+anew: each weight rounded up to its step, and one step to spare, so that an outside contribution fits.
+"""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from typing import NamedTuple
+
+from tests.imports import ROOT, cycles, graph, levels, package_graph
+
+LIMITS = ROOT / "tests" / "complexity_limits.json"
+# Weight -> the step in which its limit moves. What is not here is printed only.
+STEPS = {
+    "product nodes": 1000,
+    "evidence nodes": 1000,
+    "test nodes": 1000,
+    "public functions": 25,
+    "options": 5,
+    "configurations": 5,
+    "words": 500,
+}
+# These hold exactly.
+ZERO = ("packages in import cycles", "files in import cycles", "class names used twice")
+
+DENSEST_FILE = 7.0  # nodes per code line, in every file of the product and evidence with at least 40 code lines
+DENSEST_PRODUCT = 5.5  # nodes per code line over the whole product
+SHORT_FILE = 40  # code lines
+
+PRODUCT = ("pack_data", "ipu_packed_bert", "profiling", "run_pretraining.py")
+PAGES = (".html", ".jinja", ".css", ".js")
+# A generated page says so at its head; a generated part of a page stands between these two comments.
+_GENERATED = re.compile(r"<!-- (?:results|generated)\b.*?<!-- end of (?:results|generated)\b", re.DOTALL)
+
+
+class Density(NamedTuple):
+    """AST nodes and code lines of some source text."""
+
+    nodes: int
+    code_lines: int  # neither blank, nor a comment, nor part of a docstring
+
+    @property
+    def per_line(self):
+        """AST nodes per code line."""
+        return self.nodes / max(1, self.code_lines)
+
+
+def density(source):
+    """Count the AST nodes and the code lines of a source text."""
+    tree = ast.parse(source)
+    docstring_lines = set()
+    nodes = 0
+    for node in ast.walk(tree):
+        nodes += isinstance(node, (ast.expr, ast.stmt))
+        may_have_docstring = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        if may_have_docstring and ast.get_docstring(node):
+            docstring = node.body[0]
+            docstring_lines.update(range(docstring.lineno, docstring.end_lineno + 1))
+    code_lines = 0
+    for number, line in enumerate(source.splitlines(), 1):
+        text = line.strip()
+        code_lines += bool(text) and not text.startswith("#") and number not in docstring_lines
+    return Density(nodes, code_lines)
+
+
+def total_density(paths):
+    """Add up the densities of some files."""
+    densities = [density(path.read_text(encoding="utf-8")) for path in paths]
+    return Density(sum(each.nodes for each in densities), sum(each.code_lines for each in densities))
+
+
+def tracked_files(root=ROOT):
+    """Return the files that git tracks."""
+    names = subprocess.check_output(["git", "-C", str(root), "ls-files"], text=True).splitlines()
+    return [root / name for name in names if (root / name).is_file()]
+
+
+def python_files(top_level, root=ROOT):
+    """Return the tracked Python files below these top-level directories."""
+    return [
+        path for path in tracked_files(root) if path.suffix == ".py" and path.relative_to(root).parts[0] in top_level
+    ]
+
+
+def weights(root=ROOT):
+    """Return a dictionary: name of a weight -> its value, over the files that git tracks."""
+    files = tracked_files(root)
+    product = python_files(PRODUCT, root)
+    evidence = python_files(("evidence",), root)
+    tests = python_files(("tests",), root)
+    pages = [path for path in files if path.relative_to(root).parts[0] in PRODUCT and path.suffix in PAGES]
+    configurations = [path for path in files if path.parent == root / "configs" and path.suffix == ".yml"]
+    return {
+        "product nodes": total_density(product).nodes,
+        "evidence nodes": total_density(evidence).nodes,
+        "test nodes": total_density(tests).nodes,
+        "public functions": sum(_public_functions(path) for path in product),
+        "options": len(set().union(*map(_options, product))),
+        "configurations": len(configurations),
+        "words": sum(map(_words, _pages_of_documentation(files, root))),
+        "product lines": _lines(product + pages),
+        "evidence lines": _lines(evidence),
+        "test lines": _lines(tests),
+        "product files": len(product),
+        "class names used twice": _class_names_used_twice(product),
+    }
+
+
+def structure():
+    """Return a dictionary: name of a weight of the import graph -> its value."""
+    application = package_graph()
+    pack_data = package_graph("pack_data")
+    without_level = [name for edges in (application, pack_data) for name in edges.keys() - levels(edges).keys()]
+    return {
+        "packages of the application": len(application),
+        "packages and loose files of pack_data": len(pack_data),
+        "imports between those of pack_data": sum(map(len, pack_data.values())),
+        "packages in import cycles": len(without_level),
+        "files in import cycles": sum(map(len, cycles(graph()))),
+    }
+
+
+def _lines(paths):
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
+
+
+def _public_functions(path):
+    """Count functions without an underscore: module-level ones, and methods of public classes."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    public_classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    count = 0
+    for owner in [tree, *public_classes]:
+        functions = [node for node in owner.body if isinstance(node, ast.FunctionDef)]
+        count += sum(not function.name.startswith("_") for function in functions)
+    return count
+
+
+def _options(path):
+    """Return the command-line options that a file declares."""
+    options = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            words = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+            options.update(word for word in words if isinstance(word, str) and word.startswith("--"))
+    return options
+
+
+def _class_names_used_twice(paths):
+    files_by_name = {}
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                files_by_name.setdefault(node.name, set()).add(path)
+    return sum(len(files) > 1 for files in files_by_name.values())
+
+
+def _pages_of_documentation(files, root):
+    top_level = (root / "README.md", root / "CONTRIBUTING.md")
+    return [path for path in files if path.suffix == ".md" and (path in top_level or root / "docs" in path.parents)]
+
+
+def _words(page):
+    """Count the hand-written words of a page."""
+    text = page.read_text(encoding="utf-8")
+    if "generated page" in text[:400]:
+        return 0
+    return len(_GENERATED.sub("", text).split())
+
+
+def dense_files(paths):
+    """Return the files above the limit of nodes per code line, the densest first: [(nodes per line, path)]."""
+    dense = []
+    for path in paths:
+        measured = density(path.read_text(encoding="utf-8"))
+        if measured.code_lines >= SHORT_FILE and measured.per_line > DENSEST_FILE:
+            dense.append((measured.per_line, path))
+    return sorted(dense, reverse=True)
+
+
+def main(argv=None):
+    """Print all weights; return 1 if one is above its limit."""
+    arguments = sys.argv[1:] if argv is None else argv
+    measured = {**weights(), **structure()}
+    if arguments == ["--set"]:
+        limits = {name: (-(-measured[name] // step) + 1) * step for name, step in STEPS.items()}
+        LIMITS.write_text(json.dumps(limits, indent=2) + "\n", encoding="utf-8")
+    limits = json.loads(LIMITS.read_text(encoding="utf-8"))
+    limits.update(dict.fromkeys(ZERO, 0))
+
+    over = [name for name, limit in limits.items() if measured[name] > limit]
+    for name, value in measured.items():
+        limit = f"of {limits[name]:7,}" if name in limits else ""
+        print(f"{name:38} {value:7,} {limit}{'  <- over' if name in over else ''}")
+
+    product = python_files(PRODUCT)
+    evidence = python_files(("evidence",))
+    print(f"{'nodes per code line of the product':38} {total_density(product).per_line:7.2f}")
+    print(f"{'nodes per code line of evidence':38} {total_density(evidence).per_line:7.2f}")
+    dense = dense_files(product + evidence)
+    print(f"{f'files above {DENSEST_FILE} nodes per code line':38} {len(dense):7}")
+    if over:
+        print(f"error: above the limits of {LIMITS.name}: {', '.join(over)}; remove something, or see CONTRIBUTING.md")
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The import graph of this project, read from the sources.
+
+A package of the graph is a directory or a loose file directly below `ipu_packed_bert` or `pack_data`. Its level is one
+above the highest level that it imports from; the packages of an import cycle have no level.
+"""
+
+import ast
+from functools import lru_cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("pack_data", "ipu_packed_bert", "profiling", "evidence", "examples")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")) + [
+    ROOT / "run_pretraining.py"
+]
+
+
+def module_name(path: Path) -> str:
+    """Return the dotted name of a source file."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[-1] == "__init__":
+        parts = parts[:-1]
+    return ".".join(parts)
+
+
+MODULES = {module_name(path): path for path in SOURCES}
+
+
+def imported_modules(path: Path):
+    """Yield every module that a file imports, late imports and strings passed to `import_module` included.
+
+    `from package import name` yields `package.name`, and `package` too if the name is no module.
+    """
+    yield from modules_imported_by(path.read_text(encoding="utf-8"))
+
+
+def modules_imported_by(source: str):
+    """Yield the modules that this source text imports; see `imported_modules`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from names
+            if not MODULES.keys() >= set(names):
+                yield node.module
+        elif isinstance(node, ast.Call) and node.args:
+            function = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            argument = node.args[0]
+            if function == "import_module" and isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield argument.value
+
+
+@lru_cache(None)
+def graph():
+    """Return a dictionary: file -> the files that it imports."""
+    imports = {}
+    for path in SOURCES:
+        targets = {MODULES[name] for name in imported_modules(path) if name in MODULES}
+        imports[path] = targets - {path}
+    return imports
+
+
+def cycles(edges):
+    """Return the groups of nodes that reach each other (Tarjan's strongly connected components), each sorted."""
+    index = {}
+    low = {}
+    stack = []
+    groups = []
+
+    def visit(node):
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in edges[node]:
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            group = [stack.pop()]
+            while group[-1] != node:
+                group.append(stack.pop())
+            if len(group) > 1:
+                groups.append(sorted(group))
+
+    for node in edges:
+        if node not in index:
+            visit(node)
+    return groups
+
+
+def package_graph(inside=None):
+    """Return a dictionary: package -> the packages that it imports from.
+
+    Without `inside`, the packages of `ipu_packed_bert`, with `pack_data` as one of them; with it, the packages of that
+    top-level package.
+    """
+    edges = {}
+    for path, targets in graph().items():
+        package = _package_of(path, inside)
+        if package is not None:
+            others = {_package_of(target, inside) for target in targets}
+            edges.setdefault(package, set()).update(others - {package, None})
+    return edges
+
+
+def _package_of(path, inside):
+    """Return the package of the graph to which a file belongs, None for a file outside it."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if inside is not None:
+        return parts[1] if parts[0] == inside else None
+    if parts[0] in ("examples", "evidence"):
+        return None
+    return ".".join(parts[:2]) if parts[0] == "ipu_packed_bert" else parts[0]
+
+
+def levels(edges):
+    """Return a dictionary: package -> its level, from 1; packages of a cycle are left out."""
+    level = {}
+    while True:
+        ready = [name for name, targets in edges.items() if name not in level and targets <= level.keys()]
+        if not ready:
+            return level
+        for name in ready:
+            level[name] = 1 + max((level[target] for target in edges[name]), default=0)
