@@ -24,7 +24,6 @@ PHONE, DESK = (390, 844), (1600, 1000)
 # What cannot be read: [words, contrast] of each text whose contrast with what lies below it is under 4.5 (AA).
 FAINT = """(() => {
   const numbers = text => (text.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
-  const over = (front, share, back) => front.slice(0, 3).map((each, n) => share * each + (1 - share) * back[n]);
   const linear = each => each <= 10.31 ? each / 3294.6 : ((each / 255 + 0.055) / 1.055) ** 2.4;
   const light = rgb => 0.2126 * linear(rgb[0]) + 0.7152 * linear(rgb[1]) + 0.0722 * linear(rgb[2]) + 0.05;
   const page = numbers(getComputedStyle(document.body).backgroundColor);
@@ -35,22 +34,13 @@ FAINT = """(() => {
     const words = own.map(each => each.textContent).join("").trim();
     const box = element.getBoundingClientRect();
     if (!words || !box.width || element.matches("title, style, script")) continue;
-    const style = getComputedStyle(element), drawn = element.matches("svg *");
+    const style = getComputedStyle(element);
     let back = page;
-    if (drawn) {
-      const below = document.elementsFromPoint(box.x + box.width / 2, box.y + box.height / 2);
-      const shape = below.find(each => each.matches("svg path, svg use") && getComputedStyle(each).fill !== "none");
-      if (shape) {
-        const fill = getComputedStyle(shape);
-        back = over(numbers(fill.fill), Number(fill.fillOpacity) * Number(fill.opacity), page);
-      }
-    } else {
-      for (let each = element; each; each = each.parentElement) {
-        const colour = numbers(getComputedStyle(each).backgroundColor);
-        if (colour.length < 4 || colour[3] > 0) { back = colour; break; }
-      }
+    for (let each = element; each; each = each.parentElement) {
+      const colour = numbers(getComputedStyle(each).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0) { back = colour; break; }
     }
-    const pair = [light(numbers(drawn ? style.fill : style.color)), light(back)].sort((a, b) => b - a);
+    const pair = [light(numbers(style.color)), light(back)].sort((a, b) => b - a);
     read += 1;
     if (pair[0] / pair[1] < 4.5) found.push([words, pair[0] / pair[1]]);
   }
@@ -123,11 +113,9 @@ def test_a_page_is_silent_asks_for_nothing_fits_and_can_be_read(browser, page, s
     assert 0 < picture <= size[1] or size == PHONE  # where the picture comes next
     browser.of("document.querySelectorAll('details').forEach(each => { each.open = true })")
     assert browser.of("document.documentElement.scrollWidth") <= size[0]
-    assert browser.of("document.querySelectorAll('figure svg').length") >= 4
-    height = browser.of("document.documentElement.scrollHeight")
-    browser.resize(size[0], height)  # what lies below a text is known where it is seen
+    assert browser.of("document.querySelectorAll('figure img').length") >= 4
     contrast = browser.of(FAINT)
-    assert contrast["found"] == [] and contrast["read"] > 100
+    assert contrast["found"] == [] and contrast["read"] > 60
     assert browser.said == [] and browser.asked == [page.as_uri()]
 
 
@@ -146,13 +134,11 @@ def test_what_is_wrong_is_seen(browser, tmp_path):
     wrong = tmp_path / "wrong.html"
     wrong.write_text(
         "<body style='background: #fff; color: #000'><p>clear</p><p style='color: #999'>faint</p><img src='none.png'>"
-        "<div style='width: 700px'>wide</div><svg><path d='M0 0H200V99H0z' fill='#777'/><text y='40'>drawn</text></svg>"
+        "<div style='width: 700px'>wide</div>"
         "<script>console.error('complaint')</script>"
     )
     browser.open(wrong, width=PHONE[0], height=PHONE[1])
     assert any("complaint" in each for each in browser.said) and any("none.png" in each for each in browser.asked)
     contrast = browser.of(FAINT)
-    assert [words for words, _ in contrast["found"]] == ["faint"] and contrast["read"] == 4
+    assert [words for words, _ in contrast["found"]] == ["faint"] and contrast["read"] == 3
     assert browser.of("document.documentElement.scrollWidth") > PHONE[0]
-    browser.of("document.querySelector('path').setAttribute('fill', '#555')")
-    assert [words for words, _ in browser.of(FAINT)["found"]] == ["faint", "drawn"]

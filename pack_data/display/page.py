@@ -6,12 +6,13 @@ numbers that it was made from.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple, Union
 
-from pack_data.display.picture import COLOURS, Bars, HeatMap, Lines, Picture, Tiles, drawings
+from pack_data.display.picture import AttentionMask, Bars, HeatMap, Lines, Picture, drawing
 from pack_data.display.table import Column, Table, plain
 from pack_data.reading.files import write_atomically
 from pack_data.reading.packages import load_package
@@ -72,9 +73,8 @@ class Page(NamedTuple):
 
     def html(self) -> str:
         """The page. ValueError where two pictures or two tables have one title, or two tables one name."""
-        titles = [picture.title for picture in self.pictures()]
         for what, names in (
-            ("pictures", titles),
+            ("pictures", [picture.title for picture in self.pictures()]),
             ("tables", [table.title for table in self.tables()]),
             ("names of tables", [table.name for table in self.tables()]),
             ("sections", [section.title for section in self.sections]),
@@ -82,11 +82,11 @@ class Page(NamedTuple):
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
                 raise ValueError(f"{self.title}: two {what} are called {twice[0]!r}; give each its own")
-        jinja2, markup = load_package("jinja2", "a page"), load_package("markupsafe", "a page").Markup
-        by_title = {title: markup(drawn) for title, drawn in zip(titles, drawings(self.pictures()))}
+        jinja2 = load_package("jinja2", "a page")
 
-        def drawing(part: Part) -> Optional[str]:
-            return None if isinstance(part, (str, Table)) else by_title[part.title]
+        def image(picture: Picture) -> str:
+            """Return the address of the picture's SVG."""
+            return "data:image/svg+xml;base64," + base64.b64encode(drawing(picture)).decode()
 
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("pack_data.display", "templates"),
@@ -97,8 +97,7 @@ class Page(NamedTuple):
         )
         return environment.get_template("page.html").render(
             page=self,
-            colours=COLOURS,
-            drawing=drawing,
+            image=image,
             folded=_folded,
             narrow=_narrow,
             words_of=_words_of,
@@ -111,7 +110,7 @@ class Page(NamedTuple):
 
 
 def _drawn(parts: Sequence[Part]) -> List[Picture]:
-    return [part for part in parts if isinstance(part, (Bars, Lines, HeatMap, Tiles))]
+    return [part for part in parts if isinstance(part, (Bars, Lines, HeatMap, AttentionMask))]
 
 
 def _folded(part: Part, section: Section) -> bool:

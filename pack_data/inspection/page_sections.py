@@ -11,7 +11,7 @@ import numpy as np
 
 from pack_data.cli.command import depth_text
 from pack_data.display.page import Figure, Page, Section
-from pack_data.display.picture import SEQUENCES, Axis, Bars, Line, Lines, Series, Tile, Tiles
+from pack_data.display.picture import SEQUENCES, AttentionMask, Axis, Bars, Line, Lines, Series
 from pack_data.display.table import Cell, Column, Table
 from pack_data.inspection.compare import ALGORITHMS, Case, compare, gap_map, padding_map
 from pack_data.inspection.one_packer import Row
@@ -95,7 +95,6 @@ def _stack(strategies: Sequence[Sequence[int]], depth: int, slots: int) -> Tuple
         Series(
             name,
             tuple(float(column[place]) or None for column in columns),
-            hints=tuple(f"{_text(each)}; {name}: {column[place]:,}" for each, column in zip(strategies, columns)),
             role=role,
         )
         for place, (name, role) in enumerate(zip(names, (*SEQUENCES, "padding")))
@@ -349,31 +348,7 @@ def _pack_section(drawn: _Drawn) -> Section:
     S = len(drawn.numbers)
     runs = _runs(drawn.numbers)
     count = max((number for _, _, number in runs), default=0)
-    kinds = list(range(1, min(count, _PLACES + 1) + 1))
-    kinds += [0] if any(number == 0 for _, _, number in runs) else []
-    names = tuple("padding" if not n else f"sequence {n}" if n <= _PLACES else "further ones" for n in kinds)
-    roles = tuple(SEQUENCES[n - 1] if n else "padding" for n in kinds)
-
-    def colour(number: int) -> int:
-        return min(number, _PLACES + 1) - 1 if number else len(kinds) - 1
-
-    def name(number: int) -> str:
-        return f"sequence {number}" if number else "padding"
-
-    mask = Tiles(
-        "Its attention mask: which slot sees which",
-        Axis("slot that is seen (key)", most=float(S)),
-        Axis("slot that sees (query)", most=float(S)),
-        names,
-        tuple(
-            Tile(left, right, top, bottom, colour(number), _seen(name(number), (top, bottom), (left, right)))
-            for top, bottom, number in runs
-            for left, right, other in runs
-            if other == number
-        ),
-        roles=roles,
-        square=True,
-    )
+    mask = AttentionMask("Its attention mask: which slot sees which", tuple(runs))
     within = sum(int((drawn.numbers == number).sum()) ** 2 for number in range(1, count + 1))
     words = (
         f"{drawn.title}: tokens see those of their own sequence only, whatever else shares the row. "
@@ -382,10 +357,6 @@ def _pack_section(drawn: _Drawn) -> Section:
     )
     table = Table("pack", "The sequences of this pack", drawn.columns, drawn.rows, ("Slots count from 0.",))
     return Section("One pack and its attention mask", (words, mask, table))
-
-
-def _seen(name: str, rows: Tuple[int, int], columns: Tuple[int, int]) -> str:
-    return f"{name}: slots {rows[0]} to {rows[1] - 1} see slots {columns[0]} to {columns[1] - 1}"
 
 
 # ---- together --------------------------------------------------------------------------------------------------------

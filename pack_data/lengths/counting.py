@@ -265,19 +265,18 @@ def picture(histogram: LengthHistogram) -> Bars:
     ranges = list(zip(edges, edges[1:]))
     totals = [int(histogram.counts[low + 1 : high + 1].sum()) for low, high in ranges]
     names = tuple(f"{high} tokens" if step == 1 else f"{low + 1} to {min(high, S)} tokens" for low, high in ranges)
-    whole = max(1, histogram.sequences)
-    hints = tuple(f"{name}: {total:,} sequences, {total / whole:.2%}" for name, total in zip(names, totals))
     others = max(totals[:-1], default=0)
     # Where many sequences were cut to S, the bar of that length would make all others invisible.
     cut = others and totals[-1] > 3 * others
+    last = f"{totals[-1]:,} sequences, {totals[-1] / max(1, histogram.sequences):.2%}"
     return Bars(
         "Sequences by length",
         names,
         Axis("sequences", most=1.5 * others if cut else None),
-        (Series("sequences", tuple(map(float, totals)), hints=hints),),
+        (Series("sequences", tuple(map(float, totals))),),
         along=f"tokens of a sequence, in steps of {step}" if step > 1 else "tokens of a sequence",
         edges=tuple(map(float, edges)),
-        notes=(f"The last bar ends beyond the picture: {hints[-1]}.",) if cut else (),
+        notes=(f"The last bar ends beyond the picture: {names[-1]}: {last}.",) if cut else (),
         levels=(
             (f"mean {histogram.mean_length:.1f}", histogram.mean_length),
             (f"median {histogram.median_length}", float(histogram.median_length)),

@@ -42,8 +42,8 @@ def test_other_tasks_are_drawn_by_their_loss_and_scores_are_no_loss():
 def test_the_file_is_both_pictures(tmp_path):
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     draw(curves(RECORDS, EVALUATIONS, max_sequence_length=100), tmp_path / "run.svg", title="a run")
-    label = ElementTree.parse(tmp_path / "run.svg").getroot().get("aria-label")
-    assert label == "a run: loss over the sequences seen; Slots of the rows that these sequences need"
+    title = ElementTree.parse(tmp_path / "run.svg").getroot().find("{http://www.w3.org/2000/svg}title").text
+    assert title == "a run: loss over the sequences seen; Slots of the rows that these sequences need"
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
