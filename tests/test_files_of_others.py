@@ -59,7 +59,7 @@ READS = {
         for name, mores in {
             "pretrain": ("", " --plan", " --show-config"),
             "finetune": ("", " --plan", " --show-config"),
-            "plan": ("", " --search --ipus 16"),
+            "plan": ("",),
             "ipu-check": ("",),
             "report": ("",),
         }.items()
@@ -74,9 +74,6 @@ READS = {
         ]
         for line in HISTOGRAMS
     },
-    ("plan", "--histogram"): [
-        "plan --search --ipus 16 --config packed_phase2_pod16 --max-sequence-length 512 --histogram FILE.csv"
-    ],
     ("report", "--histogram"): ["report --max-sequence-length 512 --histogram FILE.csv"],
     ("pack", "--histogram"): ["pack --packer spfhp --max-sequence-length 512 --histogram FILE.csv"],
     ("certificate", "--histogram"): ["certificate recipe.json --histogram FILE.csv"],
@@ -159,7 +156,7 @@ class _Seen(BaseException):
 
 
 def parsers_of(name, monkeypatch):
-    """The parsers of a command, as it makes them; that of plan has another mode."""
+    """The parsers of a command, as it makes them."""
     found = []
 
     def see(parser, *_):
@@ -168,9 +165,8 @@ def parsers_of(name, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(command.ArgumentParser, "parse_known_args", see)
-        for more in {"plan": ([], ["--search"])}.get(name, ([],)):
-            with pytest.raises(_Seen):
-                COMMANDS[name].main()(more)
+        with pytest.raises(_Seen):
+            COMMANDS[name].main()([])
     return found
 
 

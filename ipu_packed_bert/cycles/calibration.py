@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError
 from math import log, sqrt
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -28,9 +27,9 @@ from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.tracing import Graph, layer_of
 from ipu_packed_bert.cycles.uncertainty import Draws, Interval
 from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
-from ipu_packed_bert.cycles.workload import Machine, NotTraced, Traces, shape_of
+from ipu_packed_bert.cycles.workload import Machine, shape_of
 from ipu_packed_bert.settings import shipped as configurations
-from ipu_packed_bert.settings.pretraining import Config, load_config
+from ipu_packed_bert.settings.pretraining import load_config
 
 STORED = Path(__file__).resolve().parent / "calibration.json"
 THROUGHPUT_SIGMA, OVERHEAD_SIGMA = 0.10, 0.25
@@ -296,16 +295,3 @@ def speed(pipeline: Pipeline, accumulation: int, packing_factor: float, updates:
     rate = fitted.draws.throughput(lambda each: pipeline.sequences_per_second(accumulation, packing_factor, each))
     seconds = fitted.draws.interval(lambda each: pipeline.step(accumulation, each).seconds)
     return _Speed(rate, updates * seconds.value / _DAY)
-
-
-def known_speed(config: Config, packing_factor: float, folder: Path) -> Optional[_Speed]:
-    """Without torch, and writing nothing: None where no report has traced this network yet.
-
-    folder: the cache of plans and traces.
-    """
-    machine = Machine(TARGETS[config.placement.machine], folder, Traces(folder, tracing=False))
-    try:
-        pipeline = machine.pipeline(config)
-    except (NotTraced, PackageNotFoundError):  # the second: torch is not installed
-        return None
-    return speed(pipeline, config.accumulation(packing_factor), packing_factor, config.run.steps, load())

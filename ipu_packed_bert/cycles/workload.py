@@ -82,18 +82,11 @@ def _build(config: Config, model: Any, shape: MicroBatchShape, arrangement: str)
     )
 
 
-class NotTraced(Exception):
-    """A graph is not in the cache, and nothing may be traced."""
-
-
 class Traces:
-    """Graphs of configurations, each traced once; kept as files where a folder is given.
+    """Graphs of configurations, each traced once; kept as files where a folder is given."""
 
-    tracing: whether what is not there is traced, which needs torch; otherwise it raises NotTraced.
-    """
-
-    def __init__(self, folder: Optional[Path] = None, *, tracing: bool = True):
-        self.folder, self.tracing = folder, tracing
+    def __init__(self, folder: Optional[Path] = None):
+        self.folder = folder
         self.traced = 0
         self._graphs: Dict[Tuple, Graph] = {}
 
@@ -101,8 +94,6 @@ class Traces:
         if key not in self._graphs:
 
             def trace() -> Graph:
-                if not self.tracing:
-                    raise NotTraced
                 self.traced += 1
                 return make()
 

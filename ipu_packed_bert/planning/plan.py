@@ -178,7 +178,7 @@ class RunPlan:
             config = replace(self.config, batch=replace(batch, micro_batch=micro_batch))
             return bool(replace(self, config=config).fits)
 
-        return largest_that_fits(batch.micro_batch, fits)
+        return _largest_that_fits(batch.micro_batch, fits)
 
 
 def plan(
@@ -358,7 +358,7 @@ def host_needs(made: RunPlan) -> _HostNeeds:
     )
 
 
-def largest_that_fits(below: int, fits: Callable[[int], bool]) -> Optional[int]:
+def _largest_that_fits(below: int, fits: Callable[[int], bool]) -> Optional[int]:
     """The largest micro-batch below this one that fits; None if not even one row does."""
     # _Memory grows with the micro-batch, so that the largest that fits is found by halving.
     low, high = 0, below
@@ -493,34 +493,12 @@ def print_plan(made: RunPlan, options: Sequence[str] = ()) -> int:
         first, *rest = memory_words(made, None if made.fits else made.micro_batch_that_fits())
         text += [f"  verdict   {first}", *(f"            {line}" for line in rest)]
     if made.fits is not False:
-        text += _speed_lines(made)
         micro_batches = None
         if made.update is not None and isinstance(made.config, Config):
             micro_batches = made.update.packs // made.config.batch.micro_batch
         text += start_lines(made.config, options, micro_batches=micro_batches)
     print("\n".join(text))
     return 1 if made.fits is False else 0
-
-
-def _speed_lines(made: RunPlan) -> List[str]:
-    """What the cycle model says of pre-training on IPUs, as the report prints it; nothing where it cannot."""
-    from ipu_packed_bert.cycles.calibration import known_speed
-    from ipu_packed_bert.cycles.matmul import cache_folder
-
-    if made.config.engine.kind == "host" or made.update is None or not isinstance(made.config, Config):
-        return []
-    if made.config.data.max_sequences_per_pack is None:
-        return ["  speed     not predicted: data.max_sequences_per_pack is unlimited, the cycle model needs a number"]
-    found = known_speed(made.config, made.update.factor.value, cache_folder())
-    if found is None:
-        return [
-            "  speed     packed-bert report, with the same --config and --set, computes it; then it stands here, too"
-        ]
-    low, rate, high = found.rate
-    return [
-        f"  speed     {rate:,.0f} sequences/s, {low:,.0f} to {high:,.0f}; {found.days:.3f} days for the run: "
-        "predicted by the cycle model"
-    ]
 
 
 def memory_words(made: RunPlan, smaller: Optional[int]) -> List[str]:

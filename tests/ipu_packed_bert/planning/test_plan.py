@@ -1,25 +1,24 @@
 """The plan: parameters as in the model, memory by hand, updates and traffic as the loader makes them."""
 
-import json
 import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 import torch
 
+from ipu_packed_bert.commands import plan as plan_command
 from ipu_packed_bert.cycles.points import POINTS
 from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.planning.plan import FULLEST_THAT_RAN, IPU_BYTES, MIB, _lines, _parameters, plan, print_plan
-from ipu_packed_bert.report import command as report
 from ipu_packed_bert.settings.finetuning import load_config as load_finetune_config
 from ipu_packed_bert.settings.pretraining import ConfigError, load_config
 from ipu_packed_bert.settings.shipped import shipped_names
 from pack_data.store.data_set import PackStore
 from tests.pretraining import global_batches, placed
+from tests.refusals import refusal_of
 from tests.tiny_runs import tiny_config, tiny_data
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -293,25 +292,7 @@ def test_a_plan_needs_neither_torch_nor_a_device():
     assert "layers 3-9" in finished.stdout and finished.stderr == ""
 
 
-def test_the_speed_is_the_reports_and_needs_a_traced_graph(cycle_cache, monkeypatch, capsys, tmp_path):
-    """Before a report has traced the network the plan says how to get it, and traces nothing itself."""
-    small = ["model.hidden_size=64", "model.num_heads=4", "model.intermediate_size=128", "model.vocabulary_size=512"]
-    small += ["data.vocabulary_size=512", "data.max_sequence_length=128", "data.max_predictions_per_sequence=20"]
-    config = load_config(ROOT / "configs" / "packed_phase2_pod4.yml", ["without_ipus=null", *small])
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert print_plan(plan(config, packing_factor=FACTOR)) == 0
-    assert "speed     packed-bert report" in capsys.readouterr().out and not list(tmp_path.rglob("trace_*"))
-
-    def without_torch(name):
-        raise PackageNotFoundError(name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("ipu_packed_bert.cycles.tracing.metadata.version", without_torch)
-        assert print_plan(plan(config, packing_factor=FACTOR)) == 0
-    assert "speed     packed-bert report" in capsys.readouterr().out
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cycle_cache))
-    options = [word for each in small for word in ("--set", each)] + ["--packing-factor", str(FACTOR)]
-    assert report.main(["--config", "packed_phase2_pod4", *options, "--json"]) == 0
-    _, rate, interval, _ = (row["packed"] for row in json.loads(capsys.readouterr().out)["tables"][0]["rows"])
-    assert print_plan(plan(config, packing_factor=FACTOR)) == 0
-    assert f"{rate} sequences/s, {interval}; " in capsys.readouterr().out
+def test_the_removed_search_names_what_to_do_instead(capsys):
+    refusal_of(
+        plan_command.main, ["--search", "--config", "packed_phase2_pod16"], capsys, "--search", "--set", "report"
+    )
