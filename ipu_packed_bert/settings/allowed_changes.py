@@ -26,7 +26,7 @@ from ipu_packed_bert.settings.schema import Change, Configuration
 # Change no update, or only what rounding does to it, or when a run ends: noted.
 HARMLESS = frozenset(
     """
-    run.evaluate_every run.checkpoint_every run.keep_checkpoints run.on_nonfinite run.compare_unpacked
+    run.evaluate_every run.checkpoint_every run.keep_checkpoints run.compare_unpacked
     run.track
     run.steps run.epochs optimizer.schedule_steps
     data.directory data.mixed_with data.corpus data.json_field data.vocabulary data.held_out data.evaluation_directory

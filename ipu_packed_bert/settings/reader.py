@@ -46,6 +46,9 @@ from pack_data.reading.files import read_regular
 # Where a value comes from. Origins that begin with DEFAULT belong to settings that nobody stated.
 DEFAULT, FILE, OVERRIDE = "default", "file", "--set"
 
+# Settings of version 1.0 that are constants now; a file or a checkpoint of that version may state them with this value.
+_FIXED: Mapping[str, Any] = {"run.on_nonfinite": "stop"}
+
 _Sections = Mapping[str, type]
 
 
@@ -218,6 +221,13 @@ class SettingsReader:
 
     def _take(self, section: str, name: str, raw: Any, origin: str, stated: str) -> None:
         key = f"{section}.{name}"
+        if key in _FIXED:
+            if raw != _FIXED[key]:
+                self.problems.append(
+                    f"{stated}{self._prefix}{key} is {decoding.shown(raw)}; it is no setting any more and is fixed at "
+                    f"{_FIXED[key]}: remove it"
+                )
+            return
         if name not in self._types[section]:
             self._unknown(stated, key)
             return

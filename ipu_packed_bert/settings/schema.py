@@ -181,9 +181,6 @@ class RunSettings:
     compare_unpacked: int = setting(
         0, "updates made again, unpacked, after the last checkpoint, for speed and equality; 0: none", minimum=0
     )
-    on_nonfinite: str = setting(
-        "stop", "an update whose loss or gradients are not finite ends the run", choices=("stop",)
-    )
     track: Optional[str] = setting(None, "a service that shows the curves, too", choices=("wandb", "mlflow"))
 
 

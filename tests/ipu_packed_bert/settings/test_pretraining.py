@@ -162,6 +162,15 @@ def test_four_ipus_need_an_accumulation_of_nine():
         check_accumulation(config, 2.0)
 
 
+def test_a_former_setting_is_accepted_with_the_value_it_is_fixed_at():
+    """Files and checkpoints of version 1.0 state it."""
+    assert config_from_tree({"run": {"on_nonfinite": "stop"}}, "a.yml") == Config()
+    (problem,) = problems({"run": {"on_nonfinite": "skip"}})
+    assert "run.on_nonfinite is 'skip'" in problem and "fixed at stop" in problem
+    (problem,) = problems({}, "run.on_nonfinite=skip")
+    assert problem.startswith("--set run.on_nonfinite is 'skip'")
+
+
 def test_overrides_win_over_the_file_and_over_without_ipus():
     tree = {"batch": {"micro_batch": 2}, "without_ipus": {"batch": {"micro_batch": 4, "gradient_accumulation": 8}}}
     plain = config_from_tree(tree, "a.yml")
