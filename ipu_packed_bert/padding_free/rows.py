@@ -246,7 +246,7 @@ class RowProbe:
         return _of_examples(logits, row.places)
 
     def _of_row(self, row: _Row) -> _Result:
-        with torch.enable_grad(), embeddings_of(self.probe.base) as kept:
+        with torch.enable_grad(), _embeddings_of(self.probe.base) as kept:
             logits = self._logits(row)
             losses = [
                 F.cross_entropy(part[:-1], _predicted(each).to(part.device), ignore_index=IGNORED, reduction="sum")
@@ -275,7 +275,7 @@ class RowProbe:
         for length, numbers in by_length.items():
             ids = torch.stack([torch.as_tensor(row.examples[number]["input_ids"]) for number in numbers])
             labels = torch.stack([_predicted(row.examples[number]) for number in numbers]).to(self.probe.device)
-            with torch.enable_grad(), embeddings_of(self.probe.base) as kept:
+            with torch.enable_grad(), _embeddings_of(self.probe.base) as kept:
                 logits = self.probe.plain(*ids)
                 loss = F.cross_entropy(
                     logits[:, :-1].flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
@@ -361,7 +361,7 @@ class RowProbe:
         """The trained loss, and its gradient at the tokens of the examples [tokens, width]."""
         inputs = self._inputs(examples)
         places = _found(examples, inputs)
-        with _without_dropout(self.model), torch.enable_grad(), embeddings_of(self.probe.base) as kept:
+        with _without_dropout(self.model), torch.enable_grad(), _embeddings_of(self.probe.base) as kept:
             loss = self.training.loss(self.model, inputs) if self.training.loss else self._label_loss(inputs)
             (tokens,) = torch.autograd.grad(loss, kept[:1], allow_unused=True)
         if tokens is None:
@@ -445,7 +445,7 @@ def _kept(module: Any, keep: Callable[[Any], Any]) -> Iterator[List[Any]]:
         handle.remove()
 
 
-def embeddings_of(base: Any) -> Any:
+def _embeddings_of(base: Any) -> Any:
     """In this block: a list of what the model's embeddings give, with a gradient."""
     module = base.get_input_embeddings()
     return _kept(module, lambda output: output if output.requires_grad else output.requires_grad_())
