@@ -8,7 +8,6 @@ import numpy as np
 from pack_data.cli.bad_records import Origin
 from pack_data.formats import bert_tfrecord
 from pack_data.formats.records import EXAMPLE_FIELDS, Record
-from pack_data.store.packs import FIELDS
 from pack_data.store.sequences import Example
 
 
@@ -60,23 +59,23 @@ def records(values):
 
 
 def write_hdf5(path, values, kind="nvidia"):
-    """kind: "nvidia", padded rows as `mlperf_row` gives them; "varlength", examples; "packed", packs."""
+    """Write padded rows as `mlperf_row` returns them ("nvidia"), or examples without padding ("varlength")."""
     import h5py
 
     with h5py.File(path, "w") as file:
-        for name in FIELDS if kind == "packed" else (*EXAMPLE_FIELDS, "input_mask"):
+        for name in (*EXAMPLE_FIELDS, "input_mask"):
             narrow = name in ("input_mask", "segment_ids", "next_sentence_labels")
             if kind == "varlength":
                 rows = [mlperf_row(each, len(each.input_ids), len(each.masked_lm_ids))[name] for each in values]
-            elif name != "masked_lm_weights":
+            else:
                 rows = [each[name] for each in values]
             if kind == "varlength" and name != "next_sentence_labels":
                 data = file.create_dataset(name, (len(rows),), h5py.vlen_dtype(np.int8 if narrow else np.int32))
                 for number, row in enumerate(rows):
                     data[number] = row
-            elif name != "masked_lm_weights":
+            else:
                 data = np.array(rows, np.int8 if narrow else np.int32)
-                data = data if kind == "packed" or name != "next_sentence_labels" else data.reshape(-1)
+                data = data.reshape(-1) if name == "next_sentence_labels" else data
                 chunks = (min(2, len(rows)), *data.shape[1:])
                 file.create_dataset(name, data=data, compression="gzip", chunks=chunks)
     return str(path)

@@ -15,7 +15,7 @@ from pack_data.building.work_folder import check_out, only_writer_of_packs
 from pack_data.cli.bad_records import add_reading_options
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
 from pack_data.formats.detect import FORMATS, Source, module_of, open_source
-from pack_data.formats.records import UNPACKED, Record, RowWidths
+from pack_data.formats.records import NO_COLUMNS, UNPACKED, Record, RowWidths
 from pack_data.reading.files import only_writer
 from pack_data.store.data_set import MANIFEST
 
@@ -23,12 +23,18 @@ from pack_data.store.data_set import MANIFEST
 TARGETS = {
     "mlperf_tfrecord": ("examples",),
     "packed_tfrecord": ("packs",),
-    "parquet": ("packs", "examples", "token_packs", "tokens"),
-    "arrow": ("packs", "examples", "token_packs", "tokens"),
+    "parquet": ("tokens",),
+    "arrow": ("tokens",),
     "packed_parquet": ("token_packs",),
     "store": ("packs",),
 }
-_PACK_FIRST = "; pack them first: packed-bert build --from SRC --out DIR, then convert DIR"
+# What to do with a kind that the target does not hold.
+_INSTEAD = {
+    "examples": "pack them first: packed-bert build --from SRC --out DIR, then convert DIR",
+    "packs": "use --to-format packed_tfrecord",
+    "tokens": "pack them first: packed-bert build --from SRC --out DIR, then convert DIR",
+    "token_packs": "use --to-format packed_parquet, or --unpack",
+}
 _WORDS = {
     "examples": "examples",
     "packs": "packs",
@@ -43,7 +49,7 @@ def _target_format(destination: str, kind: str) -> str:
     suffix = os.path.splitext(name)[1]
     if suffix in (".tfrecord", ".tfrecords"):
         if UNPACKED[kind] == "tokens":
-            raise ValueError(f"{destination}: token sequences go to .parquet or .arrow")
+            raise ValueError(f"{destination}: token sequences are written as .parquet or .arrow")
         return "packed_tfrecord" if kind == "packs" else "mlperf_tfrecord"
     if suffix in (".parquet", ".arrow"):
         return suffix[1:]
@@ -71,12 +77,13 @@ def _convert(
         to_format = _target_format(destination, kind)
     if to_format not in TARGETS:
         raise ValueError(f"format {to_format!r} cannot be written; choose from {', '.join(TARGETS)}")
-    if kind == "packs" and "packs" not in TARGETS[to_format]:
+    if UNPACKED[kind] == "examples" and FORMATS[to_format][0] == "parquet":
+        raise ValueError(f"{destination}: {NO_COLUMNS}")
+    if kind == "packs" and to_format == "mlperf_tfrecord":
         kind = "examples"
     if kind not in TARGETS[to_format]:
-        unpacked = kind == UNPACKED[kind]
         raise ValueError(
-            f"{source.path} holds {kind}, {to_format} holds {' or '.join(TARGETS[to_format])}" + _PACK_FIRST * unpacked
+            f"{source.path} holds {kind}, {to_format} holds {' or '.join(TARGETS[to_format])}; {_INSTEAD[kind]}"
         )
     if os.path.exists(destination):
         inside = Path(source.path).resolve() in Path(destination).resolve().parents
@@ -108,7 +115,7 @@ def _convert(
         if to_format == "store":
             written = module.write(destination, records, widths)
         elif FORMATS[to_format][0] == "parquet":
-            written = module.write(destination, records(), kind, to_format)
+            written = module.write(destination, records(), to_format)
         else:
             written = module.write(destination, records(), widths, to_format)
     return to_format, kind, written

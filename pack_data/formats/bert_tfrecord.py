@@ -103,11 +103,17 @@ def read(path: str, bad: BadRecords, format: str) -> Iterator[Record]:
 
 
 def shape(path: str, format: str) -> RowWidths:
-    """Row widths of unpacked examples, from the first record that has them."""
-    first = next(tfrecord.read_records(path, BadRecords(allowed=2**62), FIELDS[format], dict), None)
+    """Return the row widths: of packs from the first good one, of examples from the first that has all features."""
+    any_damage = BadRecords(allowed=2**62)
+    if format == "mlperf_tfrecord":
+        first = next(tfrecord.read_records(path, any_damage, FIELDS[format], dict), None)
+    else:
+        first = next(read(path, any_damage, format), None)
     if first is None:
         return RowWidths()
-    return RowWidths(len(first.value["input_ids"]), len(first.value["masked_lm_positions"]))
+    if format == "mlperf_tfrecord":
+        return RowWidths(len(first.value["input_ids"]), len(first.value["masked_lm_positions"]))
+    return shape_of_pack(first.value)
 
 
 def _row(example: Example, shape: RowWidths) -> Dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -31,8 +31,7 @@ from pack_data.formats.records import (
     RecordError,
     RowWidths,
     checked_pack,
-    checked_token_pack,
-    shape_of_pack,
+    split_at_starts,
 )
 from pack_data.reading.fields import said_of, whole_number
 from pack_data.reading.files import check_regular, open_regular
@@ -45,7 +44,7 @@ FORMATS: Dict[str, Tuple[str, Optional[str]]] = {
     "mlperf_tfrecord": ("bert_tfrecord", "examples"),
     "packed_tfrecord": ("bert_tfrecord", "packs"),
     "cls_last_tfrecord": ("bert_tfrecord", "packs"),
-    "hdf5": ("hdf5", None),
+    "hdf5": ("hdf5", "examples"),
     "parquet": ("parquet", None),
     "arrow": ("parquet", None),
     "jsonl": ("jsonl", None),
@@ -240,11 +239,12 @@ class Source:
         elif self.format == "store":
             yield from module_of("store").sequences(self.path)
         else:
-            checked: Callable[..., Tuple[Any, List[Any]]] = checked_pack if self.kind == "packs" else checked_token_pack
             for record in self.read():
                 if record.foreign:
                     self.foreign_lost = tuple(sorted(set(self.foreign_lost) | set(record.foreign)))
-                for value in checked(record.value)[1]:
+                of_bert = self.kind == "packs"
+                values: List[Any] = checked_pack(record.value)[1] if of_bert else split_at_starts(record.value)
+                for value in values:
                     yield Record(record.origin, value)
 
     def blocks(self, size: int = 4096, longest: Optional[int] = None) -> Iterator[Sequences]:
@@ -333,15 +333,10 @@ class Source:
         return made
 
     def shape(self) -> RowWidths:
-        """Row widths, from the first file that has a good record; None for what the format does not fix."""
+        """Return the row widths, from the first file that has a good record; None for what the format does not fix."""
         module = module_of(self.format)
         for file in self.files:
-            # Packs in files of records are as wide as the first good one.
-            if self.kind == "packs" and self.format not in ("store", "hdf5"):
-                first = next(module.read(file, BadRecords(allowed=2**62), **self.options), None)
-                widths = RowWidths() if first is None else shape_of_pack(first.value)
-            else:
-                widths = module.shape(file, **self.options) if hasattr(module, "shape") else RowWidths()
+            widths = module.shape(file, **self.options) if hasattr(module, "shape") else RowWidths()
             if widths.max_sequence_length is not None:
                 return widths
         return RowWidths()
@@ -408,5 +403,9 @@ def open_source(
     options: Dict[str, Any] = {"columns": tuple(columns)} if columns else {}
     if FORMATS[format][0] == "bert_tfrecord":
         options["format"] = format
-    kind = FORMATS[format][1] or module_of(format).kind(files[0], **options)
+    module = module_of(format)
+    # A format that always holds one kind still checks its first file.
+    kind = FORMATS[format][1] or ""
+    if hasattr(module, "kind"):
+        kind = module.kind(files[0], **options)
     return Source(path, format, kind, files, options, skip_bad, max_record_bytes)

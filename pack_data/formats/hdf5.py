@@ -1,11 +1,8 @@
-"""HDF5, read only: unpacked examples as NVIDIA's BERT keeps them, and packs as in the published packed HDF5.
+"""HDF5, read only: unpacked BERT examples in the layout of MLPerf and NVIDIA.
 
-Unpacked: input_ids, input_mask, segment_ids [N, S]; masked_lm_positions, masked_lm_ids [N, P]; next_sentence_labels
-[N].  There is no masked_lm_weights: predictions end at the first position 0.  The rows may also be variable-length
-arrays, then without padding; their input_mask may be missing.
-
-Packed: the ten fields except masked_lm_weights, which is rebuilt: a used prediction has an id other than 0 and belongs
-to the sequence that input_mask names at its position.
+input_ids, input_mask, segment_ids [N, S]; masked_lm_positions, masked_lm_ids [N, P]; next_sentence_labels [N].  There
+is no masked_lm_weights: predictions end at the first position 0.  The rows may also be variable-length arrays, then
+without padding; their input_mask may be missing.
 
 Rows are read in slices, in order: the data is usually gzipped in blocks of many rows, and each random row would cost
 a whole block.
@@ -25,11 +22,10 @@ import numpy as np
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import (
     EXAMPLE_FIELDS,
-    PACK_FIELDS,
+    NO_COLUMNS,
     Record,
     RecordError,
     RowWidths,
-    checked_pack,
     example_from_columns,
     integers,
 )
@@ -39,7 +35,7 @@ from pack_data.reading.packages import load_package
 from pack_data.store.sequences import Example
 
 _ROWS = 512  # read at a time
-_STORED_PACK_FIELDS = tuple(name for name in PACK_FIELDS if name != "masked_lm_weights")
+_FIELDS = (*EXAMPLE_FIELDS, "input_mask")
 
 
 def _open(path: str):
@@ -106,12 +102,12 @@ def _columns(path: str, file, longest: Optional[int] = None) -> Dict[str, Any]:
         raise ValueError(f"{path}: HDF5 cannot list its data sets ({one_line(error)})") from None
     if ragged and longest is not None:
         _check_heaps(path)
-    packed = "positions" in found
-    needed = _STORED_PACK_FIELDS if packed else EXAMPLE_FIELDS
-    missing = [name for name in needed if name not in found]
+    if "positions" in found:
+        raise ValueError(f"{path}: positions: {NO_COLUMNS}")
+    missing = [name for name in EXAMPLE_FIELDS if name not in found]
     if missing:
         raise ValueError(f"{path}: has no data set {missing[0]}; it has {', '.join(sorted(found))[:200] or 'none'}")
-    for name in needed:
+    for name in EXAMPLE_FIELDS:
         if not shapes[name] or shapes[name][0] != shapes["input_ids"][0]:
             raise ValueError(
                 f"{path}: {name} has shape {shapes[name]}, input_ids {shapes['input_ids']}: rows must be equal in "
@@ -120,8 +116,8 @@ def _columns(path: str, file, longest: Optional[int] = None) -> Dict[str, Any]:
     rows = shapes["input_ids"][0]
     columns = {name: data for name, data in found.items() if shapes[name] and shapes[name][0] == rows}
     for name, data in columns.items():
-        if name in needed or name == "input_mask":
-            _check_form(path, name, data, single_too=name == "next_sentence_labels" and not packed)
+        if name in _FIELDS:
+            _check_form(path, name, data, single_too=name == "next_sentence_labels")
         for what, size in (
             ("a row", _row_bytes(data)),
             ("a chunk", math.prod(data.chunks or ()) * data.dtype.itemsize),
@@ -165,8 +161,10 @@ def _row_bytes(data: Any) -> int:
 
 
 def kind(path: str) -> str:
+    """Return "examples"; raise ValueError if the file has another layout."""
     with _open(path) as file:
-        return "packs" if "positions" in _columns(path, file) else "examples"
+        _columns(path, file)
+    return "examples"
 
 
 def _rows(path: str, columns: Dict[str, Any], bad: BadRecords) -> Iterator[Tuple[Origin, Dict[str, np.ndarray]]]:
@@ -197,29 +195,14 @@ def _example(row: Dict[str, np.ndarray]) -> Example:
     return example_from_columns(row, int(zeros[0]) if len(zeros) else len(row["masked_lm_positions"]))
 
 
-def _pack(row: Dict[str, np.ndarray]):
-    mask = integers("input_mask", row["input_mask"])
-    positions = integers("masked_lm_positions", row["masked_lm_positions"])
-    ids = integers("masked_lm_ids", row["masked_lm_ids"])
-    if len(ids) != len(positions):
-        raise RecordError(
-            f"masked_lm_positions has {len(positions)} values and masked_lm_ids {len(ids)}, must be equal"
-        )
-    if (positions >= len(mask)).any():
-        raise RecordError(f"masked_lm_positions holds {positions.max()}, the row has {len(mask)} slots")
-    return checked_pack({**row, "masked_lm_weights": np.where(ids != 0, mask[positions], 0)})[0]
-
-
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
-    """The examples or packs of one file, in its order."""
+    """Yield the examples of one file, in file order."""
     with _open(path) as file:
         columns = _columns(path, file, bad.longest)
-        packed = "positions" in columns
-        known = PACK_FIELDS if packed else EXAMPLE_FIELDS + ("input_mask",)
-        foreign = [name for name in columns if name not in known]
+        foreign = [name for name in columns if name not in _FIELDS]
         for origin, row in _rows(path, columns, bad):
             try:
-                value = _pack(row) if packed else _example(row)
+                value = _example(row)
             except RecordError as error:
                 bad.add(origin, str(error))
                 continue
@@ -232,5 +215,4 @@ def shape(path: str) -> RowWidths:
         columns = _columns(path, file)
         if any(len(columns[name].shape) < 2 for name in ("input_ids", "masked_lm_positions")):
             return RowWidths()
-        depth = columns["next_sentence_weights"].shape[1] if "positions" in columns else None
-        return RowWidths(columns["input_ids"].shape[1], columns["masked_lm_positions"].shape[1], depth)
+        return RowWidths(columns["input_ids"].shape[1], columns["masked_lm_positions"].shape[1])

@@ -1,21 +1,20 @@
 """JSONL with tokenised sequences: an object a line, or a list of token ids alone; plain, or compressed by gzip.
 
-The lists of integers in the first line are the columns, as in Parquet (parquet.py): input_ids, segment_ids,
-masked_lm_positions, masked_lm_ids and next_sentence_labels make pre-training examples, with or without padding,
-input_mask and masked_lm_weights; anything else is token sequences, every such column or the columns named. An
-attention_mask only tells padding. All other fields are foreign. A list alone is the column input_ids.
+The lists of integers in the first line are the columns of the token sequences, as in Parquet (parquet.py), unless the
+user chooses some. An attention_mask only marks padding. All other fields are foreign. A list alone is the column
+input_ids.
 """
 
 from __future__ import annotations
 
 import json
 from itertools import islice
-from typing import Any, Callable, Dict, Iterator, Sequence, Tuple
+from typing import Any, Dict, Iterator, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.formats.records import Record, RecordError, content_of, example_from_columns, tokens_from_columns
+from pack_data.formats.records import Record, RecordError, token_columns, tokens_from_columns
 from pack_data.reading.files import open_unpacked
 
 _TRIED = 100_000  # lines, to find one that says what the file holds
@@ -60,17 +59,18 @@ def _lines(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
         yield from bad.short_lines(file, path)
 
 
-def _content(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
-    """What the file holds by its first record, and which fields that takes. Raises ValueError."""
+def _columns_of(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple[str, ...]:
+    """Return the fields that hold the token sequences, from the first record.  Raises ValueError."""
     lists = [name for name, value in row.items() if isinstance(value, np.ndarray)]
-    return content_of(path, list(row), lists, columns, packs=False)
+    return token_columns(path, list(row), lists, columns)
 
 
 def kind(path: str, columns: Sequence[str] = ()) -> str:
     problem = "holds no record"
     for _, line in islice(_lines(path, BadRecords(allowed=2**62)), _TRIED):
         try:
-            return _content(path, _row(line), columns)[0]
+            _columns_of(path, _row(line), columns)
+            return "tokens"
         except RecordError as error:
             problem = f"no line of its first {_TRIED:,} can be read; the last: {error}"
     raise ValueError(f"{path}: {problem}; JSONL is needed, an object in each line")
@@ -78,19 +78,16 @@ def kind(path: str, columns: Sequence[str] = ()) -> str:
 
 def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
     """The records of one file, in its order. Lines count from 1."""
-    own: Tuple[str, ...] = ()
-    value_of: Callable[[Dict[str, Any]], Any] = tokens_from_columns
+    chosen: Tuple[str, ...] = ()
     for origin, line in _lines(path, bad):
         try:
             row = _row(line)
-            if not own:
-                content, own = _content(path, row, columns)
-                value_of = example_from_columns if content == "examples" else tokens_from_columns
-            for name in own:
+            chosen = chosen or _columns_of(path, row, columns)
+            for name in chosen:
                 if not isinstance(row.get(name), (np.ndarray, np.int64)):
-                    raise RecordError(f"{name} is no list of integers, as it is in the first record")
-            value = value_of({name: np.atleast_1d(row[name]) for name in own})
+                    raise RecordError(f"{name} is not a list of integers, unlike in the first record")
+            value = tokens_from_columns({name: np.atleast_1d(row[name]) for name in chosen})
         except RecordError as error:
             bad.add(origin, str(error))
             continue
-        yield Record(origin, value, {name: value for name, value in row.items() if name not in own})
+        yield Record(origin, value, {name: value for name, value in row.items() if name not in chosen})

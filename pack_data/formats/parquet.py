@@ -1,14 +1,10 @@
 """Parquet and Arrow files with tokenised columns, as Hugging Face data sets hold them; read and written.
 
-What a file holds is told by its columns: the ten fields of the packed format are packs; input_ids, segment_ids,
-masked_lm_positions, masked_lm_ids and next_sentence_labels (a number, or a list of one) are pre-training examples,
-with or without padding, input_mask and masked_lm_weights; input_mask and positions beside other integer lists are
-packs of token sequences, and so is seq_start_id beside input_ids (packed Parquet); some of these fields without the
-others are refused; anything else is token sequences, every column of integer lists. Where columns are named, those are
-token sequences whatever there is.  An attention_mask only tells padding: its zeros are cut off and it is not kept.
-All other columns are foreign and are handed on with their type.
+Every column of integer lists is a column of the token sequences, unless the user chooses some. An attention_mask only
+marks padding: its zeros are cut off, and it is not kept. seq_start_id beside input_ids makes packs of token sequences
+(packed Parquet). All other columns are foreign and are passed on with their types.
 
-An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; written is the stream.
+An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; the stream is what `write` writes.
 """
 
 from __future__ import annotations
@@ -16,27 +12,23 @@ from __future__ import annotations
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import (
-    DERIVED,
-    PACK_FIELDS,
+    STARTS,
     Record,
     RecordBlock,
     RecordError,
-    RowWidths,
-    checked_pack,
-    checked_token_pack,
-    content_of,
-    example_from_columns,
+    Tokens,
     fits,
     integers,
+    token_columns,
     tokens_from_columns,
 )
-from pack_data.reading.fields import one_line, shown
+from pack_data.reading.fields import one_line
 from pack_data.reading.files import open_regular, replacing
 from pack_data.reading.packages import load_package
 from pack_data.store.sequences import Sequences
@@ -103,32 +95,20 @@ def _integer_lists(schema) -> List[str]:
     return [column.name for column in schema if _is_list(column.type) and is_integer(column.type.value_type)]
 
 
-def _of_numbers(path: str, schema, names: Tuple[str, ...]) -> Tuple[str, ...]:
-    """The same names.  ValueError where one is no column of numbers or of lists of numbers."""
-    types = _arrow().types
-    for name in names:
-        kind = schema.field(name).type
-        kind = kind.value_type if _is_list(kind) else kind
-        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-            raise ValueError(
-                f"{path}: column {name} is {shown(str(schema.field(name).type))}; must be lists of numbers"
-            )
-    return names
-
-
-def _kind(path: str, schema, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
-    """What the file holds, and which columns that takes.  Raises ValueError."""
+def _columns_of(path: str, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
+    """Return the kind of the records and the columns that hold them.  Raises ValueError."""
+    schema = _schema(path)
     if len(set(schema.names)) != len(schema.names):
-        raise ValueError(f"{path}: two columns have one name")
+        raise ValueError(f"{path}: two columns have the same name")
     lists = _integer_lists(schema)
-    if not columns and _TOKENS in lists and _STARTS in lists and not {"input_mask", "positions"} & set(lists):
-        return "token_packs", tuple(lists)
-    content, own = content_of(path, schema.names, lists, columns)
-    return content, _of_numbers(path, schema, own) if content in ("packs", "examples") else own
+    chosen = token_columns(path, schema.names, lists, columns)
+    is_packed = not columns and _TOKENS in lists and STARTS in lists
+    return "token_packs" if is_packed else "tokens", chosen
 
 
 def kind(path: str, columns: Sequence[str] = ()) -> str:
-    return _kind(path, _schema(path), columns)[0]
+    """Return "token_packs" for packed Parquet, else "tokens"."""
+    return _columns_of(path, columns)[0]
 
 
 def _parquet_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
@@ -191,12 +171,8 @@ class _Lists:
 
     def __init__(self, name: str, column):
         arrow = _arrow()
-        types = arrow.types
-        if types.is_fixed_size_list(column.type):
+        if arrow.types.is_fixed_size_list(column.type):
             column = column.cast(arrow.list_(column.type.value_type))
-        elif not _is_list(column.type):
-            # next_sentence_labels may be a plain number: a list of one
-            column = arrow.ListArray.from_arrays(arrow.array(np.arange(len(column) + 1), arrow.int32()), column)
         self._name = name
         self._null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
         self._offsets = column.offsets.to_numpy()
@@ -228,13 +204,16 @@ def _batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
 
 
 def blocks(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[RecordBlock]:
-    """The records of one file, in its order."""
-    content, own = _kind(path, _schema(path), columns)
+    """Yield the records of one file in blocks, in file order."""
+    content, chosen = _columns_of(path, columns)
     for start, batch in _batches(path, bad):
-        foreign = tuple(name for name in batch.schema.names if name not in own)
-        lists = _lists(batch, own)
-        together = partial(_columns, batch, lists, foreign) if content == "tokens" else lambda: None
-        yield RecordBlock(together, partial(_records, path, content, start, batch, lists, foreign, bad), foreign)
+        foreign = tuple(name for name in batch.schema.names if name not in chosen)
+        lists = _lists(batch, chosen)
+        yield RecordBlock(
+            partial(_columns, batch, lists, foreign),
+            partial(_records, path, content, start, batch, lists, foreign, bad),
+            foreign,
+        )
 
 
 def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
@@ -267,41 +246,24 @@ def _columns(batch, lists: Mapping[str, _Lists], foreign: Sequence[str]) -> Opti
 def _records(
     path: str, content: str, start: int, batch, lists: Mapping[str, _Lists], names: Sequence[str], bad: BadRecords
 ) -> Iterator[Record]:
-    readers: Dict[str, Callable[[Dict[str, np.ndarray]], Any]] = {
-        "packs": lambda row: checked_pack(row)[0],
-        "examples": example_from_columns,
-        "tokens": tokens_from_columns,
-        "token_packs": dict,
-    }
     foreign = {name: batch.column(batch.schema.get_field_index(name)) for name in names}
     for row in range(batch.num_rows):
         origin = Origin(path, start + row)
         others = {name: values[row] for name, values in foreign.items()}
         try:
-            value = readers[content]({name: values[row] for name, values in lists.items()})
-            if content == "token_packs":
-                value = _with_numbers(value) if "input_mask" not in value else value
-                # Lists of another length are not one value a token: foreign.
-                wide = len(value["input_mask"])
-                whole = {name: each for name, each in value.items() if name == "positions" or len(each) == wide}
-                others.update({name: each for name, each in value.items() if name not in whole})
-                value = checked_token_pack(whole)[0]
+            value = {name: values[row] for name, values in lists.items()}
+            if content == "tokens":
+                value = tokens_from_columns(value)
+            else:
+                # Lists of another length have no value for each token: foreign.
+                slots = len(value[_TOKENS])
+                other_lists = [name for name, values in value.items() if name != STARTS and len(values) != slots]
+                others.update({name: value.pop(name) for name in other_lists})
+                value = _checked_pack(value)
         except RecordError as error:
             bad.add(origin, str(error))
             continue
         yield Record(origin, value, others)
-
-
-def shape(path: str, columns: Sequence[str] = ()) -> RowWidths:
-    """Row widths, from the first good record of a file that pads its rows; none for one that does not."""
-    schema = _schema(path)
-    content, own = _kind(path, schema, columns)
-    if content == "examples" and all(name in own for name in DERIVED):
-        for _, batch in _batches(path, BadRecords(allowed=2**62)):
-            if batch.num_rows:
-                lists = _lists(batch, ("input_ids", "masked_lm_positions"))
-                return RowWidths(*(len(values[0]) for values in lists.values()))
-    return RowWidths()
 
 
 # ---- packed Parquet ----------------------------------------------------------------------------------------------
@@ -310,91 +272,48 @@ def shape(path: str, columns: Sequence[str] = ()) -> RowWidths:
 # all sequences, one after another, without padding; loss_mask, 1 where a token is predicted; seq_start_id, where each
 # sequence begins: 0, and then ascending.
 
-_TOKENS, _MASK, _STARTS = "input_ids", "loss_mask", "seq_start_id"
+_TOKENS, _MASK = "input_ids", "loss_mask"
 
 
-def _with_numbers(row: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
-    """A row with input_mask and positions in place of seq_start_id. RecordError where that is no order of starts."""
-    starts, slots = integers(_STARTS, row[_STARTS]), len(row[_TOKENS])
+def _checked_pack(row: Tokens) -> Tokens:
+    """Return the row with `seq_start_id` as int32.  Raises RecordError unless these are starts of sequences."""
+    starts = integers(STARTS, row[STARTS])
+    slots = len(row[_TOKENS])
     ends = np.append(starts[1:], slots)
     if not len(starts) or starts[0] != 0 or (ends <= starts).any():
         raise RecordError(
-            f"{_STARTS} does not begin with 0 and ascend below the {slots} values of {_TOKENS}: each sequence has a "
-            "token"
+            f"{STARTS} must begin with 0 and ascend below {slots}, the number of values of {_TOKENS}, so that each "
+            "sequence has a token"
         )
-    lengths = ends - starts
-    numbers = np.repeat(np.arange(1, len(starts) + 1, dtype=np.int32), lengths)
-    positions = np.arange(slots, dtype=np.int32) - np.repeat(starts, lengths).astype(np.int32)
-    return {
-        **{name: values for name, values in row.items() if name != _STARTS},
-        "input_mask": numbers,
-        "positions": positions,
-    }
+    return {**row, STARTS: starts}
 
 
-def _packed_row(sequences: List[Dict[str, np.ndarray]]) -> Dict[str, np.ndarray]:
-    lengths = [len(sequence[_TOKENS]) for sequence in sequences]
-    masks = [sequence.get(_MASK, np.ones(len(sequence[_TOKENS]), np.int32)) for sequence in sequences]
-    return {
-        _TOKENS: np.concatenate([sequence[_TOKENS] for sequence in sequences]).astype(np.int32),
-        _MASK: np.concatenate(masks).astype(np.int32),
-        _STARTS: (np.cumsum(lengths) - lengths).astype(np.int32),
-    }
+def _packed_rows(packs: Iterable[Record]) -> Iterator[Record]:
+    """Yield packs of token sequences as rows of packed Parquet.  Without a loss_mask, every token is predicted.
 
-
-def _with_starts(packs: Iterable[Record]) -> Iterator[Record]:
-    """Packs of token sequences as these rows. Without a loss_mask each token is predicted.
-
-    ValueError for a pack without input_ids, or with a column that these rows have no place for.
+    Raises ValueError for a pack without input_ids or with a column that packed Parquet does not have.
     """
     for record in packs:
-        sequences = checked_token_pack(record.value)[1]
-        other = sorted(set(sequences[0]) - {_TOKENS, _MASK})
-        if other or _TOKENS not in sequences[0]:
+        columns = [name for name in record.value if name != STARTS]
+        if _TOKENS not in columns or set(columns) - {_TOKENS, _MASK}:
             raise ValueError(
-                f"{record.origin}: columns {', '.join(sequences[0])}; packed Parquet holds {_TOKENS} and {_MASK}: "
-                f"build the data set with --columns {_TOKENS},{_MASK}, or write --to-format parquet"
+                f"{record.origin}: columns {', '.join(columns)}; packed Parquet holds {_TOKENS} and {_MASK}: "
+                f"build the data set with --columns {_TOKENS},{_MASK}, or write its sequences with --unpack"
             )
-        yield Record(record.origin, _packed_row(sequences))
+        ids = record.value[_TOKENS].astype(np.int32)
+        mask = record.value.get(_MASK, np.ones(len(ids))).astype(np.int32)
+        yield Record(record.origin, {_TOKENS: ids, _MASK: mask, STARTS: record.value[STARTS]})
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
-def _example_row(example) -> Dict[str, np.ndarray]:
-    segments = np.zeros(len(example.input_ids), np.int8)
-    segments[example.first_segment_length :] = 1
-    return {
-        "input_ids": np.array(example.input_ids, np.int32),
-        "segment_ids": segments,
-        "masked_lm_positions": np.array(example.masked_lm_positions, np.int32),
-        "masked_lm_ids": np.array(example.masked_lm_ids, np.int32),
-        "next_sentence_labels": example.next_sentence_label,
-    }
-
-
-def _fields(content: str, first: Record):
-    """The Arrow schema of what is to be written, from its first record."""
+def _arrow_schema(first: Record):
+    """Return the Arrow schema of a file whose first record is `first`."""
     arrow = _arrow()
-    if content == "examples":
-        row = {name: values for name, values in _example_row(first.value).items() if name != "next_sentence_labels"}
-        own = [(name, arrow.list_(arrow.from_numpy_dtype(values.dtype))) for name, values in row.items()]
-        own.append(("next_sentence_labels", arrow.int8()))
-    elif content == "packs":
-        own = [
-            (
-                name,
-                arrow.list_(
-                    arrow.float32() if name in ("masked_lm_weights", "next_sentence_weights") else arrow.int32()
-                ),
-            )
-            for name in PACK_FIELDS
-        ]
-    else:
-        own = [(name, arrow.list_(arrow.from_numpy_dtype(values.dtype))) for name, values in first.value.items()]
-    names = {name for name, _ in own}
-    foreign = [(name, _type_of(value)) for name, value in first.foreign.items() if name not in names]
-    return arrow.schema(own + foreign)
+    columns = [(name, arrow.list_(arrow.from_numpy_dtype(values.dtype))) for name, values in first.value.items()]
+    columns += [(name, _type_of(value)) for name, value in first.foreign.items() if name not in first.value]
+    return arrow.schema(columns)
 
 
 def _type_of(value: Any):
@@ -421,10 +340,10 @@ def _column(field, values: List[Any]):
     return arrow.array(plain, field.type)
 
 
-def _batch(schema, content: str, records: Sequence[Record]):
+def _batch(schema, records: Sequence[Record]):
     rows: List[Mapping[str, Any]] = []
     for record in records:
-        row = {**record.foreign, **(_example_row(record.value) if content == "examples" else record.value)}
+        row = {**record.foreign, **record.value}
         unknown = sorted(set(row) - set(schema.names))
         if unknown:
             raise ValueError(
@@ -440,17 +359,17 @@ def _batch(schema, content: str, records: Sequence[Record]):
         raise ValueError(f"{records[0].origin} and the next {len(records) - 1}: {one_line(error, 200)}") from None
 
 
-def write(path: str, records: Iterable[Record], content: str, to_format: str) -> int:
-    """Write records of one kind as "parquet", "packed_parquet" or "arrow", a stream; return how many.
+def write(path: str, records: Iterable[Record], to_format: str) -> int:
+    """Write token sequences as "parquet" or "arrow" (a stream), or packs of them as "packed_parquet".
 
-    Examples are written without padding.  Parquet pages carry checksums, so that damage shows when they are read.
+    Return the number of records.  Parquet pages have checksums, so that damage is noticed when they are read.
     """
     arrow, parquet, count, waiting = _arrow(), _parquet(), 0, []
-    records = _with_starts(records) if to_format == "packed_parquet" else iter(records)
+    records = _packed_rows(records) if to_format == "packed_parquet" else iter(records)
     first = next(records, None)
     if first is None:
         raise ValueError(f"{path}: nothing to write, the source has no record")
-    schema = _fields(content, first)
+    schema = _arrow_schema(first)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(path)) as temporary:
         writer = (
@@ -463,10 +382,10 @@ def write(path: str, records: Iterable[Record], content: str, to_format: str) ->
             for record in records:
                 waiting.append(record)
                 if len(waiting) == ROWS:
-                    writer.write_batch(_batch(schema, content, waiting))
+                    writer.write_batch(_batch(schema, waiting))
                     count += len(waiting)
                     waiting = []
             if waiting:
-                writer.write_batch(_batch(schema, content, waiting))
+                writer.write_batch(_batch(schema, waiting))
                 count += len(waiting)
     return count

@@ -5,7 +5,7 @@ Four kinds of content:
 "examples"     one pre-training example a record (`pack_data.store.sequences.Example`)
 "packs"        one pack of them a record, the ten fields of the packed format (`pack_data.store.packs.FIELDS`)
 "tokens"       one sequence a record, any named integer columns of equal length
-"token_packs"  one pack of those a record: the columns, and input_mask and positions as in the ten fields
+"token_packs"  one pack of those a record: the columns without padding, and `seq_start_id`, where each sequence begins
 
 A reader yields a `Record` for each good one, also for all those before a damaged place.
 Records are counted from 0 within their file.
@@ -18,7 +18,6 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Opt
 import numpy as np
 
 from pack_data.cli.bad_records import Origin
-from pack_data.reading.fields import named
 from pack_data.store.packs import FIELDS as PACK_FIELDS
 from pack_data.store.sequences import Example, Sequences
 
@@ -31,15 +30,24 @@ DERIVED = ("input_mask", "masked_lm_weights")
 
 S_FIELDS, P_FIELDS, D_FIELDS = PACK_FIELDS[:4], PACK_FIELDS[4:7], PACK_FIELDS[7:]  # by the width of their rows
 
-# What a file is meant to hold where it has two of the first fields (of one: that one), and all fields that this takes.
-_MEANT = (
-    ("packs", ("positions", "next_sentence_positions", "next_sentence_weights"), PACK_FIELDS),
-    ("examples", ("masked_lm_positions", "masked_lm_ids", "next_sentence_labels"), EXAMPLE_FIELDS),
-    ("packs of token sequences", ("positions",), ("input_mask", "positions")),
+NO_COLUMNS = (
+    "BERT examples and packs in columns (Parquet, Arrow, JSONL, HDF5) are no longer supported; use TFRecord, or a data "
+    "set directory that packed-bert build writes"
+)
+STARTS = "seq_start_id"  # beside the columns of a pack of token sequences: the first slot of each
+
+# Two of these columns, or a list of `positions`, mark BERT's examples or packs, which are not read from columns.
+_OF_BERT = (
+    "positions",
+    "next_sentence_positions",
+    "next_sentence_weights",
+    "masked_lm_positions",
+    "masked_lm_ids",
+    "next_sentence_labels",
 )
 
 Pack = Dict[str, np.ndarray]  # the ten fields, int32
-_Tokens = Dict[str, np.ndarray]  # column name -> integers, all of one length
+Tokens = Dict[str, np.ndarray]  # column name -> integers, all of one length
 Value = Any  # an Example, a Pack or Tokens: the kind of the file says which
 
 
@@ -47,48 +55,29 @@ class RecordError(ValueError):
     """What is wrong with one record; the reader that catches it knows which record it was."""
 
 
-def content_of(
-    path: str, names: Sequence[str], lists: Sequence[str], columns: Sequence[str], *, packs: bool = True
-) -> Tuple[str, Tuple[str, ...]]:
-    """The kind of a file of columns, and which columns that takes. Raises ValueError.
+def token_columns(path: str, names: Sequence[str], lists: Sequence[str], columns: Sequence[str]) -> Tuple[str, ...]:
+    """Return the columns that hold the token sequences of a file.
 
-    names: of all its columns; lists: of those of integer lists; columns: those that the user chose. packs: whether such
-    a file can hold packs.
+    names: all its columns.  lists: those of integer lists.  columns: those that the user chose, if any.
+    Raises ValueError if there is none, and for BERT's examples and packs, which are no longer read from columns.
     """
     for name in columns:
         if name not in lists:
-            raise ValueError(f"{path}: {name} is no column of integer lists; those are {', '.join(lists) or 'none'}")
+            raise ValueError(f"{path}: {name} is not a column of integer lists; those are {', '.join(lists) or 'none'}")
     if columns:
         mask = ("attention_mask",) if "attention_mask" in lists and "attention_mask" not in columns else ()
-        return "tokens", tuple(columns) + mask
-    _refuse_incomplete(path, [name for name in names if name in lists or name != "positions"])
-    if packs and all(name in names for name in PACK_FIELDS):
-        return "packs", PACK_FIELDS
-    if all(name in names for name in EXAMPLE_FIELDS):
-        return "examples", EXAMPLE_FIELDS + tuple(name for name in DERIVED if name in names)
-    if packs and "input_mask" in lists and "positions" in lists and len(lists) > 2:
-        return "token_packs", tuple(lists)
+        return tuple(columns) + mask
+    of_bert = [name for name in _OF_BERT if name in names]
+    if "positions" in lists or len(of_bert) >= 2:
+        raise ValueError(
+            f"{path}: {', '.join(of_bert)}: {NO_COLUMNS}, or choose columns of token sequences with --columns"
+        )
     if not lists:
         raise ValueError(
             f"{path}: has no column of integer lists; its columns are {', '.join(names)[:200] or 'none'} "
-            "(text is a corpus: --corpus)"
+            "(for text use --corpus)"
         )
-    return "tokens", tuple(lists)
-
-
-def _refuse_incomplete(path: str, names: Sequence[str]) -> None:
-    """ValueError where a file of columns is meant to hold packs or examples, and some of their fields are not there."""
-    for what, telling, wanted in _MEANT:
-        missing = [name for name in wanted if name not in names]
-        if missing and sum(name in names for name in telling) >= min(2, len(telling)):
-            others = [name for name in names if name not in wanted]
-            raise ValueError(
-                f"{path}: has fields of {what}, but not {', '.join(missing)} (other columns: "
-                f"{', '.join(map(named, others[:8])) or 'none'}); correct the names, or name the columns to take as "
-                "token sequences with --columns"
-            )
-        if not missing:
-            return
+    return tuple(lists)
 
 
 class Record(NamedTuple):
@@ -210,7 +199,7 @@ def _checked_example(
     )
 
 
-def tokens_from_columns(row: Dict[str, np.ndarray]) -> _Tokens:
+def tokens_from_columns(row: Dict[str, np.ndarray]) -> Tokens:
     """A token sequence out of columns of one length; an attention_mask cuts its padding off. Raises RecordError."""
     sizes = {name: len(values) for name, values in row.items()}
     if len(set(sizes.values())) != 1:
@@ -365,28 +354,15 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
     return pack, sequences
 
 
-def checked_token_pack(pack: _Tokens) -> Tuple[_Tokens, List[_Tokens]]:
-    """The columns of one pack of token sequences, and its sequences.  RecordError if they do not fit each other."""
-    mask, positions = integers("input_mask", pack["input_mask"]), integers("positions", pack["positions"])
-    others = {name: values for name, values in pack.items() if name not in ("input_mask", "positions")}
-    if not others:
-        raise RecordError(f"no column of tokens has as many values as input_mask, {len(mask)}")
-    if any(len(values) != len(mask) for values in pack.values()):
-        raise RecordError(
-            f"columns of different lengths: {', '.join(f'{name} {len(values)}' for name, values in pack.items())}"
-        )
-    if positions[mask == 0].any():
-        raise RecordError("positions is not 0 where input_mask says padding")
+def split_at_starts(pack: Tokens) -> List[Tokens]:
+    """Return the sequences of one pack of token sequences."""
+    starts = pack[STARTS]
+    ends = np.append(starts[1:], len(next(iter(pack.values()))))
+    columns = {name: values for name, values in pack.items() if name != STARTS}
     sequences = []
-    for number in range(1, int(mask.max()) + 1 if len(mask) else 1):
-        slots = np.flatnonzero(mask == number)
-        slots = slots[np.argsort(positions[slots], kind="stable")]
-        if not len(slots) or not np.array_equal(positions[slots], np.arange(len(slots))):
-            raise RecordError(f"positions of sequence {number} are not 0 to {max(0, len(slots) - 1)}, each once")
-        sequences.append({name: values[slots] for name, values in others.items()})
-    if not sequences:
-        raise RecordError("input_mask is 0 everywhere, a pack needs at least one sequence")
-    return pack, sequences
+    for start, end in zip(starts.tolist(), ends.tolist()):
+        sequences.append({name: values[start:end] for name, values in columns.items()})
+    return sequences
 
 
 def shape_of_pack(pack: Mapping[str, np.ndarray]) -> RowWidths:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.formats.records import Record, RecordError, RowWidths, checked_pack
+from pack_data.formats.records import STARTS, Record, RecordError, RowWidths, checked_pack
 from pack_data.store.data_set import PackStore, StoreWriter, read_manifest
 from pack_data.store.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
 from pack_data.store.sequences import Example, Sequences, starts_of
@@ -38,18 +38,18 @@ def _blocks(path: str) -> Iterator[Tuple[int, PackSchema, np.ndarray]]:
 
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
-    """The packs in order; foreign columns hold one value for each of the pack's sequences, then zeros."""
+    """Yield the packs in order.  Foreign columns hold one value for each sequence of the pack, then zeros."""
     for first, schema, records in _blocks(path):
         batch = decode(schema, records)
-        slots = (
-            FIELDS if schema.kind == BERT else [column.name for column in schema.on(SLOT)] + ["input_mask", "positions"]
-        )
+        names = list(FIELDS) if schema.kind == BERT else [column.name for column in schema.on(SLOT)]
+        foreign = [name for name in batch if name not in (*names, "input_mask", "positions")]
         for row in range(len(records)):
-            yield Record(
-                Origin(path, first + row),
-                {name: batch[name][row] for name in slots},
-                {name: values[row] for name, values in batch.items() if name not in slots},
-            )
+            value = {name: batch[name][row] for name in names}
+            if schema.kind != BERT:
+                real = batch["input_mask"][row] > 0
+                value = {name: values[real] for name, values in value.items()}
+                value[STARTS] = np.flatnonzero(batch["positions"][row][real] == 0).astype(np.int32)
+            yield Record(Origin(path, first + row), value, {name: batch[name][row] for name in foreign})
 
 
 def sequences(path: str) -> Iterator[Record]:

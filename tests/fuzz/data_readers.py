@@ -13,11 +13,11 @@ from typing import Any, Callable, List, Tuple
 import numpy as np
 
 from pack_data import optimal
-from pack_data.building.verify import main as verify_main
 from pack_data.building.verify import verify
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import RowWidths, pack_from_examples
 from pack_data.inspection import prove_command as certificate_command
+from pack_data.inspection.verify_command import main as verify_main
 from pack_data.lengths import __main__ as histogram_command
 from pack_data.lengths.counting import count
 from pack_data.packing.histogram import LengthHistogram
@@ -379,8 +379,8 @@ HDF5 = tuple([Mutator(STRUCTURE, _structure_of_hdf5, True)] * 10) + free(BYTES)
 
 def _hdf5(kind: str) -> Reader:
     def make(folder: Path) -> None:
-        made = {"nvidia": lambda: [mlperf_row(each, S, P) for each in _examples()], "packed": _packs}
-        write_hdf5(folder / "a.hdf5", made.get(kind, _examples)(), kind)
+        rows = [mlperf_row(each, S, P) for each in _examples()] if kind == "nvidia" else _examples()
+        write_hdf5(folder / "a.hdf5", rows, kind)
 
     return Reader(
         f"hdf5-{kind}", make, _records("a.hdf5"), (Target("a.hdf5", (*HDF5, *PLACES)),), needs=("h5py",), weight=0.7
@@ -463,16 +463,20 @@ def _structure_of_arrow(rng: Any, path: Path) -> None:
         pq.write_table(table, str(path))
 
 
-def _arrow(name: str, kind: str) -> Reader:
+def _arrow(name: str, to_format: str) -> Reader:
     def make(folder: Path) -> None:
         from pack_data.formats import parquet
 
-        values = _examples() if kind == "examples" else _packs()
-        parquet.write(str(folder / name), records(values), kind, name.rpartition(".")[2])
+        rows = [
+            {"input_ids": np.array(each.input_ids), "loss_mask": np.ones(len(each.input_ids))} for each in _examples()
+        ]
+        if to_format == "packed_parquet":
+            rows = [{**row, "seq_start_id": np.array([0, 2], np.int32)} for row in rows]
+        parquet.write(str(folder / name), records(rows), to_format)
 
     mutators = tuple([Mutator(STRUCTURE, _structure_of_arrow, True)] * 10) + free(BYTES)
     return Reader(
-        f"{name.rpartition('.')[2]}-{kind}",
+        to_format,
         make,
         _records(name),
         (Target(name, (*mutators, *PLACES)),),
@@ -484,10 +488,10 @@ def _arrow(name: str, kind: str) -> Reader:
 FORMATS = (
     *map(_tfrecord, ("mlperf", "packed", "cls_last")),
     _tfrecord("packed", zipped=True),
-    *map(_hdf5, ("nvidia", "packed", "varlength")),
-    _arrow("a.parquet", "examples"),
-    _arrow("a.parquet", "packs"),
-    _arrow("a.arrow", "examples"),
+    *map(_hdf5, ("nvidia", "varlength")),
+    _arrow("a.parquet", "parquet"),
+    _arrow("b.parquet", "packed_parquet"),
+    _arrow("a.arrow", "arrow"),
 )
 
 READERS: Tuple[Reader, ...] = (*STORES, *PLAIN, *CORPORA, *FORMATS)

@@ -9,7 +9,9 @@ import pytest
 from pack_data import BuildOptions, PackDataset, build, pack
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
+from pack_data.formats.records import RowWidths
 from pack_data.stream.rows import packed_rows
+from tests.format_samples import example, records, write_mlperf
 from tests.refusals import refused
 from tests.token_sequences import random_sequences, sequences_of, write_megatron
 
@@ -167,14 +169,11 @@ def test_rows_of_bert_are_stacked(tmp_path):
         rows, batch = PackDataset(tmp_path / "out"), store.batch(np.array([2, 0]))
         made = rows.collate([rows[2], rows[0]])
         assert made.keys() == batch.keys() and all(np.array_equal(made[name], batch[name]) for name in batch)
-        with pytest.raises(ValueError, match="BERT; pack them with packed-bert build"):
-            convert_to_examples(tmp_path)
-
-
-def convert_to_examples(tmp_path):
-    row = {"input_ids": [1], "segment_ids": [0], "masked_lm_positions": [], "masked_lm_ids": []}
-    (tmp_path / "b.jsonl").write_text(json.dumps({**row, "next_sentence_labels": 0}) + "\n")
-    PackDataset(tmp_path / "b.jsonl", max_sequence_length=8)
+        pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf)")
+        pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
+        write_mlperf(str(tmp_path / "b.tfrecord"), records([example()]), RowWidths(8, 2))
+        with pytest.raises(ValueError, match="b.tfrecord.* pack them with packed-bert build"):
+            PackDataset(tmp_path / "b.tfrecord", max_sequence_length=8)
 
 
 def test_data_sets_of_hugging_face(tmp_path):

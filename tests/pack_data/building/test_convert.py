@@ -77,7 +77,7 @@ def test_unpacked_to_packed_and_back_is_the_same_file(tmp_path, mlperf, examples
     to_store = (tmp_path / "1.tfrecord", tmp_path / "store", "--to-format", "store")
     assert command(*to_store) == 0 and capsys.readouterr()
     assert "holds a data set already" in refusal_of(convert.main, to_store, capsys)
-    inside = [tmp_path / "store", tmp_path / "store" / "manifest.json", "--to-format", "parquet"]
+    inside = [tmp_path / "store", tmp_path / "store" / "manifest.json", "--to-format", "packed_tfrecord"]
     assert "lies among them" in refusal_of(convert.main, inside, capsys)
     assert command(tmp_path / "store", tmp_path / "2.tfrecord") == 0
     assert (tmp_path / "1.tfrecord").read_bytes() == (tmp_path / "2.tfrecord").read_bytes()
@@ -87,15 +87,6 @@ def test_unpacked_to_packed_and_back_is_the_same_file(tmp_path, mlperf, examples
     assert (tmp_path / "3.tfrecord").read_bytes() == mlperf.read_bytes()
 
 
-def test_through_every_format_and_back(tmp_path, packed):
-    names = ["1.parquet", "2.arrow", "3.tfrecord.gz", "4.parquet", "5.tfrecord"]
-    previous = packed
-    for name in names:
-        assert command(previous, tmp_path / name) == 0
-        previous = tmp_path / name
-    assert previous.read_bytes() == packed.read_bytes()
-
-
 def test_unpacked_width_is_that_of_one_sequence(tmp_path):
     """A pack of depth 2 with P = 4 + 2 comes from sequences of at most 4 predictions."""
     pack = pack_from_examples([example(), example(seed=1)], RowWidths(S, 6, 2))
@@ -103,15 +94,6 @@ def test_unpacked_width_is_that_of_one_sequence(tmp_path):
     assert command(tmp_path / "a.tfrecord", tmp_path / "b.tfrecord", "--to-format", "mlperf_tfrecord") == 0
     assert open_source(tmp_path / "b.tfrecord").shape() == RowWidths(S, 4, None)
     assert [record.value for record in open_source(tmp_path / "b.tfrecord").read()] == [example(), example(seed=1)]
-
-
-def test_parquet_examples_need_the_widths_of_a_row(tmp_path, mlperf, capsys):
-    assert command(mlperf, tmp_path / "a.parquet") == 0
-    assert command(tmp_path / "a.parquet", tmp_path / "b.tfrecord") == 2
-    assert "--max-sequence-length" in capsys.readouterr().err
-    widths = ("--max-sequence-length", S, "--max-predictions-per-sequence", P)
-    assert command(tmp_path / "a.parquet", tmp_path / "b.tfrecord", *widths) == 0
-    assert (tmp_path / "b.tfrecord").read_bytes() == mlperf.read_bytes()
 
 
 def test_a_folder_is_read_in_the_order_of_its_numbers(tmp_path):
@@ -153,15 +135,17 @@ def test_an_empty_part_is_no_obstacle(tmp_path):
 )
 def test_unreadable_files_are_named(tmp_path, capsys, name, content, reason):
     (tmp_path / name).write_bytes(content)
-    error = refusal_of(convert.main, [tmp_path / name, tmp_path / "b.parquet"], capsys)
+    error = refusal_of(convert.main, [tmp_path / name, tmp_path / "b.tfrecord"], capsys)
     assert name in error and reason in error
-    assert not (tmp_path / "b.parquet").exists()
+    assert not (tmp_path / "b.tfrecord").exists()
 
 
 @pytest.mark.parametrize(
     "arguments, reason",
     [
         (["missing.tfrecord", "b.parquet"], "no such file or folder"),
+        (["examples.tfrecord", "b.parquet"], "b.parquet: BERT examples and packs in columns"),
+        (["packs.tfrecord", "b", "--to-format", "arrow"], "no longer supported; use TFRecord"),
         (["examples.tfrecord", "b.xyz"], "add --to-format"),
         (["examples.tfrecord", "b.hdf5"], "HDF5 is only read"),
         (["examples.tfrecord", "examples.tfrecord"], "is one of the files to read"),
@@ -172,7 +156,7 @@ def test_unreadable_files_are_named(tmp_path, capsys, name, content, reason):
         (["empty", "b.parquet"], "no data file in this folder"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, mlperf, monkeypatch, capsys, arguments, reason):
+def test_mistakes_are_one_line(tmp_path, mlperf, packed, monkeypatch, capsys, arguments, reason):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     before = mlperf.read_bytes()
@@ -183,7 +167,7 @@ def test_mistakes_are_one_line(tmp_path, mlperf, monkeypatch, capsys, arguments,
 def test_skipped_records_are_listed_and_counted(tmp_path, capsys):
     good = frame(tf_example(mlperf_row(example(), S, P)))
     (tmp_path / "a.tfrecord").write_bytes(good + frame(b"junk") + good)
-    assert command(tmp_path / "a.tfrecord", tmp_path / "b.parquet", "--skip-bad", 2) == 0
+    assert command(tmp_path / "a.tfrecord", tmp_path / "b.tfrecord", "--skip-bad", 2) == 0
     out, err = capsys.readouterr()
     assert ": 2 examples" in out
     assert (
@@ -197,14 +181,15 @@ def test_a_foreign_column_of_packs_stays_with_packs_and_is_named_when_they_are_t
         for number, pack in enumerate(in_packs(examples))
     ]
     write_packed(str(tmp_path / "a.tfrecord"), rows, RowWidths())
-    assert command(tmp_path / "a.tfrecord", tmp_path / "b.parquet") == 0
-    assert pq.read_table(tmp_path / "b.parquet")["shard"].to_pylist() == [[number] for number in range(len(rows))]
-    assert command(tmp_path / "a.tfrecord", tmp_path / "c.parquet", "--unpack") == 0
+    assert command(tmp_path / "a.tfrecord", tmp_path / "b.tfrecord.gz") == 0
+    shards = [record.foreign["shard"].tolist() for record in open_source(tmp_path / "b.tfrecord.gz").read()]
+    assert shards == [[number] for number in range(len(rows))]
+    assert command(tmp_path / "a.tfrecord", tmp_path / "c.tfrecord", "--unpack") == 0
     assert "left out: shard" in capsys.readouterr().err
-    assert [record.value for record in open_source(tmp_path / "c.parquet").read()] == examples
+    assert [record.value for record in open_source(tmp_path / "c.tfrecord").read()] == examples
 
 
-def test_token_sequences_come_out_of_their_store(tmp_path):
+def test_token_sequences_come_out_of_their_store(tmp_path, capsys):
     columns = (("input_ids", SLOT, "<u2"), ("labels", SLOT, "<i4"), ("row", SEQUENCE, "<u4"))
     schema = PackSchema.of_tokens(8, 3, [StoredColumn(*column) for column in columns])
     sequences = Sequences.of_tokens(
@@ -219,49 +204,13 @@ def test_token_sequences_come_out_of_their_store(tmp_path):
         "labels": [[-4, -3, -2], [-1, 0], [1, 2, 3, 4]],
         "row": [5, 6, 7],
     }
-    # As packs, with sequence numbers and positions, for whoever trains on the table itself; and apart again.
-    packed = {
-        "input_ids": [[0, 1, 2, 3, 4, 0, 0, 0], [5, 6, 7, 8, 0, 0, 0, 0]],
-        "labels": [[-4, -3, -2, -1, 0, 0, 0, 0], [1, 2, 3, 4, 0, 0, 0, 0]],
-        "input_mask": [[1, 1, 1, 2, 2, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]],
-        "positions": [[0, 1, 2, 0, 1, 0, 0, 0], [0, 1, 2, 3, 0, 0, 0, 0]],
-        "row": [[5, 6, 0], [7, 0, 0]],
-    }
-    assert command(tmp_path / "store", tmp_path / "b.parquet") == 0
-    assert command(tmp_path / "b.parquet", tmp_path / "c.arrow") == 0
-    assert command(tmp_path / "c.arrow", tmp_path / "d.parquet") == 0
-    assert open_source(tmp_path / "d.parquet").kind == "token_packs"
-    for name in ("b.parquet", "d.parquet"):
-        assert pq.read_table(tmp_path / name).to_pydict() == packed
-    assert [
-        {name: values.tolist() for name, values in record.value.items()}
-        for record in open_source(tmp_path / "d.parquet").examples()
-    ] == [
-        {"input_ids": [0, 1, 2], "labels": [-4, -3, -2]},
-        {"input_ids": [3, 4], "labels": [-1, 0]},
-        {"input_ids": [5, 6, 7, 8], "labels": [1, 2, 3, 4]},
-    ]
-
-
-@pytest.mark.parametrize(
-    "change, reason",
-    [
-        ({"positions": [0, 1, 1, 0]}, "positions of sequence 1 are not 0 to 1, each once|positions of sequence 2"),
-        ({"input_mask": [1, 1, 3, 0]}, "positions of sequence 2 are not 0 to 0"),
-        ({"input_mask": [0, 0, 0, 0], "positions": [0, 0, 0, 0]}, "needs at least one sequence"),
-        ({"positions": [0, 1, 0, 1]}, "positions is not 0 where input_mask says padding"),
-        ({"input_ids": [1, 2, 3]}, "no column of tokens has as many values as input_mask, 4"),
-        ({"positions": [0, 1, 0]}, "columns of different lengths: input_ids 4, input_mask 4, positions 3"),
-    ],
-)
-def test_token_packs_that_cannot_be_are_named(tmp_path, change, reason):
-    row = {"input_ids": [7, 8, 9, 0], "input_mask": [1, 1, 2, 0], "positions": [0, 1, 0, 0]}
-    pq.write_table(pa.Table.from_pylist([row, {**row, **change}]), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=f"a.parquet: record 1: .*({reason})"):
-        list(open_source(tmp_path / "a.parquet").read())
-    assert [
-        record.value["input_ids"].tolist() for record in open_source(tmp_path / "a.parquet", skip_bad=1).examples()
-    ] == [[7, 8], [9]]
+    capsys.readouterr()
+    store, parquet = tmp_path / "store", tmp_path / "b.parquet"
+    refusal_of(convert.main, [store, parquet], capsys, "token_packs", "packed_parquet", "--unpack")
+    refusal_of(
+        convert.main, [store, parquet, "--to-format", "packed_parquet"], capsys, "input_ids, labels", "loss_mask"
+    )
+    assert not parquet.exists()
 
 
 def test_blocks_are_what_the_build_takes(tmp_path, mlperf, packed, examples):
@@ -329,10 +278,10 @@ def killed(self):
 Source.read = killed
 convert.main(sys.argv[2:])
 """
-CONVERSIONS = [("a.parquet", []), ("b.tfrecord.gz", []), ("d", ["--to-format", "store"])]
+CONVERSIONS = [("a.tfrecord.gz", []), ("b", ["--to-format", "store"])]
 
 
-@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["parquet", "tfrecord", "store"])
+@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["tfrecord", "store"])
 def test_what_a_killed_conversion_leaves_the_next_one_removes(tmp_path, packed, name, options):
     place = tmp_path / "out"
     place.mkdir()
@@ -353,7 +302,7 @@ def test_what_a_killed_conversion_leaves_the_next_one_removes(tmp_path, packed, 
     assert {str(path.relative_to(place)) for path in place.rglob("*")} == wanted
 
 
-@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["parquet", "tfrecord", "store"])
+@pytest.mark.parametrize("name, options", CONVERSIONS, ids=["tfrecord", "store"])
 def test_a_conversion_that_is_alive_loses_nothing(tmp_path, packed, monkeypatch, capsys, name, options):
     """Another one to the same place, in another process, is refused at once and touches nothing."""
     monkeypatch.setattr(files, "LOCK_PATIENCE", 0)

@@ -1,7 +1,6 @@
-"""HDF5: NVIDIA's unpacked examples, with fixed and variable rows, and packed rows without masked_lm_weights."""
+"""HDF5: the unpacked examples of MLPerf and NVIDIA, with rows of fixed and of variable length."""
 
 import struct
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,10 @@ h5py = pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
 
 from pack_data.formats import hdf5
 from pack_data.formats.detect import open_source
-from pack_data.formats.records import RowWidths, pack_from_examples
-from pack_data.store.packs import FIELDS
+from pack_data.formats.records import RowWidths
 from tests.format_samples import example, mlperf_row, random_examples, write_hdf5
 
-S, P, D = 24, 4, 3
-
-
-write_packed = partial(write_hdf5, kind="packed")
+S, P = 24, 4
 
 
 def values(path, **options):
@@ -89,29 +84,6 @@ def test_rows_of_variable_length_with_and_without_mask(tmp_path):
         assert open_source(path).shape() == RowWidths()
         with h5py.File(path, "r+") as file:
             file.pop("input_mask", None)
-
-
-def test_packed_rows_get_their_weights_back(tmp_path):
-    rng = np.random.default_rng(0)
-    groups = [random_examples(rng, 1 + number % D, S // D, P) for number in range(6)]
-    packs = [pack_from_examples(group, RowWidths(S, P * D, D)) for group in groups]
-    source = open_source(write_packed(tmp_path / "a.hdf5", packs))
-    assert (source.kind, source.shape()) == ("packs", RowWidths(S, P * D, D))
-    read = [record.value for record in source.read()]
-    assert len(read) == 6
-    for got, expected in zip(read, packs):
-        assert all(np.array_equal(got[name], expected[name]) for name in FIELDS)
-    assert [record.value for record in source.examples()] == [each for group in groups for each in group]
-
-
-def test_a_prediction_in_the_padding_is_named(tmp_path):
-    pack = pack_from_examples([example()], RowWidths(S, P, D))
-    broken = {**pack, "masked_lm_positions": np.array([2, 20, 0, 0])}
-    with pytest.raises(ValueError, match="a.hdf5: record 1: .* is not 0 where masked_lm_weights is 0"):
-        values(write_packed(tmp_path / "a.hdf5", [pack, broken]))
-    beyond = {**pack, "masked_lm_positions": np.array([2, 24, 0, 0])}
-    with pytest.raises(ValueError, match="b.hdf5: record 0: masked_lm_positions holds 24, the row has 24 slots"):
-        values(write_packed(tmp_path / "b.hdf5", [beyond]))
 
 
 def test_foreign_data_sets_come_along_row_by_row(tmp_path):
