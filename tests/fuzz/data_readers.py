@@ -16,7 +16,6 @@ from pack_data import optimal
 from pack_data.building.verify import verify
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import RowWidths, pack_from_examples
-from pack_data.inspection import prove_command as certificate_command
 from pack_data.inspection.verify_command import main as verify_main
 from pack_data.lengths import __main__ as histogram_command
 from pack_data.lengths.counting import count
@@ -220,7 +219,7 @@ PLAIN = (
         _make_recipe,
         _recipe,
         (Target("recipe.json", (*JSON, *PLACES)),),
-        command=lambda folder: (certificate_command.main, [str(folder / "recipe.json")]),
+        command=lambda folder: (verify_main, [str(folder / "recipe.json")]),
         weight=1.5,
     ),
     Reader(
