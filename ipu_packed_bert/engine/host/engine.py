@@ -268,7 +268,7 @@ class HostEngine(Engine):
         totals = self._zeros()
         own = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=own), self._numerics():
-            for index, fields in enumerate(self._micro_batches(batch), start=1):
+            for index, fields in enumerate(self._micro_batches(batch, self.task.fields), start=1):
                 self._seed_dropout(self.processes.rank * number + index)
                 with self._reduced(last=index == number):
                     with self._arithmetic():
@@ -287,10 +287,11 @@ class HostEngine(Engine):
     @_memory_said
     def evaluate(self, batch: Batch) -> StepResult:
         start = time.perf_counter()
+        micro_batches(self.task, batch, self._config.batch.micro_batch)
         self.model.eval()
         totals = self._zeros()
         with torch.no_grad(), self._numerics():
-            for fields in self._micro_batches(batch):
+            for fields in self._micro_batches(batch, self.task.fields):
                 with self._arithmetic():
                     output = self._programs["evaluation"](fields)
                 totals += torch.stack(output)
@@ -298,6 +299,7 @@ class HostEngine(Engine):
 
     @_memory_said
     def predict(self, batch: Batch) -> np.ndarray:
+        micro_batches(self.task, batch, self._config.batch.micro_batch, self.task.prediction_fields)
         self.model.eval()
         found = []
         with torch.no_grad(), self._numerics():
@@ -311,17 +313,12 @@ class HostEngine(Engine):
         """Where the outputs of the micro-batches are summed up, in float64: there may be thousands."""
         return torch.zeros(len(self.task.outputs), dtype=torch.float64, device=self._device)
 
-    def _micro_batches(self, batch: Batch, fields: Optional[Tuple[str, ...]] = None) -> Iterator[List[torch.Tensor]]:
-        size = self._config.batch.micro_batch
-        micro_batches(self.task, batch, size, fields)
-        names = self.task.fields if fields is None else fields
-        return self._feed(cut([torch.from_numpy(batch[name]) for name in names], size))
+    def _micro_batches(self, batch: Batch, fields: Tuple[str, ...]) -> Iterator[List[torch.Tensor]]:
+        return self._feed(cut([torch.from_numpy(batch[name]) for name in fields], self._config.batch.micro_batch))
 
     def _result(self, totals: List[float], batch: Batch, start: float) -> StepResult:
         sums, counts = self._summed(totals, batch)
-        number = micro_batches(self.task, batch, self._config.batch.micro_batch)
-        if self._reduction is not None:
-            number = self._update
+        number = len(batch["input_ids"]) // self._config.batch.micro_batch if self._reduction is None else self._update
         means = self.task.means(sums, counts, dict.fromkeys(self.task.scales, number))
         # The mean of the losses that the gradients come from; rounded apart, its parts need not add up to it.
         return StepResult({**means, "loss": sums["loss"] / number}, time.perf_counter() - start, counts=counts)

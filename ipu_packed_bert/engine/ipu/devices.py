@@ -1,14 +1,24 @@
-"""Which device a configuration finds here, and which part of the run this process has."""
+"""PopTorch, loaded and checked here only; the device that a configuration gets, and this process's part of the run."""
 
 from __future__ import annotations
 
 import os
+import re
 from typing import NamedTuple, Optional
 
 from ipu_packed_bert.engine.ipu.poprun import Instance, find_instance
-from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.settings.launch_lines import IPUS_OF_A_PROGRAM, instances_for
 from ipu_packed_bert.settings.schema import Configuration
+
+try:
+    import poptorch
+except AssertionError as error:  # on import, PopTorch asserts that torch is the version it was built with
+    raise ImportError(str(error)) from None
+
+_OLDEST = (3, 1)  # the names used here exist since PopTorch 3.1; they are checked against 3.4
+
+if tuple(int(part) for part in re.findall(r"\d+", poptorch.__version__)[:2]) < _OLDEST:
+    raise ImportError(f"PopTorch {poptorch.__version__} is too old, 3.4 is wanted")
 
 
 class Device(NamedTuple):

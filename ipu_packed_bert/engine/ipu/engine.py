@@ -12,13 +12,12 @@ import torch
 
 from ipu_packed_bert.data.global_batches import Batch, GlobalBatches
 from ipu_packed_bert.engine.base import Engine, StepResult, micro_batches, saved_by
-from ipu_packed_bert.engine.ipu.devices import Device, refuse_too_many
+from ipu_packed_bert.engine.ipu.devices import Device, poptorch, refuse_too_many
 from ipu_packed_bert.engine.ipu.executable import Facts, input_facts, note_of, program_facts, refuse_another, write_note
 from ipu_packed_bert.engine.ipu.feed import BatchesAhead, Reader
 from ipu_packed_bert.engine.ipu.options import build_optimizer, evaluation_options, training_options
 from ipu_packed_bert.engine.ipu.poprun import find_instance
 from ipu_packed_bert.engine.ipu.program import Predictions, build_program
-from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.engine.ipu.state import fill, moments, plain
 from ipu_packed_bert.model.optimizer import MOMENTS, refuse_other_shapes
 from ipu_packed_bert.processes.ranks import ONE, Processes

@@ -7,10 +7,9 @@ from typing import Tuple
 import torch
 
 from ipu_packed_bert.engine.ipu import poprun
-from ipu_packed_bert.engine.ipu.devices import Device
+from ipu_packed_bert.engine.ipu.devices import Device, poptorch
 from ipu_packed_bert.engine.ipu.poprun import Instance
 from ipu_packed_bert.engine.ipu.program import Program
-from ipu_packed_bert.engine.ipu.sdk import poptorch
 from ipu_packed_bert.model.optimizer import parameter_groups
 from ipu_packed_bert.settings.schema import Configuration
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ipu_packed_bert.engine.base import build_network
-from ipu_packed_bert.engine.ipu.sdk import poptorch
+from ipu_packed_bert.engine.ipu.devices import poptorch
 from ipu_packed_bert.model.bert import VocabularyProduct
 from ipu_packed_bert.model.loss import PretrainingLoss
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert

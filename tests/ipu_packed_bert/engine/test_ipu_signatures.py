@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 API = json.loads((ROOT / "tests" / "data" / "poptorch_api.json").read_text(encoding="utf-8"))
-SDK = ROOT / "ipu_packed_bert" / "engine" / "ipu" / "sdk.py"
+SDK = ROOT / "ipu_packed_bert" / "engine" / "ipu" / "devices.py"
 ENGINE = sorted((ROOT / "ipu_packed_bert" / "engine" / "ipu").glob("*.py"))
 TOP, OPTIM, OPTIONS = (API["modules"][name] for name in ("poptorch", "poptorch.optim", "poptorch.options"))
 SUB_OPTIONS = {entry["reached_through"].split(".")[1]: name for name, entry in OPTIONS.items()}
