@@ -12,12 +12,12 @@ from typing import Any, Callable, List, Tuple
 
 import numpy as np
 
+from ipu_packed_bert.commands.look import main as look_main
 from pack_data import optimal
 from pack_data.building.verify import verify
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import RowWidths, pack_from_examples
 from pack_data.inspection.verify_command import main as verify_main
-from pack_data.lengths import __main__ as histogram_command
 from pack_data.lengths.counting import count
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, prove
@@ -144,7 +144,7 @@ STORES = (
         _make_store,
         _counted("data"),
         (Target("data/manifest.json", (*JSON, *FOREIGN_PLACES)),),
-        command=lambda folder: (histogram_command.main, [str(folder / "data")]),
+        command=lambda folder: (look_main, [str(folder / "data")]),
     ),
 )
 
@@ -208,7 +208,7 @@ def _lengths_reader(suffix: str, mutators: Tuple[Mutator, ...], weight: float = 
         # A plain file of numbers holds each of them once; a compressed one has a checksum.
         lambda folder: Found(count([str(folder / f"lengths{suffix}")]).counts),
         (Target(f"lengths{suffix}", (*mutators, *PLACES)),),
-        command=lambda folder: (histogram_command.main, [str(folder / f"lengths{suffix}")]),
+        command=lambda folder: (look_main, [str(folder / f"lengths{suffix}")]),
         weight=weight,
     )
 
@@ -227,7 +227,7 @@ PLAIN = (
         _make_histogram,
         _counted("histogram.csv"),
         (Target("histogram.csv", free((*TEXT, *PLACES))),),
-        command=lambda folder: (histogram_command.main, [str(folder / "histogram.csv")]),
+        command=lambda folder: (look_main, [str(folder / "histogram.csv")]),
     ),
     _lengths_reader(".npy", free(NPY), 1.0),
     _lengths_reader(".txt", free(TEXT)),
