@@ -34,11 +34,7 @@ from pack_data.cli import command
 from pack_data.cli.command import run_main
 from tests import fine_tuning_files, tiny_runs
 
-# Two that are typed as modules read files of others as well.
-COMMANDS = {
-    **packed_bert.COMMANDS,
-    **{name: packed_bert.Command(f"pack_data.{name}", "") for name in ("histogram", "certificate")},
-}
+COMMANDS = dict(packed_bert.COMMANDS)
 
 # What a refusal takes at most: processor time, time on the clock, bytes above what the process had.
 SECONDS, WAITING, MEMORY = 30, 120, 200 << 20
@@ -51,7 +47,7 @@ SEQUENCES = ("FILE", "FILE.jsonl", "FILE.jsonl.gz", "FILE.parquet", "FILE.tfreco
 SETTINGS_FILE = ("FILE.yml", "FILE")
 WEIGHTS = ("DIR/config.json", "BERT/pytorch_model.bin", "BERT/model.safetensors", "BERT/vocab.txt")
 TABLES = ("FILE.csv", "FILE.tsv.gz", "FILE.csv.xz", "FILE.jsonl", "FILE.jsonl.xz", "FILE.json")
-# One reader has all of these; what it takes is given to the command `histogram`.
+# One reader has all of these; what it takes is given to the command `look`.
 HISTOGRAMS = ("compare --packers none", "stream --sequences 100", "benchmark")
 READS = {
     **{
@@ -76,12 +72,12 @@ READS = {
     },
     ("report", "--histogram"): ["report --max-sequence-length 512 --histogram FILE.csv"],
     ("pack", "--histogram"): ["pack --packer spfhp --max-sequence-length 512 --histogram FILE.csv"],
-    ("certificate", "--histogram"): ["certificate recipe.json --histogram FILE.csv"],
-    ("certificate", "recipe"): ["certificate FILE.json"],
-    ("certificate", "--data"): ["certificate recipe.json --data DIR/manifest.json"],
-    ("histogram", "sources"): [f"histogram {file}" for file in (*LENGTHS, *SEQUENCES)],
-    ("look", "what"): [f"look --json {file}" for file in ("FILE.csv", "FILE.jsonl", *RUN)],
-    ("verify", "folder"): ["verify FILE", "verify DIR/manifest.json"],
+    ("look", "what"): [
+        *(f"look {file}" for file in (*LENGTHS, *SEQUENCES)),
+        *(f"look --json {file}" for file in ("FILE.csv", "FILE.jsonl", *RUN)),
+    ],
+    ("verify", "what"): ["verify FILE", "verify FILE.json", "verify DIR/manifest.json"],
+    ("verify", "--histogram"): ["verify recipe.json --histogram FILE.csv"],
     ("convert", "source"): [f"convert {file} out.jsonl" for file in SEQUENCES],
     ("build", "--from"): [f"build --max-sequence-length 64 --out out --from {file}" for file in SEQUENCES],
     ("build", "--corpus"): [
@@ -131,8 +127,8 @@ NO_FILE = {
     ("plan", "--start-from"),  # of the command that it prints
     *((name, "--set") for name in ("plan", "predict", "ipu-check", "report")),  # the files of others, above
     *((name, "--allow-change") for name in ("pretrain", "plan", "finetune")),
-    *((name, "--out") for name in "pretrain plan finetune ipu-check build histogram pack".split()),
-    *((name, "--plot") for name in ("histogram", "compare", "stream")),
+    *((name, "--out") for name in "pretrain plan finetune ipu-check build look pack".split()),
+    *((name, "--plot") for name in ("look", "compare", "stream")),
     *((name, "--html") for name in ("report", "look")),
     ("compare", "--packers"),
     ("look", "--packer"),
