@@ -39,7 +39,7 @@ from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.training.loop import Log, train
 from pack_data.building.command import BuildOptions, build
-from pack_data.building.sides import held_out_folder
+from pack_data.building.held_out import held_out_folder
 from pack_data.reading.files import write_atomically
 from pack_data.store.data_set import MANIFEST, PackStore
 from pack_data.store.packs import FIELDS, disassemble

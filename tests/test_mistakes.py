@@ -91,7 +91,7 @@ MISTAKES = [
     (f"{BUILD} --from texts --out new", ["texts"]),
     (f"{BUILD} --from noise.txt --out new", ["noise.txt"]),
     (f"{BUILD} --corpus texts --out data", ["data", "--overwrite"]),
-    (f"{BUILD} --corpus texts --out new --append", ["new", "pack_data.building.command"]),
+    (f"{BUILD} --corpus texts --out new --append", ["--append", "data.mixed_with"]),
     ("verify missing", ["missing"]),
     ("verify texts", ["texts"]),
     ("verify damaged", ["damaged"]),

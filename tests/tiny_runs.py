@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from ipu_packed_bert.settings.schema import ModelConfig
-from pack_data.building.sides import held_out_folder
+from pack_data.building.held_out import held_out_folder
 from pack_data.store.data_set import PackStore, StoreWriter
 from pack_data.store.packs import PackSchema, assemble
 from pack_data.store.sequences import Example, Sequences

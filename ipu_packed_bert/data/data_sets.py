@@ -15,7 +15,7 @@ from ipu_packed_bert.data.global_batches import MixedStore
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.pretraining import Config, ConfigError
 from ipu_packed_bert.settings.reader import OVERRIDE
-from pack_data.building import sides
+from pack_data.building.held_out import of_one_build, overlap
 from pack_data.building.options import stated
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.store.data_set import MANIFEST, Manifest, PackStore, read_manifest
@@ -260,12 +260,12 @@ def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest
         )
     mixed = config.data.mixed_with is not None
     manifests = [read_manifest(Path(folder)) for folder in config.data.folders] if mixed else [training]
-    if config.data.evaluation_directory is None and not sides.of_one_build(manifests[0].digest, evaluation.made_with):
+    if config.data.evaluation_directory is None and not of_one_build(manifests[0].digest, evaluation.made_with):
         problems.append(
             f"was not built with the training data in {config.data.directory}; a build may have put both in place just "
             f"now, then start again; else build both with `{_line_to_build_again(config, training)}`"
         )
-    if any(sides.overlap(each.made_with, evaluation.made_with) for each in manifests):
+    if any(overlap(each.made_with, evaluation.made_with) for each in manifests):
         problems.append(
             f"holds documents that the training data in {config.data.named} hold too; "
             f"build both with `{_line_to_build_again(config, training)}`"

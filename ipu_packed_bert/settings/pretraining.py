@@ -49,7 +49,7 @@ from ipu_packed_bert.settings.schema import (
     shared_rules,
     shown_depth,
 )
-from pack_data.building.sides import held_out_folder
+from pack_data.building.held_out import held_out_folder
 from pack_data.packers import PACKERS
 from pack_data.reading.fields import named
 from pack_data.store.packs import default_predictions

@@ -15,21 +15,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Collection, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple
 
-from pack_data.building.existing_data_set import with_former_options
-from pack_data.building.options import BuildOptions
+from pack_data.building.held_out import TRAINING, held_out_folder
+from pack_data.building.options import BuildOptions, flag_of
 from pack_data.building.runner import check_not_in_a_starting_worker, open_runner
 from pack_data.building.shares import STAGES, check_shared, missing_tasks, run_task, slurm_script
-from pack_data.building.sides import TRAINING, held_out_folder
 from pack_data.building.stages import Built, Stages
 from pack_data.building.work_folder import check_out, work_folder
 from pack_data.cli.bad_records import add_reading_options
-from pack_data.cli.command import ArgumentParser, counted, parse_depth, positive_int, process_count, typed
-from pack_data.packers import PACKERS, get_packer
-from pack_data.packing.histogram import PUBLISHED
+from pack_data.cli.command import ArgumentParser, counted, positive_int, typed
+from pack_data.packers import get_packer
 from pack_data.packing.packing import Packing
 from pack_data.reading import hugging_face
 from pack_data.reading.fields import shown
@@ -47,12 +45,8 @@ def build(options: BuildOptions) -> PackStore:
     return build_and_report(options).store
 
 
-def build_and_report(options: BuildOptions, given: Optional[Collection[str]] = None) -> Built:
-    """As `build`; also returns the packing, the seconds of each stage, and remarks.
-
-    given: names of the options that the user gave, of which none may contradict the data set that is appended to;
-    None: those that are not at their defaults.
-    """
+def build_and_report(options: BuildOptions) -> Built:
+    """As `build`; also returns the packing, the seconds of each stage, and remarks."""
     if not isinstance(options, BuildOptions):
         raise TypeError(
             f"build takes BuildOptions, not {shown(options)}: build(BuildOptions(out=FOLDER, corpus=TEXTS))"
@@ -72,8 +66,6 @@ def build_and_report(options: BuildOptions, given: Optional[Collection[str]] = N
             Packing.load(options.recipe)  # before the corpus is read: what is no recipe is refused at once
         with work_folder(out) as work, contextlib.ExitStack() as ending:
             options = replace(options, out=out, source=source)
-            if options.append:
-                options = with_former_options(options, given)
             options.example_options()
             if options.recipe is None:
                 get_packer(options.packer)
@@ -84,139 +76,44 @@ def build_and_report(options: BuildOptions, given: Optional[Collection[str]] = N
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
-
-_RARE = (
-    *("--format", "--columns", "--skip-bad", "--max-record-bytes", "--sequences", "--json-field"),
-    *("--document-separator", "--vocabulary-size", "--keep-case", "--multiple-of", "--max-predictions-per-sequence"),
-    *("--recipe", "--duplication-factor", "--masked-lm-probability", "--whole-word-masking", "--epoch"),
-    *("--tokenizer", "--seed", "--append", "--stage", "--missing", "--slurm", "--task", "--on"),
-)
+# Fields of BuildOptions of which at most one may be given. The first group names the input, which must be given.
+_INPUTS = ("corpus", "synthetic", "source")
+_PLACES = ("workers", "on")
 
 
 def _parser() -> ArgumentParser:
-    # What is not given is not there: the defaults are those of BuildOptions.
+    """Return the parser of the fields of BuildOptions, and of the options of builds in many processes."""
+    # An option that is not given is not in the result: its default is that of BuildOptions.
     parser = ArgumentParser(
         prog=typed("build"), description="Packs text into a data set.", argument_default=argparse.SUPPRESS
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "--out",
         required=True,
         metavar="DIR",
         help="folder of the data set; what is there stays until the new one is complete",
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--corpus",
-        metavar="PATH|embedded",
-        help="text or JSONL (.gz, .xz), a file or a folder; 'embedded': the documentation inside this Python",
-    )
-    what.add_argument(
-        "--synthetic",
-        choices=PUBLISHED,
-        metavar="NAME",
-        help=f"draw lengths from a published histogram ({', '.join(PUBLISHED)}), with random tokens",
-    )
-    what.add_argument(
-        "--from",
-        dest="source",
-        metavar="PATH",
-        help="sequences in a file or a folder: TFRecord, HDF5, Parquet, Arrow, JSONL",
-    )
-    add(
-        "--format",
-        dest="source_format",
-        metavar="NAME",
-        help="of --from (default: told from the content; names: packed-bert convert --help-all)",
-    )
-    add(
-        "--columns",
-        type=lambda text: tuple(text.split(",")),
-        metavar="A,B",
-        help="--from Parquet, Arrow or JSONL: the integer columns that make the sequences",
-    )
+    _add_options(parser.add_mutually_exclusive_group(required=True), _INPUTS)
     add_reading_options(parser)
-    add("--sequences", type=positive_int, metavar="N", help="how many, with --synthetic (default 1,000,000)")
-    add("--json-field", metavar="NAME", help="field of the text in JSONL (default text)")
-    add(
-        "--document-separator",
-        choices=("file", "blank-line"),
-        help="what a document is in a text file (default: the file)",
-    )
-    add(
-        "--vocabulary", metavar="FILE", help="vocab.txt; without it one is trained on the corpus and kept with the data"
-    )
-    add(
-        "--tokenizer",
-        metavar="FILE",
-        help="tokenizer.json of the tokenizers library, instead of a vocabulary; its own [CLS], [SEP], [MASK] or <s>, "
-        "</s>, <mask>",
-    )
-    add("--vocabulary-size", type=positive_int, metavar="N", help="when training one (default 8192)")
-    add(
-        "--keep-case",
-        dest="lower_case",
-        action="store_false",
-        help="tell capitals apart (default: lower case, accents stripped)",
-    )
-    add("--max-sequence-length", type=positive_int, metavar="S", help="slots in a pack (default 512)")
-    add(
-        "--multiple-of",
-        type=positive_int,
-        metavar="M",
-        help="each sequence begins at a multiple of M, as context parallelism or FP8 want it (default 1)",
-    )
-    add(
-        "--max-predictions-per-sequence",
-        type=positive_int,
-        metavar="M",
-        help="masked tokens at most (default 20, 56, 76 at 128, 384, 512)",
-    )
-    add(
-        "--packer", choices=PACKERS, metavar="NAME", help=f"one of {', '.join(PACKERS)} (default {BuildOptions.packer})"
-    )
-    add(
-        "--max-sequences-per-pack",
-        type=parse_depth,
-        metavar="D",
-        help="packing depth, a number or 'unlimited' (default 3)",
-    )
-    add(
-        "--recipe",
-        metavar="FILE",
-        help="a packing that a packer wrote with --out for exactly these lengths, instead of --packer",
-    )
-    add(
-        "--duplication-factor",
-        type=positive_int,
-        metavar="N",
-        help="passes over the corpus, each masked anew (default 5)",
-    )
-    add("--masked-lm-probability", type=float, metavar="P", help="share of tokens masked (default 0.15)")
-    add(
-        "--whole-word-masking",
-        action="store_true",
-        help="mask all pieces of a word or none (default: each piece for itself)",
-    )
-    add("--seed", type=int, help="of every random choice (default 0)")
-    add("--epoch", type=int, metavar="E", help="another number pairs the same sequences differently (default 0)")
-    add(
-        "--held-out",
-        type=float,
-        metavar="F",
-        help="share of the documents, as 0.01, for DIR-held-out, a data set to evaluate on",
-    )
-    add(
-        "--overwrite",
-        action="store_true",
-        help="replace what is in --out, made from something else or with other options",
-    )
-    add(
-        "--append",
-        action="store_true",
-        help="add to the data set in --out the files it does not hold yet, made and packed as the rest was "
-        "(an option that says otherwise is refused)",
-    )
+    others = [item.name for item in fields(BuildOptions) if item.name not in (*_INPUTS, *_PLACES)]
+    _add_options(parser, others)
+    _add_options_of_tasks(parser)
+    _add_options(parser.add_mutually_exclusive_group(), _PLACES)
+    parser.add_argument("--append", action="store_true", help=argparse.SUPPRESS)  # of version 1, refused by `main`
+    rare = [flag_of(item.name) for item in fields(BuildOptions) if item.metadata.get("rare")]
+    parser.rare(*rare, "--skip-bad", "--max-record-bytes", "--stage", "--missing", "--slurm", "--task")
+    return parser
+
+
+def _add_options(group: Any, names: Iterable[str]) -> None:
+    """Add the options of these fields of BuildOptions; a field without metadata has none."""
+    for name in names:
+        metadata = BuildOptions.__dataclass_fields__[name].metadata
+        if metadata:
+            group.add_argument(flag_of(name), dest=name, **metadata["argument"])
+
+
+def _add_options_of_tasks(parser: ArgumentParser) -> None:
     by_many = parser.add_mutually_exclusive_group()
     by_many.add_argument(
         "--stage",
@@ -230,26 +127,12 @@ def _parser() -> ArgumentParser:
     by_many.add_argument(
         "--slurm", type=positive_int, metavar="N", help="print a script that hands this build to Slurm in N tasks"
     )
-    add(
+    parser.add_argument(
         "--task",
         type=_task_of,
         metavar="I/N",
         help="of --stage count and deal: task I, from 0 to N-1; it may run again, and N may differ (default 0/1)",
     )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--workers",
-        type=process_count,
-        metavar="N",
-        help="processes (default: one a core); the result does not depend on it",
-    )
-    where.add_argument(
-        "--on",
-        metavar="dask:ADDRESS",
-        help="a Dask cluster whose workers see --out under the same path; dask:local:N: N workers here",
-    )
-    parser.rare(*_RARE)
-    return parser
 
 
 def _task_of(text: str) -> Tuple[int, int]:
@@ -263,6 +146,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = _parser()
     given = vars(parser.parse_args(arguments))
+    if given.pop("append", False):
+        raise ValueError(
+            "--append is gone in version 2; build the new files as a second data set, and train on both: "
+            "data.mixed_with names the second"
+        )
     stage, task = given.pop("stage", "all"), given.pop("task", None)
     if task and stage not in (STAGES[0], STAGES[-1]):
         parser.error(f"--task is of --stage {STAGES[0]} and --stage {STAGES[-1]}")
@@ -271,7 +159,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return _for_many(given, arguments, stage, task or (0, 1), **by_many)
     # One process a core is for commands: a script that does it needs a guard.
     options = BuildOptions(**{"workers": None, **given})
-    return _report(*build_and_report(options, given))
+    return _report(*build_and_report(options))
 
 
 def _for_many(

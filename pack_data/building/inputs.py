@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import (
     Any,
     Callable,
-    Container,
     Dict,
     Iterator,
     List,
@@ -24,12 +23,11 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
-    Set,
     Tuple,
     Union,
 )
 
-from pack_data.building import sides
+from pack_data.building.held_out import split
 from pack_data.building.options import BuildOptions
 from pack_data.building.tasks import (
     ExamplesTask,
@@ -50,10 +48,10 @@ from pack_data.formats.detect import Source, integer_columns, open_source
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.reading.fields import read_object, said_of
 from pack_data.reading.files import sha256_of, sync_folder, write_atomically
-from pack_data.store.data_set import MANIFEST, Manifest
+from pack_data.store.data_set import MANIFEST
 from pack_data.store.packs import BERT, PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 from pack_data.store.sequences import Sequences
-from pack_data.text.corpus import EMBEDDED, Document, content_digest, documents, relative_name, source_files
+from pack_data.text.corpus import EMBEDDED, Document, content_digest, documents, source_files
 from pack_data.text.vocabulary import TOKENIZER, load_either, train_vocabulary
 
 # Characters of text in one part (some 8 of the longest documents, thousands of ordinary ones), and characters that wait
@@ -74,14 +72,14 @@ Files = List[List[str]]  # name and sha256 of each
 
 
 class BuildSide:
-    """A build makes one data set, or two: the training side and the held-out side (sides.py)."""
+    """A data set of a build: the only one, or the training or the held-out side (held_out.py)."""
 
-    def __init__(self, name: Optional[str], work: Path, out: Path, former: Optional[Manifest]) -> None:
-        """name: one of sides.py, None for the only one; former: the data set in `out` that is appended to."""
-        self.name, self.work, self.out, self.former = name, work, out, former
-        # Parts are numbered on, so that what is appended draws other random numbers.
-        self.first_stream: int = former.made_with["parts"] if former else 0
-        # Of each part of what is new, see tasks.save_examples; known when all parts are made.
+    def __init__(self, name: Optional[str], work: Path, out: Path) -> None:
+        """name: TRAINING or HELD_OUT (held_out.py), None for the only data set."""
+        self.name = name
+        self.work = work
+        self.out = out
+        # The note of each part (tasks.save_examples); known when all parts are made.
         self.notes: List[Dict[str, Any]] = []
 
     @property
@@ -90,20 +88,14 @@ class BuildSide:
         return self.work / READY
 
     @property
-    def is_kept(self) -> bool:
-        """Whether what is appended has nothing for this side."""
-        return self.former is not None and not self.sequences
-
-    @property
     def sequences(self) -> int:
-        """How many are new."""
+        """Number of sequences."""
         return sum(note["totals"][0] for note in self.notes)
 
     @property
     def digest(self) -> int:
-        """Of all sequences of this side, the former ones included (sequences.py)."""
-        former = self.former.digest if self.former else 0
-        return (sum(note["digest"] for note in self.notes) + former) % (1 << 64)
+        """Digest of all sequences (store/sequences.py)."""
+        return sum(note["digest"] for note in self.notes) % (1 << 64)
 
 
 class VocabularyFile(NamedTuple):
@@ -135,10 +127,6 @@ class _BuildInput(abc.ABC):
     def seen(self) -> Optional[List[List[Any]]]:
         """Name, bytes and time of each of `files`, which need not be read again where these are the same; None: do."""
         return None
-
-    @abc.abstractmethod
-    def leave_out(self, names: Set[str]) -> None:
-        """Files of these names are in the data set already."""
 
     @abc.abstractmethod
     def need(self) -> float:
@@ -199,17 +187,13 @@ class _TextInput(_BuildInput):
     def __init__(self, options: BuildOptions, sides_: Sequence[BuildSide]) -> None:
         super().__init__(options, sides_)
         self.make = make_part
-        self._left_out: Set[str] = set()
 
     def files(self) -> Files:
         with progress_bar(None, "checking the corpus", unit="B") as bar:
             return [list(entry) for entry in content_digest(self.options.corpus, bar.update)]
 
-    def leave_out(self, names: Set[str]) -> None:
-        self._left_out = names
-
     def need(self) -> float:
-        text = _characters(self.options.corpus, self._left_out)
+        text = _characters(self.options.corpus)
         return text + text / _CHARACTERS_PER_TOKEN * self.options.duplication_factor * _BYTES_PER_TOKEN
 
     def vocabulary(self) -> VocabularyFile:
@@ -233,7 +217,6 @@ class _TextInput(_BuildInput):
                 yield ExamplesTask(
                     str(side.work.resolve()),
                     part,
-                    side.first_stream + part,
                     self.options.lower_case,
                     self.vocabulary_name,
                     self.example_options,
@@ -245,9 +228,8 @@ class _TextInput(_BuildInput):
         return {"skipped": skipped} if skipped else {}
 
     def _documents(self, bad: BadRecords) -> Iterator[Document]:
-        options, left_out = self.options, self._left_out
-        how: Dict[str, Any] = {"json_field": options.json_field, "separator": options.document_separator}
-        return documents(options.corpus, bad=bad, left_out=left_out, **how)
+        options = self.options
+        return documents(options.corpus, json_field=options.json_field, separator=options.document_separator, bad=bad)
 
     def _training_documents(self) -> Iterator[Document]:
         """Part by part, each part a fair sample of them."""
@@ -263,7 +245,8 @@ class _TextInput(_BuildInput):
         done = self.work / "text.json"
         if not done.exists():
             bad = BadRecords(self.options.skip_bad, self.options.max_record_bytes)
-            size, held_out = _characters(self.options.corpus, self._left_out), self.options.held_out
+            size = _characters(self.options.corpus)
+            held_out = self.options.held_out
             shares = [1 - held_out, held_out] if held_out else [1.0]
             counts = [max(1, round(share * size / PART_CHARACTERS)) for share in shares]
             paths = [
@@ -272,11 +255,12 @@ class _TextInput(_BuildInput):
             ]
             for path in chain.from_iterable(paths):
                 path.write_bytes(b"")
-            draws = [random.Random(f"{self.options.seed} documents {side.first_stream}") for side in self.sides]
+            # The 0 is part of the seed since data sets could be appended to; without it their bytes would change.
+            draws = [random.Random(f"{self.options.seed} documents 0") for _ in self.sides]
             waiting: Dict[Path, List[str]] = {}
             characters, found = 0, [0] * len(counts)
             with progress_bar(None, "reading", unit=" documents") as bar:
-                for document, is_held_out in sides.split(self._documents(bad), held_out):
+                for document, is_held_out in split(self._documents(bad), held_out):
                     line, number = json.dumps(document.lines), int(is_held_out)
                     path = paths[number][draws[number].randrange(counts[number])]
                     waiting.setdefault(path, []).append(line)
@@ -286,7 +270,7 @@ class _TextInput(_BuildInput):
                     if characters > TEXT_IN_MEMORY:
                         _append_lines(waiting)
                         waiting, characters = {}, 0
-            if not self.options.append and any(found) and not all(found):
+            if any(found) and not all(found):
                 raise ValueError(one_sided(self.options, self.sides[found.index(0)], sum(found)))
             _append_lines(waiting)
             write_json(done, {"parts": counts, "skipped": [str(line) for line in bad.found]})
@@ -363,9 +347,6 @@ class _SourceInput(_BuildInput):
         paths = [Path(path) for file in self._source.files for path in self._source.with_tokens(file)]
         paths = [path / MANIFEST if path.is_dir() else path for path in paths]
         return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
-
-    def leave_out(self, names: Set[str]) -> None:
-        self._source.files = [file for file in self._source.files if Path(file).name not in names]
 
     def need(self) -> float:
         """Foreign files take about a byte for a token."""
@@ -482,9 +463,6 @@ class _SyntheticInput(_BuildInput):
     def files(self) -> Files:
         return [[f"synthetic {self.options.synthetic}", ""]]
 
-    def leave_out(self, names: Set[str]) -> None:
-        assert not names, "there are no files"
-
     def need(self) -> float:
         return self.options.sequences * self._histogram.mean_length * _BYTES_PER_TOKEN
 
@@ -503,7 +481,6 @@ class _SyntheticInput(_BuildInput):
             yield SyntheticTask(
                 str(side.work.resolve()),
                 part,
-                side.first_stream + part,
                 min(SYNTHETIC_PART, total - first),
                 weights,
                 self.example_options,
@@ -535,9 +512,8 @@ def _append_lines(waiting: Mapping[Path, Sequence[str]]) -> None:
             out.write("\n".join(lines) + "\n")
 
 
-def _characters(corpus: Union[str, Path], left_out: Container[str]) -> float:
+def _characters(corpus: Union[str, Path]) -> float:
     """About how much text there is to read; compressed text unpacks to about four times its size."""
     if str(corpus) == EMBEDDED:
         return sum(len(line) for document in documents(corpus) for line in document.lines)
-    paths = [path for path in source_files(corpus) if relative_name(path, corpus) not in left_out]
-    return sum(path.stat().st_size * (4 if path.suffix in (".gz", ".xz") else 1) for path in paths)
+    return sum(path.stat().st_size * (4 if path.suffix in (".gz", ".xz") else 1) for path in source_files(corpus))

@@ -1,139 +1,261 @@
-"""What a build is told."""
+"""The options of a build: each is stated once, with its default, its option on the command line, and its help."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 from pack_data.cli.bad_records import MOST_RECORD_BYTES
-from pack_data.cli.command import most_processes
+from pack_data.cli.command import most_processes, parse_depth, positive_int, process_count
+from pack_data.packers import PACKERS
+from pack_data.packing.histogram import PUBLISHED
 from pack_data.reading.fields import packing_depth, whole_number
 from pack_data.store.packs import default_predictions
 from pack_data.store.sequences import check_multiple
 from pack_data.text.corpus import EMBEDDED
 from pack_data.text.examples import ExampleOptions
 
+# Options that name files: the manifest has the sha256 of each file instead of its path.
 _FILES = ("vocabulary", "tokenizer", "recipe")
-# Options that a manifest leaves out at these values: what is built without them has the bytes that it had before them.
-_UNSAID = {"held_out": 0.0, "whole_word_masking": False, "multiple_of": 1}
-# Options that say how one kind of input is read: field, option of the command, and that input.
-_OF_INPUT = (
-    ("json_field", "--json-field", "--corpus"),
-    ("document_separator", "--document-separator", "--corpus"),
-    ("source_format", "--format", "--from"),
-    ("columns", "--columns", "--from"),
-    ("sequences", "--sequences", "--synthetic"),
-)
+# Options that do not change the data set.
+_NOT_DECIDING = ("out", "overwrite", "workers", "on", "corpus", "source", *_FILES)
+# The manifest omits these options at these values, so that data sets built before the options existed keep their bytes.
+_OMITTED = {"held_out": 0.0, "whole_word_masking": False, "multiple_of": 1}
+# Options that say how one kind of input is read: field, and the option that names the input.
+_OF_INPUT = {
+    "json_field": "--corpus",
+    "document_separator": "--corpus",
+    "source_format": "--from",
+    "columns": "--from",
+    "sequences": "--synthetic",
+}
 
 
 def stated(options: Mapping[str, Any]) -> Dict[str, Any]:
-    """The options in a manifest (BuildOptions.deciding), with those that it leaves out."""
-    return {**_UNSAID, **options}
+    """Return the options in a manifest (BuildOptions.deciding), including those that it omits."""
+    return {**_OMITTED, **options}
+
+
+def _option(default: Any, text: str, *, rare: bool = False, flag: str = "", **argument: Any) -> Any:
+    """Return a dataclass field that `packed-bert build` offers as an option.
+
+    text: the help, in which {default} is the default. rare: listed by --help-all only. flag: the option, if it is not
+    the name of the field. argument: further keywords of argparse's add_argument.
+    """
+    argument["help"] = text.format(default=default)
+    return field(default=default, metadata={"argument": argument, "flag": flag, "rare": rare})
+
+
+def _file(default: Any, text: str, **options: Any) -> Any:
+    return _option(default, text, metavar="FILE", **options)
+
+
+def _count(default: Optional[int], text: str, *, metavar: str = "N", **options: Any) -> Any:
+    """A whole number of at least 1."""
+    return _option(default, text, type=positive_int, metavar=metavar, **options)
+
+
+def _split_names(text: str) -> Tuple[str, ...]:
+    return tuple(text.split(","))
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """One build. All but `out`, `overwrite`, `append`, `workers` and `on` decide the bytes of the data set."""
+    """One build. All but `out`, `overwrite`, `workers` and `on` decide the bytes of the data set."""
 
     out: Union[str, Path]
-    corpus: Union[str, Path] = EMBEDDED
-    vocabulary: Union[str, Path, None] = None  # vocab.txt; None: train one of vocabulary_size on the corpus
-    tokenizer: Union[str, Path, None] = None  # tokenizer.json, instead of a vocabulary
-    vocabulary_size: int = 8192
-    lower_case: bool = True
-    max_sequence_length: int = 512
-    multiple_of: int = 1  # each sequence takes a multiple of it in slots
-    max_predictions_per_sequence: Optional[int] = None
-    packer: str = "optimal"
-    max_sequences_per_pack: Optional[int] = 3  # None: unlimited
-    recipe: Union[str, Path, None] = None  # a packing made before, instead of the packer
-    duplication_factor: int = 5
+    corpus: Union[str, Path] = _option(
+        EMBEDDED,
+        "text or JSONL (.gz, .xz), a file or a folder; 'embedded': the documentation inside this Python",
+        metavar="PATH|embedded",
+    )
+    vocabulary: Union[str, Path, None] = _file(
+        None, "vocab.txt; without it one is trained on the corpus and kept with the data"
+    )
+    tokenizer: Union[str, Path, None] = _file(
+        None,
+        "tokenizer.json of the tokenizers library, instead of a vocabulary; its own [CLS], [SEP], [MASK] or <s>, "
+        "</s>, <mask>",
+        rare=True,
+    )
+    vocabulary_size: int = _count(8192, "when training one (default {default})", rare=True)
+    lower_case: bool = _option(
+        True,
+        "tell capitals apart (default: lower case, accents stripped)",
+        flag="--keep-case",
+        action="store_false",
+        rare=True,
+    )
+    max_sequence_length: int = _count(512, "slots in a pack (default {default})", metavar="S")
+    multiple_of: int = _count(
+        1,
+        "each sequence begins at a multiple of M, as context parallelism or FP8 want it (default {default})",
+        metavar="M",
+        rare=True,
+    )
+    max_predictions_per_sequence: Optional[int] = _count(
+        None, "masked tokens at most (default 20, 56, 76 at 128, 384, 512)", metavar="M", rare=True
+    )
+    packer: str = _option(
+        "optimal", f"one of {', '.join(PACKERS)} (default {{default}})", choices=PACKERS, metavar="NAME"
+    )
+    # None: unlimited.
+    max_sequences_per_pack: Optional[int] = _option(
+        3, "packing depth, a number or 'unlimited' (default {default})", type=parse_depth, metavar="D"
+    )
+    recipe: Union[str, Path, None] = _file(
+        None, "a packing that a packer wrote with --out for exactly these lengths, instead of --packer", rare=True
+    )
+    duplication_factor: int = _count(5, "passes over the corpus, each masked anew (default {default})", rare=True)
     short_sequence_probability: float = 0.1
-    masked_lm_probability: float = 0.15
-    whole_word_masking: bool = False  # the pieces of a word together, or none of them
-    seed: int = 0
-    epoch: int = 0
-    json_field: str = "text"
-    document_separator: str = "file"
-    synthetic: Optional[str] = None  # draw lengths from this histogram instead of reading a corpus
-    sequences: int = 1_000_000  # how many, with `synthetic`
-    # sequences made elsewhere, instead of a corpus: a path (pack_data.formats), or a datasets.Dataset
-    source: Any = None
-    source_format: str = "auto"
-    columns: Tuple[str, ...] = ()  # Parquet, Arrow, JSONL: columns of the sequences; none: all of integers
+    masked_lm_probability: float = _option(
+        0.15, "share of tokens masked (default {default})", type=float, metavar="P", rare=True
+    )
+    whole_word_masking: bool = _option(
+        False, "mask all pieces of a word or none (default: each piece for itself)", action="store_true", rare=True
+    )
+    seed: int = _option(0, "of every random choice (default {default})", type=int, rare=True)
+    epoch: int = _option(
+        0, "another number pairs the same sequences differently (default {default})", type=int, metavar="E", rare=True
+    )
+    json_field: str = _option("text", "field of the text in JSONL (default {default})", metavar="NAME", rare=True)
+    document_separator: str = _option(
+        "file", "what a document is in a text file (default: the file)", choices=("file", "blank-line"), rare=True
+    )
+    synthetic: Optional[str] = _option(
+        None,
+        f"draw lengths from a published histogram ({', '.join(PUBLISHED)}), with random tokens",
+        choices=PUBLISHED,
+        metavar="NAME",
+    )
+    sequences: int = _count(1_000_000, "how many, with --synthetic (default {default:,})", rare=True)
+    # A path (pack_data.formats), or a datasets.Dataset.
+    source: Any = _option(
+        None, "sequences in a file or a folder: TFRecord, HDF5, Parquet, Arrow, JSONL", flag="--from", metavar="PATH"
+    )
+    source_format: str = _option(
+        "auto",
+        "of --from (default: told from the content; names: packed-bert convert --help-all)",
+        flag="--format",
+        metavar="NAME",
+        rare=True,
+    )
+    # Empty: all columns of integers.
+    columns: Tuple[str, ...] = _option(
+        (),
+        "--from Parquet, Arrow or JSONL: the integer columns that make the sequences",
+        type=_split_names,
+        metavar="A,B",
+        rare=True,
+    )
     skip_bad: int = 0
-    max_record_bytes: int = MOST_RECORD_BYTES  # a longer record, or line of JSON, is a bad one
-    held_out: float = 0.0  # share of the documents in a second data set, OUT-held-out
-    overwrite: bool = False  # replace a data set in `out` that was made otherwise
-    append: bool = False  # add to the data set in `out`, with the options it was made with
-    workers: Optional[int] = 1  # processes; None: one a core, for which a script needs `if __name__ == "__main__":`
-    on: Optional[str] = None  # a cluster: dask:ADDRESS, or dask:local:N
+    max_record_bytes: int = MOST_RECORD_BYTES
+    held_out: float = _option(
+        0.0,
+        "share of the documents, as 0.01, for DIR-held-out, a data set to evaluate on",
+        type=float,
+        metavar="F",
+    )
+    overwrite: bool = _option(
+        False, "replace what is in --out, made from something else or with other options", action="store_true"
+    )
+    # None: one per core, for which a script needs `if __name__ == "__main__":`.
+    workers: Optional[int] = _option(
+        1,
+        "processes (default: one a core); the result does not depend on it",
+        type=process_count,
+        metavar="N",
+    )
+    on: Optional[str] = _option(
+        None,
+        "a Dask cluster whose workers see --out under the same path; dask:local:N: N workers here",
+        metavar="dask:ADDRESS",
+        rare=True,
+    )
 
     def __post_init__(self) -> None:
-        for least, names in (
-            (1, "max_record_bytes max_sequence_length multiple_of sequences"),
-            (0, "skip_bad"),
-            (None, "duplication_factor epoch max_predictions_per_sequence seed vocabulary_size"),
-        ):
-            for name in names.split():
-                if name != "max_predictions_per_sequence" or getattr(self, name) is not None:
-                    object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
-        if not self.append:  # then S is that of the rest
-            check_multiple(self.max_sequence_length, self.multiple_of)
-        if self.workers is not None:
-            object.__setattr__(self, "workers", whole_number("workers", self.workers, least=1, most=most_processes()))
-        object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))
-        if self.append and self.overwrite:
-            raise ValueError("--append adds to the data set that --overwrite replaces; leave one of them out")
+        self._check_numbers()
+        check_multiple(self.max_sequence_length, self.multiple_of)
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}; the share of documents held out is from 0 to below 1")
-        for name, option, read in _OF_INPUT:
-            if getattr(self, name) != type(self).__dataclass_fields__[name].default and read != self._input():
-                raise ValueError(f"{option} says how {read} is read, the input is {self._input()}; leave {option} out")
+        for name, of_input in _OF_INPUT.items():
+            is_given = getattr(self, name) != type(self).__dataclass_fields__[name].default
+            if is_given and of_input != self._input():
+                flag = flag_of(name)
+                raise ValueError(f"{flag} says how {of_input} is read, the input is {self._input()}; leave {flag} out")
         if self.tokenizer is not None:
-            for name, chosen in (("vocabulary", self.vocabulary is not None), ("keep-case", not self.lower_case)):
-                if chosen and not self.append:
-                    raise ValueError(f"--tokenizer and --{name}: a tokenizer.json says this itself; leave one out")
-            if self.synthetic is not None:
-                raise ValueError("--tokenizer cuts text into tokens; --synthetic has no text, leave one of them out")
-        # What is appended is made as the rest was, where it is made from text.
-        if self.whole_word_masking and not self.append and self._input() != "--corpus":
+            self._check_tokenizer()
+        if self.whole_word_masking and self._input() != "--corpus":
             raise ValueError(
                 f"--whole-word-masking masks words of a text; {self._input()} has no text, leave one of them out"
             )
 
+    def _check_numbers(self) -> None:
+        """Convert whole numbers, such as NumPy's, to int. ValueError if a number is out of range."""
+        limits: Dict[str, Dict[str, Any]] = {
+            "max_record_bytes": {"least": 1},
+            "max_sequence_length": {"least": 1},
+            "multiple_of": {"least": 1},
+            "sequences": {"least": 1},
+            "skip_bad": {"least": 0},
+            "duplication_factor": {},
+            "epoch": {},
+            "seed": {},
+            "vocabulary_size": {},
+            "max_predictions_per_sequence": {},
+            "workers": {"least": 1, "most": most_processes()},
+        }
+        for name, limit in limits.items():
+            value = getattr(self, name)
+            if value is not None or name not in ("max_predictions_per_sequence", "workers"):
+                object.__setattr__(self, name, whole_number(name, value, **limit))
+        object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))
+
+    def _check_tokenizer(self) -> None:
+        for name, chosen in (("vocabulary", self.vocabulary is not None), ("keep-case", not self.lower_case)):
+            if chosen:
+                raise ValueError(f"--tokenizer and --{name}: a tokenizer.json says this itself; leave one out")
+        if self.synthetic is not None:
+            raise ValueError("--tokenizer cuts text into tokens; --synthetic has no text, leave one of them out")
+
     def _input(self) -> str:
-        """The option that names what goes in."""
+        """Return the option that names the input."""
         if self.synthetic is not None:
             return "--synthetic"
         return "--corpus" if self.source is None else "--from"
 
     def example_options(self) -> ExampleOptions:
-        """The options of the examples. ValueError where one is out of range."""
-        chosen = {field.name: getattr(self, field.name) for field in fields(ExampleOptions)}
+        """Return the options of the examples. ValueError if one is out of range."""
+        values = {item.name: getattr(self, item.name) for item in fields(ExampleOptions)}
         if self.max_predictions_per_sequence is None:
-            S = self.max_sequence_length
-            # Raises ValueError of a probability that is none, as nan is, before it is multiplied.
-            ExampleOptions(**{**chosen, "max_predictions_per_sequence": 1})
-            chosen["max_predictions_per_sequence"] = default_predictions(S, self.masked_lm_probability)
-        return ExampleOptions(**chosen)
+            # Checks the other options: a probability such as nan must be refused before it is multiplied.
+            ExampleOptions(**{**values, "max_predictions_per_sequence": 1})
+            predictions = default_predictions(self.max_sequence_length, self.masked_lm_probability)
+            values["max_predictions_per_sequence"] = predictions
+        return ExampleOptions(**values)
 
     def given_files(self) -> Dict[str, Path]:
-        """The user's files that go into the data set, by option."""
-        given = {"vocabulary": self.vocabulary, "tokenizer": self.tokenizer, "recipe": self.recipe}
-        return {name: Path(path) for name, path in given.items() if path is not None}
+        """Return the user's files that go into the data set, by option."""
+        paths = {name: getattr(self, name) for name in _FILES}
+        return {name: Path(path) for name, path in paths.items() if path is not None}
 
     def deciding(self) -> Dict[str, Any]:
-        """The options that decide the bytes, for the manifest, which has the sha256 of files instead of their names."""
-        left_out = {"out", "overwrite", "append", "workers", "on", "corpus", "source", *_FILES}
+        """Return the options that decide the bytes, for the manifest."""
+        omitted = {*_NOT_DECIDING}
         if self.synthetic is None:
-            left_out |= {"synthetic", "sequences"}
+            omitted |= {"synthetic", "sequences"}
         if self.source is None:
-            left_out |= {"source_format", "columns"}
+            omitted |= {"source_format", "columns"}
             if not self.skip_bad:
-                left_out.add("skip_bad")
+                omitted.add("skip_bad")
         if not self.skip_bad or self.max_record_bytes == MOST_RECORD_BYTES:
-            left_out.add("max_record_bytes")
-        left_out |= {name for name, default in _UNSAID.items() if getattr(self, name) == default}
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+            omitted.add("max_record_bytes")
+        omitted |= {name for name, default in _OMITTED.items() if getattr(self, name) == default}
+        return {name: value for name, value in asdict(self).items() if name not in omitted}
+
+
+def flag_of(name: str) -> str:
+    """Return the option on the command line of a field of BuildOptions, such as --max-sequence-length."""
+    flag = BuildOptions.__dataclass_fields__[name].metadata.get("flag")
+    return flag or "--" + name.replace("_", "-")

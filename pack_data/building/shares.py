@@ -130,8 +130,8 @@ def check_shared(options: BuildOptions) -> Path:
         )
     if not isinstance(options.source, (str, Path, type(None))):
         raise ValueError("--stage: every task reads the source anew; write it to files first")
-    if options.append or options.overwrite:
-        raise ValueError("--stage makes a data set that is not there yet: leave out --append and --overwrite")
+    if options.overwrite:
+        raise ValueError("--stage makes a data set that is not there yet: leave out --overwrite")
     check_out(Path(options.out), list(options.given_files().values()))
     return Path(options.out)
 

@@ -17,10 +17,10 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from pack_data.building import sides
 from pack_data.building.assignment import assign
 from pack_data.building.assignment_on_disk import assign_on_disk, parts_groups, places_of_parts
-from pack_data.building.existing_data_set import fitted_schema, is_built, merged, split_overfull
+from pack_data.building.existing_data_set import is_built
+from pack_data.building.held_out import HELD_OUT, TRAINING, TRAINING_DIGEST, held_out_folder, split_overfull
 from pack_data.building.inputs import BuildSide, Files, VocabularyFile, one_sided, open_input
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import TaskRunner
@@ -52,8 +52,6 @@ from pack_data.store.data_set import (
     Manifest,
     PackStore,
     StoredFile,
-    map_table,
-    read_manifest,
     stored_file,
     write_manifest,
     write_table,
@@ -115,14 +113,12 @@ class Stages:
         self.seconds: Dict[str, float] = {}
         places: List[Tuple[Optional[str], Path, Path]] = [(None, work, self.out)]
         if options.held_out:
-            held_out = sides.held_out_folder(self.out)
+            held_out = held_out_folder(self.out)
             check_out(held_out, list(options.given_files().values()))
-            places = [(sides.TRAINING, work, self.out), (sides.HELD_OUT, work / HELD_OUT_WORK, held_out)]
-        self.sides = [
-            BuildSide(name, folder, out, read_manifest(out) if options.append else None) for name, folder, out in places
-        ]
+            places = [(TRAINING, work, self.out), (HELD_OUT, work / HELD_OUT_WORK, held_out)]
+        self.sides = [BuildSide(name, folder, out) for name, folder, out in places]
         self.input = open_input(options, self.sides)
-        self._sources: Files = []  # that go in and are new
+        self._sources: Files = []
         self._vocabulary = VocabularyFile(0, None)
         self._parts_schema: PackSchema
 
@@ -150,7 +146,7 @@ class Stages:
                 f"{unknown / tokens:.0%} of the text's tokens are [UNK], which its vocabulary cannot spell: give one "
                 "made for such text (--vocabulary or --tokenizer), or none, and one is trained on it"
             )
-        chosen = depth == options.max_sequences_per_pack and not (options.recipe or options.append)
+        chosen = depth == options.max_sequences_per_pack and not options.recipe
         if chosen and options.packer != "none" and packing.largest_depth == depth:
             fewest = sum(count for _, count in longest_first(LengthHistogram(packing.placed()), None))
             if packing.packs > _MANY_ROWS * fewest:
@@ -171,7 +167,7 @@ class Stages:
         Empties the work folder unless it belongs to this very build. ValueError where another data set would be
         replaced unasked, and NotBegunError where that is left to a task that is alone.
         """
-        options, training = self.options, self.sides[0]
+        options = self.options
         with self._timed("examples"):
             path = self.work / PLAN
             before = self._read(path) if path.exists() else None
@@ -181,13 +177,6 @@ class Stages:
             else:
                 files = self.input.files()
             self._sources = files
-            if training.former:
-                held = {sha256 for _, sha256 in training.former.made_with["sources"] if sha256}
-                known = {name for name, sha256 in files if sha256 in held}
-                self._sources = [entry for entry in files if entry[0] not in known]
-                if not self._sources:
-                    return False
-                self.input.leave_out(known)
             if options.vocabulary is not None:
                 load_vocabulary(options.vocabulary, options.lower_case)
             if options.tokenizer is not None:
@@ -199,10 +188,9 @@ class Stages:
                 "options": json.loads(json.dumps(options.deciding())),
                 "sources": self._sources,
                 "given": {name: sha256_of(path) for name, path in given.items()},
-                "former": [f"{side.former.digest:016x}" for side in self.sides if side.former],
             }
             continued = before is not None and {**before.tree, "files": 0, "seen": 0} == {**plan, "files": 0, "seen": 0}
-            if not options.append and not options.overwrite and not continued:
+            if not options.overwrite and not continued:
                 # Every side is looked at before one is found to be missing.
                 there = [is_built(side, plan, list(given.values())) for side in self.sides]
                 if all(there):
@@ -237,14 +225,13 @@ class Stages:
             )
 
     def _made_with(self, side: BuildSide) -> Dict[str, Any]:
-        """The manifest's account of what went in, that of the former data set included."""
-        sources = self._sources
+        """The manifest's account of what went in."""
         account = {**self._read(self.work / "examples.json").tree}
-        if side.name == sides.HELD_OUT:
-            account[sides.TRAINING_DIGEST] = f"{self.sides[0].digest:016x}"
+        if side.name == HELD_OUT:
+            account[TRAINING_DIGEST] = f"{self.sides[0].digest:016x}"
         made: Dict[str, Any] = {
             "options": self.options.deciding(),
-            "sources": sources,
+            "sources": self._sources,
             "parts": len(side.notes),
             "documents": sum(note["documents"] for note in side.notes),
             **account,
@@ -254,16 +241,7 @@ class Stages:
             made["given"] = given
         if side.name is not None:
             made["side"] = side.name
-        if not side.former:
-            return made
-        before = side.former.made_with
-        return {
-            **before,
-            "sources": before["sources"] + sources,
-            "parts": before["parts"] + made["parts"],
-            "documents": before["documents"] + made["documents"],
-            **account,
-        }
+        return made
 
     # ---- examples ---------------------------------------------------------------------------------------------------
 
@@ -301,18 +279,18 @@ class Stages:
         if not self.is_gathered:
             return False
         self._read_notes()
-        return all(side.is_kept or _is_assigned(side) for side in self.sides)
+        return all(map(_is_assigned, self.sides))
 
     def _read_notes(self) -> None:
         for side in self.sides:
             side.notes = read_notes(side.work, "examples-*.json")
-        empty = [side for side in self.sides if not side.sequences and not side.former]
-        if empty or not any(side.sequences for side in self.sides):
+        empty = [side for side in self.sides if not side.sequences]
+        if empty:
             read = sum(note["documents"] for side in self.sides for note in side.notes)
             for side in self.sides:
                 for path in side.work.glob("examples-*.json"):
                     path.unlink()  # so that nothing stays behind
-            if empty and len(empty) < len(self.sides):
+            if len(empty) < len(self.sides):
                 raise ValueError(one_sided(self.options, empty[0], read))
             what = self.options.source or self.options.corpus
             raise ValueError(f"{what}: the corpus is empty: no text in {read} documents; nothing to pack")
@@ -323,26 +301,25 @@ class Stages:
     # ---- lengths to packing and assignment --------------------------------------------------------------------------
 
     def recipe(self) -> List[Packing]:
-        """One packing of all new sequences of each side, and the place of each."""
+        """One packing of all sequences of each side, and the place of each."""
         with self._timed("examples"):
             self._gather()
         packings: List[Packing] = []
         fixed: Optional[PackSchema] = None  # packs of the held-out side have the shape of the training side's
         for side in self.sides:
-            if not side.is_kept:
-                with self._timed("packing"):
-                    packing, fixed = self._packing(side, fixed)
-                packings.append(packing)
-                with self._timed("assignment"):
-                    self._assignment(side, packing)
+            with self._timed("packing"):
+                packing, fixed = self._packing(side, fixed)
+            packings.append(packing)
+            with self._timed("assignment"):
+                self._assignment(side, packing)
         return packings
 
     def _packing(self, side: BuildSide, fixed: Optional[PackSchema] = None) -> Tuple[Packing, PackSchema]:
         """The recipe, solved once, and the schema of its packs; both stay in the work folder.
 
-        fixed: the schema that the packs must have if there is no data set to append to: that of the training side.
+        fixed: for the held-out side, the schema of the training side's packs, which its packs must have.
         """
-        parts_schema, fixed = self._parts_schema, side.former.schema if side.former else fixed
+        parts_schema = self._parts_schema
         recipe, schema_file = side.work / "recipe.json", side.work / "schema.json"
         if not schema_file.exists():
             S = self.options.max_sequence_length
@@ -365,7 +342,7 @@ class Stages:
                 max_sequences_per_pack=depth,
                 max_predictions_per_pack=P,
             )
-            write_json(schema_file, (fitted_schema(schema, fixed, side.out) if fixed else schema).to_json())
+            write_json(schema_file, (fixed or schema).to_json())
         return Packing.load(recipe), PackSchema.from_json(self._read(schema_file))
 
     def _solve(self, side: BuildSide, histogram: LengthHistogram, fixed: Optional[PackSchema]) -> Packing:
@@ -401,12 +378,11 @@ class Stages:
         of two tasks sorts a part makes no difference.
         """
         for side in self.sides:
-            if not side.is_kept:
-                self._shards(side, share)
+            self._shards(side, share)
 
     def undealt(self) -> List[int]:
         """The shards that are not there, of all sides."""
-        return [shard for side in self.sides if not side.is_kept for shard in self._undealt(side)]
+        return [shard for side in self.sides for shard in self._undealt(side)]
 
     def _undealt(self, side: BuildSide) -> List[int]:
         packing, schema = self._packing(side)
@@ -419,7 +395,7 @@ class Stages:
         """Sorts the parts by shard and gathers the shards of this share."""
         parts_schema, (packing, schema) = self._parts_schema, self._packing(side)
         work, notes, per_shard = side.work, side.notes, _packs_per_shard(schema)
-        count, first_shard = -(-packing.packs // per_shard), len(side.former.shards) if side.former else 0
+        count = -(-packing.packs // per_shard)
         totals = _totals(side)
         sort_tasks = [
             SortTask(
@@ -468,7 +444,6 @@ class Stages:
                         str(work.resolve()),
                         str(side.ready.resolve()),
                         number,
-                        first_shard + number,
                         packs_of(number),
                         of_shard,
                         schema,
@@ -498,70 +473,60 @@ class Stages:
     def commit(self) -> Built:
         """The data sets take their places; to be called when every shard is there."""
         with self._timed("commit"):
-            packings = [self._keep(side) if side.is_kept else self._make_ready(side) for side in self.sides]
+            packings = [self._make_ready(side) for side in self.sides]
             announce(self.work, [(side.work, side.out) for side in self.sides])
             complete(self.work)
             store = PackStore.open(self.out)
         return Built(store, packings[0], self.seconds, tuple(self._remarks(packings[0])))
 
     def _make_ready(self, side: BuildSide) -> Packing:
-        """Puts the rest of the data set's files into the folder of what is ready. Returns the packing of all of it."""
-        former, vocabulary, (packing, schema) = side.former, self._vocabulary, self._packing(side)
+        """Puts the rest of the data set's files into the folder of what is ready. Returns the packing."""
+        vocabulary, (packing, schema) = self._vocabulary, self._packing(side)
         shards = read_notes(side.work, "shard-*.json")
         if (sum(note["digest"] for note in shards) - sum(note["digest"] for note in side.notes)) % (1 << 64):
             raise ValueError(
                 f"{side.work}: the packs do not hold exactly the sequences that were made; the disk lost data, "
                 "remove the folder and build again"
             )
-        whole = merged(Packing.load(side.out / "recipe.json"), packing) if former else packing
-        counts = np.array(former.histogram if former else np.zeros(schema.max_sequence_length + 1), np.int64)
+        counts = np.zeros(schema.max_sequence_length + 1, np.int64)
         files = ["recipe.json"]
         # Solving takes another time in every build; the file is to be the same.
-        replace(whole, solve_seconds=0.0).save(side.ready / files[0])
+        replace(packing, solve_seconds=0.0).save(side.ready / files[0])
         if vocabulary.path is not None:
             files.append(vocabulary.path.name)
             write_atomically(side.ready / vocabulary.path.name, vocabulary.path.read_bytes())
 
         def tables() -> Iterator[np.ndarray]:
-            if former:
-                yield map_table(side.out, former.lengths, schema.lengths_dtype)
             for note in shards:
                 path, way_out = side.work / file_of("shard", note["number"], "npy"), remove_and_build_again(self.work)
                 table = read_array(path, dtype=schema.lengths_dtype, dimensions=1, way_out=way_out)
                 counts[1:] += np.bincount(table["lengths"].reshape(-1), minlength=len(counts))[1:]
                 yield table
 
-        lengths = write_table(side.ready, "lengths", schema.lengths_dtype, tables(), whole.packs)
+        lengths = write_table(side.ready, "lengths", schema.lengths_dtype, tables(), packing.packs)
         write_manifest(
             side.ready,
             Manifest(
                 schema=schema,
-                sequences=whole.sequences,
-                packs=whole.packs,
+                sequences=packing.sequences,
+                packs=packing.packs,
                 tokens=int(counts @ np.arange(len(counts))),
                 histogram=tuple(counts.tolist()),
                 digest=side.digest,
-                shards=(former.shards if former else ())
-                + tuple(StoredFile.from_json(Fields.of(shard, side.work, "")) for shard in shards),
+                shards=tuple(StoredFile.from_json(Fields.of(shard, side.work, "")) for shard in shards),
                 lengths=lengths,
-                algorithm=whole.algorithm,
-                lower_bound=whole.lower_bound,
-                lp_bound=whole.lp_bound,
+                algorithm=packing.algorithm,
+                lower_bound=packing.lower_bound,
+                lp_bound=packing.lp_bound,
                 seed=self.options.seed,
                 max_predictions_per_sequence=self.example_options.max_predictions_per_sequence,
-                vocabulary_size=max(vocabulary.size, former.vocabulary_size if former else 0),
+                vocabulary_size=vocabulary.size,
                 vocabulary_sha256=load_either(vocabulary.path).sha256 if vocabulary.path else "",
                 files=tuple(stored_file(side.ready, name) for name in files),
                 made_with=self._made_with(side),
             ),
         )
-        return whole
-
-    def _keep(self, side: BuildSide) -> Packing:
-        """What is appended has nothing for this side: only the manifest changes, which says what went in."""
-        assert side.former is not None
-        write_manifest(side.ready, replace(side.former, made_with=self._made_with(side)))
-        return Packing.load(side.out / "recipe.json")
+        return packing
 
 
 @contextmanager

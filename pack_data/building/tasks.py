@@ -195,7 +195,6 @@ class ExamplesTask:
 
     work: str
     part: int
-    stream: int  # of random numbers: the part's number, counted on over all that was appended
     lower_case: bool
     vocabulary: str  # name of its file in the work folder
     options: ExampleOptions
@@ -215,7 +214,7 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
         documents = list(read_text(work, task.part))
         vocabulary = _vocabulary(str(work / task.vocabulary), task.lower_case)
         tokenised = tokenise(documents, vocabulary)
-        sequences = make_examples(tokenised, vocabulary, task.options, task.stream)
+        sequences = make_examples(tokenised, vocabulary, task.options, task.part)
         unknown = 0 if vocabulary.unknown is None else int((tokenised.ids == vocabulary.unknown).sum())
         about = {"documents": len(documents), "unknown": [unknown, len(tokenised.ids)]}
         save_examples(note, sequences, task.schema, **about)
@@ -230,7 +229,6 @@ class SyntheticTask:
 
     work: str
     part: int
-    stream: int
     count: int
     weights: Tuple[int, ...]
     options: ExampleOptions
@@ -240,7 +238,7 @@ class SyntheticTask:
 
 def make_synthetic_part(task: SyntheticTask) -> Dict[str, Any]:
     """Draws lengths and makes sequences of them, with as many masked tokens as text would have; writes them."""
-    rng = np.random.default_rng([task.options.seed, task.stream])
+    rng = np.random.default_rng([task.options.seed, task.part])
     weights = np.array(task.weights, dtype=np.float64)
     lengths = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(task.count), side="right")
     lengths = np.minimum(lengths, len(weights) - 1)
@@ -341,7 +339,6 @@ class ShardTask:
     work: str
     folder: str  # where the packs are written
     number: int
-    shard: int  # its number in the data set, which may have shards already
     packs: int
     runs: Tuple[SpilledRun, ...]  # of the parts that it takes from
     schema: PackSchema  # of the packs
@@ -357,7 +354,7 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
     if len(pack) and int(pack.max()) >= task.packs:
         raise ValueError(f"{work}: a sequence has a place that there is not; {remove_and_build_again(work)}")
     records = assemble(task.schema, sequences, pack, slot, task.packs)
-    entry = write_shard(Path(task.folder), task.shard, records)
+    entry = write_shard(Path(task.folder), task.number, records)
     save_array(work / file_of("shard", task.number, "npy"), lengths_of(task.schema, records))
     note = {"number": task.number, **entry.to_json(), "digest": digest(sequences), "sequences": len(sequences)}
     write_json(work / file_of("shard", task.number, "json"), note)

@@ -137,7 +137,7 @@ class Manifest:
     vocabulary_sha256: str = ""
     # Other files that belong to it: recipe.json, vocab.txt.
     files: Tuple[StoredFile, ...] = ()
-    # How it was made: the options that decide the bytes, and what went in; for --append and for the reader.
+    # How it was made: the options that decide the bytes, and what went in.
     made_with: Mapping[str, Any] = field(default_factory=dict)
 
     @property

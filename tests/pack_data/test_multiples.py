@@ -133,18 +133,6 @@ def test_a_build_rounds_up_and_accounts_for_it(tmp_path, monkeypatch, on_disk):
         read_manifest(tmp_path / "data")
 
 
-def test_what_is_appended_is_rounded_as_the_rest(tmp_path, capsys):
-    corpus = write_corpus(tmp_path / "corpus", 20)
-    build_small(corpus, tmp_path / "data", multiple_of=8).close()
-    write_corpus(corpus, 30, seed=0)  # ten files more
-    with build_small(corpus, tmp_path / "data", append=True) as store:
-        assert store.schema.multiple_of == 8
-    verify(tmp_path / "data")
-    arguments = ["--corpus", str(corpus), "--out", str(tmp_path / "data"), "--append", "--multiple-of", "4"]
-    assert run_main(build_main, arguments) == 2
-    assert "--multiple-of: multiple_of is 4, the data set was made with" in capsys.readouterr().err
-
-
 def test_the_command_says_what_rounding_adds(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(each) + "\n" for each in EXAMPLES))

@@ -12,9 +12,8 @@ from ipu_packed_bert.data.data_sets import built_otherwise, described, facts, op
 from ipu_packed_bert.settings.pretraining import ConfigError, config_from_tree, load_config
 from ipu_packed_bert.settings.reader import DEFAULT, OVERRIDE
 from ipu_packed_bert.training.pretraining import print_data
-from pack_data.building import sides
 from pack_data.building.command import main as build_main
-from pack_data.building.sides import held_out_folder
+from pack_data.building.held_out import TRAINING_DIGEST, held_out_folder, overlap
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore, read_manifest, write_manifest
 from tests.pack_data.text_corpus import build_small, write_corpus
@@ -198,14 +197,14 @@ def test_a_run_masks_whole_words_where_its_configuration_or_its_data_set_says(co
 def test_a_missing_data_set_is_built_with_its_held_out_side(corpus, tmp_path):
     config, store = open_or_build(for_corpus(corpus, tmp_path / "data"))
     evaluation = open_evaluation(config, store.manifest)
-    assert evaluation.folder == held_out_folder(store.folder) and not sides.overlap(
+    assert evaluation.folder == held_out_folder(store.folder) and not overlap(
         store.manifest.made_with, evaluation.manifest.made_with
     )
     assert store.manifest.made_with["documents"] + evaluation.manifest.made_with["documents"] == 20
     assert open_evaluation(replace(config, run=replace(config.run, evaluate_every=0)), store.manifest) is None
     # The line to type that a refusal prints builds exactly this.
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert run_main(build_main, config.build_line().split()[3:] + ["--workers", "1"]) == 0
+    assert run_main(build_main, config.build_line().partition(" build ")[2].split() + ["--workers", "1"]) == 0
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
@@ -308,7 +307,7 @@ def test_sides_of_two_builds_are_no_pair(corpus, tmp_path):
     assert "\n" not in str(error.value)
     # One that was converted does not say with what it was built.
     manifest = read_manifest(held_out)
-    made_with = {name: value for name, value in manifest.made_with.items() if name != sides.TRAINING_DIGEST}
+    made_with = {name: value for name, value in manifest.made_with.items() if name != TRAINING_DIGEST}
     write_manifest(held_out, replace(manifest, made_with=made_with))
     open_evaluation(config, store.manifest).close()
 

@@ -7,11 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.building import sides
 from pack_data.building.command import main as build_main
-from pack_data.building.sides import held_out_folder
+from pack_data.building.held_out import (
+    HELD_OUT,
+    TRAINING,
+    TRAINING_DIGEST,
+    _position,
+    held_out_folder,
+    overlap,
+    split,
+    split_overfull,
+)
 from pack_data.building.verify import verify
 from pack_data.building.work_folder import COMMIT
+from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 from pack_data.store.data_set import PackStore, read_manifest
 from pack_data.store.packs import disassemble
@@ -42,8 +51,8 @@ def few(tmp_path_factory):
 
 
 def names_its_training_side(training, held_out):
-    said = held_out.made_with[sides.TRAINING_DIGEST]
-    return said == f"{training.digest:016x}" and sides.TRAINING_DIGEST not in training.made_with
+    said = held_out.made_with[TRAINING_DIGEST]
+    return said == f"{training.digest:016x}" and TRAINING_DIGEST not in training.made_with
 
 
 def word_sequences(folder):
@@ -74,21 +83,22 @@ def test_no_text_is_on_both_sides_and_nothing_is_lost(corpus, tmp_path):
         training, held_out = store.manifest, read_manifest(held_out_folder(out))
     grams = eight_grams(word_sequences(out)), eight_grams(word_sequences(held_out_folder(out)))
     assert len(grams[0]) > 1000 and len(grams[1]) > 300 and not grams[0] & grams[1]
-    expected = [held for _, held in sides.split(documents(corpus), SHARE)]
+    expected = [held for _, held in split(documents(corpus), SHARE)]
     assert (training.made_with["documents"], held_out.made_with["documents"]) == (
         expected.count(False),
         expected.count(True),
     )
-    assert (training.made_with["side"], held_out.made_with["side"]) == (sides.TRAINING, sides.HELD_OUT)
+    assert (training.made_with["side"], held_out.made_with["side"]) == (TRAINING, HELD_OUT)
     assert training.made_with["options"]["held_out"] == held_out.made_with["options"]["held_out"] == SHARE
     assert training.schema == held_out.schema and training.vocabulary_sha256 == held_out.vocabulary_sha256
     verify(out), verify(held_out_folder(out))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data-held-out"]
+    assert names_its_training_side(training, held_out)
     # What was said of manifests: these two share no document, two builds without a split share all of them.
-    assert not sides.overlap(training.made_with, held_out.made_with)
-    assert sides.overlap(training.made_with, training.made_with)
+    assert not overlap(training.made_with, held_out.made_with)
+    assert overlap(training.made_with, training.made_with)
     with build_small(corpus, tmp_path / "whole", duplication_factor=5) as whole:
-        assert sides.overlap(whole.manifest.made_with, held_out.made_with)
+        assert overlap(whole.manifest.made_with, held_out.made_with)
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.lists(st.text(max_size=5), min_size=1, max_size=20))
@@ -101,11 +111,11 @@ def test_two_shares_are_apart_where_the_manifests_say_so(share, other, texts):
         }
 
     found = [Document("", [text]) for text in texts]
-    training = {document.lines[0] for document, held in sides.split(found, share) if not held}
-    evaluation = {document.lines[0] for document, held in sides.split(found, other) if held}
-    held_out = {document.lines[0] for document, held in sides.split(found, share) if held}
+    training = {document.lines[0] for document, held in split(found, share) if not held}
+    evaluation = {document.lines[0] for document, held in split(found, other) if held}
+    held_out = {document.lines[0] for document, held in split(found, share) if held}
     assert len(training) + len(held_out) == len(set(texts))
-    if other and not sides.overlap(made_with(share, sides.TRAINING), made_with(other, sides.HELD_OUT)):
+    if other and not overlap(made_with(share, TRAINING), made_with(other, HELD_OUT)):
         assert not training & evaluation
 
 
@@ -114,15 +124,15 @@ def test_a_document_that_was_cut_stays_together(monkeypatch, tmp_path):
     folder = write_corpus(tmp_path, 40)
     held = {}
     for path in sorted(folder.iterdir()):
-        parts = [held_out for _, held_out in sides.split(documents(path), 0.5)]
+        parts = [held_out for _, held_out in split(documents(path), 0.5)]
         assert len(set(parts)) == 1
         held[path.name] = (parts[0], len(parts))
     assert {side for side, count in held.values() if count > 1} == {False, True}
 
 
 def test_held_out_packs_are_no_deeper_than_those_of_training_and_proven_so(tmp_path):
-    long = [text for text in (f"{n} " + "word " * 300 + "." for n in range(40)) if sides.place([text]) >= SHARE][:5]
-    short = [text for text in (f"{n} words." for n in range(99)) if sides.place([text]) < SHARE][:15]
+    long = [text for text in (f"{n} " + "word " * 300 + "." for n in range(40)) if _position([text]) >= SHARE][:5]
+    short = [text for text in (f"{n} words." for n in range(99)) if _position([text]) < SHARE][:15]
     texts, out = tmp_path / "texts", tmp_path / "out"
     texts.mkdir()
     for number, text in enumerate(long + short):
@@ -190,44 +200,6 @@ def test_a_change_that_was_begun_is_completed_by_any_build(few, tmp_path, monkey
     assert both(out) == both(tmp_path / "calm")
 
 
-def appended(grown, out, more):
-    """The manifests of both sides before and after more files were appended; a second time changes nothing."""
-    folders = (out, held_out_folder(out))
-    build_small(grown, out, **HOW).close()
-    before = [read_manifest(folder) for folder in folders]
-    for path in more:
-        shutil.copy(path, grown / ("new" + path.name))
-    build_small(grown, out, append=True, **HOW).close()
-    after, files = [read_manifest(folder) for folder in folders], both(out)
-    assert names_its_training_side(*before) and names_its_training_side(*after)
-    verify(out), verify(held_out_folder(out))
-    build_small(grown, out, append=True, **HOW).close()
-    assert both(out) == files
-    return before, after
-
-
-def test_what_is_appended_keeps_to_its_sides(corpus, tmp_path):
-    grown, out = shutil.copytree(corpus, tmp_path / "corpus"), tmp_path / "data"
-    more = write_corpus(tmp_path / "more", 15, seed=1)
-    # The same document in another file.
-    (more / "another copy.txt").write_text((grown / "000.txt").read_text() + "\n\n")
-    before, after = appended(grown, out, more.iterdir())
-    expected = [held for _, held in sides.split(documents(grown), SHARE)]
-    for side, (former, now) in enumerate(zip(before, after)):
-        assert now.shards[: len(former.shards)] == former.shards and now.sequences > former.sequences
-        assert now.made_with["documents"] == expected.count(bool(side)) and len(now.made_with["sources"]) == 51
-    assert not eight_grams(word_sequences(out)) & eight_grams(word_sequences(held_out_folder(out)))
-
-
-@pytest.mark.parametrize("side", [False, True], ids=["training", "held-out"])
-def test_appending_documents_of_one_side(corpus, tmp_path, side):
-    more = sorted(write_corpus(tmp_path / "more", 30, seed=1).iterdir())
-    new = next(path for path in more if [held for _, held in sides.split(documents(path), SHARE)] == [side])
-    before, after = appended(shutil.copytree(corpus, tmp_path / "corpus"), tmp_path / "data", [new])
-    assert [now.sequences > former.sequences for former, now in zip(before, after)] == [not side, side]
-    assert all("new" + new.name in [name for name, _ in now.made_with["sources"]] for now in after)
-
-
 @pytest.mark.parametrize(
     "arguments, said",
     [
@@ -236,17 +208,26 @@ def test_appending_documents_of_one_side(corpus, tmp_path, side):
         (["--corpus", "{corpus}", "--held-out", "0.00001"], "on the held-out side"),
         (["--corpus", "{corpus}", "--held-out", "0.99999"], "on the training side"),
         (["--corpus", "{corpus}", "--held-out", "1.5"], "from 0 to below 1"),
-        (["--corpus", "{corpus}", "--append", "--out", "{tmp}/data-held-out"], "append to the training side"),
     ],
 )
 def test_what_cannot_be_split_is_one_line(corpus, tmp_path, capsys, arguments, said):
     build_small(corpus, tmp_path / "data", **HOW).close()
     before = both(tmp_path / "data")
     arguments = [argument.format(tmp=tmp_path, corpus=corpus) for argument in arguments]
-    if "--out" not in arguments:
-        arguments += ["--out", str(tmp_path / "new")]
     capsys.readouterr()
+    arguments += ["--out", str(tmp_path / "new")]
     arguments += "--workers 1 --max-sequence-length 64 --vocabulary-size 200".split()
     assert said in refusal_of(build_main, arguments, capsys)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data-held-out"]
     assert both(tmp_path / "data") == before
+
+
+def test_a_pack_with_too_many_masked_tokens_is_split_and_nothing_is_lost():
+    lengths = np.array([9] * 10 + [4] * 10 + [2] * 10)
+    packing = Packing.of("x", LengthHistogram.from_lengths(lengths, 16), 3, [((9, 4, 2), 10)])
+    masked = np.zeros(17, int)
+    masked[[9, 4, 2]] = 3, 2, 1
+    assert split_overfull(packing, masked, 6) == packing
+    for most, packs in ((5, {(9, 4): 10, (2,): 10}), (3, {(9,): 10, (4, 2): 10})):
+        parts = split_overfull(packing, masked, most)
+        assert dict(zip(parts.strategies, parts.repeats)) == packs

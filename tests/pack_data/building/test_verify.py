@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,3 +172,12 @@ def test_several_processes_read_the_same_and_find_the_same(tmp_path, capsys, mon
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     said = {refusal_of(main, [tmp_path / "data", "--workers", workers], capsys) for workers in ("1", "2")}
     assert len(said) == 1 and path.name in said.pop()
+
+
+def test_a_data_set_that_version_1_appended_to_is_verified(tmp_path):
+    """Its two shards and its recipe are of two builds; `--append` is gone, such data sets are still read."""
+    shutil.unpack_archive(Path(__file__).parents[2] / "data" / "appended_by_version_1.zip", tmp_path)
+    manifest = verify(tmp_path / "data").manifest
+    assert (len(manifest.shards), manifest.packs, manifest.sequences) == (2, 31, 31)
+    with PackStore.open(tmp_path / "data") as store:
+        assert (store.batch(np.arange(31))["next_sentence_weights"].sum(axis=1) == 1).all()

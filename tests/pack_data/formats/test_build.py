@@ -198,21 +198,3 @@ def test_a_column_with_a_name_of_the_build_is_refused(tmp_path, capsys):
     pq.write_table(pa.table({"input_ids": [[1, 2]], "slot": [3]}), tmp_path / "a.parquet")
     assert command("--from", tmp_path / "a.parquet", "--out", tmp_path / "out", "--workers", 1) == 2
     assert "may not be called slot" in capsys.readouterr().err
-
-
-def test_more_files_are_appended(tmp_path, examples):
-    """The second file has the smaller ids; the data set is whole, and both files' examples come out."""
-    folder = tmp_path / "in"
-    folder.mkdir()
-    small = [
-        each._replace(
-            input_ids=[1 + value % 300 for value in each.input_ids], masked_lm_ids=[5] * len(each.masked_lm_ids)
-        )
-        for each in examples[:20]
-    ]
-    write_mlperf(str(folder / "part-0.tfrecord"), records(examples), RowWidths(S, P))
-    first = made(folder, tmp_path / "out")
-    write_mlperf(str(folder / "part-1.tfrecord"), records(small), RowWidths(S, P))
-    second = made(folder, tmp_path / "out", append=True)
-    assert second.manifest.vocabulary_size == first.manifest.vocabulary_size
-    assert sorted(record.value for record in open_source(tmp_path / "out").examples()) == sorted(examples + small)

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from pack_data.building.command import BuildOptions, build
 from pack_data.building.convert import main as convert_main
 from pack_data.building.verify import verify
 from pack_data.store import data_set
@@ -128,7 +127,7 @@ def test_a_pack_larger_than_a_block(tmp_path, monkeypatch):
 
 
 def test_every_build_writes_them(tmp_path, monkeypatch):
-    """Also for any number of workers, held-out sides, and what is appended."""
+    """Also with any number of workers, and on the held-out side."""
     monkeypatch.undo()  # workers have blocks of their full size
     corpus = write_corpus(tmp_path / "corpus", 30)
     build_small(corpus, tmp_path / "one", held_out=0.2).close()
@@ -137,10 +136,6 @@ def test_every_build_writes_them(tmp_path, monkeypatch):
         shards = verify(tmp_path / name).manifest.shards
         assert shards == verify(tmp_path / name.replace("one", "two")).manifest.shards
         assert all(len(entry.blocks.crc32) >= 8 for entry in shards)
-    write_corpus(tmp_path / "more", 10, seed=1)
-    build(BuildOptions(corpus=tmp_path / "more", out=tmp_path / "one", append=True, workers=1)).close()
-    manifest = verify(tmp_path / "one").manifest
-    assert len(manifest.shards) == 2 and all(entry.blocks for entry in (*manifest.shards, manifest.lengths))
 
 
 @pytest.mark.parametrize("lacks", ["blocks", CHECKSUM])

@@ -10,7 +10,6 @@ import pytest
 
 from pack_data.building.command import BuildOptions, build
 from pack_data.building.verify import verify
-from pack_data.store.data_set import PackStore
 from pack_data.text.corpus import Document
 from pack_data.text.vocabulary import (
     SPECIAL_TOKENS,
@@ -162,19 +161,6 @@ def test_a_build_keeps_the_tokenizer_and_verify_and_rebuilding_know_it(corpus, t
     (out / TOKENIZER).write_bytes(other.read_bytes())
     with pytest.raises(ValueError):
         verify(out)
-
-
-def test_what_is_appended_is_cut_by_the_same_tokenizer(tmp_path, roberta):
-    first, second = write_corpus(tmp_path / "one"), tmp_path / "more"
-    second.mkdir()
-    (second / "new.txt").write_text("A packer packs. It packs packs.\nThey are packed and unpacked. " * 30)
-    out = tmp_path / "data"
-    before = build_with(first, out, roberta).manifest
-    build(BuildOptions(out, corpus=second, append=True, workers=1)).close()
-    with PackStore.open(out) as store:
-        assert store.manifest.vocabulary_sha256 == before.vocabulary_sha256
-        assert store.manifest.sequences > before.sequences
-    verify(out)
 
 
 @pytest.mark.parametrize(

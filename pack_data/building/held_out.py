@@ -1,0 +1,109 @@
+"""The two sides of a split corpus: documents to train on, and held-out documents to evaluate on.
+
+The hash of a document's text decides its side. So all copies of a document are on one side, a new file never moves a
+document to the other side, and the manifests alone tell whether two data sets of one corpus may share a document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Set, Tuple, Union
+
+import numpy as np
+
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
+from pack_data.text.corpus import Document
+
+# The name of a side in `made_with` of its manifest.
+TRAINING = "training"
+HELD_OUT = "held-out"
+# The key in `made_with` of a held-out data set with the digest of the training data set of the same build.
+TRAINING_DIGEST = "training_digest"
+
+_SUFFIX = "-held-out"
+
+
+def held_out_folder(out: Union[str, Path]) -> Path:
+    """Return the directory of the held-out data set that is built with the data set in `out`."""
+    return Path(out).with_name(Path(out).name + _SUFFIX)
+
+
+def split(documents: Iterable[Document], held_out: float) -> Iterator[Tuple[Document, bool]]:
+    """Yield each document and whether it is held out: whether its position is below `held_out`.
+
+    If a long document was cut, all its parts are on the side of the first.
+    """
+    is_held_out = False
+    for document in documents:
+        if held_out and not document.continues:
+            is_held_out = _position(document.lines) < held_out
+        yield document, is_held_out
+
+
+def _position(lines: Iterable[str]) -> float:
+    """Return the hash of a text as a fraction from 0 to 1; line breaks and repeated blanks do not change it."""
+    words = " ".join(word for line in lines for word in line.split())
+    sha256 = hashlib.sha256(words.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(sha256[:8], "big") / 2**64
+
+
+def of_one_build(training_digest: int, evaluation: Mapping[str, Any]) -> bool:
+    """Return True unless the held-out data set names another training data set than the one of this digest.
+
+    A build replaces the two data sets with two renames, so a reader in between sees two different builds. `evaluation`
+    is the `made_with` of the held-out data set; a converted one names no training data set.
+    """
+    digest = f"{training_digest:016x}"
+    return evaluation.get(TRAINING_DIGEST, digest) == digest
+
+
+def overlap(training: Mapping[str, Any], evaluation: Mapping[str, Any]) -> bool:
+    """Return True if the two data sets may share a document, judged by the `made_with` of their manifests.
+
+    A manifest lists the sha256 of its source files, and the range of positions of the documents that it took from them.
+    """
+    common_files = _source_hashes(training) & _source_hashes(evaluation)
+    begin, end = _positions(training)
+    other_begin, other_end = _positions(evaluation)
+    return bool(common_files) and max(begin, other_begin) < min(end, other_end)
+
+
+def _source_hashes(made_with: Mapping[str, Any]) -> Set[str]:
+    return {sha256 for _, sha256 in made_with.get("sources", ()) if sha256}
+
+
+def _positions(made_with: Mapping[str, Any]) -> Tuple[float, float]:
+    """Return the range of positions (begin, end) of the documents in a data set."""
+    options: Dict[str, Any] = made_with.get("options", {})
+    fraction = options.get("held_out", 0.0)
+    return (0.0, fraction) if made_with.get("side") == HELD_OUT else (fraction, 1.0)
+
+
+def split_overfull(packing: Packing, masked: np.ndarray, most: int) -> Packing:
+    """Return the packing with every pack split that could hold more than `most` masked tokens.
+
+    Held-out packs have the shape of the training packs, which may have room for fewer masked tokens. masked[l]: the
+    most masked tokens of any sequence of l tokens, at most `most`.
+    """
+    assert int(masked.max()) <= most
+    packs: List[Tuple[Tuple[int, ...], int]] = []
+    for strategy, repeat in zip(packing.strategies, packing.repeats):
+        begun: Tuple[int, ...] = ()
+        for length in strategy:
+            if begun and int(masked[[*begun, length]].sum()) > most:
+                packs.append((begun, repeat))
+                begun = ()
+            begun += (length,)
+        packs.append((begun, repeat))
+    return Packing.of(
+        packing.algorithm,
+        LengthHistogram(packing.placed()),
+        packing.max_sequences_per_pack,
+        packs,
+        solve_seconds=packing.solve_seconds,
+        lower_bound=packing.lower_bound,
+        lp_bound=packing.lp_bound,
+        certificate=packing.certificate,
+    )
