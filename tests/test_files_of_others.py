@@ -132,8 +132,7 @@ NO_FILE = {
     *((name, "--html") for name in ("report", "look")),
     ("compare", "--packers"),
     ("look", "--packer"),
-    *((name, "--synthetic") for name in "plan benchmark report compare stream pack".split()),
-    ("plan", "--write"),
+    *((name, "--synthetic") for name in "benchmark report compare stream pack".split()),
     ("predict", "--output"),
     ("export", "target"),
     ("check-model", "model"),  # Transformers reads it, of safetensors alone
