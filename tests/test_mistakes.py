@@ -18,9 +18,6 @@ import pytest
 
 pytest.importorskip("torch", reason="most commands need torch")
 
-from pack_data.inspection.prove_command import main as certificate
-from pack_data.lengths.__main__ import main as histogram
-
 from ipu_packed_bert.__main__ import main
 from pack_data.cli.command import run_main
 from pack_data.text.vocabulary import SPECIAL_TOKENS
@@ -64,7 +61,7 @@ MISTAKES = [
     (f"{BUILD} --synthetic wikipedia --out new", ["wikipedia", "wikipedia_512"]),
     (f"{BUILD} --synthetic wikipedia_512 --out new", ["--max-sequence-length", "512"]),
     ("benchmark --size tiny --ranks 100000", ["--ranks", "100000"]),
-    ("histogram --workers 99999999 texts/000.txt", ["--workers", "99999999"]),
+    ("look --workers 99999999 texts/000.txt", ["--workers", "99999999"]),
     ("pack --packer fastest", ["--packer", "fastest", "optimal"]),
     ("pack --histogram wikipedia", ["wikipedia", "wikipedia_512"]),
     # ---- files and folders that are not what is wanted
@@ -96,12 +93,12 @@ MISTAKES = [
     ("verify texts", ["texts"]),
     ("verify damaged", ["damaged"]),
     ("verify garbled", ["garbled", "manifest.json"]),
-    ("histogram missing.csv", ["missing.csv"]),
-    ("histogram broken.csv", ["broken.csv", "2"]),
-    ("histogram --plot nowhere/a.png", ["--plot", "nowhere"]),
+    ("look missing.csv", ["missing.csv"]),
+    ("look broken.csv", ["broken.csv", "2"]),
+    ("look wikipedia_512 --plot nowhere/a.png", ["--plot", "nowhere"]),
     ("pack --histogram broken.csv --max-sequence-length 512", ["broken.csv", "2"]),
-    ("certificate tiny.yml", ["tiny.yml"]),
-    ("histogram --out texts", ["--out", "texts"]),
+    ("verify tiny.yml", ["tiny.yml"]),
+    ("look wikipedia_512 --out texts", ["--out", "texts"]),
     ("convert noise.txt new --to-format mlperf_tfrecord", ["noise.txt"]),
     ("convert data new --to-format mlperf", ["--to-format", "mlperf", "mlperf_tfrecord"]),
     # ---- configurations
@@ -119,9 +116,9 @@ MISTAKES = [
     (f"{TRAIN} --set model.hidden_dropout=1.5", ["model.hidden_dropout", "1.5"]),
     (f"{TRAIN} --set task.name=translation", ["task.name", "translation"]),
     # ---- data, weights and runs that do not belong together
-    (f"{TRAIN} --data missing", ["missing", "pack_data.building.command"]),
-    (f"{TRAIN} --data texts", ["texts", "pack_data.building.command"]),
-    (f"{TRAIN} --data empty.txt", ["empty.txt", "pack_data.building.command"]),
+    (f"{TRAIN} --data missing", ["missing", "packed-bert build"]),
+    (f"{TRAIN} --data texts", ["texts", "packed-bert build"]),
+    (f"{TRAIN} --data empty.txt", ["empty.txt", "packed-bert build"]),
     (f"{TRAIN} --data garbled", ["garbled"]),
     (f"{TRAIN} --data other", ["other", "vocabulary_size"]),
     (f"{TRAIN} --set data.max_sequence_length=128 --set model.max_position_embeddings=128", ["data", "128", "64"]),
@@ -156,8 +153,8 @@ MISTAKES = [
     ("compare --max-sequence-length 1.5", ["--max-sequence-length", "1.5"]),
     ("compare --histogram nan.csv", ["nan.csv", "--max-sequence-length"]),
     ("pack --histogram nan.csv --max-sequence-length 512", ["nan.csv", "2", "nan"]),
-    ("verify data/manifest.json", ["data/manifest.json", "folder"]),
-    ("verify empty", ["empty", "manifest.json", "pack_data.building.command"]),
+    ("verify data/manifest.json", ["data/manifest.json", "directory"]),
+    ("verify empty", ["empty", "manifest.json", "packed-bert build"]),
     ("verify", ["DIR"]),
     ("convert data", ["DST"]),
     ("convert data new", ["new", "--to-format"]),
@@ -255,9 +252,7 @@ def contents(folder):
 
 def one_line(capsys, command):
     """The message of a command that a user's mistake ends."""
-    words = shlex.split(command)
-    alone = {"histogram": histogram, "certificate": certificate}.get("".join(words[:1]))  # typed as modules
-    assert run_main(alone or main, words[1:] if alone else words) == 2
+    assert run_main(main, shlex.split(command)) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1, said
     return said

@@ -41,6 +41,8 @@ def _parser() -> ArgumentParser:
     """Return the parser of --help; the options themselves are those of pretrain and finetune."""
     parser = ArgumentParser(prog=typed("plan"), description=_ABOUT)
     parser.add_argument("--config", metavar="FILE|NAME", required=True, help="a configuration of pretrain or finetune")
+    parser.add_argument("--set", metavar="a.b=c", action="append", help="change a setting, as in pretrain and finetune")
+    parser.add_argument("--packing-factor", metavar="P", help="sequences per pack, instead of the histogram's")
     return parser
 
 

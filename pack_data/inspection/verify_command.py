@@ -10,6 +10,7 @@ from pack_data.cli.command import ArgumentParser, counted, process_count, typed
 from pack_data.lengths.options import named_histogram
 from pack_data.packing.packing import Packing, prove, statement
 from pack_data.reading.fields import said_of
+from pack_data.store.data_set import MANIFEST
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -29,6 +30,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="the lengths that the recipe packs: anything that `packed-bert look` takes",
     )
     args = parser.parse_args(argv)
+    if Path(args.what).name == MANIFEST:
+        raise ValueError(f"{args.what}: the manifest of a data set; pass its directory")
     if Path(args.what).is_file():
         if args.workers is not None:
             raise ValueError("--workers: applies to a data set, not to a recipe; leave the option out")

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import yaml
+from tests.ipu_packed_bert.report.test_search import SMALL
 
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.data.factors import PAPER_FACTORS
@@ -13,7 +14,6 @@ from ipu_packed_bert.report import command, ipu_bundle, measured, pictures, popv
 from pack_data.cli.command import run_main
 from tests.fakes import pva
 from tests.ipu_packed_bert.report.test_measured_runs import run_folder
-from tests.ipu_packed_bert.report.test_search import SMALL
 
 NUMBER = 40  # micro-batches of an update
 
