@@ -16,9 +16,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from pack_data.batching.share import Share, splits_over_workers
 from pack_data.lengths.overlong import Longer
 from pack_data.reading.fields import Fields, whole_number
-from pack_data.stream.pack_stream import PackStream
+from pack_data.stream.pack_stream import PackStream, items_and_stalls
 from pack_data.stream.rows import TOKENS, pieces_of
-from pack_data.stream.stalls import items_and_stalls
 
 _Examples = List[Mapping[str, Any]]
 
@@ -28,7 +27,7 @@ class PackedStream(IterableDataset):
 
     source: mappings with input_ids, as `Share` takes them: each process reads its own shards or
     files, or every so many-th example.  So none is packed twice, and no process needs to know of another.  Each packs
-    its share with a buffer of its own; the numbers of packs may differ, and `EqualPacks` makes them equal.
+    its share with a buffer of its own; the numbers of packs may differ (see `least_of_ranks`).
     rank, ranks: those of torch.distributed where it is initialised, unless given; 0 and 1 for a source that is this
     rank's share already.
     longer: what becomes of an example of more than max_sequence_length tokens, a rule of `pack_data.lengths.overlong`;
@@ -150,9 +149,18 @@ def _plain(example: Mapping[str, Any]) -> Dict[str, List[int]]:
 
 
 def least_of_ranks(number: int) -> int:
-    """The smallest of the numbers that all ranks of torch.distributed give, for `EqualPacks`; alone the number."""
+    """Return the smallest of the numbers of all ranks of torch.distributed; the number itself if they are not running.
+
+    Ranks may have different numbers of packs. To stop all of them when one has no pack left:
+
+        batches = iter(loader)
+        batch = next(batches, None)
+        while least_of_ranks(batch is not None):
+            ...
+            batch = next(batches, None)
+    """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return number
-    least = torch.tensor(number, device="cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
+    least = torch.tensor(int(number), device="cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
     torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
     return int(least)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
 
 import numpy as np
 
@@ -12,43 +14,61 @@ from pack_data import optimal
 from pack_data.packing.histogram import LengthHistogram, whole_slots
 from pack_data.reading.fields import Fields, packing_depth, shown, whole_number
 from pack_data.store.sequences import check_multiple
+from pack_data.stream.baselines import OpenRows
 from pack_data.stream.buffer import Buffer, Round, Waiting
-from pack_data.stream.open_rows import OpenRows
 from pack_data.stream.prices import Prices, on_grid, prices, scarce_seats, solve, steps_of
-from pack_data.stream.stalls import items_and_stalls
 
-_FORMAT = "pack_data stream 2"
-_SHARES = ("sequences", "packs")
-_LEARNT = 1 << 17, 128  # sequences between two solutions, and as many buffers: the larger of the two
-_MORE = 4  # until then a solution comes after so many times the sequences of the one before
-_LATER = 1 << 14  # sequences from the one at which a solution is begun to the one at which it is taken up
-# Packs more than online best fit, and the share of all packs, that make the stream turn to it. With a limit of depth
-# the numbers are less certain, and a turn in vain costs more.
-_BEHIND, _BEHIND_LIMITED, _BEHIND_SHARE = 1.0, 4.0, 1 / 2048
-_STAYS = 4  # buffers of sequences that it stays there, twice as many each time
+_T = TypeVar("_T")
+
+_FORMAT = "pack_data stream 2"  # of a state
+_SHARE = "sequences"  # how ranks share a stream
+_MOST_TOKENS = 2**62  # stands for a buffer without a limit on tokens
+
+# The buffer is full again after a 32nd of it has arrived: closing more at once makes worse packs, fewer costs time.
+_CLOSED_AT_ONCE = 32
+
+# When the programme is solved again. Prices change slowly once many sequences are known, and a programme takes up to
+# some seconds, so the period is the larger of two numbers of sequences; the first programmes come earlier.
+_PERIOD_SEQUENCES = 1 << 17
+_PERIOD_BUFFERS = 128
+_PERIOD_GROWTH = 4  # the first programmes: each after this many times the sequences of the one before
+# Sequences that arrive between the start of a programme and the use of its prices. The number is fixed, so that the
+# packs do not depend on the machine's speed.
+_SEQUENCES_WHILE_SOLVING = 1 << 14
+
+# How far the stream may fall behind online best fit before it turns to it: packs, plus a share of all packs. With a
+# limit on depth the estimate is less certain, and a turn in vain costs more.
+_BEHIND_PACKS = 1.0
+_BEHIND_PACKS_LIMITED_DEPTH = 4.0
+_BEHIND_SHARE = 1 / 2048
+_TURN_BUFFERS = 4  # buffers of sequences for which it then packs by best fit, doubled with every turn
+
+_READ_AHEAD = 64  # items that the thread of a source with `flush_after` reads in advance
 
 
 class Pack(NamedTuple):
     """The sequences of one row."""
 
     examples: List[Any]
-    lengths: List[int]  # tokens of each, rounded up where the stream has a multiple_of
+    lengths: List[int]  # tokens of each, rounded up if the stream has a multiple_of
 
 
 class Waits(NamedTuple):
-    """How long the sequences of the packs closed so far have waited, in packs."""
+    """Statistics of the packs closed so far; a wait is counted in packs that are closed meanwhile."""
 
     packs: int
     sequences: int
     tokens: int
     longest: int
-    total: int
+    total: int  # waits of all sequences
     forced: int  # packs begun with the oldest sequence because it had waited long enough
 
     @property
     def mean(self) -> float:
-        """Packs closed while a sequence waited, on average."""
-        return self.total / self.sequences if self.sequences else 0.0
+        """Mean wait of a sequence, in packs."""
+        if not self.sequences:
+            return 0.0
+        return self.total / self.sequences
 
 
 class _Solving(NamedTuple):
@@ -56,34 +76,40 @@ class _Solving(NamedTuple):
 
     counts: np.ndarray
     due: int  # sequences that have arrived when its prices are taken up
-    worth: Optional[Future]  # None: it is solved when it is due
+    worth: Optional[Future]  # None: solve it when it is due
 
 
 class PackStream:
-    """Packs sequences as they come.
+    """A packer for sequences that arrive one by one.
 
-    At most `buffer_sequences` sequences (and `buffer_tokens` tokens) wait.  When they are so many, the packs of highest
-    value are closed, a thirty-second of the buffer at a time.  Values are prices of the packing programme over the
-    lengths seen so far; `histogram` gives lengths seen before.  The programme is solved again at fixed numbers of
-    sequences, beside the packing, and its prices are taken up at a fixed later number.
+    At most `buffer_sequences` sequences (and `buffer_tokens` tokens) wait. When it is full, the packs of highest
+    value are closed, a 32nd of the buffer at a time. Values are prices of the packing programme over the lengths seen
+    so far. The programme is solved again at fixed numbers of sequences, in a thread, and its prices are taken up at a
+    fixed later number.
 
-    Online best fit packs the lengths beside it.  Where prices make more packs than that, as in a stream that is sorted,
-    the stream packs by best fit for a while.
+    Online best fit packs the same lengths for comparison. If prices make more packs, as they do for sorted streams, the
+    stream packs by best fit for a while.
 
-    No sequence waits while more than `longest_wait` packs are closed (default 4 * buffer_sequences; at least
-    buffer_sequences, so that it can be kept).
-
-    ranks: processes that read the same stream; this one is number `rank`.  share "sequences": each packs its share of
-    the sequences (number i goes to rank i modulo ranks).  "packs": all make the same packs and take turns; at the end
-    some packs are split so that each rank gets equally many, as far as enough sequences wait there.
-
-    multiple_of: each sequence takes a multiple of it in slots; `rounding` counts the slots that this adds.
-
-    flush_after: seconds; `packs` packs all that waits when the source has given nothing for so long.  Then a thread
-    reads the source, up to 64 sequences ahead.
-
-    Nothing is random, and nothing but flush_after depends on time: the same sequences give the same packs, also after
+    Nothing is random, and only `flush_after` depends on time: the same sequences give the same packs, also after
     `load_state_dict`.
+
+    Args:
+        max_sequence_length: slots of a row.
+        max_sequences_per_pack: largest depth; None is unlimited.
+        buffer_sequences: sequences that may wait.
+        buffer_tokens: tokens that may wait, at least max_sequence_length; None is unlimited.
+        longest_wait: packs that may be closed while a sequence waits, at least buffer_sequences; the default is four
+            times buffer_sequences.
+        histogram: lengths known in advance, from which the first prices are computed.
+        rank: number of this process, from 0.
+        ranks: processes that read the same stream; rank r packs the sequences r, r + ranks, r + 2 * ranks, ...
+        share: "sequences", the only way in which ranks share a stream.
+        flush_after: seconds without a new sequence after which `packs` packs everything that waits. A thread then reads
+            the source, up to 64 sequences ahead.
+        multiple_of: each sequence takes a multiple of this many slots; `rounding` counts the slots that this adds.
+
+    Raises:
+        ValueError: an option is out of range, or the histogram is empty.
     """
 
     def __init__(
@@ -97,7 +123,7 @@ class PackStream:
         histogram: Optional[LengthHistogram] = None,
         rank: int = 0,
         ranks: int = 1,
-        share: str = "sequences",
+        share: str = _SHARE,
         flush_after: Optional[float] = None,
         multiple_of: int = 1,
     ) -> None:
@@ -105,51 +131,55 @@ class PackStream:
         self.max_sequences_per_pack = packing_depth(max_sequences_per_pack)
         self.multiple_of = whole_number("multiple_of", multiple_of, least=1)
         check_multiple(S, multiple_of)
-        self.rounding = 0  # slots added to the sequences of this rank's share
+        self.rounding = 0  # slots added to the sequences of this rank
         self.buffer_sequences = whole_number("buffer_sequences", buffer_sequences, least=1)
-        self.buffer_tokens = (
-            None if buffer_tokens is None else whole_number("buffer_tokens", buffer_tokens, least=max_sequence_length)
-        )
-        self.longest_wait = (
-            4 * self.buffer_sequences
-            if longest_wait is None
-            else whole_number("longest_wait", longest_wait, least=self.buffer_sequences)
-        )
+        self.buffer_tokens = buffer_tokens
+        if buffer_tokens is not None:
+            self.buffer_tokens = whole_number("buffer_tokens", buffer_tokens, least=S)
+        self.longest_wait = 4 * self.buffer_sequences
+        if longest_wait is not None:
+            self.longest_wait = whole_number("longest_wait", longest_wait, least=self.buffer_sequences)
         self.ranks = whole_number("ranks", ranks, least=1)
         self.rank = whole_number("rank", rank, least=0, most=self.ranks - 1)
-        if share not in _SHARES:
-            raise ValueError(f"share {shown(share)}: there are {' and '.join(_SHARES)}")
-        self.share = share
-        own = Fields.of({"flush_after": flush_after}, "PackStream", "give seconds")
-        self.flush_after = own.optional("flush_after", Fields.number, least=1e-3, most=1e6)
-        if flush_after is not None and share == "packs" and ranks > 1:
-            raise ValueError(
-                'flush_after: ranks that take turns make the same packs, and time differs; take share "sequences"'
-            )
-        self._most_tokens = 2**62 if self.buffer_tokens is None else self.buffer_tokens
-        self._room = max(1, self.buffer_sequences // 32), min(S, self._most_tokens // 32)
+        if share != _SHARE:
+            raise ValueError(f"share is {shown(share)}; pass share={_SHARE!r}: each rank packs its share of them")
+        seconds = Fields.of({"flush_after": flush_after}, "PackStream", "pass seconds or None")
+        self.flush_after = seconds.optional("flush_after", Fields.number, least=1e-3, most=1e6)
+
+        self._most_tokens = _MOST_TOKENS if self.buffer_tokens is None else self.buffer_tokens
         self._buffer = Buffer(S, self.max_sequences_per_pack)
         self._steps = steps_of(S)
-        self._learnt = np.zeros(int(self._steps[-1]) + 1)
-        self._prices: Dict[int, Prices] = {}  # by how scarce seats are; those that were needed
+        self._learnt = np.zeros(int(self._steps[-1]) + 1)  # sequences seen, by step of the grid of lengths
+        self._prices: Dict[int, Prices] = {}  # by scarcity of seats, computed when needed
         self._from: Optional[Tuple[np.ndarray, np.ndarray]] = None  # counts and worth that the prices come from
         self._solving: Optional[_Solving] = None
         self._next = 0  # sequences that have arrived when the programme is solved next
-        self._ready: Deque[Pack] = deque()  # packs of this rank that are closed but not handed out
+        self._ready: Deque[Pack] = deque()  # closed packs that have not been handed out
         self._beside = OpenRows(S, self.max_sequences_per_pack)  # online best fit of the lengths that arrive
         self._rows: Optional[OpenRows] = None  # what waits, while the stream packs by best fit
-        self._turned = self._until = 0  # how often it turned to best fit; arrived sequences when it may turn back
-        self._taken = self._arrived = 0
+        self._turned = 0  # how often it turned to best fit
+        self._until = 0  # sequences that have arrived when it may turn back
+        self._taken = 0  # sequences of the stream, those of other ranks included
+        self._arrived = 0  # sequences of this rank
         self._waits = Waits(0, 0, 0, 0, 0, 0)
         if histogram is not None:
-            if histogram.max_sequence_length != S:
-                histogram = histogram.with_max_sequence_length(S)
-            if not histogram.sequences:
-                raise ValueError("histogram: it holds no sequence; leave it out, the lengths are learnt")
-            self._learnt = on_grid(histogram.rounded_up(multiple_of).counts)
-            self._learnt *= min(1.0, self._period / histogram.sequences)
-            self._take_up(self._learnt.copy(), solve(self._learnt, S, self.max_sequences_per_pack))
-            self._next = self._period
+            self._learn_from(histogram)
+
+    def _learn_from(self, histogram: LengthHistogram) -> None:
+        """Compute the first prices from lengths known in advance."""
+        S = self.max_sequence_length
+        if histogram.max_sequence_length != S:
+            histogram = histogram.with_max_sequence_length(S)
+        if not histogram.sequences:
+            raise ValueError("histogram has no sequences; leave it out to learn the lengths from the stream")
+        counts = on_grid(histogram.rounded_up(self.multiple_of).counts)
+        self._learnt = counts * min(1.0, self._period / histogram.sequences)
+        self._take_up(self._learnt.copy(), solve(self._learnt, *self._limits))
+        self._next = self._period
+
+    @property
+    def _limits(self) -> Tuple[int, Optional[int]]:
+        return self.max_sequence_length, self.max_sequences_per_pack
 
     # ---- sequences in, packs out -------------------------------------------------------------------------------------
 
@@ -160,13 +190,13 @@ class PackStream:
 
     @property
     def waits(self) -> Waits:
-        """How long sequences have waited so far."""
+        """Statistics of the packs closed so far."""
         return self._waits
 
     def packs(self, source: Iterable[Tuple[Any, int]]) -> Iterator[Pack]:
-        """All packs of a source of (example, length), the last ones included.
+        """Yield all packs of a source of (example, length), including those of what waits at its end.
 
-        After `load_state_dict` the source begins at sequence `taken`.
+        After `load_state_dict`, pass the source from sequence `taken` on.
         """
         yield from self.ready()
         for sequence in items_and_stalls(source, self.flush_after):
@@ -180,26 +210,28 @@ class PackStream:
         yield from self.ready()
 
     def ready(self) -> Iterator[Pack]:
-        """Hands out the packs that are closed; `state_dict` holds those that are not handed out yet."""
+        """Yield the closed packs; `state_dict` holds those that have not been yielded."""
         while self._ready:
             yield self._ready.popleft()
 
     def put(self, example: Any, length: int) -> bool:
-        """Adds a sequence of `length` tokens; whether packs are `ready`."""
+        """Add a sequence of `length` tokens; return True if packs are `ready`."""
         number = self._taken
         if type(length) is not int:
             length = whole_number(f"the length of sequence {number} of the stream", length)
         if not 1 <= length <= self.max_sequence_length:
             raise ValueError(
-                f"sequence {number} of the stream has length {shown(length)}; a row has {self.max_sequence_length} "
-                "slots: cut, split or drop longer sequences first, and drop empty ones"
+                f"sequence {number} of the stream has length {shown(length)}, a row has {self.max_sequence_length} "
+                "slots; cut, split or drop longer sequences, and drop empty ones"
             )
         self._taken += 1
-        if self.share == "sequences" and number % self.ranks != self.rank:
+        if number % self.ranks != self.rank:
             return False
+
         if self.multiple_of > 1:
             added = -length % self.multiple_of
-            length, self.rounding = length + added, self.rounding + added
+            length += added
+            self.rounding += added
         buffer = self._buffer
         if buffer.tokens + length > self._most_tokens:
             self._close(length)
@@ -213,31 +245,38 @@ class PackStream:
         return bool(self._ready)
 
     def _close(self, coming: int) -> None:
-        """Closes packs until there is room; coming: tokens of the next sequence."""
+        """Close packs until there is room for a sequence of `coming` tokens, and choose how to go on."""
         self._learn()
         if self._rows is None:
             self._close_by_price(coming)
         else:
             self._close_rows(self._rows, coming)
-        most = _BEHIND if self.max_sequences_per_pack is None else _BEHIND_LIMITED
-        behind = self._packs_behind() - most - _BEHIND_SHARE * self._waits.packs
-        if self._rows is None and behind > 0:
-            self._rows = OpenRows(*self._limits)
-            for length in sorted((length for length, _ in self._buffer.in_order()), reverse=True):
-                self._rows.add(length)
-            self._turned += 1
-            self._until = self._arrived + _STAYS * self.buffer_sequences * 2**self._turned
-        elif self._rows is not None and behind <= 0 and self._arrived >= self._until:
+
+        allowed = _BEHIND_PACKS if self.max_sequences_per_pack is None else _BEHIND_PACKS_LIMITED_DEPTH
+        too_many = self._packs_behind() - allowed - _BEHIND_SHARE * self._waits.packs
+        if self._rows is None and too_many > 0:
+            self._turn_to_best_fit()
+        elif self._rows is not None and too_many <= 0 and self._arrived >= self._until:
             self._rows = None
+
+    def _turn_to_best_fit(self) -> None:
+        self._rows = OpenRows(*self._limits)
+        for length in sorted((length for length, _ in self._buffer.in_order()), reverse=True):
+            self._rows.add(length)
+        self._turned += 1
+        self._until = self._arrived + _TURN_BUFFERS * self.buffer_sequences * 2**self._turned
 
     def _close_by_price(self, coming: int) -> None:
         buffer = self._buffer
+        room_sequences = max(1, self.buffer_sequences // _CLOSED_AT_ONCE)
+        room_tokens = min(self.max_sequence_length, self._most_tokens // _CLOSED_AT_ONCE)
+        most_sequences = self.buffer_sequences - room_sequences
+        most_tokens = max(0, self._most_tokens - max(coming, room_tokens))
+
         round_ = Round(buffer, self._prices_now(), self.buffer_sequences, self._arrived)
-        most = self.buffer_sequences - self._room[0]
-        most_tokens = max(0, self._most_tokens - max(coming, self._room[1]))
-        while buffer.sequences > most or buffer.tokens > most_tokens:
+        while buffer.sequences > most_sequences or buffer.tokens > most_tokens:
             due = self._due()
-            self._close_pack(round_.pack(due), due is not None)
+            self._close_pack(round_.pack(due), forced=due is not None)
         round_.end()
 
     def _close_rows(self, rows: OpenRows, coming: int) -> None:
@@ -246,107 +285,107 @@ class PackStream:
             due = self._due()
             lengths = rows.close(due)
             np.subtract.at(buffer.counts, lengths, 1)
-            self._close_pack(lengths, due is not None)
+            self._close_pack(lengths, forced=due is not None)
 
     def _due(self) -> Optional[int]:
-        """Length of the oldest sequence if the next pack has to hold it.
+        """Return the length of the oldest sequence if the next pack has to hold it.
 
-        The oldest are due one by one, and there are at most buffer_sequences: none waits over longest_wait packs.
+        The oldest become due one by one, and at most buffer_sequences wait: none waits over longest_wait packs.
         """
         length, oldest = self._buffer.oldest()
-        return length if self._waits.packs - oldest.since >= self.longest_wait - self.buffer_sequences else None
+        waited = self._waits.packs - oldest.since
+        return length if waited >= self.longest_wait - self.buffer_sequences else None
 
     def _packs_behind(self) -> float:
-        """Packs more than online best fit has closed, less what the sequences that wait there but not here may need.
+        """Return how many packs more than online best fit the stream needs, packs for what waits included.
 
-        By tokens, and by sequences where depth is limited, the smaller: none of the two alone is what decides.  And in
-        the same way, but a sequence of more than half a row needs a pack of its own.
+        What waits needs packs by its tokens and, if the depth is limited, by its sequences. The smaller difference
+        counts, because neither alone decides. A second estimate gives each sequence of more than half a row a pack of
+        its own; the larger of the two estimates counts.
         """
-        own, other, (S, depth) = self._buffer, self._beside, self._limits
-        long = int(own.counts[S // 2 + 1 :].sum())
-        needed = [(own.tokens / S, other.tokens / S)]
+        S, depth = self._limits
+        here = self._buffer
+        there = self._beside
+        long_here = int(here.counts[S // 2 + 1 :].sum())
+        needed = [(here.tokens / S, there.tokens / S)]
         if depth is not None:
-            needed.append((own.sequences / depth, other.sequences / depth))
-        plain = min(here - there for here, there in needed)
-        alone = min(max(here, long) - max(there, other.long) for here, there in needed)
-        return self._waits.packs - other.closed + max(plain, alone)
+            needed.append((here.sequences / depth, there.sequences / depth))
+        plain = min(packs_here - packs_there for packs_here, packs_there in needed)
+        with_long = min(max(packs_here, long_here) - max(packs_there, there.long) for packs_here, packs_there in needed)
+        return self._waits.packs - there.closed + max(plain, with_long)
 
-    def _close_pack(self, lengths: List[int], forced: bool = False) -> None:
+    def _close_pack(self, lengths: List[int], forced: bool) -> None:
         self._hand_over(lengths, self._buffer.remove(lengths), forced)
 
-    def _hand_over(self, lengths: List[int], sequences: List[Waiting], forced: bool = False) -> None:
+    def _hand_over(self, lengths: List[int], sequences: List[Waiting], forced: bool) -> None:
         waits = self._waits
-        ages = [waits.packs - each.since for each in sequences]
-        if self.share == "sequences" or waits.packs % self.ranks == self.rank:
-            self._ready.append(Pack([each.example for each in sequences], lengths))
+        ages = [waits.packs - sequence.since for sequence in sequences]
+        self._ready.append(Pack([sequence.example for sequence in sequences], lengths))
         self._waits = Waits(
-            waits.packs + 1,
-            waits.sequences + len(lengths),
-            waits.tokens + sum(lengths),
-            max(waits.longest, max(ages)),
-            waits.total + sum(ages),
-            waits.forced + forced,
+            packs=waits.packs + 1,
+            sequences=waits.sequences + len(lengths),
+            tokens=waits.tokens + sum(lengths),
+            longest=max(waits.longest, *ages),
+            total=waits.total + sum(ages),
+            forced=waits.forced + forced,
         )
 
     def finish(self) -> None:
-        """Closes packs of all that waits, those with the oldest sequences first; the stream may go on."""
+        """Close packs of everything that waits, those with the oldest sequences first; the stream may go on."""
         buffer = self._buffer
         if not buffer.sequences:
             return
         self._note_arrived()
-        histogram, depth = LengthHistogram(buffer.counts), self.max_sequences_per_pack
-        plan = optimal.pack(histogram, max_sequences_per_pack=depth)
+        plan = optimal.pack(LengthHistogram(buffer.counts), max_sequences_per_pack=self.max_sequences_per_pack)
         rows = []
         for strategy, repeats in zip(plan.strategies, plan.repeats):
             for _ in range(repeats):
-                rows.append(sorted(zip(buffer.remove(list(strategy)), strategy)))
+                sequences = buffer.remove(list(strategy))
+                rows.append(sorted(zip(sequences, strategy)))
+
         buffer.counts[:] = 0
         while self._beside.sequences:
             self._beside.close()
         if self._rows is not None:
             self._rows = OpenRows(*self._limits)
-        if self.share == "packs":
-            _split(rows, -(self._waits.packs + len(rows)) % self.ranks)
         for row in sorted(rows, key=lambda row: row[0][0].number):
-            self._hand_over([length for _, length in row], [sequence for sequence, _ in row])
+            self._hand_over([length for _, length in row], [sequence for sequence, _ in row], forced=False)
 
     # ---- prices ------------------------------------------------------------------------------------------------------
 
     @property
     def _period(self) -> int:
-        """Sequences between two solutions, after the first few."""
-        return max(_LEARNT[0], _LEARNT[1] * self.buffer_sequences)
+        """Sequences between two programmes, after the first few."""
+        return max(_PERIOD_SEQUENCES, _PERIOD_BUFFERS * self.buffer_sequences)
 
     def _note_arrived(self) -> None:
         arrived = self._buffer.settle()
-        if len(arrived):
+        if arrived:
             np.add.at(self._learnt, self._steps[arrived], 1.0)
 
     def _learn(self) -> None:
-        """Counts what has arrived; takes up new prices, and begins to solve for others, when it is time."""
+        """Count what has arrived; when it is time, take up new prices and start the next programme."""
         self._note_arrived()
         if self._solving is not None and self._arrived >= self._solving.due:
-            counts, _, worth = self._solving
-            self._take_up(counts, solve(counts, *self._limits) if worth is None else worth.result())
+            counts, _, solution = self._solving
+            worth = solve(counts, *self._limits) if solution is None else solution.result()
+            self._take_up(counts, worth)
             self._solving = None
+
         if self._from is None:
             self._take_up(self._learnt.copy(), solve(self._learnt, *self._limits))
-            self._next = _MORE * self._arrived
+            self._next = _PERIOD_GROWTH * self._arrived
         elif self._arrived >= self._next and self._solving is None:
-            self._solve(self._learnt.copy(), self._arrived + min(_LATER, self._arrived))
+            self._solve(self._learnt.copy(), self._arrived + min(_SEQUENCES_WHILE_SOLVING, self._arrived))
             if self._arrived < self._period:
-                self._next = min(_MORE * self._arrived, self._arrived + self._period)
+                self._next = min(_PERIOD_GROWTH * self._arrived, self._arrived + self._period)
             else:
-                self._learnt *= 0.5  # what was seen long ago counts less and less
+                self._learnt *= 0.5  # lengths seen long ago count less and less
                 self._next = self._arrived + self._period
 
     def __getstate__(self) -> Dict[str, Any]:
-        # A thread cannot be copied: there, what is being solved is solved when it is due.
+        # A thread cannot be copied: the copy solves the programme itself when it is due.
         return {**self.__dict__, "_solving": self._solving and self._solving._replace(worth=None)}
-
-    @property
-    def _limits(self) -> Tuple[int, Optional[int]]:
-        return self.max_sequence_length, self.max_sequences_per_pack
 
     def _solve(self, counts: np.ndarray, due: int) -> None:
         worker = ThreadPoolExecutor(1)
@@ -358,7 +397,7 @@ class PackStream:
         self._prices = {}
 
     def _prices_now(self) -> Prices:
-        """The prices for what waits, from the programme's."""
+        """Return the prices for what waits now."""
         assert self._from is not None
         scarce = scarce_seats(self._buffer.sequences, self._buffer.tokens, *self._limits)
         if scarce not in self._prices:
@@ -368,17 +407,27 @@ class PackStream:
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def _options(self) -> Dict[str, Any]:
-        names = "max_sequence_length max_sequences_per_pack buffer_sequences buffer_tokens longest_wait"
-        return {name: getattr(self, name) for name in f"{names} rank ranks share multiple_of".split()}
+        return {
+            "max_sequence_length": self.max_sequence_length,
+            "max_sequences_per_pack": self.max_sequences_per_pack,
+            "buffer_sequences": self.buffer_sequences,
+            "buffer_tokens": self.buffer_tokens,
+            "longest_wait": self.longest_wait,
+            "rank": self.rank,
+            "ranks": self.ranks,
+            "share": _SHARE,
+            "multiple_of": self.multiple_of,
+        }
 
     def state_dict(self) -> Dict[str, Any]:
-        """All that later packs follow from, as values for JSON if the examples are such.
+        """Return everything that later packs follow from, as values for JSON if the examples are such.
 
         It may be taken at any time, also between two packs of `packs`.
         """
         self._note_arrived()
         buffer = self._buffer
         resting = np.flatnonzero(buffer.rests_until > self._arrived)
+        waiting = [[item.number, item.since, length, item.example] for length, item in buffer.in_order()]
         return {
             "format": _FORMAT,
             "options": self._options(),
@@ -386,7 +435,7 @@ class PackStream:
             "rounding": self.rounding,
             "arrived": self._arrived,
             "waits": self._waits._asdict(),
-            "waiting": [[each.number, each.since, length, each.example] for length, each in buffer.in_order()],
+            "waiting": waiting,
             "resting": [[length, int(buffer.rests_until[length])] for length in resting.tolist()],
             "ready": [[pack.examples, pack.lengths] for pack in self._ready],
             "learnt": self._learnt.tolist(),
@@ -399,85 +448,149 @@ class PackStream:
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Goes on from what `state_dict` gave; the options have to be the same.  ValueError for anything else."""
-        fields = Fields.of(state, "state of the stream", "take one that state_dict gave")
+        """Go on from a state that `state_dict` returned.
+
+        Raises:
+            ValueError: the state is damaged, or it was taken with other options; nothing is changed then.
+        """
+        fields = Fields.of(state, "state of the stream", "pass a state that state_dict returned")
         fields.one_of("format", (_FORMAT,))
+        self._check_options(fields)
+        known, solving = self._read_programmes(fields)
+        buffer = self._read_buffer(fields)
+        beside, rows = self._read_best_fit(fields, buffer)
+        turned, until = fields.integers("turned", 2, least=0)
+        loaded = {
+            "_taken": fields.integer("taken", least=0),
+            "rounding": fields.integer("rounding", least=0),
+            "_arrived": fields.integer("arrived", least=0),
+            "_waits": Waits(*(fields.object("waits").integer(name, least=0) for name in Waits._fields)),
+            "_buffer": buffer,
+            "_ready": deque(Pack(*pack) for pack in fields.list_of("ready", Fields.list_of, Fields.any, length=2)),
+            "_learnt": self._read_steps(fields, "learnt"),
+            "_prices": {},
+            "_from": known,
+            "_solving": solving,
+            "_next": fields.integer("next", least=0),
+            "_beside": beside,
+            "_rows": rows,
+            "_turned": turned,
+            "_until": until,
+        }
+        self.__dict__.update(loaded)  # after everything was read without an error
+
+    def _check_options(self, fields: Fields) -> None:
         options = fields.object("options").tree
         for name, value in self._options().items():
             if options.get(name) != value:
                 raise ValueError(
-                    f"state of the stream: {name} was {shown(options.get(name))}, it is {shown(value)} here; make the "
-                    "stream with the same options, or begin anew"
+                    f"state of the stream: {name} was {shown(options.get(name))}, it is {shown(value)} here; pass the "
+                    "same options, or begin without the state"
                 )
-        size, S = len(self._learnt), self.max_sequence_length
 
-        def values(value: Any, key: Any = "learnt") -> np.ndarray:
-            whole = Fields.of({key: value}, "state of the stream", fields.way_out)
-            return np.array(whole.list_of(key, Fields.number, length=size, least=0), np.float64)
+    def _read_steps(self, fields: Fields, key: Any) -> np.ndarray:
+        """Read one value for each step of the grid of lengths, float64 [steps + 1]."""
+        return np.array(fields.list_of(key, Fields.number, length=len(self._learnt), least=0), np.float64)
 
-        taken, arrived = fields.integer("taken", least=0), fields.integer("arrived", least=0)
-        rounding = fields.integer("rounding", least=0)
-        waits = Waits(*(fields.object("waits").integer(name, least=0) for name in Waits._fields))
-        buffer = Buffer(S, self.max_sequences_per_pack)
-        for number, since, length, example in fields.list_of("waiting", _row, 4):
-            for value in (number, since):
-                whole_number("state of the stream: a number in waiting", value, least=0)
-            buffer.add(
-                whole_number("state of the stream: a length in waiting", length, least=1, most=S),
-                Waiting(number, since, example),
+    def _read_programmes(self, fields: Fields) -> Tuple[Optional[Tuple[np.ndarray, np.ndarray]], Optional[_Solving]]:
+        """Read the counts and worth that prices come from, and the programme that was being solved."""
+        known = None
+        solving = None
+        if fields.any("prices") is not None:
+            counts, worth = fields.list_of("prices", lambda pair, index: self._read_steps(pair, index), length=2)
+            if not counts.any():
+                raise fields.error("prices", "its counts must not all be 0")
+            known = counts, worth
+        if fields.any("solving") is not None:
+            counts, due = fields.list_of(
+                "solving",
+                lambda pair, index: pair.integer(1, least=0) if index else self._read_steps(pair, 0),
+                length=2,
             )
+            if not counts.any():
+                raise fields.error("solving", "its counts must not all be 0")
+            # No thread is started: a worker process that gets this object would not have it.
+            solving = _Solving(counts, due, None)
+        return known, solving
+
+    def _read_buffer(self, fields: Fields) -> Buffer:
+        S = self.max_sequence_length
+
+        def column(row: Fields, index: int) -> Any:
+            if index == 2:
+                return row.integer(index, least=1, most=S)
+            return row.any(index) if index == 3 else row.integer(index, least=0)
+
+        buffer = Buffer(S, self.max_sequences_per_pack)
+        for number, since, length, example in fields.list_of("waiting", Fields.list_of, column, length=4):
+            buffer.add(length, Waiting(number, since, example))
         for length, until in fields.list_of("resting", Fields.integers, 2, least=0):
             if length > S:
-                raise fields.error("resting", f"lengths go up to {S}")
+                raise fields.error("resting", f"lengths must be at most {S}")
             buffer.rests_until[length] = until
-        ready = deque(Pack(*row) for row in fields.list_of("ready", _row, 2))
-        learnt, following = values(fields.any("learnt")), fields.integer("next", least=0)
-        known = None if fields.any("prices") is None else [values(row, "prices") for row in _row(fields, "prices", 2)]
-        solving = None
-        if fields.any("solving") is not None:
-            counts, due = _row(fields, "solving", 2)
-            solving = values(counts, "solving"), whole_number("state of the stream: solving", due, least=0)
-        for name, found in (("prices", known), ("solving", solving)):
-            if found is not None and not found[0].any():
-                raise fields.error(name, "must be of lengths that were seen")
-        turned, until = fields.integers("turned", 2, least=0)
-        closed, held = _row(fields, "beside", 2)
-        beside, rows = self._open_rows(fields, "beside", held), fields.any("rows")
-        beside.closed = whole_number("state of the stream: beside", closed, least=0)
-        if rows is not None:
-            rows = self._open_rows(fields, "rows", rows)
-            if sorted(length for row in rows.rows() for length in row) != sorted(row[2] for row in state["waiting"]):
-                raise fields.error("rows", "must hold the lengths that wait")
         buffer.settle()
-        self._beside, self._rows, self._turned, self._until = beside, rows, turned, until
-        self._buffer, self._learnt, self._ready, self._waits = buffer, learnt, ready, waits
-        self._taken, self._arrived, self._next, self.rounding = taken, arrived, following, rounding
-        self._prices, self._from, self._solving = {}, None, None
-        if known is not None:
-            self._take_up(*known)
-        if solving is not None:  # no thread is begun: a worker process that gets this object would not have it
-            self._solving = _Solving(*solving, None)
+        return buffer
 
-    def _open_rows(self, fields: Fields, name: str, rows: Any) -> OpenRows:
+    def _read_best_fit(self, fields: Fields, buffer: Buffer) -> Tuple[OpenRows, Optional[OpenRows]]:
+        """Read the rows of online best fit for comparison, and those that the stream packs by."""
+        closed, beside = fields.list_of(
+            "beside",
+            lambda pair, index: self._read_rows(pair, 1) if index else pair.integer(0, least=0),
+            length=2,
+        )
+        beside.closed = closed
+        if fields.any("rows") is None:
+            return beside, None
+        rows = self._read_rows(fields, "rows")
+        if sorted(length for row in rows.rows() for length in row) != sorted(length for length, _ in buffer.in_order()):
+            raise fields.error("rows", "must hold the lengths that wait")
+        return beside, rows
+
+    def _read_rows(self, fields: Fields, key: Any) -> OpenRows:
         S, depth = self._limits
-        whole = Fields.of({name: rows}, "state of the stream", fields.way_out)
-        lengths = whole.list_of(name, Fields.integers, least=1, most=S)
-        if any(not row or sum(row) > S or len(row) > (depth or S) for row in lengths):
-            raise fields.error(name, f"must be of rows within {S} slots and the depth")
-        return OpenRows(S, depth, lengths)
+        rows = fields.list_of(key, Fields.integers, least=1, most=S)
+        for row in rows:
+            if not row or sum(row) > S or len(row) > (depth or S):
+                raise fields.error(key, f"a row must hold 1 to {depth or S} sequences in {S} slots")
+        return OpenRows(S, depth, rows)
 
 
-def _row(fields: Fields, key: Any, length: int) -> List[Any]:
-    """A list of so many values of any kind."""
-    return fields.list_of(key, Fields.any, length=length)
+def items_and_stalls(source: Iterable[_T], seconds: Optional[float]) -> Iterator[Optional[_T]]:
+    """Yield the items of a source, and None once whenever it gives no item for `seconds`; None seconds: never.
 
+    A thread reads the source, up to 64 items ahead. An error of the source is raised here.
+    """
+    if seconds is None:
+        yield from source
+        return
+    items: queue.Queue = queue.Queue(_READ_AHEAD)  # (item,), an error, or None at the end
+    abandoned = threading.Event()
 
-def _split(rows: List[List[Tuple[Waiting, int]]], more: int) -> None:
-    """Splits the rows of most sequences so that there are `more` rows, or as many as there can be."""
-    for _ in range(more):
-        longest = max(range(len(rows)), key=lambda number: len(rows[number]))
-        row = rows[longest]
-        if len(row) == 1:
-            return
-        rows[longest] = row[0::2]
-        rows.append(row[1::2])
+    def read() -> None:
+        end = None
+        try:
+            for item in source:
+                items.put((item,))
+                if abandoned.is_set():
+                    break
+        except BaseException as error:
+            end = error
+        items.put(end)
+
+    threading.Thread(target=read, name="stream source", daemon=True).start()
+    try:
+        while True:
+            try:
+                entry = items.get(timeout=seconds)
+            except queue.Empty:
+                yield None
+                entry = items.get()
+            if entry is None:
+                return
+            if isinstance(entry, BaseException):
+                raise entry
+            yield entry[0]
+    finally:
+        abandoned.set()
+        while not items.empty():  # the thread may wait for room
+            items.get_nowait()

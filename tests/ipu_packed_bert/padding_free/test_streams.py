@@ -14,8 +14,6 @@ from torch.utils.data import DataLoader
 from ipu_packed_bert.padding_free.streams import PackedStream, least_of_ranks
 from ipu_packed_bert.processes.ranks import end_group
 from pack_data.batching.collators import padding_free_batch
-from pack_data.stream.equal_packs import EqualPacks
-from tests.ranks_in_threads import together
 
 S = 64
 
@@ -150,20 +148,6 @@ def test_a_source_with_a_state_is_not_read_ahead(tmp_path):
         stream(files_of(tmp_path)[1], flush_after=1.0)
 
 
-def test_equal_packs_over_the_loaders_of_two_ranks(tmp_path):
-    """The rest is told and handed out by `rest`: every example once."""
-    given, paths = files_of(tmp_path)
-
-    def rank(number, least):
-        packs = EqualPacks(stream(paths, rank=number, ranks=2), least)
-        return numbers(packs), numbers(packs.rest())
-
-    (first, rest), (second, other_rest) = together(rank, 2)
-    assert len(first) == len(second) and (rest or other_rest) and not (rest and other_rest)
-    check_all_once(first + second + rest + other_rest, given)
-    assert least_of_ranks(7) == 7  # without torch.distributed
-
-
 def test_a_state_of_another_process_is_refused():
     first = stream(examples(), rank=0, ranks=2)
     next(iter(first))
@@ -200,4 +184,5 @@ def _least_of_two(rank, path):
 
 
 def test_the_least_of_two_ranks(tmp_path):
+    assert least_of_ranks(7) == 7  # without torch.distributed
     torch.multiprocessing.spawn(_least_of_two, (tmp_path / "store",), nprocs=2)

@@ -1,4 +1,4 @@
-"""`Share`: each example is read by one process, and a state goes on without reading again; `EqualPacks`."""
+"""`Share`: each example is read by one process, and a state goes on without reading again."""
 
 import gzip
 import itertools
@@ -12,8 +12,6 @@ import pytest
 from pack_data import PackStream
 from pack_data.batching.shard_files import ShardFiles
 from pack_data.batching.share import Share
-from pack_data.stream.equal_packs import EqualPacks
-from tests.ranks_in_threads import together
 
 COUNT = 23  # examples
 
@@ -254,61 +252,3 @@ def test_a_loader_that_begins_again_at_its_end_is_refused():
     nodes = pytest.importorskip("torchdata.nodes")
     with pytest.raises(ValueError, match="restart_on_stop_iteration=False"):
         Share(nodes.Loader(nodes.IterableWrapper(numbered())))
-
-
-# ---- equal numbers of packs ------------------------------------------------------------------------------------------
-
-
-class Resumable:
-    """Packs with a state: numbers."""
-
-    def __init__(self, count):
-        self.count, self.at, self.loaded = count, 0, False
-
-    def __iter__(self):
-        if not self.loaded:
-            self.at = 0
-        self.loaded = False
-        while self.at < self.count:
-            self.at += 1
-            yield self.at - 1
-
-    def state_dict(self):
-        return self.at
-
-    def load_state_dict(self, state):
-        self.at, self.loaded = state, True
-
-
-@pytest.mark.parametrize("counts", [[5, 9, 6], [4, 4, 4], [0, 3, 2], [6, 3, 12]])
-def test_ranks_hand_out_equally_many_and_lose_nothing(counts):
-    def rank(number, least):
-        packs = EqualPacks(Resumable(counts[number]), least)
-        epochs = [list(packs) for _ in range(3)]
-        return epochs, list(packs.rest()), packs.kept
-
-    for (epochs, rest, kept), count in zip(together(rank, len(counts)), counts):
-        assert [len(epoch) for epoch in epochs] == [min(counts)] * 3 and kept == 0
-        assert sum(epochs, []) + rest == list(range(count)) * (len(sum(epochs, rest)) // max(1, count))
-        assert len(sum(epochs, rest)) in {count * passes for passes in range(4)}
-
-
-@pytest.mark.parametrize("stop", [0, 1, 4, 5, 7, 11])
-def test_ranks_go_on_from_their_states(stop):
-    counts = [5, 9]
-
-    def handed_out(packs, epochs):
-        return (pack for _ in range(epochs) for pack in packs)
-
-    def whole(number, least):
-        return list(handed_out(EqualPacks(Resumable(counts[number]), least), 3))
-
-    def cut(number, least):
-        packs = EqualPacks(Resumable(counts[number]), least)
-        begun = list(itertools.islice(handed_out(packs, 3), stop))
-        state = json.loads(json.dumps(packs.state_dict()))
-        again = EqualPacks(Resumable(counts[number]), least)
-        again.load_state_dict(state)
-        return begun + list(itertools.islice(handed_out(again, 4), 15 - stop))
-
-    assert together(cut, 2) == together(whole, 2)
