@@ -460,13 +460,14 @@ class PackStream:
         buffer = self._read_buffer(fields)
         beside, rows = self._read_best_fit(fields, buffer)
         turned, until = fields.integers("turned", 2, least=0)
+        ready = fields.list_of("ready", lambda packs, index: Pack(*packs.list_of(index, Fields.any, length=2)))
         loaded = {
             "_taken": fields.integer("taken", least=0),
             "rounding": fields.integer("rounding", least=0),
             "_arrived": fields.integer("arrived", least=0),
             "_waits": Waits(*(fields.object("waits").integer(name, least=0) for name in Waits._fields)),
             "_buffer": buffer,
-            "_ready": deque(Pack(*pack) for pack in fields.list_of("ready", Fields.list_of, Fields.any, length=2)),
+            "_ready": deque(ready),
             "_learnt": self._read_steps(fields, "learnt"),
             "_prices": {},
             "_from": known,
@@ -497,7 +498,7 @@ class PackStream:
         known = None
         solving = None
         if fields.any("prices") is not None:
-            counts, worth = fields.list_of("prices", lambda pair, index: self._read_steps(pair, index), length=2)
+            counts, worth = fields.list_of("prices", self._read_steps, length=2)
             if not counts.any():
                 raise fields.error("prices", "its counts must not all be 0")
             known = counts, worth
@@ -522,7 +523,8 @@ class PackStream:
             return row.any(index) if index == 3 else row.integer(index, least=0)
 
         buffer = Buffer(S, self.max_sequences_per_pack)
-        for number, since, length, example in fields.list_of("waiting", Fields.list_of, column, length=4):
+        waiting = fields.list_of("waiting", lambda rows, index: rows.list_of(index, column, length=4))
+        for number, since, length, example in waiting:
             buffer.add(length, Waiting(number, since, example))
         for length, until in fields.list_of("resting", Fields.integers, 2, least=0):
             if length > S:
