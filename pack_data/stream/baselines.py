@@ -66,8 +66,11 @@ class OpenRows:
         return row
 
     def rows(self) -> List[List[int]]:
-        """Return all rows in an order from which `OpenRows(S, depth, rows)` goes on in the same way."""
-        return self.full + [row for room in self._rooms for row in self._open[room]]
+        """Return copies of all rows, in an order from which `OpenRows(S, depth, rows)` goes on in the same way."""
+        rows = list(self.full)
+        for room in self._rooms:
+            rows += self._open[room]
+        return [list(row) for row in rows]
 
     def _count(self, row: Sequence[int], sign: int) -> None:
         self.sequences += sign * len(row)

@@ -204,6 +204,19 @@ def test_a_state_taken_anywhere_gives_the_same_packs(S, depth, ranks):
     assert len(whole) > 30
 
 
+def test_a_state_that_is_kept_does_not_change_with_the_stream():
+    lengths = in_order("falling", some_lengths("uniform", 400, 100)).tolist()
+    stream = PackStream(100, buffer_sequences=16, longest_wait=20)
+    kept = []
+    for number, length in enumerate(lengths):
+        stream.put(number, length)
+        state = stream.state_dict()
+        kept.append((state, json.dumps(state)))
+    assert any(state["rows"] for state, _ in kept)
+    for state, text in kept:
+        assert json.dumps(state) == text
+
+
 def piling_up(n, S=300):
     """Tokens are scarce, and so are the 16 seats of a pack as soon as many short sequences wait."""
     return np.clip(np.rint(np.random.default_rng(0).lognormal(np.log(S / 21), 1.2, n)), 1, S).astype(int).tolist()
