@@ -511,7 +511,7 @@ class PackStream:
             if not counts.any():
                 raise fields.error("solving", "its counts must not all be 0")
             # No thread is started: a worker process that gets this object would not have it.
-            solving = _Solving(counts, due, None)
+            solving = _Solving(counts, int(due), None)
         return known, solving
 
     def _read_buffer(self, fields: Fields) -> Buffer:

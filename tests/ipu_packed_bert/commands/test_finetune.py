@@ -216,7 +216,7 @@ def test_a_run_that_is_no_longer_finite_keeps_what_was(tmp_path, checkpoint, cap
         patched.setattr(HostEngine, "step", breaking)
         assert command("--config", config, "--out", run, "--set", "optimizer.warmup_fraction=0.0") == 3
     error = capsys.readouterr().err
-    assert error.startswith("error: update 3: the held-out loss after it is nan") and error.count("\n") == 1
+    assert error.startswith("error: update 3: the held-out loss is nan") and error.count("\n") == 1
     assert load_checkpoint(newest_checkpoint(run / "checkpoints")).step == 2
     assert command("--resume", run) == 0
 
