@@ -259,7 +259,7 @@ def _convert(folder: Path) -> Optional[int]:
     target = folder / "out"
     if target.exists():  # whole, as every target that is there
         return 0
-    return convert_main([str(folder / "data"), str(target), "--to-format", "parquet"])
+    return convert_main([str(folder / "data"), str(target), "--to-format", "packed_tfrecord"])
 
 
 def _converted(folder: Path) -> Dict[str, str]:

@@ -14,7 +14,7 @@ IN_TESTS = ("build", "convert")
 @pytest.mark.parametrize("name", IN_TESTS)
 def test_killed_work_ends_with_the_bytes_of_undisturbed_work(tmp_path, name):
     if name == "convert":
-        pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
+        pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf)")
     outcome = drive(DRIVES[name], tmp_path, kills=4, seed=0)
     assert outcome.kills >= 4 and outcome.wrong == []
 
