@@ -6,7 +6,7 @@
 set -e
 case "$1" in
 data)
-    python -m pack_data.build --corpus my_texts/ --max-sequence-length 128 --vocabulary-size 300 \
+    python -m ipu_packed_bert build --corpus my_texts/ --max-sequence-length 128 --vocabulary-size 300 \
         --duplication-factor 1 --out "$2"
     ;;
 run)

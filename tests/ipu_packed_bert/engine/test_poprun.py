@@ -174,7 +174,9 @@ def test_a_signal_to_one_instance_ends_all_after_the_same_update_and_the_run_goe
 
 def test_a_loss_of_one_instance_that_is_not_finite_ends_all(found, folder):
     assert ends(found["nan"]) == [3, 3] and not found["nan"][1]["error"]
-    assert found["nan"][0]["error"].startswith(f"error: update {SAVED + 2}: the loss is nan; the newest good checkpoint is")
+    assert found["nan"][0]["error"].startswith(
+        f"error: update {SAVED + 2}: the loss is nan; the newest good checkpoint is"
+    )
     assert [record["loss"] is None for record in read_log(folder / "nan" / LOG)] == [False] * (SAVED + 1) + [True]
 
 

@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 import yaml
-from tests.ipu_packed_bert.report.test_search import SMALL
 
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.data.factors import PAPER_FACTORS
@@ -14,6 +13,12 @@ from ipu_packed_bert.report import command, ipu_bundle, measured, pictures, popv
 from pack_data.cli.command import run_main
 from tests.fakes import pva
 from tests.ipu_packed_bert.report.test_measured_runs import run_folder
+
+SMALL = (
+    "model.hidden_size=64 model.num_heads=4 model.intermediate_size=128 model.vocabulary_size=512 model.num_layers=4 "
+    "data.vocabulary_size=512 data.max_sequence_length=128 data.max_predictions_per_sequence=20 "
+    "placement.layers_per_ipu=[1,1,1,1] batch.gradient_accumulation=32"
+).split()
 
 NUMBER = 40  # micro-batches of an update
 
