@@ -29,7 +29,7 @@ def weights_of(S: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("factor", [8, 6])
-def test_the_fast_solver_reaches_the_least_residual(factor):
+def test_the_fast_solver_reaches_the_least_residual(factor, monkeypatch):
     histogram = coarse(factor)
     S = histogram.max_sequence_length
     strategies, weights = nnlshp.strategies_filling(S, 3), weights_of(S)
@@ -44,6 +44,9 @@ def test_the_fast_solver_reaches_the_least_residual(factor):
         nnlshp._counts(strategies, fast, S), nnlshp._counts(strategies, reference, S), atol=1e-4 * counts.max()
     )
     assert np.count_nonzero(fast) <= S
+    packs = nnlshp.pack(histogram, max_sequences_per_pack=3).packs
+    monkeypatch.setattr(nnlshp, "solve_fast", solve_reference)
+    assert packs == pytest.approx(nnlshp.pack(histogram, max_sequences_per_pack=3).packs, rel=2e-3)
 
 
 @given(histogram=histograms(max_sequence_length=24, max_count=50))
