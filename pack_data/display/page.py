@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple, Union
 
-from pack_data.display.picture import AttentionMask, Bars, HeatMap, Lines, Picture, drawing
+from pack_data.display.picture import Bars, HeatMap, Lines, MaskPicture, Picture, drawing
 from pack_data.display.table import Column, Table, plain
 from pack_data.reading.files import write_atomically
 from pack_data.reading.packages import load_package
@@ -110,7 +110,7 @@ class Page(NamedTuple):
 
 
 def _drawn(parts: Sequence[Part]) -> List[Picture]:
-    return [part for part in parts if isinstance(part, (Bars, Lines, HeatMap, AttentionMask))]
+    return [part for part in parts if isinstance(part, (Bars, Lines, HeatMap, MaskPicture))]
 
 
 def _folded(part: Part, section: Section) -> bool:

@@ -1,6 +1,6 @@
 """Pictures as values, and how matplotlib draws them.
 
-A picture is a `Bars`, `Lines`, `HeatMap` or `AttentionMask`. `write` draws pictures into a file, `drawing` draws one
+A picture is a `Bars`, `Lines`, `HeatMap` or `MaskPicture`. `write` draws pictures into a file, `drawing` draws one
 for a page. matplotlib is imported only to draw. The same pictures give the same bytes: no date, no user settings.
 """
 
@@ -98,7 +98,7 @@ class HeatMap(NamedTuple):
     notes: Tuple[str, ...] = ()
 
 
-class AttentionMask(NamedTuple):
+class MaskPicture(NamedTuple):
     """The attention mask of one pack.
 
     runs: (first slot, slot after the last, sequence) of each run of slots; sequence 0 is padding. Tokens see the tokens
@@ -110,7 +110,7 @@ class AttentionMask(NamedTuple):
     notes: Tuple[str, ...] = ()
 
 
-Picture = Union[Bars, Lines, HeatMap, AttentionMask]
+Picture = Union[Bars, Lines, HeatMap, MaskPicture]
 
 # A colour has one meaning in all pictures. The three sequences stay apart for readers who do not see red or green;
 # neighbours in a stack differ in lightness by at least 12 of 100, as those of `_PLAIN` do.
@@ -223,7 +223,7 @@ def _height(picture: Picture) -> float:
         return 1.1 + thickness * len(picture.categories)
     if isinstance(picture, HeatMap):
         return 1.0 + 0.22 * len(picture.rows)
-    if isinstance(picture, AttentionMask):
+    if isinstance(picture, MaskPicture):
         return 4.6
     return 2.6
 
@@ -390,7 +390,7 @@ def _heat_map(axes: Any, heat: HeatMap, sheet: _Sheet) -> List[Any]:
     return []
 
 
-def _attention_mask(axes: Any, mask: AttentionMask, sheet: _Sheet) -> List[Any]:
+def _attention_mask(axes: Any, mask: MaskPicture, sheet: _Sheet) -> List[Any]:
     from matplotlib.patches import Rectangle
 
     handles: Dict[str, Any] = {}
@@ -414,7 +414,7 @@ _DRAWERS: Dict[type, Callable[[Any, Any, _Sheet], List[Any]]] = {  # -> the arti
     Bars: _bars,
     Lines: _lines,
     HeatMap: _heat_map,
-    AttentionMask: _attention_mask,
+    MaskPicture: _attention_mask,
 }
 
 

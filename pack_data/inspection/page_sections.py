@@ -11,7 +11,7 @@ import numpy as np
 
 from pack_data.cli.command import depth_text
 from pack_data.display.page import Figure, Page, Section
-from pack_data.display.picture import SEQUENCES, AttentionMask, Axis, Bars, Line, Lines, Series
+from pack_data.display.picture import SEQUENCES, Axis, Bars, Line, Lines, MaskPicture, Series
 from pack_data.display.table import Cell, Column, Table
 from pack_data.inspection.compare import ALGORITHMS, Case, compare, gap_map, padding_map
 from pack_data.inspection.one_packer import Row
@@ -348,7 +348,7 @@ def _pack_section(drawn: _Drawn) -> Section:
     S = len(drawn.numbers)
     runs = _runs(drawn.numbers)
     count = max((number for _, _, number in runs), default=0)
-    mask = AttentionMask("Its attention mask: which slot sees which", tuple(runs))
+    mask = MaskPicture("Its attention mask: which slot sees which", tuple(runs))
     within = sum(int((drawn.numbers == number).sum()) ** 2 for number in range(1, count + 1))
     words = (
         f"{drawn.title}: tokens see those of their own sequence only, whatever else shares the row. "

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("matplotlib", reason="needs matplotlib")
 
 from pack_data.display import picture
-from pack_data.display.picture import AttentionMask, Axis, Bars, HeatMap, Line, Lines, Series, drawing, write
+from pack_data.display.picture import Axis, Bars, HeatMap, Line, Lines, MaskPicture, Series, drawing, write
 
 SVG = "{http://www.w3.org/2000/svg}"
 ODD = "a <b> & 'c' \"d\" </script> é"
@@ -26,7 +26,7 @@ PICTURES = (
           levels=(("level", 2.0),)),
     Lines("Powers", Axis("devices", log=2), Axis("cycles", log=10), (Line("a", (1.0, 64.0), (0.02, 300.0)),)),
     HeatMap("Heat", ("r", ODD), ("2", "3"), ((0.0, 1.0), (None, 4.0)), ".1f", "depth", "packer"),
-    AttentionMask("Mask", ((0, 2, 1), (2, 3, 2), (3, 5, 0))),
+    MaskPicture("Mask", ((0, 2, 1), (2, 3, 2), (3, 5, 0))),
 )  # fmt: skip
 
 
