@@ -15,6 +15,7 @@ IN_TESTS = ("build", "convert")
 def test_killed_work_ends_with_the_bytes_of_undisturbed_work(tmp_path, name):
     if name == "convert":
         pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf)")
+        pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
     outcome = drive(DRIVES[name], tmp_path, kills=4, seed=0)
     assert outcome.kills >= 4 and outcome.wrong == []
 
