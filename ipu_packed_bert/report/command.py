@@ -182,10 +182,8 @@ class _OverheadReport:
     def _ipus(self) -> Table:
         config = self.config
         factor = self._factor(config, config.data.max_sequences_per_pack)
-        table = paper.breakdown(
-            config.name, self.machine.pipeline(config), config.accumulation(factor), self.calibration
-        )
-        return table._replace(pictures=(pictures.memory(plan(config, packing_factor=factor), config.name),))
+        accumulation = config.accumulation(factor)
+        return paper.breakdown(config.name, self.machine.pipeline(config), accumulation, self.calibration)
 
     def _update(self) -> Table:
         config = self.config

@@ -1,171 +1,142 @@
-"""The pictures of the report's tables, as values: the page draws them as SVG, `--plot` as files; and that page."""
+"""Pictures of the report's tables, and the report as one HTML page."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from ipu_packed_bert.cycles.uncertainty import INSIDE
-from ipu_packed_bert.planning.plan import IPU_BYTES, RunPlan
 from pack_data.display.page import Figure, Page, Part, Section
 from pack_data.display.picture import Axis, Bars, Picture, Series
 from pack_data.display.table import Table
 
-# Nobody has measured this project's graphs: the paper's measurements belong beside the model of the paper's graph only.
-THEIRS, OURS = "the paper's graph, modelled and measured", "this engine's graph, modelled"
-_MILLION, _MIB = 1e6, 2.0**20
+_Rows = Sequence[Mapping[str, Any]]
+
+# The names of the bars: these columns of a row.
+_NAMES = {"table1": ("algorithm", "depth"), "table2": ("model", "length")}
 
 
 def pictures(table: Table) -> List[Picture]:
-    """The pictures of a table; none for a table without one."""
-    make = PICTURES.get(table.name.split()[0])
-    return make(table) if make and table.rows else []
+    """Return the pictures of a table, none for most tables."""
+    kind = table.name.split()[0]
+    if not table.rows:
+        return []
+    if kind in _NAMES:
+        return list(_speed_ups(table, _NAMES[kind]))
+    if kind == "measured_beside":
+        return [_measured(table)]
+    return []
 
 
-def _numbers(rows: Sequence[Mapping[str, Any]], key: str, scale: float = 1.0) -> Tuple[Optional[float], ...]:
-    values = [row.get(key) for row in rows]
-    return tuple(None if value is None or isinstance(value, str) else float(value) / scale for value in values)
+def _speed_ups(table: Table, name_keys: Sequence[str]) -> List[Bars]:
+    """Draw this engine's graph alone and the paper's graph beside the paper's measurements."""
+    title = table.title.split(":")[0]
+    axis = Axis("realised speed-up")
+
+    our_rows, our_names = _rows_with("realised", table, name_keys)
+    ours = (_modelled(our_rows, "realised", "realised_lower", "realised_upper"),)
+
+    paper_rows, paper_names = _rows_with("papers_realised", table, name_keys)
+    papers = (
+        _modelled(paper_rows, "papers_realised", "papers_realised_lower", "papers_realised_upper"),
+        Series("paper, measured", _numbers(paper_rows, "paper_realised")),
+    )
+
+    limit = None
+    if table.name == "table1":
+        most = max(row["packing_factor"] for row in table.rows)
+        limit = (f"{most:.3f}: no padding at all", most)
+    return [
+        Bars(f"{title}, this engine's graph, modelled", our_names, axis, ours, across=True, limit=limit),
+        Bars(f"{title}, the paper's graph, modelled and measured", paper_names, axis, papers, across=True, limit=limit),
+    ]
 
 
-def _modelled(rows: Sequence[Mapping[str, Any]], key: str, lower: str = "", upper: str = "") -> Series:
-    """A series of the model, with its interval."""
-    ends = [_numbers(rows, lower or key + "_lower"), _numbers(rows, upper or key + "_upper")]
-    low, high = (tuple(None if None in pair else side(pair) for pair in zip(*ends)) for side in (min, max))
-    return Series(f"model, interval of {100 * INSIDE:.0f} %", _numbers(rows, key), low, high)
+def _rows_with(key: str, table: Table, name_keys: Sequence[str]) -> Tuple[_Rows, Tuple[str, ...]]:
+    """Return the rows that have a number under ``key``, and their names."""
+    rows = [row for row in table.rows if isinstance(row.get(key), float)]
+    names = tuple(" ".join(str(row[name]) for name in name_keys) for row in rows)
+    return rows, names
 
 
-def _beside(
-    title: str, rows: Sequence[Mapping[str, Any]], names: Sequence[str], key: str, axis: str, paper: str = ""
-) -> Bars:
-    series = [_modelled(rows, key)]
-    if paper:
-        series.append(Series("paper, measured", _numbers(rows, paper)))
-    return Bars(title, tuple(names), Axis(axis), tuple(series), across=True)
-
-
-def _speed_ups(table: Table, names: Callable[[Mapping[str, Any]], str]) -> List[Bars]:
-    found = []
-    for key, paper, whose in (("realised", "", OURS), ("papers_realised", "paper_realised", THEIRS)):
-        rows = [row for row in table.rows if isinstance(row.get(key), float)]
-        title = f"{table.title.split(':')[0]}, {whose}"
-        found.append(_beside(title, rows, list(map(names, rows)), key, "realised speed-up", paper))
-    return found
-
-
-def _table1(table: Table) -> List[Picture]:
-    most = max(row["packing_factor"] for row in table.rows)  # that of batches without any padding
-    found = _speed_ups(table, lambda row: f"{row['algorithm']} {row['depth']}")
-    return [each._replace(limit=(f"{most:.3f}: no padding at all", most)) for each in found]
-
-
-def _table2(table: Table) -> List[Picture]:
-    return list(_speed_ups(table, lambda row: f"{row['model']} {row['length']}"))
-
-
-def _decomposition(table: Table) -> List[Picture]:
-    series = _modelled(table.rows, "median", "lower", "upper")
-    names = tuple(row["part"] for row in table.rows)
-    axis = Axis("% of the unpacked micro-batch's cycles")
-    return [Bars(table.title.split(",")[0], names, axis, (series,), across=True)]
-
-
-def _points(table: Table) -> List[Picture]:
-    rows = table.rows
-    names = tuple(f"{row['point']} {row['what']}" for row in rows)
-    series = (Series("model", _numbers(rows, "error")), Series("31 % of peak", _numbers(rows, "trivial_error")))
-    title = "Published throughputs: how far off the model is"
-    return [Bars(title, names, Axis("error of sequences/s, %"), series, across=True)]
-
-
-def _measured_beside(table: Table) -> List[Picture]:
-    """Of each IPU the measured cycles beside the model's: all that it works, then class by class."""
-    found: List[Picture] = []
+def _measured(table: Table) -> Bars:
+    """Draw measured beside modelled cycles of the update and of each IPU."""
+    rows = [row for row in table.rows if row["class"] in ("", "all")]
     source = "".join(f", source {number}" for number in table.name.split()[1:])
-    for kind, chosen in (("", True), (", by class", False)):
-        rows = [row for row in table.rows if (row["class"] in ("", "all")) == chosen]
-        if not rows:
-            continue
-        names = tuple(row["what"] if chosen else f"{row['what']}, {row['class']}" for row in rows)
-        modelled = _modelled(
-            [{key: row[key] / _MILLION for key in ("model", "lower", "upper")} for row in rows],
-            "model",
-            "lower",
-            "upper",
-        )
-        series = (modelled, Series("measured", _numbers(rows, "measured", _MILLION)))
-        title = f"Measured beside predicted{kind}{source}"
-        found.append(Bars(title, names, Axis("million cycles of an update"), series, across=True))
-    return found
-
-
-def memory(made: RunPlan, name: str) -> Bars:
-    """What a plan counts of each IPU's memory, and all that an IPU has."""
-    parts = ("weights", "gradients", "optimizer", "kept", "at_work", "products")
+    million_cycles = 1e6
     return Bars(
-        f"Counted memory of each IPU, {name}",
-        tuple(f"IPU {each.ipu}" for each in made.memory),
-        Axis("MiB"),
-        tuple(
-            Series(part.replace("_", " "), tuple(getattr(each, part) / _MIB for each in made.memory)) for part in parts
+        f"Measured beside predicted{source}",
+        tuple(row["what"] for row in rows),
+        Axis("million cycles of an update"),
+        (
+            _modelled(rows, "model", "lower", "upper", million_cycles),
+            Series("measured", _numbers(rows, "measured", million_cycles)),
         ),
-        stacked=True,
         across=True,
-        ends=tuple(f"{each.share:.0%}" for each in made.memory),
-        limit=(f"an IPU's {IPU_BYTES / _MIB:,.0f} MiB", IPU_BYTES / _MIB),
-        notes=("Code and exchange come on top.",),
     )
 
 
-PICTURES: Dict[str, Callable[[Table], List[Picture]]] = {
-    "table1": _table1,
-    "decomposition": _decomposition,
-    "table2": _table2,
-    "points": _points,
-    "measured_beside": _measured_beside,
-}
+def _modelled(rows: _Rows, key: str, lower: str, upper: str, unit: float = 1.0) -> Series:
+    name = f"model, interval of {100 * INSIDE:.0f} %"
+    return Series(name, *(_numbers(rows, column, unit) for column in (key, lower, upper)))
 
 
-def _gained(table: Table) -> Tuple[str, Tuple[Figure, ...]]:
-    """The answer of the headline, and its figures."""
-    ratios = [row for row in table.rows if row["ratio"] is not None]
-    whole = ratios[-1]
-    words = f"{whole['lower']:.3f} to {whole['upper']:.3f}, interval of {INSIDE:.0%}; the cycle model"
-    figures = [Figure(f"{whole['ratio']:.3f} times", "as fast as unpacked", words)]
-    if len(ratios) == 1:  # it does not fit
-        return table.notes[0], tuple(figures)
-    days = table.rows[-1]
-    figures.append(Figure(whole["packed"], "sequences/s", f"{whole['unpacked']} unpacked; all replicas"))
-    figures.append(Figure(f"{days['packed']:.2f}", "days", f"{days['unpacked']:.2f} unpacked; {days['what']}"))
-    kernel = f"its kernel alone would be {ratios[0]['ratio']:.2f} times as fast"
-    return f"Packing makes a whole run {whole['ratio']:.2f} times as fast; {kernel}.", tuple(figures)
+def _numbers(rows: _Rows, key: str, unit: float = 1.0) -> Tuple[Optional[float], ...]:
+    """Return a column in multiples of ``unit``, None where it holds no number."""
+    values = [row.get(key) for row in rows]
+    return tuple(None if value is None or isinstance(value, str) else float(value) / unit for value in values)
 
 
-def _without(name: str, title: str) -> str:
-    """A title without the name that stands above all."""
-    found = re.sub(f"^{re.escape(name)}: |[:,] {re.escape(name)}$", "", title)
-    return title if found == title else found[0].upper() + found[1:]
+# ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def page_of(name: str, lead: str, found: Sequence[Table], words: Sequence[str]) -> Page:
-    """One HTML page: what packing gains, where that is known; every table, its pictures above it.
+def page_of(name: str, lead: str, tables: Sequence[Table], words: Sequence[str]) -> Page:
+    """Return the report as a page: what packing gains, if that is known, and each table below its pictures.
 
-    name: of what the page is about. lead: the answer where there is no headline. words: about the model.
+    name: subject of the page. lead: the answer if there is no headline. words: about the model.
     """
     sections: List[Section] = []
     first: List[Picture] = []
     figures: Tuple[Figure, ...] = ()
-    for number, table in enumerate(found, start=1):
-        drawn = pictures(table)
+    for number, table in enumerate(tables, start=1):
         if table.name == "headline":
-            lead, figures = _gained(table)
+            lead, figures = _headline(table)
+        drawn = pictures(table)
         if not first:
             first, drawn = drawn[:1], drawn[1:]
-        parts: List[Part] = [each._replace(title=_without(name, each.title)) for each in drawn]
-        for each in table.printed():
-            before = f"{table.title.split(':')[0]}. {each.title}" if table.parts else _without(name, table.title)
-            parts.append(each._replace(name=f"{each.name}-{number}", title=before))
+        parts: List[Part] = [picture._replace(title=_without(name, picture.title)) for picture in drawn]
+        for part in table.printed():
+            title = _without(name, table.title)
+            if table.parts:
+                title = f"{table.title.split(':')[0]}. {part.title}"
+            parts.append(part._replace(name=f"{part.name}-{number}", title=title))
         heading = drawn[0].title if len(drawn) == 1 and not table.parts else table.title
         sections.append(Section(_without(name, heading), tuple(parts)))
     if words:
         sections.append(Section("About the model", tuple(words)))
     return Page(f"Cycles, overhead and speed-up: {name}", lead, tuple(sections), figures, tuple(first))
+
+
+def _headline(table: Table) -> Tuple[str, Tuple[Figure, ...]]:
+    """Return the answer of the headline and its figures."""
+    speed_ups = [row for row in table.rows if row["ratio"] is not None]
+    whole_run = speed_ups[-1]
+    interval = f"{whole_run['lower']:.3f} to {whole_run['upper']:.3f}, interval of {INSIDE:.0%}; the cycle model"
+    speed_up = Figure(f"{whole_run['ratio']:.3f} times", "as fast as unpacked", interval)
+    if len(speed_ups) == 1:  # it does not fit into memory
+        return table.notes[0], (speed_up,)
+
+    days = table.rows[-1]
+    rate = Figure(whole_run["packed"], "sequences/s", f"{whole_run['unpacked']} unpacked; all replicas")
+    duration = Figure(f"{days['packed']:.2f}", "days", f"{days['unpacked']:.2f} unpacked; {days['what']}")
+    answer = (
+        f"Packing makes a whole run {whole_run['ratio']:.2f} times as fast; "
+        f"its kernel alone would be {speed_ups[0]['ratio']:.2f} times as fast."
+    )
+    return answer, (speed_up, rate, duration)
+
+
+def _without(name: str, title: str) -> str:
+    """Return a title without the subject of the page."""
+    short = re.sub(f"^{re.escape(name)}: |[:,] {re.escape(name)}$", "", title)
+    return title if short == title else short[0].upper() + short[1:]

@@ -11,8 +11,6 @@ import textwrap
 from numbers import Real
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from pack_data.display.picture import Picture
-
 # Where the numbers of a column come from.
 HARDWARE, PROFILE, HOST, PAPER = "hardware", "profile", "host", "paper"
 MODEL, FITTED_MODEL = "predicted", "fitted"  # the analytic model: a prediction, or a value that it was fitted to
@@ -96,7 +94,7 @@ class Part(NamedTuple):
 class Table(NamedTuple):
     """name: unique on a page. rows: by the columns' keys; a missing value is shown as `-`.
 
-    parts: the columns are shown in these groups; none: all together. pictures: drawn above the table.
+    parts: the columns are shown in these groups; none: all together.
     """
 
     name: str
@@ -105,7 +103,6 @@ class Table(NamedTuple):
     rows: Sequence[Mapping[str, Any]]
     notes: Tuple[str, ...] = ()
     parts: Tuple[Part, ...] = ()
-    pictures: Tuple[Picture, ...] = ()
 
     def printed(self) -> List[Table]:
         """One table for each part; the notes stand below the last."""

@@ -120,17 +120,16 @@ def test_what_the_model_says_itself_differs_by_nothing(tmp_path, config, work, c
     assert beside(twice)["update", ""]["difference"] == pytest.approx(100.0)
 
 
-def test_its_picture_holds_the_table(tmp_path, config, work, cycles, pipeline):
+def test_its_picture_holds_the_update_and_each_ipu(tmp_path, config, work, cycles, pipeline):
     found = measured.read(as_bundle(tmp_path / "x.json", config, work, cycles))
     table = measured.beside(found, config, NUMBER, pipeline, calibration.load())
-    drawn = pictures.pictures(table)
-    for key, number in (("model", 0), ("measured", 1)):
-        found = sorted(value for picture in drawn for value in picture.series[number].values)
-        assert found == pytest.approx(sorted(row[key] / 1e6 for row in table.rows))
-    update, modelled = table.rows[0], drawn[0].series[0]
-    assert 1e6 * modelled.lower[0] == pytest.approx(update["lower"])
-    assert 1e6 * modelled.upper[0] == pytest.approx(update["upper"])
-    assert len({picture.title for picture in drawn}) == len(drawn) == 2
+    (drawn,) = pictures.pictures(table)
+    rows = [row for row in table.rows if row["class"] in ("", "all")]
+    modelled, counted = drawn.series
+    assert drawn.categories == tuple(row["what"] for row in rows) and len(rows) == 5
+    columns = [(modelled.values, "model"), (modelled.lower, "lower"), (modelled.upper, "upper")]
+    for values, key in [*columns, (counted.values, "measured")]:
+        assert values == pytest.approx([row[key] / 1e6 for row in rows])
 
 
 def test_a_run(tmp_path, config, cycles, beside):
@@ -261,7 +260,7 @@ def test_two_runs_beside_the_model(tmp_path, config, load, machine, report):
 def test_the_command_names_what_was_measured(tmp_path, config, work, cycles, report):
     page = tmp_path / "page.html"
     mine = ("--measured", as_bundle(tmp_path / "mine_3.json", config, work, cycles))
-    assert report(*mine, *mine, "--html", page)[0] == 0 and "by class, source 2" in page.read_text()
+    assert report(*mine, *mine, "--html", page)[0] == 0 and "Measured beside predicted, source 2" in page.read_text()
     status, (table,), _ = report(*mine, "--html", page)
     # Of what the file says, and not of the default configuration.
     assert "speed-up: mine_3</title>" in page.read_text() and command.DEFAULT not in page.read_text()

@@ -333,8 +333,6 @@ def test_the_points_are_the_stored_fits():
     for row, stored, drawn in zip(table.rows, found.report["points"], found.draws.report["left_out"]):
         assert (row["error"], row["left_out"]) == (100 * stored["fitted_error"], 100 * stored["left_out_error"])
         assert (row["lower"], row["upper"]) == (100 * drawn["low"], 100 * drawn["high"])
-    (picture,) = pictures.pictures(table)
-    assert picture.series[0].values == tuple(row["error"] for row in table.rows)
 
 
 def test_all_has_the_tables_of_each_part(run):
