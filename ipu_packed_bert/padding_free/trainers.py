@@ -10,7 +10,6 @@ a batch, and that a batch is one row without padding.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 import logging
@@ -24,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ipu_packed_bert.padding_free.choice import find_choice
 from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways, inputs_for
-from ipu_packed_bert.padding_free.losses import BLOCK, IGNORED, cross_entropy_sum, loss_sum, output_layer, supervised
+from ipu_packed_bert.padding_free.losses import BLOCK, cross_entropy_sum, loss_sum, output_layer, supervised
 from ipu_packed_bert.padding_free.models import base_of, choice_of
 from ipu_packed_bert.padding_free.probe import audit_batch
 from ipu_packed_bert.padding_free.streams import PackedStream
@@ -35,11 +34,12 @@ from pack_data.batching.share import splits_over_workers
 
 _logger = logging.getLogger(__name__)
 
-# Ways whose epochs all have as many steps.  A trainer counts the steps of the first epoch and stops the others there.
+# Ways whose epochs all have the same number of steps.  A trainer counts the steps of the first epoch and stops every
+# other epoch there.
 WAYS_OF_EQUAL_EPOCHS = ("OptimalPacking+PosID", "SortedPacking+PosID", "MiniBatchPacking+PosID")
 KEEPS_EXAMPLES = "MiniBatchPacking+PosID"  # as many examples in a batch as a padded one has
-# What collators give for one example besides its tokens; a row of several examples gets its own.
-_OF_A_ROW = set("attention_mask position_ids cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k seq_idx".split())
+# Fields that collators add for one example besides its tokens; a row of several examples gets its own.
+_ROW_FIELDS = set("attention_mask position_ids cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k seq_idx".split())
 
 _Planned = Union[IndexBatchSampler, PackedStream]
 
@@ -53,204 +53,69 @@ def pack_into(
     check: bool = True,
     audit: bool = True,
 ) -> _Planned:
-    """Let a Hugging Face Trainer, or TRL's SFTTrainer, train on packs.  Call it before `trainer.train()`.
+    """Let a Hugging Face Trainer, or TRL's SFTTrainer, train on packs; call it before `trainer.train()`.
 
     A batch has per_device_train_batch_size examples, joined to one row, so an update has as many examples as before.
-    With another way, and where the data set is an iterable, it has per_device_train_batch_size rows of
-    max_sequence_length tokens, and more examples.  By default max_sequence_length is the trainer's `max_length`, else
-    the longest example.
-    Every rank gets as many batches, every example comes once an epoch, and a run that is resumed inside an epoch goes
-    on with the next batch.
+    With another way, or with an iterable data set, it has per_device_train_batch_size rows of max_sequence_length
+    tokens, and more examples.  Every rank gets as many batches, every example comes once an epoch, and a run that is
+    resumed inside an epoch continues with the next batch.
+
     Labels are those of the trainer's own data collator, so masks of prompts and of other turns stay what they are.  The
-    loss is the mean over the predicted tokens of a whole update, over accumulation and ranks.
-    Evaluation stays as it was; beside the mean over batches, eval_loss, it gives that over tokens, eval_loss_by_token.
+    loss is the mean over the predicted tokens of a whole update, over accumulation and ranks.  Evaluation stays as it
+    was; besides the mean over batches, eval_loss, it reports the mean over tokens, eval_loss_by_token.  The results of
+    the check and the audit, and their cost, are printed.
 
-    way: MiniBatchPacking+PosID, OptimalPacking+PosID or SortedPacking+PosID.  longer: a rule of
-    `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens.  check: try out that the model
-    keeps examples apart, and switch it to an attention that does (`use_padding_free`); without it the model must be
-    switched already.  audit: compute the first batch of the training once more, each of its examples alone beside the
-    row.  What both found and took is printed.
-    Returns the sampler of this rank, or for an iterable data set its stream; their `longer` counts the examples that
-    were cut or left out.  The stream begins again at its end, so max_steps ends the training.
-    Raises ValueError, one line, for what cannot be packed.
+    Args:
+        trainer: A Trainer or SFTTrainer with a train_dataset of examples that have input_ids.
+        max_sequence_length: Tokens of a row.  Default: the trainer's `max_length`, else the longest example.
+        way: MiniBatchPacking+PosID, OptimalPacking+PosID or SortedPacking+PosID.
+        longer: A rule of `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens.
+        check: Probe the model and switch it to an attention that keeps examples apart (`use_padding_free`); without
+            the check, the model must have been switched already.
+        audit: Compute the first batch of the training once more, with each of its examples alone, and compare.
+
+    Returns:
+        The sampler of this rank, or the stream of an iterable data set; `longer` of either counts the examples that
+        were cut or left out.  The stream starts again at its end, so max_steps ends the training.
+
+    Raises:
+        ValueError: The trainer, its data set or its model cannot be packed.
     """
-    args, accelerator = trainer.args, trainer.accelerator
     _check_trainer(trainer, way)
-    theirs = trainer.get_train_dataloader
-    lengths = _lengths_of(theirs().dataset) if _is_map_style(trainer.train_dataset) else None
-    row = max_sequence_length if max_sequence_length is not None else getattr(args, "max_length", None)
-    if row is None and way == KEEPS_EXAMPLES and lengths is not None:
-        row = int(lengths.max(initial=1))
-    if row is None:
-        raise ValueError(
-            "max_sequence_length is not given, and the trainer has no max_length; give the tokens of a row"
-        )
-    config = base_of(trainer.model).config
-    cached = getattr(config, "use_cache", None)
-    if check:
-        _, probed = find_choice(trainer.model, longest=row, row=trainer._train_batch_size * row)
-        _say(accelerator, str(probed))
-    choice_of(trainer.model, tried=True)
-    if args.world_size > 1:
-        args.average_tokens_across_devices = True
-    both_ways = attends_both_ways(trainer.model)  # Transformers' masked models take a count of tokens and forget it
-    if (both_ways or not trainer.model_accepts_loss_kwargs) and trainer.compute_loss_func is None:
-        # Otherwise the trainer takes the mean of the micro-batches' means.
-        trainer.compute_loss_func = partial(_token_loss, causal=not both_ways)
-    if _takes_use_cache(trainer.model):
-        config.use_cache = cached  # batches say it, and the configuration is saved as it was
+    original_loader = trainer.get_train_dataloader
+    lengths = None
+    if _is_map_style(trainer.train_dataset):
+        lengths = _lengths_of(original_loader().dataset)
+    row_tokens = _row_tokens(trainer, max_sequence_length, way, lengths)
 
-    def plan() -> _Planned:
-        if lengths is None:
-            place = {"rank": args.process_index, "ranks": args.world_size}
-            return PackedStream(trainer.train_dataset, row, longer=longer, **place)
-        seed = args.seed if args.data_seed is None else args.data_seed
-        options = BatchOptions(trainer._train_batch_size, row, args.world_size, seed)
-        return IndexBatchSampler(way, lengths, options, args.process_index, longer=longer)
+    if check:
+        _choose_attention(trainer, row_tokens)
+    choice_of(trainer.model, tried=True)
+    _average_over_update(trainer)
+
+    new_plan = partial(_plan, trainer, way, lengths, row_tokens, longer)
+    planned = new_plan()
+    if planned.longer.longer and trainer.accelerator.is_main_process:
+        _logger.warning("%s", planned.longer)
+    changed_updates = _changed_updates(trainer, planned, lengths)
 
     def get_train_dataloader() -> DataLoader:
         _let_ranks_train_together(trainer)
-        return _loader(theirs(), planned if lengths is None else plan(), trainer)
+        return _loader(original_loader(), planned if lengths is None else new_plan(), trainer)
 
-    planned = plan()
-    if planned.longer.longer and accelerator.is_main_process:
-        _logger.warning("%s", planned.longer)
-    changed = _changed_updates(trainer, planned, lengths)
     trainer.get_train_dataloader = get_train_dataloader
-    _say(accelerator, f"the loss is {_loss_in_blocks(trainer)}")
-    _evaluate_by_token(trainer)
-    if audit:
-        _audit_first(trainer)
-    _say(accelerator, changed)
+    _wrap_loss(trainer, audit)
+    _print_once(trainer, changed_updates)
     return planned
 
 
-def _say(accelerator: Any, text: str) -> None:
-    if accelerator.is_main_process:
+def _print_once(trainer: Any, text: str) -> None:
+    """Print a line on the main process only."""
+    if trainer.accelerator.is_main_process:
         print(f"pack_into: {text}", flush=True)
 
 
-def _let_ranks_train_together(trainer: Any) -> None:
-    """Accelerate 1.15 takes a model that was evaluated first for one that is in DistributedDataParallel already."""
-    model, kind = trainer.model, trainer.accelerator.distributed_type.value
-    alone = trainer.model_wrapped is model and kind.startswith("MULTI_")
-    if alone and vars(model).pop("_is_accelerate_prepared", False) and "_original_forward" in vars(model):
-        model.forward = vars(model).pop("_original_forward")  # or it would be in autocast twice
-
-
-def _loss_in_blocks(trainer: Any) -> str:
-    """Let the training compute its loss in blocks of tokens, where that is known to be the same.  Says what is done."""
-    kind = next(each for each in type(trainer).__mro__ if "compute_loss" in vars(each))
-    if kind.__module__ != "transformers.trainer":
-        return f"that of {kind.__name__}{_in_smaller_tiles(trainer)}"
-    if trainer.label_smoother is not None or trainer.compute_loss_func is not None or "compute_loss" in vars(trainer):
-        return "the trainer's own, from the logits of all tokens"
-    layer = output_layer(trainer.model)
-    if layer is None or not layer.asked:
-        return f"that of {type(base_of(trainer.model)).__name__}, from the logits of all tokens"
-    theirs = trainer.compute_loss
-
-    def compute_loss(model: Any, inputs: Inputs, *others: Any, **named: Any) -> Any:
-        found = output_layer(model, inside=True) if model.training else None  # the model is in its wrappers now
-        with contextlib.nullcontext() if found is None else found.for_loss(model):
-            return theirs(model, inputs, *others, **named)
-
-    trainer.compute_loss = compute_loss
-    return "computed in blocks of tokens"
-
-
-def _in_smaller_tiles(trainer: Any) -> str:
-    """TRL 1.16 computes the logits of 4,096 tokens at a time, which a CPU gains nothing from.  Says what is done."""
-    tiles: Any = sys.modules.get("trl.kernels.chunked_logprob")
-    layer = base_of(trainer.model).get_output_embeddings()
-    if not hasattr(tiles, "TOKEN_CHUNK_SIZE") or layer is None or trainer.args.device.type != "cpu":
-        return ""
-    tiles.TOKEN_CHUNK_SIZE = min(tiles.TOKEN_CHUNK_SIZE, max(1, BLOCK // layer.weight.shape[0]))
-    return f", in blocks of {tiles.TOKEN_CHUNK_SIZE:,} tokens"
-
-
-def _audit_first(trainer: Any) -> None:
-    """The first batch of the training is audited before its loss is computed."""
-    theirs = trainer.compute_loss
-    own = "compute_loss" in vars(trainer)
-
-    def compute_loss(model: Any, inputs: Inputs, *others: Any, **named: Any) -> Any:
-        if not model.training:  # an evaluation before the training
-            return theirs(model, inputs, *others, **named)
-        del trainer.compute_loss
-        if own:
-            trainer.compute_loss = theirs
-        _say(trainer.accelerator, f"the first batch: {audit_batch(model, inputs)}")
-        return theirs(model, inputs, *others, **named)
-
-    trainer.compute_loss = compute_loss
-
-
-def _evaluate_by_token(trainer: Any) -> None:
-    """An evaluation also gives the mean loss over all predicted tokens: "eval_loss_by_token"."""
-    theirs, loop = trainer.compute_loss, trainer.evaluation_loop
-    sums: List[torch.Tensor] = []  # of each batch: its loss and its predicted tokens
-
-    def compute_loss(model: Any, inputs: Inputs, *others: Any, **named: Any) -> Any:
-        labels = inputs.get("labels")  # the trainer may take it out
-        found = theirs(model, inputs, *others, **named)
-        if not model.training and torch.is_tensor(labels):
-            loss = found[0] if isinstance(found, tuple) else found
-            given = {**inputs, "labels": labels}
-            sums.append(_loss_and_tokens(trainer, model, given, loss.detach(), named.get("num_items_in_batch")))
-        return found
-
-    def evaluation_loop(*others: Any, metric_key_prefix: str = "eval", **named: Any) -> Any:
-        sums.clear()
-        output = loop(*others, metric_key_prefix=metric_key_prefix, **named)
-        if sums:
-            loss, tokens = trainer.accelerator.gather(torch.stack(sums)).cpu().double().sum(0).tolist()
-            output.metrics[f"{metric_key_prefix}_loss_by_token"] = loss / max(tokens, 1)
-        return output
-
-    trainer.compute_loss, trainer.evaluation_loop = compute_loss, evaluation_loop
-
-
-def _loss_and_tokens(trainer: Any, model: Any, inputs: Inputs, loss: torch.Tensor, number: Any) -> torch.Tensor:
-    """The sum over the predicted tokens of a batch, and their number: [2].
-
-    loss: the trainer's, a sum over `number`, if that is given, times the ranks where the trainer averages over them.
-    Accelerate fills the last batches of several ranks with examples that were there before.  They are left out.
-    """
-    args, state, labels = trainer.args, trainer.accelerator.gradient_state, inputs["labels"]
-    rows = real = len(labels)
-    if args.world_size > 1 and state.end_of_dataloader and 0 < state.remainder < rows * args.world_size:
-        real = min(max(state.remainder - rows * args.process_index, 0), rows)
-        some = {name: each[:real] if torch.is_tensor(each) else each for name, each in inputs.items()}
-        with torch.no_grad(), trainer.compute_loss_context_manager():  # on all ranks, as their weights may be shared
-            total = loss_sum(model, some if real else inputs)
-    tokens = supervised(model, labels[:real])
-    if real == rows and number is None:
-        total = loss * tokens
-    elif real == rows:
-        total = loss * number / (args.world_size if args.average_tokens_across_devices else 1)
-    return torch.stack([torch.where(tokens > 0, total, 0.0).float(), tokens.float()])
-
-
-def _changed_updates(trainer: Any, planned: _Planned, lengths: Optional[np.ndarray]) -> str:
-    """One line: what an update and an epoch are now, and were."""
-    args = trainer.args
-    of_update = args.gradient_accumulation_steps * args.world_size
-    rows, most = trainer._train_batch_size * of_update, planned.longer.max_sequence_length
-    text = f"{rows:,} rows of {most:,} slots"
-    if lengths is None or isinstance(planned, PackedStream):
-        text += f" (before: {rows:,} examples) until max_steps"
-    else:
-        # Updates of an epoch before packing; the loader has the batches of one rank.
-        before = max(1, -(-len(trainer.get_train_dataloader()) // of_update))
-        after = max(1, -(-len(planned) // args.gradient_accumulation_steps))
-        examples, tokens = len(lengths), int(lengths.sum())
-        text = (
-            f"{'' if planned.way.name == KEEPS_EXAMPLES else f'{text}, about '}{examples / after:,.0f} examples and "
-            f"{tokens / after:,.0f} tokens (before: {examples / before:,.0f} and {tokens / before:,.0f}); "
-            f"{after:,} updates an epoch (before: {before:,})"
-        )
-    return f"an update has {text}; {choice_of(trainer.model)}"
+# ---- the checks and the parts of `pack_into`
 
 
 def _check_trainer(trainer: Any, way: str) -> None:
@@ -258,49 +123,66 @@ def _check_trainer(trainer: Any, way: str) -> None:
     args = trainer.args
     dataset = trainer.train_dataset
     columns = getattr(dataset, "column_names", None) or ["input_ids"]
-    model = base_of(trainer.model)
-    reasons = {
-        f"the examples have no input_ids, but {', '.join(map(str, columns[:4]))}: pairs of answers and rewards are not "
-        "packed; use Trainer or SFTTrainer with examples of tokens": "input_ids" not in columns,
-        f"{type(model).__name__} gives one answer a row, and a row here has several examples; use a model that gives "
-        "each token its logits": "SequenceClassification" in type(model).__name__
-        or "MultipleChoice" in type(model).__name__,
-        "the trainer has no train_dataset; give it one before": dataset is None,
-        "an IterableDataset of torch may itself share its examples out to workers; set dataloader_num_workers=0": (
-            args.dataloader_num_workers > 0 and not _is_map_style(dataset) and not splits_over_workers(dataset)
+    model_name = type(base_of(trainer.model)).__name__
+    has_workers = args.dataloader_num_workers > 0
+    smoothing = trainer.label_smoother
+    problems = (
+        (
+            "input_ids" not in columns,
+            f"the examples have no input_ids, but {', '.join(map(str, columns[:4]))}; use Trainer or SFTTrainer with "
+            "tokenized examples (pairs of answers and rewards are not packed)",
         ),
-        "packing=True packs already; set packing=False": getattr(args, "packing", False),
-        f"one process drives {args.n_gpu} GPUs, which would cut the row; start it with torchrun or accelerate launch": (
-            args.n_gpu > 1
+        (
+            "SequenceClassification" in model_name or "MultipleChoice" in model_name,
+            f"{model_name} gives one answer per row, but a row has several examples; use a model with logits for each "
+            "token",
         ),
-        f"{way} pads its rows, cuts examples, or has epochs of unequal numbers of steps, whose last batches a trainer "
-        f"would leave out; choose from {', '.join(WAYS_OF_EQUAL_EPOCHS)}": get_way(way).name
-        not in WAYS_OF_EQUAL_EPOCHS,
-        "pack_into was called for this trainer already": "get_train_dataloader" in vars(trainer),
-        "label_smoothing_factor is a mean of each micro-batch in this Transformers; set it to 0 or use 5.15 or newer": (
-            trainer.label_smoother is not None
-            and "num_items_in_batch" not in inspect.signature(type(trainer.label_smoother).__call__).parameters
+        (dataset is None, "the trainer has no train_dataset; pass one to the trainer"),
+        (
+            has_workers and not _is_map_style(dataset) and not splits_over_workers(dataset),
+            "an IterableDataset of torch may split its examples over workers itself; set dataloader_num_workers=0",
         ),
-        "ranks that share one example (tensor, context or sequence parallelism) are not supported": _shares(trainer),
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise ValueError(reason)
+        (getattr(args, "packing", False), "packing=True already packs the examples; set packing=False"),
+        (
+            args.n_gpu > 1,
+            f"one process drives {args.n_gpu} GPUs and would split the row; use torchrun or accelerate launch",
+        ),
+        (
+            get_way(way).name not in WAYS_OF_EQUAL_EPOCHS,
+            f"{way} pads its rows, cuts examples, or has epochs with different numbers of steps, whose last batches a "
+            f"trainer would skip; choose from {', '.join(WAYS_OF_EQUAL_EPOCHS)}",
+        ),
+        ("get_train_dataloader" in vars(trainer), "pack_into was already called for this trainer; call it once"),
+        (
+            smoothing is not None
+            and "num_items_in_batch" not in inspect.signature(type(smoothing).__call__).parameters,
+            "label_smoothing_factor averages over each micro-batch in this version of Transformers; set it to 0 or use "
+            "Transformers 5.15 or newer",
+        ),
+        (
+            _ranks_share_examples(trainer),
+            "ranks that share one example (tensor, context or sequence parallelism) are not supported; use data "
+            "parallelism",
+        ),
+    )
+    for is_wrong, problem in problems:
+        if is_wrong:
+            raise ValueError(problem)
 
 
 def _is_map_style(dataset: Any) -> bool:
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
-def _shares(trainer: Any) -> bool:
-    """Whether some ranks get the same examples."""
+def _ranks_share_examples(trainer: Any) -> bool:
     layout = getattr(trainer.accelerator, "parallelism_config", None)
     sizes = [getattr(layout, name, 1) for name in ("tp_size", "cp_size", "sp_size")]
-    return any((size or 1) > 1 for size in [*sizes, getattr(trainer.model, "_tp_size", 1)])
+    sizes.append(getattr(trainer.model, "_tp_size", 1))
+    return any((size or 1) > 1 for size in sizes)
 
 
 def _lengths_of(dataset: Any) -> np.ndarray:
-    """Tokens of each example: int64 [examples].  From a table of `datasets` without reading the tokens."""
+    """Return the tokens of each example, int64 [examples]; a table of `datasets` is not decoded for that."""
     if hasattr(dataset, "with_format") and (getattr(dataset, "format", None) or {}).get("type") != "custom":
         import pyarrow.compute
 
@@ -310,37 +192,229 @@ def _lengths_of(dataset: Any) -> np.ndarray:
     return np.array([len(dataset[number]["input_ids"]) for number in range(len(dataset))], np.int64)
 
 
+def _row_tokens(trainer: Any, max_sequence_length: Optional[int], way: str, lengths: Optional[np.ndarray]) -> int:
+    """Return the tokens of a row: as given, or the trainer's `max_length`, or the longest example."""
+    if max_sequence_length is not None:
+        return max_sequence_length
+    max_length: Optional[int] = getattr(trainer.args, "max_length", None)
+    if max_length is not None:
+        return max_length
+    if way == KEEPS_EXAMPLES and lengths is not None:
+        return int(lengths.max(initial=1))
+    raise ValueError("max_sequence_length is not given and the trainer has no max_length; pass max_sequence_length=N")
+
+
+def _choose_attention(trainer: Any, row_tokens: int) -> None:
+    """Switch the model to an attention that keeps examples apart, and print what was probed."""
+    config = base_of(trainer.model).config
+    use_cache = getattr(config, "use_cache", None)
+    _, probed = find_choice(trainer.model, longest=row_tokens, row=trainer._train_batch_size * row_tokens)
+    if _takes_use_cache(trainer.model):
+        config.use_cache = use_cache  # each batch has use_cache=False, and the configuration is saved unchanged
+    _print_once(trainer, str(probed))
+
+
 def _takes_use_cache(model: Any) -> bool:
-    """Whether a batch can switch the key cache off, so that the configuration need not."""
+    """Return True if a batch can switch the key cache off, so that the configuration need not."""
     return "use_cache" in inspect.signature(base_of(model).forward).parameters
 
 
+def _average_over_update(trainer: Any) -> None:
+    """Make the loss the mean over the tokens of an update; by default it may be a mean of the micro-batches' means."""
+    if trainer.args.world_size > 1:
+        trainer.args.average_tokens_across_devices = True
+    # Masked models of Transformers accept a number of tokens and ignore it.
+    counts_tokens = trainer.model_accepts_loss_kwargs and not attends_both_ways(trainer.model)
+    if trainer.compute_loss_func is None and not counts_tokens:
+        trainer.compute_loss_func = partial(_token_loss, trainer.model)
+
+
+def _token_loss(model: Any, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+    """Return the summed cross-entropy of the predicted tokens over their number in the whole update."""
+    total = cross_entropy_sum(outputs["logits"], labels, causal=not attends_both_ways(model))
+    return total / (supervised(model, labels) if num_items_in_batch is None else num_items_in_batch)
+
+
+def _plan(trainer: Any, way: str, lengths: Optional[np.ndarray], row_tokens: int, longer: str) -> _Planned:
+    """Plan the batches of this rank; lengths: None for an iterable data set."""
+    args = trainer.args
+    if lengths is None:
+        return PackedStream(
+            trainer.train_dataset, row_tokens, longer=longer, rank=args.process_index, ranks=args.world_size
+        )
+    seed = args.seed if args.data_seed is None else args.data_seed
+    options = BatchOptions(trainer._train_batch_size, row_tokens, args.world_size, seed)
+    return IndexBatchSampler(way, lengths, options, args.process_index, longer=longer)
+
+
+def _changed_updates(trainer: Any, planned: _Planned, lengths: Optional[np.ndarray]) -> str:
+    """Describe an update and an epoch, with packs and before."""
+    args = trainer.args
+    batches_per_update = args.gradient_accumulation_steps * args.world_size
+    rows = trainer._train_batch_size * batches_per_update
+    rows_text = f"{rows:,} rows of {planned.longer.max_sequence_length:,} slots"
+    choice = choice_of(trainer.model)
+    if lengths is None or isinstance(planned, PackedStream):
+        return f"an update has {rows_text} (before: {rows:,} examples) until max_steps; {choice}"
+
+    batches_before = len(trainer.get_train_dataloader())  # of one rank, before Accelerate shares them out
+    before = max(1, -(-batches_before // batches_per_update))
+    after = max(1, -(-len(planned) // args.gradient_accumulation_steps))
+    examples, tokens = len(lengths), int(lengths.sum())
+    size = f"{examples / after:,.0f} examples and {tokens / after:,.0f} tokens"
+    if planned.way.name != KEEPS_EXAMPLES:
+        size = f"{rows_text}, about {size}"
+    size_before = f"{examples / before:,.0f} and {tokens / before:,.0f}"
+    epoch = f"{after:,} updates an epoch (before: {before:,})"
+    return f"an update has {size} (before: {size_before}); {epoch}; {choice}"
+
+
+def _let_ranks_train_together(trainer: Any) -> None:
+    """Let Accelerate wrap a model that was evaluated first, which version 1.15 believes to have wrapped already."""
+    model = trainer.model
+    is_multi_process = trainer.accelerator.distributed_type.value.startswith("MULTI_")
+    if trainer.model_wrapped is not model or not is_multi_process:
+        return
+    if vars(model).pop("_is_accelerate_prepared", False) and "_original_forward" in vars(model):
+        model.forward = vars(model).pop("_original_forward")  # or it would be in autocast twice
+
+
+# ---- the loss
+
+
+def _wrap_loss(trainer: Any, audit: bool) -> None:
+    """Wrap the trainer's loss and its evaluation, and print how the loss is computed."""
+    loss_class = next(kind for kind in type(trainer).__mro__ if "compute_loss" in vars(kind))
+    is_replaced = "compute_loss" in vars(trainer)
+    in_blocks = False
+    if loss_class.__module__ != "transformers.trainer":
+        source = f"that of {loss_class.__name__}{_in_smaller_tiles(trainer)}"
+    elif is_replaced or trainer.label_smoother is not None or trainer.compute_loss_func is not None:
+        source = "the trainer's own, from the logits of all tokens"
+    else:
+        layer = output_layer(trainer.model)
+        in_blocks = layer is not None and layer.asked
+        source = f"that of {type(base_of(trainer.model)).__name__}, from the logits of all tokens"
+    _print_once(trainer, f"the loss is {'computed in blocks of tokens' if in_blocks else source}")
+
+    wrapper = _LossWrapper(trainer, in_blocks, audit)
+    trainer.compute_loss = wrapper.compute_loss
+    trainer.evaluation_loop = wrapper.evaluation_loop
+
+
+def _in_smaller_tiles(trainer: Any) -> str:
+    """Let TRL 1.16 compute fewer logits at a time on a CPU, which gains nothing from 4,096 tokens; describe it."""
+    tiles: Any = sys.modules.get("trl.kernels.chunked_logprob")
+    layer = base_of(trainer.model).get_output_embeddings()
+    if not hasattr(tiles, "TOKEN_CHUNK_SIZE") or layer is None or trainer.args.device.type != "cpu":
+        return ""
+    tokens = max(1, BLOCK // layer.weight.shape[0])
+    tiles.TOKEN_CHUNK_SIZE = min(tiles.TOKEN_CHUNK_SIZE, tokens)
+    return f", in blocks of {tiles.TOKEN_CHUNK_SIZE:,} tokens"
+
+
+class _LossWrapper:
+    """The loss of a trainer: audits the first training batch, and sums evaluations over tokens."""
+
+    def __init__(self, trainer: Any, in_blocks: bool, audit: bool) -> None:
+        self._trainer = trainer
+        self._compute_loss = trainer.compute_loss
+        self._evaluation_loop = trainer.evaluation_loop
+        self._in_blocks = in_blocks
+        self._audit_next = audit
+        self._sums: List[torch.Tensor] = []  # of each evaluated batch: its loss and its predicted tokens
+
+    def compute_loss(self, model: Any, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:
+        if not model.training:
+            return self._evaluate_batch(model, inputs, *args, **kwargs)
+        if self._audit_next:
+            self._audit_next = False
+            _print_once(self._trainer, f"the first batch: {audit_batch(model, inputs)}")
+
+        # Looked up at each call: DistributedDataParallel and others wrap the model after `pack_into`.
+        layer = output_layer(model, inside=True) if self._in_blocks else None
+        if layer is None:
+            return self._compute_loss(model, inputs, *args, **kwargs)
+        with layer.for_loss(model):
+            return self._compute_loss(model, inputs, *args, **kwargs)
+
+    def _evaluate_batch(self, model: Any, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:
+        labels = inputs.get("labels")  # the trainer may remove them from the inputs
+        result = self._compute_loss(model, inputs, *args, **kwargs)
+        if torch.is_tensor(labels):
+            loss = result[0] if isinstance(result, tuple) else result
+            labelled = {**inputs, "labels": labels}
+            number = kwargs.get("num_items_in_batch")
+            self._sums.append(_loss_and_tokens(self._trainer, model, labelled, loss.detach(), number))
+        return result
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+        """Evaluate as before, and add the mean loss over all predicted tokens."""
+        self._sums.clear()
+        output = self._evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if self._sums:
+            sums = self._trainer.accelerator.gather(torch.stack(self._sums))
+            loss, tokens = sums.cpu().double().sum(0).tolist()
+            output.metrics[f"{metric_key_prefix}_loss_by_token"] = loss / max(tokens, 1)
+        return output
+
+
+def _loss_and_tokens(trainer: Any, model: Any, inputs: Inputs, loss: torch.Tensor, number: Any) -> torch.Tensor:
+    """Return the sum of the losses of the predicted tokens of a batch, and their number: [2].
+
+    loss: the trainer's; if `number` is given, a sum over `number`, times the ranks if the trainer averages over them.
+    Accelerate fills the last batches of several ranks with earlier examples.  They are left out.
+    """
+    args, state = trainer.args, trainer.accelerator.gradient_state
+    labels = inputs["labels"]
+    rows = real_rows = len(labels)
+    if args.world_size > 1 and state.end_of_dataloader and 0 < state.remainder < rows * args.world_size:
+        real_rows = min(max(state.remainder - rows * args.process_index, 0), rows)
+    tokens = supervised(model, labels[:real_rows])
+
+    if real_rows < rows:
+        counted = inputs
+        if real_rows:
+            counted = {name: value[:real_rows] if torch.is_tensor(value) else value for name, value in inputs.items()}
+        # A rank without real rows computes too: the weights may be sharded, and the other ranks would wait for it.
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            total = loss_sum(model, counted)
+    elif number is None:
+        total = loss * tokens
+    else:
+        total = loss * number / (args.world_size if args.average_tokens_across_devices else 1)
+    return torch.stack([torch.where(tokens > 0, total, 0.0).float(), tokens.float()])
+
+
+# ---- the batches
+
+
 class _RowLoader(DataLoader):
-    """As Accelerate's: a trainer hands it the number of the epoch."""
+    """A loader like Accelerate's, to which a trainer passes the number of the epoch."""
 
     def set_epoch(self, epoch: int) -> None:
         sampler: Any = self.batch_sampler
         sampler.set_epoch(epoch)
 
 
-def _loader(theirs: Any, planned: _Planned, trainer: Any) -> DataLoader:
-    """The loader that the trainer would have, with other batches.
+def _loader(original: Any, planned: _Planned, trainer: Any) -> DataLoader:
+    """Return the trainer's loader with other batches.
 
-    theirs: the trainer's own.  Its data set and its collator have lost the columns that the model does not take.
+    original: its data set and its collator have dropped the columns that the model does not take.
     """
     names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "worker_init_fn")
-    same = {name: getattr(theirs, name) for name in (*names, "multiprocessing_context")}
+    settings = {name: getattr(original, name) for name in (*names, "multiprocessing_context")}
     size = trainer._train_batch_size
-    collate = _JoiningCollator(theirs.collate_fn, trainer.model, size * planned.longer.max_sequence_length)
+    collate = _JoiningCollator(original.collate_fn, trainer.model, size * planned.longer.max_sequence_length)
     if isinstance(planned, PackedStream):
-        packs: Any = _EndlessPacks(planned, trainer.train_dataset)
-        return DataLoader(packs, batch_size=size, collate_fn=collate.of_packs, **same)
-    view: Any = planned.view(theirs.dataset)
-    return _RowLoader(view, batch_sampler=planned, collate_fn=collate, **same)
+        packs = _EndlessPacks(planned, trainer.train_dataset)
+        return DataLoader(packs, batch_size=size, collate_fn=collate.of_packs, **settings)
+    view: Any = planned.view(original.dataset)
+    return _RowLoader(view, batch_sampler=planned, collate_fn=collate, **settings)
 
 
 class _EndlessPacks(IterableDataset):
-    """The packs of one pass over a data set behind those of another, so that ranks need not end a pass together.
+    """The packs of pass after pass over a data set, so that ranks need not end a pass together.
 
     A trainer stops at its max_steps.  A resumed one skips the batches that it has seen, in whichever pass they were.
     """
@@ -353,60 +427,56 @@ class _EndlessPacks(IterableDataset):
         for epoch in itertools.count():
             if hasattr(self._source, "set_epoch"):
                 self._source.set_epoch(epoch)
-            empty = True
+            is_empty = True
             for pack in self._packs:
-                empty = False
+                is_empty = False
                 yield pack
             worker = get_worker_info()
-            if empty and worker is not None and worker.id:
+            if is_empty and worker is not None and worker.id:
                 return  # more workers than shards
-            if empty:
-                raise ValueError("the train_dataset has no example for this rank; give it as many as there are ranks")
+            if is_empty:
+                raise ValueError("train_dataset has no example for this rank; pass at least one example per rank")
 
 
 class _JoiningCollator:
     """Examples -> one padding-free row of the model's inputs, with the labels that another collator gives each example.
 
-    The other collator gets one example at a time, so whatever it does to the labels is done here too.
+    The other collator gets one example at a time, so that its changes to the labels are kept.
     """
 
     def __init__(self, collator: Callable[[List[Any]], Mapping[str, Any]], model: Any, most_tokens: int) -> None:
         self._collator, self._model, self._most_tokens = collator, model, most_tokens
 
     def __call__(self, examples: Sequence[Any]) -> Inputs:
-        made = [self._one(example) for example in examples]
-        inputs = inputs_for(self._model, padding_free_batch(made, causal=not attends_both_ways(self._model)))
-        if inputs["input_ids"].numel() > max(self._most_tokens, 1):
+        collated = [self._collate(example) for example in examples]
+        inputs = inputs_for(self._model, padding_free_batch(collated, causal=not attends_both_ways(self._model)))
+        tokens = inputs["input_ids"].numel()
+        if tokens > max(self._most_tokens, 1):
             raise ValueError(
-                f"the examples of a batch have {inputs['input_ids'].numel()} tokens behind the data collator, and "
-                f"{self._most_tokens} are planned; let the collator add no tokens"
+                f"the examples of a batch have {tokens} tokens after the data collator, but {self._most_tokens} are "
+                "planned; use a collator that adds no tokens"
             )
         return {**inputs, "use_cache": False} if _takes_use_cache(self._model) else inputs
 
     def of_packs(self, packs: Sequence[Sequence[Any]]) -> Inputs:
         return self([example for pack in packs for example in pack])
 
-    def _one(self, example: Any) -> Dict[str, np.ndarray]:
-        """input_ids and labels of one example, without padding."""
+    def _collate(self, example: Any) -> Dict[str, np.ndarray]:
+        """Return input_ids and labels of one example, without padding."""
         batch = self._collator([example])
         if batch.get("labels") is None:
             raise ValueError(
-                "the trainer's data collator gives no labels; use "
-                "DataCollatorForLanguageModeling(tokenizer, mlm=False), or give the examples labels"
+                "the trainer's data collator gives no labels; use DataCollatorForLanguageModeling(tokenizer, "
+                "mlm=False), or add labels to the examples"
             )
-        others = sorted(set(batch) - _OF_A_ROW - {"input_ids", "labels"})
+        others = sorted(set(batch) - _ROW_FIELDS - {"input_ids", "labels"})
         if others:
             raise ValueError(
                 f"the trainer's data collator gives {', '.join(others)}, which a row of several examples cannot have; "
                 "remove them from the data set"
             )
-        ids, labels = (torch.as_tensor(batch[name])[0] for name in ("input_ids", "labels"))
-        real = torch.as_tensor(batch.get("attention_mask", torch.ones(1, len(ids))))[0].bool()
-        return {"input_ids": ids[real].numpy(), "labels": labels[real].numpy()}
-
-
-def _token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None, *, causal: bool) -> torch.Tensor:
-    """The sum of the cross-entropies over the predicted tokens of the whole update, for models that cannot count."""
-    total = cross_entropy_sum(outputs["logits"], labels, causal=causal)
-    own = (labels[:, 1 if causal else 0 :] != IGNORED).sum()
-    return total / (own if num_items_in_batch is None else num_items_in_batch)
+        ids = torch.as_tensor(batch["input_ids"])[0]
+        labels = torch.as_tensor(batch["labels"])[0]
+        mask = batch.get("attention_mask", torch.ones(1, len(ids)))
+        is_real = torch.as_tensor(mask)[0].bool()
+        return {"input_ids": ids[is_real].numpy(), "labels": labels[is_real].numpy()}

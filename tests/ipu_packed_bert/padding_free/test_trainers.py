@@ -186,8 +186,11 @@ def test_an_evaluation_says_the_loss_by_token_too(kind, tmp_path):
 
 
 class Examples(torch.utils.data.IterableDataset):
+    def __init__(self, most=None):
+        self.most = most
+
     def __iter__(self):
-        yield from runs.tokens_with_labels()
+        yield from list(runs.tokens_with_labels())[: self.most]
 
 
 @pytest.mark.parametrize("kind", ["trainer", "completion"])
@@ -207,11 +210,8 @@ def test_an_iterable_data_set_goes_through_the_stream(kind, tmp_path, capsys):
 
 
 def test_an_iterable_of_torch_is_taken_without_workers(tmp_path):
-    trainer = a_trainer("trainer", tmp_path, max_steps=2, dataloader_num_workers=1)
+    trainer = a_trainer("trainer", tmp_path, max_steps=2)
     trainer.train_dataset = Examples()
-    with refused("share its examples out to workers; set dataloader_num_workers=0"):
-        pack_into(trainer, max_sequence_length=ROW)
-    trainer.args.dataloader_num_workers = 0
     with refused("max_sequence_length is not given"):
         pack_into(trainer)
     pack_into(trainer, max_sequence_length=ROW)
@@ -297,17 +297,6 @@ def test_a_masked_model_learns_the_mean_over_the_masked_tokens_of_an_update(tmp_
     assert relative_error(weights(trainer), expected) <= 1e-6
 
 
-def test_pairs_and_one_answer_a_row_are_refused_in_one_line(tmp_path):
-    trainer = a_trainer("trainer", tmp_path)
-    trainer.train_dataset = datasets.Dataset.from_list([{"prompt_ids": [3], "chosen_ids": [4], "rejected_ids": [5]}])
-    with refused("no input_ids, but prompt_ids, chosen_ids, rejected_ids: pairs"):
-        pack_into(trainer, max_sequence_length=ROW)
-    trainer = a_trainer("trainer", tmp_path)
-    trainer.model = transformers.AutoModelForSequenceClassification.from_config(trainer.model.config)
-    with refused("one answer a row"):
-        pack_into(trainer, max_sequence_length=ROW)
-
-
 def test_longer_examples_are_cut_or_left_out_and_it_is_said(tmp_path, caplog):
     lengths = [5, 70, 12, 33]
     rows = [{"input_ids": (list(range(3, 50)) * 2)[:n], "labels": (list(range(3, 50)) * 2)[:n]} for n in lengths]
@@ -319,9 +308,9 @@ def test_longer_examples_are_cut_or_left_out_and_it_is_said(tmp_path, caplog):
         assert sampler.longer.longer == 2 and str(sampler.longer) in caplog.text
         assert sum(inputs["input_ids"].numel() for inputs in trainer.get_train_dataloader()) == tokens
         trainer.train()
-    with pytest.raises(ValueError, match="sequence 1 has length 70"):
-        trainer = a_trainer("trainer", tmp_path)
-        trainer.train_dataset = datasets.Dataset.from_list(rows)
+    trainer = a_trainer("trainer", tmp_path)
+    trainer.train_dataset = datasets.Dataset.from_list(rows)
+    with refused("sequence 1", "70"):
         pack_into(trainer, max_sequence_length=ROW)
 
 
@@ -335,30 +324,57 @@ def test_a_model_that_cannot_count_gets_a_loss_that_can(tmp_path):
     assert relative_error(weights(packed), weights(padded_run("trainer", tmp_path, 1, 1, 3))) <= 1e-6
 
 
+def as_it_is(trainer):
+    pass
+
+
+def of_pairs(trainer):
+    rows = [{"prompt_ids": [3], "chosen_ids": [4], "rejected_ids": [5]}]
+    trainer.train_dataset = datasets.Dataset.from_list(rows)
+
+
+def of_one_answer(trainer):
+    trainer.model = transformers.AutoModelForSequenceClassification.from_config(trainer.model.config)
+
+
+def of_a_torch_stream(trainer):
+    trainer.args.dataloader_num_workers = 1
+    trainer.train_dataset = Examples()
+
+
+def smoothed_by_batch(trainer):
+    trainer.label_smoother = lambda model_output, labels: None
+
+
+def setting(part, name, value):
+    return lambda trainer: setattr(getattr(trainer, part) if part else trainer, name, value)
+
+
 @pytest.mark.parametrize(
-    "prepare, reason",
+    "prepare, arguments, names",
     [
-        (lambda trainer: setattr(trainer, "train_dataset", None), "no train_dataset"),
-        (lambda trainer: setattr(trainer, "train_dataset", iter([])), "used up after one pass"),
-        (lambda trainer: setattr(trainer.args, "_n_gpu", 2), "torchrun"),
-        (lambda trainer: pack_into(trainer, max_sequence_length=ROW), "already"),
-        (lambda trainer: setattr(trainer.args, "packing", True), "packs already"),
+        (of_pairs, {}, ["input_ids", "prompt_ids, chosen_ids, rejected_ids"]),
+        (of_one_answer, {}, ["LlamaForSequenceClassification", "one answer"]),
+        (setting("", "train_dataset", None), {}, ["train_dataset"]),
+        (setting("", "train_dataset", iter([])), {}, ["used up after one pass"]),
+        (of_a_torch_stream, {}, ["IterableDataset", "dataloader_num_workers=0"]),
+        (setting("args", "packing", True), {}, ["packing=True", "packing=False"]),
+        (setting("args", "_n_gpu", 2), {}, ["2 GPUs", "torchrun"]),
+        (lambda trainer: pack_into(trainer, max_sequence_length=ROW), {}, ["pack_into", "already"]),
+        (smoothed_by_batch, {}, ["label_smoothing_factor", "0", "5.15"]),
+        (setting("model", "_tp_size", 2), {}, ["tensor, context or sequence parallelism"]),
+        (as_it_is, {"way": "FixedLengthPacking+PosID"}, ["FixedLength", *WAYS_OF_EQUAL_EPOCHS]),
+        (as_it_is, {"way": "RandomSampling+Padding"}, ["Padding", *WAYS_OF_EQUAL_EPOCHS]),
+        (as_it_is, {"way": "RandomPacking+PosID"}, ["RandomPacking", *WAYS_OF_EQUAL_EPOCHS]),
+        (as_it_is, {"max_sequence_length": None, "way": FULL_ROWS}, ["max_sequence_length", "max_length"]),
+        (as_it_is, {"check": False}, ["sdpa", "use_padding_free"]),  # the model as it was loaded
     ],
 )
-def test_trainers_that_cannot_be_packed_are_refused(prepare, reason, tmp_path):
+def test_trainers_that_cannot_be_packed_are_refused(prepare, arguments, names, tmp_path):
     trainer = a_trainer("trainer", tmp_path)
     prepare(trainer)
-    with pytest.raises(ValueError, match=reason):
-        pack_into(trainer, max_sequence_length=ROW)
-
-
-def test_a_row_and_a_way_must_be_given_that_can_be(tmp_path):
-    trainer = a_trainer("trainer", tmp_path)
-    with pytest.raises(ValueError, match="max_sequence_length is not given"):
-        pack_into(trainer, way=FULL_ROWS)
-    for way in ("FixedLengthPacking+PosID", "RandomSampling+Padding", "RandomPacking+PosID"):
-        with pytest.raises(ValueError, match=f"{way.split('+')[0]}.* pads its rows, cuts examples, or has epochs of"):
-            pack_into(trainer, max_sequence_length=ROW, way=way)
+    with refused(*names):
+        pack_into(trainer, **{"max_sequence_length": ROW, **arguments})
 
 
 @pytest.mark.parametrize("way", WAYS_OF_EQUAL_EPOCHS)
@@ -380,17 +396,35 @@ def test_lengths_are_read_from_any_data_set():
     assert _lengths_of(doubled).tolist() == [6, 2, 8, 2, 10]
 
 
-def test_an_attention_that_nobody_has_tried_is_refused(tmp_path):
-    """The model as it was loaded, with sdpa."""
-    with pytest.raises(ValueError, match="nobody has tried whether attn_implementation=.sdpa"):
-        pack_into(a_trainer("completion", tmp_path), check=False)
+def longer(examples):
+    """One more token than was planned."""
+    return {name: torch.cat([value, value[:, -1:]], dim=1) for name, value in Collator()(examples).items()}
 
 
-def test_what_a_row_cannot_have_is_refused(tmp_path):
-    trainer = a_trainer("trainer", tmp_path)
-    trainer.data_collator = lambda examples: {**runs.Collator()(examples), "pixel_values": torch.zeros(1, 3)}
+@pytest.mark.parametrize(
+    "collator, names",
+    [
+        (lambda examples: {**Collator()(examples), "pixel_values": torch.zeros(1, 3)}, ["pixel_values", "data set"]),
+        (lambda examples: {**Collator()(examples), "labels": None}, ["labels", "DataCollatorForLanguageModeling"]),
+        (longer, ["5 tokens", "4 are planned"]),
+    ],
+)
+def test_collators_that_do_not_fit_a_row_are_refused(collator, names, tmp_path):
+    trainer = a_trainer("trainer", tmp_path, per_device_train_batch_size=1)
+    trainer.train_dataset = trainer.train_dataset.select([0]).map(
+        lambda example: {name: values[:4] for name, values in example.items()}
+    )
+    trainer.data_collator = collator
+    pack_into(trainer, max_sequence_length=4)
+    with refused(*names):
+        next(iter(trainer.get_train_dataloader()))
+
+
+def test_a_rank_without_an_example_is_refused(tmp_path):
+    trainer = a_trainer("trainer", tmp_path, max_steps=2)
+    trainer.train_dataset = Examples(0)
     pack_into(trainer, max_sequence_length=ROW)
-    with pytest.raises(ValueError, match="gives pixel_values"):
+    with refused("train_dataset", "rank"):
         next(iter(trainer.get_train_dataloader()))
 
 
