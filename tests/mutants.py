@@ -1,20 +1,24 @@
-"""Would the tests notice a mistake?  Make seeded random changes of one operator, constant or condition, one at a time,
-and see.
+"""Measure whether the tests notice mistakes: make one small change to the product at a time, and run its tests.
 
-    make mutants                                        # 60 changes in the core modules
-    python tests/mutants.py --count 300 --seed 1        # others, and more of them
-    python tests/mutants.py --modules pack_data/store/packs.py --count 20
+    make mutants                                                        # 12 changes in each area
+    python tests/mutants.py --areas store solver --count 30 --seed 1    # other areas, numbers and draws
+    python tests/mutants.py --like ../before/runs/mutants.jsonl         # the changes of another commit, here
 
-Each change is made in a copy of the tree in a temporary folder, so that the tree itself is never touched.  The tests
-that belong to a module are those of its name, and then three that import it.  Results are kept in runs/mutants.jsonl:
-stopped and run again, it goes on; a module or test that was edited since is tried anew.  Exit status 1 where a change
-went unnoticed that is not listed below as equivalent.
+An area is a package and its own tests. They run once under coverage, so that a change runs only the tests that execute
+its line, the fastest first, in a process forked from one that has already imported torch. A change that the area's own
+tests miss then runs the test files that import its module most often.
+
+The program works on a copy of the tree and never touches the tree itself. Results go to runs/mutants.jsonl: a stopped
+run continues, and an area is tried anew once its code or its tests change. The exit status is 1 if a change survives
+that EQUIVALENT does not explain.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import collections
+import contextlib
 import hashlib
 import json
 import os
@@ -26,76 +30,41 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
-CORE = (
-    "pack_data/packing/histogram.py",
-    "pack_data/packing/packing.py",
-    "pack_data/packing/certificate.py",
-    "pack_data/store/packs.py",
-    "pack_data/store/sequences.py",
-    "pack_data/store/data_set.py",
-    "pack_data/building/verify.py",
-    "pack_data/pack_lengths.py",
-    "pack_data/greedy.py",
-    "pack_data/sort.py",
-    "pack_data/solver/fit_decreasing.py",
-    "pack_data/building/assignment.py",
-    "pack_data/solver/rounding.py",
-    "pack_data/text/examples.py",
-    "pack_data/text/vocabulary.py",
-    "ipu_packed_bert/run_files/checkpoints.py",
-    "ipu_packed_bert/settings/pretraining.py",
-    "ipu_packed_bert/run_files/vocabulary_identity.py",
-    "ipu_packed_bert/data/global_batches.py",
-    "ipu_packed_bert/model/optimizer.py",
-    "ipu_packed_bert/settings/placement.py",
-    "ipu_packed_bert/training/loop.py",
-    "ipu_packed_bert/model/loss.py",
-    "ipu_packed_bert/model/packed.py",
-    "ipu_packed_bert/model/varlen.py",
-    "ipu_packed_bert/padding_free/losses.py",
-    "ipu_packed_bert/padding_free/update.py",
-    "ipu_packed_bert/tasks/questions.py",
-    "ipu_packed_bert/tasks/task.py",
-)
+# Area -> its code, and its own tests.
+AREAS: Dict[str, Tuple[str, str]] = {
+    **{
+        name: (f"pack_data/{name}", f"tests/pack_data/{name}")
+        for name in "batching building formats packing reading solver store stream text".split()
+    },
+    **{
+        name: (f"ipu_packed_bert/{name}", f"tests/ipu_packed_bert/{name}")
+        for name in "cycles data model padding_free planning processes run_files settings tasks training".split()
+    },
+    "host": ("ipu_packed_bert/engine/host", "tests/ipu_packed_bert/engine"),
+}
 
-# File, beginning of the changed line -> why no test can notice it.
+# File, beginning of the changed line -> why no test can notice the change.
 EQUIVALENT: Dict[Tuple[str, str], str] = {
-    ("pack_data/packing/packing.py", "def _bar("): "the width of a drawn bar",
-    ("pack_data/packing/packing.py", 'return f"{seconds * 1e3:.1f} ms"'): "how one second is printed",
-    ("pack_data/building/assignment.py", "_BLOCK ="): "lengths handled at a time; the result does not depend on it",
-    (
-        "pack_data/building/assignment.py",
-        "buckets = rng.integers(",
-    ): "how many buckets a shuffle takes: another random order, as good as this one",
+    ("pack_data/building/assignment.py", "_BLOCK ="): "lengths per block; the result does not depend on it",
     (
         "pack_data/store/sequences.py",
         "terms *= columns[name]",
-    ): "lengths are in the digest already, so that zeros count without the 1 too",
-    ("pack_data/store/sequences.py", "total += (sequences.scalars[name]"): "as above",
-    ("pack_data/store/sequences.py", "_BLOCK ="): "values handled at a time; the result does not depend on it",
-    (
-        "pack_data/text/vocabulary.py",
-        "for start in range(0, len(sentences),",
-    ): "sentences encoded at a time; the result does not depend on it",
+    ): "the digest holds the lengths, so that zeros count without the 1 too",
+    ("pack_data/store/sequences.py", "total += (sequences.scalars[name]"): "the digest holds the lengths",
+    ("pack_data/store/sequences.py", "_BLOCK ="): "values per block; the result does not depend on it",
+    ("pack_data/text/vocabulary.py", "for start in range(0, len(sentences),"): "sentences per call of the tokenizer",
     ("pack_data/text/vocabulary.py", "TRAINING_CHARACTERS ="): "32 million characters: no test trains on so many",
-    ("pack_data/greedy.py", "_CHUNK ="): "sequences looked at together; the result does not depend on it",
-    (
-        "pack_data/solver/fit_decreasing.py",
-        "one_free, one_seats, count, strategy = S, D,",
-    ): "too many new packs stay empty, and are left out of the packing",
-    (
-        "pack_data/solver/rounding.py",
-        "packs, left = follow(",
-    ): "how much is fixed before the programme is solved again; every result is held against its bound",
-    (
-        "pack_data/solver/rounding.py",
-        "middle =",
-    ): "which sequences of about one length are tried first; every result is held against its bound",
 }
+
+# The tests that one change may cost: seconds, by their durations without changes, and a number for the command line.
+_SECONDS_PER_CHANGE = 60.0
+_TESTS_PER_CHANGE = 200
+# Test files outside the area that a surviving change runs.
+_OTHER_FILES = 3
 
 _PAIRS = {
     (ast.Add, ast.Sub): "+ -",
@@ -116,10 +85,12 @@ _OPERATORS = {
     ast.In: ("in", "not in"),
     ast.NotIn: ("not in", "in"),
 }
+# Calls whose arguments are wording.
+_WORDING = ("print", "add_argument", "note", "warn")
 
 
 class Mutant(NamedTuple):
-    """One change: the bytes from `start` to `end` of a file are replaced."""
+    """One change: `after` replaces the bytes from `start` to `end` of a file."""
 
     path: str
     line: int  # from 1
@@ -130,146 +101,261 @@ class Mutant(NamedTuple):
     def applied(self, source: bytes) -> bytes:
         return source[: self.start] + self.after + source[self.end :]
 
-    def changed_line(self, source: bytes) -> str:
-        return self.applied(source).split(b"\n")[self.line - 1].decode().strip()
+    def lines(self, source: bytes) -> Tuple[str, str]:
+        """Return the line without the change and with it."""
+        before = source.split(b"\n")[self.line - 1].decode().strip()
+        after = self.applied(source).split(b"\n")[self.line - 1].decode().strip()
+        return before, after
+
+
+class _Source:
+    """The bytes of a file, addressed by the nodes of its syntax tree."""
+
+    def __init__(self, path: str, source: bytes):
+        self.path = path
+        self.source = source
+        self._line_starts = [0]
+        for line in source.split(b"\n"):
+            self._line_starts.append(self._line_starts[-1] + len(line) + 1)
+
+    def start(self, node: Any) -> int:
+        return self._line_starts[node.lineno - 1] + node.col_offset
+
+    def end(self, node: Any) -> int:
+        return self._line_starts[node.end_lineno - 1] + node.end_col_offset
+
+    def text(self, node: Any) -> str:
+        return self.source[self.start(node) : self.end(node)].decode()
+
+    def replaced(self, node: Any, text: str) -> Mutant:
+        return Mutant(self.path, node.lineno, self.start(node), self.end(node), text.encode())
+
+    def operator(self, kind: type, left: Any, right: Any) -> Iterator[Mutant]:
+        """Yield the change of the operator between two nodes."""
+        if kind not in _OPERATORS:
+            return
+        sign, other = _OPERATORS[kind]
+        low = self.end(left)
+        gap = self.source[low : self.start(right)].decode()
+        # A comment between the nodes may hold the sign too.
+        if "#" in gap or gap.count(sign) != 1:
+            return
+        start = low + len(gap[: gap.find(sign)].encode())
+        line = self.source[:start].count(b"\n") + 1
+        yield Mutant(self.path, line, start, start + len(sign), other.encode())
 
 
 def mutants_of(path: str, source: bytes) -> List[Mutant]:
-    """Every change this program can make in a file, in the order of the text."""
-    starts = [0]
-    for line in source.split(b"\n"):
-        starts.append(starts[-1] + len(line) + 1)
+    """Return every change that this program can make to a file, in the order of the text."""
+    file = _Source(path, source)
+    mutants = {mutant for node in _nodes(ast.parse(source)) for mutant in _changes(file, node)}
+    return sorted(mutants, key=lambda mutant: (mutant.start, mutant.end, mutant.after))
 
-    def place(node: Any, end: bool = False) -> int:
-        return starts[(node.end_lineno if end else node.lineno) - 1] + (node.end_col_offset if end else node.col_offset)
 
-    def operator(kind: type, after: Any, before: Any) -> Iterator[Mutant]:
-        """The operator that stands between two nodes."""
-        if kind in _OPERATORS:
-            sign, other = _OPERATORS[kind]
-            low, high = place(after, end=True), place(before)
-            gap = source[low:high].decode()
-            at = gap.find(sign)
-            # A comment in between could hold the sign too.
-            if at >= 0 and "#" not in gap and gap.count(sign) == 1:
-                start = low + len(gap[:at].encode())
-                yield Mutant(path, source[:start].count(b"\n") + 1, start, start + len(sign), other.encode())
+def _changes(file: _Source, node: Any) -> Iterator[Mutant]:
+    if isinstance(node, ast.BinOp):
+        yield from file.operator(type(node.op), node.left, node.right)
+    elif isinstance(node, ast.BoolOp):
+        for left, right in zip(node.values, node.values[1:]):
+            yield from file.operator(type(node.op), left, right)
+    elif isinstance(node, ast.Compare):
+        for op, left, right in zip(node.ops, [node.left, *node.comparators], node.comparators):
+            yield from file.operator(type(op), left, right)
+    elif isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Add, ast.Sub)):
+        yield from file.operator(type(node.op), node.target, node.value)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield file.replaced(node, file.text(node.operand))
+    elif isinstance(node, ast.Constant):
+        yield from _other_constants(file, node)
+    elif isinstance(node, (ast.If, ast.IfExp, ast.While)):
+        if not isinstance(node.test, (ast.Compare, ast.BoolOp, ast.Constant)):
+            yield file.replaced(node.test, f"(not ({file.text(node.test)}))")
+    elif isinstance(node, ast.Call) and len(node.args) >= 2:
+        yield from _swapped_arguments(file, node)
+    elif isinstance(node, ast.Raise) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        yield file.replaced(node, "pass")
 
-    def replaced(node: Any, text: str) -> Mutant:
-        return Mutant(path, node.lineno, place(node), place(node, end=True), text.encode())
 
-    found: List[Mutant] = []
-    for node in _nodes(ast.parse(source)):
-        if isinstance(node, ast.BinOp):
-            found += operator(type(node.op), node.left, node.right)
-        elif isinstance(node, ast.BoolOp):
-            for left, right in zip(node.values, node.values[1:]):
-                found += operator(type(node.op), left, right)
-        elif isinstance(node, ast.Compare):
-            for op, left, right in zip(node.ops, [node.left, *node.comparators], node.comparators):
-                found += operator(type(op), left, right)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Add, ast.Sub)):
-            found += operator(type(node.op), node.target, node.value)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            found.append(replaced(node, source[place(node.operand) : place(node.operand, end=True)].decode()))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-            found.append(replaced(node, str(not node.value)))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, int):
-            found += [replaced(node, str(node.value + 1))] + (
-                [replaced(node, str(node.value - 1))] if node.value > 0 else []
-            )
-        elif isinstance(node, ast.Constant) and isinstance(node.value, float):
-            found.append(replaced(node, repr(2 * node.value if node.value else 1.0)))
-        elif isinstance(node, (ast.If, ast.IfExp, ast.While)) and not isinstance(
-            node.test, (ast.Compare, ast.BoolOp, ast.Constant)
-        ):
-            text = source[place(node.test) : place(node.test, end=True)].decode()
-            found.append(replaced(node.test, f"(not ({text}))"))
-    return sorted(set(found), key=lambda mutant: (mutant.start, mutant.after))
+def _other_constants(file: _Source, node: ast.Constant) -> Iterator[Mutant]:
+    value = node.value
+    if isinstance(value, bool):
+        yield file.replaced(node, str(not value))
+    elif isinstance(value, int):
+        yield file.replaced(node, str(value + 1))
+        if value > 0:
+            yield file.replaced(node, str(value - 1))
+    elif isinstance(value, float):
+        yield file.replaced(node, repr(2 * value if value else 1.0))
+
+
+def _swapped_arguments(file: _Source, node: ast.Call) -> Iterator[Mutant]:
+    first, second = node.args[:2]
+    if isinstance(first, ast.Starred) or isinstance(second, ast.Starred) or first.lineno != second.end_lineno:
+        return
+    start, end = file.start(first), file.end(second)
+    between = file.source[file.end(first) : file.start(second)].decode()
+    swapped = file.text(second) + between + file.text(first)
+    if swapped != file.source[start:end].decode():
+        yield Mutant(file.path, first.lineno, start, end, swapped.encode())
 
 
 def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node that says what is computed; what is printed, raised, annotated or run as a script is left out."""
+    """Yield every node that computes something; wording, annotations and what runs as a script are left out."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()
         yield node
+        if isinstance(node, ast.Raise):
+            continue
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list"):
                 continue
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, (ast.JoinedStr, ast.Raise)) or not isinstance(child, ast.AST):
-                    continue
-                if isinstance(child, ast.Call) and getattr(child.func, "id", getattr(child.func, "attr", "")) in (
-                    "print",
-                    "add_argument",
-                ):
-                    continue
-                if (
-                    isinstance(child, ast.FunctionDef)
-                    and child.name == "main"
-                    or isinstance(child, ast.If)
-                    and "__name__" in ast.dump(child.test)
-                ):
-                    continue
-                if isinstance(child, ast.BinOp) and "perf_counter" in ast.dump(child):  # seconds, which no test asserts
-                    continue
-                waiting.append(child)
+            children = value if isinstance(value, list) else [value]
+            waiting += [child for child in children if isinstance(child, ast.AST) and not _is_wording(child)]
 
 
-def tests_of(path: str, root: Path) -> List[List[str]]:
-    """Test files of a module: the one that mirrors it, then, apart, the three that name it most often of those that
-    import it."""
-    file = path[: -len("/__init__.py")] if path.endswith("/__init__.py") else path[: -len(".py")]
-    module, stem = file.replace("/", "."), file.rsplit("/", 1)[1]
-    mirrored = f"tests/{file.rsplit('/', 1)[0]}/test_{stem}.py"
-    named, importing = [], []
-    for test in sorted((root / "tests").rglob("test_*.py")):
-        text, place = test.read_text(encoding="utf-8"), test.relative_to(root).as_posix()
-        if place == mirrored:
-            named.append(place)
-        elif module in _imported(ast.parse(text)):
-            importing.append((-text.count(stem), place))
-    return [group for group in (named, [place for _, place in sorted(importing)[:3]]) if group]
+def _is_wording(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return getattr(node.func, "id", getattr(node.func, "attr", "")) in _WORDING
+    if isinstance(node, ast.Expr):
+        return _is_wording(node.value)
+    if isinstance(node, ast.FunctionDef):
+        return node.name == "main"
+    if isinstance(node, ast.If):
+        return "__name__" in ast.dump(node.test)
+    if isinstance(node, ast.BinOp):
+        # Seconds, which no test asserts.
+        return "perf_counter" in ast.dump(node)
+    return isinstance(node, ast.JoinedStr)
 
 
-def _imported(tree: ast.AST) -> Set[str]:
-    found: Set[str] = set()
+# ---- running tests -----------------------------------------------------------------------------------------------
+
+
+class _Durations:
+    """A pytest plugin that writes {test: seconds} of the tests that passed to a file."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._seconds: Dict[str, float] = collections.Counter()
+        self._not_passed: Set[str] = set()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self._seconds[report.nodeid] += report.duration
+        if not report.passed:
+            self._not_passed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        passed = {test: seconds for test, seconds in self._seconds.items() if test not in self._not_passed}
+        self._path.write_text(json.dumps(passed), encoding="utf-8")
+
+
+def _import_what_takes_seconds() -> None:
+    for name in ("numpy", "scipy.optimize", "torch", "tokenizers", "h5py", "pyarrow.parquet", "hypothesis", "yaml"):
+        with contextlib.suppress(ImportError):
+            __import__(name)
+
+
+def run_pytest(tree: Path, arguments: Sequence[str], limit: float, durations: Optional[Path] = None) -> Optional[int]:
+    """Run pytest in a forked process and return its exit status, or None if it took longer than `limit` seconds."""
+    pid = os.fork()
+    if pid == 0:
+        status = 70
+        try:
+            os.setsid()
+            os.chdir(tree)
+            output = os.open(str(tree / "pytest_output"), os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            import pytest
+
+            plugins = [_Durations(durations)] if durations else []
+            status = int(pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", *arguments], plugins=plugins))
+        finally:
+            os._exit(status)
+    end = time.monotonic() + limit
+    while True:
+        done, raw = os.waitpid(pid, os.WNOHANG)
+        if done or time.monotonic() > end:
+            break
+        time.sleep(0.02)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    if done:
+        return os.WEXITSTATUS(raw) if os.WIFEXITED(raw) else 70
+    os.waitpid(pid, 0)
+    return None
+
+
+class OwnTests:
+    """The tests of an area: their seconds, and the lines that each of them runs."""
+
+    def __init__(self, tree: Path, code: str, tests: str):
+        import coverage
+
+        durations, data_file = tree / "durations.json", tree / ".coverage"
+        arguments = [tests, f"--cov={code}", "--cov-context=test", "--cov-report="]
+        status = run_pytest(tree, arguments, limit=3600, durations=durations)
+        if status not in (0, 1):
+            raise SystemExit(f"error: {tests} does not run:\n{(tree / 'pytest_output').read_text()[-2000:]}")
+        self._seconds: Dict[str, float] = json.loads(durations.read_text(encoding="utf-8"))
+        self._tree = tree
+        self._data = coverage.CoverageData(str(data_file))
+        self._data.read()
+        self._by_line: Dict[str, Dict[int, List[str]]] = {}
+
+    def running(self, path: str, line: int) -> List[str]:
+        """Return the tests that run a line, the fastest first; for a line run by an import, those of the whole file."""
+        if path not in self._by_line:
+            self._by_line[path] = self._data.contexts_by_lineno(str(self._tree / path))
+        by_line = self._by_line[path]
+        # A statement over several lines is recorded at its first.
+        for statement in range(line, max(0, line - 12), -1):
+            tests = self._passing(by_line.get(statement, ()))
+            if tests or statement in by_line:
+                break
+        return tests or self._passing(context for contexts in by_line.values() for context in contexts)
+
+    def _passing(self, contexts: Iterable[str]) -> List[str]:
+        tests = {context.rpartition("|")[0] for context in contexts} & set(self._seconds)
+        return sorted(tests, key=lambda test: (self._seconds[test], test))
+
+    def notice(self, mutant: Mutant) -> bool:
+        """Run the tests that execute the changed line and return whether one of them fails."""
+        chosen: List[str] = []
+        total = 0.0
+        for test in self.running(mutant.path, mutant.line)[:_TESTS_PER_CHANGE]:
+            total += self._seconds[test]
+            if chosen and total > _SECONDS_PER_CHANGE:
+                break
+            chosen.append(test)
+        return bool(chosen) and run_pytest(self._tree, ["-x", *chosen], limit=60 + 5 * total) != 0
+
+
+def other_tests(tree: Path, path: str, own: str) -> List[str]:
+    """Return the test files outside the area that name the module of a file most often."""
+    module = path[: -len(".py")].replace("/__init__", "").replace("/", ".")
+    files = []
+    for test in sorted((tree / "tests").rglob("test_*.py")):
+        name = test.relative_to(tree).as_posix()
+        text = test.read_text(encoding="utf-8")
+        if not name.startswith(own + "/") and module in _imports(ast.parse(text)):
+            files.append((-text.count(module.rsplit(".", 1)[1]), name))
+    return [name for _, name in sorted(files)[:_OTHER_FILES]]
+
+
+def _imports(tree: ast.AST) -> Set[str]:
+    modules: Set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            modules |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
 
 
-class Trial(NamedTuple):
-    passed: bool
-    seconds: float
-    output: str
-
-
-def run_tests(root: Path, tests: Sequence[str], timeout: Optional[float]) -> Trial:
-    """The tests, in the copy of the tree; one that takes too long has noticed the change."""
-    start = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-p", "no:randomly", *tests],
-        cwd=str(root),
-        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        output = b"too slow"
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return Trial(process.returncode == 0, time.monotonic() - start, output.decode(errors="replace"))
+# ---- the run -----------------------------------------------------------------------------------------------------
 
 
 def copy_of_tree(target: Path) -> None:
@@ -285,104 +371,132 @@ def copy_of_tree(target: Path) -> None:
             shutil.copyfile(str(ROOT / name), str(target / name))
 
 
-def digest(paths: Sequence[Path]) -> str:
+def read_results(path: Path) -> List[Dict[str, Any]]:
+    """Return the records of a results file without a line that a kill cut short."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def drawn(tree: Path, area: str, count: int, seed: int) -> List[Mutant]:
+    """Return `count` changes of an area, drawn by the seed."""
+    every = []
+    for file in sorted((tree / AREAS[area][0]).rglob("*.py")):
+        every += mutants_of(file.relative_to(tree).as_posix(), file.read_bytes())
+    return random.Random(f"{seed} {area}").sample(every, min(count, len(every)))
+
+
+def found_again(tree: Path, area: str, records: Iterable[Dict[str, Any]]) -> List[Mutant]:
+    """Return the changes of another commit's records whose line still exists here, in the area or elsewhere."""
+    by_lines: Dict[Tuple[str, str], Mutant] = {}
+    own = sorted((tree / AREAS[area][0]).rglob("*.py"))
+    others = [file for top in ("pack_data", "ipu_packed_bert") for file in sorted((tree / top).rglob("*.py"))]
+    for file in [*own, *others]:
+        source = file.read_bytes()
+        for mutant in mutants_of(file.relative_to(tree).as_posix(), source):
+            by_lines.setdefault(mutant.lines(source), mutant)
+    lines = [(record["before"], record["after"]) for record in records if record["area"] == area]
+    return [by_lines[pair] for pair in lines if pair in by_lines]
+
+
+def why_equivalent(path: str, after: str) -> str:
+    reasons = [why for (file, line), why in EQUIVALENT.items() if file == path and after.startswith(line)]
+    return reasons[0] if reasons else ""
+
+
+def digest(tree: Path, area: str) -> str:
     content = hashlib.sha256()
-    for path in paths:
-        content.update(path.read_bytes())
+    for top in AREAS[area]:
+        for file in sorted((tree / top).rglob("*.py")):
+            content.update(file.read_bytes())
     return content.hexdigest()[:16]
 
 
-def read_results(path: Path) -> Dict[str, Dict[str, Any]]:
-    """Results by key; a line that a kill cut short is left out."""
-    found = {}
-    for line in path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []:
-        record = json.loads(line)
-        found[record["key"]] = record
-    return found
-
-
-def try_all(chosen: Sequence[Mutant], copy: Path, results: Path) -> List[Dict[str, Any]]:
-    known, tried, baseline = read_results(results), [], {}
-    results.parent.mkdir(parents=True, exist_ok=True)
-    for number, mutant in enumerate(chosen, start=1):
-        place = copy / mutant.path
-        source, groups = place.read_bytes(), tests_of(mutant.path, copy)
-        files = digest([place, *(copy / name for group in groups for name in group)])
-        key = f"{mutant.path}:{mutant.start}:{mutant.end}:{mutant.after.decode()}:{files}"
+def try_area(tree: Path, area: str, mutants: Sequence[Mutant], results: Path) -> List[Dict[str, Any]]:
+    """Try the changes of an area, append a record of each to the results, and return the records."""
+    code, tests = AREAS[area]
+    version = digest(tree, area)
+    known = {record["key"]: record for record in read_results(results)}
+    own: Optional[OwnTests] = None
+    records = []
+    for number, mutant in enumerate(mutants, start=1):
+        place = tree / mutant.path
+        source = place.read_bytes()
+        before, after = mutant.lines(source)
+        key = f"{mutant.path}:{mutant.start}:{mutant.end}:{mutant.after.decode()}:{version}"
         if key not in known:
-            noticed = None
-            for group in groups:
-                names = tuple(group)
-                if names not in baseline:
-                    baseline[names] = run_tests(copy, group, None)
-                    if not baseline[names].passed:
-                        raise SystemExit(
-                            f"error: {' '.join(group)} fails without any change:\n{baseline[names].output[-2000:]}"
-                        )
+            verdict = why_equivalent(mutant.path, after) and "equivalent"
+            if not verdict:
+                own = own or OwnTests(tree, code, tests)
                 try:
                     place.write_bytes(mutant.applied(source))
-                    trial = run_tests(copy, group, 60 + 5 * baseline[names].seconds)
+                    verdict = _verdict(tree, own, mutant, tests)
                 finally:
                     place.write_bytes(source)
-                if not trial.passed:
-                    noticed = " ".join(group)
-                    break
-            known[key] = {
-                "key": key,
-                "file": mutant.path,
-                "line": mutant.line,
-                "before": source.split(b"\n")[mutant.line - 1].decode().strip(),
-                "after": mutant.changed_line(source),
-                "noticed_by": noticed,
-                "tests": groups,
-            }
-            with open(results, "a", encoding="utf-8") as out:
-                out.write(json.dumps(known[key]) + "\n")
-        record = known[key]
+            record = {"key": key, "area": area, "file": mutant.path, "line": mutant.line}
+            known[key] = {**record, "before": before, "after": after, "verdict": verdict}
+            with open(results, "a", encoding="utf-8") as file:
+                file.write(json.dumps(known[key]) + "\n")
+        records.append(known[key])
         print(
-            f"{number:4}/{len(chosen)}  {'noticed ' if record['noticed_by'] else 'SURVIVED'}  "
-            f"{mutant.path}:{mutant.line}  {record['after']}",
+            f"{area} {number:3}/{len(mutants)}  {known[key]['verdict']:10} {mutant.path}:{mutant.line}  {after}",
             flush=True,
         )
-        tried.append(record)
-    return tried
+    return records
+
+
+def _verdict(tree: Path, own: OwnTests, mutant: Mutant, tests: str) -> str:
+    if own.notice(mutant):
+        return "own tests"
+    others = other_tests(tree, mutant.path, tests)
+    if others and run_pytest(tree, ["-x", *others], limit=600) not in (0, 5):
+        return "others"
+    return "SURVIVED"
+
+
+def print_rates(records: Sequence[Dict[str, Any]]) -> None:
+    """Print, by area and in all, the share of the non-equivalent changes that the tests notice."""
+    print(f"\n{'area':14} {'changes':>8} {'equivalent':>10} {'own tests':>10} {'with others':>11}")
+    areas = sorted({record["area"] for record in records})
+    for area in [*areas, "all"]:
+        verdicts = collections.Counter(record["verdict"] for record in records if area in (record["area"], "all"))
+        total = sum(verdicts.values()) - verdicts["equivalent"]
+        own = verdicts["own tests"] / max(total, 1)
+        both = (verdicts["own tests"] + verdicts["others"]) / max(total, 1)
+        print(f"{area:14} {sum(verdicts.values()):8} {verdicts['equivalent']:10} {own:10.0%} {both:11.0%}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--count", type=int, default=60, help="changes in all, default 60, spread evenly over the modules"
-    )
+    parser.add_argument("--areas", nargs="+", default=list(AREAS), choices=list(AREAS), metavar="AREA")
+    parser.add_argument("--count", type=int, default=12, help="changes in each area, default 12")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--modules", nargs="+", default=CORE, metavar="FILE", help="default: the core modules")
+    parser.add_argument("--like", type=Path, help="results of another commit: try its changes where their lines exist")
     parser.add_argument("--results", type=Path, default=ROOT / "runs" / "mutants.jsonl")
     args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="mutants-"))
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    tree = Path(tempfile.mkdtemp(prefix="mutants-"))
+    records: List[Dict[str, Any]] = []
     try:
-        copy_of_tree(folder)
-        chosen: List[Mutant] = []
-        for number, path in enumerate(args.modules):
-            source = (folder / path).read_bytes()
-            equivalent = tuple(line for file, line in EQUIVALENT if file == path)
-            found = [
-                mutant for mutant in mutants_of(path, source) if not mutant.changed_line(source).startswith(equivalent)
-            ]
-            share = (number + 1) * args.count // len(args.modules) - number * args.count // len(args.modules)
-            chosen += random.Random(f"{args.seed} {path}").sample(found, min(share, len(found)))
-        tried = try_all(chosen, folder, args.results)
+        copy_of_tree(tree)
+        sys.path[0] = str(tree)
+        os.environ.update(PYTHONPATH=str(tree), OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+        _import_what_takes_seconds()
+        earlier = read_results(args.like) if args.like else []
+        for area in args.areas:
+            mutants = found_again(tree, area, earlier) if args.like else drawn(tree, area, args.count, args.seed)
+            records += try_area(tree, area, mutants, args.results)
     except KeyboardInterrupt:
-        print("stopped; run again, it goes on")
+        print("stopped; the same command continues")
         return 130
     finally:
-        shutil.rmtree(str(folder), ignore_errors=True)
-    survivors = [record for record in tried if not record["noticed_by"]]
-    print(f"\n{len(tried)} changes, {len(survivors)} went unnoticed")
+        shutil.rmtree(str(tree), ignore_errors=True)
+    print_rates(records)
+    survivors = [record for record in records if record["verdict"] == "SURVIVED"]
     for record in survivors:
-        tests = " ".join(sum(record["tests"], [])) or "none"
-        print(f"\n{record['file']}:{record['line']}\n  - {record['before']}\n  + {record['after']}\n  tests: {tests}")
+        print(f"\n{record['file']}:{record['line']}\n  - {record['before']}\n  + {record['after']}")
     return 1 if survivors else 0
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

@@ -37,16 +37,19 @@ def refused(*names, kind=ValueError, unchanged=None):
         assert _contents(unchanged) == before
 
 
-def refusal_of(main, arguments, capsys, *names, unchanged=None):
+def refusal_of(main, arguments, capsys, *names, unchanged=None, after=""):
     """Check that a command exits with status 2 and prints one line that names every field, file and value; return it.
 
-    Standard output stays empty. unchanged: a directory whose files stay as they are.
+    Nothing else is printed. unchanged: a directory whose files stay as they are. after: a pattern of what the command
+    may print before the line.
     """
     before = _contents(unchanged) if unchanged else None
     assert run_main(main, list(map(str, arguments))) == 2
     printed = capsys.readouterr()
-    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1 and not printed.out
-    _assert_names(printed.err, names)
+    earlier, sign, line = printed.err.rpartition("error: ")
+    assert sign and line.count("\n") == 1 and line.endswith("\n"), printed
+    assert re.fullmatch(after, printed.out + earlier, re.DOTALL), printed
+    _assert_names(line, names)
     if unchanged:
         assert _contents(unchanged) == before
-    return printed.err
+    return sign + line

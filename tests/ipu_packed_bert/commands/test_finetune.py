@@ -311,28 +311,6 @@ def test_paragraphs_of_the_training_file_are_left_out(tmp_path, checkpoint):
     assert any("11 questions on paragraphs of the training file are left out" in note for note in made.task.notes)
 
 
-@pytest.mark.parametrize(
-    "override, message",
-    [
-        ("data.training=nothing.json", "nothing.json: no such file"),
-        ("model.checkpoint=nowhere", "nowhere: no such folder; model.checkpoint names"),
-        ("data.max_sequence_length=128", "the checkpoint has 64 positions"),
-        ("model.vocabulary=nothing.txt", "nothing.txt: no such vocabulary"),
-        ("data.packer=best", "data.packer is 'best'; must be one of none, greedy"),
-        ("run.epochs=6e-3", "run.epochs is"),
-        ("engine.kind=ipu", "engine.kind ipu: the Poplar SDK is missing"),
-        ("engine.attention=fast", "engine.attention is 'fast'; must be one of auto, eager, sdpa, varlen"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_2(tmp_path, checkpoint, capsys, override, message):
-    config = written(tmp_path, checkpoint)
-    capsys.readouterr()
-    assert command("--config", config, "--out", tmp_path / "run", "--set", override) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and message in error and len(error.strip().split("\n")) == 1
-    assert not (tmp_path / "run").exists()
-
-
 def test_missing_weights_say_how_to_get_them(monkeypatch, tmp_path):
     from importlib import metadata
 

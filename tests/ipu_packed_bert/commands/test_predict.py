@@ -283,27 +283,6 @@ def test_interrupted_it_leaves_what_was_there(models, tmp_path, capsys, monkeypa
     assert output.read_text() == "former\n" and sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    "more, message",
-    [
-        (["--set", "data.max_sequence_length=128"], "the model has 64 positions"),
-        (["--set", "task.name=tokens"], "/model was trained for single_label"),
-        (["--set", "task.name=squad"], "/model was trained for single_label"),
-        (["--engine", "ipu"], "the Poplar SDK is missing"),
-        (["--set", "batch.micro_batch=0"], "batch.micro_batch is 0"),
-        (["--set", "data.evaluation=other.csv"], "--set data.evaluation=...: is of training and changes no answer"),
-        (["--set", "batch.sequences_per_update=8"], "batch.sequences_per_update=...: is of training"),
-        (["--set", "run.seed=7"], "--set run.seed=...: is of training"),
-        (["--output", "no/such/folder"], "there is no folder no/such"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_2(models, tmp_path, capsys, more, message):
-    file = training_file(tmp_path, "single_label")
-    assert run(models["single_label"], file, "single_label", *more) == 2
-    error = capsys.readouterr().err.split("\n")
-    assert [line for line in error if line.startswith("error: ") and message in line] and len(error) <= 3
-
-
 def test_a_folder_that_names_no_task_is_told_it(models, tmp_path, capsys):
     folder = tmp_path / "model"
     folder.mkdir()

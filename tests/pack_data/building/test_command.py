@@ -177,32 +177,6 @@ def test_the_commands_as_a_user_types_them(corpus, tmp_path, capsys):
     assert "each exactly once" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["--corpus", "{tmp}/nowhere"], "no such file or folder"),
-        (["--corpus", "{tmp}/empty"], "holds no files"),
-        (["--corpus", "{tmp}/blank"], "no text to train a vocabulary on"),
-        (["--corpus", "{tmp}/blank", "--vocabulary", "{tmp}/vocab.txt"], "the corpus is empty"),
-        (["--corpus", "{tmp}/full", "--vocabulary", "{tmp}/nowhere.txt"], "no such vocabulary"),
-        (["--corpus", "{tmp}/full", "--max-sequence-length", "3"], "at least 5"),
-        (["--synthetic", "wikipedia_512", "--max-sequence-length", "128"], "sequences of 512 tokens"),
-        (["--corpus", "{tmp}/full", "--masked-lm-probability", "2"], "from 0 to 1"),
-        (["--corpus", "{tmp}/full", "--packer", "bogus"], "invalid choice"),
-        ([], "required"),
-    ],
-)
-def test_a_mistake_is_one_line_and_status_2(tmp_path, capsys, arguments, said):
-    for name in ("empty", "blank", "full"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "blank" / "a.txt").write_text(" \n\n")
-    (tmp_path / "full" / "a.txt").write_text("Some text. And more.")
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
-    arguments = [argument.format(tmp=tmp_path) for argument in arguments]
-    assert said in refusal_of(build_main, [*arguments, "--out", tmp_path / "data", "--workers", 1], capsys)
-    assert not (tmp_path / "data").exists() and not (tmp_path / "data.building").exists()
-
-
 def test_manifest_says_what_went_in(corpus, tmp_path):
     build_small(corpus, tmp_path / "data")
     made = json.loads((tmp_path / "data" / "manifest.json").read_text())["made_with"]

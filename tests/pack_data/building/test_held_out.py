@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pack_data.building.command import main as build_main
 from pack_data.building.held_out import (
     HELD_OUT,
     TRAINING,
@@ -27,7 +26,6 @@ from pack_data.store.packs import disassemble
 from pack_data.text.corpus import Document, documents
 from pack_data.text.vocabulary import load_vocabulary
 from tests.pack_data.text_corpus import Stopped, build_small, content, stop_before_rename, write_corpus
-from tests.refusals import refusal_of
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -198,28 +196,6 @@ def test_a_change_that_was_begun_is_completed_by_any_build(few, tmp_path, monkey
     with pytest.raises(ValueError, match="--overwrite"):
         build_small(few, out, **{**QUICK, "seed": 8})
     assert both(out) == both(tmp_path / "calm")
-
-
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["--synthetic", "wikipedia_512", "--held-out", "0.1"], "by documents"),
-        (["--from", "{tmp}/data", "--held-out", "0.1"], "by documents"),
-        (["--corpus", "{corpus}", "--held-out", "0.00001"], "on the held-out side"),
-        (["--corpus", "{corpus}", "--held-out", "0.99999"], "on the training side"),
-        (["--corpus", "{corpus}", "--held-out", "1.5"], "from 0 to below 1"),
-    ],
-)
-def test_what_cannot_be_split_is_one_line(corpus, tmp_path, capsys, arguments, said):
-    build_small(corpus, tmp_path / "data", **HOW).close()
-    before = both(tmp_path / "data")
-    arguments = [argument.format(tmp=tmp_path, corpus=corpus) for argument in arguments]
-    capsys.readouterr()
-    arguments += ["--out", str(tmp_path / "new")]
-    arguments += "--workers 1 --max-sequence-length 64 --vocabulary-size 200".split()
-    assert said in refusal_of(build_main, arguments, capsys)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data-held-out"]
-    assert both(tmp_path / "data") == before
 
 
 def test_a_pack_with_too_many_masked_tokens_is_split_and_nothing_is_lost():

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ipu_packed_bert.commands import look
-from pack_data import optimal, spfhp
 from pack_data.cli import bars
 from pack_data.cli.command import (
     ArgumentParser,
@@ -24,8 +22,6 @@ from pack_data.cli.command import (
     progress_bar,
     run_main,
 )
-from pack_data.inspection import compare
-from pack_data.stream import command as stream
 from tests.refusals import refusal_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -160,36 +156,6 @@ def test_several_numbers_are_not_read_as_one(typed):
     for number in (positive_int, count_from_zero, byte_count):
         with pytest.raises(argparse.ArgumentTypeError):
             number(typed)
-
-
-@pytest.mark.parametrize(
-    "main, options, words",
-    [
-        (spfhp.main, "--histogram none.csv", "--histogram none.csv: neither a file, nor a folder, nor a shipped name"),
-        (spfhp.main, "--out nosuch/r.json", "--out nosuch/r.json: there is no folder nosuch; make it first"),
-        (optimal.main, "--out .", "--out .: is a folder; name a file in it"),
-        (stream.main, "--plot .", "--plot .: is a folder; name a file in it"),
-        (
-            optimal.main,
-            "--histogram . --out l.csv",
-            "--out l.csv: is there, in a folder that is to be read; name another",
-        ),
-        (stream.main, "--plot nowhere/x.png", "--plot nowhere/x.png: there is no folder nowhere; make it first"),
-        (compare.main, "--csv nowhere/x.csv", "--csv nowhere/x.csv: there is no folder nowhere; make it first"),
-        (compare.main, "--plot x.docx", "--plot x.docx: must end in .png, .pdf or .svg"),
-        (compare.main, "--histogram l.csv --csv ./l.csv", "--csv ./l.csv: is what is to be read; name another file"),
-        (optimal.main, "--histogram l.csv --out ./l.csv", "--out ./l.csv: is what is to be read; name another file"),
-        (look.main, "wikipedia_512 l.csv --out l.csv", "--out l.csv: is what is to be read; name another file"),
-        (look.main, "l.csv --plot x.csv", "--plot x.csv: must end in .png, .pdf or .svg"),
-        (stream.main, "--grid --synthetic uniform:max=9,n=9", "--grid has its own streams"),
-        (stream.main, "--seed -1", "'-1' is not a whole number of at least 0"),
-    ],
-)
-def test_mistakes_are_told_before_the_work(main, options, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "l.csv").write_text("length,count\n5,3\n")
-    assert words in refusal_of(main, options.split(), capsys)
-    assert (tmp_path / "l.csv").read_text() == "length,count\n5,3\n"
 
 
 def test_what_the_system_refuses_names_the_file_and_a_way_out(tmp_path, capsys):

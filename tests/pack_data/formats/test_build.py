@@ -172,21 +172,6 @@ def test_the_command_says_what_it_skipped(tmp_path, capsys):
     assert verify(tmp_path / "out").manifest.sequences == 2
 
 
-@pytest.mark.parametrize(
-    "given, reason",
-    [
-        (("--max-sequence-length", 6), "record 0: 7 tokens, a pack has 6 slots"),
-        (("--format", "hdf5"), "HDF5 cannot open it"),
-        (("--format", "tf"), "format 'tf' is not known"),
-        (("--columns", "x"), "columns can be chosen in Parquet"),
-    ],
-)
-def test_mistakes_are_one_line(tmp_path, capsys, given, reason):
-    pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
-    (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), 8, 2))))
-    assert reason in refusal_of(build_main, options(tmp_path, *given), capsys)
-
-
 def test_ids_outside_the_vocabulary_are_refused(tmp_path, capsys):
     (tmp_path / "a.tfrecord").write_bytes(frame(tf_example(mlperf_row(example(), 8, 2))))
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))

@@ -13,7 +13,6 @@ from pack_data.inspection.compare import ALGORITHMS, Case, compare, gap_map, pad
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from tests.pack_data_strategies import SPECIAL
-from tests.refusals import refusal_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -145,18 +144,3 @@ def test_compare_command(capsys, tmp_path, case):
     pytest.importorskip("matplotlib", reason="needs matplotlib")
     assert run(command, *options, "--packers", "lpfhp", "--plot", str(tmp_path / "padding.svg")) == 0
     assert "<svg" in (tmp_path / "padding.svg").read_text()
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["--depths", "2,zero"], "'zero' is no packing depth: give a number of at least 1, or 'unlimited'"),
-        (["--packers", "spfhp,best"], "no packer is called 'best'"),
-        (
-            ["--histogram", "nowhere"],
-            "neither a file, nor a folder, nor a shipped name; shipped are wikipedia_512, squad_1_1_384",
-        ),
-    ],
-)
-def test_mistakes_are_one_line(capsys, arguments, words):
-    assert words in refusal_of(command.main, arguments, capsys)

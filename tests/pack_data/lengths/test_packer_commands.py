@@ -11,7 +11,6 @@ from pack_data.cli.command import run_main
 from pack_data.packers import PACKERS
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
-from tests.refusals import refusal_of
 
 
 def run(name, *arguments):
@@ -65,33 +64,6 @@ def test_options_of_their_own(capsys, lengths_csv):
     assert "no multiple of 5" in capsys.readouterr().err
     assert run("spfhp", "--synthetic", "uniform:max=9,n=100") == 0
     assert "uniform:max=9,n=100" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "name, arguments, words",
-    [
-        ("spfhp", ["--max-sequences-per-pack", "0"], "'0' is no packing depth"),
-        ("spfhp", ["--max-sequence-length", "-3"], "'-3' is not a whole number of at least 1"),
-        ("spfhp", ["--histogram", "wikipedia_1"], "neither a file, nor a folder, nor a shipped name"),
-        ("spfhp", ["--histogram", __file__], "add --max-sequence-length"),
-        ("spfhp", ["--histogram", __file__, "--max-sequence-length", "4"], "begins like none of the known formats"),
-        ("spfhp", ["--max-sequence-length", "100"], "the longest sequence has 512 tokens"),
-        ("spfhp", ["--histogram", "squad_1_1_384", "--synthetic", "uniform:max=9,n=100"], "not allowed with"),
-        ("spfhp", ["--synthetic", "uniform:max=9"], "n is missing"),
-        (
-            "spfhp",
-            ["--histogram", "squad_1_1_384", "--out", "/nowhere/at/all/recipe.json"],
-            "there is no folder /nowhere/at/all; make it first",
-        ),
-        ("spfhp", ["--depth", "3"], "unrecognized arguments: --depth 3 (try python -m pack_data.spfhp --help)"),
-        ("nnlshp", ["--max-sequences-per-pack", "4"], "for deeper packs use optimal or spfhp"),
-        ("nnlshp", ["--max-sequences-per-pack", "unlimited"], "for deeper packs use optimal or spfhp"),
-        ("nnlshp", ["--rounds", "x"], "'x' is not a whole number"),
-        ("sort", ["--batch-size", "0"], "'0' is not a whole number of at least 1"),
-    ],
-)
-def test_mistakes_are_one_line_and_status_2(name, arguments, words, capsys):
-    assert words in refusal_of(importlib.import_module(f"pack_data.{name}").main, arguments, capsys)
 
 
 def test_run_as_modules_without_warnings(tmp_path):
