@@ -1,6 +1,7 @@
 """What every command shares: how mistakes are printed, and the list of commands."""
 
 import argparse
+import contextlib
 import os
 import re
 import subprocess
@@ -55,6 +56,16 @@ def test_a_name_moves_no_cursor_and_changes_no_colour(capsys):
     assert capsys.readouterr().err.rstrip("\n").isprintable()
 
 
+def everything_in(terminal):
+    """Read a terminal whose other end is closed: the kernel delivers what was written in several pieces."""
+    pieces = []
+    with contextlib.suppress(OSError):
+        while not pieces or pieces[-1]:
+            pieces.append(os.read(terminal, 1 << 16))
+    os.close(terminal)
+    return b"".join(pieces).decode()
+
+
 def test_no_control_character_comes_to_a_terminal_but_those_of_bars(monkeypatch):
     monkeypatch.setattr(bars, "_DELAY", 0.0)
 
@@ -73,8 +84,7 @@ def test_no_control_character_comes_to_a_terminal_but_those_of_bars(monkeypatch)
         sys.stdout.close()
     finally:
         sys.stdout, sys.stderr = streams
-    said = os.read(reads, 1 << 16).decode()
-    os.close(reads)
+    said = everything_in(reads)
     assert said.count("gnp.csv") >= 3 and "0/2" in said
     assert set(re.findall(r"[^ -~]", said)) <= {"\r", "\n", *"█▏▎▍▌▋▊▉"}
     assert sys.stdout is streams[0] and sys.stderr is streams[1]
