@@ -8,6 +8,7 @@ import numpy as np
 from pack_data.cli.bad_records import Origin
 from pack_data.formats import bert_tfrecord
 from pack_data.formats.records import EXAMPLE_FIELDS, Record
+from pack_data.store.packs import FIELDS
 from pack_data.store.sequences import Example
 
 
@@ -52,6 +53,30 @@ def mlperf_row(given, S, P):
         "masked_lm_weights": [1.0] * p + [0.0] * (P - p),
         "next_sentence_labels": [given.next_sentence_label],
     }
+
+
+def pack_from_examples(examples, shape):
+    """Pack examples one after another into a pack of these widths; shares no code with `pack_data.store`."""
+    size, width, depth = shape.of_packs()
+    widths = [size] * 4 + [width] * 3 + [depth] * 3
+    pack = {name: np.zeros(n, np.int32) for name, n in zip(FIELDS, widths)}
+    assert len(examples) <= depth
+    slot = prediction = 0
+    for number, example in enumerate(examples, 1):
+        end, last = slot + len(example.input_ids), prediction + len(example.masked_lm_positions)
+        assert end <= size and last <= width
+        pack["input_ids"][slot:end] = example.input_ids
+        pack["input_mask"][slot:end] = number
+        pack["segment_ids"][slot + example.first_segment_length : end] = 1
+        pack["positions"][slot:end] = np.arange(end - slot)
+        pack["masked_lm_positions"][prediction:last] = np.asarray(example.masked_lm_positions) + slot
+        pack["masked_lm_ids"][prediction:last] = example.masked_lm_ids
+        pack["masked_lm_weights"][prediction:last] = number
+        pack["next_sentence_positions"][number - 1] = slot
+        pack["next_sentence_labels"][number - 1] = example.next_sentence_label
+        pack["next_sentence_weights"][number - 1] = 1
+        slot, prediction = end, last
+    return pack
 
 
 def records(values):

@@ -77,7 +77,7 @@ def _convert(
         to_format = _target_format(destination, kind)
     if to_format not in TARGETS:
         raise ValueError(f"format {to_format!r} cannot be written; choose from {', '.join(TARGETS)}")
-    if UNPACKED[kind] == "examples" and FORMATS[to_format][0] == "parquet":
+    if UNPACKED[kind] == "examples" and FORMATS[to_format] == "parquet":
         raise ValueError(f"{destination}: {NO_COLUMNS}")
     if kind == "packs" and to_format == "mlperf_tfrecord":
         kind = "examples"
@@ -114,7 +114,7 @@ def _convert(
     with only_writer_of_packs(path) if to_format == "store" else only_writer(path):
         if to_format == "store":
             written = module.write(destination, records, widths)
-        elif FORMATS[to_format][0] == "parquet":
+        elif FORMATS[to_format] == "parquet":
             written = module.write(destination, records(), to_format)
         else:
             written = module.write(destination, records(), widths, to_format)

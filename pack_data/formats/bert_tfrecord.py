@@ -1,4 +1,4 @@
-"""TFRecord files of BERT: MLPerf's examples, and packs in two layouts. One example or one pack a record.
+"""TFRecord files of BERT: MLPerf's examples, and packs in two layouts; one example or one pack per record.
 
 mlperf_tfrecord: an unpacked example. int64: input_ids, input_mask, segment_ids [S]; masked_lm_positions, masked_lm_ids
 [P]; next_sentence_labels [1]. float: masked_lm_weights [P], 1 for a prediction. P is 20 at S = 128 and 76 at 512.
@@ -14,13 +14,13 @@ it. int64: packed_input_ids, packed_input_mask, packed_segment_ids, packed_posit
 packed_masked_lm_ids [P]; packed_next_sentence_labels [D]. packed_masked_lm_mask [P] (sequence number, 0 unused) and
 packed_next_sentence_mask [D] (1 used) are float. Sequence k has its [CLS], position 0, at slot S - k; its other tokens,
 positions 1.., stand with those of the other sequences from slot 0 on. The labels run in the order of the row, sequence
-k at D - k. Rows come out in the layout of the packed format, [CLS] first in its sequence, and as wide: P is predictions
-of a sequence + D - 1 here and one more there.
+k at D - k. Packs are returned in the layout of the packed format, [CLS] first in its sequence, and in rows of the same
+width: P is predictions of a sequence + D - 1 in the file, and one more in the packed format.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from pack_data.formats import tfrecord
 from pack_data.formats.records import (
     DERIVED,
     EXAMPLE_FIELDS,
-    PACK_FIELDS,
+    LARGEST_ID,
     Pack,
     Record,
     RecordError,
@@ -37,36 +37,35 @@ from pack_data.formats.records import (
     checked_pack,
     example_from_columns,
     integers,
-    pack_from_examples,
     shape_of_pack,
 )
-from pack_data.store.sequences import Example
+from pack_data.store.packs import FIELDS, PackSchema, assemble, decode
+from pack_data.store.sequences import Example, Sequences
 
-FLOATS = ("masked_lm_weights", "next_sentence_weights")
-_CLS_LAST = (
-    "input_ids input_mask segment_ids position_ids masked_lm_positions masked_lm_ids masked_lm_mask "
-    "next_sentence_labels next_sentence_mask"
-).split()
+_FLOATS = ("masked_lm_weights", "next_sentence_weights")
+_TYPE_OF = {name: "float" if name in _FLOATS else "int64" for name in FIELDS}
 
-
-def _field(name: str) -> tfrecord.Field:
-    return tfrecord.Field(name, "float" if name in FLOATS else "int64")
-
-
-# Of each format, in the order in which a record is compared with them.
-FIELDS: Dict[str, Tuple[tfrecord.Field, ...]] = {
-    "packed_tfrecord": tuple(map(_field, PACK_FIELDS)),
-    "mlperf_tfrecord": tuple(_field(name) for name in PACK_FIELDS if name in EXAMPLE_FIELDS + DERIVED),
-    # "number": files in use have these masks in either type.
-    "cls_last_tfrecord": tuple(
-        tfrecord.Field(f"packed_{name}", "number" if name in ("masked_lm_mask", "next_sentence_mask") else "int64")
-        for name in _CLS_LAST
-    ),
+# Format -> feature -> type, in the order in which a record is compared with the formats.
+FEATURES: Dict[str, Dict[str, str]] = {
+    "packed_tfrecord": _TYPE_OF,
+    "mlperf_tfrecord": {name: type for name, type in _TYPE_OF.items() if name in EXAMPLE_FIELDS + DERIVED},
+    "cls_last_tfrecord": {
+        "packed_input_ids": "int64",
+        "packed_input_mask": "int64",
+        "packed_segment_ids": "int64",
+        "packed_position_ids": "int64",
+        "packed_masked_lm_positions": "int64",
+        "packed_masked_lm_ids": "int64",
+        "packed_masked_lm_mask": "int64 or float",  # published files have either
+        "packed_next_sentence_labels": "int64",
+        "packed_next_sentence_mask": "int64 or float",
+    },
 }
 
 
 def _ten_fields(features: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
-    size, depth = len(features["packed_input_ids"]), len(features["packed_next_sentence_mask"])
+    size = len(features["packed_input_ids"])
+    depth = len(features["packed_next_sentence_mask"])
     if depth > size:
         raise RecordError(f"packed_next_sentence_mask has {depth} values, a row has only {size} slots")
     used = integers("packed_next_sentence_mask", features["packed_next_sentence_mask"], 1)
@@ -85,9 +84,13 @@ def _ten_fields(features: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
 
 
 def _cls_last_pack(features: Mapping[str, np.ndarray]) -> Pack:
-    row, sequences = checked_pack(_ten_fields(features))
+    row, examples = checked_pack(_ten_fields(features))
     size, predictions, depth = shape_of_pack(row).of_packs()
-    return pack_from_examples(sequences, RowWidths(size, predictions + 1, depth))
+    schema = PackSchema.bert(size, depth, predictions + 1, vocabulary_size=LARGEST_ID)
+    count = len(examples)
+    slots = np.arange(count)
+    records = assemble(schema, Sequences.from_examples(examples), np.zeros(count, np.int64), slots, 1)
+    return {name: values[0] for name, values in decode(schema, records).items()}
 
 
 _VALUE_OF: Dict[str, Callable[[Mapping[str, np.ndarray]], Any]] = {
@@ -97,18 +100,21 @@ _VALUE_OF: Dict[str, Callable[[Mapping[str, np.ndarray]], Any]] = {
 }
 
 
+def kind(path: str, format: str) -> str:
+    """Return "examples" or "packs", which only the format decides."""
+    return "examples" if format == "mlperf_tfrecord" else "packs"
+
+
 def read(path: str, bad: BadRecords, format: str) -> Iterator[Record]:
-    """The examples or packs of one file, in its order. The rows of packed_tfrecord stay laid out as they are there."""
-    return tfrecord.read_records(path, bad, FIELDS[format], _VALUE_OF[format])
+    """Yield the examples or packs of one file, in file order.  Rows of packed_tfrecord keep the file's layout."""
+    return tfrecord.read_records(path, bad, FEATURES[format], _VALUE_OF[format])
 
 
 def shape(path: str, format: str) -> RowWidths:
-    """Return the row widths: of packs from the first good one, of examples from the first that has all features."""
+    """Return the row widths: of packs from the first valid one, of examples from the first that has all features."""
+    value_of = dict if format == "mlperf_tfrecord" else _VALUE_OF[format]
     any_damage = BadRecords(allowed=2**62)
-    if format == "mlperf_tfrecord":
-        first = next(tfrecord.read_records(path, any_damage, FIELDS[format], dict), None)
-    else:
-        first = next(read(path, any_damage, format), None)
+    first = next(tfrecord.read_records(path, any_damage, FEATURES[format], value_of), None)
     if first is None:
         return RowWidths()
     if format == "mlperf_tfrecord":
@@ -116,29 +122,44 @@ def shape(path: str, format: str) -> RowWidths:
     return shape_of_pack(first.value)
 
 
-def _row(example: Example, shape: RowWidths) -> Dict[str, np.ndarray]:
-    """The padded row of an example: int32, [S] and [P], next_sentence_labels [1].  RecordError if it is too long."""
-    length, predictions = len(example.input_ids), len(example.masked_lm_positions)
-    if shape.max_sequence_length is None or shape.max_predictions is None:
+def _row(example: Example, widths: RowWidths) -> Dict[str, Any]:
+    """Return the padded row of an example: [S] and [P], next_sentence_labels [1].  RecordError if it is too long."""
+    length = len(example.input_ids)
+    predictions = len(example.masked_lm_positions)
+    if widths.max_sequence_length is None or widths.max_predictions is None:
         raise ValueError(
-            "a fixed-width file needs its widths: give --max-sequence-length and --max-predictions-per-sequence"
+            "the rows of an unpacked TFRecord need their widths: pass --max-sequence-length and "
+            "--max-predictions-per-sequence"
         )
-    if length > shape.max_sequence_length:
-        raise RecordError(f"{length} tokens, a row holds {shape.max_sequence_length} (--max-sequence-length)")
-    if predictions > shape.max_predictions:
+    if length > widths.max_sequence_length:
+        raise RecordError(f"{length} tokens, a row holds {widths.max_sequence_length} (--max-sequence-length)")
+    if predictions > widths.max_predictions:
         raise RecordError(
-            f"{predictions} predictions, a row holds {shape.max_predictions} (--max-predictions-per-sequence)"
+            f"{predictions} predictions, a row holds {widths.max_predictions} (--max-predictions-per-sequence)"
         )
-    row = pack_from_examples([example], RowWidths(shape.max_sequence_length, shape.max_predictions, 1))
-    return {field.name: row[field.name] for field in FIELDS["mlperf_tfrecord"]}
+
+    second_segment = length - example.first_segment_length
+    no_tokens = np.zeros(widths.max_sequence_length - length, int)
+    no_predictions = np.zeros(widths.max_predictions - predictions, int)
+    return {
+        "input_ids": np.append(example.input_ids, no_tokens),
+        "input_mask": np.append(np.ones(length, int), no_tokens),
+        "segment_ids": np.append(np.repeat([0, 1], [example.first_segment_length, second_segment]), no_tokens),
+        "masked_lm_positions": np.append(example.masked_lm_positions, no_predictions),
+        "masked_lm_ids": np.append(example.masked_lm_ids, no_predictions),
+        "masked_lm_weights": np.append(np.ones(predictions), no_predictions),
+        "next_sentence_labels": [example.next_sentence_label],
+    }
 
 
 def write(path: str, records: Iterable[Record], widths: RowWidths, format: str) -> int:
-    """Write examples or packs, return how many. ValueError names the example that does not fit the widths."""
+    """Write examples or packs and return their number.  ValueError names an example that does not fit the widths."""
 
-    def features(value: Any) -> Pack:
+    def features(value: Any) -> Dict[str, np.ndarray]:
         row = value if format == "packed_tfrecord" else _row(value, widths)
-        names = [field.name for field in FIELDS[format]]
-        return {name: row[name].astype(np.float32) if name in FLOATS else row[name] for name in names}
+        return {
+            name: np.asarray(row[name], np.float32 if type == "float" else np.int32)
+            for name, type in FEATURES[format].items()
+        }
 
     return tfrecord.write_records(path, records, features)

@@ -59,6 +59,11 @@ def _index(path: str) -> _Index:
         return _Index(path, np.dtype(_TYPES[code]), lengths, np.frombuffer(file.read(8 * sequences), "<i8"))
 
 
+def kind(path: str) -> str:
+    """Return "tokens", the only kind that Megatron's files hold."""
+    return "tokens"
+
+
 def blocks(path: str, bad: BadRecords) -> Iterator[RecordBlock]:
     """The sequences in the order of the index, about a million tokens at a time."""
     index, data = _index(path), tokens_file(path)

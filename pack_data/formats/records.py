@@ -367,34 +367,3 @@ def split_at_starts(pack: Tokens) -> List[Tokens]:
 
 def shape_of_pack(pack: Mapping[str, np.ndarray]) -> RowWidths:
     return RowWidths(len(pack["input_ids"]), len(pack["masked_lm_positions"]), len(pack["next_sentence_weights"]))
-
-
-def pack_from_examples(examples: Sequence[Example], shape: RowWidths) -> Pack:
-    """One pack of the given widths, its sequences one behind the other.  Raises RecordError where it would not fit."""
-    size, width, depth = shape.of_packs()
-    pack = {
-        name: np.zeros(n, np.int32)
-        for group, n in ((S_FIELDS, size), (P_FIELDS, width), (D_FIELDS, depth))
-        for name in group
-    }
-    if len(examples) > depth:
-        raise RecordError(f"{len(examples)} sequences, a pack holds {depth}")
-    slot = prediction = 0
-    for number, example in enumerate(examples, 1):
-        end, last = slot + len(example.input_ids), prediction + len(example.masked_lm_positions)
-        if end > size or last > width:
-            raise RecordError(
-                f"{end} tokens and {last} predictions up to sequence {number}, a pack holds {size} and {width}"
-            )
-        pack["input_ids"][slot:end] = example.input_ids
-        pack["input_mask"][slot:end] = number
-        pack["segment_ids"][slot + example.first_segment_length : end] = 1
-        pack["positions"][slot:end] = np.arange(end - slot)
-        pack["masked_lm_positions"][prediction:last] = np.asarray(example.masked_lm_positions) + slot
-        pack["masked_lm_ids"][prediction:last] = example.masked_lm_ids
-        pack["masked_lm_weights"][prediction:last] = number
-        pack["next_sentence_positions"][number - 1] = slot
-        pack["next_sentence_labels"][number - 1] = example.next_sentence_label
-        pack["next_sentence_weights"][number - 1] = 1
-        slot, prediction = end, last
-    return pack

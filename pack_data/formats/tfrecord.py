@@ -13,7 +13,7 @@ import struct
 import zlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Tuple
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from pack_data.formats.records import Record, RecordError, Value
 from pack_data.reading.files import open_regular, replacing
 from pack_data.reading.packages import load_package
 
-HEADER = struct.Struct("<QI")
-CHECKSUM = struct.Struct("<I")
-GZIP_MAGIC = b"\x1f\x8b"
-_LARGEST_MESSAGE = 2**31 - 1  # what a protobuf message may have
+_HEADER = struct.Struct("<QI")
+_CHECKSUM = struct.Struct("<I")
+_GZIP_MAGIC = b"\x1f\x8b"
+_LARGEST_MESSAGE = 2**31 - 1  # bytes, the limit of protobuf
 
 _Feature = Any  # int64 [n], float32 [n], or a list of byte strings
 
@@ -35,68 +35,86 @@ def _crc32c():
     return load_package("google_crc32c", "this file format").value
 
 
-def masked_crc(data: bytes) -> int:
+def _masked_crc(data: bytes) -> int:
     crc = _crc32c()(data)
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    rotated = (crc >> 15) | (crc << 17)
+    return (rotated + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def is_start_of_file(head: bytes) -> bool:
+    """Return True if the first 12 bytes of a file are a gzip header or the header of a frame."""
+    if head.startswith(_GZIP_MAGIC):
+        return True
+    # The upper bytes of a length are 0; only if they are is the package for the checksum needed.
+    if len(head) < _HEADER.size or head[5:8] != b"\0\0\0":
+        return False
+    _, checksum = _HEADER.unpack(head)
+    return _masked_crc(head[:8]) == checksum
 
 
 def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
-    """The data of each frame of a file whose two checksums hold.
+    """Yield the data of each frame whose two checksums hold.
 
-    A damaged record is one bad record, and so is an incomplete one at the end of a file that was cut.  A damaged length
-    or gzip stream is always an error, raised after the records before it: the place of the next record is unknown, so
-    the lost records cannot be counted.
+    A damaged record is one bad record, and so is an incomplete record at the end of a truncated file.  A damaged length
+    or gzip stream is always an error, raised after the records before it have been yielded: the start of the next
+    record is unknown, so the lost records cannot be counted.
     """
-    number, position = 0, 0
+    number = 0
+    position = 0
     with open_regular(path) as raw:
-        packed = raw.read(2) == GZIP_MAGIC
+        is_gzip = raw.read(2) == _GZIP_MAGIC
         raw.seek(0)
-        file: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+        file: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
         try:
             while True:
                 origin = Origin(path, number)
-                header = file.read(HEADER.size)
+                cut_short = f"the file is cut short in this record, which begins at byte {position}"
+                header = file.read(_HEADER.size)
                 if not header:
                     return
-                length, whole, body = 0, len(header) == HEADER.size, b""
-                if whole:
-                    length, checksum = HEADER.unpack(header)
-                    if masked_crc(header[:8]) != checksum:
-                        bad.stop(
-                            origin,
-                            f"the checksum of its length is wrong, at byte {position}: the {number} records before "
-                            "it were read, where the next begins cannot be known (repair or cut the file there)",
-                        )
-                    if length > _LARGEST_MESSAGE:
-                        bad.stop(origin, f"says it has {length} bytes, at byte {position}: no message is that large")
-                    if length > bad.longest:  # passed over but for its last byte, which says whether it is there
-                        bad.add(origin, f"{bad.too_long()}, at byte {position}")
-                        file.seek(length + CHECKSUM.size - 1, os.SEEK_CUR)
-                        if not file.read(1):
-                            return
-                    else:
-                        body = file.read(length + CHECKSUM.size)
-                        whole = len(body) == length + CHECKSUM.size
-                if not whole:
-                    bad.add(origin, f"the file is cut short in this record, which begins at byte {position}")
+                if len(header) < _HEADER.size:
+                    bad.add(origin, cut_short)
                     return
-                if body and masked_crc(body[:length]) != CHECKSUM.unpack(body[length:])[0]:
-                    bad.add(origin, f"the checksum of its data is wrong, at byte {position}")
-                elif body:
-                    yield origin, body[:length]
+                length, checksum = _HEADER.unpack(header)
+                if _masked_crc(header[:8]) != checksum:
+                    bad.stop(
+                        origin,
+                        f"the checksum of its length is wrong, at byte {position}: the {number} records before it were "
+                        "read, but where the next begins cannot be known (repair the file, or cut it there)",
+                    )
+                if length > _LARGEST_MESSAGE:
+                    bad.stop(origin, f"its length, at byte {position}, is {length} bytes: no message is that large")
+
+                if length > bad.longest:
+                    bad.add(origin, f"{bad.too_long()}, at byte {position}")
+                    # Skip all but the last byte, which shows whether the file is complete.
+                    file.seek(length + _CHECKSUM.size - 1, os.SEEK_CUR)
+                    if not file.read(1):
+                        return
+                else:
+                    body = file.read(length + _CHECKSUM.size)
+                    if len(body) < length + _CHECKSUM.size:
+                        bad.add(origin, cut_short)
+                        return
+                    data = body[:length]
+                    if _CHECKSUM.unpack(body[length:])[0] == _masked_crc(data):
+                        yield origin, data
+                    else:
+                        bad.add(origin, f"the checksum of its data is wrong, at byte {position}")
+
                 number += 1
-                position += HEADER.size + length + CHECKSUM.size
+                position += _HEADER.size + length + _CHECKSUM.size
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             bad.stop(
                 Origin(path, number),
-                f"the gzip stream is damaged ({error}): {number} records were read, those behind them cannot be",
+                f"the gzip stream is damaged ({error}): {number} records were read, those after them cannot be",
             )
 
 
 def write_records(path: str, records: Iterable[Record], features_of: Callable[[Value], Mapping[str, _Feature]]) -> int:
-    """Writes the features of each record, and its foreign columns, as one file, gzipped where its name ends in .gz.
+    """Write the features of each record and its foreign columns, with gzip if the path ends in .gz.
 
-    Returns how many records. ValueError names the record.
+    Return the number of records.  Raises ValueError that names the record.
     """
     count = 0
     Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +127,7 @@ def write_records(path: str, records: Iterable[Record], features_of: Callable[[V
             except RecordError as error:
                 raise ValueError(f"{record.origin}: {error}") from None
             length = struct.pack("<Q", len(data))
-            file.write(length + CHECKSUM.pack(masked_crc(length)) + data + CHECKSUM.pack(masked_crc(data)))
+            file.write(length + _CHECKSUM.pack(_masked_crc(length)) + data + _CHECKSUM.pack(_masked_crc(data)))
             count += 1
         if file is not raw:
             file.close()
@@ -118,51 +136,69 @@ def write_records(path: str, records: Iterable[Record], features_of: Callable[[V
 
 # ---- tf.train.Example --------------------------------------------------------------------------------------------
 
+# example.proto and feature.proto of TensorFlow, as a FileDescriptorProto in the text format of protobuf.
+_SCHEMA = """
+name: "example.proto" package: "tensorflow" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "FloatList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type { name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type {
+  name: "Feature"
+  oneof_decl { name: "kind" }
+  field {
+    name: "bytes_list" number: 1 label: LABEL_OPTIONAL
+    type: TYPE_MESSAGE type_name: ".tensorflow.BytesList" oneof_index: 0
+  }
+  field {
+    name: "float_list" number: 2 label: LABEL_OPTIONAL
+    type: TYPE_MESSAGE type_name: ".tensorflow.FloatList" oneof_index: 0
+  }
+  field {
+    name: "int64_list" number: 3 label: LABEL_OPTIONAL
+    type: TYPE_MESSAGE type_name: ".tensorflow.Int64List" oneof_index: 0
+  }
+}
+message_type {
+  name: "Features"
+  nested_type {
+    name: "FeatureEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+    field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tensorflow.Feature" }
+  }
+  field {
+    name: "feature" number: 1 label: LABEL_REPEATED
+    type: TYPE_MESSAGE type_name: ".tensorflow.Features.FeatureEntry"
+  }
+}
+message_type {
+  name: "Example"
+  field { name: "features" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tensorflow.Features" }
+}
+"""
+
+
+def _protobuf(module: str):
+    return load_package(f"google.protobuf.{module}", "this file format")
+
 
 @lru_cache(maxsize=None)
 def _message_class():
-    """The message class of tf.train.Example, in its own descriptor pool so that TensorFlow may be loaded as well."""
-    descriptor = load_package("google.protobuf.descriptor_pb2", "this file format")
-    pool = load_package("google.protobuf.descriptor_pool", "this file format").DescriptorPool()
-    factory = load_package("google.protobuf.message_factory", "this file format")
-    kind = descriptor.FieldDescriptorProto
-    one, many = kind.LABEL_OPTIONAL, kind.LABEL_REPEATED
-    file = descriptor.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
-    lists = (("BytesList", kind.TYPE_BYTES), ("FloatList", kind.TYPE_FLOAT), ("Int64List", kind.TYPE_INT64))
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, (name, value) in enumerate(lists, 1):
-        file.message_type.add(name=name).field.add(name="value", number=1, label=many, type=value)
-        feature.field.add(
-            name=f"{name[:-4].lower()}_list",
-            number=number,
-            label=one,
-            type=kind.TYPE_MESSAGE,
-            type_name=f".tensorflow.{name}",
-            oneof_index=0,
-        )
-    features = file.message_type.add(name="Features")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, label=one, type=kind.TYPE_STRING)
-    entry.field.add(name="value", number=2, label=one, type=kind.TYPE_MESSAGE, type_name=".tensorflow.Feature")
-    features.field.add(
-        name="feature", number=1, label=many, type=kind.TYPE_MESSAGE, type_name=".tensorflow.Features.FeatureEntry"
-    )
-    file.message_type.add(name="Example").field.add(
-        name="features", number=1, label=one, type=kind.TYPE_MESSAGE, type_name=".tensorflow.Features"
-    )
+    """Return the message class of tf.train.Example, in its own pool so that TensorFlow can be loaded as well."""
+    file = _protobuf("descriptor_pb2").FileDescriptorProto()
+    _protobuf("text_format").Parse(_SCHEMA, file)
+    pool = _protobuf("descriptor_pool").DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    return factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
+    example = pool.FindMessageTypeByName("tensorflow.Example")
+    return _protobuf("message_factory").GetMessageClass(example)
 
 
 def parse(data: bytes) -> Dict[str, _Feature]:
-    """The features of one message: int64 or float32 arrays, or lists of bytes.  Raises RecordError."""
-    decode_error = load_package("google.protobuf.message", "this file format").DecodeError
+    """Return the features of one message: int64 or float32 arrays, or lists of bytes.  Raises RecordError."""
     try:
         message = _message_class().FromString(data)
-    except decode_error as error:
-        raise RecordError(f"is no tf.train.Example ({error})") from None
+    except _protobuf("message").DecodeError as error:
+        raise RecordError(f"not a tf.train.Example ({error})") from None
     features: Dict[str, _Feature] = {}
     for name, feature in message.features.feature.items():
         kind = feature.WhichOneof("kind")
@@ -176,77 +212,55 @@ def parse(data: bytes) -> Dict[str, _Feature]:
 
 
 def _message(features: Mapping[str, _Feature]) -> bytes:
-    """One message, its features in the order of their names.
+    """Serialise features in the order of their names.
 
-    int64 for integers, float for floating-point numbers, bytes for text and bytes: arrays, lists or single values, also
-    as Arrow scalars; None is a feature without values.  Raises RecordError for anything else.
+    Integers become int64, floating-point numbers float, and text and byte strings bytes; arrays, lists of text, or
+    single values.  Raises RecordError for anything else.
     """
     example = _message_class()()
     for name in sorted(features):
         feature = example.features.feature[name]
-        values = _listed(name, features[name])
-        if values.dtype.kind in "iub":
-            feature.int64_list.value.extend(values.tolist())
-        elif values.dtype.kind == "f":
-            feature.float_list.value.extend(values.tolist())
-        else:
-            feature.bytes_list.value.extend(values.tolist())
+        value = features[name]
+        texts = [value] if isinstance(value, (bytes, str)) else value
+        if isinstance(texts, np.ndarray) and texts.size and texts.dtype.kind in "OSU":
+            texts = texts.tolist()
+        if isinstance(texts, list) and all(isinstance(text, (bytes, str)) for text in texts):
+            feature.bytes_list.value.extend([text.encode() if isinstance(text, str) else text for text in texts])
+            continue
+
+        numbers = np.atleast_1d(value)
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iubf":
+            raise RecordError(f"{name} holds neither numbers nor text; a TFRecord cannot hold it")
+        values = feature.float_list.value if numbers.dtype.kind == "f" else feature.int64_list.value
+        values.extend(numbers.tolist())
     return example.SerializeToString(deterministic=True)
 
 
-def _listed(name: str, value: Any) -> np.ndarray:
-    """Integers, floats, or an object array of bytes, one-dimensional."""
-    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iubf":
-        return value
-    if hasattr(value, "as_py"):
-        value = value.as_py()
-    if value is None:
-        value = []
-    values = value if isinstance(value, (list, np.ndarray)) else [value]
-    if (
-        len(values)
-        and all(isinstance(item, (bytes, str)) for item in values)
-        or not len(values)
-        and isinstance(values, list)
-    ):
-        listed = np.empty(len(values), object)
-        listed[:] = [item.encode() if isinstance(item, str) else item for item in values]
-        return listed
-    listed = np.asarray(values)
-    if listed.ndim != 1 or listed.dtype.kind not in "iubf":
-        raise RecordError(f"{name} is neither numbers nor text; a TFRecord cannot hold it")
-    return listed
-
-
-class Field(NamedTuple):
-    """A feature that a format demands."""
-
-    name: str
-    kind: str  # "int64", "float", or "number" where files in use have either
-
-
-def _demand(features: Mapping[str, _Feature], fields: Iterable[Field]) -> None:
-    """Raise RecordError unless every field is there with its type."""
-    for field in fields:
-        if field.name not in features:
-            raise RecordError(f"has no feature {field.name}; it has {', '.join(sorted(features)[:12]) or 'none'}")
-        values = features[field.name]
-        found = "bytes" if isinstance(values, list) else ("float" if values.dtype.kind == "f" else "int64")
-        if found != field.kind and not (field.kind == "number" and found != "bytes"):
-            raise RecordError(f"{field.name} is a list of {found}, must be {field.kind}")
+def _demand(features: Mapping[str, _Feature], types: Mapping[str, str]) -> None:
+    for name, wanted in types.items():
+        if name not in features:
+            raise RecordError(f"has no feature {name}; its features are {', '.join(sorted(features)[:12]) or 'none'}")
+        values = features[name]
+        actual = "bytes" if isinstance(values, list) else {"i": "int64", "f": "float"}[values.dtype.kind]
+        if actual not in wanted.split(" or "):
+            raise RecordError(f"{name} is a list of {actual}, must be {wanted}")
 
 
 def read_records(
-    path: str, bad: BadRecords, fields: Sequence[Field], value_of: Callable[[Mapping[str, _Feature]], Value]
+    path: str, bad: BadRecords, types: Mapping[str, str], value_of: Callable[[Mapping[str, _Feature]], Value]
 ) -> Iterator[Record]:
-    """The records of one file that have `fields`, in its order. value_of: may raise RecordError."""
-    known = {field.name for field in fields}
+    """Yield the records of one file, in file order.
+
+    types: the features that a record must have, each with its type, such as "int64" or "int64 or float"; all others are
+    foreign.  value_of: makes the value from the features; may raise RecordError.
+    """
     for origin, data in read_frames(path, bad):
         try:
             features = parse(data)
-            _demand(features, fields)
+            _demand(features, types)
             value = value_of(features)
         except RecordError as error:
             bad.add(origin, str(error))
             continue
-        yield Record(origin, value, {name: given for name, given in features.items() if name not in known})
+        foreign = {name: values for name, values in features.items() if name not in types}
+        yield Record(origin, value, foreign)

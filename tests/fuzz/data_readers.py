@@ -16,7 +16,7 @@ from ipu_packed_bert.commands.look import main as look_main
 from pack_data import optimal
 from pack_data.building.verify import verify
 from pack_data.formats.detect import open_source
-from pack_data.formats.records import RowWidths, pack_from_examples
+from pack_data.formats.records import RowWidths
 from pack_data.inspection.verify_command import main as verify_main
 from pack_data.lengths.counting import count
 from pack_data.packing.histogram import LengthHistogram
@@ -25,7 +25,17 @@ from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, checksum, wr
 from pack_data.store.packs import FIELDS
 from pack_data.text.corpus import documents
 from pack_data.text.vocabulary import load_vocabulary
-from tests.format_samples import CLS_LAST, frame, mlperf_row, random_examples, records, tf_example, unframe, write_hdf5
+from tests.format_samples import (
+    CLS_LAST,
+    frame,
+    mlperf_row,
+    pack_from_examples,
+    random_examples,
+    records,
+    tf_example,
+    unframe,
+    write_hdf5,
+)
 from tests.fuzz.cases import Found, Reader, Target, typed
 from tests.fuzz.mutators import (
     BYTES,

@@ -20,7 +20,7 @@ from pack_data.building.work_folder import only_writer_of_packs
 from pack_data.cli.bad_records import Origin
 from pack_data.cli.command import run_main
 from pack_data.formats.detect import open_source
-from pack_data.formats.records import Record, RowWidths, pack_from_examples
+from pack_data.formats.records import Record, RowWidths
 from pack_data.reading import files
 from pack_data.reading.files import only_writer
 from pack_data.store.data_set import PackStore, StoreWriter
@@ -30,6 +30,7 @@ from tests.format_samples import (
     example,
     frame,
     mlperf_row,
+    pack_from_examples,
     random_examples,
     records,
     tf_example,
@@ -124,7 +125,7 @@ def test_an_empty_part_is_no_obstacle(tmp_path):
     [
         ("a.tfrecord", b"", "no record of this TFRecord"),
         ("a.bin", b"", "the file is empty"),
-        ("a.bin", b"something else", "begins like none of the known formats"),
+        ("a.bin", b"something else", "mlperf_tfrecord, packed_tfrecord"),
         ("a.npy", b"\x93NUMPY and so on", "a NumPy array: lengths, neither text nor sequences"),
         ("a.tfrecord", b"something else", "record 0: the checksum of its length is wrong"),
         ("a.gz", b"\x1f\x8bxxxxxxxxxxxxxxxx", "gzip stream is damaged"),
@@ -143,17 +144,17 @@ def test_unreadable_files_are_named(tmp_path, capsys, name, content, reason):
 @pytest.mark.parametrize(
     "arguments, reason",
     [
-        (["missing.tfrecord", "b.parquet"], "no such file or folder"),
+        (["missing.tfrecord", "b.parquet"], "missing.tfrecord"),
         (["examples.tfrecord", "b.parquet"], "b.parquet: BERT examples and packs in columns"),
         (["packs.tfrecord", "b", "--to-format", "arrow"], "no longer supported; use TFRecord"),
         (["examples.tfrecord", "b.xyz"], "add --to-format"),
         (["examples.tfrecord", "b.hdf5"], "HDF5 is only read"),
         (["examples.tfrecord", "examples.tfrecord"], "is one of the files to read"),
         (["examples.tfrecord", "b.tfrecord", "--to-format", "packed_tfrecord"], "packed-bert build --from"),
-        (["examples.tfrecord", "b.tfrecord", "--from-format", "packed_tfrecord"], "record 0: has no feature positions"),
+        (["examples.tfrecord", "b.tfrecord", "--from-format", "packed_tfrecord"], "positions"),
         (["examples.tfrecord", "b.parquet", "--columns", "input_ids"], "columns can be chosen in Parquet"),
         (["examples.tfrecord", "b.parquet", "--skip-bad", "-1"], "not a whole number of at least 0"),
-        (["empty", "b.parquet"], "no data file in this folder"),
+        (["empty", "b.parquet"], "part-NNNNN"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, mlperf, packed, monkeypatch, capsys, arguments, reason):
@@ -170,9 +171,7 @@ def test_skipped_records_are_listed_and_counted(tmp_path, capsys):
     assert command(tmp_path / "a.tfrecord", tmp_path / "b.tfrecord", "--skip-bad", 2) == 0
     out, err = capsys.readouterr()
     assert ": 2 examples" in out
-    assert (
-        "skipped" in err and "record 1: is no tf.train.Example" in err and "1 bad records skipped of 2 allowed" in err
-    )
+    assert all(part in err for part in ("skipped", "record 1", "tf.train.Example", "1 bad records skipped of 2"))
 
 
 def test_a_foreign_column_of_packs_stays_with_packs_and_is_named_when_they_are_taken_apart(tmp_path, examples, capsys):

@@ -18,12 +18,13 @@ from pack_data.building.verify import verify
 from pack_data.cli.bad_records import Origin
 from pack_data.cli.command import run_main
 from pack_data.formats.detect import open_source
-from pack_data.formats.records import Record, RowWidths, pack_from_examples
+from pack_data.formats.records import Record, RowWidths
 from pack_data.store.data_set import PackStore
 from tests.format_samples import (
     example,
     frame,
     mlperf_row,
+    pack_from_examples,
     random_examples,
     records,
     tf_example,
@@ -168,7 +169,7 @@ def test_the_command_says_what_it_skipped(tmp_path, capsys):
     assert "record 1" in capsys.readouterr().err
     assert command(*common, "--skip-bad", 1) == 0
     out, err = capsys.readouterr()
-    assert "skipped" in err and "record 1: is no tf.train.Example" in err
+    assert "skipped" in err and "record 1" in err
     assert verify(tmp_path / "out").manifest.sequences == 2
 
 

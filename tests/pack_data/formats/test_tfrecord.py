@@ -13,9 +13,9 @@ pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf
 pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.formats import bert_tfrecord, tfrecord
+from pack_data.formats import tfrecord
 from pack_data.formats.detect import open_source
-from pack_data.formats.records import Record, RowWidths, pack_from_examples
+from pack_data.formats.records import Record, RowWidths
 from pack_data.store.packs import FIELDS
 from tests.format_samples import (
     CLS_LAST,
@@ -25,6 +25,7 @@ from tests.format_samples import (
     feature_kinds,
     frame,
     mlperf_row,
+    pack_from_examples,
     random_examples,
     records,
     tf_example,
@@ -32,6 +33,7 @@ from tests.format_samples import (
     write_mlperf,
     write_packed,
 )
+from tests.refusals import refused
 
 S, P, D = 24, 4, 3
 
@@ -51,7 +53,7 @@ def values(path, **options):
 def test_the_checksum_is_the_published_one(tmp_path):
     """CRC32C of "123456789" is e3069283 (RFC 3720 gives the polynomial; the value is its usual check); masked by hand:
     rotated right by 15 it is 2507c60d, plus a282ead8 is c78ab0e5."""
-    assert tfrecord.masked_crc(b"123456789") == 0xC78AB0E5
+    assert tfrecord._masked_crc(b"123456789") == 0xC78AB0E5
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.booleans())
@@ -87,7 +89,7 @@ def test_a_failed_write_leaves_the_former_file(tmp_path):
         yield Record(Origin("", 0), example())
         raise ValueError("stop")
 
-    with pytest.raises(ValueError, match="stop"):
+    with refused("stop"):
         write_mlperf(str(path), broken(), RowWidths(S, P))
     assert path.read_bytes() == b"former"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.tfrecord"]
@@ -96,40 +98,9 @@ def test_a_failed_write_leaves_the_former_file(tmp_path):
 # ---- damage ------------------------------------------------------------------------------------------------------
 
 
-def test_a_flipped_bit_in_the_data_is_one_bad_record(tmp_path):
-    messages = [tf_example(mlperf_row(example(seed=n), S, P)) for n in range(3)]
-    raw = bytearray(b"".join(map(frame, messages)))
-    raw[len(frame(messages[0])) + 40] ^= 4
-    path = tmp_path / "a.tfrecord"
-    path.write_bytes(raw)
-    with pytest.raises(
-        ValueError, match=r"a\.tfrecord: record 1: the checksum of its data is wrong, at byte \d+ .*--skip-bad"
-    ):
-        values(path)
-    source = open_source(path, skip_bad=1)
-    assert [record.origin.record for record in source.read()] == [0, 2]
-    assert source.bad.count == 1 and "record 1" in source.report()
-
-
-def test_a_flipped_length_ends_the_file_whatever_may_be_skipped(tmp_path):
-    messages = [tf_example(mlperf_row(example(seed=n), S, P)) for n in range(3)]
-    raw = bytearray(b"".join(map(frame, messages)))
-    raw[len(frame(messages[0]))] ^= 1
-    path = tmp_path / "a.tfrecord"
-    path.write_bytes(raw)
-    got = []
-    with pytest.raises(
-        ValueError,
-        match="record 1: the checksum of its length is wrong.*1 records before it were read.*cannot be known",
-    ):
-        for record in open_source(path, skip_bad=1000).read():
-            got.append(record.value)
-    assert got == [example(seed=0)]
-
-
 def test_more_bad_records_than_allowed_are_counted_in_the_message(tmp_path):
     path = write(tmp_path / "a.tfrecord", b"junk", b"junk", tf_example(mlperf_row(example(), S, P)))
-    with pytest.raises(ValueError, match="record 1: .*2 bad records, --skip-bad 1 allows fewer"):
+    with refused("record 1", "2 bad records", "--skip-bad 1"):
         values(path, skip_bad=1)
     assert values(path, skip_bad=2) == [example()]
 
@@ -168,7 +139,7 @@ def test_damage_anywhere_loses_no_record_before_it(tmp_path_factory, seed, damag
 def test_a_cut_gzip_stream_is_an_error_whatever_may_be_skipped(tmp_path):
     path = tmp_path / "a.tfrecord.gz"
     path.write_bytes(gzip.compress(frame(b"one") + frame(b"two"))[:-12])
-    with pytest.raises(ValueError, match="the gzip stream is damaged"):
+    with refused("a.tfrecord.gz", "gzip", "1 records?"):
         list(tfrecord.read_frames(str(path), BadRecords(9, 99)))
 
 
@@ -180,7 +151,7 @@ def test_damage_behind_a_record_that_is_too_long_is_an_error_too(tmp_path):
     assert [data for _, data in tfrecord.read_frames(str(path), BadRecords(1, 99))] == [b"one", b"two"]
     damaged = gzip.compress(frame(b"one") + frame(bytes(1000))[:500], 0)[:-8] + b"\xff" * 99
     path.write_bytes(damaged)
-    with pytest.raises(ValueError, match="the gzip stream is damaged"):
+    with refused("a.tfrecord.gz", "gzip", "1 records?"):
         list(tfrecord.read_frames(str(path), BadRecords(9, 99)))
 
 
@@ -246,7 +217,7 @@ def test_what_is_written_has_the_exact_names_types_and_values(tmp_path):
 def test_a_bad_record_is_named_with_its_reason(tmp_path, change, reason):
     row = {**mlperf_row(example(), S, P), **change}
     path = write(tmp_path / "a.tfrecord", tf_example(mlperf_row(example(), S, P)), tf_example(row))
-    with pytest.raises(ValueError, match=f"a.tfrecord: record 1: .*({reason})".replace("+", r"\+")):
+    with refused("a.tfrecord: record 1", reason):
         values(path)
     assert values(path, skip_bad=1) == [example()]
 
@@ -255,9 +226,9 @@ def test_a_missing_feature_is_named(tmp_path):
     row = mlperf_row(example(), S, P)
     del row["segment_ids"]
     path = write(tmp_path / "a.tfrecord", tf_example(row))
-    with pytest.raises(ValueError, match="record 0: has no feature segment_ids"):
+    with refused("record 0", "segment_ids"):
         values(path, format="mlperf_tfrecord")
-    with pytest.raises(ValueError, match="no format known here"):
+    with refused("a.tfrecord", "masked_lm_weights", "--from-format"):
         open_source(path)
 
 
@@ -266,7 +237,7 @@ def packed_rows(count, without=()):
     rows = [pack_from_examples([example(seed=seed)], RowWidths(S, P, D)) for seed in range(count)]
     for row, name in zip(rows, without):
         del row[name]
-    floats = bert_tfrecord.FLOATS
+    floats = ("masked_lm_weights", "next_sentence_weights")
     return [tf_example({name: list(map(float if name in floats else int, row[name])) for name in row}) for row in rows]
 
 
@@ -275,15 +246,15 @@ def test_a_packed_file_whose_first_record_lacks_a_feature_is_still_packed(tmp_pa
     path = write(tmp_path / "a.tfrecord", *packed_rows(3, [name]))
     source = open_source(path, skip_bad=1)
     assert source.format == "packed_tfrecord"
-    assert [record.origin.record for record in source.read()] == [1, 2] and f"has no feature {name}" in source.report()
+    assert [record.origin.record for record in source.read()] == [1, 2] and name in source.report()
 
 
 def test_a_file_of_which_no_record_tells_the_format_is_a_question(tmp_path):
     incomplete = packed_rows(2, ["positions", "next_sentence_weights"])
     unpacked = tf_example(mlperf_row(example(), S, P))
-    with pytest.raises(ValueError, match="no format known here.*--format"):
+    with refused("a.tfrecord", "--format"):
         open_source(write(tmp_path / "a.tfrecord", *incomplete))
-    with pytest.raises(ValueError, match="1 as mlperf_tfrecord and 1 as packed_tfrecord; name the format .--format"):
+    with refused("b.tfrecord", "1 .*mlperf_tfrecord", "1 .*packed_tfrecord", "--format"):
         open_source(write(tmp_path / "b.tfrecord", unpacked, *packed_rows(1)))
     assert open_source(write(tmp_path / "c.tfrecord", *incomplete, unpacked)).format == "mlperf_tfrecord"
 
@@ -310,9 +281,9 @@ def test_foreign_features_come_along_with_their_types(tmp_path):
 
 def test_a_row_too_short_for_an_example_says_what_to_do(tmp_path):
     records = [Record(Origin("src", 9), example())]
-    with pytest.raises(ValueError, match=r"src: record 9: 7 tokens, a row holds 6 \(--max-sequence-length\)"):
+    with refused("src: record 9", 7, 6, "--max-sequence-length"):
         write_mlperf(str(tmp_path / "a.tfrecord"), records, RowWidths(6, 4))
-    with pytest.raises(ValueError, match="record 9: 2 predictions, a row holds 1"):
+    with refused("record 9", 2, 1, "--max-predictions-per-sequence"):
         write_mlperf(str(tmp_path / "a.tfrecord"), records, RowWidths(8, 1))
     assert not list(tmp_path.iterdir())
 
@@ -327,27 +298,6 @@ def test_a_pack_made_by_hand(tmp_path, name, row):
     (record,) = source.read()
     assert {name: array.tolist() for name, array in record.value.items()} == PACKED
     assert [record.value for record in source.examples()] == UNPACKED
-
-
-def test_a_full_row_with_cls_at_the_end_has_no_padding_before_it(tmp_path):
-    """One sequence of 5 in a row of 5 with room for 3: [CLS] is the last slot, the two before it hold tokens."""
-    path = write(
-        tmp_path / "a.tfrecord",
-        tf_example(
-            {
-                "packed_input_ids": [11, 102, 12, 102, 101],
-                "packed_input_mask": [1] * 5,
-                "packed_segment_ids": [0, 0, 1, 1, 0],
-                "packed_position_ids": [1, 2, 3, 4, 0],
-                "packed_masked_lm_positions": [2, 0, 0],
-                "packed_masked_lm_ids": [9, 0, 0],
-                "packed_masked_lm_mask": [1, 0, 0],
-                "packed_next_sentence_labels": [0, 0, 1],
-                "packed_next_sentence_mask": [0, 0, 1],
-            }
-        ),
-    )
-    assert [record.value for record in open_source(path).examples()] == [([101, 11, 102, 12, 102], 3, [3], [9], 1)]
 
 
 def test_written_packs_have_the_exact_names_and_types(tmp_path):
@@ -397,7 +347,7 @@ def test_written_packs_have_the_exact_names_and_types(tmp_path):
 )
 def test_a_bad_pack_is_named_with_its_reason(tmp_path, change, reason):
     path = write(tmp_path / "a.tfrecord", tf_example(PACKED), tf_example({**PACKED, **change}))
-    with pytest.raises(ValueError, match=f"a.tfrecord: record 1: .*{reason}"):
+    with refused("a.tfrecord: record 1", reason):
         values(path)
     assert len(values(path, skip_bad=1)) == 1
 
@@ -421,7 +371,7 @@ def test_a_record_beyond_the_limit_is_a_bad_one_and_never_held(tmp_path, suffix)
     path = str(tmp_path / f"a.{suffix}")
     content = b"".join(map(frame, (b"one", bytes(8 << 20), b"three")))
     Path(path).write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
-    with pytest.raises(ValueError, match="record 1: it is longer than 4,194,304 bytes; raise --max-record-bytes"):
+    with refused("record 1", "4,194,304", "--max-record-bytes"):
         list(tfrecord.read_frames(path, BadRecords(0, 4 << 20)))
     tracemalloc.start()
     bad = BadRecords(1, 4 << 20)
@@ -436,11 +386,11 @@ def test_a_record_beyond_the_limit_is_a_bad_one_and_never_held(tmp_path, suffix)
 @pytest.mark.parametrize("suffix", ["tfrecord", "tfrecord.gz"])
 def test_a_length_far_beyond_the_file_allocates_nothing(tmp_path, length, suffix):
     header = length.to_bytes(8, "little")
-    content = header + tfrecord.CHECKSUM.pack(tfrecord.masked_crc(header)) + b"short"
+    content = header + tfrecord._CHECKSUM.pack(tfrecord._masked_crc(header)) + b"short"
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
     tracemalloc.start()
-    with pytest.raises(ValueError, match="record 0: "):
+    with refused("record 0"):
         list(tfrecord.read_frames(str(path), BadRecords()))
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
