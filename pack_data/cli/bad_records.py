@@ -1,4 +1,4 @@
-"""Records that cannot be read: where they are, what is wrong with them, and how many may be left out."""
+"""Records that cannot be read: their place, the reason, and the number that may be skipped."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import IO, Any, Iterator, List, NamedTuple, Tuple
 from pack_data.cli.command import byte_count, count_from_zero
 from pack_data.reading.fields import one_line
 
-# The most bytes of one record, or of one line of JSON: what is read, or unpacked, at once.
+# The most bytes of one record or one line of JSON, which is read or unpacked at once: 64 MiB.
 MOST_RECORD_BYTES = 64 << 20
-_CHUNK = 1 << 20  # of a line that is left out
+# Bytes per read of a line that is skipped.
+_CHUNK = 1 << 20
 
 
 class Origin(NamedTuple):
-    """Where a record is: its file and its number there. Records count from 0, the lines of a text file from 1."""
+    """The place of a record: its file and its number. Records count from 0, lines of text files from 1."""
 
     path: str
     record: int
@@ -29,7 +30,7 @@ class Origin(NamedTuple):
 class _BadRecord(NamedTuple):
     origin: Origin
     reason: str
-    records: int = 1  # more than one where records can only be read in blocks
+    records: int = 1  # more than one if the format can only be read in blocks
 
     def __str__(self) -> str:
         if self.records == 1:
@@ -40,9 +41,9 @@ class _BadRecord(NamedTuple):
 
 @dataclass
 class BadRecords:
-    """The bad records found so far; up to `allowed` are skipped, one more is an error that names it.
+    """The bad records so far: up to `allowed` are skipped, and the next one is an error that names it.
 
-    longest: bytes; a longer record is a bad one, which is never read whole.
+    A record of more than `longest` bytes is bad and is never read whole.
     """
 
     allowed: int = 0
@@ -51,62 +52,66 @@ class BadRecords:
     count: int = field(default=0, init=False)
 
     def add(self, origin: Origin, reason: str, records: int = 1) -> None:
-        """Count `records` bad ones from `origin` on.  Raises ValueError when they are more than allowed."""
+        """Count `records` bad records from `origin` on; raise ValueError if there are more than allowed."""
         bad = _BadRecord(origin, one_line(reason, 500), records)
         self.found.append(bad)
         self.count += records
         if self.count > self.allowed:
-            already = (
-                f"{self.count} bad records, --skip-bad {self.allowed} allows fewer"
-                if self.allowed
-                else ("repair the file, or skip bad records with --skip-bad N")
-            )
-            raise ValueError(f"{bad} ({already})")
+            way_out = "repair the file, or skip bad records with --skip-bad N"
+            if self.allowed:
+                way_out = f"{self.count} bad records, --skip-bad {self.allowed} allows fewer"
+            raise ValueError(f"{bad} ({way_out})")
 
     def too_long(self) -> str:
-        """The reason for a record of more than `longest` bytes."""
-        return f"it is longer than {self.longest:,} bytes; raise --max-record-bytes where the memory is there"
+        """Return the reason for a record of more than `longest` bytes."""
+        return f"it is longer than {self.longest:,} bytes; raise --max-record-bytes if the memory suffices"
 
     def short_lines(self, file: IO, path: str, more: str = "") -> Iterator[Tuple[Origin, Any]]:
-        """The lines of a file, of text or of bytes, that are not blank; a longer one than `longest` is a bad record.
+        """Yield the lines of a text or binary file that are not blank; a line above `longest` bytes is a bad record.
 
-        more: words for the message of that one.
+        `more` is added to the reason of that record.
         """
         for number in count(1):
-            line, origin = file.readline(self.longest + 1), Origin(path, number, "line")
+            line = file.readline(self.longest + 1)
             if not line:
                 return
-            if len(line) > self.longest and line[-1:] not in ("\n", b"\n"):
-                while line and line[-1:] not in ("\n", b"\n"):
+            origin = Origin(path, number, "line")
+            if len(line) > self.longest and not _ends(line):
+                while line and not _ends(line):
                     line = file.readline(_CHUNK)
                 self.add(origin, self.too_long() + more)
             elif line.strip():
                 yield origin, line
 
     def stop(self, origin: Origin, reason: str) -> None:
-        """Raise ValueError whatever is allowed: it is not known how many records follow this place."""
+        """Raise ValueError whatever is allowed, because nobody knows how many records follow."""
         raise ValueError(f"{origin}: {one_line(reason, 500)}")
 
 
+def _ends(line: Any) -> bool:
+    """Return whether a line of text or bytes is complete."""
+    return line[-1:] in ("\n", b"\n")
+
+
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """`--skip-bad` and `--max-record-bytes`, of every command that reads sequences or text."""
+    """Add `--skip-bad` and `--max-record-bytes`, which every command has that reads sequences or text."""
     parser.add_argument(
         "--skip-bad",
         type=count_from_zero,
         default=0,
         metavar="N",
-        help="leave out up to N bad records, or lines of text (default 0: the first is an error)",
+        help="skip up to N bad records or lines of text (default 0: the first is an error)",
     )
     add_record_limit(parser)
 
 
 def add_record_limit(parser: argparse.ArgumentParser) -> None:
-    """`--max-record-bytes` alone."""
+    """Add `--max-record-bytes` only."""
     parser.add_argument(
         "--max-record-bytes",
         type=byte_count,
         default=MOST_RECORD_BYTES,
         metavar="N",
-        help="a record, or a line of JSON, of more bytes is a bad one, however small it is compressed; "
-        f"such as 1GiB (default {MOST_RECORD_BYTES >> 20}MiB)",
+        help="the largest record or line of JSON, unpacked, such as 1GiB; a larger one is a bad record "
+        f"(default {MOST_RECORD_BYTES >> 20}MiB)",
     )

@@ -1,4 +1,4 @@
-"""What every command line of this project shares: errors in one line, types of options, progress bars."""
+"""Shared parts of every command line: one-line errors, option types, checks of output files, progress bars."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from pack_data.reading.packages import package_of, require
 
 
 class Problems(ValueError):
-    """Several problems in one error, a line each: `run_main` keeps the lines, and makes one line of any other error."""
+    """Several problems in one error, one per line; `run_main` prints any other error on a single line."""
 
 
 class NotFinite(ArithmeticError):
-    """A training run has a loss or weights that are infinite or no numbers: exit status 3."""
+    """A loss or weights of a training run are infinite or NaN; the exit status is 3."""
 
 
-_SCRIPT = "run_pretraining.py"  # of a checkout; packed-bert pretrain
+# The script in a checkout that does the same as `packed-bert pretrain`.
+_SCRIPT = "run_pretraining.py"
 
 
 def typed(command: str) -> str:
-    """What to type for a command of packed-bert, in the form in which the running one was typed."""
+    """Return how to type a command of packed-bert, in the form that started this process."""
     started = Path(sys.argv[0])
     if started.stem == "packed-bert":
         return f"packed-bert {command}"
@@ -37,52 +38,62 @@ def typed(command: str) -> str:
 
 
 class _HelpAll(argparse.Action):
+    """The option --help-all."""
+
     def __call__(self, parser: Any, *_: Any) -> None:
         print(parser.format_help_all(), end="")
         parser.exit()
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """An argument parser whose complaints are ValueErrors, so that `run_main` prints them like every other error.
+    """An argument parser that raises ValueError, so that `run_main` prints its errors like every other error.
 
-    --help prints the first paragraph of the description and the options that are not rare, --help-all everything.
+    --help prints the first paragraph of the description and the common options; --help-all prints everything.
     """
 
     def __init__(self, **options: Any) -> None:
-        self._given: Sequence[str] = ()
+        self._arguments: Sequence[str] = ()
         self._rare: Set[argparse.Action] = set()
         name = str(options.get("prog", "")).rpartition("python -m pack_data.")[2]
-        if name and sys.argv[1:2] == [name]:  # as packed-bert NAME
+        if name and sys.argv[1:2] == [name]:
+            # The command runs as `packed-bert NAME`.
             options["prog"] = typed(name)
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
         if self.add_help:
             self.add_argument("--help-all", nargs=0, action=_HelpAll, help=argparse.SUPPRESS)
 
     def rare(self, *names: str) -> None:
-        """These options stand in --help-all alone."""
+        """Show these options in --help-all only."""
         self._rare |= {self._option_string_actions[name] for name in names}
 
     def format_help_all(self) -> str:
-        """What --help-all prints."""
+        """Return the text of --help-all."""
         return super().format_help()
 
     def format_help(self) -> str:
-        first, _, rest = (self.description or "").partition("\n\n")
+        """Return the text of --help."""
+        summary, _, details = (self.description or "").partition("\n\n")
         formatter = self._get_formatter()
-        formatter.add_usage(
-            self.usage, [each for each in self._actions if each not in self._rare], self._mutually_exclusive_groups
-        )
-        formatter.add_text(textwrap.fill(" ".join(first.split()), formatter._width, break_on_hyphens=False))
+        formatter.add_usage(self.usage, self._common(self._actions), self._mutually_exclusive_groups)
+        formatter.add_text(textwrap.fill(" ".join(summary.split()), formatter._width, break_on_hyphens=False))
+
         for group in self._action_groups:
             formatter.start_section(group.title)
-            formatter.add_arguments([each for each in group._group_actions if each not in self._rare])
+            formatter.add_arguments(self._common(group._group_actions))
             formatter.end_section()
-        if self._rare or rest or self.epilog:
-            formatter.add_text(f"more{' options' * bool(self._rare)}: {self.prog} --help-all")
+
+        if self._rare:
+            formatter.add_text(f"more options: {self.prog} --help-all")
+        elif details or self.epilog:
+            formatter.add_text(f"more: {self.prog} --help-all")
         return formatter.format_help()
 
+    def _common(self, actions: Sequence[argparse.Action]) -> List[argparse.Action]:
+        return [action for action in actions if action not in self._rare]
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self._given = [str(each) for each in (sys.argv[1:] if args is None else args)]
+        arguments = sys.argv[1:] if args is None else args
+        self._arguments = [str(argument) for argument in arguments]
         self._refuse_empty()
         return super().parse_known_args(args, namespace)
 
@@ -90,69 +101,83 @@ class ArgumentParser(argparse.ArgumentParser):
         raise ValueError(f"{message}{self._misspelt()} (try {self.prog} --help)")
 
     def _refuse_empty(self) -> None:
-        """An empty path would be the folder that one is in: a variable of the shell that is not set writes that."""
-        for before, given in zip(["", *self._given], self._given):
-            name, equals, value = given.partition("=")
-            if given == "--":
+        """Refuse an empty value, as an unset shell variable gives: as a path it would mean the current directory."""
+        previous = ""
+        for argument in self._arguments:
+            if argument == "--":
                 break
-            if not given or (given.startswith("--") and equals and not value):
-                option = name or (before if before.startswith("-") else "an argument")
-                self.error(f"{option}: is empty; give it a value, or leave it out")
+            name, equals, value = argument.partition("=")
+            is_empty_option = argument.startswith("--") and equals and not value
+            if not argument or is_empty_option:
+                option = name or (previous if previous.startswith("-") else "an argument")
+                self.error(f"{option} is empty; give it a value, or leave it out")
+            previous = argument
 
     def _misspelt(self) -> str:
-        """The first option given that is none but nearly one: argparse names what is missing before what is unknown."""
-        known = [each for each in self._option_string_actions if each.startswith("--")]
-        for given in self._given:
-            name = given.split("=")[0]
-            if name == "--":
+        """Return a hint about the first unknown option that resembles a known one.
+
+        argparse names a missing option before it names an unknown one, which is often the same option misspelt.
+        """
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        for argument in self._arguments:
+            if argument == "--":
                 break
-            if name.startswith("--") and not any(each.startswith(name) for each in known):
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-                if near:
-                    return f"; {name} is no option, did you mean {near[0]}?"
+            name = argument.split("=")[0]
+            is_known = any(option.startswith(name) for option in known)
+            if not name.startswith("--") or is_known:
+                continue
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+            if near:
+                return f"; there is no option {name}, did you mean {near[0]}?"
         return ""
 
 
-# What moves the cursor, colours or reorders what stands on a terminal: C0 but tab and end of line, DEL, C1, Unicode's
-# ends of lines and changes of direction. The name of a file may hold all of them.
+# Characters that move the cursor, colour or reorder text on a terminal: C0 but tab and end of line, DEL, C1, Unicode's
+# line ends and changes of direction. The name of a file may hold all of them.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
-def _written_out(text: str) -> str:
-    """A text with its control characters as Python writes them."""
-    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+def _escaped(text: str) -> str:
+    """Replace control characters by their Python escapes."""
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class _Terminal:
-    """A terminal that gets no control characters; `bare` is the one for bars, which move the cursor."""
+    """A terminal that receives no control characters, except through `bare`, where progress bars move the cursor."""
 
     def __init__(self, bare: Any) -> None:
         self.bare = bare
 
     def write(self, text: str) -> int:
-        return self.bare.write(_written_out(text))
+        return self.bare.write(_escaped(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.bare, name)
 
 
 def bare_stderr() -> Any:
-    """Standard error for bars."""
+    """Return standard error as progress bars need it: control characters pass."""
     return getattr(sys.stderr, "bare", sys.stderr)
 
 
 def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]] = None) -> int:
-    """Runs a command and returns its exit status; what ends it early is one line on stderr (`Problems`: a line each).
+    """Run a command and return its exit status; print an error as one line on stderr (`Problems`: one line each).
 
-    0 done, 1 a verdict (the command's own), 2 the user's mistake, 3 training that is no longer finite, 128 + n ended by
-    signal n. No control character comes to a terminal, or into a message.
+    The status is 0 if the command succeeded, 1 for a negative verdict of the command itself, 2 for a mistake of the
+    user, 3 if training is no longer finite, and 128 + n after signal n. Control characters are escaped.
     """
-    streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_Terminal(each) if each and each.isatty() else each for each in streams)
+    stdout, stderr = sys.stdout, sys.stderr
+    sys.stdout = _without_controls(stdout)
+    sys.stderr = _without_controls(stderr)
     try:
         return _status(main, argv)
     finally:
-        sys.stdout, sys.stderr = streams
+        sys.stdout = stdout
+        sys.stderr = stderr
+
+
+def _without_controls(stream: Any) -> Any:
+    return _Terminal(stream) if stream and stream.isatty() else stream
 
 
 def _status(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]]) -> int:
@@ -161,27 +186,25 @@ def _status(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opti
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader (`| head`) has gone; Python would complain once more while it shuts down
+    except BrokenPipeError:
+        # The reader (`| head`) has gone. Without this Python complains once more while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError) as error:
-        text = str(error)
-        if isinstance(error, OSError) and error.filename and error.strerror:  # the system's alone names no way out
-            text = f"{error.filename}: {error.strerror}; choose another file or folder, or mend what is in the way"
-        lines = map(_written_out, text.splitlines())
-        print("error: " + ("\n" if isinstance(error, Problems) else " ").join(lines), file=sys.stderr)
+        _print_error(error)
         return 2
     except (MemoryError, RuntimeError) as error:
-        # torch's allocators say it with a RuntimeError.
-        words = " ".join(str(error).split())
-        if not isinstance(error, MemoryError) and "allocate memory" not in words and "out of memory" not in words:
+        if not _is_out_of_memory(error):
             raise
-        print(f"error: not enough memory{words and f' ({words[:200]})'}; choose smaller sizes", file=sys.stderr)
+        words = " ".join(str(error).split())
+        detail = f" ({words[:200]})" if words else ""
+        print(f"error: not enough memory{detail}; choose smaller sizes", file=sys.stderr)
         return 2
     except NotFinite as error:
         print(f"error: {error}", file=sys.stderr)
         return 3
-    except ModuleNotFoundError as error:  # torch, where only the packers' packages are installed
+    except ModuleNotFoundError as error:
+        # torch, for example, if only the packages of the packers are installed.
         package = package_of(error.name)
         if package is None:
             raise
@@ -192,32 +215,49 @@ def _status(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opti
         return 130
 
 
+def _print_error(error: Exception) -> None:
+    text = str(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        # The message of the system names no way out.
+        text = f"{error.filename}: {error.strerror}; choose another file or directory, or fix this one"
+    separator = "\n" if isinstance(error, Problems) else " "
+    print("error: " + separator.join(map(_escaped, text.splitlines())), file=sys.stderr)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch's allocators raise a RuntimeError.
+    text = " ".join(str(error).split())
+    return isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text
+
+
 def list_commands(package: str, commands: Mapping[str, str], argv: Optional[Sequence[str]] = None) -> int:
-    """The main of `python -m PACKAGE`: prints the package's commands, a line each."""
-    width = max(map(len, commands))
-    lines = [f"python -m {package}.NAME --help says more about each:", ""]
-    lines += [f"  {command:<{width}}  {summary}" for command, summary in commands.items()]
+    """Print the commands of a package, one per line: the `main` of `python -m PACKAGE`."""
     arguments = sys.argv[1:] if argv is None else argv
-    given = [each for each in arguments if each not in ("-h", "--help")]
-    if given:
-        way_out = (
-            f"type python -m {package}.{' '.join(given)}"
-            if given[0] in commands
-            else f"the commands are {', '.join(commands)}"
-        )
-        raise ValueError(f"{given[0]}: python -m {package} only lists its commands; {way_out}")
-    print("\n".join(lines))
+    names = [argument for argument in arguments if argument not in ("-h", "--help")]
+    if names:
+        way_out = f"the commands are {', '.join(commands)}"
+        if names[0] in commands:
+            way_out = f"type python -m {package}.{' '.join(names)}"
+        raise ValueError(f"{names[0]}: python -m {package} only lists its commands; {way_out}")
+
+    width = max(map(len, commands))
+    print(f"python -m {package}.NAME --help says more about each:\n")
+    for command, summary in commands.items():
+        print(f"  {command:<{width}}  {summary}")
     return 0
 
 
 def _whole_number(text: str) -> int:
-    """-1 for what is none. Signs between thousands alone: `2,4`, meant as two numbers, is not read as 24."""
-    number = re.fullmatch("[0-9]{1,18}|[0-9]{1,3}(,[0-9]{3}){1,5}|[0-9]{1,3}(_[0-9]{3}){1,5}", text.strip())
-    return int(number[0].replace(",", "")) if number else -1
+    """Return the number, or -1 if the text is none.
+
+    Separators are accepted between thousands only: `2,4`, meant as two numbers, is not read as 24.
+    """
+    match = re.fullmatch("[0-9]{1,18}|[0-9]{1,3}(,[0-9]{3}){1,5}|[0-9]{1,3}(_[0-9]{3}){1,5}", text.strip())
+    return int(match[0].replace(",", "")) if match else -1
 
 
 def _at_least(least: int) -> Callable[[str], int]:
-    """An argparse type: a whole number of at least so much; `1_000` and `1,000` are read as well."""
+    """Return an argparse type for whole numbers from `least` on; `1_000` and `1,000` are numbers too."""
 
     def number(text: str) -> int:
         value = _whole_number(text)
@@ -228,43 +268,46 @@ def _at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-positive_int, count_from_zero = _at_least(1), _at_least(0)
+positive_int = _at_least(1)
+count_from_zero = _at_least(0)
 
 
 def positive_ints(text: str) -> List[int]:
-    """An argparse type: numbers of at least 1, separated by commas."""
+    """Read numbers of at least 1, separated by commas (an argparse type)."""
     return [positive_int(part) for part in text.split(",")]
 
 
 def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def most_processes() -> int:
-    """More than these gain nothing on this machine: each takes its own memory and waits for the others."""
+    """Return the number of processes beyond which more only take memory and wait for each other."""
     return max(64, 4 * available_cores())
 
 
 def process_count(text: str) -> int:
-    """An argparse type: processes of this machine, at least 1 and no more than can be of use."""
+    """Read a number of processes, from 1 to `most_processes()` (an argparse type)."""
     value = positive_int(text)
     if value > most_processes():
         raise argparse.ArgumentTypeError(
-            f"{text!r} is more than the {most_processes()} processes that can be of use here; this machine has "
+            f"{text!r} is above {most_processes()}, the most processes that help on this machine with "
             f"{counted(available_cores(), 'core')}"
         )
     return value
 
 
 def positive_seconds(text: str) -> float:
-    """An argparse type: seconds, a number above 0."""
+    """Read a number of seconds above 0 (an argparse type)."""
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value
 
 
@@ -272,102 +315,122 @@ _UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1
 
 
 def byte_count(text: str) -> int:
-    """An argparse type: bytes, as `65536`, `64MiB` or `1GB`; at least 1."""
-    parts = re.fullmatch(r"([0-9][0-9_,]*) ?([kmg]i?b|)", text.strip().lower())
-    value = _whole_number(parts[1]) * _UNITS[parts[2]] if parts else 0
+    """Read a number of bytes from 1 on, such as `65536`, `64MiB` or `1GB` (an argparse type)."""
+    match = re.fullmatch(r"([0-9][0-9_,]*) ?([kmg]i?b|)", text.strip().lower())
+    value = _whole_number(match[1]) * _UNITS[match[2]] if match else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes; give one such as 65536, 64MiB or 1GB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes; give one such as 65536, 64MiB or 1GB")
     return value
 
 
 def parse_depth(text: str) -> Optional[int]:
-    """An argparse type for a packing depth: a number of at least 1, or `unlimited` (None)."""
+    """Read a packing depth: a number of at least 1, or `unlimited`, which is None (an argparse type)."""
     if text == "unlimited":
         return None
     try:
         return positive_int(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no packing depth: give a number of at least 1, or 'unlimited'"
+            f"{text!r} is not a packing depth; give a number of at least 1, or 'unlimited'"
         ) from None
 
 
 def depth_text(max_sequences_per_pack: Optional[int]) -> str:
+    """Return a packing depth as users type it; None is `unlimited`."""
     return "unlimited" if max_sequences_per_pack is None else str(max_sequences_per_pack)
 
 
 _PICTURES = (".png", ".pdf", ".svg")
-_SHOWS = (*_PICTURES, ".html")  # what only shows something, and may be written again where it was
+# Files that only show something: a command may replace its own earlier output.
+_REPLACEABLE = (*_PICTURES, ".html")
 
 
 def check_output(
     option: str, file: Union[str, Path], *, reads: Sequence[Union[str, Path]] = (), endings: Sequence[str] = ()
 ) -> None:
-    """Raises ValueError where no file of this name can be written: before the work, which may take long.
+    """Raise ValueError if a file cannot be written; meant for the time before the work, which may take long.
 
-    reads: what the command reads, which is not to be written over. endings: what the name has to end in, if anything.
+    Args:
+        option: The option that names the file, for the message.
+        file: The file to write.
+        reads: Files and directories that the command reads, which it must not overwrite.
+        endings: The suffixes that the file may have; all, if empty.
     """
-    if not Path(file).parent.is_dir():
-        raise ValueError(f"{option} {file}: there is no folder {Path(file).parent}; make it first")
-    if Path(file).is_dir():
-        raise ValueError(f"{option} {file}: is a folder; name a file in it")
-    if any(os.path.exists(read) and os.path.exists(file) and os.path.samefile(read, file) for read in reads):
-        raise ValueError(f"{option} {file}: is what is to be read; name another file")
-    folders = {Path(read).resolve() for read in reads if Path(read).is_dir()}
-    if os.path.exists(file) and Path(file).suffix.lower() not in _SHOWS and folders & set(Path(file).resolve().parents):
-        raise ValueError(f"{option} {file}: is there, in a folder that is to be read; name another file")
-    if endings and Path(file).suffix.lower() not in endings:
-        raise ValueError(f"{option} {file}: must end in {', '.join(endings[:-1])} or {endings[-1]}")
+    path = Path(file)
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} {file}: there is no directory {path.parent}; create it first")
+    if path.is_dir():
+        raise ValueError(f"{option} {file}: this is a directory; name a file in it")
+
+    suffix = path.suffix.lower()
+    if path.exists():
+        if any(os.path.exists(read) and os.path.samefile(read, path) for read in reads):
+            raise ValueError(f"{option} {file}: the command reads this file; name another one")
+        directories = {Path(read).resolve() for read in reads if Path(read).is_dir()}
+        if suffix not in _REPLACEABLE and directories & set(path.resolve().parents):
+            raise ValueError(
+                f"{option} {file}: the file exists in a directory that the command reads; name another one"
+            )
+
+    if endings and suffix not in endings:
+        raise ValueError(f"{option} {file}: the name must end in {', '.join(endings[:-1])} or {endings[-1]}")
 
 
 def check_picture(option: str, file: Union[str, Path], *, reads: Sequence[Union[str, Path]] = ()) -> None:
-    """Raises ValueError where no picture can be drawn into this file."""
+    """Raise ValueError if no picture can be written to this file."""
     check_output(option, file, reads=reads, endings=_PICTURES)
     require(option, "matplotlib")
 
 
 def check_page(option: str, file: Union[str, Path], *, reads: Sequence[Union[str, Path]] = ()) -> None:
-    """Raises ValueError where no page can be written into this file."""
+    """Raise ValueError if no HTML page can be written to this file."""
     check_output(option, file, reads=reads)
     require(option, "matplotlib", "jinja2")
 
 
 def check_folder(option: str, folder: Union[str, Path], what: str) -> None:
-    """Raises ValueError where no folder of this name can be made, because a file is in the way. what: "a run", say."""
+    """Raise ValueError if a file is in the way of a directory; `what` needs the directory ("a run", for example)."""
     for place in (Path(folder), *Path(folder).parents):
         if place.exists() and not place.is_dir():
-            raise ValueError(f"{option} {folder}: {place} is a file; {what} is a folder, choose another name")
+            raise ValueError(f"{option} {folder}: {place} is a file, but {what} is a directory; choose another name")
 
 
 def progress_bar(
     total: Optional[int], description: str, *, unit: str = " steps", done: int = 0, at_once: bool = False
 ) -> Any:
-    """A bar of tqdm on stderr; where that is no terminal, a line every ten seconds. Nothing of what is quickly done.
+    """Return a tqdm bar on stderr, which prints a line every ten seconds instead if stderr is not a terminal.
 
-    done: of the total, before; it says nothing about the speed. at_once: work of some seconds that counts nothing: its
-    name stands on a terminal while it lasts.
+    Short work shows nothing.
+
+    Args:
+        total: The number of steps, if it is known.
+        description: The name of the work.
+        unit: The unit of a step, with a leading space.
+        done: Steps done by an earlier process; they do not count for the speed.
+        at_once: Show the name at once, for work of some seconds that has no steps.
     """
     from pack_data.cli.bars import DelayedBar
 
     file = bare_stderr()
-    gone = file is None or getattr(file, "closed", False)
-    terminal = not gone and file.isatty()
+    is_closed = file is None or getattr(file, "closed", False)
+    is_terminal = not is_closed and file.isatty()
     bar = DelayedBar(
         total=total,
         initial=done,
-        desc=_written_out(description),
+        desc=_escaped(description),
         unit=unit,
         file=file,
-        disable=gone,
+        disable=is_closed,
         leave=False,
-        terminal=terminal,
-        mininterval=0.1 if terminal else 1.0,
+        terminal=is_terminal,
+        mininterval=0.1 if is_terminal else 1.0,
     )
-    if at_once and terminal:
+    if at_once and is_terminal:
         bar.announce()
     return bar
 
 
 def counted(number: int, thing: str) -> str:
-    """`1 shard`, `2 shards`."""
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+    """Return a number and its noun: `1 shard`, `2 shards`."""
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {thing}{plural}"

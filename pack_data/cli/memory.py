@@ -1,4 +1,4 @@
-"""How much memory, and processor time, a piece of work needs, as the operating system counts it; buffers kept."""
+"""Memory and processor time of a piece of work, as the operating system counts them."""
 
 from __future__ import annotations
 
@@ -16,36 +16,38 @@ except ImportError:  # Windows
 
 
 def check_counted() -> None:
-    """ValueError where the system does not count what processes use."""
+    """Raise ValueError if the system does not count what processes use."""
     if resource is None:
         raise ValueError("this benchmark needs a POSIX system such as Linux or macOS (resource is missing here)")
 
 
 def peak_megabytes(*, workers: bool = False) -> float:
-    """The most memory one process has held, MiB: this one, or the largest of its ended workers."""
+    """Return the peak memory of this process, or of the largest of its ended workers, in MiB."""
     kilobytes = resource.getrusage(resource.RUSAGE_CHILDREN if workers else resource.RUSAGE_SELF).ru_maxrss
     return kilobytes / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 
 def cpu_seconds() -> float:
-    """Of this process and its ended workers, user and system."""
+    """Return the user and system seconds of this process and its ended workers."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 # Parameters of mallopt(3).
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
 
 
 def keep_buffers() -> bool:
-    """Let this process keep the memory that it frees, for its next buffers.  Whether the C library does so (glibc).
+    """Let this process keep freed memory for its next buffers, and return whether the C library (glibc) agreed.
 
-    Otherwise glibc maps every buffer above 32 MiB anew and gives it back after use, and each use begins with a fault
-    for every page.  The memory of the process stays at its peak then.  Not to be undone.
+    Otherwise glibc maps every buffer above 32 MiB anew and returns it after use, and each use begins with a fault for
+    every page. The memory of the process then stays at its peak; this cannot be undone.
     """
     try:
         library = ctypes.CDLL(None)
-        if not hasattr(library, "gnu_get_libc_version"):  # another one's mallopt may take other parameters
+        if not hasattr(library, "gnu_get_libc_version"):
+            # The mallopt of another library may take other parameters.
             return False
         return bool(library.mallopt(_M_MMAP_MAX, 0) and library.mallopt(_M_TRIM_THRESHOLD, -1))
     except (AttributeError, OSError, TypeError):
@@ -53,19 +55,22 @@ def keep_buffers() -> bool:
 
 
 class PeakMemory:
-    """Resident memory of this process above what it has now, at its highest (Linux, proc(5))."""
+    """The peak of resident memory of this process above its present one (Linux, proc(5))."""
 
     def __init__(self) -> None:
         gc.collect()
-        # Hand back what earlier work has freed.  Else this work takes it and seems to need none.
-        with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, another system
-            _hand_back(ctypes.CDLL(None))
+        # Return what earlier work has freed; otherwise this work reuses it and seems to need none. Other C libraries
+        # and systems lack the calls.
+        with contextlib.suppress(AttributeError, OSError, TypeError):
+            _return_freed_memory(ctypes.CDLL(None))
         self._start = _resident("VmRSS") if _reset_peak() else None
 
     def added(self) -> Optional[int]:
-        """Bytes; None where the system does not tell."""
+        """Return the bytes, or None if the system does not count them."""
         peak = _resident("VmHWM")
-        return None if self._start is None or peak is None else max(0, peak - self._start)
+        if self._start is None or peak is None:
+            return None
+        return max(0, peak - self._start)
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -77,16 +82,18 @@ class _Mallinfo2(ctypes.Structure):
     ]
 
 
-def _hand_back(library: Any) -> None:
-    """Gives the system all memory that this process has freed (glibc)."""
+def _return_freed_memory(library: Any) -> None:
+    """Return to the system all memory that this process has freed (glibc)."""
     library.malloc_trim(0)
-    # malloc_trim keeps the end of the heap where another user of sbrk(2) has been: we take it and drop its pages.
-    library.mallinfo2.restype, library.malloc.restype = _Mallinfo2, ctypes.c_void_p
+    # malloc_trim keeps the end of the heap if others have used sbrk(2): allocate it here and drop its pages.
+    library.mallinfo2.restype = _Mallinfo2
+    library.malloc.restype = ctypes.c_void_p
     page = mmap.PAGESIZE
     size = library.mallinfo2().keepcost - page
     block = library.malloc(ctypes.c_size_t(size)) if size > page else None
     if block:
-        first, end = -(-block // page) * page, (block + size) // page * page
+        first = -(-block // page) * page
+        end = (block + size) // page * page
         library.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED)
         library.free(ctypes.c_void_p(block))
 
@@ -101,9 +108,12 @@ def _reset_peak() -> bool:
 
 
 def _resident(key: str) -> Optional[int]:
-    """Bytes of this process: VmRSS now, VmHWM at the highest since the last reset."""
+    """Return bytes of this process: VmRSS is the present, VmHWM the peak since the last reset."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            return next((1024 * int(line.split()[1]) for line in file if line.startswith(key)), None)
+            for line in file:
+                if line.startswith(key):
+                    return 1024 * int(line.split()[1])
     except OSError:
-        return None
+        pass
+    return None

@@ -1,4 +1,4 @@
-"""Timing: sides take turns round by round, so that all of them see the same machine; medians, quartiles, versions."""
+"""Timing in rounds: the sides take turns, so that all of them see the same machine; quartiles and versions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ Clock = Callable[[], float]
 
 
 def left_text(seconds: float) -> str:
-    """`35 s left`, `1 min 20 s left`, `2 h 05 min left`."""
-    whole = int(seconds + 0.5)
-    if whole < 60:
-        return f"{whole} s left"
-    minutes = whole // 60
-    return f"{minutes} min {whole % 60:02} s left" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min left"
+    """Return `35 s left`, `1 min 20 s left` or `2 h 05 min left`."""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    if minutes == 0:
+        return f"{rest} s left"
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s left"
+    return f"{minutes // 60} h {minutes % 60:02} min left"
 
 
 class _Quartiles(NamedTuple):
@@ -30,7 +31,7 @@ class _Quartiles(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        """`1.920 (1.911..1.934)`."""
+        """Return `1.920 (1.911..1.934)`."""
         return f"{self.median:.3f} ({self.low:.3f}..{self.high:.3f})"
 
 
@@ -39,7 +40,7 @@ def quartiles(values: np.ndarray) -> _Quartiles:
 
 
 def timed(work: Callable[[], _Result], clock: Clock = time.perf_counter) -> Tuple[float, _Result]:
-    """Seconds, and what the work returns."""
+    """Return the seconds of the work and its result."""
     start = clock()
     result = work()
     return clock() - start, result
@@ -48,17 +49,20 @@ def timed(work: Callable[[], _Result], clock: Clock = time.perf_counter) -> Tupl
 def rounds_in_turn(
     sides: Mapping[_Side, Callable[[int], _Result]], rounds: int, bar: Any = None
 ) -> Iterator[Tuple[int, Dict[_Side, _Result]]]:
-    """The number of each round, and what each side returns in it. Round 0 warms up: its times are not to be counted.
+    """Yield the number of each round and the result of each side.
 
-    Every second round is in reverse order. bar: moves on after each side.
+    Round 0 warms up and should not be counted. Every second round runs in reverse order. `bar` moves after each side.
     """
     for number in range(rounds + 1):
-        found = {}
-        for side in list(sides)[:: -1 if number % 2 else 1]:
-            found[side] = sides[side](number)
+        order = list(sides)
+        if number % 2:
+            order.reverse()
+        results = {}
+        for side in order:
+            results[side] = sides[side](number)
             if bar is not None:
                 bar.update()
-        yield number, found
+        yield number, results
 
 
 def seconds_in_turn(
@@ -69,11 +73,11 @@ def seconds_in_turn(
     warm_up: bool = True,
     at_most: float = math.inf,
 ) -> Dict[_Side, np.ndarray]:
-    """Seconds of each side, one value a round. The rounds end early, after two, where a side has taken `at_most`."""
+    """Return the seconds of each side, one value per round; from two rounds on, end once a side has taken `at_most`."""
     seconds: Dict[_Side, List[float]] = {side: [] for side in sides}
     once = {side: lambda number, work=work: timed(work, clock)[0] for side, work in sides.items()}
-    for number, found in rounds_in_turn(once, rounds if warm_up else rounds - 1):
-        for side, taken in found.items():
+    for number, results in rounds_in_turn(once, rounds if warm_up else rounds - 1):
+        for side, taken in results.items():
             if number or not warm_up:
                 seconds[side].append(taken)
         if min(map(len, seconds.values())) >= 2 and max(map(sum, seconds.values())) >= at_most:
@@ -82,11 +86,11 @@ def seconds_in_turn(
 
 
 def versions(*packages: str) -> Dict[str, Optional[str]]:
-    """Of Python and of these packages; None where one is not installed."""
-    found: Dict[str, Optional[str]] = {"python": platform.python_version()}
+    """Return the versions of Python and these packages; None for a package that is not installed."""
+    result: Dict[str, Optional[str]] = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = version(package)
+            result[package] = version(package)
         except PackageNotFoundError:
-            found[package] = None
-    return found
+            result[package] = None
+    return result

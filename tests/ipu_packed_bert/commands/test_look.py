@@ -98,7 +98,7 @@ def test_the_lengths_of_a_data_set_can_be_written(tmp_path, capsys):
         (("{data}", "--html", "{page}", "--max-sequence-length", "64"), "packed already"),
         (("{data}", "--html", "{page}", "--depth", "3"), "--depth: "),
         (("{broken}", "--html", "{page}", "--depth", "2"), "--depth: "),
-        (("{lengths}", "--html", "{lengths}"), "is what is to be read"),
+        (("{lengths}", "--html", "{lengths}"), "reads this file"),
         (("squad_1_1_384", "--html", "{page}", "--pack", "0"), "--pack: squad_1_1_384 holds lengths, not packs"),
         (("{broken}", "--html", "{page}"), "log.jsonl"),
     ],

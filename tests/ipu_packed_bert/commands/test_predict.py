@@ -276,7 +276,7 @@ def test_interrupted_it_leaves_what_was_there(models, tmp_path, capsys, monkeypa
     assert run(models["regression"], file, "regression", "--output", output) == 2
     assert "exists; name another file, or add --overwrite" in capsys.readouterr().err
     assert run(models["regression"], file, "regression", "--output", file, "--overwrite") == 2
-    assert "is what is to be read" in capsys.readouterr().err
+    assert "reads this file" in capsys.readouterr().err
     # Nor are answers written that are no numbers.
     monkeypatch.setattr(HostEngine, "predict", lambda engine, batch: np.full((4, SLOTS, 1), np.nan, np.float32))
     assert run(models["regression"], file, "regression", "--output", output, "--overwrite") == 3

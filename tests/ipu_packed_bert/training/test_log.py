@@ -217,7 +217,7 @@ def test_a_run_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize("below", ["", "runs/mine"])
 def test_a_file_is_no_place_for_a_run(tmp_path, below):
     (tmp_path / "a file").write_text("")
-    with pytest.raises(ValueError, match="--out .*a file is a file; a run is a folder, choose another name"):
+    with pytest.raises(ValueError, match="--out .*a file is a file, but a run is a directory"):
         refuse_a_run_in(str(tmp_path / "a file" / below))
 
 

@@ -107,8 +107,8 @@ def test_interruption_and_status(capsys):
     "given, words",
     [
         (["--colum", "a"], "required: --corpus (try"),  # what begins an option is that option
-        (["--corpsu", "a"], "; --corpsu is no option, did you mean --corpus?"),
-        (["--corpus", "a", "--colums=b"], "; --colums is no option, did you mean --columns?"),
+        (["--corpsu", "a"], "there is no option --corpsu, did you mean --corpus?"),
+        (["--corpus", "a", "--colums=b"], "there is no option --colums, did you mean --columns?"),
         (["--corpus", "a", "--elsewhere"], "unrecognized arguments: --elsewhere (try"),
         (["--", "--corpsu"], "required: --corpus (try"),
     ],
