@@ -10,7 +10,7 @@ matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib")
 
 from pack_data import LengthHistogram
 from pack_data.display.picture import write
-from pack_data.inspection.page_sections import BARS
+from pack_data.inspection.page_sections import _MOST_ROW_BARS
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 
@@ -47,7 +47,7 @@ def test_the_areas_are_as_large_as_the_numbers_say(script):
         assert all(sum(part or 0.0 for part in stack) == 512 for stack in stacks)
         assert sum(stack[-1] or 0.0 for stack in stacks) / (512 * len(stacks)) == pytest.approx(share, abs=0.01)
     bars = [sum(value is not None for value in half.series[0].values) for half in halves]
-    assert bars[0] == 2 * bars[1] == BARS and halves[0].edges == halves[1].edges
+    assert bars[0] == 2 * bars[1] == _MOST_ROW_BARS and halves[0].edges == halves[1].edges
 
 
 def test_the_architecture_page_shows_the_packages_of_today(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ipu_packed_bert.cycles.uncertainty import INSIDE
 from pack_data.display.page import Figure, Page, Part, Section
@@ -28,35 +28,29 @@ def pictures(table: Table) -> List[Picture]:
     return []
 
 
-def _speed_ups(table: Table, name_keys: Sequence[str]) -> List[Bars]:
-    """Draw this engine's graph alone and the paper's graph beside the paper's measurements."""
-    title = table.title.split(":")[0]
-    axis = Axis("realised speed-up")
-
-    our_rows, our_names = _rows_with("realised", table, name_keys)
-    ours = (_modelled(our_rows, "realised", "realised_lower", "realised_upper"),)
-
-    paper_rows, paper_names = _rows_with("papers_realised", table, name_keys)
-    papers = (
-        _modelled(paper_rows, "papers_realised", "papers_realised_lower", "papers_realised_upper"),
-        Series("paper, measured", _numbers(paper_rows, "paper_realised")),
-    )
-
+def _speed_ups(table: Table, name_keys: Sequence[str]) -> Iterator[Bars]:
+    """Draw this engine's graph alone, and the paper's graph beside the paper's measurements."""
     limit = None
     if table.name == "table1":
         most = max(row["packing_factor"] for row in table.rows)
         limit = (f"{most:.3f}: no padding at all", most)
-    return [
-        Bars(f"{title}, this engine's graph, modelled", our_names, axis, ours, across=True, limit=limit),
-        Bars(f"{title}, the paper's graph, modelled and measured", paper_names, axis, papers, across=True, limit=limit),
-    ]
 
-
-def _rows_with(key: str, table: Table, name_keys: Sequence[str]) -> Tuple[_Rows, Tuple[str, ...]]:
-    """Return the rows that have a number under ``key``, and their names."""
-    rows = [row for row in table.rows if isinstance(row.get(key), float)]
-    names = tuple(" ".join(str(row[name]) for name in name_keys) for row in rows)
-    return rows, names
+    for key, graph in (
+        ("realised", "this engine's graph, modelled"),
+        ("papers_realised", "the paper's graph, modelled and measured"),
+    ):
+        rows = [row for row in table.rows if isinstance(row.get(key), float)]
+        series = [_modelled(rows, key, f"{key}_lower", f"{key}_upper")]
+        if key == "papers_realised":
+            series.append(Series("paper, measured", _numbers(rows, "paper_realised")))
+        yield Bars(
+            f"{table.title.split(':')[0]}, {graph}",
+            tuple(" ".join(str(row[name]) for name in name_keys) for row in rows),
+            Axis("realised speed-up"),
+            tuple(series),
+            across=True,
+            limit=limit,
+        )
 
 
 def _measured(table: Table) -> Bars:

@@ -1,204 +1,251 @@
-"""What a run's folder looks like: pictures of what it learnt and of the padding it did without, and a page. Loads no
-torch.
-"""
+"""Pictures of a run, its losses and the padding that its packs avoid, and the page of a run. Loads no torch."""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert.run_files.folder import CONFIG, ENVIRONMENT, EVALUATIONS, LOG, SUMMARY, read_log
 from ipu_packed_bert.settings.reader import load_yaml
 from pack_data.display.page import Figure, Page, Section
-from pack_data.display.picture import Axis, Bars, Line, Lines, Series, write
+from pack_data.display.picture import Axis, Bars, Line, Lines, Series, padding_bars, write
 from pack_data.display.table import Column, Table
 from pack_data.reading.fields import Fields, read_json
 
-_WAY_OUT = "give the folder of a run as the program wrote it"
-_Points = Tuple[List[int], List[float]]  # sequences seen, loss
+_WAY_OUT = "pass the directory of a run, with its files as they were written"
+# Of `compare_unpacked` in a summary: medians and their ratio.
+_COMPARED = ("packed_sequences_per_second", "unpacked_sequences_per_second", "packing_factor", "speedup")
+_Records = Sequence[Mapping[str, Any]]  # the lines of log.jsonl or evaluation.jsonl
 
 
 def padding_avoided(packs: int, sequences: int, tokens: int, max_sequence_length: int) -> float:
-    """Fraction of the padding of the same sequences, one in a row, that their packs do without; 0 if there is none."""
+    """Return the fraction of the padding of unpacked rows that packs avoid; 0 if there is none.
+
+    Args:
+        packs: rows that hold the sequences.
+        sequences: of all packs; unpacked, each has a row of its own.
+        tokens: of all sequences.
+        max_sequence_length: slots of a row.
+    """
     unpacked = sequences * max_sequence_length - tokens
     packed = packs * max_sequence_length - tokens
     return 1.0 - packed / unpacked if unpacked else 0.0
 
 
-class _Curves(NamedTuple):
-    """What is drawn."""
+class _Losses(NamedTuple):
+    """Losses over the number of sequences seen in training; those that are not finite are left out."""
 
-    measure: str  # the metric whose curves these are
-    training: _Points
-    held_out: _Points
-    unigram: Optional[float]  # loss of always predicting the token frequencies; None where it was not taken
-    tokens: int
-    packed_padding: int  # slots of the packs that hold no token
-    unpacked_padding: int  # those that the same sequences would leave empty, each alone in its row
-    padding_avoided: float  # a fraction
+    measure: str  # the metric that is drawn
+    training: Line
+    held_out: Line
+    unigram: Optional[float]  # loss of always predicting the token frequencies, if it was evaluated
 
 
-def curves(
-    records: Sequence[Mapping[str, Any]],
-    evaluations: Sequence[Mapping[str, Any]],
-    *,
-    max_sequence_length: int,
-    unigram: Optional[float] = None,
-) -> _Curves:
-    """records, evaluations: the lines of log.jsonl and evaluation.jsonl. Losses that are not finite are left out."""
+def _losses(records: _Records, evaluations: _Records, unigram: Optional[float]) -> _Losses:
     measure = "mlm_loss" if any("mlm_loss" in record for record in records) else "loss"
-    seen: Dict[int, int] = {}
-    total = 0
-    for record in records:
-        total += record["sequences"]
-        seen[record["step"]] = total
+    steps = [record["step"] for record in records]
+    sequences_seen = dict(zip(steps, accumulate(record["sequences"] for record in records)))
 
-    def points(lines: Sequence[Mapping[str, Any]]) -> _Points:
-        found = [(seen[line["step"]], line[measure]) for line in lines if line.get(measure) is not None]
-        return [sequences for sequences, _ in found], [loss for _, loss in found]
+    def line(name: str, lines: _Records) -> Line:
+        drawn = [each for each in lines if each["step"] in sequences_seen and each.get(measure) is not None]
+        x = tuple(float(sequences_seen[each["step"]]) for each in drawn)
+        return Line(name, x, tuple(each[measure] for each in drawn))
 
-    tokens, packs = (sum(record[name] for record in records) for name in ("tokens", "packs"))
-    return _Curves(
-        measure,
-        points(records),
-        points([line for line in evaluations if line["step"] in seen]),
-        unigram if measure == "mlm_loss" else None,
-        tokens,
-        packs * max_sequence_length - tokens,
-        total * max_sequence_length - tokens,
-        padding_avoided(packs, total, tokens, max_sequence_length),
-    )
+    training = line("training", records)
+    return _Losses(measure, training, line("held out", evaluations), unigram=unigram if measure == "mlm_loss" else None)
 
 
-def _loss_picture(drawn: _Curves) -> Lines:
-    found = [("training", drawn.training), ("held out", drawn.held_out)]
-    lines = tuple(Line(name, tuple(map(float, seen)), tuple(losses)) for name, (seen, losses) in found if seen)
-    losses = [loss for line in lines for loss in line.y if loss is not None]
-    losses += [] if drawn.unigram is None else [drawn.unigram]
-    low, high = min(losses, default=0.0), max(losses, default=1.0)
-    room = 0.05 * (high - low) or 1.0
-    what = "loss of a masked token" if drawn.measure == "mlm_loss" else "loss"
+def _loss_picture(losses: _Losses) -> Lines:
+    lines = tuple(line for line in (losses.training, losses.held_out) if line.x)
+    levels: Tuple[Tuple[str, float], ...] = ()
+    if losses.unigram is not None:
+        levels = (("always the token frequencies", losses.unigram),)
+
+    values = [value for line in lines for value in line.y if value is not None]
+    values += [value for _, value in levels]
+    low = min(values, default=0.0)
+    high = max(values, default=1.0)
+    margin = 0.05 * (high - low) or 1.0
     return Lines(
         "Loss over the sequences seen",
         Axis("sequences seen"),
-        Axis(f"{what} (nats)", least=low - room, most=high + room),
-        lines,
-        levels=() if drawn.unigram is None else (("always the token frequencies", drawn.unigram),),
-    )
-
-
-def _slots_picture(drawn: _Curves) -> Bars:
-    paddings = (drawn.unpacked_padding, drawn.packed_padding)
-    return Bars(
-        "Slots of the rows that these sequences need",
-        ("one sequence a row", "in packs"),
-        Axis("slots"),
-        (
-            Series("tokens", (float(drawn.tokens),) * 2, role="tokens"),
-            Series("padding", tuple(map(float, paddings)), role="padding"),
+        Axis(
+            "loss of a masked token (nats)" if losses.measure == "mlm_loss" else "loss (nats)",
+            least=low - margin,
+            most=high + margin,
         ),
-        stacked=True,
-        across=True,
-        ends=tuple(f"{padding / max(1, drawn.tokens + padding):.1%} padding" for padding in paddings),
+        lines,
+        levels=levels,
     )
 
 
-def draw(drawn: _Curves, path: Path, *, title: str) -> None:
-    """Both pictures as one file. Raises ValueError, one line, where matplotlib is not installed."""
-    loss = _loss_picture(drawn)
-    write([loss._replace(title=f"{title}: {loss.title.lower()}"), _slots_picture(drawn)], path)
+def _total(records: _Records, name: str) -> Any:
+    return sum(record[name] for record in records)
 
 
-# ------------------------------------------------------------------------------------------ the page
+def _slots_picture(records: _Records, max_sequence_length: int) -> Bars:
+    tokens = _total(records, "tokens")
+    rows = [_total(records, "sequences"), _total(records, "packs")]
+    paddings = [count * max_sequence_length - tokens for count in rows]
+    names = ("one sequence a row", "in packs")
+    return padding_bars("Slots of the rows that these sequences need", names, tokens, paddings)
+
+
+def curves(
+    records: _Records, evaluations: _Records, *, max_sequence_length: int, unigram: Optional[float] = None
+) -> Tuple[Lines, Bars]:
+    """Draw the losses of a run and the slots of its rows.
+
+    Args:
+        records: lines of `log.jsonl`.
+        evaluations: lines of `evaluation.jsonl`.
+        max_sequence_length: slots of a row.
+        unigram: loss of always predicting the token frequencies, in nats, if it was evaluated.
+    """
+    losses = _losses(records, evaluations, unigram)
+    return _loss_picture(losses), _slots_picture(records, max_sequence_length)
+
+
+def draw(pictures: Tuple[Lines, Bars], path: Path, *, title: str) -> None:
+    """Write the pictures of `curves` into one file. ValueError if matplotlib is not installed."""
+    losses, slots = pictures
+    write([losses._replace(title=f"{title}: {losses.title.lower()}"), slots], path)
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
 
 
 def is_run(folder: Path) -> bool:
+    """Return True if a directory has the log of a run."""
     return (folder / LOG).is_file()
 
 
 def page_of_run(folder: Path) -> Page:
-    """From the run's logs and, where it has ended, its summary. ValueError, one line, where a file is damaged."""
-    records, evaluations = read_log(folder / LOG, counted=True), read_log(folder / EVALUATIONS, counted=True)
+    """Return the page of a run by its logs and, if it has ended, its summary.
+
+    Args:
+        folder: the directory of the run.
+
+    Raises:
+        ValueError: a file of the run is damaged, or the run has made no update.
+    """
+    records = read_log(folder / LOG, counted=True)
+    evaluations = read_log(folder / EVALUATIONS, counted=True)
     if not records:
-        raise ValueError(f"{folder / LOG}: holds no update; look again when the run has made one")
-    summary, slots = _object(folder / SUMMARY), _slots(folder)
+        raise ValueError(f"{folder / LOG}: has no updates; look again after the first update of the run")
+
+    summary = _object(folder / SUMMARY)
     fields = Fields.of(summary, folder / SUMMARY, _WAY_OUT)
-    held_out, compared = (fields.optional(name, Fields.object) for name in ("held_out", "compare_unpacked"))
+    held_out = fields.optional("held_out", Fields.object)
+    compared = fields.optional("compare_unpacked", Fields.object)
     unigram = held_out.optional("unigram_loss", Fields.number) if held_out else None
-    drawn = curves(records, evaluations, max_sequence_length=slots or 1, unigram=unigram)
-    rates = tuple(each["sequences"] / each["seconds"] if each["seconds"] else None for each in records)
-    throughput = Lines(
+    losses = _losses(records, evaluations, unigram)
+    slots = _slots(folder)
+
+    sections = []
+    if not summary:
+        sections.append(Section("The run", ("It has no summary.json: it has not ended, or it was killed.",)))
+    speed = [_throughput_picture(records)]
+    if slots is not None:
+        speed.append(_slots_picture(records, slots))
+    sections.append(Section("Speed and padding", tuple(speed)))
+    if evaluations:
+        sections.append(Section("What it learnt", (_evaluations_table(evaluations),)))
+
+    first = [_loss_picture(losses)]
+    if compared:
+        first.append(_speed_picture(compared))
+    raw = [_values_table("environment", "What it ran on: environment.json", _object(folder / ENVIRONMENT))]
+    if summary:
+        raw.insert(0, _values_table("summary", "What the run came to: summary.json", summary))
+    return Page(
+        f"Run {folder.resolve().name}",
+        _answer(records[-1]["step"], losses, held_out),
+        tuple(sections),
+        (_loss_figure(losses), _speed_figure(records, compared), _packing_figure(records, slots)),
+        tuple(first),
+        tuple(raw),
+    )
+
+
+def _answer(steps: int, losses: _Losses, held_out: Optional[Fields]) -> str:
+    accuracy = constant_accuracy = None
+    if held_out:
+        accuracy = held_out.optional("mlm_accuracy", Fields.number)
+        constant_accuracy = held_out.optional("most_frequent_token_accuracy", Fields.number)
+    if accuracy is not None and constant_accuracy is not None:
+        return (
+            f"After {steps:,} updates the model gets {accuracy:.1%} of the masked tokens right, in texts that it has "
+            f"not seen; always the most frequent token would get {constant_accuracy:.1%}."
+        )
+
+    values = losses.training.y
+    if not values:
+        return f"After {steps:,} updates there is no finite loss."
+    words = f"After {steps:,} updates the loss in training is {values[-1]:.3f}; it began at {values[0]:.3f}"
+    if losses.held_out.y:
+        words += f", and is {losses.held_out.y[-1]:.3f} on texts that were held out"
+    return words + "."
+
+
+def _loss_figure(losses: _Losses) -> Figure:
+    """Show the last held-out loss, else the last one in training."""
+    line = losses.held_out if losses.held_out.y else losses.training
+    words = "loss held out" if losses.held_out.y else "loss in training"
+    if losses.unigram is not None:
+        words += f"; always the token frequencies: {losses.unigram:.3f}"
+    unit = "nats a masked token" if losses.measure == "mlm_loss" else "loss"
+    return Figure(f"{line.y[-1]:.3f}" if line.y else "none", unit, words)
+
+
+def _speed_figure(records: _Records, compared: Optional[Fields]) -> Figure:
+    """Show the speed-up over unpacked training, if it was measured, else the speed."""
+    if compared:
+        packed, unpacked, factor, speed_up = map(compared.number, _COMPARED)
+        words = f"{packed:,.1f} against {unpacked:,.1f} sequences/s; packing factor {factor:.3f}"
+        return Figure(f"{speed_up:.2f} times", "as fast as unpacked", words)
+    seconds = _total(records, "seconds")
+    if not seconds:
+        return Figure("-", "sequences/s", "- tokens/s")
+    sequence_rate = _total(records, "sequences") / seconds
+    token_rate = _total(records, "tokens") / seconds
+    return Figure(f"{sequence_rate:,.1f}", "sequences/s", f"{token_rate:,.1f} tokens/s")
+
+
+def _packing_figure(records: _Records, slots: Optional[int]) -> Figure:
+    """Show the padding avoided or, if the slots of a row are not known, the packing factor."""
+    packs, sequences, tokens = (_total(records, name) for name in ("packs", "sequences", "tokens"))
+    factor = f"{sequences / max(1, packs):.3f}"
+    if slots is None:
+        return Figure(factor, "sequences in a pack", "the packing factor")
+    avoided = padding_avoided(packs, sequences, tokens, slots)
+    return Figure(f"{avoided:.1%}", "of the padding avoided", f"{factor} sequences in a pack")
+
+
+def _throughput_picture(records: _Records) -> Lines:
+    steps = tuple(float(record["step"]) for record in records)
+    rates = []
+    for record in records:
+        rates.append(record["sequences"] / record["seconds"] if record["seconds"] else None)
+    return Lines(
         "Throughput of each update",
         Axis("update"),
         Axis("sequences/s"),
-        (Line("sequences/s", tuple(float(record["step"]) for record in records), rates),),
+        (Line("sequences/s", steps, tuple(rates)),),
         notes=("The first update of a process compiles or warms up.",),
     )
-    sections = [Section("Speed and padding", (throughput, *([] if slots is None else [_slots_picture(drawn)])))]
-    if evaluations:
-        sections.append(Section("What it learnt", (_evaluations(evaluations),)))
-    if not summary:
-        sections.insert(0, Section("The run", ("It has no summary.json: it has not ended, or it was killed.",)))
-    raw = [_facts("summary", "What the run came to: summary.json", summary)] if summary else []
-    return Page(
-        f"Run {folder.resolve().name}",
-        _answer(records, drawn, held_out),
-        tuple(sections),
-        _figures(records, drawn, compared, slots),
-        (_loss_picture(drawn), *([_side_by_side(compared)] if compared else [])),
-        (*raw, _facts("environment", "What it ran on: environment.json", _object(folder / ENVIRONMENT))),
-    )
 
 
-def _answer(records: Sequence[Mapping[str, Any]], drawn: _Curves, held_out: Optional[Fields]) -> str:
-    after = f"After {records[-1]['step']:,} updates"
-    names = ("mlm_accuracy", "most_frequent_token_accuracy")
-    right, constant = (held_out.optional(name, Fields.number) if held_out else None for name in names)
-    if right is not None and constant is not None:
-        return (
-            f"{after} the model gets {right:.1%} of the masked tokens right, in texts that it has not seen; always the "
-            f"most frequent token would get {constant:.1%}."
-        )
-    if not drawn.training[1]:
-        return f"{after} there is no finite loss."
-    words = f"{after} the loss in training is {drawn.training[1][-1]:.3f}; it began at {drawn.training[1][0]:.3f}"
-    return words + (f", and is {drawn.held_out[1][-1]:.3f} on texts that were held out." if drawn.held_out[1] else ".")
-
-
-def _figures(
-    records: Sequence[Mapping[str, Any]], drawn: _Curves, compared: Optional[Fields], slots: Optional[int]
-) -> Tuple[Figure, ...]:
-    """What it learnt, how fast, and what packing saved."""
-    packs, sequences, seconds = (sum(record[name] for record in records) for name in ("packs", "sequences", "seconds"))
-    where, (_, losses) = ("held out", drawn.held_out) if drawn.held_out[1] else ("in training", drawn.training)
-    baseline = "" if drawn.unigram is None else f"; always the token frequencies: {drawn.unigram:.3f}"
-    what = "nats a masked token" if drawn.measure == "mlm_loss" else "loss"
-    loss = Figure(f"{losses[-1]:.3f}" if losses else "none", what, f"loss {where}{baseline}")
-    if compared:
-        packed, unpacked, factor, ratio = map(compared.number, _SIDES)
-        words = f"{packed:,.1f} against {unpacked:,.1f} sequences/s; packing factor {factor:.3f}"
-        speed = Figure(f"{ratio:.2f} times", "as fast as unpacked", words)
-    else:
-        rates = (f"{count / seconds:,.1f}" if seconds else "-" for count in (sequences, drawn.tokens))
-        speed = Figure(next(rates), "sequences/s", f"{next(rates)} tokens/s")
-    filled = Figure(f"{sequences / max(1, packs):.3f}", "sequences in a pack", "the packing factor")
-    if slots is None:
-        return loss, speed, filled
-    return loss, speed, Figure(f"{drawn.padding_avoided:.1%}", "of the padding avoided", " ".join(filled[:2]))
-
-
-_SIDES = ("packed_sequences_per_second", "unpacked_sequences_per_second", "packing_factor", "speedup")
-
-
-def _side_by_side(compared: Fields) -> Bars:
-    """The interval of the speed-up stands at the packed side."""
-    packed, unpacked, factor, _ = map(compared.number, _SIDES)
-    low, high = (unpacked * ratio for ratio in compared.list_of("speedup_quartiles", Fields.number))
+def _speed_picture(compared: Fields) -> Bars:
+    """Draw the packed side with the interval of the speed-up."""
+    packed, unpacked, factor, _ = map(compared.number, _COMPARED)
+    low, high = compared.list_of("speedup_quartiles", Fields.number)
     return Bars(
         "Packed beside unpacked: the same sequences, the same updates",
         ("one a row", "in packs"),
         Axis("sequences/s"),
-        (Series("sequences/s", (unpacked, packed), (None, low), (None, high)),),
+        (Series("sequences/s", (unpacked, packed), (None, unpacked * low), (None, unpacked * high)),),
         across=True,
         ends=(f"{unpacked:,.1f}", f"{packed:,.1f}"),
         levels=(("unpacked times the packing factor", unpacked * factor),),
@@ -206,29 +253,33 @@ def _side_by_side(compared: Fields) -> Bars:
     )
 
 
-def _evaluations(evaluations: List[Dict[str, Any]]) -> Table:
-    keys = list(dict.fromkeys(key for record in evaluations for key in record))
-    columns = tuple(Column(key, key.replace("_", " "), form=".2%" if key.endswith("accuracy") else "") for key in keys)
-    return Table("evaluations", "Evaluations on held-out data (evaluation.jsonl)", columns, evaluations)
+def _evaluations_table(evaluations: _Records) -> Table:
+    keys = dict.fromkeys(key for record in evaluations for key in record)
+    columns = []
+    for key in keys:
+        form = ".2%" if key.endswith("accuracy") else ""
+        columns.append(Column(key, key.replace("_", " "), form=form))
+    return Table("evaluations", "Evaluations on held-out data (evaluation.jsonl)", tuple(columns), evaluations)
 
 
-def _facts(name: str, title: str, tree: Mapping[str, Any]) -> Table:
+def _values_table(name: str, title: str, tree: Mapping[str, Any]) -> Table:
     rows = [{"what": key, "value": value} for key, value in _flat(tree)]
     return Table(name, title, (Column("what", "what"), Column("value", "value")), rows)
 
 
-def _flat(tree: Mapping[str, Any], before: str = "") -> List[Tuple[str, Any]]:
-    found: List[Tuple[str, Any]] = []
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> List[Tuple[str, Any]]:
+    """Return the leaves of nested objects, with the keys on the way joined by dots."""
+    leaves: List[Tuple[str, Any]] = []
     for key, value in tree.items():
         if isinstance(value, dict):
-            found += _flat(value, f"{before}{key}.")
+            leaves += _flat(value, f"{prefix}{key}.")
         else:
-            found.append((f"{before}{key}", value))
-    return found
+            leaves.append((f"{prefix}{key}", value))
+    return leaves
 
 
 def _object(path: Path) -> Dict[str, Any]:
-    """The JSON object in a file; empty where there is no such file."""
+    """Return the JSON object in a file, empty if there is no such file."""
     if not path.is_file():
         return {}
     fields = Fields.of(read_json(path, way_out=_WAY_OUT), path, _WAY_OUT)
@@ -236,6 +287,7 @@ def _object(path: Path) -> Dict[str, Any]:
 
 
 def _slots(folder: Path) -> Optional[int]:
+    """Return the slots of a row by the run's configuration."""
     path = folder / CONFIG
     if not path.is_file():
         return None

@@ -173,6 +173,41 @@ _FILE = _Sheet(6.5, 7.0, titled=True)  # as wide as the text of a paper
 _PAGE = _Sheet(5.0, 9.0, titled=False)  # legible on a phone; the page itself shows the title
 
 
+def padding_bars(
+    title: str,
+    names: Sequence[str],
+    tokens: int,
+    paddings: Sequence[int],
+    *,
+    form: str = ".1%",
+    notes: Tuple[str, ...] = (),
+) -> Bars:
+    """Draw tokens and padding of the same sequences, arranged in several ways.
+
+    Args:
+        title: title of the picture.
+        names: one for each arrangement.
+        tokens: of all sequences.
+        paddings: empty slots of each arrangement.
+        form: format of the share of padding that stands at the end of each bar.
+        notes: sentences below the picture.
+    """
+    shares = [padding / max(1, tokens + padding) for padding in paddings]
+    return Bars(
+        title,
+        tuple(names),
+        Axis("slots"),
+        (
+            Series("tokens", (float(tokens),) * len(paddings), role="tokens"),
+            Series("padding", tuple(map(float, paddings)), role="padding"),
+        ),
+        stacked=True,
+        across=True,
+        ends=tuple(f"{share:{form}} padding" for share in shares),
+        notes=notes,
+    )
+
+
 # ---- files and drawings ----------------------------------------------------------------------------------------------
 
 

@@ -187,6 +187,23 @@ def plain(value: Any) -> Any:
     return value
 
 
+def facts_table(name: str, title: str, facts: Mapping[str, Any], rows: Sequence[Tuple[str, str, str, str]]) -> Table:
+    """Return a table of facts.
+
+    Args:
+        name: name of the table.
+        title: title of the table.
+        facts: values by key.
+        rows: (key, words, format specification, note) of each fact that is shown.
+    """
+    columns = (Column("what", "what"), Column("value", "value"), Column("about", "note"))
+    cells = []
+    for key, words, form, note in rows:
+        value = Cell(facts[key], format(facts[key], form))
+        cells.append({"what": Cell(key, words), "value": value, "about": note})
+    return Table(name, title, columns, cells)
+
+
 # ---- values with an interval -----------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Iterator, Optional, Sequence, Tuple
 
 from pack_data.cli.command import depth_text
 from pack_data.cli.memory import PeakMemory
@@ -37,43 +37,38 @@ class Row:
     peak_memory: Optional[int]  # bytes above what the process had before; None where the system does not tell
 
 
-_OF_A_PACKING = ("max_sequences_per_pack", "packs", "largest_depth", "packing_factor", "lower_bound", "gap")
+def measure_each(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int, *, isolated: bool) -> Iterator[Row]:
+    """Run the jobs one after another and yield a row for each.
 
+    Args:
+        jobs: packers and depths.
+        histogram: what is packed.
+        batch_size: rows in a batch of SORT.
+        isolated: run each job in a new process, so that its memory is measured alone.
 
-def measure(algorithm: str, histogram: LengthHistogram, depth: Optional[int], batch_size: int = 256) -> Row:
-    """Packs once.  The bound is the packer's own, if it gives one."""
-    memory = PeakMemory()
-    made: Any
-    if algorithm == "sort":
-        made = batch(histogram, batch_size=batch_size)
-        own: Dict[str, Any] = dict(max_sequences_per_pack=1, packs=made.sequences, strategies=None, largest_depth=1)
-        own.update(packing_factor=1.0, speedup=made.speedup, lower_bound=None, gap=None)
-    else:
-        made = get_packer(algorithm)(histogram, max_sequences_per_pack=depth)
-        unpacked = histogram.max_sequence_length * histogram.sequences
-        own = {name: getattr(made, name) for name in _OF_A_PACKING}
-        own.update(strategies=len(made.strategies), speedup=unpacked / made.slots if made.slots else 1.0)
-    same = {name: getattr(made, name) for name in ("slots", "padding_tokens", "efficiency", "solve_seconds")}
-    return Row(algorithm=algorithm, **own, **same, peak_memory=memory.added())
+    Raises:
+        ValueError: a packer refuses its depth, or its process was killed.
+    """
+    if not (isolated and "forkserver" in multiprocessing.get_all_start_methods()):
+        for name, depth in jobs:
+            yield _measure(name, histogram, depth, batch_size)
+        return
 
-
-def measure_apart(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int) -> Iterator[Row]:
-    """Each job in a new process, one after another, so that each packer's memory is measured alone."""
     # One thread each: algorithms are compared, and on a busy machine several threads wait for each other.
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pack_data.inspection.one_packer", "scipy.optimize", "scipy.sparse"])
     for name, depth in jobs:
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_report, args=(there, name, histogram, depth, batch_size))
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_send_row, args=(sender, name, histogram, depth, batch_size))
         process.start()
-        there.close()
+        sender.close()
         try:
-            result = here.recv()
+            result = receiver.recv()
         except EOFError:
             raise ValueError(
-                f"{name} at depth {depth_text(depth)} was killed, probably for lack of memory; leave it out with "
-                "--packers"
+                f"{name} at depth {depth_text(depth)}: its process was killed, probably for lack of memory; leave it "
+                "out with --packers"
             ) from None
         finally:
             process.terminate()
@@ -83,9 +78,52 @@ def measure_apart(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: i
         yield result
 
 
-def _report(pipe, name: str, histogram: LengthHistogram, depth: Optional[int], batch_size: int) -> None:
+def _send_row(pipe: Any, name: str, histogram: LengthHistogram, depth: Optional[int], batch_size: int) -> None:
+    """Send the row of a job, or the exception that it raised."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which then ends this process
     try:
-        pipe.send(measure(name, histogram, depth, batch_size))
+        pipe.send(_measure(name, histogram, depth, batch_size))
     except Exception as error:  # raised again by the command
         pipe.send(error)
+
+
+def _measure(algorithm: str, histogram: LengthHistogram, depth: Optional[int], batch_size: int) -> Row:
+    """Pack once. The lower bound is the packer's own, if it has one."""
+    memory = PeakMemory()
+    if algorithm == "sort":
+        batching = batch(histogram, batch_size=batch_size)
+        return Row(
+            algorithm,
+            max_sequences_per_pack=1,
+            packs=batching.sequences,
+            slots=batching.slots,
+            padding_tokens=batching.padding_tokens,
+            strategies=None,
+            largest_depth=1,
+            efficiency=batching.efficiency,
+            packing_factor=1.0,
+            speedup=batching.speedup,
+            lower_bound=None,
+            gap=None,
+            solve_seconds=batching.solve_seconds,
+            peak_memory=memory.added(),
+        )
+
+    packing = get_packer(algorithm)(histogram, max_sequences_per_pack=depth)
+    unpacked_slots = histogram.max_sequence_length * histogram.sequences
+    return Row(
+        algorithm,
+        max_sequences_per_pack=packing.max_sequences_per_pack,
+        packs=packing.packs,
+        slots=packing.slots,
+        padding_tokens=packing.padding_tokens,
+        strategies=len(packing.strategies),
+        largest_depth=packing.largest_depth,
+        efficiency=packing.efficiency,
+        packing_factor=packing.packing_factor,
+        speedup=unpacked_slots / packing.slots if packing.slots else 1.0,
+        lower_bound=packing.lower_bound,
+        gap=packing.gap,
+        solve_seconds=packing.solve_seconds,
+        peak_memory=memory.added(),
+    )

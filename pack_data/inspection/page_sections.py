@@ -1,360 +1,311 @@
-"""What a histogram of lengths, a packing of it and a packed data set look like: the sections of a page."""
+"""Pages about a histogram of lengths and about a packed data set: how packs are filled, what is wasted, the proof."""
 
 from __future__ import annotations
 
 import gc
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.cli.command import depth_text
 from pack_data.display.page import Figure, Page, Section
-from pack_data.display.picture import SEQUENCES, Axis, Bars, Line, Lines, MaskPicture, Series
-from pack_data.display.table import Cell, Column, Table
-from pack_data.inspection.compare import ALGORITHMS, Case, compare, gap_map, padding_map
+from pack_data.display.picture import SEQUENCES, Axis, Bars, Line, Lines, MaskPicture, Series, padding_bars
+from pack_data.display.table import Cell, Column, Table, facts_table
+from pack_data.inspection.compare import ALGORITHMS, compare, heat_maps, packers_table
 from pack_data.inspection.one_packer import Row
-from pack_data.lengths.counting import picture, statistics
+from pack_data.lengths.counting import lengths_table, picture
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, prove, statement
 from pack_data.store.data_set import PackStore
 
 _RECIPE = "recipe.json"  # of a data set
-DEPTHS: Tuple[Optional[int], ...] = (2, 3, 4, None)  # the optimal packing of each takes most of the time
-# Beyond these a packer takes longer than all others together: NNLSHP lists the strategies of a pack, and GREEDY places
-# each sequence by itself.
-_LONGEST_NNLSHP, _MOST_GREEDY = 256, 1_000_000
-_SHOWN = 12  # strategies in the picture
-_LISTED = 60  # strategies in the table
-BARS = 120  # of the rows before packing
-_PLACES = len(SEQUENCES) - 1  # sequences of a pack with a colour of their own
-
-
-class _Drawn(NamedTuple):
-    """One pack. numbers: int [S], the sequence that each slot belongs to, from 1; 0 in padding."""
-
-    title: str
-    numbers: np.ndarray
-    rows: List[Dict[str, Any]]  # about each sequence, for the table
-    columns: Tuple[Column, ...]
-
-
-def _histogram_of(store: PackStore) -> LengthHistogram:
-    """The lengths of a data set's sequences, for its packs."""
-    counts = np.array(store.manifest.histogram, np.int64)
-    histogram = LengthHistogram(counts, store.folder.resolve().name)
-    return histogram.with_max_sequence_length(store.schema.max_sequence_length).rounded_up(store.schema.multiple_of)
-
-
-def _facts_table(name: str, title: str, facts: Mapping[str, Any], rows: Sequence[Tuple[str, ...]]) -> Table:
-    """rows: key of the fact, its words, format of its value, and a note."""
-    columns = (Column("what", "what"), Column("value", "value"), Column("about", "note"))
-    return Table(
-        name,
-        title,
-        columns,
-        [
-            {"what": Cell(key, words), "value": Cell(facts[key], format(facts[key], form)), "about": about}
-            for key, words, form, about in rows
-        ],
-    )
-
-
-# ---- lengths ---------------------------------------------------------------------------------------------------------
-
-
-def _lengths_section(histogram: LengthHistogram) -> Section:
-    facts = statistics(histogram)
-    rows = [
-        ("sequences", "sequences", ",", ""),
-        ("tokens", "tokens", ",", ""),
-        ("max_sequence_length", "slots of a row", ",", "the longest sequence that is allowed"),
-        ("shortest", "shortest", ",", "tokens"),
-        ("median_length", "median", ",", "tokens"),
-        ("mean_length", "mean", ",.1f", "tokens"),
-        ("longest", "longest", ",", "tokens"),
-        ("padding_share", "padding", ".2%", "of all slots, where each sequence has a row of its own"),
-        ("theoretical_speedup", "speed-up", ".3f", "at most, by packing without any padding"),
-    ]
-    table = _facts_table("lengths", f"Lengths of {histogram.name or 'these sequences'}", facts, rows)
-    return Section("Lengths", (picture(histogram), table))
+_DEPTHS: Tuple[Optional[int], ...] = (2, 3, 4, None)  # the optimal packing of each takes most of the time
+# Beyond these sizes one packer takes longer than all others together: NNLSHP lists the strategies of a pack, and GREEDY
+# places each sequence by itself.
+_MOST_SLOTS_NNLSHP = 256
+_MOST_SEQUENCES_GREEDY = 1_000_000
+_MOST_DRAWN_STRATEGIES = 12  # bars that a picture has room for
+_MOST_LISTED_STRATEGIES = 60  # rows of the table
+_MOST_ROW_BARS = 120  # bars for the rows before packing
+_MOST_DEPTH_LABELS = 12  # bars that are wide enough for a percentage
+_COLOURED = len(SEQUENCES) - 1  # sequences of a pack that have a colour of their own
 
 
 # ---- how packs are filled --------------------------------------------------------------------------------------------
 
 
-def _stack(strategies: Sequence[Sequence[int]], depth: int, slots: int) -> Tuple[Series, ...]:
-    """Packs as stacks: the first sequences, all further ones together where there may be some, and the padding."""
-    columns = [
-        [*each[:_PLACES], *[0] * (_PLACES - len(each)), sum(each[_PLACES:]), slots - sum(each)] for each in strategies
-    ]
-    names = ("longest sequence", "second", "third", "further ones", "padding")
-    return tuple(
-        Series(
-            name,
-            tuple(float(column[place]) or None for column in columns),
-            role=role,
-        )
-        for place, (name, role) in enumerate(zip(names, (*SEQUENCES, "padding")))
-        if place < depth or role == "padding"
-    )
+def rows_picture(packing: Packing, heading: str, width: int) -> Bars:
+    """Draw all rows of a packing side by side, from the longest first sequence on.
 
+    Each bar stands for many rows. The share of padding in the title is exact; the areas are those of the bars.
 
-def rows_picture(packing: Packing, heading: str, whole: int) -> Bars:
-    """All rows side by side on an axis of `whole` rows, each bar one of many, from the longest first sequence on.
-
-    The share of padding in the title is exact; the areas are those of the bars.
+    Args:
+        packing: has at least one pack.
+        heading: begins the title.
+        width: rows that the axis has room for.
     """
-    S, packs, count = packing.max_sequence_length, packing.packs, min(BARS, whole)
-    bars = max(1, round(count * packs / whole))
+    packs = packing.packs
+    places = min(_MOST_ROW_BARS, width)
+    bars = max(1, round(places * packs / width))
+    empty = places - bars
+
+    middles = (2 * np.arange(bars, dtype=np.int64) + 1) * packs // (2 * bars)
     ends = np.cumsum(packing.repeats, dtype=np.int64)
-    places = np.searchsorted(ends, (2 * np.arange(bars, dtype=np.int64) + 1) * packs // (2 * bars), side="right")
-    rows = [packing.strategies[n] for n in places.tolist()]
-    none = (None,) * (count - bars)  # rows that are not needed
+    drawn = [packing.strategies[n] for n in np.searchsorted(ends, middles, side="right").tolist()]
+    stacks = _stacks(drawn, packing.largest_depth, packing.max_sequence_length)
     return Bars(
         f"{heading}: {packs:,} rows, {1 - packing.efficiency:.1%} padding",
-        tuple(map(_text, rows)) + ("",) * len(none),
-        Axis("slots", most=float(S)),
-        tuple(each._replace(values=each.values + none) for each in _stack(rows, packing.largest_depth, S)),
+        tuple(map(_sum_text, drawn)) + ("",) * empty,
+        Axis("slots", most=float(packing.max_sequence_length)),
+        tuple(series._replace(values=series.values + (None,) * empty) for series in stacks),
         along="rows",
         stacked=True,
-        edges=tuple(whole * n / count for n in range(count + 1)),
+        edges=tuple(width * n / places for n in range(places + 1)),
     )
 
 
-def _text(strategy: Sequence[int]) -> str:
-    """`256 + 128 + 2 x 64`."""
-    return " + ".join(
-        f"{length}" if count == 1 else f"{count} x {length}" for length, count in Counter(strategy).items()
-    )
+def _stacks(strategies: Sequence[Sequence[int]], depth: int, slots: int) -> Tuple[Series, ...]:
+    """Return each strategy as a stack: the first sequences, all further ones together, and the padding."""
+    columns = []
+    for strategy in strategies:
+        first = [*strategy[:_COLOURED], *[0] * (_COLOURED - len(strategy))]
+        columns.append([*first, sum(strategy[_COLOURED:]), slots - sum(strategy)])
+
+    names = ("longest sequence", "second", "third", "further ones", "padding")
+    roles = (*SEQUENCES, "padding")
+    stacks = []
+    for place, (name, role) in enumerate(zip(names, roles)):
+        if place < depth or role == "padding":
+            heights = tuple(float(column[place]) or None for column in columns)
+            stacks.append(Series(name, heights, role=role))
+    return tuple(stacks)
 
 
-def _filling_section(packing: Packing, made: str) -> Section:
-    """made: how the packing was made, in words.  ValueError where there is no pack."""
+def _sum_text(strategy: Sequence[int]) -> str:
+    """Return the lengths of a pack as a sum: `256 + 128 + 2 x 64`."""
+    terms = []
+    for length, count in Counter(strategy).items():
+        terms.append(f"{length}" if count == 1 else f"{count} x {length}")
+    return " + ".join(terms)
+
+
+def _filling_section(packing: Packing, packer: str) -> Section:
+    """Show strategies, depths and totals of a packing. packer: its packer and depth, for a title."""
     if not packing.packs:
-        raise ValueError("the packing holds no pack; there is nothing to look at")
-    S, depth, packs = packing.max_sequence_length, packing.largest_depth, packing.packs
-    most_used = sorted(range(len(packing.strategies)), key=lambda n: (-packing.repeats[n], n))
-    listed = most_used[:_LISTED]
-    shown = [packing.strategies[n] for n in most_used[:_SHOWN]]
-    top = Bars(
-        "The strategies used most, and how they fill a pack",
-        tuple(map(_text, shown)),
-        Axis("slots", most=float(S)),
-        _stack(shown, depth, S),
-        stacked=True,
-        across=True,
-        ends=tuple(f"{packing.repeats[n]:,} packs" for n in most_used[:_SHOWN]),
-    )
-    by_depth = np.bincount(packing.depths, weights=np.array(packing.repeats, float), minlength=depth + 1)[1:]
-    table = Table(
-        "strategies",
-        f"Strategies, the {len(listed)} most used of {len(packing.strategies):,}",
-        (
-            Column("strategy", "lengths of a pack"),
-            Column("sequences", "sequences"),
-            Column("packs", "packs"),
-            Column("share", "of all packs", form=".2%"),
-            Column("tokens", "tokens"),
-            Column("padding", "empty slots"),
-        ),
-        [
-            {
-                "strategy": Cell(list(strategy), _text(strategy)),
-                "sequences": len(strategy),
-                "packs": packing.repeats[n],
-                "share": packing.repeats[n] / packs,
-                "tokens": sum(strategy),
-                "padding": S - sum(strategy),
-            }
-            for n, strategy in ((n, packing.strategies[n]) for n in listed)
-        ],
-    )
-    facts = packing.to_json()
+        raise ValueError("the packing has no packs; use a source with at least one sequence")
+    accounting = packing.to_json()
     rows = [
-        ("packs", "packs", ",", f"of {S} slots; different strategies: {len(packing.strategies):,}"),
-        ("packing_factor", "packing factor", ".3f", f"sequences in a pack; at most {packing.theoretical_speedup:.3f}"),
+        ("packs", "packs", ",", f"of {packing.max_sequence_length} slots; strategies: {len(packing.strategies):,}"),
+        ("packing_factor", "packing factor", ".3f", f"sequences per pack; at most {packing.theoretical_speedup:.3f}"),
         ("efficiency", "efficiency", ".3%", "of all slots hold a token"),
         ("padding_tokens", "padding", ",", "empty slots"),
         ("largest_depth", "deepest pack", ",", "sequences"),
     ]
-    accounting = _facts_table("packing", f"The packing: {made}", facts, rows)
-    pictures = (
-        top,
-        Bars(
-            "Packs by the number of their sequences",
-            tuple(str(number + 1) for number in range(len(by_depth))),
-            Axis("packs"),
-            (Series("packs", tuple(map(float, by_depth))),),
-            along="sequences in a pack",
-            ends=tuple(f"{value / packs:.1%}" for value in by_depth) if depth <= 12 else (),
-        ),
+    totals = facts_table("packing", f"The packing: {packer}", accounting, rows)
+
+    numbers = range(len(packing.strategies))
+    most_used = sorted(numbers, key=lambda n: (-packing.repeats[n], n))
+    pictures = _strategies_picture(packing, most_used), _depths_picture(packing)
+    return Section("How the packs are filled", (*pictures, totals, _strategies_table(packing, most_used)))
+
+
+def _strategies_picture(packing: Packing, most_used: Sequence[int]) -> Bars:
+    drawn = most_used[:_MOST_DRAWN_STRATEGIES]
+    strategies = [packing.strategies[n] for n in drawn]
+    return Bars(
+        "The strategies used most, and how they fill a pack",
+        tuple(map(_sum_text, strategies)),
+        Axis("slots", most=float(packing.max_sequence_length)),
+        _stacks(strategies, packing.largest_depth, packing.max_sequence_length),
+        stacked=True,
+        across=True,
+        ends=tuple(f"{packing.repeats[n]:,} packs" for n in drawn),
     )
-    return Section("How the packs are filled", (*pictures, accounting, table))
+
+
+def _depths_picture(packing: Packing) -> Bars:
+    depth = packing.largest_depth
+    packs = np.bincount(packing.depths, weights=np.array(packing.repeats, float), minlength=depth + 1)[1:]
+    shares = tuple(f"{count / packing.packs:.1%}" for count in packs)
+    return Bars(
+        "Packs by the number of their sequences",
+        tuple(map(str, range(1, depth + 1))),
+        Axis("packs"),
+        (Series("packs", tuple(packs.tolist())),),
+        along="sequences in a pack",
+        ends=shares if depth <= _MOST_DEPTH_LABELS else (),
+    )
+
+
+def _strategies_table(packing: Packing, most_used: Sequence[int]) -> Table:
+    columns = (
+        Column("strategy", "lengths of a pack"),
+        Column("sequences", "sequences"),
+        Column("packs", "packs"),
+        Column("share", "of all packs", form=".2%"),
+        Column("tokens", "tokens"),
+        Column("padding", "empty slots"),
+    )
+    rows = []
+    for n in most_used[:_MOST_LISTED_STRATEGIES]:
+        strategy = packing.strategies[n]
+        tokens = sum(strategy)
+        rows.append(
+            {
+                "strategy": Cell(list(strategy), _sum_text(strategy)),
+                "sequences": len(strategy),
+                "packs": packing.repeats[n],
+                "share": packing.repeats[n] / packing.packs,
+                "tokens": tokens,
+                "padding": packing.max_sequence_length - tokens,
+            }
+        )
+    title = f"Strategies, the {len(rows)} most used of {len(packing.strategies):,}"
+    return Table("strategies", title, columns, rows)
 
 
 # ---- waste by depth and packer ---------------------------------------------------------------------------------------
 
 
 def _waste_section(histogram: LengthHistogram, rows: Sequence[Row], left_out: Sequence[str]) -> Section:
-    """rows: `compare`'s. left_out: packers that are not among them."""
+    """Show the padding of every packer. rows: `compare`'s. left_out: packers that are not among them."""
+    drawn = [row for row in rows if row.algorithm == "none"]
+    names = ["one a row"] * len(drawn)
     packers = [row for row in rows if row.algorithm not in ("none", "sort")]
-    depths = list(dict.fromkeys(row.max_sequences_per_pack for row in packers))
-    plain_rows = [row for row in rows if row.algorithm == "none"]
-    best = [
-        min((row for row in packers if row.max_sequences_per_pack == depth), key=lambda row: row.packs)
-        for depth in depths
-    ]
-    chosen = plain_rows + best
-    rows_of = Bars(
+    for depth in dict.fromkeys(row.max_sequences_per_pack for row in packers):
+        of_depth = [row for row in packers if row.max_sequences_per_pack == depth]
+        drawn.append(min(of_depth, key=lambda row: row.packs))
+        names.append(f"depth {depth_text(depth)}")
+    by_depth = padding_bars(
         "Tokens and padding of the same sequences, by depth",
-        tuple(
-            "one a row" if row.algorithm == "none" else f"depth {depth_text(row.max_sequences_per_pack)}"
-            for row in chosen
-        ),
-        Axis("slots"),
-        (
-            Series("tokens", tuple(float(histogram.tokens) for _ in chosen), role="tokens"),
-            Series("padding", tuple(float(row.padding_tokens) for row in chosen), role="padding"),
-        ),
-        stacked=True,
-        across=True,
-        ends=tuple(f"{1 - row.efficiency:.2%} padding" for row in chosen),
+        names,
+        histogram.tokens,
+        [row.padding_tokens for row in drawn],
+        form=".2%",
         notes=("Each depth by the packer that needs the fewest packs there.",),
     )
-    columns = (
-        Column("algorithm", "packer"),
-        Column("max_sequences_per_pack", "depth"),
-        Column("packs", "packs"),
-        Column("padding_tokens", "padding"),
-        Column("efficiency", "efficiency", form=".3%"),
-        Column("packing_factor", "factor", form=".3f"),
-        Column("speedup", "speed-up", form=".3f"),
-        Column("strategies", "strategies"),
-        Column("lower_bound", "proven least"),
-        Column("gap", "above it"),
-        Column("solve_seconds", "solved in s", form=",.3f"),
-    )
-    table = Table(
-        "packers",
-        "Every packer at every depth",
-        columns,
-        [
-            {
-                **{column.key: getattr(row, column.key) for column in columns},
-                "algorithm": Cell(row.algorithm, row.algorithm.upper()),
-                "max_sequences_per_pack": Cell(row.max_sequences_per_pack, depth_text(row.max_sequences_per_pack)),
-            }
-            for row in rows
-        ],
-        ("Padding in slots; factor: sequences in a pack; speed-up: slots without packing over slots with it.",)
-        + ("SORT makes batches of similar length, each padded to its longest: no packing, and many engines.",)
-        + tuple(f"{name.upper()} takes long here: packed-bert compare has it." for name in left_out),
-    )
-    return Section("Waste by depth and packer", (rows_of, padding_map(rows), gap_map(rows), table))
+
+    table = packers_table("Every packer at every depth", rows)
+    omissions = tuple(f"{name.upper()} takes long here: packed-bert compare has it." for name in left_out)
+    table = table._replace(notes=table.notes + omissions)
+    return Section("Waste by depth and packer", (by_depth, *heat_maps(rows), table))
 
 
 # ---- the proof -------------------------------------------------------------------------------------------------------
 
 
-def _proof_section(packing: Packing, made: str) -> Section:
-    """The certificate in words, and what it says each length is worth."""
+def _proof_section(packing: Packing, packer: str) -> Section:
+    """Show the certificate in words, and the price of each length."""
     title = "The proof"
-    if packing.certificate is None:
-        bound = (
-            ""
-            if packing.lower_bound is None
-            else f" Its maker states that no packing has fewer than {packing.lower_bound:,} packs."
-        )
-        words = f"{made} comes without a certificate; the optimal packer writes one.{bound}"
-        return Section(title, (words[0].upper() + words[1:],))
-    proof = prove(packing)
     certificate = packing.certificate
-    said = statement(packing, proof)
-    how = (
+    if certificate is None:
+        words = f"{packer} comes without a certificate; the optimal packer writes one."
+        if packing.lower_bound is not None:
+            words += f" Its maker states that no packing has fewer than {packing.lower_bound:,} packs."
+        return Section(title, (_capitalised(words),))
+
+    proof = prove(packing)
+    method = (
         "Every length has a price, in packs. No pack that obeys the limits is worth more than 1, so a packing needs at "
         "least as many packs as all sequences are worth together. Whoever doubts it only has to check the prices."
     )
-    lengths = tuple(float(length) for length in certificate.lengths)
-    prices = Lines(
+    S = packing.max_sequence_length
+    lengths = tuple(map(float, certificate.lengths))
+    prices = tuple(price / certificate.denominator for price in certificate.prices)
+    shares = tuple(length / S for length in lengths)
+    drawn = Lines(
         "What a sequence of each length is worth",
-        Axis("tokens of a sequence", most=float(packing.max_sequence_length)),
+        Axis("tokens of a sequence", most=float(S)),
         Axis("packs"),
-        (
-            Line("price", lengths, tuple(price / certificate.denominator for price in certificate.prices)),
-            Line("its share of the slots", lengths, tuple(n / packing.max_sequence_length for n in lengths)),
-        ),
+        (Line("price", lengths, prices), Line("its share of the slots", lengths, shares)),
         notes=(
             "Where the price is flat, a longer sequence is worth no more: the depth is scarce there, not the slots.",
         ),
     )
-    return Section(title, (said[0].upper() + said[1:] + ". " + how, prices))
+    return Section(title, (f"{_capitalised(statement(packing, proof))}. {method}", drawn))
+
+
+def _capitalised(words: str) -> str:
+    return words[0].upper() + words[1:]
 
 
 # ---- one pack --------------------------------------------------------------------------------------------------------
 
 
-def _drawn_strategy(packing: Packing) -> Optional[_Drawn]:
-    """The strategy used most among those of two sequences at least, else the one used most; None for no packs."""
-    if not packing.strategies:
-        return None
-    several = [n for n in range(len(packing.strategies)) if len(packing.strategies[n]) > 1]
-    chosen = max(several or range(len(packing.strategies)), key=lambda n: packing.repeats[n])
-    strategy = packing.strategies[chosen]
-    numbers = np.zeros(packing.max_sequence_length, np.int64)
-    numbers[: sum(strategy)] = np.repeat(np.arange(1, len(strategy) + 1), strategy)
-    title = f"The pack {_text(strategy)}, of which there are {packing.repeats[chosen]:,}"
-    return _Drawn(title, numbers, *_sequences_of(numbers))
+class _DrawnPack(NamedTuple):
+    """One pack.
+
+    runs: (first slot, slot after the last, sequence from 1 on, or 0 for padding).
+    rows, columns: the table of its sequences.
+    """
+
+    title: str
+    runs: List[Tuple[int, int, int]]
+    rows: List[Dict[str, Any]]
+    columns: Tuple[Column, ...]
 
 
-def _drawn_pack(store: PackStore, pack: int) -> _Drawn:
-    """A pack of a data set as its batches have it."""
-    if not 0 <= pack < len(store):
-        raise ValueError(f"--pack {pack}: {store.folder} has packs 0 to {len(store) - 1}")
-    batch = {name: values[0] for name, values in store.batch(np.array([pack])).items()}
-    rows, columns = _sequences_of(batch["input_mask"])
-    if "masked_lm_weights" in batch:
-        for row in rows:
-            row["masked"] = int((batch["masked_lm_weights"] == row["sequence"]).sum())
-        columns += (Column("masked", "masked tokens"),)
-    if "segment_ids" in batch:
-        for row in rows:
-            own = batch["input_mask"] == row["sequence"]
-            row["second"] = int(batch["segment_ids"][own].sum())
-        columns += (Column("second", "tokens of its second segment"),)
-    return _Drawn(f"Pack {pack:,} of {store.folder.resolve().name}", batch["input_mask"], rows, columns)
-
-
-def _sequences_of(numbers: np.ndarray) -> Tuple[List[Dict[str, Any]], Tuple[Column, ...]]:
-    rows = []
-    for number in range(1, int(numbers.max(initial=0)) + 1):
-        slots = np.flatnonzero(numbers == number)
-        if len(slots):
-            first, last = int(slots[0]), int(slots[-1])
-            rows.append({"sequence": number, "first": first, "last": last, "tokens": len(slots)})
-    titles = (("sequence", "sequence"), ("first", "first slot"), ("last", "last slot"), ("tokens", "tokens"))
-    return rows, tuple(Column(key, title) for key, title in titles)
-
-
-def _runs(numbers: np.ndarray) -> List[Tuple[int, int, int]]:
-    """(first slot, slot after the last, number) of each run of one number."""
+def _drawn_pack(title: str, numbers: np.ndarray) -> _DrawnPack:
+    """Return a pack by the sequence that each slot belongs to, integers [S]."""
     starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
-    return [(start, end, int(numbers[start])) for start, end in zip(starts, [*starts[1:], len(numbers)]) if end > start]
+    stops = [*starts[1:], len(numbers)]
+    runs = [(start, stop, int(numbers[start])) for start, stop in zip(starts, stops)]
+    rows = [
+        {"sequence": number, "first": start, "last": stop - 1, "tokens": stop - start}
+        for start, stop, number in runs
+        if number
+    ]
+    columns = (
+        Column("sequence", "sequence"),
+        Column("first", "first slot"),
+        Column("last", "last slot"),
+        Column("tokens", "tokens"),
+    )
+    return _DrawnPack(title, runs, rows, columns)
 
 
-def _pack_section(drawn: _Drawn) -> Section:
-    S = len(drawn.numbers)
-    runs = _runs(drawn.numbers)
-    count = max((number for _, _, number in runs), default=0)
-    mask = MaskPicture("Its attention mask: which slot sees which", tuple(runs))
-    within = sum(int((drawn.numbers == number).sum()) ** 2 for number in range(1, count + 1))
+def _drawn_strategy(packing: Packing) -> _DrawnPack:
+    """Draw the strategy used most among those of at least two sequences, else the one used most."""
+    numbers = range(len(packing.strategies))
+    several = [n for n in numbers if len(packing.strategies[n]) > 1]
+    chosen = max(several or numbers, key=lambda n: packing.repeats[n])
+    strategy = packing.strategies[chosen]
+    slots = np.zeros(packing.max_sequence_length, np.int64)
+    slots[: sum(strategy)] = np.repeat(np.arange(1, len(strategy) + 1), strategy)
+    return _drawn_pack(f"The pack {_sum_text(strategy)}, of which there are {packing.repeats[chosen]:,}", slots)
+
+
+def _stored_pack(store: PackStore, pack: int) -> _DrawnPack:
+    """Draw a pack of a data set as its batches have it."""
+    if not 0 <= pack < len(store):
+        raise ValueError(f"--pack {pack}: no such pack; {store.folder} has packs 0 to {len(store) - 1}")
+    batch = {name: values[0] for name, values in store.batch(np.array([pack])).items()}
+    drawn = _drawn_pack(f"Pack {pack:,} of {store.folder.resolve().name}", batch["input_mask"])
+    columns = drawn.columns
+    if "masked_lm_weights" in batch:
+        columns += (Column("masked", "masked tokens"),)
+        for row in drawn.rows:
+            row["masked"] = int((batch["masked_lm_weights"] == row["sequence"]).sum())
+    if "segment_ids" in batch:
+        columns += (Column("second", "tokens of its second segment"),)
+        for row in drawn.rows:
+            row["second"] = int(batch["segment_ids"][row["first"] : row["last"] + 1].sum())
+    return drawn._replace(columns=columns)
+
+
+def _pack_section(drawn: _DrawnPack) -> Section:
+    slots = drawn.runs[-1][1]
+    pairs = slots**2
+    pairs_within = sum(row["tokens"] ** 2 for row in drawn.rows)
     words = (
         f"{drawn.title}: tokens see those of their own sequence only, whatever else shares the row. "
-        f"{within:,} of the {S * S:,} pairs of slots are within a sequence, {within / (S * S):.1%}. "
+        f"{pairs_within:,} of the {pairs:,} pairs of slots are within a sequence, {pairs_within / pairs:.1%}. "
         "Padding sees padding, so that no row of the softmax is empty."
     )
+    mask = MaskPicture("Its attention mask: which slot sees which", tuple(drawn.runs))
     table = Table("pack", "The sequences of this pack", drawn.columns, drawn.rows, ("Slots count from 0.",))
     return Section("One pack and its attention mask", (words, mask, table))
 
@@ -362,77 +313,89 @@ def _pack_section(drawn: _Drawn) -> Section:
 # ---- together --------------------------------------------------------------------------------------------------------
 
 
-def _packing_of(store: PackStore) -> Packing:
-    """The packing of a data set: its recipe with the proof where it has one, else what its packs hold."""
+def page_of_histogram(histogram: LengthHistogram, *, packer: str, depth: Optional[int]) -> Page:
+    """Return the page of a histogram. packer, depth: of the packing that is drawn."""
+    packing = get_packer(packer)(histogram, max_sequences_per_pack=depth)
+    return _page(f"Packing {histogram.name}", histogram, packing, None)
+
+
+def page_of_data_set(store: PackStore, *, pack: int) -> Page:
+    """Return the page of a data set. pack: the number of the pack that is drawn."""
+    if not len(store):
+        raise ValueError(f"{store.folder}: has no packs; build it from a source with at least one sequence")
+    drawn = _stored_pack(store, pack)
+    counts = np.array(store.manifest.histogram, np.int64)
+    histogram = LengthHistogram(counts, store.folder.resolve().name)
+    histogram = histogram.with_max_sequence_length(store.schema.max_sequence_length)
+    histogram = histogram.rounded_up(store.schema.multiple_of)
+    return _page(f"Data set {histogram.name}", histogram, _packing_of(store, histogram), drawn)
+
+
+def _packing_of(store: PackStore, histogram: LengthHistogram) -> Packing:
+    """Return the packing of a data set: its recipe with the proof, else what its packs hold."""
     manifest = store.manifest
     recipe = Path(store.folder) / _RECIPE
     if any(entry.file == _RECIPE for entry in manifest.files) and recipe.is_file():
         packing = Packing.load(recipe)
         if packing.packs == manifest.packs and packing.sequences == manifest.sequences:
             return packing
-    lengths = np.sort(manifest.schema.taken(store.lengths()["lengths"].astype(np.int64)), axis=1)[:, ::-1]
-    found, counts = np.unique(lengths, axis=0, return_counts=True)
-    packs = (([int(n) for n in row if n], int(count)) for row, count in zip(found, counts))
+
+    lengths = manifest.schema.taken(store.lengths()["lengths"].astype(np.int64))
+    strategies, counts = np.unique(-np.sort(-lengths, axis=1), axis=0, return_counts=True)
+    packs = []
+    for strategy, count in zip(strategies.tolist(), counts.tolist()):
+        packs.append(([length for length in strategy if length], count))
     depth = manifest.schema.max_sequences_per_pack
-    return Packing.of(manifest.algorithm, _histogram_of(store), depth, packs, lower_bound=manifest.lower_bound)
+    return Packing.of(manifest.algorithm, histogram, depth, packs, lower_bound=manifest.lower_bound)
 
 
-def page_of_histogram(histogram: LengthHistogram, *, packer: str, depth: Optional[int]) -> Page:
-    """packer, depth: of the packing that is drawn."""
-    packing = get_packer(packer)(histogram, max_sequences_per_pack=depth)
-    return _page(f"Packing {histogram.name}", histogram, packing, _drawn_strategy(packing))
-
-
-def page_of_data_set(store: PackStore, *, pack: int) -> Page:
-    """pack: the number of the one that is drawn."""
-    if not len(store):
-        raise ValueError(f"{store.folder}: holds no pack; there is nothing to look at")
-    title = f"Data set {store.folder.resolve().name}"
-    return _page(title, _histogram_of(store), _packing_of(store), _drawn_pack(store, pack))
-
-
-def _page(title: str, histogram: LengthHistogram, packing: Packing, drawn: Optional[_Drawn]) -> Page:
-    left_out = ["nnlshp"] if histogram.max_sequence_length > _LONGEST_NNLSHP else []
-    left_out += ["greedy"] if histogram.sequences > _MOST_GREEDY else []
+def _page(title: str, histogram: LengthHistogram, packing: Packing, drawn: Optional[_DrawnPack]) -> Page:
+    """drawn: the pack to draw; None: the strategy used most."""
     limit = packing.max_sequences_per_pack
     depth = "any depth" if limit is None else f"depth {limit}"
-    made = f"{packing.algorithm.upper()}, {depth}"
-    filling = _filling_section(packing, made)
+    packer = f"{packing.algorithm.upper()}, {depth}"
+    filling = _filling_section(packing, packer)
+
+    left_out = []
+    if histogram.max_sequence_length > _MOST_SLOTS_NNLSHP:
+        left_out.append("nnlshp")
+    if histogram.sequences > _MOST_SEQUENCES_GREEDY:
+        left_out.append("greedy")
     gc.freeze()  # garbage is collected before each packing that is measured; what is loaded by now stays
-    packers = [name for name in ALGORITHMS if name not in left_out]
-    rows = compare(Case(histogram, DEPTHS), packers)
-    before = get_packer("none")(histogram, max_sequences_per_pack=1)
-    bounds = [packing.lower_bound, *(row.lower_bound for row in rows if row.max_sequences_per_pack == limit)]
-    bound = next((each for each in bounds if each is not None), None)
-    figures = (
-        Figure(
-            f"{packing.packing_factor:.3f}",
-            "sequences in a pack",
-            f"the packing factor; {histogram.theoretical_speedup:.3f} would leave no slot empty",
-        ),
-        Figure(f"{1 - packing.efficiency:.1%}", "padding", f"{1 - before.efficiency:.1%} with one sequence a row"),
-        Figure(f"{len(packing.strategies):,}", "strategies", "different lengths that share a pack")
-        if bound is None
-        else Figure(
-            f"{packing.packs - bound:,}",
-            "packs above the proven least",
-            f"no packing of {depth} has fewer than {bound:,}",
-        ),
-    )
+    rows = compare(histogram, _DEPTHS, [name for name in ALGORITHMS if name not in left_out])
+    bounds = [packing.lower_bound]
+    bounds += [row.lower_bound for row in rows if row.max_sequences_per_pack == limit]
+    bound = next((bound for bound in bounds if bound is not None), None)
+
+    unpacked = get_packer("none")(histogram, max_sequences_per_pack=1)
+    padding = f"{1 - packing.efficiency:.1%}"
+    unpacked_padding = f"{1 - unpacked.efficiency:.1%}"
+    last_figure = Figure(f"{len(packing.strategies):,}", "strategies", "different lengths that share a pack")
+    if bound is not None:
+        words = f"no packing of {depth} has fewer than {bound:,}"
+        last_figure = Figure(f"{packing.packs - bound:,}", "packs above the proven least", words)
     return Page(
         title,
         f"{packing.sequences:,} sequences fit into {packing.packs:,} packs of {packing.max_sequence_length} slots "
-        f"({made}): {1 - packing.efficiency:.1%} of the slots are padding instead of {1 - before.efficiency:.1%}.",
+        f"({packer}): {padding} of the slots are padding instead of {unpacked_padding}.",
         (
-            _lengths_section(histogram),
+            Section("Lengths", (picture(histogram), lengths_table(histogram))),
             filling,
             _waste_section(histogram, rows, left_out),
-            _proof_section(packing, made),
-            *([_pack_section(drawn)] if drawn is not None else []),
+            _proof_section(packing, packer),
+            _pack_section(drawn or _drawn_strategy(packing)),
         ),
-        figures,
-        (
-            rows_picture(before, "Each sequence in its row", before.packs),
-            rows_picture(packing, f"Up to {packing.largest_depth} sequences in a row", before.packs),
+        figures=(
+            Figure(
+                f"{packing.packing_factor:.3f}",
+                "sequences in a pack",
+                f"the packing factor; {histogram.theoretical_speedup:.3f} would leave no slot empty",
+            ),
+            Figure(padding, "padding", f"{unpacked_padding} with one sequence a row"),
+            last_figure,
+        ),
+        first=(
+            rows_picture(unpacked, "Each sequence in its row", unpacked.packs),
+            rows_picture(packing, f"Up to {packing.largest_depth} sequences in a row", unpacked.packs),
         ),
     )

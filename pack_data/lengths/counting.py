@@ -21,7 +21,7 @@ import numpy as np
 from pack_data.cli.bad_records import MOST_RECORD_BYTES
 from pack_data.cli.command import progress_bar
 from pack_data.display.picture import Axis, Bars, Series
-from pack_data.display.table import account
+from pack_data.display.table import Table, account, facts_table
 from pack_data.packing.histogram import PUBLISHED, LengthHistogram
 from pack_data.reading.files import COMPRESSED, LONGEST_LINE, open_regular, open_unpacked, short_lines
 from pack_data.reading.npy import map_array
@@ -202,27 +202,35 @@ def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> 
     return LengthHistogram(np.pad(counts, (0, max(S or 1, len(counts) - 1) + 1 - len(counts))), Path(path).name)
 
 
-def summary(histogram: LengthHistogram) -> str:
-    """The statistics of the paper's Figure 1 as text, with a small picture."""
+def lengths_table(histogram: LengthHistogram) -> Table:
+    """Return the statistics of the paper's Figure 1."""
     S = histogram.max_sequence_length
     full = int(histogram.counts[S])
-    sequences = histogram.sequences
+    reach = f"{full / histogram.sequences:.1%} fill all {S} slots" if full else f"of {S} slots"
     rows = [
-        ("sequences", f"{sequences:,}", ""),
-        ("tokens", f"{histogram.tokens:,}", ""),
-        ("shortest", f"{histogram.shortest:,}", ""),
-        ("median", f"{histogram.median_length:,}", ""),
-        ("mean", f"{histogram.mean_length:,.1f}", ""),
-        (
-            "longest",
-            f"{histogram.longest:,}",
-            f"{full / sequences:.1%} fill all {S} slots" if full else f"of {S} slots",
-        ),
-        ("padding", f"{histogram.padding_share:.1%}", "of all slots, if each sequence is padded to the end"),
-        ("speed-up", f"{histogram.theoretical_speedup:.3f}", "possible by packing without any padding"),
+        ("sequences", "sequences", ",", ""),
+        ("tokens", "tokens", ",", ""),
+        ("max_sequence_length", "slots of a row", ",", "the longest sequence that is allowed"),
+        ("shortest", "shortest", ",", ""),
+        ("median_length", "median", ",", ""),
+        ("mean_length", "mean", ",.1f", ""),
+        ("longest", "longest", ",", reach),
+        ("padding_share", "padding", ".1%", "of all slots, if each sequence is padded to the end"),
+        ("theoretical_speedup", "speed-up", ".3f", "possible by packing without any padding"),
     ]
-    text = account(f"{histogram.name or 'histogram'}  sequences of at most {S} tokens", rows)
-    return "\n".join([text, "", *_picture(histogram)]) if sequences else text
+    facts = {key: getattr(histogram, key) for key, *_ in rows}
+    return facts_table("lengths", f"Lengths of {histogram.name or 'these sequences'}", facts, rows)
+
+
+def summary(histogram: LengthHistogram) -> str:
+    """Return the statistics as text, with a small picture."""
+    title = f"{histogram.name or 'histogram'}  sequences of at most {histogram.max_sequence_length} tokens"
+    rows = []
+    for row in lengths_table(histogram).rows:
+        if row["what"].value != "max_sequence_length":
+            rows.append((row["what"].text, row["value"].text, row["about"]))
+    text = account(title, rows)
+    return "\n".join([text, "", *_picture(histogram)]) if histogram.sequences else text
 
 
 def _picture(histogram: LengthHistogram, rows: int = 16, width: int = 50) -> List[str]:
@@ -239,22 +247,6 @@ def _picture(histogram: LengthHistogram, rows: int = 16, width: int = 50) -> Lis
             f"{bar or ('.' if total else '')}".rstrip()
         )
     return lines
-
-
-def statistics(histogram: LengthHistogram) -> dict:
-    """The summary as plain values, and the histogram itself."""
-    return {
-        "sequences": histogram.sequences,
-        "tokens": histogram.tokens,
-        "max_sequence_length": histogram.max_sequence_length,
-        "shortest": histogram.shortest,
-        "median_length": histogram.median_length,
-        "mean_length": histogram.mean_length,
-        "longest": histogram.longest,
-        "padding_share": histogram.padding_share,
-        "theoretical_speedup": histogram.theoretical_speedup,
-        "histogram": histogram.to_json(),
-    }
 
 
 def picture(histogram: LengthHistogram) -> Bars:

@@ -10,6 +10,7 @@ import yaml
 
 from ipu_packed_bert.training.picture import curves, draw, is_run, page_of_run
 from tests.pages import check_page
+from tests.refusals import refused
 
 
 def record(step, sequences, **values):
@@ -25,18 +26,19 @@ EVALUATIONS = [record(2, 40, loss=7.0, mlm_loss=6.5), record(3, 40, loss=6.5, ml
 
 
 def test_the_curves_are_the_logs():
-    found = curves(RECORDS, EVALUATIONS, max_sequence_length=100, unigram=7.5)
-    assert found.measure == "mlm_loss" and found.unigram == 7.5
-    assert found.training == ([3, 9], [8.0, 5.5])
-    assert found.held_out == ([5, 9], [6.5, 6.0])  # at the sequences that training had seen
+    losses, slots = curves(RECORDS, EVALUATIONS, max_sequence_length=100, unigram=7.5)
+    training, held_out = losses.lines
+    assert (training.x, training.y) == ((3, 9), (8.0, 5.5)) and losses.levels[0][1] == 7.5
+    assert (held_out.x, held_out.y) == ((5, 9), (6.5, 6.0))  # at the sequences that training had seen
     # 450 tokens: in 6 packs of 100 slots, or in 9 rows of their own.
-    assert (found.tokens, found.packed_padding, found.unpacked_padding) == (450, 150, 450)
+    tokens, padding = slots.series
+    assert (tokens.values, padding.values) == ((450, 450), (450, 150))
 
 
 def test_other_tasks_are_drawn_by_their_loss_and_scores_are_no_loss():
-    found = curves([record(1, 3, loss=9.0)], [record(1, 9, exact=50.0)], max_sequence_length=100, unigram=7.5)
-    assert found.measure == "loss" and found.unigram is None
-    assert found.training == ([3], [9.0]) and found.held_out == ([], [])
+    losses, _ = curves([record(1, 3, loss=9.0)], [record(1, 9, exact=50.0)], max_sequence_length=100, unigram=7.5)
+    (training,) = losses.lines
+    assert (training.x, training.y) == ((3,), (9.0,)) and not losses.levels and "masked" not in losses.y.label
 
 
 def test_the_file_is_both_pictures(tmp_path):
@@ -118,9 +120,8 @@ def test_a_run_that_goes_on_has_no_summary_yet(run):
 def test_a_damaged_file_is_named(run, name, text):
     assert is_run(run)
     (run / name).write_text(text)
-    with pytest.raises(ValueError, match=name) as refused:
+    with refused(name, unchanged=run):
         page_of_run(run)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_run_without_a_finite_loss_has_pictures(run):
@@ -134,17 +135,14 @@ def test_a_run_without_a_finite_loss_has_pictures(run):
 
 def test_the_answer_says_what_was_learnt(run):
     made, _ = page_of(run)
-    words = (
-        "After 3 updates the loss in training is 6.500; it began at 8.000, and is 7.250 on texts that were held out."
-    )
-    assert made.answer == words
+    assert all(words in made.answer for words in ("3 updates", "6.500", "8.000", "7.250"))
     avoided = 1 - (10 * 100 - 966) / (19 * 100 - 966)
     assert [each.value for each in made.figures] == ["7.250", f"{19 / 3.5:,.1f}", f"{avoided:.1%}"]
     assert "7.500" in made.figures[0].words and len(made.first) == 1
     accuracy = dict(mlm_accuracy=0.25, most_frequent_token_accuracy=0.125, unigram_loss=7.5)
     (run / "summary.json").write_text(json.dumps({**SUMMARY, "held_out": accuracy}))
     answer = page_of(run)[0].answer
-    assert "25.0%" in answer and "12.5%" in answer and answer.count(".") == 3
+    assert "25.0%" in answer and "12.5%" in answer
 
 
 def test_packed_stands_beside_unpacked_where_that_was_measured(run):

@@ -9,10 +9,11 @@ import pytest
 
 from pack_data.cli.command import depth_text, run_main
 from pack_data.inspection import compare as command
-from pack_data.inspection.compare import ALGORITHMS, Case, compare, gap_map, padding_map, plan, table
+from pack_data.inspection.compare import ALGORITHMS, _jobs, _printed, compare, heat_maps
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from tests.pack_data_strategies import SPECIAL
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,31 +24,31 @@ def _loaded_stays():
 
 
 @pytest.fixture(scope="module")
-def case():
+def histogram():
     # SQuAD in units of 8 tokens
     whole = LengthHistogram.published("squad_1_1_384")
     lengths = [-(-length // 8) for length in whole.lengths.tolist()]
     counts = [0] * 49
     for length, number in zip(lengths, whole.counts[whole.lengths].tolist()):
         counts[length] += number
-    return Case(LengthHistogram(counts, "squad_48"), (2, 3, None))
+    return LengthHistogram(counts, "squad_48")
 
 
 @pytest.fixture(scope="module")
-def rows(case):
-    return compare(case)
+def rows(histogram):
+    return compare(histogram, (2, 3, None))
 
 
 def test_every_packer_at_every_depth_it_knows():
-    jobs = plan(ALGORITHMS, (2, 4, None))
+    jobs = _jobs(ALGORITHMS, (2, 4, None))
     assert len(jobs) == len(set(jobs))
     assert {("none", 1), ("sort", 1), ("greedy", None), ("nnlshp", 2), ("spfhp", 4), ("optimal", None)} <= set(jobs)
     assert ("nnlshp", 4) not in jobs and ("nnlshp", None) not in jobs
-    assert plan(["spfhp"], (3,)) == [("optimal", 3), ("spfhp", 3)]  # the bound comes from optimal
+    assert _jobs(["spfhp"], (3,)) == [("optimal", 3), ("spfhp", 3)]  # the bound comes from optimal
 
 
-def test_rows_are_the_packings(case, rows):
-    S, sequences, tokens = 48, case.histogram.sequences, case.histogram.tokens
+def test_rows_are_the_packings(histogram, rows):
+    S, sequences, tokens = 48, histogram.sequences, histogram.tokens
     checked = 0
     for row in rows:
         assert row.padding_tokens == row.slots - tokens
@@ -55,7 +56,7 @@ def test_rows_are_the_packings(case, rows):
         assert row.efficiency == pytest.approx(tokens / row.slots)
         if row.algorithm == "sort":
             continue
-        packing = get_packer(row.algorithm)(case.histogram, max_sequences_per_pack=row.max_sequences_per_pack)
+        packing = get_packer(row.algorithm)(histogram, max_sequences_per_pack=row.max_sequences_per_pack)
         assert (row.packs, row.strategies, row.largest_depth) == (
             packing.packs,
             len(packing.strategies),
@@ -73,48 +74,48 @@ def test_all_packers_of_a_depth_share_the_proven_bound(rows):
     assert next(row for row in rows if row.algorithm == "sort").gap is None
 
 
-def test_the_bound_comes_along_when_optimal_is_not_asked_for(case):
-    only = compare(Case(case.histogram, (3,)), ["spfhp"])
+def test_the_bound_comes_along_when_optimal_is_not_asked_for(histogram):
+    only = compare(histogram, (3,), ["spfhp"])
     assert [row.algorithm for row in only] == ["spfhp"]
     assert only[0].gap > 0
 
 
-def test_memory_is_measured_apart(case):
-    apart = compare(Case(case.histogram, (3,)), ["spfhp", "optimal"], isolated=True)
-    together = compare(Case(case.histogram, (3,)), ["spfhp", "optimal"])
+def test_memory_is_measured_apart(histogram):
+    apart = compare(histogram, (3,), ["spfhp", "optimal"], isolated=True)
+    together = compare(histogram, (3,), ["spfhp", "optimal"])
     assert [row.packs for row in apart] == [row.packs for row in together]
     assert all(row.peak_memory is None or 0 <= row.peak_memory < 2**30 for row in apart)
 
 
-def test_a_mistake_in_another_process_is_told_here(case, monkeypatch):
+def test_a_mistake_in_another_process_is_told_here(histogram, monkeypatch):
     monkeypatch.setattr(command, "packs_at_depth", lambda name, depth: True)
-    with pytest.raises(ValueError, match="nnlshp packs at most 3 sequences together, not 5"):
-        compare(Case(case.histogram, (5,)), ["nnlshp"], isolated=True)
+    with refused("nnlshp", 3, 5):
+        compare(histogram, (5,), ["nnlshp"], isolated=True)
 
 
-def test_the_table_marks_the_best(case, rows):
-    lines = table(case, rows).splitlines()
-    marked = [line for line in lines if line.startswith(" * ")]
-    assert any("OPTIMAL" in line for line in marked) and not any("NNLSHP" in line for line in marked)
-    assert any(line.startswith("depth 3: no packing has fewer than") for line in lines)
+def test_the_printed_table_holds_the_rows(histogram, rows):
+    printed = _printed(histogram, rows)
+    assert "paper" not in printed
+    for row in rows:
+        depth = depth_text(row.max_sequences_per_pack)
+        lines = [line.split() for line in printed.splitlines() if line.split()[:2] == [row.algorithm.upper(), depth]]
+        cells = [cell for line in lines for cell in line]
+        gap = "-" if row.gap is None else f"{row.gap:,}"
+        assert {f"{row.packs:,}", f"{row.padding_tokens:,}", f"{row.efficiency:.3%}", gap} <= set(cells)
     for special in SPECIAL.values():
-        small = Case(special, (3,))
-        assert "OPTIMAL" in table(small, compare(small))
+        assert "OPTIMAL" in _printed(special, compare(special, (3,)))
 
 
-def test_the_paper_stands_beside_wikipedia(case, rows):
-    assert "paper" not in table(case, rows)
-    named = Case(LengthHistogram(case.histogram.counts, "wikipedia_512"), case.depths)
-    line = next(line for line in table(named, rows).splitlines() if "NNLSHP" in line and line.endswith("1.913"))
-    assert "99.7  2.00" in line
+def test_the_paper_stands_beside_wikipedia(histogram, rows):
+    printed = _printed(LengthHistogram(histogram.counts, "wikipedia_512"), rows)
+    (line,) = [line for line in printed.splitlines() if line.endswith("1.913")]
+    assert "NNLSHP" in line and "99.7  2.00" in line
 
 
 def test_the_pictures_hold_the_rows(rows):
     own = {(row.algorithm.upper(), depth_text(row.max_sequences_per_pack)): row for row in rows}
-    for picture, value in (
-        (padding_map(rows), lambda row: 100 * (1 - row.efficiency)),
-        (gap_map(rows), lambda row: 100 * row.gap / row.lower_bound),
-    ):
+    values = (lambda row: 100 * (1 - row.efficiency), lambda row: 100 * row.gap / row.lower_bound)
+    for picture, value in zip(heat_maps(rows), values):
         assert len(picture.rows) > 2 and len(picture.columns) > 1
         for name, cells in zip(picture.rows, picture.values):
             for depth, cell in zip(picture.columns, cells):
@@ -128,15 +129,15 @@ def run(module, *arguments):
     return run_main(module.main, list(arguments))
 
 
-def test_compare_command(capsys, tmp_path, case):
-    case.histogram.to_csv(tmp_path / "h.csv")
+def test_compare_command(capsys, tmp_path, histogram):
+    histogram.to_csv(tmp_path / "h.csv")
     options = ["--histogram", str(tmp_path / "h.csv"), "--max-sequence-length", "48", "--depths", "2,unlimited"]
     assert run(command, *options, "--packers", "none,spfhp,optimal") == 0
-    assert "depth unlimited: no packing has fewer than" in capsys.readouterr().out
+    assert "h  " in capsys.readouterr().out
     assert run(command, *options, "--packers", "lpfhp", "--json", "--csv", str(tmp_path / "rows.csv")) == 0
     (report,) = json.loads(capsys.readouterr().out)
     assert [row["max_sequences_per_pack"] for row in report["rows"]] == [2, None]
-    assert (report["histogram"], report["sequences"]) == ("h", case.histogram.sequences)
+    assert (report["histogram"], report["sequences"]) == ("h", histogram.sequences)
     read = list(csv.DictReader(io.StringIO((tmp_path / "rows.csv").read_text())))
     assert [(row["histogram"], row["algorithm"], row["packs"]) for row in read] == [
         ("h", row["algorithm"], str(row["packs"])) for row in report["rows"]

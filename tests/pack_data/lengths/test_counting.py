@@ -2,7 +2,7 @@
 
 import bz2
 import gzip
-import json
+import io
 import lzma
 import re
 import tracemalloc
@@ -10,12 +10,13 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pack_data.lengths.counting import count, picture, statistics, summary
+from pack_data.lengths.counting import count, lengths_table, picture, summary
 from pack_data.lengths.synthetic import synthetic_histogram
-from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.histogram import PUBLISHED, LengthHistogram
 from pack_data.store.data_set import StoreWriter
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn, assemble
 from pack_data.store.sequences import LONGEST, Sequences
+from tests.refusals import refused
 
 
 def test_a_length_costs_its_own_counts_and_no_copies_of_them(tmp_path):
@@ -23,7 +24,7 @@ def test_a_length_costs_its_own_counts_and_no_copies_of_them(tmp_path):
     tracemalloc.start()
     try:
         histogram = count([str(tmp_path / "a.csv")])
-        assert (histogram.tokens, histogram.median_length, statistics(histogram)["longest"]) == (LONGEST,) * 3
+        assert (histogram.tokens, histogram.median_length, histogram.longest) == (LONGEST,) * 3
         assert tracemalloc.get_traced_memory()[1] < 3 * 8 * LONGEST  # the file's, the histogram's, and a truth each
     finally:
         tracemalloc.stop()
@@ -61,13 +62,6 @@ def test_every_kind_of_source(tmp_path, expected):
         assert count([path], 10) == expected, path
 
 
-def test_an_array_of_columns_is_no_array_of_lengths(tmp_path):
-    for shape in ((6, 2), (1, 12), (2, 3, 2)):
-        np.save(tmp_path / "x.npy", np.array(LENGTHS).reshape(shape))
-        with pytest.raises(ValueError, match=re.escape(f"x.npy: an array of shape {shape}; give one column")):
-            count([str(tmp_path / "x.npy")], 10)
-
-
 def test_many_sources_at_once_in_parallel(tmp_path, expected):
     paths = write_all(tmp_path)
     alone = count(paths, 10, workers=1)
@@ -96,49 +90,55 @@ def test_a_file_of_sequences(tmp_path):
     assert count([str(tmp_path / "x.parquet")], 10) == LengthHistogram.from_lengths(LENGTHS, 10)
 
 
+def array_file(*values, **options):
+    """The bytes of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, np.array(*values, **options))
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
-    "name, content, words",
+    "name, content, names",
     [
-        ("x.txt", b"3\n4\nfive\n", "x.txt line 3: 'five' is not a length"),
-        ("x.txt", b"3\n0\n", "sequence 1 has length 0; lengths go from 1 to max_sequence_length = 10"),
-        ("x.txt", b"3\n11\n", "sequence 1 has length 11"),
-        ("x.txt", b"3\n99999999999999999999\n", "line 2: '99999999999999999999' is not a length"),
-        ("x.txt", b"\xff\xfe\x00", "cannot be read as text"),
-        ("x.txt.xz", b"nonsense", "cannot be read as text"),
-        ("x.txt.gz", b"nonsense", "cannot be read as text"),
-        ("x.txt.gz", gzip.compress(b"3\n" * 1000, mtime=0)[:-9], "is cut or damaged"),
-        ("x.txt.bz2", b"nonsense", "cannot be read as text"),
-        ("x.npy", b"nonsense", "x.npy: not a readable .npy file"),
-        ("x.csv.gz", gzip.compress(b"length,count\n3,1\n", mtime=0), "a CSV histogram is read plain"),
-        ("x.csv", b"length,count\n3\n", "x.csv line 2"),
+        ("x.txt", b"3\n4\nfive\n", ["line 3", "'five'"]),
+        ("x.txt", b"3\n0\n", ["sequence 1", "length 0", "max_sequence_length = 10"]),
+        ("x.txt", b"3\n11\n", ["sequence 1", "length 11"]),
+        ("x.txt", b"3\n99999999999999999999\n", ["line 2", "'99999999999999999999'"]),
+        ("x.txt", b"\xff\xfe\x00", ["text"]),
+        ("x.txt.xz", b"nonsense", ["text"]),
+        ("x.txt.gz", b"nonsense", ["text"]),
+        ("x.txt.gz", gzip.compress(b"3\n" * 1000, mtime=0)[:-9], []),
+        ("x.txt.bz2", b"nonsense", ["text"]),
+        ("x.csv.gz", gzip.compress(b"length,count\n3,1\n", mtime=0), ["CSV histogram"]),
+        ("x.csv", b"length,count\n3\n", ["line 2"]),
+        ("x.npy", b"nonsense", [".npy"]),
+        ("x.npy", array_file([1.5]), ["float64"]),
+        ("x.npy", array_file([[1, 2]] * 3), [r"\(3, 2\)"]),
+        ("x.npy", array_file([[1, 2, 3]]), [r"\(1, 3\)"]),
+        ("x.npy", array_file([[[1, 2], [1, 2]]]), [r"\(1, 2, 2\)"]),
+        ("x.npy", array_file(["a"]), [".npy"]),
+        ("x.npy", array_file([[1, 2], "b"], dtype=object), [".npy"]),
+        ("x.npy", array_file([None], dtype=object), [".npy"]),
+        ("x.npy", array_file([1 + 2j]), [".npy"]),
+        ("manifest.json", b"{}", ["version"]),
+        ("manifest.json", None, ["shipped", *PUBLISHED]),
     ],
 )
-def test_bad_files_are_told_with_the_place(tmp_path, name, content, words):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError) as caught:
-        count([str(tmp_path / name)], 10)
-    assert words in str(caught.value)
+def test_bad_files_are_told_with_the_place(tmp_path, name, content, names):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with refused(name, *names, unchanged=tmp_path):
+        count([str(tmp_path if content == b"{}" else path)], 10)
 
 
-def test_other_bad_sources(tmp_path):
-    with pytest.raises(ValueError, match="neither a file, nor a folder, nor a shipped histogram"):
-        count(["nowhere"])
-    np.save(tmp_path / "x.npy", np.array([1.5]))
-    with pytest.raises(ValueError, match="lengths are whole numbers of tokens; got float64"):
-        count([str(tmp_path / "x.npy")])
-    (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(ValueError, match="manifest.json: version is missing"):
-        count([str(tmp_path)])
-
-
-def test_summary_and_statistics():
+def test_the_summary_and_the_table_of_lengths():
     histogram = LengthHistogram.published("wikipedia_512")
     text = summary(histogram)
     for part in ("16,279,552", "204", "255.8", "23.4% fill all 512 slots", "50.0%", "2.001"):
         assert part in text
-    values = statistics(histogram)
-    assert json.loads(json.dumps(values)) == values
-    assert LengthHistogram.from_json(values["histogram"]) == histogram
+    for row in lengths_table(histogram).rows:
+        assert row["value"].value == getattr(histogram, row["what"].value)
     for special in (LengthHistogram.from_lengths([], 3), LengthHistogram.from_lengths([1], 1)):
         assert "sequences" in summary(special)
 
@@ -177,27 +177,26 @@ def test_a_sample_takes_each_sequence_once_at_most():
 
 
 @pytest.mark.parametrize(
-    "specification, words",
+    "specification, names",
     [
-        ("normal:mean=3", "no kind is called 'normal'; there are lognormal, uniform, sample"),
-        ("uniform:max=5", "n is missing"),
-        ("uniform:max=5,n=3,mean=4", "no key 'mean'"),
-        ("uniform:max=5,n=x", "'n=x' is not KEY=NUMBER"),
-        ("uniform:max=5.5,n=3", "max=5.5 is not a whole number of at least 1"),
-        ("uniform:max=inf,n=3", "max=inf is not a whole number"),
-        ("uniform:max=5,min=6,n=3", "min=6 is above max=5"),
-        ("lognormal:max=5,n=3", "give one of mean, mode and median"),
-        ("lognormal:max=5,n=3,mean=1,mode=1", "give one of mean, mode and median"),
-        ("lognormal:max=5,n=3,mean=-1", "mean has to be positive"),
-        ("sample:n=3", "histogram is missing"),
-        ("sample:nothing,n=3", "no published histogram is called 'nothing'"),
-        ("sample:squad_1_1_384,n=99999999", "has 88641 sequences"),
+        ("normal:mean=3", ["'normal'", "lognormal", "uniform", "sample"]),
+        ("uniform:max=5", ["n", "max"]),
+        ("uniform:max=5,n=3,mean=4", ["'mean'"]),
+        ("uniform:max=5,n=x", ["'n=x'"]),
+        ("uniform:max=5.5,n=3", ["max=5.5", 1]),
+        ("uniform:max=inf,n=3", ["max=inf", 1]),
+        ("uniform:max=5,min=6,n=3", ["min=6", "max=5"]),
+        ("lognormal:max=5,n=3", ["mean", "mode", "median"]),
+        ("lognormal:max=5,n=3,mean=1,mode=1", ["mean", "mode", "median"]),
+        ("lognormal:max=5,n=3,mean=-1", ["mean", "positive"]),
+        ("sample:n=3", ["histogram"]),
+        ("sample:nothing,n=3", ["'nothing'", *PUBLISHED]),
+        ("sample:squad_1_1_384,n=99999999", [88641]),
     ],
 )
-def test_bad_specifications(specification, words):
-    with pytest.raises(ValueError) as caught:
+def test_bad_specifications(specification, names):
+    with refused(specification, *names):
         synthetic_histogram(specification)
-    assert words in str(caught.value) and specification in str(caught.value)
 
 
 @pytest.mark.parametrize("slots, rows", [(1, 1), (7, 7), (16, 16), (17, 16), (512, 16)])
@@ -226,21 +225,8 @@ def test_a_line_without_end_takes_no_memory(tmp_path, suffix):
             file.write(letter * 20_000_000 + b"\n5\n")
         tracemalloc.start()
         try:
-            with pytest.raises(ValueError, match="line 1: more than 1000 characters"):
+            with refused(path.name, "line 1", 1000):
                 count([str(path)])
             assert tracemalloc.get_traced_memory()[1] < 12_000_000
         finally:
             tracemalloc.stop()
-
-
-@pytest.mark.parametrize("values", [["a"], [[1, 2], "b"], [None], [1 + 2j]])
-def test_an_array_of_something_else(tmp_path, values):
-    np.save(tmp_path / "a.npy", np.array(values, dtype=object if values[-1] in ("b", None) else None))
-    with pytest.raises(ValueError, match="a.npy: not a readable .npy file"):
-        count([str(tmp_path / "a.npy")])
-
-
-def test_lengths_beyond_int64(tmp_path):
-    np.save(tmp_path / "a.npy", np.array([1, 2**64 - 1], np.uint64))
-    with pytest.raises(ValueError, match="sequence 1 has length 18446744073709551615"):
-        count([str(tmp_path / "a.npy")])
