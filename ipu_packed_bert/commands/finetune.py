@@ -10,6 +10,7 @@ from ipu_packed_bert.commands.run_options import Training, add_run_options, add_
 from ipu_packed_bert.processes.ranks import Processes
 from ipu_packed_bert.settings.finetuning import FinetuneConfig, load_config
 from ipu_packed_bert.settings.user_task import trust_what_was_named
+from ipu_packed_bert.tasks.files import located
 from pack_data.cli.command import ArgumentParser, typed
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ class _Finetune(Training[FinetuneConfig]):
         from ipu_packed_bert.planning.plan import plan
 
         return plan(config, data_dir=args.data_dir, packing_factor=args.packing_factor)
+
+    def _for_run(self, config: FinetuneConfig, args: argparse.Namespace) -> FinetuneConfig:
+        return located(config, args.data_dir)  # full names, so that the run can be resumed without --data-dir
 
     def _kind(self) -> Type[ExamplesRun]:
         from ipu_packed_bert.training.examples import ExamplesRun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Sequence, Set, Type
 
@@ -61,6 +62,9 @@ class _Pretrain(Training[Config]):
         from ipu_packed_bert.planning.plan import plan
 
         return plan(*described(config), packing_factor=args.packing_factor)
+
+    def _for_run(self, config: Config, args: argparse.Namespace) -> Config:
+        return dataclasses.replace(config, without_ipus=()) if args.whole else config
 
     def _kind(self) -> Type[PacksRun]:
         from ipu_packed_bert.training.pretraining import PacksRun

@@ -166,6 +166,10 @@ class Training(abc.ABC, Generic[C]):
     def _plan(self, config: C, args: argparse.Namespace) -> RunPlan:
         """What the configuration amounts to."""
 
+    def _for_run(self, config: C, args: argparse.Namespace) -> C:
+        """Return the configuration with what the command's own options say about a run."""
+        return config
+
     @abc.abstractmethod
     def _kind(self) -> Type[Prepared[C]]:
         """What its run learns from; loads torch."""
@@ -196,7 +200,7 @@ class Training(abc.ABC, Generic[C]):
         # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
         from ipu_packed_bert.training.run import run
 
-        return run(self._kind(), config, args, processes)
+        return run(self._kind(), self._for_run(config, args), args, processes)
 
     def _resumed_config(self, folder: str, overrides: Sequence[str] = ()) -> C:
         """A run's configuration. It states the schedule's length, so that more steps do not change the next rate."""

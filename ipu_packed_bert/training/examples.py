@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import shlex
 import shutil
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Tuple
 
-from ipu_packed_bert.engine import EngineChoice, choose_engine
+from ipu_packed_bert.engine import choose_engine
 from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.model.hugging_face import Weights, merged, write_folder
 from ipu_packed_bert.processes.ranks import ONE, Processes
@@ -20,144 +20,176 @@ from ipu_packed_bert.settings.pretraining import ConfigError
 from ipu_packed_bert.settings.schema import schedule_too_short
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExampleTask, Tokenizer
-from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.starting_weights import Start, find_start
-from ipu_packed_bert.training.run import Begun, Prepared, engine_and_batches
-from pack_data.cli.command import typed
+from ipu_packed_bert.training.prepared import Beginning, Begun, Prepared, engine_and_batches
+from pack_data.packing.packing import Packing
 
 
 @dataclasses.dataclass(frozen=True)
 class ExamplesRun(Prepared[FinetuneConfig]):
-    """A run that learns from files of examples."""
+    """A run that learns from files of examples.
+
+    `simulated` stays False: a network of full size takes hours there, so the user has to choose it.
+    """
 
     task: ExampleTask
     start: Start
-    fresh: Tuple[str, ...]  # weights that the checkpoint didn't have
-
-    # `simulated` stays false: a network of full size takes hours there, so that this has to be asked for.
+    fresh: Tuple[str, ...]  # weights that the checkpoint does not have
 
     @classmethod
     def make(cls, config: FinetuneConfig, begun: Begun) -> ExamplesRun:
-        begin = begun.begin
-        former = stored_config(begin.folder, begin.checkpoint.config, config) if begin.checkpoint else None
-        # With the files' full names, so that the run can be resumed without --data-dir.
-        config = located(config, begun.args.data_dir)
-        made = prepare(config, former=former, processes=begun.processes, choice=begun.choice)
-        if begin.checkpoint:
-            agree(begin.checkpoint.identity, made.vocabulary, weights_of=begin.folder, data_of=made.start.description)
-        return made
-
-    def _describe(self, *, resumed: bool) -> None:
-        config, task, batches = self.config, self.task, self.batches
-        print(f"start     {self.start.description}")
-        if self.fresh:
-            print(f"          initialised, not in the checkpoint: {', '.join(self.fresh)}")
+        """Read and pack the files."""
+        prepared = _prepare(config, begun)
+        task, batches = prepared.task, prepared.batches
+        print(f"start     {prepared.start.description}")
+        if prepared.fresh:
+            print(f"          initialised, not in the checkpoint: {', '.join(prepared.fresh)}")
         for note in task.notes:
             print(f"data      {note}")
         for what, packs in (("training", task.training_packs), ("evaluation", task.evaluation_packs)):
             if packs is not None:
-                packing = packs.packing
-                print(
-                    f"packing   {what}: {packing.sequences:,} sequences in {packing.packs:,} rows of"
-                    f" {packing.max_sequence_length} ({packing.algorithm}), {packing.packing_factor:.3f} in a row,"
-                    f" {packing.efficiency:.1%} of the slots are tokens"
-                )
-        if self.steps:
-            rows, factor = batches.packs_per_update, task.packs.packing.packing_factor
+                _print_packing(what, packs.packing)
+        if prepared.steps:
+            rows = batches.packs_per_update
+            sequences = rows * task.packs.packing.packing_factor
             print(
-                f"updates   {self.steps:,}, {batches.updates_per_epoch:,} an epoch, of {rows:,} rows or about"
-                f" {rows * factor:,.0f} sequences ({batches.micro_batches_per_update:,} micro-batches of"
-                f" {config.batch.micro_batch})"
+                f"updates   {prepared.steps:,}, {batches.updates_per_epoch:,} an epoch, of {rows:,} rows or about"
+                f" {sequences:,.0f} sequences ({batches.micro_batches_per_update:,} micro-batches of"
+                f" {prepared.config.batch.micro_batch})"
             )
         if task.evaluation_packs is not None:
             print(f"scores    {', '.join(task.scores)}, where the file has labels")
         if batches.sharing:
             print(f"ranks     {batches.sharing}")
+        return prepared
 
-    @property
-    def _data(self) -> Dict[str, Any]:
-        packing = self.task.packs.packing
-        return {
-            "digest": f"{self.task.packs.digest:016x}",
-            "packs": packing.packs,
-            "sequences": packing.sequences,
-            "algorithm": packing.algorithm,
-            **self.vocabulary.recorded,
-        }
-
-    @property
-    def _evaluate_every(self) -> int:
-        """At the end at least, where there is something to evaluate on."""
-        return (self.config.run.evaluate_every or self.steps or 1) if self.task.evaluation else 0
-
-    def _go_on(self, folder: Path) -> str:
-        longer = (
-            "" if self.config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={2 * self.steps}"
-        )
-        epochs = 2 * self.config.run.epochs
-        return f"{typed(self.config.command)} --resume {shlex.quote(str(folder))} --set run.epochs={epochs}{longer}"
-
-    def _export(self, folder: Path, *, trained: bool) -> None:
-        if trained or not (folder / MODEL).exists():
-            self.write_model(folder / MODEL)
-            print(f"model     {folder / MODEL}, as transformers loads it ({self.task.architecture})")
+    def export(self, folder: Path, *, trained: bool) -> None:
+        model = folder / MODEL
+        if trained or not model.exists():
+            self.write_model(model)
+            print(f"model     {model}, as transformers loads it ({self.task.architecture})")
 
     def write_model(self, folder: Path) -> None:
-        """As a Hugging Face folder; a former one is replaced when the new one is whole."""
+        """Write the network as a Hugging Face directory; an older one is replaced once the new one is complete."""
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        task, vocabulary = self.task, self.start.vocabulary
-        weights, settings = self.engine.weights(), task.export_settings()
-        write_folder(partial, task.model, weights, vocabulary, architecture=task.architecture, **settings)
+        task = self.task
+        write_folder(
+            partial,
+            task.model,
+            self.engine.weights(),
+            self.start.vocabulary,
+            architecture=task.architecture,
+            **task.export_settings(),
+        )
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
 
 
-def prepare(
-    config: FinetuneConfig,
-    *,
-    former: Optional[FinetuneConfig] = None,
-    processes: Processes = ONE,
-    choice: Optional[EngineChoice] = None,
-) -> ExamplesRun:
-    """`former`: the configuration of the run that is resumed, whose schedule goes on."""
-    choice = choice or choose_engine(config, simulated=ExamplesRun.simulated)
+def prepare(config: FinetuneConfig, *, processes: Processes = ONE) -> ExamplesRun:
+    """Read and pack the files of a new run, and build its engine.
+
+    Args:
+        config: settings of the run.
+        processes: the processes that make the updates together.
+
+    Raises:
+        ValueError: a file, the checkpoint or the device does not fit the configuration.
+    """
+    choice = choose_engine(config, simulated=ExamplesRun.simulated)
+    begun = Begun(Beginning(), processes, choice, contextlib.ExitStack())
+    return _prepare(config.on_engine(choice.kind), begun)
+
+
+def _prepare(config: FinetuneConfig, begun: Begun) -> ExamplesRun:
+    checkpoint = begun.begin.checkpoint
     start = find_start(config)
-    config = config.on_engine(choice.kind).for_model(start.model, ipus=choice.kind != "host")
+    vocabulary = Identity.of(start.vocabulary)
+    epochs = config.run.epochs
+    if checkpoint:
+        folder = begun.begin.folder
+        agree(checkpoint.identity, vocabulary, weights_of=folder, data_of=start.description)
+        epochs = stored_config(folder, checkpoint.config, config).run.epochs
+    config = config.for_model(start.model, ipus=begun.choice.kind != "host")
     task = task_class(config.task.name)(config, Tokenizer(start.vocabulary), start.model, start.labels)
     packs = task.packs
-    factor = packs.packing.packing_factor
+    packing = packs.packing
+    factor = packing.packing_factor
     config = config.with_micro_batch(factor)
+
     steps = 0
     if task.training_packs is not None:
         updates_per_epoch = -(-len(packs) // config.packs_per_update(factor))
         steps = config.run.epochs * updates_per_epoch
-        config = _with_schedule(config, former, updates_per_epoch)
-    vocabulary = Identity.of(start.vocabulary)
-    same = {"the training file's digest": f"{packs.digest:016x}", "the vocabulary's sha256": vocabulary.sha256}
-    made = engine_and_batches(
-        config, task, packs, task.evaluation_packs, choice, factor=factor, processes=processes, same=same
+        config = _with_schedule(config, steps, epochs * updates_per_epoch)
+    digest = f"{packs.digest:016x}"
+    same = {"the training file's digest": digest, "the vocabulary's sha256": vocabulary.sha256}
+    engine, batches = engine_and_batches(config, task, packs, task.evaluation_packs, begun, factor=factor, same=same)
+    fresh = load_weights(engine, start.weights, f"{config.model.checkpoint}", whole=config.data.training is None)
+    return ExamplesRun(
+        config=config,
+        task=task,
+        engine=engine,
+        batches=batches,
+        steps=steps,
+        # At the end at least, if there is something to evaluate.
+        evaluate_every=(config.run.evaluate_every or steps or 1) if task.evaluation else 0,
+        vocabulary=vocabulary,
+        data={
+            "digest": digest,
+            "packs": packing.packs,
+            "sequences": packing.sequences,
+            "algorithm": packing.algorithm,
+            **vocabulary.recorded,
+        },
+        longer=_longer(config, steps),
+        start=start,
+        fresh=fresh if start.weights else (),
     )
-    fresh = load_weights(made[0], start.weights, f"{config.model.checkpoint}", whole=config.data.training is None)
-    return ExamplesRun(config, task, *made, steps, vocabulary, start, fresh if start.weights else ())
 
 
-def load_weights(engine: Engine, given: Weights, source: str, *, whole: bool) -> Tuple[str, ...]:
-    """The names of the weights that stay initial ones, as the given ones lack them; ValueError where `whole`."""
+def _longer(config: FinetuneConfig, steps: int) -> str:
+    """Return the options that train for twice as many epochs."""
+    schedule = "" if config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={2 * steps}"
+    return f"--set run.epochs={2 * config.run.epochs}{schedule}"
+
+
+def _print_packing(what: str, packing: Packing) -> None:
+    print(
+        f"packing   {what}: {packing.sequences:,} sequences in {packing.packs:,} rows of"
+        f" {packing.max_sequence_length} ({packing.algorithm}), {packing.packing_factor:.3f} in a row,"
+        f" {packing.efficiency:.1%} of the slots are tokens"
+    )
+
+
+def load_weights(engine: Engine, weights: Weights, source: str, *, whole: bool) -> Tuple[str, ...]:
+    """Load weights into an engine.
+
+    Args:
+        engine: keeps its initial values of the weights that are missing.
+        weights: by Hugging Face's names.
+        source: name of the checkpoint, for the error.
+        whole: refuse missing weights.
+
+    Returns:
+        The names of the missing weights.
+
+    Raises:
+        ValueError: weights are missing or have another shape.
+    """
     state = engine.state()
-    weights, loaded = merged(state["model"], given)
+    all_weights, loaded = merged(state["model"], weights)
     if whole and loaded.fresh:
         raise ValueError(
             f"{source}: has no {', '.join(loaded.fresh[:2])}; name a model that was fine-tuned for {engine.task.name}"
         )
-    engine.load_state({**state, "model": weights})
+    engine.load_state({**state, "model": all_weights})
     return loaded.fresh
 
 
-def _with_schedule(config: FinetuneConfig, former: Optional[FinetuneConfig], updates_per_epoch: int) -> FinetuneConfig:
-    """The length of the learning rate's schedule stated: `former`'s where a run is resumed, else all its updates."""
-    steps = config.run.epochs * updates_per_epoch
-    length = config.optimizer.schedule_steps or (former or config).run.epochs * updates_per_epoch
+def _with_schedule(config: FinetuneConfig, steps: int, default: int) -> FinetuneConfig:
+    """State the length of the learning rate's schedule; ``default`` updates unless the configuration states it."""
+    length = config.optimizer.schedule_steps or default
     if steps > length and config.optimizer.schedule != "constant":
         raise ConfigError(
             f"{config.path}: "

@@ -9,19 +9,18 @@ import shlex
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ipu_packed_bert.data.constant_baseline import BESIDE
-from ipu_packed_bert.data.global_batches import GlobalBatches
-from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
-from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, SideBySide, compare_unpacked
 from ipu_packed_bert.training.log import RunLog, Totals, in_words
 from ipu_packed_bert.training.loop import Outcome
 from ipu_packed_bert.training.picture import curves, draw, padding_avoided
+from ipu_packed_bert.training.prepared import Prepared, resume_command
 from pack_data.cli.command import NotFinite, typed
 from pack_data.display.table import text_table
+from pack_data.reading.fields import one_line
 from pack_data.reading.files import write_atomically
 
 _NOT_FINITE = "not finite"
@@ -52,13 +51,6 @@ class RunSummary:
     held_out: Optional[Mapping[str, Any]]  # step, sequences and metrics of the last evaluation, and a baseline's
     compare_unpacked: Optional[Mapping[str, Any]]  # SideBySide.to_json
 
-    def to_json(self) -> Dict[str, Any]:
-        return asdict(self)
-
-    def write(self, folder: Path) -> None:
-        text = json.dumps(_finite(self.to_json()), indent=1, allow_nan=False)
-        write_atomically(folder / SUMMARY, (text + "\n").encode())
-
     def lines(self, *, precision: str) -> List[str]:
         """For people: what was learnt, how fast, and what the same sequences take unpacked."""
         made = f"{self.steps:,} updates, {self.sequences:,} sequences, {_time(self.seconds)}"
@@ -81,42 +73,81 @@ class RunSummary:
         return [f"{label:<9} {text}".rstrip() for label, text in rows]
 
 
-def summarise(
-    folder: Path,
-    *,
-    task: str,
+def finish(run: Prepared, folder: Path, log: RunLog, outcome: Outcome) -> None:
+    """Write the summary and the picture of a run after its last update, and print what it came to.
+
+    It is compared with unpacked rows before that if the configuration says so. The last checkpoint is saved already
+    and stays as it is. A run that was stopped is not compared.
+    """
+    complete = outcome.step == run.steps
+    compared, problem = _compare(run) if complete and run.config.run.compare_unpacked else (None, "")
+    records = read_log(folder / LOG)
+    evaluations = read_log(folder / EVALUATIONS)
+    stopped_by = signal.Signals(outcome.stopped_by).name if outcome.stopped_by else None
+    summary = _summarise(run, log.totals, records, evaluations, stopped_by, baseline=run.baseline(), compared=compared)
+    _write(summary, folder)
+
+    print()
+    for line in summary.lines(precision=run.config.engine.precision):
+        print(line)
+    if problem:
+        print(f"unpacked  not compared: {problem}")
+    if summary.steps:
+        print(f"picture   {_picture(summary, folder, records, evaluations, run.task.max_sequence_length)}")
+    quoted = shlex.quote(str(folder))
+    print(f"run       {folder}  (tensorboard --logdir {quoted})")
+    if not summary.steps:  # there was nothing to learn from
+        return
+    resume = resume_command(run.config, folder)
+    print(f"continue  {resume} {run.longer}" if complete else f"resume    {resume}")
+    if run.config.command == "pretrain":
+        print(f"use it    {typed('export')} {quoted} DIR  (a folder for transformers)")
+
+
+@contextlib.contextmanager
+def summary_if_not_finite(run: Prepared, folder: Path, log: RunLog) -> Iterator[None]:
+    """Write the summary of a run that ends inside because a value is not finite; its error says the rest."""
+    try:
+        yield
+    except NotFinite:
+        with contextlib.suppress(OSError):
+            records, evaluations = read_log(folder / LOG), read_log(folder / EVALUATIONS)
+            # Without a baseline: other ranks wait, so no data are read.
+            _write(_summarise(run, log.totals, records, evaluations, _NOT_FINITE), folder)
+        raise
+
+
+def _summarise(
+    run: Prepared,
     totals: Totals,
-    steps: int,
+    records: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[Mapping[str, Any]],
     stopped_by: Optional[str],
-    max_sequence_length: int,
+    *,
     baseline: Optional[Mapping[str, float]] = None,
     compared: Optional[SideBySide] = None,
 ) -> RunSummary:
-    """The summary of the run in this folder, from its logs.
-
-    totals: `RunLog.totals` of this process. steps: how many the run should make. baseline: what constant
-    predictions score on the held-out data, `unigram_baseline`.
-    """
-    records, evaluations = read_log(folder / LOG), read_log(folder / EVALUATIONS)
-    all_of = {name: sum(record[name] for record in records) for name in ("packs", "sequences", "tokens", "seconds")}
+    """Return the summary of a run from its logs; ``totals`` are those of this process."""
+    packs, sequences, tokens, seconds = (
+        sum(record[name] for record in records) for name in ("packs", "sequences", "tokens", "seconds")
+    )
     held_out = None
     if evaluations:
-        last = {name: value for name, value in evaluations[-1].items() if name not in _NO_METRICS}
-        held_out = {**last, **(baseline or {})}
-    packs, sequences, tokens = all_of["packs"], all_of["sequences"], all_of["tokens"]
+        metrics = {name: value for name, value in evaluations[-1].items() if name not in _NO_METRICS}
+        held_out = {**metrics, **(baseline or {})}
     return RunSummary(
-        task=task,
+        task=run.config.task.name,
         stopped_by=stopped_by,
         steps=records[-1]["step"] if records else 0,
-        steps_planned=steps,
+        steps_planned=run.steps,
         packs=packs,
         sequences=sequences,
         tokens=tokens,
-        seconds=all_of["seconds"],
+        seconds=seconds,
         sequences_per_second=totals.sequences_per_second,
         tokens_per_second=totals.tokens_per_second,
         packing_factor=sequences / packs if packs else 1.0,
-        padding_avoided=padding_avoided(packs, sequences, tokens, max_sequence_length),
+        padding_avoided=padding_avoided(packs, sequences, tokens, run.task.max_sequence_length),
         first_loss=records[0].get("loss") if records else None,
         loss=records[-1].get("loss") if records else None,
         held_out=held_out,
@@ -124,93 +155,38 @@ def summarise(
     )
 
 
-@dataclass(frozen=True)
-class RunEnd:
-    """What is done after the last update of a run, of any task."""
+def _write(summary: RunSummary, folder: Path) -> None:
+    text = json.dumps(_finite(asdict(summary)), indent=1, allow_nan=False)
+    write_atomically(folder / SUMMARY, (text + "\n").encode())
 
-    folder: Path
-    config: Configuration
-    engine: Engine
-    batches: GlobalBatches
-    log: RunLog
-    steps: int  # that the run should make
-    go_on: str  # the whole command to type after the last update
-    baseline: Callable[[], Mapping[str, float]] = dict  # see `summarise`
 
-    @contextlib.contextmanager
-    def if_not_finite(self) -> Iterator[None]:
-        """Writes the summary of a run that ends so inside; its error says the rest."""
-        try:
-            yield
-        except NotFinite:
-            with contextlib.suppress(OSError):
-                self._summary(_NOT_FINITE, baseline={}).write(self.folder)  # other ranks wait: it reads no data
-            raise
+def _compare(run: Prepared) -> Tuple[Optional[SideBySide], str]:
+    """Return the comparison with unpacked rows, or why there is none."""
+    if run.engine.share[1] > 1:
+        return None, "takes one process"
+    try:
+        compared = compare_unpacked(run.engine, run.batches, updates=run.config.run.compare_unpacked)
+    # Unpacked rows may need more memory, or more time than somebody has; the run is done, and has its summary.
+    except (ValueError, KeyboardInterrupt) as error:
+        return None, one_line(error) or "interrupted"
+    return compared, "" if compared else "IPUs need a second program for that"
 
-    def finish(self, outcome: Outcome) -> RunSummary:
-        """Compare with unpacked rows where the configuration wants it, write the summary and the picture, print both.
 
-        The last checkpoint is saved before this, and stays as it is. A run that was stopped is not compared.
-        """
-        stopped_by = signal.Signals(outcome.stopped_by).name if outcome.stopped_by else None
-        wanted = self.config.run.compare_unpacked if outcome.step == self.steps else 0
-        alone = self.engine.share[1] == 1
-        compared, why = None, "IPUs need a second program for that" if alone else "takes one process"
-        if wanted and alone:
-            try:
-                compared = compare_unpacked(self.engine, self.batches, updates=wanted)
-            # Unpacked rows may need more memory, or more time than somebody has; the run is done, and has its summary.
-            except (ValueError, KeyboardInterrupt) as error:
-                why = " ".join(str(error).split()) or "interrupted"
-        summary = self._summary(stopped_by, compared)
-        summary.write(self.folder)
-        print()
-        for line in summary.lines(precision=self.config.engine.precision):
-            print(line)
-        if wanted and compared is None:
-            print(f"unpacked  not compared: {why}")
-        if summary.steps:
-            print(f"picture   {self._picture(summary)}")
-        print(f"run       {self.folder}  (tensorboard --logdir {shlex.quote(str(self.folder))})")
-        if summary.steps:  # else there was nothing to learn from
-            if outcome.step == self.steps:
-                print(f"continue  {self.go_on}")
-            else:
-                print(f"resume    {typed(self.config.command)} --resume {shlex.quote(str(self.folder))}")
-            if self.config.command == "pretrain":
-                print(f"use it    {typed('export')} {shlex.quote(str(self.folder))} DIR  (a folder for transformers)")
-        return summary
-
-    def _summary(
-        self,
-        stopped_by: Optional[str],
-        compared: Optional[SideBySide] = None,
-        baseline: Optional[Mapping[str, float]] = None,
-    ) -> RunSummary:
-        return summarise(
-            self.folder,
-            task=self.config.task.name,
-            totals=self.log.totals,
-            steps=self.steps,
-            stopped_by=stopped_by,
-            max_sequence_length=self.engine.task.max_sequence_length,
-            baseline=self.baseline() if baseline is None else baseline,
-            compared=compared,
-        )
-
-    def _picture(self, summary: RunSummary) -> str:
-        """Where the picture is, or why there is none."""
-        drawn = curves(
-            read_log(self.folder / LOG),
-            read_log(self.folder / EVALUATIONS),
-            max_sequence_length=self.engine.task.max_sequence_length,
-            unigram=(summary.held_out or {}).get("unigram_loss"),
-        )
-        try:
-            draw(drawn, self.folder / PICTURE, title=f"{summary.task}, {self.folder.name}")
-        except (ValueError, OSError) as error:
-            return f"not drawn: {error}"
-        return str(self.folder / PICTURE)
+def _picture(
+    summary: RunSummary,
+    folder: Path,
+    records: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[Mapping[str, Any]],
+    max_sequence_length: int,
+) -> str:
+    """Draw the picture; return its path, or why there is none."""
+    unigram = (summary.held_out or {}).get("unigram_loss")
+    drawn = curves(records, evaluations, max_sequence_length=max_sequence_length, unigram=unigram)
+    try:
+        draw(drawn, folder / PICTURE, title=f"{summary.task}, {folder.name}")
+    except (ValueError, OSError) as error:
+        return f"not drawn: {error}"
+    return str(folder / PICTURE)
 
 
 def _labelled(label: str, lines: List[str]) -> List[Tuple[str, str]]:

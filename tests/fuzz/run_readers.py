@@ -25,8 +25,8 @@ from ipu_packed_bert.settings.pretraining import load_config
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import Tokenizer
 from ipu_packed_bert.tasks.starting_weights import find_start
-from ipu_packed_bert.training.pretraining import refuse_other_sizes
-from ipu_packed_bert.training.run import beginning
+from ipu_packed_bert.training.pretraining import _refuse_other_sizes
+from ipu_packed_bert.training.run import _beginning
 from pack_data.reading.fields import said_of
 from pack_data.text.vocabulary import load_vocabulary
 from tests import fine_tuning_files, tiny_runs
@@ -153,8 +153,8 @@ def _resumed(folder: Path) -> Found:
     """What --resume does before the first update."""
     run = folder / "run"
     config = load_config(run / "config.yml")
-    begin = beginning(str(run))
-    refuse_other_sizes(begin, config, sorted(SIZES))
+    begin = _beginning(str(run), None)
+    _refuse_other_sizes(begin, config, sorted(SIZES))
     assert begin.checkpoint is not None
     identity = begin.checkpoint.identity
     with contextlib.closing(host_engine(config)) as engine, said_of(run):

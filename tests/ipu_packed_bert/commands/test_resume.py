@@ -82,7 +82,7 @@ def test_the_same_sequences_in_other_packs_are_told_of(tiny, tmp_path, capsys, m
         capsys.readouterr()
         steps = ["--steps", "6" if said else "5", "--set", "optimizer.schedule_steps=12"]
         assert pretrain.main(["--resume", folder, *steps, *options]) == 0
-        assert ("has the same sequences in other packs than at the checkpoint" in capsys.readouterr().out) is said
+        assert ("in other packs than at the checkpoint" in capsys.readouterr().out) is said
     *same, other = (each["the arrangement of its packs"] for each in compared if "the data set's digest" in each)
     assert len(set(same)) == 1 and other not in same
 
@@ -121,7 +121,7 @@ def test_two_processes_cannot_write_one_run(tiny, tmp_path, monkeypatch, capsys)
         if not met and checkpoints(folder / "checkpoints"):
             with monkeypatch.context() as patch:  # it is refused before anything costly
                 patch.setattr(pretraining, "open_or_build", lambda *_, **__: pytest.fail("the data set was opened"))
-                patch.setattr(training, "beginning", lambda *_: pytest.fail("a checkpoint was read"))
+                patch.setattr(training, "_beginning", lambda *_: pytest.fail("a checkpoint was read"))
                 met.append(run_main(pretrain.main, ["--resume", str(folder)]))
         return original(engine, batch, rate)
 

@@ -11,7 +11,7 @@ from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.data.data_sets import built_otherwise, described, facts, open_evaluation, open_or_build
 from ipu_packed_bert.settings.pretraining import ConfigError, config_from_tree, load_config
 from ipu_packed_bert.settings.reader import DEFAULT, OVERRIDE
-from ipu_packed_bert.training.pretraining import print_data
+from ipu_packed_bert.training.pretraining import _print_data
 from pack_data.building.command import main as build_main
 from pack_data.building.held_out import TRAINING_DIGEST, held_out_folder, overlap
 from pack_data.cli.command import run_main
@@ -151,7 +151,7 @@ def test_only_what_would_be_built_again_is_to_be_deleted(corpus, tmp_path, capsy
 
     def note(corpus, *overrides, resumed=False):
         config = for_corpus(corpus, tmp_path / "data", "data.duplication_factor=1", *overrides)
-        print_data(config, manifest, resumed=resumed)
+        _print_data(config, manifest, resumed=resumed)
         return "".join(capsys.readouterr().out.split("\n")[1:])
 
     assert "duplication_factor 2 (data.duplication_factor is 1)" in note(corpus) and "delete" in note(corpus)

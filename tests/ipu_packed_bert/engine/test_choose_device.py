@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from ipu_packed_bert.commands.pretrain import parse
+from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine import choose_engine
+from ipu_packed_bert.processes.ranks import ONE
 from ipu_packed_bert.settings.pretraining import load_config
-from ipu_packed_bert.training.pretraining import for_this_machine
+from ipu_packed_bert.training import run
+from ipu_packed_bert.training.prepared import Beginning, Begun
+from ipu_packed_bert.training.pretraining import PacksRun
 from pack_data.cli.command import run_main
 from tests.fakes.cuda import pretend
 from tests.refusals import refused
@@ -46,28 +51,27 @@ def test_it_still_shrinks_and_names_the_ways_to_run_in_full(gpu, monkeypatch, ca
     if gpu:
         pretend(monkeypatch)
     config = load_config(POD16)
-    small = for_this_machine(config, choose_engine(config))
-    assert small.run.steps <= 1000 and small.engine.kind == "host" and not small.without_ipus
+    small = PacksRun.settle(config, Begun(Beginning(), ONE, choose_engine(config), contextlib.ExitStack()))
+    assert small.run.steps <= 1000 and not small.without_ipus
     said = capsys.readouterr().out
     assert ("--config packed_phase2_gpu1" in said) == gpu and "--whole" in said
 
 
-def test_whole_leaves_the_block_out():
-    config = load_config(POD16)
-    whole = for_this_machine(config, choose_engine(config), whole=True)
-    assert (whole.model, whole.batch, whole.run, whole.data) == (config.model, config.batch, config.run, config.data)
-    assert not whole.without_ipus and whole.engine.kind == "host"
+def test_whole_leaves_the_block_out(monkeypatch):
+    started = []
+    monkeypatch.setattr(run, "run", lambda kind, config, args, processes: started.append(config) or 0)
+    assert pretrain.main(["--config", str(POD16), "--whole"]) == 0
+    (whole,), config = started, load_config(POD16)
+    assert config.without_ipus and whole == dataclasses.replace(config, without_ipus=())
 
 
 def test_whole_is_for_a_new_run():
-    assert parse(["--config", "packed_host", "--whole"]).whole
-    with pytest.raises(ValueError, match="--whole begins a new run"):
-        parse(["--resume", "runs/a", "--whole"])
+    assert pretrain.parse(["--config", "packed_host", "--whole"]).whole
+    with refused("--whole", "--resume"):
+        pretrain.parse(["--resume", "runs/a", "--whole"])
 
 
 def test_a_gpu_configuration_ends_with_one_error_line_on_a_machine_without(capsys, tmp_path):
-    from ipu_packed_bert.commands.pretrain import main
-
-    assert run_main(main, ["--config", "packed_phase1_gpu1", "--out", str(tmp_path / "run")]) == 2
+    assert run_main(pretrain.main, ["--config", "packed_phase1_gpu1", "--out", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: engine.device is cuda") and error.count("\n") == 1

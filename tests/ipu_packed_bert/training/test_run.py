@@ -28,7 +28,7 @@ def callers_of(name):
         ("compare", "training/run.py"),  # what a resumed run may change
         ("open_run_folder", "training/run.py"),
         ("RunLog", "training/run.py"),
-        ("RunEnd", "training/run.py"),
+        ("finish", "training/run.py"),
         ("start_lines", "planning/plan.py"),
         ("_resumes_there", "commands/run_options.py"),
         ("_options_without_plan", "commands/run_options.py"),
@@ -60,7 +60,7 @@ def test_a_run_closes_what_it_opened_whatever_happens(tmp_path, monkeypatch):
     make = PacksRun.make.__func__
 
     def watched(cls, config, begun):
-        begun.opened.callback(closed.append, "all")
+        begun.resources.callback(closed.append, "all")
         return make(cls, config, begun)
 
     monkeypatch.setattr(PacksRun, "make", classmethod(watched))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
 from ipu_packed_bert.training import summary as run_summary
 from ipu_packed_bert.training.log import Totals
-from ipu_packed_bert.training.summary import RunSummary, summarise
+from ipu_packed_bert.training.summary import RunSummary, _summarise, _write
 from pack_data.cli.command import run_main
 from tests.tiny_runs import tiny_config, tiny_data
 
@@ -42,17 +43,19 @@ def logged(folder, evaluation=None):
         (folder / EVALUATIONS).write_text(json.dumps(evaluation) + "\n")
 
 
-def summary_of(folder, **options):
-    options = {"task": "pretraining", "totals": Totals(6, 10, 570, 1.0), "steps": 9, "stopped_by": None, **options}
-    return summarise(folder, max_sequence_length=100, **options)
+def summary_of(folder, stopped_by=None, **options):
+    config, task = SimpleNamespace(task=SimpleNamespace(name="pretraining")), SimpleNamespace(max_sequence_length=100)
+    run = SimpleNamespace(config=config, task=task, steps=9)
+    logs = [read_log(folder / name) for name in (LOG, EVALUATIONS)]
+    return _summarise(run, Totals(6, 10, 570, 1.0), *logs, stopped_by, **options)
 
 
 def test_by_hand(tmp_path):
     evaluation = {"step": 3, "loss": 6.5, "mlm_accuracy": 0.25, "nsp_accuracy": 0.75, "sequences": 40, "seconds": 1.0}
     logged(tmp_path, evaluation)
     found = summary_of(tmp_path, stopped_by="SIGTERM")
-    found.write(tmp_path)
-    assert read(tmp_path) == found.to_json() and set(read(tmp_path)) == FIELDS
+    _write(found, tmp_path)
+    assert read(tmp_path) == dataclasses.asdict(found) and set(read(tmp_path)) == FIELDS
     assert (found.steps, found.steps_planned) == (3, 9)
     # All updates count for the work, this process's but its first for the speed.
     assert (found.packs, found.sequences, found.tokens, found.seconds) == (10, 17, 950, 3.0)
@@ -76,7 +79,7 @@ def test_the_baseline_stands_beside_the_model_and_null_where_a_figure_is_none(tm
     evaluation = {"step": 3, "mlm_accuracy": 0.125, "mlm_loss": 5.5, "nsp_accuracy": 0.75, "nsp_loss": None}
     logged(tmp_path, {**evaluation, "sequences": 40})
     found = summary_of(tmp_path, baseline=BASELINE)
-    dataclasses.replace(found, seconds=float("inf")).write(tmp_path)
+    _write(dataclasses.replace(found, seconds=float("inf")), tmp_path)
     held_out = read(tmp_path)["held_out"]
     assert read(tmp_path)["seconds"] is None and {**held_out, **BASELINE} == held_out
     lines = [line.split() for line in found.lines(precision="float32")]

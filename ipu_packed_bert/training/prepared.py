@@ -1,0 +1,172 @@
+"""What every run holds before its first update, whatever it learns from.
+
+A data set of packs (`training.pretraining`) and files of examples (`training.examples`) are two classes of `Prepared`.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import shlex
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Dict, Generic, Mapping, NamedTuple, Optional, Tuple, TypeVar
+
+import torch
+
+from ipu_packed_bert.data.global_batches import GlobalBatches, Packs
+from ipu_packed_bert.engine import EngineChoice, build_engine
+from ipu_packed_bert.engine.base import Engine, saved_by
+from ipu_packed_bert.processes.ranks import Processes, flat
+from ipu_packed_bert.run_files.checkpoints import Checkpoint
+from ipu_packed_bert.run_files.vocabulary_identity import Identity
+from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.tasks.task import Task
+from pack_data.cli.command import typed
+from pack_data.reading.fields import said_of
+
+C = TypeVar("C", bound=Configuration)
+
+
+class Beginning(NamedTuple):
+    """State that a run starts from: its own checkpoint, the weights of another run, or neither."""
+
+    folder: str = ""  # run directory of the checkpoint or weights
+    checkpoint: Optional[Checkpoint] = None
+    weights: Optional[Checkpoint] = None
+
+    @property
+    def step(self) -> int:
+        """Updates made before this process."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+
+class Begun(NamedTuple):
+    """A run whose engine is chosen and whose data are not opened yet."""
+
+    begin: Beginning
+    processes: Processes
+    choice: EngineChoice
+    resources: contextlib.ExitStack  # closed at the end of the run
+
+
+@dataclass(frozen=True)
+class Prepared(abc.ABC, Generic[C]):
+    """A run that is ready for its first update."""
+
+    config: C  # completed by the data
+    task: Task
+    engine: Engine
+    batches: Any  # GlobalBatches, read in the way that suits the engine
+    steps: int  # updates of the whole run; 0: no training
+    evaluate_every: int  # updates between evaluations; 0: never, not even after the last update
+    vocabulary: Identity  # of the data
+    data: Dict[str, Any]  # entry "data" of environment.json
+    longer: str  # options that continue the run after its last update
+
+    simulated: ClassVar[bool] = False  # True: engine.kind auto may choose the simulated IPU
+
+    @classmethod
+    def settle(cls, config: C, begun: Begun) -> C:
+        """Return the configuration as it will run on this machine."""
+        return config
+
+    @classmethod
+    def nothing_left(cls, config: C, begin: Beginning) -> Optional[str]:
+        """Return what to print instead of resuming a run that has made all its updates; None to resume it."""
+        return None
+
+    @classmethod
+    @abc.abstractmethod
+    def make(cls, config: C, begun: Begun) -> Prepared[C]:
+        """Open the data, build the engine and print both; what else is opened is closed with ``begun.resources``."""
+
+    def baseline(self) -> Mapping[str, float]:
+        """Return the held-out metrics of constant predictions, for summary.json."""
+        return {}
+
+    def export(self, folder: Path, *, trained: bool) -> None:
+        """Write the network for other programs; ``trained`` if this process made updates."""
+
+    def load(self, begin: Beginning, *, same_batch: bool) -> None:
+        """Load the weights, and the rest of a resumed run's state.
+
+        Raises ValueError if they do not fit the engine or the data.
+        """
+        engine, batches = self.engine, self.batches
+        if begin.weights:
+            with said_of(begin.folder):
+                engine.load_state({**engine.state(), "model": begin.weights.engine["model"]})
+        checkpoint = begin.checkpoint
+        if checkpoint:
+            with said_of(begin.folder):
+                engine.load_state(checkpoint.engine)
+                batches.load_state(checkpoint.batches, same_batch=same_batch)
+            _note_other_packs(checkpoint.batches, batches.state())
+            _note_other_streams(checkpoint.engine, engine)
+        _refuse_other_weights(engine)
+
+
+def engine_and_batches(
+    config: Configuration,
+    task: Task,
+    packs: Packs,
+    held_out: Optional[Packs],
+    begun: Begun,
+    *,
+    factor: float,
+    same: Mapping[str, Any],
+) -> Tuple[Engine, Any]:
+    """Build the engine and its batches, as `Prepared` holds them.
+
+    Args:
+        config: settings of the run, completed by the data.
+        task: what is trained.
+        packs: training packs.
+        held_out: packs to evaluate, if any.
+        begun: the processes and the chosen engine.
+        factor: packing factor, sequences per pack.
+        same: what must be equal in all processes, besides the configuration.
+
+    Raises:
+        ValueError: the processes differ, or the engine does not run this configuration.
+    """
+    device = "cuda" if begun.choice.cuda else begun.choice.kind.replace("host", "cpu")
+    begun.processes.refuse_differences(
+        {**flat(config.as_dict()), **same, "torch": torch.__version__, "the device": device}
+    )
+    engine = build_engine(config, task, begun.choice, packing_factor=factor, processes=begun.processes)
+    batches = GlobalBatches(packs, task.layout(config, factor), share=engine.share, held_out=held_out)
+    return engine, engine.feed(batches)
+
+
+def resume_command(config: Configuration, folder: Any) -> str:
+    """Return the command that resumes the run in a directory."""
+    return f"{typed(config.command)} --resume {shlex.quote(str(folder))}"
+
+
+def _note_other_packs(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Print a note if the same sequences are in other packs than those that the checkpoint's epoch began with."""
+    if saved.get("packs") and saved.get("arrangement") not in (None, now["arrangement"]):
+        print(
+            "note      the data have the same sequences in other packs than at the checkpoint: in the rest of this "
+            "epoch some sequences come again, and as many do not come"
+        )
+
+
+def _note_other_streams(saved: Mapping[str, Any], engine: Engine) -> None:
+    """Print a note if the run continues on other IPUs or in other processes: each one keeps a random state."""
+    before, now = saved_by(saved), engine.streams
+    if before and now and before != now:
+        what = f"ranks     {now[0]}, after {before[0]}" if now[0] != before[0] else "note      on other IPUs"
+        print(f"{what}: each update has the same sequences; dropout draws from new streams")
+
+
+def _refuse_other_weights(engine: Engine) -> None:
+    """Raise ValueError if the processes begin with different weights: they would stay different."""
+    if engine.processes.size > 1:
+        digest = 0
+        for _, weight in sorted(engine.weights().items()):
+            digest = zlib.crc32(weight.numpy().tobytes(), digest)
+        engine.processes.refuse_differences({"the checksum of the weights": f"{digest:08x}"})
