@@ -20,7 +20,7 @@ width: P is predictions of a sequence + D - 1 in the file, and one more in the p
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping
 
 import numpy as np
 
@@ -45,21 +45,25 @@ from pack_data.store.sequences import Example, Sequences
 _FLOATS = ("masked_lm_weights", "next_sentence_weights")
 _TYPE_OF = {name: "float" if name in _FLOATS else "int64" for name in FIELDS}
 
+# Feature -> field of the packed format.
+_CLS_LAST = {
+    "packed_input_ids": "input_ids",
+    "packed_input_mask": "input_mask",
+    "packed_segment_ids": "segment_ids",
+    "packed_position_ids": "positions",
+    "packed_masked_lm_positions": "masked_lm_positions",
+    "packed_masked_lm_ids": "masked_lm_ids",
+    "packed_masked_lm_mask": "masked_lm_weights",
+    "packed_next_sentence_labels": "next_sentence_labels",
+    "packed_next_sentence_mask": "next_sentence_weights",
+}
+
 # Format -> feature -> type, in the order in which a record is compared with the formats.
 FEATURES: Dict[str, Dict[str, str]] = {
     "packed_tfrecord": _TYPE_OF,
     "mlperf_tfrecord": {name: type for name, type in _TYPE_OF.items() if name in EXAMPLE_FIELDS + DERIVED},
-    "cls_last_tfrecord": {
-        "packed_input_ids": "int64",
-        "packed_input_mask": "int64",
-        "packed_segment_ids": "int64",
-        "packed_position_ids": "int64",
-        "packed_masked_lm_positions": "int64",
-        "packed_masked_lm_ids": "int64",
-        "packed_masked_lm_mask": "int64 or float",  # published files have either
-        "packed_next_sentence_labels": "int64",
-        "packed_next_sentence_mask": "int64 or float",
-    },
+    # Published files have masks of either type.
+    "cls_last_tfrecord": {name: "int64 or float" if field in _FLOATS else "int64" for name, field in _CLS_LAST.items()},
 }
 
 
@@ -69,18 +73,8 @@ def _ten_fields(features: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
     if depth > size:
         raise RecordError(f"packed_next_sentence_mask has {depth} values, a row has only {size} slots")
     used = integers("packed_next_sentence_mask", features["packed_next_sentence_mask"], 1)
-    return {
-        "input_ids": features["packed_input_ids"],
-        "input_mask": features["packed_input_mask"],
-        "segment_ids": features["packed_segment_ids"],
-        "positions": features["packed_position_ids"],
-        "masked_lm_positions": features["packed_masked_lm_positions"],
-        "masked_lm_ids": features["packed_masked_lm_ids"],
-        "masked_lm_weights": features["packed_masked_lm_mask"],
-        "next_sentence_positions": np.arange(size - depth, size) * used,
-        "next_sentence_labels": features["packed_next_sentence_labels"],
-        "next_sentence_weights": used,
-    }
+    fields = {field: features[name] for name, field in _CLS_LAST.items()}
+    return {**fields, "next_sentence_positions": np.arange(size - depth, size) * used}
 
 
 def _cls_last_pack(features: Mapping[str, np.ndarray]) -> Pack:
@@ -122,7 +116,7 @@ def shape(path: str, format: str) -> RowWidths:
     return shape_of_pack(first.value)
 
 
-def _row(example: Example, widths: RowWidths) -> Dict[str, Any]:
+def _row(example: Example, widths: RowWidths) -> Dict[str, List[int]]:
     """Return the padded row of an example: [S] and [P], next_sentence_labels [1].  RecordError if it is too long."""
     length = len(example.input_ids)
     predictions = len(example.masked_lm_positions)
@@ -138,16 +132,17 @@ def _row(example: Example, widths: RowWidths) -> Dict[str, Any]:
             f"{predictions} predictions, a row holds {widths.max_predictions} (--max-predictions-per-sequence)"
         )
 
-    second_segment = length - example.first_segment_length
-    no_tokens = np.zeros(widths.max_sequence_length - length, int)
-    no_predictions = np.zeros(widths.max_predictions - predictions, int)
+    no_tokens = [0] * (widths.max_sequence_length - length)
+    no_predictions = [0] * (widths.max_predictions - predictions)
+    first_segment = [0] * example.first_segment_length
+    second_segment = [1] * (length - example.first_segment_length)
     return {
-        "input_ids": np.append(example.input_ids, no_tokens),
-        "input_mask": np.append(np.ones(length, int), no_tokens),
-        "segment_ids": np.append(np.repeat([0, 1], [example.first_segment_length, second_segment]), no_tokens),
-        "masked_lm_positions": np.append(example.masked_lm_positions, no_predictions),
-        "masked_lm_ids": np.append(example.masked_lm_ids, no_predictions),
-        "masked_lm_weights": np.append(np.ones(predictions), no_predictions),
+        "input_ids": example.input_ids + no_tokens,
+        "input_mask": [1] * length + no_tokens,
+        "segment_ids": first_segment + second_segment + no_tokens,
+        "masked_lm_positions": example.masked_lm_positions + no_predictions,
+        "masked_lm_ids": example.masked_lm_ids + no_predictions,
+        "masked_lm_weights": [1] * predictions + no_predictions,
         "next_sentence_labels": [example.next_sentence_label],
     }
 

@@ -36,49 +36,55 @@ from pack_data.store.sequences import Example
 
 _ROWS = 512  # read at a time
 _FIELDS = (*EXAMPLE_FIELDS, "input_mask")
+_SINGLE = "next_sentence_labels"  # may also be one number per row
+# HDF5 File Format Specification 3.0, III.E.  A global heap, which holds rows of variable length, begins with its
+# signature, version 1, 3 bytes of 0, and its size; an object in it with its number, references, 4 bytes of 0, and the
+# size of its data.
+_HEAP = b"GCOL\x01\0\0\0"
+_HEAP_HEADER = struct.Struct("<8xQ")
+_HEAP_OBJECT = struct.Struct("<HH4xQ")
+
+
+def _h5py():
+    return load_package("h5py", "this file format")
 
 
 def _open(path: str):
-    h5py = load_package("h5py", "this file format")
+    h5py = _h5py()
     check_regular(path)
     try:
         return h5py.File(path, "r")
-    except Exception as error:  # h5py raises errors of nearly every kind on a damaged file, here and below
+    except Exception as error:  # h5py raises errors of nearly every kind for a damaged file, here and below
         raise ValueError(f"{path}: HDF5 cannot open it ({one_line(error)})") from None
 
 
-# The header of a global heap, which holds rows of variable length, and of an object in it (HDF5 File Format
-# Specification 3.0, III.E): signature, version 1, 3 bytes of 0, size; number, references, 4 bytes, size of the data.
-_HEAP, _HEAP_HEADER, _HEAP_OBJECT = b"GCOL\x01\0\0\0", struct.Struct("<8xQ"), struct.Struct("<HH4xQ")
-
-
 def _check_heaps(path: str) -> None:
-    """ValueError for a heap whose free space has no size: the HDF5 library goes through such a heap without end.
+    """Raise ValueError for heaps in which the HDF5 library would not terminate.
 
-    And for heaps that lie in each other, as none that HDF5 writes do: to go through all of them could take days.
+    It never leaves a heap whose free space has no size, and would take days for heaps that overlap, which HDF5 does not
+    write.
     """
     with open_regular(path) as file:
         if not os.fstat(file.fileno()).st_size:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            objects_left = len(data) // _HEAP_OBJECT.size + 1  # as many as the file has room for
             heap = data.find(_HEAP)
-            left = len(data) // _HEAP_OBJECT.size + 1  # objects that have room in the file
             while heap >= 0:
-                place, end = heap + _HEAP_HEADER.size, len(data) - _HEAP_OBJECT.size
-                if place <= len(data):
-                    end = min(end, heap + _HEAP_HEADER.unpack_from(data, heap)[0] - _HEAP_OBJECT.size)
-                while place <= end:
+                place = heap + _HEAP_HEADER.size
+                end = len(data)
+                if place <= end:
+                    end = min(end, heap + _HEAP_HEADER.unpack_from(data, heap)[0])
+                while place <= end - _HEAP_OBJECT.size:
                     number, _, size = _HEAP_OBJECT.unpack_from(data, place)
-                    left -= 1
-                    if left < 0:
-                        raise ValueError(
-                            f"{path}: HDF5 cannot open it (damaged: its heaps overlap); copy the file again"
-                        )
-                    if number == 0:  # the free space, its header included, up to the end
+                    objects_left -= 1
+                    if objects_left < 0:
+                        raise ValueError(f"{path}: HDF5 cannot open it (damaged: its heaps overlap); copy it again")
+                    if number == 0:  # the free space up to the end, including its header
                         if size < _HEAP_OBJECT.size:
                             raise ValueError(
                                 f"{path}: HDF5 cannot open it (damaged: free space of {size} bytes in the heap at byte "
-                                f"{heap}); copy the file again"
+                                f"{heap}); copy it again"
                             )
                         break
                     place += _HEAP_OBJECT.size + -(-size // 8) * 8
@@ -86,53 +92,51 @@ def _check_heaps(path: str) -> None:
 
 
 def _columns(path: str, file, longest: Optional[int] = None) -> Dict[str, Any]:
-    """Every one- or two-dimensional data set of the file's root with as many rows as input_ids.  Raises ValueError.
+    """Return the one- or two-dimensional data sets of the file's root with as many rows as input_ids.
 
-    longest: bytes of a row and of a chunk, which is unpacked at once; None where no data are read.
-    Only what the file itself holds is read: a link into another file, or data kept in another one, is refused.
+    longest: the most bytes of a row and of a chunk, which is decompressed at once; None if no data is read.
+    Raises ValueError, also for a link into another file and for data kept in another file.
     """
-    h5py = load_package("h5py", "this file format")
     try:
-        found = dict(_data_sets(path, file))
-        shapes = {name: data.shape for name, data in found.items()}
-        ragged = any(h5py.check_vlen_dtype(data.dtype) is not None for data in found.values())
+        data_sets = dict(_data_sets(path, file))
+        is_ragged = any(_h5py().check_vlen_dtype(data.dtype) is not None for data in data_sets.values())
     except RecordError:
         raise
     except Exception as error:
         raise ValueError(f"{path}: HDF5 cannot list its data sets ({one_line(error)})") from None
-    if ragged and longest is not None:
+    if is_ragged and longest is not None:
         _check_heaps(path)
-    if "positions" in found:
+    if "positions" in data_sets:
         raise ValueError(f"{path}: positions: {NO_COLUMNS}")
-    missing = [name for name in EXAMPLE_FIELDS if name not in found]
+    missing = [name for name in EXAMPLE_FIELDS if name not in data_sets]
     if missing:
-        raise ValueError(f"{path}: has no data set {missing[0]}; it has {', '.join(sorted(found))[:200] or 'none'}")
+        names = ", ".join(sorted(data_sets))[:200] or "none"
+        raise ValueError(f"{path}: has no data set {missing[0]}; its data sets are {names}")
+
+    rows = {name: data.shape[0] if data.shape else None for name, data in data_sets.items()}
     for name in EXAMPLE_FIELDS:
-        if not shapes[name] or shapes[name][0] != shapes["input_ids"][0]:
+        if rows[name] is None or rows[name] != rows["input_ids"]:
             raise ValueError(
-                f"{path}: {name} has shape {shapes[name]}, input_ids {shapes['input_ids']}: rows must be equal in "
-                "number"
+                f"{path}: {name} has shape {data_sets[name].shape}, input_ids {data_sets['input_ids'].shape}: the "
+                "numbers of rows must be equal"
             )
-    rows = shapes["input_ids"][0]
-    columns = {name: data for name, data in found.items() if shapes[name] and shapes[name][0] == rows}
+    columns = {name: data for name, data in data_sets.items() if rows[name] == rows["input_ids"]}
     for name, data in columns.items():
         if name in _FIELDS:
-            _check_form(path, name, data, single_too=name == "next_sentence_labels")
-        for what, size in (
-            ("a row", _row_bytes(data)),
-            ("a chunk", math.prod(data.chunks or ()) * data.dtype.itemsize),
-        ):
+            _check_form(path, name, data)
+        sizes = {"row": _row_bytes(data), "chunk": math.prod(data.chunks or ()) * data.dtype.itemsize}
+        for part, size in sizes.items():
             if longest is not None and size > longest:
                 raise ValueError(
-                    f"{path}: {what} of {name} has {size:,} bytes, more than {longest:,}; raise --max-record-bytes "
-                    "where the memory is there"
+                    f"{path}: a {part} of {name} has {size:,} bytes, more than {longest:,}; if there is enough memory, "
+                    "raise --max-record-bytes"
                 )
     return columns
 
 
 def _data_sets(path: str, file) -> Iterator[Tuple[str, Any]]:
-    """Name and data set of each in the root that lies in this file.  RecordError for one that lies in another."""
-    h5py = load_package("h5py", "this file format")
+    """Yield name and data set of each in the root.  RecordError for one that lies in another file."""
+    h5py = _h5py()
     for name in file:
         link = file.get(name, getlink=True)
         if isinstance(link, h5py.ExternalLink):
@@ -145,12 +149,15 @@ def _data_sets(path: str, file) -> Iterator[Tuple[str, Any]]:
         yield name, data
 
 
-def _check_form(path: str, name: str, data: Any, single_too: bool) -> None:
-    """Numbers: rows of them, rows of any length, or, where `single_too`, one for each row.  Raises ValueError."""
-    h5py = load_package("h5py", "this file format")
-    inner = h5py.check_vlen_dtype(data.dtype)
-    kind, dimensions = (np.dtype(inner).kind, data.ndim + 1) if inner is not None else (data.dtype.kind, data.ndim)
-    if kind not in "iufb" or not (dimensions == 2 or (single_too and dimensions == 1)):
+def _check_form(path: str, name: str, data: Any) -> None:
+    """Raise ValueError unless the values are rows of numbers (of any length), or numbers where one per row will do."""
+    dtype = data.dtype
+    dimensions = data.ndim
+    row_dtype = _h5py().check_vlen_dtype(dtype)
+    if row_dtype is not None:
+        dtype = np.dtype(row_dtype)
+        dimensions += 1
+    if dtype.kind not in "iufb" or not (dimensions == 2 or (name == _SINGLE and dimensions == 1)):
         raise ValueError(
             f"{path}: {name} holds {shown(str(data.dtype))} in {data.ndim} dimensions; must be rows of whole numbers"
         )
@@ -168,25 +175,27 @@ def kind(path: str) -> str:
 
 
 def _rows(path: str, columns: Dict[str, Any], bad: BadRecords) -> Iterator[Tuple[Origin, Dict[str, np.ndarray]]]:
-    """One dict of row values for each row that can be read; a slice that cannot is read again row by row."""
+    """Yield the values of each readable row; a slice that cannot be read is read again row by row."""
     total = columns["input_ids"].shape[0]
-    # As many rows at a time as the longest record may have bytes.
-    rows = max(1, min(_ROWS, bad.longest // max(1, sum(map(_row_bytes, columns.values())))))
+    # The rows of a slice may have as many bytes as the longest record.
+    bytes_per_row = sum(map(_row_bytes, columns.values()))
+    rows = max(1, min(_ROWS, bad.longest // max(1, bytes_per_row)))
     for start in range(0, total, rows):
         stop = min(start + rows, total)
         try:
             block = {name: data[start:stop] for name, data in columns.items()}
         except Exception:
-            for row in range(start, stop):
-                try:
-                    values = {name: data[row] for name, data in columns.items()}
-                except Exception as error:
-                    bad.add(Origin(path, row), f"HDF5 cannot read it ({one_line(error)})")
-                    continue
-                yield Origin(path, row), values
-            continue
+            block = None
         for row in range(start, stop):
-            yield Origin(path, row), {name: values[row - start] for name, values in block.items()}
+            if block is not None:
+                yield Origin(path, row), {name: values[row - start] for name, values in block.items()}
+                continue
+            try:
+                values = {name: data[row] for name, data in columns.items()}
+            except Exception as error:
+                bad.add(Origin(path, row), f"HDF5 cannot read it ({one_line(error)})")
+            else:
+                yield Origin(path, row), values
 
 
 def _example(row: Dict[str, np.ndarray]) -> Example:
@@ -210,9 +219,10 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
 
 
 def shape(path: str) -> RowWidths:
-    """Row widths; none where the rows are of variable length."""
+    """Return the row widths; none if the rows are of variable length."""
     with _open(path) as file:
         columns = _columns(path, file)
-        if any(len(columns[name].shape) < 2 for name in ("input_ids", "masked_lm_positions")):
+        shapes = [columns[name].shape for name in ("input_ids", "masked_lm_positions")]
+        if any(len(shape) < 2 for shape in shapes):
             return RowWidths()
-        return RowWidths(columns["input_ids"].shape[1], columns["masked_lm_positions"].shape[1])
+        return RowWidths(shapes[0][1], shapes[1][1])

@@ -1,4 +1,4 @@
-"""JSONL with tokenised sequences: an object a line, or a list of token ids alone; plain, or compressed by gzip.
+"""JSONL with tokenised sequences: one object per line, or just a list of token ids; plain, or compressed by gzip.
 
 The lists of integers in the first line are the columns of the token sequences, as in Parquet (parquet.py), unless the
 user chooses some. An attention_mask only marks padding. All other fields are foreign. A list alone is the column
@@ -17,21 +17,22 @@ from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import Record, RecordError, token_columns, tokens_from_columns
 from pack_data.reading.files import open_unpacked
 
-_TRIED = 100_000  # lines, to find one that says what the file holds
+_LINES_FOR_DETECTION = 100_000  # the most that are tried to find a valid one
+_MOST_DIGITS = 20  # Python 3.8 takes hours for a number of millions of digits, and 3.11 refuses it
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > 20:  # Python 3.8 takes hours for one of millions of digits, and 3.11 refuses it
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
         raise RecordError(f"a number of {len(digits)} digits")
     return int(digits)
 
 
 def _row(line: bytes) -> Dict[str, Any]:
-    """The fields of a line; lists of integers as arrays. Raises RecordError."""
+    """Return the fields of a line; lists of integers as arrays.  Raises RecordError."""
     try:
-        row = json.loads(line.decode("utf-8-sig"), parse_int=_whole)
+        row = json.loads(line.decode("utf-8-sig"), parse_int=_integer)
     except RecursionError:
-        raise RecordError("the JSON in it is nested too deeply to be read") from None
+        raise RecordError("its JSON is nested too deeply to be read") from None
     except RecordError:
         raise
     except ValueError as error:
@@ -39,13 +40,13 @@ def _row(line: bytes) -> Dict[str, Any]:
     if isinstance(row, list):
         row = {"input_ids": row}
     if not isinstance(row, dict):
-        raise RecordError(f"is a {type(row).__name__}; an object, or a list of token ids, is needed")
+        raise RecordError(f"is a {type(row).__name__}, must be an object or a list of token ids")
     return {name: _array(value) for name, value in row.items()}
 
 
 def _array(value: Any) -> Any:
-    """A list of integers as an array, one number as one of NumPy; anything else as it is."""
-    if isinstance(value, list) and all(type(each) is int for each in value):
+    """Return a list of integers as an array, one integer as a NumPy number, and anything else unchanged."""
+    if isinstance(value, list) and all(type(item) is int for item in value):
         try:
             return np.array(value, np.int64)
         except OverflowError:
@@ -54,8 +55,8 @@ def _array(value: Any) -> Any:
 
 
 def _lines(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
-    """The lines that are not blank. Raises ValueError where compressed data is damaged."""
-    with open_unpacked(path, way_out="give a file of JSONL") as file:
+    """Yield the lines that are not blank.  Raises ValueError if compressed data is damaged."""
+    with open_unpacked(path, way_out="pass a JSONL file") as file:
         yield from bad.short_lines(file, path)
 
 
@@ -66,18 +67,19 @@ def _columns_of(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple
 
 
 def kind(path: str, columns: Sequence[str] = ()) -> str:
+    """Return "tokens"; raise ValueError unless one of the first lines holds token sequences."""
     problem = "holds no record"
-    for _, line in islice(_lines(path, BadRecords(allowed=2**62)), _TRIED):
+    for _, line in islice(_lines(path, BadRecords(allowed=2**62)), _LINES_FOR_DETECTION):
         try:
             _columns_of(path, _row(line), columns)
             return "tokens"
         except RecordError as error:
-            problem = f"no line of its first {_TRIED:,} can be read; the last: {error}"
-    raise ValueError(f"{path}: {problem}; JSONL is needed, an object in each line")
+            problem = f"none of its first {_LINES_FOR_DETECTION:,} lines can be read; the last: {error}"
+    raise ValueError(f"{path}: {problem}; expected JSONL, one object per line")
 
 
 def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
-    """The records of one file, in its order. Lines count from 1."""
+    """Yield the records of one file, in file order.  Lines count from 1."""
     chosen: Tuple[str, ...] = ()
     for origin, line in _lines(path, bad):
         try:

@@ -1,8 +1,8 @@
-"""Megatron's indexed data sets, a `.bin` of token ids and an `.idx` that says where each sequence stands; only read.
+"""Megatron's indexed data sets, a `.bin` of token ids and an `.idx` with the place of each sequence; read only.
 
-The `.idx`, little-endian: the magic, version 1 (uint64), the code of the ids' type (uint8), how many sequences and
-document indices there are (uint64 each), tokens of each sequence (int32), its first byte in the `.bin` (int64), and the
-document indices (int64). What follows these (modes of images) is not read. A record is one sequence.
+The `.idx`, little-endian: the magic, version 1 (uint64), the code of the ids' type (uint8), the numbers of sequences
+and of document indices (uint64 each), the tokens of each sequence (int32), its first byte in the `.bin` (int64), and
+the document indices (int64). What follows these (modes of images) is not read. A record is one sequence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pack_data.store.sequences import Sequences
 MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
 _TOKENS = 1 << 20  # read at a time
-# Code -> type; 6 and 7 are floats, which are no token ids.
+# Code -> type; 6 and 7 are floats, which cannot be token ids.
 _TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
@@ -34,10 +34,10 @@ class _Index(NamedTuple):
 
 
 def tokens_file(path: str) -> str:
-    """The `.bin` of an `.idx`. ValueError where it is missing."""
+    """Return the `.bin` of an `.idx`.  Raises ValueError if it is missing."""
     data = os.path.splitext(path)[0] + ".bin"
     if not os.path.isfile(data):
-        raise ValueError(f"{path}: {os.path.basename(data)} is not beside it; give both files one name in one folder")
+        raise ValueError(f"{path}: has no {os.path.basename(data)} in its directory; copy both files there")
     return data
 
 
@@ -45,18 +45,20 @@ def _index(path: str) -> _Index:
     with open_regular(path) as file:
         head = file.read(_HEADER.size)
         if len(head) < _HEADER.size or not head.startswith(MAGIC):
-            raise ValueError(f"{path}: no index of Megatron; it begins with {MAGIC!r} and has {_HEADER.size} bytes")
+            raise ValueError(f"{path}: not a Megatron index, which begins with {MAGIC!r} and {_HEADER.size} bytes")
         _, version, code, sequences, documents = _HEADER.unpack(head)
         if version != 1 or code not in _TYPES:
             raise ValueError(
-                f"{path}: version {version}, type code {code}; read are version 1 and the whole numbers "
+                f"{path}: version {version}, type code {code}; must be version 1 and one of the integer types "
                 f"{', '.join(map(str, _TYPES))}: write it again with Megatron's preprocessing"
             )
-        size, needed = os.path.getsize(path), _HEADER.size + 12 * sequences + 8 * documents
+        size = os.path.getsize(path)
+        needed = _HEADER.size + 12 * sequences + 8 * documents
         if size < needed:
-            raise ValueError(f"{path}: {size} bytes where its header needs {needed}; the file is cut, copy it again")
+            raise ValueError(f"{path}: {size} bytes, its header needs {needed}; the file is cut, copy it again")
         lengths = np.frombuffer(file.read(4 * sequences), "<i4")
-        return _Index(path, np.dtype(_TYPES[code]), lengths, np.frombuffer(file.read(8 * sequences), "<i8"))
+        pointers = np.frombuffer(file.read(8 * sequences), "<i8")
+        return _Index(path, np.dtype(_TYPES[code]), lengths, pointers)
 
 
 def kind(path: str) -> str:
@@ -65,14 +67,14 @@ def kind(path: str) -> str:
 
 
 def blocks(path: str, bad: BadRecords) -> Iterator[RecordBlock]:
-    """The sequences in the order of the index, about a million tokens at a time."""
-    index, data = _index(path), tokens_file(path)
+    """Yield the sequences in the order of the index, about a million tokens at a time."""
+    index = _index(path)
     ends = np.cumsum(index.lengths, dtype=np.int64)
-    with open_regular(data) as file:
+    with open_regular(tokens_file(path)) as file:
         first = 0
         while first < len(ends):
-            begun = int(ends[first - 1]) if first else 0
-            end = max(first + 1, int(np.searchsorted(ends, begun + _TOKENS)))
+            tokens_before = int(ends[first - 1]) if first else 0
+            end = max(first + 1, int(np.searchsorted(ends, tokens_before + _TOKENS)))
             yield RecordBlock(
                 partial(_columns, file, index, first, end, bad), partial(_records, file, index, first, end, bad)
             )
@@ -80,37 +82,43 @@ def blocks(path: str, bad: BadRecords) -> Iterator[RecordBlock]:
 
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
-    """The sequences in the order of the index."""
+    """Yield the sequences in the order of the index."""
     for block in blocks(path, bad):
         yield from block.records()
 
 
 def _columns(file: BinaryIO, index: _Index, first: int, end: int, bad: BadRecords) -> Optional[Sequences]:
-    lengths, pointers = index.lengths[first:end].astype(np.int64), index.pointers[first:end]
+    """Return sequences that follow one another in the file as columns; None unless all of them are valid."""
+    lengths = index.lengths[first:end].astype(np.int64)
+    pointers = index.pointers[first:end]
     sizes = lengths * index.dtype.itemsize
     if lengths.min() < 1 or pointers[0] < 0 or sizes.max() > bad.longest or (np.diff(pointers) != sizes[:-1]).any():
         return None
     file.seek(int(pointers[0]))
-    ids = np.frombuffer(file.read(int(sizes.sum())), np.uint8)
-    if len(ids) < sizes.sum() or not fits("input_ids", ids.view(index.dtype)):
+    data = file.read(int(sizes.sum()))
+    if len(data) < sizes.sum():
         return None
-    return Sequences.of_tokens(lengths, {"input_ids": ids.view(index.dtype)})
+    ids = np.frombuffer(data, index.dtype)
+    return Sequences.of_tokens(lengths, {"input_ids": ids}) if fits("input_ids", ids) else None
 
 
 def _records(file: BinaryIO, index: _Index, first: int, end: int, bad: BadRecords) -> Iterator[Record]:
-    size, width = os.path.getsize(file.name), index.dtype.itemsize
+    size = os.path.getsize(file.name)
     for number in range(first, end):
-        length, start, origin = int(index.lengths[number]), int(index.pointers[number]), Origin(index.path, number)
+        origin = Origin(index.path, number)
+        length = int(index.lengths[number])
+        start = int(index.pointers[number])
+        length_bytes = length * index.dtype.itemsize
         try:
-            if length < 1 or start < 0 or start + length * width > size:
+            if length < 1 or start < 0 or start + length_bytes > size:
                 raise RecordError(
                     f"{length} tokens from byte {start}; a sequence has at least one, and "
                     f"{os.path.basename(file.name)} has {size} bytes"
                 )
-            if length * width > bad.longest:
+            if length_bytes > bad.longest:
                 raise RecordError(bad.too_long())
             file.seek(start)
-            ids = integers("input_ids", np.frombuffer(file.read(length * width), index.dtype))
+            ids = integers("input_ids", np.frombuffer(file.read(length_bytes), index.dtype))
         except RecordError as error:
             bad.add(origin, str(error))
             continue

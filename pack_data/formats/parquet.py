@@ -1,16 +1,17 @@
 """Parquet and Arrow files with tokenised columns, as Hugging Face data sets hold them; read and written.
 
 Every column of integer lists is a column of the token sequences, unless the user chooses some. An attention_mask only
-marks padding: its zeros are cut off, and it is not kept. seq_start_id beside input_ids makes packs of token sequences
+marks padding: its zeros are removed, and it is not kept. seq_start_id with input_ids makes packs of token sequences
 (packed Parquet). All other columns are foreign and are passed on with their types.
 
-An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; the stream is what `write` writes.
+An .arrow file is an IPC stream, or an IPC file if it begins with ARROW1; `write` writes the stream.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
@@ -33,8 +34,9 @@ from pack_data.reading.files import open_regular, replacing
 from pack_data.reading.packages import load_package
 from pack_data.store.sequences import Sequences
 
-ROWS = 1024  # read and written at a time; a row group, so that damage costs few rows
-PARQUET_MAGIC, FILE_MAGIC = b"PAR1", b"ARROW1"
+_ROWS = 1024  # read and written at a time; also rows of a row group, so that damage costs few of them
+_PARQUET_MAGIC = b"PAR1"
+_FILE_MAGIC = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -47,52 +49,53 @@ def _parquet():
 
 
 def _damage() -> Tuple[Type[BaseException], ...]:
-    # the others for names and text, and for values that Python cannot hold
+    """Return what Arrow raises for damaged files: not only its own errors, but those of decoding text and numbers."""
     return (_arrow().ArrowException, OSError, UnicodeDecodeError, OverflowError, MemoryError)
 
 
 @contextmanager
 def _opening(path: str) -> Iterator[None]:
-    """What Arrow raises in the block is a ValueError in one line that names the file."""
+    """Turn an error of Arrow into a ValueError in one line that names the file."""
     try:
         yield
     except _damage() as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise ValueError(f"{path}: Arrow cannot read it ({one_line(error)})") from None
+        raise ValueError(f"{path}: Arrow cannot read it ({one_line(error, 200)})") from None
 
 
-def _magic(path: str) -> bytes:
+def _has_magic(path: str, magic: bytes) -> bool:
     with open_regular(path) as file:
-        return file.read(8)
+        return file.read(len(magic)) == magic
+
+
+def _ipc_reader(path: str, file):
+    ipc = _arrow().ipc
+    return ipc.open_file(file) if _has_magic(path, _FILE_MAGIC) else ipc.open_stream(file)
 
 
 def _schema(path: str):
-    """The file's Arrow schema.  Raises ValueError."""
-    arrow, magic = _arrow(), _magic(path)
-    try:
-        if magic.startswith(PARQUET_MAGIC):
+    """Return the file's Arrow schema.  Raises ValueError."""
+    with _opening(path):
+        if _has_magic(path, _PARQUET_MAGIC):
             with _parquet().ParquetFile(path) as file:
                 schema = file.schema_arrow
         else:
-            with arrow.OSFile(path) as file:
-                schema = (
-                    arrow.ipc.open_file(file) if magic.startswith(FILE_MAGIC) else arrow.ipc.open_stream(file)
-                ).schema
+            with _arrow().OSFile(path) as file:
+                schema = _ipc_reader(path, file).schema
         _ = schema.names  # decoded only here
-        return schema
-    except _damage() as error:
-        raise ValueError(f"{path}: Arrow cannot open it ({one_line(error, 200)})") from None
-
-
-def _is_list(kind) -> bool:
-    types = _arrow().types
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return schema
 
 
 def _integer_lists(schema) -> List[str]:
-    is_integer = _arrow().types.is_integer
-    return [column.name for column in schema if _is_list(column.type) and is_integer(column.type.value_type)]
+    types = _arrow().types
+    names = []
+    for column in schema:
+        kind = column.type
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        if is_list and types.is_integer(kind.value_type):
+            names.append(column.name)
+    return names
 
 
 def _columns_of(path: str, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
@@ -112,20 +115,24 @@ def kind(path: str, columns: Sequence[str] = ()) -> str:
 
 
 def _parquet_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
-    """First row and rows of each batch; a row group that fails is read again row by row up to its damage."""
+    """Yield the first row and the rows of each batch.
+
+    A row group that cannot be read is read again row by row, up to its damage.
+    """
     with _opening(path), _parquet().ParquetFile(path, page_checksum_verification=True) as file:
         start = 0
         for group in range(file.num_row_groups):
-            rows, done = file.metadata.row_group(group).num_rows, 0
-            for size in (ROWS, 1):
+            rows = file.metadata.row_group(group).num_rows
+            done = 0
+            for size in (_ROWS, 1):
                 try:
-                    seen = 0
+                    end = 0
                     for batch in file.iter_batches(batch_size=size, row_groups=[group], use_threads=False):
                         batch.validate(full=True)
-                        seen += batch.num_rows
-                        if seen > done:
-                            yield start + seen - batch.num_rows, batch
-                            done = seen
+                        end += batch.num_rows
+                        if end > done:
+                            yield start + end - batch.num_rows, batch
+                            done = end
                     if done < rows:
                         raise OSError(f"the row group ends after {done} of {rows} rows")
                     break
@@ -137,37 +144,36 @@ def _parquet_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
 
 
 def _arrow_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
-    arrow, start = _arrow(), 0
-    random_access = _magic(path).startswith(FILE_MAGIC)
-    with _opening(path), arrow.OSFile(path) as file:
-        reader = arrow.ipc.open_file(file) if random_access else arrow.ipc.open_stream(file)
-        numbers = iter(range(reader.num_record_batches if random_access else 0))
+    is_file = _has_magic(path, _FILE_MAGIC)
+    start = 0
+    with _opening(path), _arrow().OSFile(path) as file:
+        reader = _ipc_reader(path, file)
+        numbers = iter(range(reader.num_record_batches if is_file else 0))
         while True:
             try:
-                batch = reader.get_batch(next(numbers)) if random_access else reader.read_next_batch()
+                batch = reader.get_batch(next(numbers)) if is_file else reader.read_next_batch()
                 batch.validate(full=True)
             except StopIteration:
                 break
             except _damage() as error:
                 bad.stop(
                     Origin(path, start),
-                    f"Arrow cannot read on ({one_line(error, 200)}): the {start} records before it "
-                    "were read, how many stand behind it cannot be known",
+                    f"Arrow cannot read on ({one_line(error, 200)}): the {start} records before it were read, but how "
+                    "many follow cannot be known",
                 )
-            for at in range(0, batch.num_rows, ROWS):
-                yield start + at, batch.slice(at, ROWS)
+            for row in range(0, batch.num_rows, _ROWS):
+                yield start + row, batch.slice(row, _ROWS)
             start += batch.num_rows
-    if not random_access:
-        with open(path, "rb") as file:
-            # Arrow takes the end of the file for the end of the stream, so a file cut between batches would look
-            # complete.
-            file.seek(-len(_END_OF_STREAM), 2)
-            if file.read() != _END_OF_STREAM:
+    if not is_file:
+        # Arrow takes the end of the file for the end of the stream, so a file cut between batches would look complete.
+        with open(path, "rb") as raw:
+            raw.seek(-len(_END_OF_STREAM), 2)
+            if raw.read() != _END_OF_STREAM:
                 bad.add(Origin(path, start), "the stream has no end mark, the file is cut short")
 
 
 class _Lists:
-    """One column of a batch: row -> numpy array, or RecordError where it is null."""
+    """One column of a batch: row -> array; RecordError if the row is null."""
 
     def __init__(self, name: str, column):
         arrow = _arrow()
@@ -180,62 +186,60 @@ class _Lists:
         self._values = column.values.to_numpy(zero_copy_only=False)
 
     def __getitem__(self, row: int) -> np.ndarray:
-        begin, end = int(self._offsets[row]), int(self._offsets[row + 1])
-        if (self._null is not None and self._null[row]) or (
-            self._arrow_values is not None and self._arrow_values.slice(begin, end - begin).null_count
-        ):
+        begin = int(self._offsets[row])
+        end = int(self._offsets[row + 1])
+        is_null = self._null is not None and self._null[row]
+        if is_null or (self._arrow_values is not None and self._arrow_values.slice(begin, end - begin).null_count):
             raise RecordError(f"{self._name} is null or holds a null")
         return self._values[begin:end]
 
     def together(self) -> Optional[Tuple[np.ndarray, np.ndarray]]:
-        """The lengths of all rows, and their values, one after another; None where one is null."""
+        """Return the lengths of all rows and their concatenated values; None if one is null."""
         if self._null is not None or self._arrow_values is not None:
             return None
         offsets = self._offsets.astype(np.int64)
         return np.diff(offsets), self._values[offsets[0] : offsets[-1]]
 
 
-def _lists(batch, names: Iterable[str]) -> Dict[str, _Lists]:
-    return {name: _Lists(name, batch.column(batch.schema.get_field_index(name))) for name in names}
-
-
-def _batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
-    return (_parquet_batches if _magic(path).startswith(PARQUET_MAGIC) else _arrow_batches)(path, bad)
-
-
 def blocks(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[RecordBlock]:
     """Yield the records of one file in blocks, in file order."""
     content, chosen = _columns_of(path, columns)
-    for start, batch in _batches(path, bad):
-        foreign = tuple(name for name in batch.schema.names if name not in chosen)
-        lists = _lists(batch, chosen)
+    batches = _parquet_batches if _has_magic(path, _PARQUET_MAGIC) else _arrow_batches
+    for start, batch in batches(path, bad):
+        arrays = dict(zip(batch.schema.names, batch.columns))
+        lists = {name: _Lists(name, arrays[name]) for name in chosen}
+        foreign = {name: values for name, values in arrays.items() if name not in chosen}
         yield RecordBlock(
-            partial(_columns, batch, lists, foreign),
-            partial(_records, path, content, start, batch, lists, foreign, bad),
-            foreign,
+            partial(_columns, lists, foreign),
+            partial(_records, path, content, start, batch.num_rows, lists, foreign, bad),
+            tuple(foreign),
         )
 
 
 def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
-    """The records of one file, in its order."""
+    """Yield the records of one file, in file order."""
     for block in blocks(path, bad, columns):
         yield from block.records()
 
 
-def _columns(batch, lists: Mapping[str, _Lists], foreign: Sequence[str]) -> Optional[Sequences]:
+def _columns(lists: Mapping[str, _Lists], foreign: Mapping[str, Any]) -> Optional[Sequences]:
+    """Return the columns of a batch and its foreign integers; None unless all rows are valid and without padding."""
     columns: Dict[str, np.ndarray] = {}
     lengths = np.zeros(0, np.int64)
-    for name, values in lists.items():
-        found = values.together()
-        if found is None or not fits(name, found[1]) or (columns and not np.array_equal(found[0], lengths)):
+    for name, rows in lists.items():
+        together = rows.together()
+        if together is None or (columns and not np.array_equal(together[0], lengths)):
             return None
-        lengths, columns[name] = found
+        lengths, columns[name] = together
+        if not fits(name, columns[name]):
+            return None
     mask = columns.pop("attention_mask", None) if len(columns) > 1 else None
-    if not len(lengths) or lengths.min() < 1 or (mask is not None and (mask != 1).any()):
+    is_padded = mask is not None and (mask != 1).any()
+    if not len(lengths) or lengths.min() < 1 or is_padded:
         return None
+
     scalars = {}
-    for name in foreign:
-        column = batch.column(batch.schema.get_field_index(name))
+    for name, column in foreign.items():
         if _arrow().types.is_integer(column.type) and not column.null_count:
             values = column.to_numpy(zero_copy_only=False)
             if fits(name, values):
@@ -244,35 +248,40 @@ def _columns(batch, lists: Mapping[str, _Lists], foreign: Sequence[str]) -> Opti
 
 
 def _records(
-    path: str, content: str, start: int, batch, lists: Mapping[str, _Lists], names: Sequence[str], bad: BadRecords
+    path: str,
+    content: str,
+    start: int,
+    rows: int,
+    lists: Mapping[str, _Lists],
+    foreign: Mapping[str, Any],
+    bad: BadRecords,
 ) -> Iterator[Record]:
-    foreign = {name: batch.column(batch.schema.get_field_index(name)) for name in names}
-    for row in range(batch.num_rows):
-        origin = Origin(path, start + row)
+    for row in range(rows):
         others = {name: values[row] for name, values in foreign.items()}
         try:
-            value = {name: values[row] for name, values in lists.items()}
+            value = {name: column[row] for name, column in lists.items()}
             if content == "tokens":
                 value = tokens_from_columns(value)
             else:
                 # Lists of another length have no value for each token: foreign.
                 slots = len(value[_TOKENS])
-                other_lists = [name for name, values in value.items() if name != STARTS and len(values) != slots]
-                others.update({name: value.pop(name) for name in other_lists})
+                for name in [name for name in value if name != STARTS and len(value[name]) != slots]:
+                    others[name] = value.pop(name)
                 value = _checked_pack(value)
         except RecordError as error:
-            bad.add(origin, str(error))
+            bad.add(Origin(path, start + row), str(error))
             continue
-        yield Record(origin, value, others)
+        yield Record(Origin(path, start + row), value, others)
 
 
 # ---- packed Parquet ----------------------------------------------------------------------------------------------
 #
-# For causal models, as Megatron-Bridge and Nemotron read it, one row a pack of list<int32>: input_ids, the tokens of
+# For causal models, as Megatron-Bridge and Nemotron read it, one row per pack, of list<int32>: input_ids, the tokens of
 # all sequences, one after another, without padding; loss_mask, 1 where a token is predicted; seq_start_id, where each
-# sequence begins: 0, and then ascending.
+# sequence begins: 0, then ascending.
 
-_TOKENS, _MASK = "input_ids", "loss_mask"
+_TOKENS = "input_ids"
+_MASK = "loss_mask"
 
 
 def _checked_pack(row: Tokens) -> Tokens:
@@ -311,33 +320,20 @@ def _packed_rows(packs: Iterable[Record]) -> Iterator[Record]:
 def _arrow_schema(first: Record):
     """Return the Arrow schema of a file whose first record is `first`."""
     arrow = _arrow()
-    columns = [(name, arrow.list_(arrow.from_numpy_dtype(values.dtype))) for name, values in first.value.items()]
-    columns += [(name, _type_of(value)) for name, value in first.foreign.items() if name not in first.value]
+    columns = []
+    tokens_first = {**first.value, **first.foreign, **first.value}
+    for name, value in tokens_first.items():
+        columns.append((name, value.type if isinstance(value, arrow.Scalar) else arrow.infer_type([value])))
     return arrow.schema(columns)
-
-
-def _type_of(value: Any):
-    """The Arrow type of a foreign value: an Arrow scalar, an array, a number, a text, or a list of bytes."""
-    arrow = _arrow()
-    if hasattr(value, "as_py"):
-        return value.type
-    if isinstance(value, np.ndarray):
-        return arrow.list_(arrow.from_numpy_dtype(value.dtype))
-    if isinstance(value, np.generic):
-        return arrow.from_numpy_dtype(value.dtype)
-    return arrow.list_(arrow.binary()) if isinstance(value, list) else arrow.infer_type([value])
 
 
 def _column(field, values: List[Any]):
     arrow = _arrow()
     if all(isinstance(value, np.ndarray) for value in values):
+        # 30 times as fast as a list of arrays.
         offsets = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int32)
         return arrow.ListArray.from_arrays(offsets, arrow.array(np.concatenate(values)).cast(field.type.value_type))
-    plain = [
-        value.as_py() if hasattr(value, "as_py") else value.tolist() if isinstance(value, np.ndarray) else value
-        for value in values
-    ]
-    return arrow.array(plain, field.type)
+    return arrow.array([value.as_py() if isinstance(value, arrow.Scalar) else value for value in values], field.type)
 
 
 def _batch(schema, records: Sequence[Record]):
@@ -347,14 +343,12 @@ def _batch(schema, records: Sequence[Record]):
         unknown = sorted(set(row) - set(schema.names))
         if unknown:
             raise ValueError(
-                f"{record.origin}: column {unknown[0]} was not in the first record; a table has its columns from "
-                "the start"
+                f"{record.origin}: column {unknown[0]} is not in the first record, whose columns a table keeps"
             )
         rows.append(row)
     try:
-        return _arrow().record_batch(
-            [_column(field, [row.get(field.name) for row in rows]) for field in schema], schema=schema
-        )
+        columns = [_column(field, [row.get(field.name) for row in rows]) for field in schema]
+        return _arrow().record_batch(columns, schema=schema)
     except _arrow().ArrowException as error:
         raise ValueError(f"{records[0].origin} and the next {len(records) - 1}: {one_line(error, 200)}") from None
 
@@ -364,28 +358,21 @@ def write(path: str, records: Iterable[Record], to_format: str) -> int:
 
     Return the number of records.  Parquet pages have checksums, so that damage is noticed when they are read.
     """
-    arrow, parquet, count, waiting = _arrow(), _parquet(), 0, []
     records = _packed_rows(records) if to_format == "packed_parquet" else iter(records)
-    first = next(records, None)
-    if first is None:
+    block = list(islice(records, _ROWS))
+    if not block:
         raise ValueError(f"{path}: nothing to write, the source has no record")
-    schema = _arrow_schema(first)
+    schema = _arrow_schema(block[0])
+    count = 0
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(path)) as temporary:
-        writer = (
-            arrow.ipc.new_stream(str(temporary), schema)
-            if to_format == "arrow"
-            else parquet.ParquetWriter(str(temporary), schema, write_page_checksum=True)
-        )
+        if to_format == "arrow":
+            writer = _arrow().ipc.new_stream(str(temporary), schema)
+        else:
+            writer = _parquet().ParquetWriter(str(temporary), schema, write_page_checksum=True)
         with writer:
-            waiting.append(first)
-            for record in records:
-                waiting.append(record)
-                if len(waiting) == ROWS:
-                    writer.write_batch(_batch(schema, waiting))
-                    count += len(waiting)
-                    waiting = []
-            if waiting:
-                writer.write_batch(_batch(schema, waiting))
-                count += len(waiting)
+            while block:
+                writer.write_batch(_batch(schema, block))
+                count += len(block)
+                block = list(islice(records, _ROWS))
     return count

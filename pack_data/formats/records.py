@@ -2,12 +2,12 @@
 
 Four kinds of content:
 
-"examples"     one pre-training example a record (`pack_data.store.sequences.Example`)
-"packs"        one pack of them a record, the ten fields of the packed format (`pack_data.store.packs.FIELDS`)
-"tokens"       one sequence a record, any named integer columns of equal length
-"token_packs"  one pack of those a record: the columns without padding, and `seq_start_id`, where each sequence begins
+"examples"     one pre-training example per record (`pack_data.store.sequences.Example`)
+"packs"        one pack of them per record, the ten fields of the packed format (`pack_data.store.packs.FIELDS`)
+"tokens"       one sequence per record, any named integer columns of equal length
+"token_packs"  one pack of those per record: the columns without padding, and `seq_start_id`, where each sequence begins
 
-A reader yields a `Record` for each good one, also for all those before a damaged place.
+A reader yields a `Record` for each valid one, including all those before a damaged place.
 Records are counted from 0 within their file.
 """
 
@@ -24,17 +24,17 @@ from pack_data.store.sequences import Example, Sequences
 UNPACKED = {"examples": "examples", "packs": "examples", "tokens": "tokens", "token_packs": "tokens"}
 LARGEST_ID = 2**31 - 1  # a batch is int32
 
-# An unpacked row as columns, and what such a row may have besides.
+# An unpacked row as columns, and the columns that it may have in addition.
 EXAMPLE_FIELDS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
 DERIVED = ("input_mask", "masked_lm_weights")
 
-S_FIELDS, P_FIELDS, D_FIELDS = PACK_FIELDS[:4], PACK_FIELDS[4:7], PACK_FIELDS[7:]  # by the width of their rows
+_FIELDS_OF_ONE_WIDTH = (PACK_FIELDS[:4], PACK_FIELDS[4:7], PACK_FIELDS[7:])  # [S], [P] and [D]
 
 NO_COLUMNS = (
     "BERT examples and packs in columns (Parquet, Arrow, JSONL, HDF5) are no longer supported; use TFRecord, or a data "
     "set directory that packed-bert build writes"
 )
-STARTS = "seq_start_id"  # beside the columns of a pack of token sequences: the first slot of each
+STARTS = "seq_start_id"  # with the columns of a pack of token sequences: the first slot of each
 
 # Two of these columns, or a list of `positions`, mark BERT's examples or packs, which are not read from columns.
 _OF_BERT = (
@@ -48,11 +48,11 @@ _OF_BERT = (
 
 Pack = Dict[str, np.ndarray]  # the ten fields, int32
 Tokens = Dict[str, np.ndarray]  # column name -> integers, all of one length
-Value = Any  # an Example, a Pack or Tokens: the kind of the file says which
+Value = Any  # an Example, a Pack or Tokens, depending on the kind of the file
 
 
 class RecordError(ValueError):
-    """What is wrong with one record; the reader that catches it knows which record it was."""
+    """A problem of one record; the reader that catches it knows the record's origin."""
 
 
 def token_columns(path: str, names: Sequence[str], lists: Sequence[str], columns: Sequence[str]) -> Tuple[str, ...]:
@@ -81,7 +81,7 @@ def token_columns(path: str, names: Sequence[str], lists: Sequence[str], columns
 
 
 class Record(NamedTuple):
-    """One record. `foreign`: the columns that are no part of its kind; they are handed on as they are."""
+    """One record.  `foreign`: the columns that are not part of its kind; they are passed on unchanged."""
 
     origin: Origin
     value: Value
@@ -89,23 +89,23 @@ class Record(NamedTuple):
 
 
 class RecordBlock(NamedTuple):
-    """Some records of token sequences in a row, read at once."""
+    """Consecutive records of token sequences, read at once."""
 
-    # Their columns, with each foreign column of one integer; None where anything is wrong with one of them.
+    # Their columns, with each foreign column of one integer; None if anything is wrong with one of them.
     columns: Callable[[], Optional[Sequences]]
-    records: Callable[[], Iterable[Record]]  # one by one; names those that are wrong
+    records: Callable[[], Iterable[Record]]  # one by one; reports the bad ones
     foreign: Tuple[str, ...] = ()
 
 
 class RowWidths(NamedTuple):
-    """Row widths of a fixed-width file: S slots, P predictions, D sequences (None where the file has no such width)."""
+    """Row widths of a fixed-width file: S slots, P predictions, D sequences (None if the file has no such width)."""
 
     max_sequence_length: Optional[int] = None
     max_predictions: Optional[int] = None
     max_sequences_per_pack: Optional[int] = None
 
     def of_packs(self) -> Tuple[int, int, int]:
-        """All three widths, as packs have them."""
+        """Return all three widths, none of which is None for packs."""
         size, predictions, depth = self
         assert size is not None and predictions is not None and depth is not None, self
         return size, predictions, depth
@@ -115,7 +115,7 @@ class RowWidths(NamedTuple):
 
 
 def fits(name: str, values: np.ndarray) -> bool:
-    """Whether this is a column of a token sequence: whole numbers of 32 bits, ids from 0 on."""
+    """Return True if this is a column of a token sequence: integers of 32 bits, ids not negative."""
     if values.dtype.kind not in "iu":
         return False
     least = 0 if name == "input_ids" else -(2**31)
@@ -123,7 +123,7 @@ def fits(name: str, values: np.ndarray) -> bool:
 
 
 def integers(name: str, values: np.ndarray, largest: int = LARGEST_ID) -> np.ndarray:
-    """`values` as int32 [n].  Raises RecordError where one is negative, too large or not whole."""
+    """Return `values` as int32 [n].  Raises RecordError if one is negative, too large or not whole."""
     values = np.asarray(values)
     if values.ndim != 1:
         raise RecordError(f"{name} has {values.ndim} dimensions, must have one")
@@ -134,29 +134,26 @@ def integers(name: str, values: np.ndarray, largest: int = LARGEST_ID) -> np.nda
     elif values.dtype.kind not in "iub":
         raise RecordError(f"{name} holds no numbers")
     if len(values) and (values.min() < 0 or values.max() > largest):
-        raise RecordError(f"{name} holds {_first(values, (values < 0) | (values > largest))}, must be 0 to {largest}")
+        outside = (values < 0) | (values > largest)
+        raise RecordError(f"{name} holds {_first(values, outside)}, must be 0 to {largest}")
     return values.astype(np.int32)
 
 
 def _first(values: np.ndarray, wrong: np.ndarray) -> str:
-    at = int(np.flatnonzero(wrong)[0])
-    return f"{values[at]:g} at index {at}"
+    index = int(np.flatnonzero(wrong)[0])
+    return f"{values[index]:g} at index {index}"
 
 
-def _real_tokens(input_mask: np.ndarray) -> int:
-    """Real tokens of an unpacked row: its mask is ones, then zeros.  Raises RecordError."""
-    length = int(np.count_nonzero(input_mask))
-    if length == 0:
-        raise RecordError("input_mask is 0 everywhere, a record needs at least one token")
-    if not (input_mask[:length] == 1).all():
-        raise RecordError(
-            "input_mask is not ones followed by zeros (a packed row numbers its sequences: is this a packed file?)"
-        )
-    return length
+def _count_ones(name: str, values: np.ndarray, advice: str = "") -> int:
+    """Return the number of ones of a row of ones, then zeros.  Raises RecordError for other rows."""
+    ones = int(np.count_nonzero(values))
+    if not (values[:ones] == 1).all():
+        raise RecordError(f"{name} is not ones followed by zeros{advice}")
+    return ones
 
 
 def _first_segment(segment_ids: np.ndarray, what: str = "segment_ids") -> int:
-    """Tokens in the first segment of one sequence: zeros, then ones.  Raises RecordError."""
+    """Return the tokens in the first segment of one sequence: zeros, then ones.  Raises RecordError for other rows."""
     ones = int(np.count_nonzero(segment_ids))
     first = len(segment_ids) - ones
     if segment_ids[:first].any() or not (segment_ids[first:] == 1).all():
@@ -173,14 +170,11 @@ def _checked_example(
     masked_lm_ids: np.ndarray,
     next_sentence_label: int,
 ) -> Example:
-    """An `Example` after the checks that hold for every file.  Raises RecordError.
+    """Return an `Example` after the checks that hold for every file.  Raises RecordError.
 
     input_ids int32 [length]; masked_lm_positions, masked_lm_ids int32 [predictions], used ones only.
     """
     length = len(input_ids)
-    if length == 0:
-        raise RecordError("input_ids is empty, a record needs at least one token")
-    _equal("masked_lm_positions", masked_lm_positions, "masked_lm_ids", masked_lm_ids)
     outside = masked_lm_positions >= length
     if outside.any():
         raise RecordError(
@@ -200,21 +194,21 @@ def _checked_example(
 
 
 def tokens_from_columns(row: Dict[str, np.ndarray]) -> Tokens:
-    """A token sequence out of columns of one length; an attention_mask cuts its padding off. Raises RecordError."""
+    """Return a token sequence from columns of one length, without the padding of an attention_mask.
+
+    Raises RecordError.
+    """
     sizes = {name: len(values) for name, values in row.items()}
     if len(set(sizes.values())) != 1:
-        raise RecordError(
-            f"columns of different lengths: {', '.join(f'{name} {size}' for name, size in sizes.items())} "
-            "(name the ones to take with --columns)"
-        )
+        lengths = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise RecordError(f"columns of different lengths: {lengths} (choose columns with --columns)")
     mask = row.get("attention_mask")
     if mask is not None and len(row) > 1:
-        row = {name: values for name, values in row.items() if name != "attention_mask"}
-        if not (mask == 1).all():
-            real = np.flatnonzero(mask)
-            if len(real) and (real[-1] - real[0] + 1 != len(real) or (mask[real] != 1).any()):
-                raise RecordError("attention_mask is not one run of ones between zeros")
-            row = {name: values[real] for name, values in row.items()}
+        real = np.flatnonzero(mask)
+        inside = slice(real[0], real[-1] + 1) if len(real) else slice(0, 0)
+        if not (mask[inside] == 1).all():
+            raise RecordError("attention_mask is not one run of ones between zeros")
+        row = {name: values[inside] for name, values in row.items() if name != "attention_mask"}
     for name, values in row.items():
         if not len(values):
             raise RecordError(f"{name} is empty, a sequence needs at least one token")
@@ -226,31 +220,34 @@ def tokens_from_columns(row: Dict[str, np.ndarray]) -> Tokens:
 
 
 def example_from_columns(row: Mapping[str, np.ndarray], predictions: Optional[int] = None) -> Example:
-    """An example out of EXAMPLE_FIELDS [S] and [P], and those of DERIVED that there are; without input_mask nothing is
-    padded.
+    """Return an example from EXAMPLE_FIELDS [S] and [P], and those of DERIVED that there are.
 
-    predictions: how many of P count; None: as masked_lm_weights says, or all. Raises RecordError: unequal lengths, a
-    mask, weights or segments of the wrong form, values outside their range.
+    Without input_mask nothing is padded.  predictions: how many of P count; None: as many as masked_lm_weights marks.
+    Raises RecordError for unequal lengths, a mask, weights or segments of another form, and values outside their range.
     """
     if predictions is None:
-        predictions = _weighted(row)
+        _equal(row, "masked_lm_weights", "masked_lm_positions")
+        predictions = _count_ones("masked_lm_weights", row["masked_lm_weights"])
     labels = integers("next_sentence_labels", np.atleast_1d(row["next_sentence_labels"]))
     if len(labels) != 1:
         raise RecordError(f"next_sentence_labels has {len(labels)} values, must have 1")
     input_ids = integers("input_ids", row["input_ids"])
     segment_ids = integers("segment_ids", row["segment_ids"], 1)
-    _equal("segment_ids", segment_ids, "input_ids", input_ids)
+    _equal(row, "segment_ids", "input_ids")
     length = len(input_ids)
-    if row.get("input_mask") is not None:
+    if "input_mask" in row:
         input_mask = integers("input_mask", row["input_mask"])
-        _equal("input_mask", input_mask, "input_ids", input_ids)
-        length = _real_tokens(input_mask)
+        _equal(row, "input_mask", "input_ids")
+        advice = " (a packed row numbers its sequences: is this a packed file?)"
+        length = _count_ones("input_mask", input_mask, advice)
+    if length == 0:
+        raise RecordError("input_ids has no token that input_mask marks, a record needs at least one")
     positions = integers("masked_lm_positions", row["masked_lm_positions"])
     ids = integers("masked_lm_ids", row["masked_lm_ids"])
-    _equal("masked_lm_positions", positions, "masked_lm_ids", ids)
-    unused = input_ids[length:], segment_ids[length:], positions[predictions:], ids[predictions:]
-    if any(values.any() for values in unused):
-        raise RecordError("a value behind the last real token or prediction is not 0")
+    _equal(row, "masked_lm_positions", "masked_lm_ids")
+    for unused in (input_ids[length:], segment_ids[length:], positions[predictions:], ids[predictions:]):
+        if unused.any():
+            raise RecordError("a value after the last real token or prediction is not 0")
     return _checked_example(
         input_ids[:length],
         _first_segment(segment_ids[:length]),
@@ -260,21 +257,9 @@ def example_from_columns(row: Mapping[str, np.ndarray], predictions: Optional[in
     )
 
 
-def _weighted(row: Mapping[str, np.ndarray]) -> int:
-    """How many predictions an unpacked row has: its weights are ones, then zeros. Raises RecordError."""
-    if "masked_lm_weights" not in row:
-        return len(row["masked_lm_positions"])
-    weights = row["masked_lm_weights"]
-    _equal("masked_lm_weights", weights, "masked_lm_positions", row["masked_lm_positions"])
-    used = int(np.count_nonzero(weights))
-    if not (weights[:used] == 1).all():
-        raise RecordError("masked_lm_weights is not ones followed by zeros")
-    return used
-
-
-def _equal(name: str, values: np.ndarray, other: str, others: np.ndarray) -> None:
-    if len(values) != len(others):
-        raise RecordError(f"{name} has {len(values)} values and {other} {len(others)}, must be equal")
+def _equal(row: Mapping[str, np.ndarray], name: str, other: str) -> None:
+    if len(row[name]) != len(row[other]):
+        raise RecordError(f"{name} has {len(row[name])} values and {other} {len(row[other])}, must be equal")
 
 
 # ---- one pack ----------------------------------------------------------------------------------------------------
@@ -287,7 +272,7 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
     understood.  A zero in next_sentence_positions may mean slot 0 or nothing: next_sentence_weights tells.
     """
     pack = {name: integers(name, fields[name]) for name in PACK_FIELDS}
-    for group in (S_FIELDS, P_FIELDS, D_FIELDS):
+    for group in _FIELDS_OF_ONE_WIDTH:
         sizes = {name: len(pack[name]) for name in group}
         if len(set(sizes.values())) != 1:
             raise RecordError(

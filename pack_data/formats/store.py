@@ -1,4 +1,4 @@
-"""The store of this package, as a source of packs and as a target for packs made elsewhere."""
+"""The data sets of this package, as a source of packs and as a target for packs made elsewhere."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ from pack_data.store.data_set import PackStore, StoreWriter, read_manifest
 from pack_data.store.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
 from pack_data.store.sequences import Example, Sequences, starts_of
 
-PACKS = 256  # decoded or assembled at a time
+_PACKS = 256  # decoded or assembled at a time
+_SCALARS_OF_BERT = ("first_segment_lengths", "next_sentence_labels")
 
 
 def kind(path: str) -> str:
+    """Return "packs" for a data set of BERT, else "token_packs"."""
     return "packs" if read_manifest(Path(path)).kind == BERT else "token_packs"
 
 
 def shape(path: str) -> RowWidths:
+    """Return the row widths of the packs."""
     schema = read_manifest(Path(path)).schema
     return RowWidths(schema.max_sequence_length, schema.max_predictions_per_pack, schema.max_sequences_per_pack)
 
 
 def _blocks(path: str) -> Iterator[Tuple[int, PackSchema, np.ndarray]]:
-    """First pack, schema and records of a few packs at a time."""
+    """Yield the number of the first pack, the schema, and the records of a few packs at a time."""
     with PackStore.open(Path(path)) as store:
         number = 0
         for shard in store.shards():
-            for start in range(0, len(shard), PACKS):
-                records = np.array(shard[start : start + PACKS])
+            for start in range(0, len(shard), _PACKS):
+                records = np.array(shard[start : start + _PACKS])
                 yield number, store.schema, records
                 number += len(records)
 
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:
-    """Yield the packs in order.  Foreign columns hold one value for each sequence of the pack, then zeros."""
+    """Yield the packs in order.  Foreign columns hold one value per sequence of the pack, then zeros."""
     for first, schema, records in _blocks(path):
         batch = decode(schema, records)
         names = list(FIELDS) if schema.kind == BERT else [column.name for column in schema.on(SLOT)]
@@ -46,62 +49,57 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
         for row in range(len(records)):
             value = {name: batch[name][row] for name in names}
             if schema.kind != BERT:
-                real = batch["input_mask"][row] > 0
-                value = {name: values[real] for name, values in value.items()}
-                value[STARTS] = np.flatnonzero(batch["positions"][row][real] == 0).astype(np.int32)
+                is_token = batch["input_mask"][row] > 0
+                value = {name: values[is_token] for name, values in value.items()}
+                value[STARTS] = np.flatnonzero(batch["positions"][row][is_token] == 0).astype(np.int32)
             yield Record(Origin(path, first + row), value, {name: batch[name][row] for name in foreign})
 
 
 def sequences(path: str) -> Iterator[Record]:
-    """The sequences in order of packs and slots, each with its own foreign values and the origin of its pack."""
+    """Yield the sequences in order of packs and slots, with their own foreign values and the origin of their pack."""
     for first, schema, records in _blocks(path):
         block = disassemble(schema, records)
-        packs = np.repeat(np.arange(len(records)), (records["lengths"] > 0).sum(axis=1))
-        values: Sequence[Any] = (
-            block.to_examples()
-            if schema.kind == BERT
-            else [
-                {name: column[begin : begin + length] for name, column in block.tokens.items()}
-                for begin, length in zip(starts_of(block.lengths), block.lengths)
+        values: Sequence[Any]
+        if schema.kind == BERT:
+            values = block.to_examples()
+            foreign = [name for name in block.scalars if name not in _SCALARS_OF_BERT]
+        else:
+            values = [
+                {name: column[start : start + length] for name, column in block.tokens.items()}
+                for start, length in zip(starts_of(block.lengths), block.lengths)
             ]
-        )
-        foreign = [
-            name
-            for name in block.scalars
-            if schema.kind != BERT or name not in ("first_segment_lengths", "next_sentence_labels")
-        ]
-        for row, value in enumerate(values):
-            yield Record(
-                Origin(path, first + int(packs[row])), value, {name: block.scalars[name][row] for name in foreign}
-            )
+            foreign = list(block.scalars)
+        packs = first + np.nonzero(records["lengths"])[0]
+        for row, (pack, value) in enumerate(zip(packs.tolist(), values)):
+            yield Record(Origin(path, pack), value, {name: block.scalars[name][row] for name in foreign})
 
 
 def write(path: str, packs: Callable[[], Iterable[Record]], widths: RowWidths) -> int:
-    """Store packs as they are, in their order, and return how many.  `packs` is called twice: once for the largest id.
+    """Store packs in their order and return their number.  `packs` is called twice: once to find the largest id.
 
-    The packing is kept, but rows take the store's layout (sequences one behind the other) and foreign columns, whose
+    The packing is kept, but rows get the layout of a data set (sequences one after another).  Foreign columns, whose
     meaning within a pack is not known, are not stored.
     """
-    largest = max(
-        (max(int(record.value["input_ids"].max()), int(record.value["masked_lm_ids"].max())) for record in packs()),
-        default=0,
-    )
+    largest = 0
+    for record in packs():
+        largest = max(largest, int(record.value["input_ids"].max()), int(record.value["masked_lm_ids"].max()))
     size, predictions, depth = widths.of_packs()
     schema = PackSchema.bert(size, depth, predictions, vocabulary_size=largest + 1)
-    writer, records, count = StoreWriter(Path(path), schema), iter(packs()), 0
-    for block in iter(lambda: list(islice(records, PACKS)), []):
+    writer = StoreWriter(Path(path), schema)
+    count = 0
+    records = iter(packs())
+    for block in iter(lambda: list(islice(records, _PACKS)), []):
         examples: List[Example] = []
-        pack: List[int] = []
-        slot: List[int] = []
-        for row, record in enumerate(block):
+        slots: List[int] = []
+        for record in block:
             try:
                 sequences = checked_pack(record.value)[1]
             except RecordError as error:
                 raise ValueError(f"{record.origin}: {error}") from None
             examples += sequences
-            pack += [row] * len(sequences)
-            slot += range(len(sequences))
-        writer.add(assemble(schema, Sequences.from_examples(examples), np.array(pack), np.array(slot), len(block)))
+            slots += range(len(sequences))
+        pack = np.cumsum(np.array(slots) == 0) - 1
+        writer.add(assemble(schema, Sequences.from_examples(examples), pack, np.array(slots), len(block)))
         count += len(block)
     writer.finish(algorithm="as read", vocabulary_size=largest + 1).close()
     return count

@@ -129,8 +129,8 @@ def test_an_empty_part_is_no_obstacle(tmp_path):
         ("a.npy", b"\x93NUMPY and so on", "a NumPy array: lengths, neither text nor sequences"),
         ("a.tfrecord", b"something else", "record 0: the checksum of its length is wrong"),
         ("a.gz", b"\x1f\x8bxxxxxxxxxxxxxxxx", "gzip stream is damaged"),
-        ("a.parquet", b"PAR1", "Arrow cannot open it"),
-        ("a.arrow", b"\xff\xff\xff\xff", "Arrow cannot open it"),
+        ("a.parquet", b"PAR1", "Arrow"),
+        ("a.arrow", b"\xff\xff\xff\xff", "Arrow"),
         ("a.hdf5", b"\x89HDF\r\n\x1a\n", "HDF5 cannot open it"),
     ],
 )
@@ -266,7 +266,7 @@ from pack_data.building import convert
 from pack_data.store import data_set
 from pack_data.formats import store as target
 from pack_data.formats.detect import Source
-data_set.StoreWriter.__init__.__defaults__, target.PACKS = (1,), 1
+data_set.StoreWriter.__init__.__defaults__, target._PACKS = (1,), 1
 read, passes = Source.read, [0]
 def killed(self):
     passes[0] += 1

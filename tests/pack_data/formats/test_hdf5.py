@@ -12,6 +12,7 @@ from pack_data.formats import hdf5
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import RowWidths
 from tests.format_samples import example, mlperf_row, random_examples, write_hdf5
+from tests.refusals import refused
 
 S, P = 24, 4
 
@@ -38,9 +39,8 @@ def test_a_heap_that_the_library_would_walk_without_end_is_refused(tmp_path):
     heap = data.index(b"GCOL")
     data[heap + 16 : heap + 64] = bytes(48)
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="free space of 0 bytes") as raised:
+    with refused(path, "0 bytes"):
         hdf5._check_heaps(str(path))
-    assert str(path) in str(raised.value)
 
 
 def test_heaps_in_each_other_are_refused_after_one_pass(tmp_path):
@@ -49,7 +49,7 @@ def test_heaps_in_each_other_are_refused_after_one_pass(tmp_path):
     number = 20_000
     one = struct.pack("<HH4xQ", 1, 0, heap.size) + heap.pack(b"GCOL\1\0\0\0", number * 32)
     path.write_bytes(one * number)
-    with pytest.raises(ValueError, match="a.hdf5: HDF5 cannot open it .damaged: its heaps overlap"):
+    with refused("a.hdf5", "heaps overlap"):
         hdf5._check_heaps(str(path))
 
 
@@ -64,7 +64,7 @@ def test_whole_numbers_of_any_float_are_read_and_others_refused(tmp_path, kind):
     assert values(path) == examples
     with h5py.File(path, "r+") as file:
         file["segment_ids"][0, 0] = np.inf
-    with pytest.raises(ValueError, match="segment_ids holds inf"):
+    with refused("segment_ids", "inf"):
         values(path)
 
 
@@ -102,16 +102,16 @@ def test_files_that_are_not_what_they_should_be(tmp_path):
     (tmp_path / "cut.hdf5").write_bytes(
         Path(write_hdf5(tmp_path / "a.hdf5", [mlperf_row(example(), S, P)])).read_bytes()[:900]
     )
-    with pytest.raises(ValueError, match="cut.hdf5: HDF5 cannot open it"):
+    with refused("cut.hdf5", "HDF5"):
         open_source(tmp_path / "cut.hdf5")
     with h5py.File(tmp_path / "less.hdf5", "w") as file:
         file["input_ids"] = np.zeros((2, 3))
-    with pytest.raises(ValueError, match="less.hdf5: has no data set segment_ids; it has input_ids"):
+    with refused("less.hdf5", "segment_ids", "input_ids"):
         open_source(tmp_path / "less.hdf5")
     with h5py.File(tmp_path / "a.hdf5", "a") as file:
         del file["masked_lm_ids"]
         file["masked_lm_ids"] = np.zeros((2, P), np.int32)
-    with pytest.raises(ValueError, match=r"masked_lm_ids has shape \(2, 4\), input_ids \(1, 24\)"):
+    with refused("a.hdf5", "masked_lm_ids", (2, 4), (1, 24)):
         open_source(tmp_path / "a.hdf5")
 
 
@@ -124,7 +124,7 @@ def test_a_damaged_block_costs_its_rows_only(tmp_path):
     raw = bytearray(Path(path).read_bytes())
     raw[block.byte_offset + block.size // 2] ^= 0x55
     Path(path).write_bytes(raw)
-    with pytest.raises(ValueError, match="a.hdf5: record 4: HDF5 cannot read it"):
+    with refused("a.hdf5: record 4", "HDF5"):
         values(path)
     source = open_source(path, skip_bad=2)
     assert [record.origin.record for record in source.read()] == [0, 1, 2, 3, 6, 7, 8, 9]
@@ -159,7 +159,7 @@ def replace_column(path, name, **how):
 def test_a_column_of_another_rank_or_type_is_one_line(tmp_path, name, how):
     path = unpacked(tmp_path / "a.hdf5")
     replace_column(path, name, **how)
-    with pytest.raises(ValueError, match=f"a.hdf5: {name} holds .* dimensions; must be rows of whole numbers"):
+    with refused("a.hdf5", name, "dimensions"):
         list(open_source(path).read())
 
 
@@ -168,7 +168,7 @@ def test_a_column_without_rows_or_with_others_is_one_line(tmp_path, name):
     for how in ({"data": 3}, {"data": np.zeros((5, 2), np.int32)}, {"data": h5py.Empty("i4")}, {}):
         path = unpacked(tmp_path / "a.hdf5")
         replace_column(path, name, **how)
-        with pytest.raises(ValueError, match=r"a.hdf5: (\w+ has shape|has no data set|rows)"):
+        with refused("a.hdf5", "shape|no data set"):
             list(open_source(path).read())
 
 
@@ -189,7 +189,7 @@ def test_nothing_is_read_from_another_file(tmp_path):
         del file["input_ids"]
         file.create_dataset("input_ids", (4, S), np.int32, external=[(str(tmp_path / "bytes"), 0, 4 * 4 * S)])
     for path in (linked, virtual, raw):
-        with pytest.raises(ValueError, match="input_ids'? (is a link into|lies in) another file"):
+        with refused("input_ids", "another file"):
             list(open_source(path).read())
 
 
@@ -198,11 +198,8 @@ def test_rows_and_chunks_beyond_the_limit_are_refused(tmp_path):
     path = unpacked(tmp_path / "a.hdf5")
     zeros = {"shape": (4, 1 << 24), "dtype": np.int32, "compression": "gzip"}
     replace_column(path, "masked_lm_ids", chunks=(4, 1 << 23), **zeros)
-    for limit, said in (
-        (64 << 20, "a chunk of masked_lm_ids has 134,217,728 bytes"),
-        (1 << 20, "a row of masked_lm_ids"),
-    ):
-        with pytest.raises(ValueError, match=f"{said}.*raise --max-record-bytes"):
+    for limit, names in ((64 << 20, ("chunk of masked_lm_ids", "134,217,728")), (1 << 20, ("row of masked_lm_ids",))):
+        with refused(*names, "--max-record-bytes"):
             list(open_source(path, max_record_bytes=limit).read())
 
 

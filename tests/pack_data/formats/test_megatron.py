@@ -10,6 +10,7 @@ from pack_data.building.convert import main
 from pack_data.cli.bad_records import BadRecords
 from pack_data.formats import megatron
 from pack_data.formats.detect import open_source
+from tests.refusals import refused
 from tests.token_sequences import random_sequences, sequences_of, write_megatron
 
 
@@ -31,7 +32,7 @@ def test_megatron_is_built_and_other_tokens_are_another_source(tmp_path):
     assert sequences_of(tmp_path / "out") == sorted(given)
     changed = [[token + 1 for token in sequence] for sequence in given]
     write_megatron(tmp_path / "a", changed)
-    with pytest.raises(ValueError, match="overwrite"):
+    with refused("overwrite"):
         build(options)
 
 
@@ -41,7 +42,7 @@ def test_megatron_is_built_and_other_tokens_are_another_source(tmp_path):
         (lambda data: data[:9] + struct.pack("<Q", 2) + data[17:], "version 2"),
         (lambda data: data[:17] + b"\x06" + data[18:], "type code 6"),
         (lambda data: data[:-40], "the file is cut"),
-        (lambda data: data[:20], "no index of Megatron"),
+        (lambda data: data[:20], "MMIDIDX"),
         (lambda data: data[:34] + struct.pack("<i", 10_000) + data[38:], "record 0: 10000 tokens"),
         (lambda data: data[:34] + struct.pack("<i", -1) + data[38:], "record 0: -1 tokens"),
     ],
@@ -49,9 +50,8 @@ def test_megatron_is_built_and_other_tokens_are_another_source(tmp_path):
 def test_a_damaged_index_is_one_line(tmp_path, damage, words):
     index = write_megatron(tmp_path / "a", random_sequences(5))
     index.write_bytes(damage(index.read_bytes()))
-    with pytest.raises(ValueError, match=words) as refused:
+    with refused(index, words):
         list(open_source(index, "megatron").read())
-    assert str(index) in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_record_beyond_the_limit_is_bad(tmp_path):
@@ -64,7 +64,7 @@ def test_a_record_beyond_the_limit_is_bad(tmp_path):
 def test_an_index_alone_names_the_missing_file(tmp_path):
     index = write_megatron(tmp_path / "a", random_sequences(5))
     index.with_suffix(".bin").unlink()
-    with pytest.raises(ValueError, match="a.bin is not beside it"):
+    with refused("a.idx", "a.bin"):
         list(open_source(index).read())
 
 
@@ -97,7 +97,7 @@ def test_wrong_starts_are_a_bad_record(tmp_path, starts):
     columns = {"input_ids": [[5, 6, 7]], "loss_mask": [[1, 1, 1]], "seq_start_id": [starts]}
     table = arrow.table({name: arrow.array(values, kind) for name, values in columns.items()})
     parquet.write_table(table, str(tmp_path / "a.parquet"))
-    with pytest.raises(ValueError, match="record 0: seq_start_id"):
+    with refused("record 0", "seq_start_id"):
         list(open_source(tmp_path / "a.parquet").read())
 
 
@@ -105,12 +105,12 @@ def test_a_column_without_a_place_in_packed_parquet_is_named(tmp_path):
     pytest.importorskip("pyarrow")
     (tmp_path / "a.jsonl").write_text('{"input_ids": [1, 2], "labels": [3, 4]}\n')
     build(BuildOptions(tmp_path / "out", source=tmp_path / "a.jsonl", max_sequence_length=8)).close()
-    with pytest.raises(ValueError, match="columns input_ids, labels; packed Parquet holds input_ids and loss_mask"):
+    with refused("input_ids, labels", "input_ids and loss_mask"):
         main([str(tmp_path / "out"), str(tmp_path / "b.parquet"), "--to-format", "packed_parquet"])
 
 
 def test_lengths_given_to_build_are_told_what_they_are(tmp_path):
     np.save(tmp_path / "lengths.npy", np.arange(1, 9))
     for given in ({"source": tmp_path / "lengths.npy"}, {"corpus": tmp_path / "lengths.npy"}):
-        with pytest.raises(ValueError, match="lengths, neither text nor sequences; pack them with .*pack_data.optimal"):
+        with refused("lengths.npy", "pack_data.optimal"):
             build(BuildOptions(tmp_path / "out", **given))

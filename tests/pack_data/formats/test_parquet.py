@@ -31,7 +31,7 @@ def write_arrow(path, table, batch_rows=3):
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_what_is_written_is_read_with_its_types_over_several_batches(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(parquet, "ROWS", 2)
+    monkeypatch.setattr(parquet, "_ROWS", 2)
     table = pa.table(
         {
             "input_ids": pa.array([[1, 2], [3], [4]], pa.list_(pa.int32())),
@@ -77,7 +77,7 @@ def test_dictionary_and_null_rows(tmp_path):
         }
     )
     pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match="a.parquet: record 1: input_ids is null or holds a null"):
+    with refused("a.parquet: record 1", "input_ids", "null"):
         values(tmp_path / "a.parquet")
     source = open_source(tmp_path / "a.parquet", skip_bad=2)
     got = list(source.read())
@@ -87,23 +87,21 @@ def test_dictionary_and_null_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "table, reason",
+    "table, names",
     [
-        (
-            {"input_ids": [[1, 2]], "labels": [[1]]},
-            "record 0: columns of different lengths: input_ids 2, labels 1 .name the ones to take with --columns",
-        ),
-        ({"input_ids": [[1, -2]]}, "record 0: input_ids holds -2 at index 1"),
-        ({"input_ids": [[1, 2**31]]}, "record 0: input_ids holds 2.147.* at index 1"),
-        ({"labels": [[1, 2**31]]}, "record 0: labels holds a number that does not fit 32 bits"),
-        ({"input_ids": pa.array([[]], pa.list_(pa.int32()))}, "record 0: input_ids is empty"),
-        ({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]]}, "record 0: attention_mask is not one run of ones"),
-        ({"text": ["a"], "number": [1]}, "has no column of integer lists; its columns are text, number"),
+        ({"input_ids": [[1, 2]], "labels": [[1]]}, ("record 0", "input_ids 2", "labels 1", "--columns")),
+        ({"input_ids": [[1, -2]]}, ("record 0", "input_ids", -2, "index 1")),
+        ({"input_ids": [[1, 2**31]]}, ("record 0", "input_ids", "2.147", "index 1")),
+        ({"labels": [[1, 2**31]]}, ("record 0", "labels", "32 bits")),
+        ({"input_ids": pa.array([[]], pa.list_(pa.int32()))}, ("record 0", "input_ids", "empty")),
+        ({"input_ids": [[1, 2, 3]], "attention_mask": [[1, 0, 1]]}, ("record 0", "attention_mask")),
+        ({"input_ids": [[1, 2]], "attention_mask": [[0, 0]]}, ("record 0", "input_ids", "empty")),
+        ({"text": ["a"], "number": [1]}, ("text, number", "--corpus")),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path, table, reason):
+def test_what_is_wrong_is_said(tmp_path, table, names):
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match="a.parquet: " + reason):
+    with refused("a.parquet", *names):
         values(tmp_path / "a.parquet")
 
 
@@ -145,13 +143,13 @@ def test_a_damaged_page_costs_no_record_before_it(tmp_path):
     sequences = random_sequences(20)
     path = tmp_path / "a.parquet"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet, "ROWS", 2)
+        patch.setattr(parquet, "_ROWS", 2)
         parquet.write(str(path), records([{"input_ids": np.array(each)} for each in sequences]), "parquet")
     chunk = pq.ParquetFile(path).metadata.row_group(4).column(0)
     raw = bytearray(path.read_bytes())
     raw[(chunk.dictionary_page_offset or chunk.data_page_offset) + chunk.total_compressed_size - 3] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(ValueError, match="a.parquet: records 8 to 9: row group 4 cannot be read further"):
+    with refused("a.parquet: records 8 to 9", "row group 4"):
         values(path)
     source = open_source(path, skip_bad=2)
     assert [record.value["input_ids"].tolist() for record in source.read()] == sequences[:8] + sequences[10:]
@@ -163,12 +161,12 @@ def test_a_stream_cut_between_batches_does_not_pass_for_whole(tmp_path):
     path = write_arrow(tmp_path / "a.arrow", table)
     raw = path.read_bytes()
     path.write_bytes(raw[:-8])
-    with pytest.raises(ValueError, match="record 9: the stream has no end mark, the file is cut short"):
+    with refused("a.arrow: record 9", "end mark"):
         values(path)
     assert len(values(path, skip_bad=1)) == 9
     path.write_bytes(raw[:-60])
     got = []
-    with pytest.raises(ValueError, match="a.arrow: record 6: Arrow cannot read on .*the 6 records before it were read"):
+    with refused("a.arrow: record 6", "Arrow", "6 records"):
         for record in open_source(path, skip_bad=99).read():
             got.append(record.value["input_ids"][0])
     assert got == [1, 2, 3, 4, 5, 6]

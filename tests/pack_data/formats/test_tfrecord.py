@@ -190,34 +190,36 @@ def test_what_is_written_has_the_exact_names_types_and_values(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change, reason",
+    "change, names",
     [
-        ({"input_ids": [1.0] * S}, "input_ids is a list of float, must be int64"),
-        ({"masked_lm_weights": [1] * 2 + [0] * 2}, "masked_lm_weights is a list of int64, must be float"),
-        ({"masked_lm_weights": [1.0] * 3}, "masked_lm_weights has 3 values and masked_lm_positions 4"),
-        ({"masked_lm_weights": [0.5, 1.0, 0.0, 0.0]}, "masked_lm_weights is not ones followed by zeros"),
-        ({"input_ids": [-5] + [1] * 6 + [0] * 17}, "input_ids holds -5 at index 0"),
-        ({"input_ids": [2**40] + [1] * 6 + [0] * 17}, "input_ids holds 1.09951e+12 at index 0"),
-        ({"input_ids": [1] * 7}, "segment_ids has 24 values and input_ids 7"),
-        ({"input_ids": [1] * 8 + [0] * 16}, "behind the last real token or prediction is not 0"),
-        ({"input_mask": [0] * S}, "input_mask is 0 everywhere"),
-        ({"input_mask": [1] * 3 + [2] * 4 + [0] * 17}, "is this a packed file"),
-        ({"segment_ids": [1] * 7 + [0] * 16 + [1]}, "a value behind"),
-        ({"segment_ids": [0, 1, 0, 1] + [1] * 3 + [0] * 17}, "segment_ids is not zeros followed by ones"),
-        ({"segment_ids": [1] * 7 + [0] * 17}, "the first segment is empty"),
-        ({"segment_ids": [0, 0, 0, 0, 2, 2, 2] + [0] * 17}, "segment_ids holds 2 at index 4, must be 0 to 1"),
-        ({"masked_lm_positions": [2, 7, 0, 0]}, "masked_lm_positions holds 7 at index 1, the sequence has 7 tokens"),
-        ({"masked_lm_positions": [2, 2, 0, 0]}, "names one position twice"),
-        ({"masked_lm_ids": [5, 6, 7, 0]}, "a value behind"),
-        ({"next_sentence_labels": [2]}, "next_sentence_labels holds 2, must be 0 or 1"),
-        ({"next_sentence_labels": [0, 0]}, "next_sentence_labels has 2 values, must have 1"),
-        ({"next_sentence_labels": []}, "next_sentence_labels is a list of bytes|has 0 values"),
+        ({"input_ids": [1.0] * S}, ("input_ids", "float", "int64")),
+        ({"masked_lm_weights": [1] * 2 + [0] * 2}, ("masked_lm_weights", "int64", "float")),
+        ({"masked_lm_weights": [1.0] * 3}, ("masked_lm_weights has 3", "masked_lm_positions 4")),
+        ({"masked_lm_weights": [0.5, 1.0, 0.0, 0.0]}, ("masked_lm_weights", "ones")),
+        ({"masked_lm_ids": [7, 8, 9]}, ("masked_lm_positions has 4", "masked_lm_ids 3")),
+        ({"input_ids": [-5] + [1] * 6 + [0] * 17}, ("input_ids", -5, "index 0")),
+        ({"input_ids": [2**40] + [1] * 6 + [0] * 17}, ("input_ids", "1.09951e[+]12", "index 0")),
+        ({"input_ids": [1] * 7}, ("segment_ids has 24", "input_ids 7")),
+        ({"input_ids": [1] * 8 + [0] * 16}, ("not 0",)),
+        ({"input_mask": [0] * S}, ("input_mask",)),
+        ({"input_mask": [1] * 3 + [2] * 4 + [0] * 17}, ("input_mask", "packed")),
+        ({"input_mask": [1] * 7}, ("input_mask has 7", "input_ids 24")),
+        ({"segment_ids": [1] * 7 + [0] * 16 + [1]}, ("not 0",)),
+        ({"segment_ids": [0, 1, 0, 1] + [1] * 3 + [0] * 17}, ("segment_ids", "zeros followed by ones")),
+        ({"segment_ids": [1] * 7 + [0] * 17}, ("segment_ids", "first segment")),
+        ({"segment_ids": [0, 0, 0, 0, 2, 2, 2] + [0] * 17}, ("segment_ids", 2, "index 4", "0 to 1")),
+        ({"masked_lm_positions": [2, 7, 0, 0]}, ("masked_lm_positions", 7, "index 1", "7 tokens")),
+        ({"masked_lm_positions": [2, 2, 0, 0]}, ("masked_lm_positions", "twice")),
+        ({"masked_lm_ids": [5, 6, 7, 0]}, ("not 0",)),
+        ({"next_sentence_labels": [2]}, ("next_sentence_labels", 2, "0 or 1")),
+        ({"next_sentence_labels": [0, 0]}, ("next_sentence_labels", "2 values")),
+        ({"next_sentence_labels": []}, ("next_sentence_labels", "bytes|0 values")),
     ],
 )
-def test_a_bad_record_is_named_with_its_reason(tmp_path, change, reason):
+def test_a_bad_record_is_named_with_its_reason(tmp_path, change, names):
     row = {**mlperf_row(example(), S, P), **change}
     path = write(tmp_path / "a.tfrecord", tf_example(mlperf_row(example(), S, P)), tf_example(row))
-    with refused("a.tfrecord: record 1", reason):
+    with refused("a.tfrecord: record 1", *names):
         values(path)
     assert values(path, skip_bad=1) == [example()]
 
@@ -285,6 +287,11 @@ def test_a_row_too_short_for_an_example_says_what_to_do(tmp_path):
         write_mlperf(str(tmp_path / "a.tfrecord"), records, RowWidths(6, 4))
     with refused("record 9", 2, 1, "--max-predictions-per-sequence"):
         write_mlperf(str(tmp_path / "a.tfrecord"), records, RowWidths(8, 1))
+    with refused("--max-sequence-length", "--max-predictions-per-sequence"):
+        write_mlperf(str(tmp_path / "a.tfrecord"), records, RowWidths(8))
+    table = Record(Origin("src", 9), example(), {"table": np.zeros((2, 2))})
+    with refused("src: record 9", "table"):
+        write_mlperf(str(tmp_path / "a.tfrecord"), [table], RowWidths(S, P))
     assert not list(tmp_path.iterdir())
 
 
@@ -311,43 +318,47 @@ def test_written_packs_have_the_exact_names_and_types(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change, reason",
+    "change, names",
     [
-        ({"positions": [0, 1, 2, 3, 4, 5, 6, 7, 8, 0]}, "positions of sequence 2 are not 0 to 3"),
-        (
-            {"input_mask": [1, 1, 1, 1, 1, 3, 3, 3, 3, 0]},
-            "masked_lm_weights says sequence 2 at index 1, input_mask says 3",
-        ),
+        ({"positions": [0, 1, 2, 3, 4, 5, 6, 7, 8, 0]}, ("positions", "sequence 2", "0 to 3")),
+        ({"input_mask": [1, 1, 1, 1, 1, 3, 3, 3, 3, 0]}, ("masked_lm_weights", 2, "index 1", "input_mask", 3)),
         (
             {"input_mask": [1] * 5 + [4] * 4 + [0], "masked_lm_weights": [1.0, 4.0, 4.0, 0.0, 0.0]},
-            "sequence number 4, next_sentence_weights has room for 3",
+            ("input_mask", 4, "next_sentence_weights", 3),
         ),
         (
             {"next_sentence_weights": [1.0, 0.0, 0.0], "next_sentence_labels": [1, 0, 0]},
-            "numbers 2 sequences, next_sentence_weights has 1",
-        ),
-        ({"next_sentence_positions": [0, 6, 0]}, "does not name slot 5, where sequence 2 begins"),
-        ({"next_sentence_positions": [0, 10, 0]}, "outside the row"),
-        ({"next_sentence_weights": [1.0, 1.5, 0.0]}, "next_sentence_weights holds a number that is not whole"),
-        ({"next_sentence_labels": [1, 0, 1]}, "next_sentence_labels is not 0 where"),
-        ({"masked_lm_positions": [1, 6, 10, 0, 0]}, "masked_lm_positions holds 10 at index 2, the row has 10 slots"),
-        ({"masked_lm_positions": [1, 6, 4, 0, 0]}, "says sequence 2 at index 2, input_mask says 1"),
-        ({"masked_lm_ids": [11, 21, 22, 5, 0]}, "is not 0 where masked_lm_weights is 0"),
-        ({"masked_lm_ids": [11, 21, 22, 0]}, "fields of one length differ"),
-        ({"segment_ids": [0, 0, 1, 0, 1, 0, 0, 0, 1, 0]}, "segment_ids of sequence 1 is not zeros followed by ones"),
-        (
-            {"input_ids": [101, 103, 102, 12, 102, 101, 103, 103, 102, 9]},
-            "input_ids is not 0 where input_mask says padding",
+            ("input_mask", 2, "next_sentence_weights has 1"),
         ),
         (
-            {name: [0] * len(PACKED[name]) if "weights" not in name else [0.0] * len(PACKED[name]) for name in PACKED},
-            "a pack needs at least one",
+            {"input_mask": [1] * 5 + [3] * 4 + [0], "masked_lm_weights": [1.0, 3.0, 3.0, 0.0, 0.0]},
+            ("input_mask", 3, "next_sentence_weights has 2"),
         ),
+        (
+            {
+                "input_mask": [1] * 5 + [3] * 4 + [0],
+                "masked_lm_weights": [1.0, 3.0, 3.0, 0.0, 0.0],
+                "next_sentence_weights": [1.0, 1.0, 1.0],
+            },
+            ("input_mask", "number 2"),
+        ),
+        ({"next_sentence_positions": [0, 6, 0]}, ("next_sentence_positions", "slot 5", "sequence 2")),
+        ({"next_sentence_positions": [0, 10, 0]}, ("next_sentence_positions", "10 slots")),
+        ({"next_sentence_weights": [1.0, 1.5, 0.0]}, ("next_sentence_weights", "whole")),
+        ({"next_sentence_weights": [1.0, 2.0, 0.0]}, ("next_sentence_weights", "0 and 1")),
+        ({"next_sentence_labels": [1, 0, 1]}, ("next_sentence_labels", "next_sentence_weights")),
+        ({"masked_lm_positions": [1, 6, 10, 0, 0]}, ("masked_lm_positions", 10, "index 2", "10 slots")),
+        ({"masked_lm_positions": [1, 6, 4, 0, 0]}, ("masked_lm_weights", 2, "index 2", "input_mask", 1)),
+        ({"masked_lm_ids": [11, 21, 22, 5, 0]}, ("masked_lm_ids", "masked_lm_weights")),
+        ({"masked_lm_ids": [11, 21, 22, 0]}, ("masked_lm_ids 4", "masked_lm_positions 5")),
+        ({"segment_ids": [0, 0, 1, 0, 1, 0, 0, 0, 1, 0]}, ("segment_ids", "sequence 1", "zeros followed by ones")),
+        ({"input_ids": [101, 103, 102, 12, 102, 101, 103, 103, 102, 9]}, ("input_ids", "input_mask")),
+        ({name: [0.0 if "weights" in name else 0] * len(PACKED[name]) for name in PACKED}, ("at least one",)),
     ],
 )
-def test_a_bad_pack_is_named_with_its_reason(tmp_path, change, reason):
+def test_a_bad_pack_is_named_with_its_reason(tmp_path, change, names):
     path = write(tmp_path / "a.tfrecord", tf_example(PACKED), tf_example({**PACKED, **change}))
-    with refused("a.tfrecord: record 1", reason):
+    with refused("a.tfrecord: record 1", *names):
         values(path)
     assert len(values(path, skip_bad=1)) == 1
 
