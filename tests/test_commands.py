@@ -14,7 +14,6 @@ import pytest
 
 from ipu_packed_bert.__main__ import main
 from pack_data.store.data_set import PackStore
-from tests.fakes import pva
 from tests.pack_data.text_corpus import write_corpus
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -138,22 +137,6 @@ def test_ipus_that_are_not_there_are_one_line(checkout):
 
 
 # ---- options
-
-
-def test_profiles_of_two_runs_give_the_overhead_of_a_pack(tmp_path, capsys, monkeypatch):
-    """550 cycles against 500 for as many packs."""
-    monkeypatch.setitem(sys.modules, "pva", pva)
-    for name, cycles in (("packed", [300, 250]), ("unpacked", [250, 250])):
-        steps = [{"type": "OnTileExecute", "name": "step", "cycles": [each, 1]} for each in cycles]
-        profile = {"ipus": 2, "tiles": [], "runs": [{"name": "step", "steps": steps}]}
-        (tmp_path / f"{name}.pop").write_text(json.dumps(profile))
-    both = ["--packed", str(tmp_path / "packed.pop"), "--unpacked", str(tmp_path / "unpacked.pop")]
-    assert main(["report", *both, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["tables"][0]["rows"]
-    assert [row["per_pack"] for row in rows] == [550.0, 500.0]
-    assert rows[0]["overhead"] == pytest.approx(10.0)
-    with pytest.raises(ValueError, match="--packed and --unpacked belong together"):
-        main(["report", *both[:2]])
 
 
 def test_a_stream_waits_no_longer_than_it_may(capsys):

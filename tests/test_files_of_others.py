@@ -118,8 +118,6 @@ READS = {
     ],
     ("export", "--vocabulary"): ["export run out --vocabulary FILE.txt"],
     ("report", "--measured"): [f"report --measured {file}" for file in ("FILE.json", "FILE.pop", *RUN)],
-    ("report", "--packed"): [f"report --packed {file} --unpacked run" for file in ("FILE.json", *RUN)],
-    ("report", "--unpacked"): [f"report --packed run --unpacked {file}" for file in ("FILE.json", *RUN)],
     ("check-model", "--batch"): ["check-model nowhere --batch FILE.jsonl"],
 }
 # Options with a value that is no file to be read here: settings, names, and what is written.

@@ -149,7 +149,7 @@ REFUSED = [
     (f"{FINETUNE} {TINY} --set task.stride=-1", ["task.stride", "-1"]),
     (f"{FINETUNE} --set model.checkpoint=bert", ["data.max_sequence_length", "384", "64"]),
     ("report --config missing.yml", ["missing.yml"]),
-    ("report --packed run --unpacked run", ["run", "log.jsonl"]),
+    ("report --measured run", ["run", "log.jsonl"]),
     # ---- lengths, vocabularies and settings of the wrong kind
     ("pack --histogram squad_1_1_384 --max-sequence-length 512tokens", ["--max-sequence-length", "512tokens"]),
     ("compare --max-sequence-length 1.5", ["--max-sequence-length", "1.5"]),

@@ -1,8 +1,8 @@
 """The first day on IPUs: a program compiled, ten updates, and what came of them beside what the plan and the cycle
 model say.  packed-bert ipu-check --config packed_phase2_pod16
 
-The cycles of the updates are counted. With --profile the program is profiled instead: memory and cycles of each IPU by
-class of operator (slower, and Poplar's analysis library reads it).
+The cycles of the updates are counted. With --profile the program is profiled instead: memory and cycles of each IPU
+(slower, and Poplar's analysis library reads it).
 
 Each stage prints a line when it is done; one that fails says what that means and the way out. The bundle (bundle.json,
 see docs/ipu_check.md), which can be attached to a report, is written after every stage: Ctrl-C leaves what there is.
@@ -32,7 +32,6 @@ from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.report import ipu_bundle, popvision
-from ipu_packed_bert.report.measured import model_work
 from ipu_packed_bert.settings.pretraining import Config, load_config
 from ipu_packed_bert.settings.shipped import config_file
 from pack_data.cli.command import ArgumentParser, typed
@@ -233,10 +232,12 @@ class _Check:
         machine.save()
         fitted = calibration.load()
         number = config.batch.gradient_accumulation
-        found["update_cycles"] = list(fitted.draws.interval(lambda each: pipeline.step(number, each).cycles))
-        found["seconds"] = fitted.draws.interval(lambda each: pipeline.step(number, each).seconds).value
+        found["update_cycles"] = list(fitted.duration(lambda parameters: pipeline.step(number, parameters).cycles))
+        found["seconds"] = pipeline.step(number, fitted.parameters).seconds
         found["clock_hz"] = target.clock_hz
-        found["work"] = model_work(pipeline, number, fitted.parameters)
+        found["work"] = [
+            {"ipu": ipu.number, "cycles": pipeline.work_cycles(ipu, number, fitted.parameters)} for ipu in pipeline.ipus
+        ]
         fits = {True: "fits", False: "does not fit", None: "tight, unknown"}[made.fits]
         return (
             f"{fits}: {made.fullest:.0%} of the fullest IPU is counted; first loss {found['loss']:.4f} on the host; "

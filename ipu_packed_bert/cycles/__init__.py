@@ -1,8 +1,8 @@
 """Analytic cycle model of the Graphcore Mk2 and Bow IPUs; it needs neither an IPU nor the Poplar SDK.
 
 Reading order: target (the machine, data between tiles), vertices (on-tile cycles of single operations),
-matmul (the plan search), layout (which tensors must be rearranged), arrangement (which graphs are compared), tracing
-(the training graph, operator by operator), lowering (graph to costs), pipeline (costs to cycles of one pipeline cycle),
+matmul (the plan search), layout (which tensors must be rearranged), tracing (which graphs are compared, and each of
+them operator by operator), lowering (graph to costs), pipeline (costs to cycles of one pipeline cycle),
 workload (a configuration as a graph on IPUs), points (published measurements), calibration (four fitted parameters).
 
 The estimators restate the published cycle estimators of the poplibs libraries (SDK 3.4 line, MIT licence) as formulas;

@@ -32,10 +32,6 @@ class Cost:
     sync: float = 0.0  # syncs and dispatch
     layout_calls: float = 0.0  # rearrangements whose atom size is unknown
     layout_bytes: float = 0.0  # and their bytes on the fullest tile
-    # What of these is uncertain for itself (`parameters`). It is contained in the above:
-    batched: float = 0.0  # of matmul: products without weights, those of attention
-    wide: float = 0.0  # of batched: those of query and key with the mask's columns
-    square_bytes: float = 0.0  # of layout_bytes: tensors of slots by slots
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(*map(add, _values(self), _values(other)))
@@ -48,7 +44,7 @@ class Cost:
 
     def cycles(self, cycles_per_byte: float) -> float:
         """All of it, at a given layout parameter."""
-        return self.matmul + self.vertices + self.layout_cycles(cycles_per_byte) + self.exchange + self.sync
+        return self.matmul + self.vertices + self.exchange + self.sync + self.layout_cycles(cycles_per_byte)
 
 
 _values = attrgetter(*(field.name for field in fields(Cost)))
@@ -97,11 +93,8 @@ def _aligned_copy(num_bytes: float, target: Target) -> Cost:
     )
 
 
-def unknown_copy(num_bytes: float, target: Target, *, square: bool = False) -> Cost:
-    """Into another order: the exchange is known; the size of the atoms is not, except for a single atom.
-
-    square: a tensor of slots by slots.
-    """
+def unknown_copy(num_bytes: float, target: Target) -> Cost:
+    """Into another order: the exchange is known; the size of the atoms is not, except for a single atom."""
     if num_bytes <= _ATOM:
         return Cost(exchange=target.receive(num_bytes), sync=target.sync_cycles)
     return Cost(
@@ -109,17 +102,14 @@ def unknown_copy(num_bytes: float, target: Target, *, square: bool = False) -> C
         sync=target.sync_cycles,
         layout_calls=1.0,
         layout_bytes=num_bytes,
-        square_bytes=num_bytes if square else 0.0,
     )
 
 
-def bring(
-    elements: int, element_bytes: int, have: TensorLayout, want: TensorLayout, target: Target, *, square: bool = False
-) -> Cost:
+def bring(elements: int, element_bytes: int, have: TensorLayout, want: TensorLayout, target: Target) -> Cost:
     """A tensor of `elements`, spread over all tiles, from one layout to another."""
     if (have.origin, have.permuted) == (want.origin, want.permuted):
         return Cost()
     num_bytes = target.per_tile(elements) * element_bytes
     if have.grouped and want.grouped and have.permuted == want.permuted:
         return _aligned_copy(num_bytes, target)
-    return unknown_copy(num_bytes, target, square=square)
+    return unknown_copy(num_bytes, target)

@@ -89,11 +89,6 @@ def half_of(scope: str) -> str:
     return ATTENTION if ".attention" in scope else FEED_FORWARD
 
 
-def _is_square(value: Value) -> bool:
-    """Whether a tensor has a number for each pair of slots: scores, probabilities, a mask and their gradients."""
-    return len(value.shape) > 2 and value.shape[-1] == value.shape[-2]
-
-
 def element_bytes(dtype: str) -> int:
     """At rest on the device: 64-bit types are narrowed to 32 (PopTorch)."""
     return {"float16": 2, "bfloat16": 2, "bool": 1, "int8": 1, "uint8": 1, "int16": 2}.get(dtype, 4)
@@ -156,10 +151,6 @@ class Lowering:
         self._parameters = set(graph.parameters)
         self._mask = _derived_from(graph, "input_mask")
         self._made = _producers(graph)
-        # Whether query and key are joined to columns of the mask.
-        self._joins = any(
-            short_name(o.operator)[0] == "cat" and o.scope.endswith(_SCORES_SCOPE) for o in graph.operations
-        )
         self._vocabulary = max(
             (
                 graph.values[i].shape[0]
@@ -335,9 +326,7 @@ class Lowering:
             form = _broadcast_form(value, out)
             size = element_bytes(value.dtype)
             if form == "full":
-                moved = moved + bring(
-                    value.elements, size, self._layout(index), lead_layout, self.target, square=_is_square(value)
-                )
+                moved = moved + bring(value.elements, size, self._layout(index), lead_layout, self.target)
                 cycles += vertices.binary(n, work, kind)
             elif form == "row":
                 rows, columns = self._block(out, lead_layout)
@@ -353,7 +342,7 @@ class Lowering:
                 cycles += vertices.binary(n, work, kind)
                 moved = moved + step(self.target, exchange_bytes=(rows + columns) * size)
             else:  # every tile receives the whole block, such as a block mask for all heads
-                moved = moved + unknown_copy(n * size, self.target, square=_is_square(out))
+                moved = moved + unknown_copy(n * size, self.target)
                 cycles += vertices.binary(n, work, kind)
         return moved + step(self.target, vertices_cycles=cycles)
 
@@ -391,7 +380,6 @@ class Lowering:
             self._layout(gradient),
             self._layout(saved),
             self.target,
-            square=_is_square(value),
         )
 
     def _op_tanh_backward(self, operation: Operation) -> Cost:
@@ -427,11 +415,9 @@ class Lowering:
             if index == lead:
                 continue
             if _broadcast_form(value, out) == "block":
-                cost = cost + unknown_copy(n * size, self.target, square=_is_square(out))
+                cost = cost + unknown_copy(n * size, self.target)
             else:
-                cost = cost + bring(
-                    value.elements, size, self._layout(index), self._layout(lead), self.target, square=_is_square(value)
-                )
+                cost = cost + bring(value.elements, size, self._layout(index), self._layout(lead), self.target)
         return cost
 
     def _copied(self, value: Value) -> Cost:
@@ -514,56 +500,49 @@ class Lowering:
         return total(step(self.target, vertices_cycles=c) for c in cycles)
 
     def _op__softmax(self, operation: Operation) -> Cost:
+        """Softmax or log-softmax: maximum, subtraction, exponential, sum, then a reciprocal or a logarithm per row."""
         index = operation.inputs()[0]
         value = self.graph.values[index]
         shape = self._rows(value, index)
         rows_t, columns_t = shape[2:]
-        size, kind, n = element_bytes(value.dtype), _kind_of(value.dtype), rows_t * columns_t
-        row = vertices.row_values(rows_t, columns_t, size)
+        size = element_bytes(value.dtype)
+
+        subtraction = vertices.row_values(rows_t, columns_t, size)
+        exponential = vertices.unary(rows_t * columns_t, "exp", _kind_of(value.dtype))
+        if short_name(operation.operator)[0] == "_log_softmax":
+            of_sums = [vertices.unary(rows_t, "log", "float")]
+        else:
+            of_sums = [vertices.unary(rows_t, "reciprocal", "float"), vertices.cast(rows_t, FLOAT, size)]
         return (
             self._row_reduction(*shape, size)
-            + self._steps(row, vertices.unary(n, "exp", kind))
+            + self._steps(subtraction, exponential)
             + self._row_reduction(*shape, size)
-            + self._steps(vertices.unary(rows_t, "reciprocal", "float"), vertices.cast(rows_t, FLOAT, size), row)
+            + self._steps(*of_sums, subtraction)
         )
+
+    _op__log_softmax = _op__softmax
 
     def _op__softmax_backward_data(self, operation: Operation) -> Cost:
-        gradient, probabilities = operation.inputs()[:2]
+        """Gradient of softmax or log-softmax: a product or an exponential, its row sums, and their subtraction."""
+        gradient, result = operation.inputs()[:2]
         value = self.graph.values[gradient]
-        shape = self._rows(value, probabilities)
-        n, size, kind = shape[2] * shape[3], element_bytes(value.dtype), _kind_of(value.dtype)
-        work = vertices.binary(n, "mul", kind)
-        self._layouts[operation.outputs[0]] = self._layout(probabilities)
-        return (
-            self._gradient_to(operation)
-            + self._steps(work, vertices.row_values(shape[2], shape[3], size), vertices.binary(n, "add", kind))
-            + self._row_reduction(*shape, size)
-        )
-
-    def _op__log_softmax(self, operation: Operation) -> Cost:
-        index = operation.inputs()[0]
-        value = self.graph.values[index]
-        shape = self._rows(value, index)
+        shape = self._rows(value, result)
         rows_t, columns_t = shape[2:]
-        size, kind = element_bytes(value.dtype), _kind_of(value.dtype)
-        row = vertices.row_values(rows_t, columns_t, size)
-        return (
-            self._row_reduction(*shape, size)
-            + self._steps(row, vertices.unary(rows_t * columns_t, "exp", kind))
-            + self._row_reduction(*shape, size)
-            + self._steps(vertices.unary(rows_t, "log", "float"), row)
-        )
+        elements = rows_t * columns_t
+        size = element_bytes(value.dtype)
+        kind = _kind_of(value.dtype)
 
-    def _op__log_softmax_backward_data(self, operation: Operation) -> Cost:
-        gradient, logarithms = operation.inputs()[:2]
-        value = self.graph.values[gradient]
-        shape = self._rows(value, logarithms)
-        n, size, kind = shape[2] * shape[3], element_bytes(value.dtype), _kind_of(value.dtype)
-        return self._row_reduction(*shape, size) + self._steps(
-            vertices.unary(n, "exp", kind),
-            vertices.row_values(shape[2], shape[3], size),
-            vertices.binary(n, "add", kind),
-        )
+        logarithm = short_name(operation.operator)[0] == "_log_softmax_backward_data"
+        first = vertices.unary(elements, "exp", kind) if logarithm else vertices.binary(elements, "mul", kind)
+        subtraction = vertices.row_values(rows_t, columns_t, size)
+        cost = self._steps(first, subtraction, vertices.binary(elements, "add", kind))
+        cost = cost + self._row_reduction(*shape, size)
+        if logarithm:
+            return cost
+        self._layouts[operation.outputs[0]] = self._layout(result)
+        return self._gradient_to(operation) + cost
+
+    _op__log_softmax_backward_data = _op__softmax_backward_data
 
     def _op_nll_loss_forward(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
@@ -717,7 +696,7 @@ class Lowering:
         value = self.graph.values[index]
         if self._is_weight(index) or not self._layout(index).permuted:
             return Cost()
-        return unknown_copy(self._on_tile(value) * element_bytes(value.dtype), self.target, square=_is_square(value))
+        return unknown_copy(self._on_tile(value) * element_bytes(value.dtype), self.target)
 
     def _op_mm(self, operation: Operation) -> Cost:
         left, right = operation.inputs()[:2]
@@ -738,12 +717,10 @@ class Lowering:
         left, right = operation.inputs()[:2]
         a, b = self.graph.values[left], self.graph.values[right]
         cost, width = self._product(a.shape[0], a.shape[1], a.shape[2], b.shape[2], a.dtype, FORWARD)
-        wide = self._joins and operation.scope.endswith(_SCORES_SCOPE)
-        cost = replace(cost, batched=cost.matmul, wide=cost.matmul if wide else 0.0)
         for index in (left, right):
             value = self.graph.values[index]
             num_bytes = self._on_tile(value) * element_bytes(value.dtype)
-            cost = cost + unknown_copy(num_bytes, self.target, square=_is_square(value))
+            cost = cost + unknown_copy(num_bytes, self.target)
         self._layouts[operation.outputs[0]] = TensorLayout(operation.outputs[0], grouped=True, columns=width)
         return cost
 

@@ -12,10 +12,7 @@ and then the host's part of a call (`update`), during which the IPUs wait.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
-
-import numpy as np
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ipu_packed_bert.cycles import vertices
 from ipu_packed_bert.cycles.layout import Cost, step, total
@@ -113,34 +110,37 @@ class Pipeline:
     def bottleneck(self, parameters: Parameters) -> Ipu:
         return max(self.ipus, key=lambda ipu: self.ipu_cycles(ipu, parameters))
 
-    def _copy_cycles(self) -> float:
-        """The copy phase: all neighbours copy at once, so it takes as long as the busiest link."""
-        return max(self.target.link_cycles(sum(ipu.link_bytes.values())) for ipu in self.ipus)
+    def copy_cycles(self, ipu: Ipu) -> float:
+        """Return the cycles in which an IPU copies to its neighbours."""
+        return self.target.link_cycles(sum(ipu.link_bytes.values()))
 
     def pipeline_cycle(self, parameters: Parameters) -> float:
-        """Cycles in which the pipeline takes one more micro-batch."""
-        slowest = _largest([self.ipu_cycles(ipu, parameters) for ipu in self.ipus])
-        return slowest + parameters.links * self._copy_cycles()
+        """Return the cycles in which the pipeline takes one more micro-batch: the slowest IPU's, then the copy phase.
+
+        All neighbours copy at once, so the copy phase takes as long as the busiest link.
+        """
+        slowest = max(self.ipu_cycles(ipu, parameters) for ipu in self.ipus)
+        return slowest + max(map(self.copy_cycles, self.ipus))
 
     def micro_batch_cycles(self, parameters: Parameters) -> float:
-        """Cycles of one micro-batch through all IPUs, one after the other, without the pipeline's overlap."""
-        return sum(
-            self.ipu_cycles(ipu, parameters) + parameters.links * self.target.link_cycles(sum(ipu.link_bytes.values()))
-            for ipu in self.ipus
-        )
+        """Return the cycles of one micro-batch through all IPUs, one after the other, without overlap."""
+        return sum(self.ipu_cycles(ipu, parameters) + self.copy_cycles(ipu) for ipu in self.ipus)
 
     def category_cycles(self, parameters: Parameters) -> Dict[str, float]:
-        """`micro_batch_cycles` by category; the rearrangements of each separately, as "<category>, layout"."""
-        found: Dict[str, float] = {}
+        """Return `micro_batch_cycles` by category; the rearrangements of each separately, as "<category>, layout"."""
+        cycles: Dict[str, float] = {}
         for ipu in self.ipus:
             for category, cost in ipu.costs.items():
-                layout = parameters.factor * parameters.layout_cycles(cost)
-                found[category] = found.get(category, 0.0) + parameters.cycles(cost) - layout
-                found[category + ", layout"] = found.get(category + ", layout", 0.0) + layout
-            if sum(ipu.link_bytes.values()):
-                copies = parameters.links * self.target.link_cycles(sum(ipu.link_bytes.values()))
-                found[COPIES] = found.get(COPIES, 0.0) + copies
-        return found
+                layout = parameters.factor * cost.layout_cycles(parameters.layout)
+                cycles[category] = cycles.get(category, 0.0) + parameters.cycles(cost) - layout
+                cycles[category + ", layout"] = cycles.get(category + ", layout", 0.0) + layout
+            cycles[COPIES] = cycles.get(COPIES, 0.0) + self.copy_cycles(ipu)
+        return cycles
+
+    def work_cycles(self, ipu: Ipu, micro_batches: int, parameters: Parameters) -> float:
+        """Return the cycles that an IPU works in an update, without waiting for others."""
+        update = self.ipu_update(ipu.number, parameters).device * self.target.clock_hz
+        return micro_batches * (self.ipu_cycles(ipu, parameters) + self.copy_cycles(ipu)) + update
 
     def ipu_update(self, number: int, parameters: Parameters) -> UpdateCost:
         """What an update costs IPU `number` beyond the pipeline, without the host."""
@@ -148,10 +148,7 @@ class Pipeline:
 
     def update_cost(self, parameters: Parameters) -> UpdateCost:
         """What an update costs beyond the pipeline: the slowest IPU's part and the host's."""
-        # Of many draws at once, the one that is slowest on average.
-        slowest = max(
-            (self.ipu_update(ipu.number, parameters) for ipu in self.ipus), key=lambda cost: float(np.mean(cost.device))
-        )
+        slowest = max((self.ipu_update(ipu.number, parameters) for ipu in self.ipus), key=lambda cost: cost.device)
         host = host_seconds(
             self.placement.replicas, len(self.ipus), self.target, replica_seconds=parameters.replica_seconds
         )
@@ -167,11 +164,6 @@ class Pipeline:
         """Throughput of all replicas; `packing_factor` sequences stand in a pack."""
         sequences = accumulation * self.micro_batch * self.placement.replicas * packing_factor
         return sequences / self.step(accumulation, parameters).seconds
-
-
-def _largest(values: Sequence[Any]) -> Any:
-    """Of numbers, or of arrays draw by draw."""
-    return reduce(np.maximum, values) if any(isinstance(value, np.ndarray) for value in values) else max(values)
 
 
 def _edges(graph: Graph) -> List[Edge]:

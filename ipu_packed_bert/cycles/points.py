@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Tuple
 
-from ipu_packed_bert.cycles.arrangement import ADDITIVE, POPART, UNPACKED
+from ipu_packed_bert.cycles.tracing import ADDITIVE, POPART, UNPACKED
 
 
 class Point(NamedTuple):

@@ -21,6 +21,14 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.cycles.matmul import write_cache
 
+# The graphs that the cycle model compares, by how the parts that packing touches are written (`variants`).
+# What engine/ipu/ runs with `engine.mask: product`, its default, and with `additive`: the model's mask, made once.
+PACKED, ADDITIVE = "product", "additive"
+# The graph of the PopART and MLPerf code of the paper's time: every layer builds the mask from the sequence numbers.
+POPART = "layer"
+# Canonical BERT, the paper's baseline: a padding mask, [CLS] at slot 0, the same positions in every row.
+UNPACKED = "unpacked"
+
 _LAYER = re.compile(r"bert\.encoder\.layer\.(\d+)(\.|$)")
 
 
@@ -299,7 +307,7 @@ def sources_digest() -> str:
     here = Path(__file__).resolve()
     root = here.parents[1]
     files = sorted((root / "model").glob("*.py"))
-    files += [here, here.parent / "arrangement.py", here.parent / "variants.py", here.parent / "workload.py"]
+    files += [here, here.parent / "variants.py", here.parent / "workload.py"]
     digest = hashlib.sha256(f"{metadata.version('torch')} {sys.version_info[:2]}".encode())
     for path in files:
         digest.update(path.read_bytes())

@@ -70,10 +70,10 @@ def ipu_cost(update: IpuUpdate, replicas: int, ipus: int, target: Target, parame
     summed = _ring(update, replicas, ipus, target)
     return UpdateCost(
         optimizer=target.seconds(parameters.cycles(update.cost)),
-        links=parameters.links * summed.links,
-        gateways=parameters.gateways * summed.gateways,
+        links=summed.links,
+        gateways=summed.gateways,
         steps=summed.steps,
-        streaming=parameters.streaming * update.streamed_bytes / target.streaming_bytes_per_second,
+        streaming=update.streamed_bytes / target.streaming_bytes_per_second,
     )
 
 

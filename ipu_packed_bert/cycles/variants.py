@@ -1,7 +1,7 @@
 """The network with its packed parts written in other ways; every variant computes the same numbers.
 
 Modules of `PackedBertForPreTraining` are replaced from outside, as an engine does it. tests/ipu_packed_bert/cycles
-proves the equality, and that the arrangement `arrangement.PACKED` is the graph that the IPU engine makes.
+proves the equality, and that the arrangement `tracing.PACKED` is the graph that the IPU engine makes.
 Letters as in the model: B rows, S slots, N heads, A width of a head, H hidden size, K gathered slots.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ipu_packed_bert.cycles.arrangement import PACKED, POPART, UNPACKED
+from ipu_packed_bert.cycles.tracing import PACKED, POPART, UNPACKED
 from ipu_packed_bert.model.bert import MaskedScores
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.model.products import OneHotSlots, mask_in_product

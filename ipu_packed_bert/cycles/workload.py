@@ -6,11 +6,10 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
-from ipu_packed_bert.cycles.arrangement import UNPACKED
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.pipeline import Pipeline, PipelinePlacement, assemble
 from ipu_packed_bert.cycles.target import Target
-from ipu_packed_bert.cycles.tracing import Graph, cached, capture, capture_update, sources_digest
+from ipu_packed_bert.cycles.tracing import UNPACKED, Graph, cached, capture, capture_update, sources_digest
 from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.settings.schema import Configuration, mask_columns
 

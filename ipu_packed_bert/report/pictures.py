@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from ipu_packed_bert.cycles.uncertainty import INSIDE
 from pack_data.display.page import Figure, Page, Part, Section
 from pack_data.display.picture import Axis, Bars, Picture, Series
 from pack_data.display.table import Table
@@ -55,7 +54,7 @@ def _speed_ups(table: Table, name_keys: Sequence[str]) -> Iterator[Bars]:
 
 def _measured(table: Table) -> Bars:
     """Draw measured beside modelled cycles of the update and of each IPU."""
-    rows = [row for row in table.rows if row["class"] in ("", "all")]
+    rows = table.rows
     source = "".join(f", source {number}" for number in table.name.split()[1:])
     million_cycles = 1e6
     return Bars(
@@ -71,8 +70,7 @@ def _measured(table: Table) -> Bars:
 
 
 def _modelled(rows: _Rows, key: str, lower: str, upper: str, unit: float = 1.0) -> Series:
-    name = f"model, interval of {100 * INSIDE:.0f} %"
-    return Series(name, *(_numbers(rows, column, unit) for column in (key, lower, upper)))
+    return Series("model, with its interval", *(_numbers(rows, column, unit) for column in (key, lower, upper)))
 
 
 def _numbers(rows: _Rows, key: str, unit: float = 1.0) -> Tuple[Optional[float], ...]:
@@ -115,7 +113,7 @@ def _headline(table: Table) -> Tuple[str, Tuple[Figure, ...]]:
     """Return the answer of the headline and its figures."""
     speed_ups = [row for row in table.rows if row["ratio"] is not None]
     whole_run = speed_ups[-1]
-    interval = f"{whole_run['lower']:.3f} to {whole_run['upper']:.3f}, interval of {INSIDE:.0%}; the cycle model"
+    interval = f"{whole_run['lower']:.3f} to {whole_run['upper']:.3f}, range of the fits; the cycle model"
     speed_up = Figure(f"{whole_run['ratio']:.3f} times", "as fast as unpacked", interval)
     if len(speed_ups) == 1:  # it does not fit into memory
         return table.notes[0], (speed_up,)

@@ -2,31 +2,14 @@
 
 The names of pva that are used are those of Graphcore's published applications and tutorials:
 compilation.target.numIPUs, compilation.tiles[].memory.total.includingGaps and .alwaysLiveBytes,
-execution.runs[].steps[] with .program.type.name, .program.name and .ipus[].cycles.
+execution.runs[].steps[].ipus[].cycles.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
-
-# The classes that a profile and the cycle model have in common, and what falls into none of them.
-PRODUCTS, COMPUTE, REARRANGEMENTS = "products", "other compute", "rearrangements"
-EXCHANGE, SYNC, LINKS, HOST, OTHER = "exchange", "sync", "between IPUs", "host and streaming memory", "other"
-CLASSES = (PRODUCTS, COMPUTE, REARRANGEMENTS, EXCHANGE, SYNC, LINKS, HOST, OTHER)
-# Kinds of programs, by the beginning of their names in pva.
-_KINDS = (
-    ("DoExchange", EXCHANGE),
-    ("GlobalExchange", LINKS),
-    ("StreamCopy", HOST),
-    ("RemoteBuffer", HOST),
-    ("Sync", SYNC),
-    ("Sans", SYNC),
-)
-# Compute sets, by words in their names; PopLibs names them so.
-_PRODUCT_WORDS = ("matmul", "conv", "gemm", "reduce_mm")
-_COPY_WORDS = ("copy", "transpose", "rearrange", "prearrange")
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 
 class Memory(NamedTuple):
@@ -43,7 +26,6 @@ class Work(NamedTuple):
 
     ipu: int
     cycles: float
-    classes: Dict[str, float]
 
 
 class Profile(NamedTuple):
@@ -97,43 +79,19 @@ def _memory(report: Any, ipus: int) -> Tuple[Memory, ...]:
 
 
 def _execution(report: Any, ipus: int) -> Tuple[int, Tuple[Work, ...]]:
-    """(runs, work) of the runs that are updates: those at least half as long as the longest.
+    """Return the number of updates, and the work of each IPU in them.
 
-    The others carry weights to the device and back.
+    Updates are the runs at least half as long as the longest; the others carry weights to the device and back.
     """
-    runs: List[Dict[str, List[float]]] = []  # by class, of each IPU
+    runs: List[List[float]] = []  # cycles of each IPU
     for run in report.execution.runs:
-        cycles: Dict[str, List[float]] = {}
+        cycles = [0.0] * ipus
         for step in run.steps:
-            sums = cycles.setdefault(_class_of(step.program.type.name, str(step.program.name)), [0.0] * ipus)
-            for ipu, there in zip(range(ipus), step.ipus):
-                sums[ipu] += float(there.cycles)
+            for number, ipu in enumerate(list(step.ipus)[:ipus]):
+                cycles[number] += float(ipu.cycles)
         runs.append(cycles)
-    longest = max((_longest(run) for run in runs), default=0.0)
-    runs = [run for run in runs if longest and _longest(run) >= longest / 2]
-    if not runs:
+    longest = max(map(max, runs), default=0.0)
+    updates = [cycles for cycles in runs if longest and max(cycles) >= longest / 2]
+    if not updates:
         return 0, ()
-    work = []
-    for ipu in range(ipus):
-        classes = {}
-        for name in CLASSES:
-            values = [run[name][ipu] if name in run else 0.0 for run in runs]
-            if any(values):
-                classes[name] = median(values)
-        work.append(Work(ipu, median([sum(sums[ipu] for sums in run.values()) for run in runs]), classes))
-    return len(runs), tuple(work)
-
-
-def _longest(run: Dict[str, List[float]]) -> float:
-    """Cycles of the IPU that works most."""
-    return max((sum(each) for each in zip(*run.values())), default=0.0)
-
-
-def _class_of(kind: str, name: str) -> str:
-    """The class of a program; of a compute set by words of its name, which is a guess."""
-    if kind != "OnTileExecute":
-        return next((where for beginning, where in _KINDS if kind.startswith(beginning)), OTHER)
-    words = name.lower()
-    if any(word in words for word in _COPY_WORDS):
-        return REARRANGEMENTS
-    return PRODUCTS if any(word in words for word in _PRODUCT_WORDS) else COMPUTE
+    return len(updates), tuple(Work(ipu, median(cycles)) for ipu, cycles in enumerate(zip(*updates)))

@@ -7,15 +7,14 @@ import pytest
 
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.pipeline import Parameters
-from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_OVERHEAD, POINTS, TABLE2
+from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_CONFIG, PAPER_OVERHEAD, POINTS, TABLE2
 from ipu_packed_bert.cycles.target import TARGETS
+from ipu_packed_bert.cycles.tracing import POPART
 from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
 
 # Cycles of a pipeline cycle that the published throughputs imply, in millions.
 IMPLIED = dict(D1=14.39, D2=8.60, D3=11.39, D4=14.9, D5=14.22, D6=15.94, D8=12.05, D12=12.33)
 IMPLIED.update(E1=13.38, E2=7.595, E3=8.054, E4=10.203, E5=11.334, E6=12.821)
-# Multiply-adds with recomputation at AMP peak, as a share of the measured cycles, percent.
-SHARE_OF_PEAK = {"D1": 28.8, "D2": 27.6, "D3": 34.3, "D4": 27.8, "D5": 35.6, "D6": 34.3}
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +33,8 @@ def test_the_stored_fit_is_reproduced_bit_for_bit(fitted):
 
 def test_four_parameters_fitted_on_the_named_points_only():
     stored = json.loads(calibration.STORED.read_text(encoding="utf-8"))
-    assert set(stored) == {"factor", "framework", "layout_cycles_per_byte", "replica_seconds", "report"}
+    assert set(stored) == {"factor", "framework", "layout_cycles_per_byte", "left_out", "replica_seconds", "report"}
+    assert sorted(stored["left_out"]) == sorted(stored["report"]["fitted_on"])
     assert stored["report"]["fitted_on"] == [point.name for point in POINTS] + ["Table 1, depth 2"]
     assert [point.name for point in POINTS] == "D1 D2 D3 D4 D5 D6 D8 D12 E1 E2 E3 E4 E5 E6".split()
     assert [point.name for point in POINTS if point.pytorch] == ["D4", "D12"] and FITTED_DEPTH == 2
@@ -46,8 +46,6 @@ def test_parameters_are_physical():
     assert REARRANGE_BYTE[8] < parameters.layout < REARRANGE_BYTE[2]
     assert 0.8 < parameters.factor < 1.3 and 1.0 < parameters.framework < 1.13  # frameworks differ by 13 % (D7)
     assert 0.001 < parameters.replica_seconds < 0.02  # a host's call: milliseconds
-    draws = calibration.load().draws.parameters
-    assert REARRANGE_BYTE[8] <= draws.layout.min() and draws.layout.max() <= REARRANGE_BYTE[2]
 
 
 def test_throughputs_imply_the_reference_cycles(observations):
@@ -65,36 +63,31 @@ def test_throughputs_imply_the_reference_cycles(observations):
         cycles = seconds * TARGETS[point.target].clock_hz
         assert cycles / 1e6 == pytest.approx(IMPLIED[point.name], rel=0.005)
         assert found.measured_seconds == pytest.approx(seconds * (point.accumulation + stages - 1))
-        if point.name in SHARE_OF_PEAK:
-            assert 100 * found.ideal_cycles / cycles == pytest.approx(SHARE_OF_PEAK[point.name], rel=0.01)
 
 
 def test_within_6_percent_on_average_and_10_at_worst_when_left_out(fitted):
-    """Of every published throughput, short accumulation and large pods included; "31 % of peak" is far from it."""
+    """Of every published throughput, short accumulation and large pods included."""
     mean, worst = fitted.report["mean_error"], fitted.report["worst_error"]
     assert mean["left_out"] < 0.06 and worst["left_out"] < 0.10
-    assert mean["fitted"] <= mean["left_out"] < 0.5 * mean["trivial"]
+    assert mean["fitted"] <= mean["left_out"]
     for row in fitted.report["points"]:
         assert (row["left_out_error"] > 0) == (row["fitted_error"] > 0), row["point"]
         assert abs(row["left_out_error"]) >= abs(row["fitted_error"]), row["point"]
 
 
-def test_orders_workloads_by_share_of_peak_which_the_trivial_model_cannot(observations, fitted):
-    shares = [
-        (SHARE_OF_PEAK[o.point.name], o.predicted(fitted.parameters) / o.trivial())
-        for o in observations.throughputs
-        if o.point.name in SHARE_OF_PEAK
-    ]
-    pairs = [(a, b) for i, a in enumerate(shares) for b in shares[:i] if abs(a[0] - b[0]) > 1.5]
-    assert len(pairs) >= 8
-    assert sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in pairs) >= 0.8 * len(pairs)
+def test_intervals_are_of_the_fits_and_of_the_errors_left_out():
+    """Fits of factor 1.0 and 1.5 beside 1.2; errors of -10 and +25 %: 100 predicted was 80 to 111 measured."""
+    report = {"points": [{"left_out_error": error} for error in (-0.1, 0.0, 0.25)]}
+    left_out = {"a": Parameters(1.0), "b": Parameters(1.5)}
+    found = calibration.Calibration(Parameters(1.2), left_out, report)
+    assert found.interval(lambda parameters: 10 * parameters.factor) == (10.0, 12.0, 15.0)
+    assert found.interval(lambda parameters: -parameters.factor) == (-1.5, -1.2, -1.0)
+    assert found.throughput(lambda parameters: 100.0) == pytest.approx((80.0, 100.0, 100 / 0.9))
+    assert found.duration(lambda parameters: 100.0) == pytest.approx((90.0, 100.0, 125.0))
 
 
 def test_depths_that_were_not_fitted(observations, fitted, cycle_cache, load):
     """The paper's overhead at depths 3, 4, 8 and 16: predicted within a tenth, and growing."""
-    from ipu_packed_bert.cycles.arrangement import POPART
-    from ipu_packed_bert.cycles.points import PAPER_CONFIG
-
     machine = calibration.machines(cycle_cache)["mk2"]
     config = load(PAPER_CONFIG)
     found = {

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from ipu_packed_bert.cycles import tracing, vertices
-from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED
 from ipu_packed_bert.cycles.layout import Cost, TensorLayout, bring, total, unknown_copy
 from ipu_packed_bert.cycles.lowering import (
     CATEGORIES,
@@ -27,7 +26,7 @@ from ipu_packed_bert.cycles.lowering import (
 )
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.target import MK2
-from ipu_packed_bert.cycles.tracing import Value, capture, capture_update, layer_of
+from ipu_packed_bert.cycles.tracing import ADDITIVE, PACKED, Value, capture, capture_update, layer_of
 from ipu_packed_bert.cycles.workload import MicroBatchShape, _batch_shapes, shape_of
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.settings.pretraining import Config, LossConfig

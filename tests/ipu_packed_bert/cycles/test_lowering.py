@@ -5,7 +5,6 @@ each operator: poplibs (popnn NonLinearity, GroupNorm; popops) and popart's lowe
 a dispatch and a sync, with an exchange before it one sync more; a tile receives 4 bytes a cycle.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -78,14 +77,13 @@ def aligned(num_bytes):
     return Cost(vertices=587 + 0.44 * num_bytes, exchange=num_bytes / 4, sync=101)
 
 
-def unknown(num_bytes, square=False):
+def unknown(num_bytes):
     """Into another order, at the layout parameter."""
     return Cost(
         exchange=num_bytes / 4,
         sync=101,
         layout_calls=1,
         layout_bytes=num_bytes,
-        square_bytes=num_bytes if square else 0,
     )
 
 
@@ -114,7 +112,7 @@ ELEMENTWISE = [
         sets((0, 240), S.binary(600, "compare", "int")),
     ),
     ("add", [(4, 100, 60), (1, 100, 60)], (4, 100, 60), unknown(4800) + sets(S.binary(2400, "add", "half"))),
-    ("add", [(4, 60, 60), (1, 60, 60)], (4, 60, 60), unknown(2880, True) + sets(S.binary(1440, "add", "half"))),
+    ("add", [(4, 60, 60), (1, 60, 60)], (4, 60, 60), unknown(2880) + sets(S.binary(1440, "add", "half"))),
     ("tanh", [HALVES], HALVES, sets(S.unary(600, "tanh", "half"))),
     ("sqrt", [((100, 60), "float32")], ((100, 60), "float32"), sets(S.unary(600, "sqrt", "float"))),
     ("gelu", [HALVES], HALVES, sets(S.gelu(600))),
@@ -145,7 +143,7 @@ def test_where_brings_its_operands_to_the_largest():
     same(found, sets(S.select(600)) + unknown(1200))
     # A matrix for four others, of slots by slots.
     found = cost("where", [((1, 60, 60), "bool"), (4, 60, 60)], (4, 60, 60))
-    same(found, sets(S.select(1440)) + unknown(2880, True))
+    same(found, sets(S.select(1440)) + unknown(2880))
 
 
 def test_layouts_that_agree_cost_nothing_and_permuted_ones_are_unknown():
@@ -155,7 +153,7 @@ def test_layouts_that_agree_cost_nothing_and_permuted_ones_are_unknown():
     same(found, unknown(1200) + sets(S.binary(600, "add", "half")))
     same(cost("gelu_backward", [HALVES, HALVES], HALVES, lead), sets(S.gelu_gradient(600)))
     square = cost("gelu_backward", [(4, 60, 60), (4, 60, 60)], (4, 60, 60), {0: GROUPED, 1: PERMUTED})
-    same(square, unknown(2880, True) + sets(S.gelu_gradient(1440)))
+    same(square, unknown(2880) + sets(S.gelu_gradient(1440)))
 
 
 def rows(rows_on_tile, columns, size=HALF):
@@ -358,20 +356,16 @@ def test_the_vocabulary_product_runs_in_parts(left, right, asked):
     same(made.operation(operation._replace(arguments=({"value": 0}, {"value": 1}))), PLANNED)
 
 
-def batched(wide=False):
-    return replace(PLANNED, batched=1000.0, wide=1000.0 if wide else 0.0)
-
-
 def test_attention_products_rearrange_both_operands():
     # [4, 50, 20] x [4, 20, 50]: 400 halves a tile each.
     found = cost("bmm", [(4, 50, 20), (4, 20, 50)], (4, 50, 50), scope=LAYER + "attention.self")
-    same(found, batched() + unknown(800) * 2.0)
+    same(found, PLANNED + unknown(800) * 2.0)
     # Probabilities are of slots by slots: 1,000 halves a tile.
     found = cost("bmm", [(4, 50, 50), (4, 50, 20)], (4, 50, 20), scope=LAYER + "attention.self")
-    same(found, batched() + unknown(2000, True) + unknown(800))
+    same(found, PLANNED + unknown(2000) + unknown(800))
 
 
-def test_joining_and_slicing_are_copies_and_make_the_product_wide():
+def test_joining_and_slicing_are_copies():
     scores = LAYER + "attention.self.scores"
     values = tuple(
         Value(*_typed(s)) for s in [(4, 50, 20), (4, 50, 10), (4, 50, 30), (4, 30, 50), (4, 50, 50), (4, 50, 20)]
@@ -381,7 +375,7 @@ def test_joining_and_slicing_are_copies_and_make_the_product_wide():
     slices = Operation("aten.slice.Tensor", ({"value": 2},), {}, (5,), scores, "backward")
     made = Lowering(Graph(values, (join, multiply, slices), (), (), 1), PlannerByHand(), memory_proportion=0.25)
     same(made.operation(join), sets((S.copy(1200), 1200)))
-    same(made.operation(multiply), batched(wide=True) + unknown(1200) * 2.0)
+    same(made.operation(multiply), PLANNED + unknown(1200) * 2.0)
     # The gradient of query or key: 4 x 50 x 20 of 30 columns, 400 halves a tile, copied where they lie.
     same(made.operation(slices), sets(S.copy(800)))
     # The mask's own columns are read by nobody; slices forward, and outside the layers, are views.
@@ -490,8 +484,6 @@ def test_names_types_and_places():
         "feed forward",
         "",
     ]
-    assert lowering._is_square(Value(*_typed((4, 60, 60)))) and not lowering._is_square(Value(*_typed((60, 60))))
-    assert not lowering._is_square(Value(*_typed((4, 60, 20))))
 
 
 @pytest.mark.parametrize(

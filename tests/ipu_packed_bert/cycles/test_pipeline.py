@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from ipu_packed_bert.cycles import vertices
-from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, POPART, UNPACKED
 from ipu_packed_bert.cycles.layout import Cost, step, total
-from ipu_packed_bert.cycles.lowering import COPIES, ENCODER, MASK_APPLICATION, Lowering
+from ipu_packed_bert.cycles.lowering import ATTENTION, COPIES, ENCODER, MASK_APPLICATION, Lowering
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.pipeline import Parameters, PipelinePlacement, _edges, _route, assemble
 from ipu_packed_bert.cycles.target import BOW, MK2, Target
-from ipu_packed_bert.cycles.tracing import Graph, Operation, Value, layer_of
+from ipu_packed_bert.cycles.tracing import ADDITIVE, PACKED, POPART, UNPACKED, Graph, Operation, Value, layer_of
 from ipu_packed_bert.cycles.workload import Machine, _placement_of, shape_of
 
 PLAIN = Parameters(1.0, 3.125)
@@ -134,7 +133,7 @@ def test_links_by_hand():
     # Forward: hidden states to the next IPU, the mask to all; back to the heads by a link of its own.
     first = {"mask": 10_000.0, "layer": 1600.0}
     assert [ipu.link_bytes for ipu in pipeline.ipus] == [first, first, first, {"layer": 1600.0}]
-    assert pipeline._copy_cycles() == pytest.approx(11_600 / 64e9 * 1e9 + 600)
+    assert max(map(pipeline.copy_cycles, pipeline.ipus)) == pytest.approx(11_600 / 64e9 * 1e9 + 600)
     assert pipeline.placement.stages == 9
 
 
@@ -142,7 +141,7 @@ def test_steps_by_hand():
     pipeline, _, _ = by_hand(replicas=4, sharded=True, off_chip=True)
     parameters = Parameters(1.5, 2.0, 0.001)
     slowest = max(1.5 * ipu.total.cycles(2.0) for ipu in pipeline.ipus)
-    assert pipeline.pipeline_cycle(parameters) == pytest.approx(slowest + pipeline._copy_cycles())
+    assert pipeline.pipeline_cycle(parameters) == pytest.approx(slowest + max(map(pipeline.copy_cycles, pipeline.ipus)))
     assert pipeline.bottleneck(parameters).number == 0
     links = [600 + sent / 64 for sent in (11_600, 11_600, 11_600, 1600)]
     one = sum(1.5 * ipu.total.cycles(2.0) for ipu in pipeline.ipus) + sum(links)
@@ -172,7 +171,7 @@ def test_steps_by_hand():
 def test_one_ipu_keeps_all_and_copies_nothing():
     graph, _ = network()
     pipeline = assemble(graph, update(), PipelinePlacement((6,), (0.2,)), Planner(HAND), num_layers=6, micro_batch=2)
-    assert pipeline.ipus[0].link_bytes == {} and pipeline._copy_cycles() == 0.0
+    assert pipeline.ipus[0].link_bytes == {} and max(map(pipeline.copy_cycles, pipeline.ipus)) == 0.0
     same(pipeline.ipus[0].costs[COPIES], STASH * 7.0)  # nothing is carried from IPU to IPU
     assert pipeline.placement.stages == 1 and pipeline.updates[0].parameters == 6 * 320 + 2560
 
@@ -225,7 +224,7 @@ def test_seven_layers_on_the_fullest_ipu_and_not_six_and_a_half(machine, load):
     slowest = pipeline.bottleneck(PLAIN)
     assert slowest.layers == 7 and slowest.number in (1, 2, 3)
     layer = pipeline.ipu_cycles(slowest, PLAIN) / 7
-    assert pipeline.pipeline_cycle(PLAIN) == pytest.approx(7 * layer + pipeline._copy_cycles())
+    assert pipeline.pipeline_cycle(PLAIN) == pytest.approx(7 * layer + max(map(pipeline.copy_cycles, pipeline.ipus)))
     balanced = machine.pipeline(load(PACKED_LARGE, *NARROW))
     assert balanced.ipu_cycles(balanced.bottleneck(PLAIN), PLAIN) == pytest.approx(7 * layer)
     # Fewer layers on the fullest IPU help; moving one between the others does not.
@@ -366,3 +365,19 @@ def test_packed_and_unpacked_defaults(machine, load):
     assert plain is machine.pipeline(config, arrangement=ADDITIVE)
     for layout in (0.44, 3.125, 5.148):
         assert product.micro_batch_cycles(Parameters(1.0, layout)) < plain.micro_batch_cycles(Parameters(1.0, layout))
+
+
+def test_joining_query_and_key_to_the_mask_is_a_copy(machine, load):
+    """In each layer they are joined to 16 columns, [2, 16, 512, 80] halves; the gradients, [2, 16, 512, 64], stay."""
+    config = load(PACKED_LARGE)
+    graph = machine.traces.training(config, shape_of(config), PACKED)
+    entries = Lowering(graph, machine.planner, memory_proportion=0.2, serialized=5).run().entries
+    attention = [entry for entry in entries if entry.half == ATTENTION]
+    joined = [entry for entry in attention if entry.operator.startswith("aten.cat.")]
+    sliced = [entry for entry in attention if entry.operator.startswith("aten.slice.") and entry.cost.vertices]
+    for copies, phase, columns in ((joined, "forward", 80), (sliced, "backward", 64)):
+        assert [entry.phase for entry in copies] == [phase, phase]
+        num_bytes = -(-2 * 16 * 512 * columns // 1472) * 2
+        assert all(entry.cost.vertices == vertices.copy(num_bytes) for entry in copies)
+        assert all(entry.cost.layout_bytes == 0 for entry in copies)
+    assert all(entry.cost.exchange == 0 for entry in sliced)

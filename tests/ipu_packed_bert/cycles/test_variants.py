@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.cycles import variants
-from ipu_packed_bert.cycles.arrangement import ADDITIVE, PACKED, POPART, UNPACKED
+from ipu_packed_bert.cycles.tracing import ADDITIVE, PACKED, POPART, UNPACKED
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.settings.pretraining import LossConfig
 from ipu_packed_bert.settings.schema import ModelConfig
