@@ -48,7 +48,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], r
             f"(at most {_LONGEST}); use optimal or spfhp"
         )
     S = histogram.max_sequence_length
-    strategies = strategies_filling(S, max_sequences_per_pack)
+    strategies = _strategies_filling(S, max_sequences_per_pack)
     weights = np.ones(S + 1)
     weights[: _SHORT + 1] = 0.09 if rounds == 1 else (_SHORT / (2 * S)) ** 0.5
     weights[0] = 0.0  # index 0 is the absent second or third length of a strategy
@@ -65,7 +65,7 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], r
     return Packing.of("nnlshp", histogram, max_sequences_per_pack, packs, solve_seconds=time.perf_counter() - start)
 
 
-def strategies_filling(S: int, depth: int) -> np.ndarray:
+def _strategies_filling(S: int, depth: int) -> np.ndarray:
     """int32 [strategies, 3]: every way to fill S slots with at most `depth` lengths, longest first, then zeros."""
     blocks = [np.array([[S, 0, 0]])]
     # third length 0: the pairs; third length 1 and more: the triples; a row's lengths never ascend

@@ -6,7 +6,7 @@
 
 A slot for length l may also hold the next shorter length, by columns of cost 0, so that only maximal packs are needed.
 The prices (duals) of the rows are then non-decreasing in l. A strategy improves the programme if its prices add up to
-more than 1. The best ones are solutions of a knapsack over (sequences, tokens), which `PackTables` solves for all
+more than 1. The best ones are solutions of a knapsack over (sequences, tokens), which `_PackTables` solves for all
 lengths at once. Source: Gilmore and Gomory, "A linear programming approach to the cutting-stock problem" (1961). Prices
 are smoothed towards the best ones so far: Pessoa, Sadykov, Uchoa and Vanderbeck, "Automation and combination of
 linear-programming based stabilization techniques in column generation" (2018).
@@ -14,7 +14,7 @@ linear-programming based stabilization techniques in column generation" (2018).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -23,28 +23,63 @@ from scipy.ndimage import maximum_filter1d
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
 
-from pack_data.solver.search import DEEP
+from pack_data.solver.search import MOST_SINGLE_DEPTH
+
+# ---- numerical errors ------------------------------------------------------------------------------------------------
 
 _TOLERANCE = 1e-9  # relative; HiGHS solves the linear programmes to about 1e-9
-_ROUNDED = 1e-12  # of a price or a slope; a pack is worth about 1
-_CHUNK = 1 << 17  # elements of one block of the knapsack tables, so that a block stays in the cache
-_CALL = 3000  # elements that NumPy handles in the time of one call
-# The same for a sliding maximum: a call, and for each element of the table.
-_FILTER_CALL, _FILTER = 60_000, 16
+_ROUNDING = 1e-12  # of a price or a slope; a pack is worth about 1
+_BOUND_ERROR = 1e-6  # of a bound, in packs
+
+# ---- cost of the knapsack tables, in elements that NumPy adds in the same time ---------------------------------------
+
+_BLOCK = 1 << 17  # elements of one block of the tables, so that a block stays in the cache
+_CALL_COST = 3000  # of one NumPy call
+_FILTER_CALL_COST = 60_000  # of one sliding maximum
+_FILTER_COST = 16  # of a sliding maximum, for each element of the table
+
+# ---- size of the programmes ------------------------------------------------------------------------------------------
+
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
 # Rows up to which the full programme is solved. It takes seconds if lengths are scarce, a minute or more if tokens are.
 FULL_ROWS = 4200
-_FEW, _MANY = 40, 1000  # mean number of sequences of a length; number of lengths
+# If tokens are scarce, the full programme is solved from this mean number of sequences of a length on, and up to this
+# number of lengths.
+_LEAST_MEAN_COUNT = 40
+_MOST_ROWS_SCARCE_TOKENS = 1000
 _INTERIOR_ROWS = 150  # rows from which the interior-point method, with crossover to a vertex, is faster
 _CANDIDATES = 512  # strategies sought in a round
+_STRATEGIES_PER_LENGTH = 3  # strategies that are kept
+_STRATEGIES_COARSE = 1500  # the same where knots are added
 
+# ---- rounds ----------------------------------------------------------------------------------------------------------
 
-# called after every programme solved with its value, the bound so far and the prices that give it
+_SMOOTHING = (0.8, 0.4, 0.0)  # share of the best prices so far, tried in turn until a strategy improves the programme
+_MOST_ROUNDS_ON_KNOTS = 40
+_GAP_ON_KNOTS = 1e-5  # relative gap at which a programme on knots ends
+_SPARE_GAP_ON_KNOTS = 0.2  # or this share of what rounding the bound up to whole packs adds
+_GAP_COARSE = 1e-7  # the same where knots are added
+_MOST_ROUNDS = 60
+_ROUNDS_WITHOUT_GAIN = 3  # in which the bound does not rise, after which no knots are added
+_FIRST_KNOTS = 24
+_NEW_KNOTS = 24  # added at a time
+_SPECIAL_LENGTHS = (
+    8  # shortest lengths, at which prices are likely to bend, as they do at the lengths that go with them
+)
+_ROUNDS_BEFORE_ROUNDING = 8  # after which the programme ends if no whole pack can be saved
+_NEAR_ONE = 1e-3  # strategies worth 1 - this are kept for the full programme
+_NOISE = 1e-6  # on the prices, relative, to find other strategies that are equally good
+_NOISY_ROUNDS = 5
+
+# Called after every programme solved with its value, the bound so far and the prices that give it.
 _Progress = Callable[[float, float, np.ndarray], None]
 
 
+# ---- the knapsack: best packs at given prices ------------------------------------------------------------------------
+
+
 class _Piece(NamedTuple):
-    """Lengths whose prices lie on one line."""
+    """A range of lengths whose prices lie on one line."""
 
     shortest: int
     longest: int
@@ -52,26 +87,27 @@ class _Piece(NamedTuple):
     slope: float  # price of one more token
 
     def add_to(self, table: np.ndarray, before: np.ndarray) -> None:
-        """Raises `table` to the best that one sequence of these lengths adds to `before`, both float64 [S + 1]."""
-        rest = len(before) - self.shortest  # capacities that are left beside the shortest: 0..rest - 1
-        line = self.slope * np.arange(rest)
+        """Raise `table` to the best that one sequence of these lengths adds to `before`, both float64 [S + 1]."""
+        capacities = len(before) - self.shortest  # number of capacities that the shortest leaves: 0, 1, ...
+        line = self.slope * np.arange(capacities)
         window = self.longest - self.shortest + 1
-        best = before[:rest] - line
+        best = before[:capacities] - line
         if window > 1:
             # over capacities that are 0..window - 1 smaller
             best = maximum_filter1d(best, window, mode="constant", cval=-np.inf, origin=(window - 1) // 2)
-        np.maximum(table[self.shortest :], best + (line + self.price), out=table[self.shortest :])
+        above = table[self.shortest :]
+        np.maximum(above, best + (line + self.price), out=above)
 
 
 def _pieces(lengths: np.ndarray, prices: np.ndarray) -> List[_Piece]:
-    """The fewest pieces, taken from the shortest length on; lengths that are worth nothing are left out."""
-    some = prices > 0
-    lengths, prices = lengths[some], prices[some]
+    """Return the fewest pieces, taken from the shortest length on; lengths that are worth nothing are left out."""
+    priced = prices > 0
+    lengths, prices = lengths[priced], prices[priced]
     if not len(lengths):
         return []
     slopes = np.diff(prices) / np.diff(lengths)
     # Interpolated prices are rounded, so slopes that ought to be equal differ by this much.
-    bends = np.flatnonzero(np.abs(np.diff(slopes)) > _ROUNDED) + 1
+    bends = np.flatnonzero(np.abs(np.diff(slopes)) > _ROUNDING) + 1
     pieces: List[_Piece] = []
     start = 0
     for bend in (*bends.tolist(), len(lengths) - 1):
@@ -82,21 +118,23 @@ def _pieces(lengths: np.ndarray, prices: np.ndarray) -> List[_Piece]:
 
 
 def _add_straight(pieces: List[_Piece], lengths: np.ndarray, prices: np.ndarray) -> None:
-    """Adds these lengths as one piece, or as several where small bends of one direction have added up."""
-    longest, slope = len(lengths) - 1, 0.0
-    if longest:
-        slope = float((prices[-1] - prices[0]) / (lengths[-1] - lengths[0]))
-    if longest > 1:
-        off = np.abs(prices - (prices[0] + slope * (lengths - lengths[0])))
-        worst = int(off.argmax())
-        if off[worst] > _ROUNDED:
+    """Add these lengths as one piece, or as several if small bends of one direction have added up."""
+    shortest, longest = int(lengths[0]), int(lengths[-1])
+    slope = 0.0
+    if longest > shortest:
+        slope = float((prices[-1] - prices[0]) / (longest - shortest))
+    if len(lengths) > 2:
+        line = prices[0] + slope * (lengths - shortest)
+        errors = np.abs(prices - line)
+        worst = int(errors.argmax())
+        if errors[worst] > _ROUNDING:
             _add_straight(pieces, lengths[: worst + 1], prices[: worst + 1])
             _add_straight(pieces, lengths[worst + 1 :], prices[worst + 1 :])
             return
-    pieces.append(_Piece(int(lengths[0]), int(lengths[-1]), float(prices[0]), slope))
+    pieces.append(_Piece(shortest, longest, float(prices[0]), slope))
 
 
-class PackTables:
+class _PackTables:
     """Most valuable packs of up to k sequences, by max-plus products.
 
         value_(i + j)(c) = max over s of value_i(s) + value_j(c - s)         c: tokens in the pack, the capacity
@@ -110,31 +148,37 @@ class PackTables:
     """
 
     def __init__(self, lengths: np.ndarray, prices: np.ndarray, max_sequence_length: int, most_sequences: int) -> None:
-        steps = np.zeros(max_sequence_length + 1, np.int64)
-        steps[lengths] = np.arange(1, len(lengths) + 1)
-        steps = np.maximum.accumulate(steps)
-        self._longest = np.concatenate([[0], lengths])[steps]  # the longest length that fits, 0 for none
-        one = np.concatenate([[0.0], prices])[steps]
-        self._tables: Dict[int, np.ndarray] = {0: np.zeros(len(steps)), 1: one}
-        self._steps = np.flatnonzero(np.diff(one, prepend=0.0))  # the shortest length of each price
-        self._enough = max_sequence_length // max(1, int(self._steps[0])) if len(self._steps) else 1
-        products = 2 * int(np.ceil(np.log2(max(2, most_sequences)))) - 1
-        self._pieces = _pieces(lengths, prices)
-        stepwise = len(self._steps) * (_CALL + len(steps))
-        windowed = len(self._pieces) * (_FILTER_CALL + _FILTER * len(steps))
-        if windowed > stepwise:
-            self._pieces = []
-        self._single = most_sequences <= DEEP and (
-            most_sequences * min(stepwise, windowed) < products * len(steps) ** 2 / 2
-        )
+        slots = max_sequence_length + 1
+        fitting = np.zeros(slots, np.int64)  # by capacity: the index of the longest length that fits, from 1
+        fitting[lengths] = np.arange(1, len(lengths) + 1)
+        fitting = np.maximum.accumulate(fitting)
+        self._longest = np.concatenate([[0], lengths])[fitting]  # 0 if none fits
+        values = np.concatenate([[0.0], prices])[fitting]
+        self._tables: Dict[int, np.ndarray] = {0: np.zeros(slots), 1: values}
+        self._steps = np.flatnonzero(np.diff(values, prepend=0.0))  # the shortest length of each price
+        self._most_fitting = 1
+        if len(self._steps):
+            self._most_fitting = max_sequence_length // max(1, int(self._steps[0]))
 
-    def _parts(self, sequences: int) -> Tuple[int, int]:
-        """Sequences in the two factors of the product."""
-        return (1, sequences - 1) if self._single else ((sequences + 1) // 2, sequences // 2)
+        self._pieces = _pieces(lengths, prices)
+        products = 2 * int(np.ceil(np.log2(max(2, most_sequences)))) - 1
+        product_cost = products * slots**2 / 2
+        step_cost = len(self._steps) * (_CALL_COST + slots)
+        piece_cost = len(self._pieces) * (_FILTER_CALL_COST + _FILTER_COST * slots)
+        if piece_cost > step_cost:
+            self._pieces = []
+        single_cost = most_sequences * min(step_cost, piece_cost)
+        self._single = most_sequences <= MOST_SINGLE_DEPTH and single_cost < product_cost
+
+    def _factors(self, sequences: int) -> Tuple[int, int]:
+        """Return the sequences in the two factors of the product."""
+        if self._single:
+            return 1, sequences - 1
+        return (sequences + 1) // 2, sequences // 2
 
     def _table(self, sequences: int) -> np.ndarray:
-        """float64 [S + 1]: the best value by capacity."""
-        sequences = min(sequences, self._enough)  # no more fit
+        """Return the best value by capacity, float64 [S + 1]."""
+        sequences = min(sequences, self._most_fitting)
         if sequences not in self._tables:
             self._tables[sequences] = self._one_more(sequences) if self._single else self._product(sequences)
         return self._tables[sequences]
@@ -142,127 +186,120 @@ class PackTables:
     def _one_more(self, sequences: int) -> np.ndarray:
         while sequences - 1 not in self._tables:
             self._table(max(self._tables) + 1)
-        one, before = self._tables[1], self._tables[sequences - 1]
+        before = self._tables[sequences - 1]
         if sequences > 2 and before is self._tables[sequences - 2]:
             return before
         table = before.copy()
         for piece in self._pieces:
             piece.add_to(table, before)
-        if self._pieces:
-            return before if (table == before).all() else table
-        for step, price in zip(self._steps.tolist(), one[self._steps].tolist()):
-            np.maximum(table[step:], before[: len(before) - step] + price, out=table[step:])
+        if not self._pieces:
+            prices = self._tables[1][self._steps]
+            for step, price in zip(self._steps.tolist(), prices.tolist()):
+                np.maximum(table[step:], before[: len(before) - step] + price, out=table[step:])
         return before if (table == before).all() else table
 
     def _product(self, sequences: int) -> np.ndarray:
-        a, b = map(self._table, self._parts(sequences))
+        a, b = map(self._table, self._factors(sequences))
         windows = _windows(b)
         table = np.empty(len(a))
-        for start in range(0, len(a), _rows_of(len(a))):
-            stop = min(len(a), start + _rows_of(len(a)))
-            # of two equal factors the first may have the smaller share
-            share = stop if b is not a else stop // 2 + 1
+        for start in range(0, len(a), _rows_of_block(len(a))):
+            stop = min(len(a), start + _rows_of_block(len(a)))
+            # Of two equal factors the first may have the smaller share.
+            share = stop // 2 + 1 if b is a else stop
             (windows[start:stop, :share] + a[:share]).max(axis=1, out=table[start:stop])
         return table
 
     def value(self, sequences: int, capacities: np.ndarray) -> np.ndarray:
-        """The best value of at most `sequences` sequences for each capacity."""
+        """Return the best value of at most `sequences` sequences for each capacity."""
         if self._single or sequences < 2:
             return self._table(sequences)[capacities]
         return self._best(sequences, capacities)[0]
 
     def _best(self, sequences: int, capacities: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-        """The best value, and the tokens that its first factor takes."""
-        a, b = map(self._table, self._parts(sequences))
-        value, share = np.empty(len(capacities)), np.empty(len(capacities), np.int64)
+        """Return the best value for each capacity, and the tokens that its first factor takes."""
+        a, b = map(self._table, self._factors(sequences))
         if self._single:
-            steps = np.concatenate([[0], self._steps])
+            shares = np.concatenate([[0], self._steps])
+            a = a[shares]
             padded = np.concatenate([b, np.full(len(b), -np.inf)])  # a negative index is a step above the capacity
-            for start in range(0, len(capacities), _rows_of(len(steps))):
-                some = slice(start, start + _rows_of(len(steps)))
-                sums = padded[capacities[some, None] - steps] + a[steps]
-                best = sums.argmax(axis=1)
-                share[some], value[some] = steps[best], sums[np.arange(len(sums)), best]
-            return value, share
-        windows = _windows(b)
-        for start in range(0, len(capacities), _rows_of(len(a))):
-            some = slice(start, start + _rows_of(len(a)))
-            sums = windows[capacities[some]] + a
+        else:
+            shares = np.arange(len(a))
+            windows = _windows(b)
+        values = np.empty(len(capacities))
+        best_shares = np.empty(len(capacities), np.int64)
+        rows = _rows_of_block(len(shares))
+        for start in range(0, len(capacities), rows):
+            block = slice(start, start + rows)
+            others = padded[capacities[block, None] - shares] if self._single else windows[capacities[block]]
+            sums = a + others
             best = sums.argmax(axis=1)
-            share[some], value[some] = best, sums[np.arange(len(sums)), best]
-        return value, share
+            best_shares[block] = shares[best]
+            values[block] = sums[np.arange(len(sums)), best]
+        return values, best_shares
 
     def packs(self, sequences: int, capacities: np.ndarray) -> np.ndarray:
-        """int64 [len(capacities), sequences]: the lengths in a best pack for each capacity, 0 for an empty slot."""
+        """Return the lengths in a best pack for each capacity, int64 [capacities, sequences], 0 for an empty slot."""
         if sequences == 0:
             return np.zeros((len(capacities), 0), np.int64)
         if sequences == 1:
             return self._longest[capacities][:, None]
         _, share = self._best(sequences, capacities)
-        first, second = self._parts(sequences)
+        first, second = self._factors(sequences)
         return np.hstack([self.packs(first, share), self.packs(second, capacities - share)])
 
 
-def _rows_of(columns: int) -> int:
-    """Rows of a block of the knapsack tables."""
-    return max(1, _CHUNK // columns)
+def _rows_of_block(columns: int) -> int:
+    """Return the rows of a block of the knapsack tables."""
+    return max(1, _BLOCK // columns)
 
 
 def _windows(b: np.ndarray) -> np.ndarray:
-    """View [S + 1, S + 1]: windows[c, s] = b[c - s], -inf for s > c."""
-    return sliding_window_view(np.concatenate([b[::-1], np.full(len(b) - 1, -np.inf)]), len(b))[::-1]
+    """Return a view [S + 1, S + 1]: windows[c, s] = b[c - s], -inf for s > c."""
+    padded = np.concatenate([b[::-1], np.full(len(b) - 1, -np.inf)])
+    return sliding_window_view(padded, len(b))[::-1]
+
+
+# ---- the programme over some strategies ------------------------------------------------------------------------------
 
 
 class _Master(NamedTuple):
+    """A solution of the programme over some strategies."""
+
     value: float
-    prices: np.ndarray  # [lengths]
-    packs: np.ndarray  # [strategies]
+    prices: np.ndarray  # float64 [lengths]
+    packs: np.ndarray  # float64 [strategies]
 
 
-def with_dearest_long(lengths: np.ndarray, prices: np.ndarray, max_sequence_length: int, depth: int) -> np.ndarray:
-    """Prices of which no pack is worth more than 1, from the given ones, both float64 [lengths], non-decreasing.
-
-    Those of lengths up to half a pack are scaled. A pack has at most one longer sequence, which is worth what the best
-    companions leave of 1: no price could be higher. (Up to rounding; the certificate makes it exact.)
-    """
-    S, short = max_sequence_length, lengths <= max_sequence_length // 2
-    if not short.any():
-        return np.ones(len(lengths))
-    room = S - lengths[~short]
-    if prices[short][0] == prices[short][-1]:  # all alike: as many as fit
-        together, beside = min(depth, S // int(lengths[0])), np.minimum(depth - 1, room // int(lengths[0]))
-        return np.concatenate([np.full(short.sum(), 1.0), together - beside]) / together
-    tables = PackTables(lengths[short], prices[short], S, depth)
-    most = max(float(tables.value(depth, np.array([S]))[0]), 1e-9)
-    return np.concatenate([prices[short] / most, 1.0 - tables.value(depth - 1, room) / most])
-
-
-class Pool:
-    """Strategies as a matrix [lengths, strategies] of slot counts, each once."""
+class _Pool:
+    """Strategies, int64 [strategies, depth], each once."""
 
     def __init__(self, lengths: np.ndarray, max_sequence_length: int) -> None:
-        self.lengths = lengths
-        self._row = np.zeros(max_sequence_length + 1, np.int64)
+        self._lengths = lengths
+        self._row = np.zeros(max_sequence_length + 1, np.int64)  # of each length, from 1
         self._row[lengths] = np.arange(1, len(lengths) + 1)
         self.strategies = np.zeros((0, 1), np.int64)
 
     def add(self, strategies: np.ndarray) -> int:
-        """Adds int [n, depth] lengths (0 = empty slot); returns how many were new."""
+        """Add lengths, int [n, depth], 0 for an empty slot; return how many strategies were new."""
         before = len(self.strategies)
         width = max(strategies.shape[1], self.strategies.shape[1])
-        both = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in (self.strategies, strategies)]
-        self.strategies = np.unique(-np.sort(-np.vstack(both), axis=1), axis=0)
+        parts = []
+        for part in (self.strategies, strategies):
+            parts.append(np.pad(part, ((0, 0), (0, width - part.shape[1]))))
+        longest_first = -np.sort(-np.vstack(parts), axis=1)
+        self.strategies = np.unique(longest_first, axis=0)
         return len(self.strategies) - before
 
-    def keep(self, which: np.ndarray) -> None:
-        self.strategies = self.strategies[which]
+    def keep(self, chosen: np.ndarray) -> None:
+        """Keep these strategies alone; a mask, bool [strategies]."""
+        self.strategies = self.strategies[chosen]
 
     def worth(self, prices: np.ndarray, strategies: np.ndarray) -> np.ndarray:
-        """The prices [lengths] in each of the strategies added up."""
+        """Return the sum of the prices [lengths] in each of the strategies."""
         return np.concatenate([[0.0], prices])[self._row[strategies]].sum(axis=1)
 
     def solve(self, weights: np.ndarray) -> _Master:
-        """The full programme over these strategies; float weights [lengths].
+        """Solve the programme over these strategies; weights: sequences, float [lengths].
 
         A length for which no strategy has a slot goes into slots of the next longer one that has: it shares that row
         and its price.
@@ -270,35 +307,57 @@ class Pool:
         rows = np.unique(self._row[self.strategies])
         rows = rows[rows > 0] - 1
         group = np.searchsorted(rows, np.arange(len(weights)))
-        master = _solve_master(self.matrix(self.strategies)[rows], np.bincount(group, weights))
+        master = _solve_master(self.matrix()[rows], np.bincount(group, weights))
         return master._replace(prices=master.prices[group])
 
-    def matrix(self, strategies: np.ndarray) -> csc_matrix:
-        """Sparse [lengths, strategies]: slots of each length."""
-        rows = self._row[strategies].ravel()
-        columns = np.repeat(np.arange(len(strategies)), strategies.shape[1])
+    def matrix(self) -> csc_matrix:
+        """Return the slots of each length, sparse [lengths, strategies]."""
+        rows = self._row[self.strategies].ravel()
+        columns = np.repeat(np.arange(len(self.strategies)), self.strategies.shape[1])
         used = rows > 0
-        shape = len(self.lengths), len(strategies)
-        return coo_matrix((np.ones(int(used.sum())), (rows[used] - 1, columns[used])), shape=shape).tocsc()
+        entries = np.ones(int(used.sum())), (rows[used] - 1, columns[used])
+        return coo_matrix(entries, shape=(len(self._lengths), len(self.strategies))).tocsc()
+
+
+def _solve_master(slots: csc_matrix, wanted: np.ndarray) -> _Master:
+    """Solve the linear programme over strategies with these slots [rows, strategies]; wanted: float [rows]."""
+    rows, strategies = slots.shape
+    # Columns of cost 0: a slot of the next longer row holds this one.
+    shorter = diags([np.ones(rows - 1), -np.ones(rows - 1)], [0, -1], shape=(rows, rows - 1)).tocsc()
+    cost = np.concatenate([np.ones(strategies), np.zeros(rows - 1)])
+    constraints = -hstack([slots, shorter]).tocsc()
+    scale = max(1.0, float(wanted.mean()))  # the solver's tolerances are absolute
+    methods = ("highs-ipm", "highs-ds") if rows > _INTERIOR_ROWS else ("highs-ds",)
+    for method in methods:
+        result = linprog(cost, A_ub=constraints, b_ub=-wanted / scale, method=method)
+        if result.status == 0:
+            break
+    if result.x is None:
+        raise RuntimeError(f"HiGHS found no solution of the packing programme: {result.message}")
+    prices = np.maximum.accumulate(np.maximum(-result.ineqlin.marginals, 0.0))
+    return _Master(result.fun * scale, prices, np.maximum(result.x[:strategies], 0.0) * scale)
+
+
+# ---- the whole programme ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Relaxation:
     """The solution of the linear programme."""
 
-    value: float  # of the strategies found: an upper bound of the programme's optimum
-    bound: float  # of the prices: a lower bound of it (up to rounding; the certificate makes it exact)
+    value: float  # of its strategies: an upper bound of the programme's optimum
+    bound: float  # of its prices: a lower bound of it (up to rounding; the certificate makes it exact)
     prices: np.ndarray  # float64 [lengths], non-decreasing, no pack worth more than 1 (up to rounding)
     strategies: np.ndarray  # int64 [n, depth]: the strategies in use, longest first, 0 = empty slot
     packs: np.ndarray  # float64 [n]: packs made with each
-    exact: bool  # whether they have a slot for every sequence; else they fit in total only (`Programme.solve_coarse`)
+    exact: bool  # True if they have a slot for every sequence, False if they fit in total only (`_solve_coarse`)
 
 
 def _first_prices(lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int) -> List[np.ndarray]:
-    """Good prices [lengths], known before any programme is solved.
+    """Return good prices [lengths] that need no programme.
 
-    They are: tokens / S; tokens / S with 1 for every length above S - t and 0 for every length below t, at the best t
-    (Martello and Toth's bound L2, 1990); 1 / depth for each sequence; and mixtures of the first and the last.
+    They are: tokens / S with 1 for every length above S - t and 0 for every length below t, at the best t (Martello and
+    Toth's bound L2, 1990); tokens / S; 1 / depth for each sequence; and mixtures of the last two.
     """
     S = max_sequence_length
     tokens = lengths / S
@@ -310,39 +369,23 @@ def _first_prices(lengths: np.ndarray, counts: np.ndarray, max_sequence_length: 
     bounds = below[-1] - below[high] + tokens_below[high] - tokens_below[low]
     t = thresholds[int(np.argmax(bounds))]
     prices = [np.where(lengths > S - t, 1.0, np.where(lengths < t, 0.0, tokens))]
-    prices += [(1 - share) * tokens + share / depth for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        prices.append((1 - share) * tokens + share / depth)
     return prices
 
 
 def _hats(lengths: np.ndarray, knots: np.ndarray) -> csc_matrix:
-    """Sparse [knots, lengths]: piecewise linear interpolation between the lengths at the ascending indices `knots`."""
-    m, k = len(lengths), len(knots)
-    if k == 1:
-        return csc_matrix(np.ones((1, m)))
-    right = np.clip(np.searchsorted(knots, np.arange(m), side="right"), 1, k - 1)
-    low, high = lengths[knots[right - 1]], lengths[knots[right]]
+    """Return the piecewise linear interpolation between lengths, sparse [knots, lengths]; knots: ascending indices."""
+    if len(knots) == 1:
+        return csc_matrix(np.ones((1, len(lengths))))
+    columns = np.arange(len(lengths))
+    right = np.clip(np.searchsorted(knots, columns, side="right"), 1, len(knots) - 1)
+    low = lengths[knots[right - 1]]
+    high = lengths[knots[right]]
     share = (lengths - low) / (high - low)
-    columns = np.arange(m)
-    return coo_matrix(
-        (np.concatenate([1 - share, share]), (np.concatenate([right - 1, right]), np.concatenate([columns, columns]))),
-        shape=(k, m),
-    ).tocsc()
-
-
-def _solve_master(slots: csc_matrix, wanted: np.ndarray) -> _Master:
-    """The linear programme over the strategies that `slots` [rows, strategies] lists; wanted float [rows]."""
-    k, n = slots.shape
-    shorter = diags([np.ones(k - 1), -np.ones(k - 1)], [0, -1], shape=(k, k - 1)).tocsc()  # a slot of row l + 1 holds l
-    cost = np.concatenate([np.ones(n), np.zeros(k - 1)])
-    scale = max(1.0, float(wanted.mean()))  # the solver's tolerances are absolute
-    for method in ("highs-ipm", "highs-ds") if k > _INTERIOR_ROWS else ("highs-ds",):
-        result = linprog(cost, A_ub=-hstack([slots, shorter]).tocsc(), b_ub=-wanted / scale, method=method)
-        if result.status == 0:
-            break
-    if result.x is None:
-        raise RuntimeError(f"HiGHS found no solution of the packing programme: {result.message}")
-    prices = np.maximum.accumulate(np.maximum(-result.ineqlin.marginals, 0.0))
-    return _Master(result.fun * scale, prices, np.maximum(result.x[:n], 0.0) * scale)
+    shares = np.concatenate([1 - share, share])
+    places = np.concatenate([right - 1, right]), np.concatenate([columns, columns])
+    return coo_matrix((shares, places), shape=(len(knots), len(lengths))).tocsc()
 
 
 class Programme:
@@ -353,28 +396,40 @@ class Programme:
     """
 
     def __init__(self, lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int) -> None:
-        self.lengths, self.depth, self.S = lengths, depth, max_sequence_length
-        self.weights = counts.astype(float)
-        self.pool = Pool(lengths, max_sequence_length)
-        self.bound, self.prices = -1.0, np.zeros(len(lengths))
-        self._stride, self._turn = -(-2 * len(lengths) // _CANDIDATES), 0
-        tables = [self._bound(prices) for prices in _first_prices(lengths, counts, self.S, depth)]
-        self.reach = min(depth, max(4, int(self.weights.sum() / self.bound) + 2))
-        self.pool.add(lengths[-1:, None])
+        self._lengths = lengths
+        self._depth = depth
+        self._S = max_sequence_length
+        self._weights = counts.astype(float)
+        self._pool = _Pool(lengths, max_sequence_length)
+        self._stride = -(-2 * len(lengths) // _CANDIDATES)
+        self._turn = 0  # which of the lengths at this stride are sought next
+        self.bound = -1.0
+        self.prices = np.zeros(len(lengths))  # that give the bound
+        tables = [self._bound(prices) for prices in _first_prices(lengths, counts, self._S, depth)]
+        self._first_bound = self.bound
+        mean_depth = int(self._weights.sum() / self.bound)
+        self._reach = min(depth, max(4, mean_depth + 2))  # sequences of the strategies that are sought
+        self._add_longest()
         for table in tables:
-            self.pool.add(self._packs(table, self.reach))
+            self._pool.add(self._packs(table, self._reach))
 
-    def _bound(self, prices: np.ndarray) -> PackTables:
-        """Improves the bound with these prices."""
-        tables = PackTables(self.lengths, prices, self.S, self.depth)
-        most = float(tables.value(self.depth, np.array([self.S]))[0])
-        if most > 0 and self.weights @ prices / most > self.bound:
-            self.bound, self.prices = float(self.weights @ prices / most), prices / most
+    def _add_longest(self) -> None:
+        """Add a strategy with a slot that any sequence fits into."""
+        self._pool.add(self._lengths[-1:, None])
+
+    def _bound(self, prices: np.ndarray) -> _PackTables:
+        """Improve the bound with these prices."""
+        tables = _PackTables(self._lengths, prices, self._S, self._depth)
+        dearest = float(tables.value(self._depth, np.array([self._S]))[0])
+        if dearest > 0 and self._weights @ prices / dearest > self.bound:
+            self.bound = float(self._weights @ prices / dearest)
+            self.prices = prices / dearest
         return tables
 
-    def _packs(self, tables: PackTables, reach: int) -> np.ndarray:
-        """Best packs of at most `reach` sequences that contain given lengths."""
-        lengths, S = self.lengths, self.S
+    def _packs(self, tables: _PackTables, reach: int) -> np.ndarray:
+        """Return best packs of at most `reach` sequences that contain certain lengths."""
+        lengths = self._lengths
+        S = self._S
         if len(lengths) > _CANDIDATES and reach > 1:  # the lengths with the best packs, and other lengths in turn
             value = tables.value(1, lengths) + tables.value(reach - 1, S - lengths)
             best = lengths[np.argsort(-value, kind="stable")[: _CANDIDATES // 2]]
@@ -382,107 +437,180 @@ class Programme:
             self._turn += 1
         return np.hstack([lengths[:, None], tables.packs(reach - 1, S - lengths)])
 
-    def price(self, prices: np.ndarray, reach: int) -> np.ndarray:
-        """Improves the bound with these prices, and returns best packs of at most `reach` sequences."""
-        return self._packs(self._bound(prices), reach)
+    def _add_improving(self, prices: np.ndarray, smoothing: float) -> int:
+        """Add strategies worth more than 1 at these prices of the master; return how many.
+
+        They are sought at prices smoothed towards the best ones so far.
+        """
+        smoothed = smoothing * self.prices + (1 - smoothing) * prices
+        candidates = self._packs(self._bound(smoothed), self._reach)
+        improving = self._pool.worth(prices, candidates) > 1 + _TOLERANCE
+        return self._pool.add(candidates[improving])
 
     def _improve(self, prices: np.ndarray) -> int:
-        """Adds strategies worth more than 1 at these prices of the master; returns how many."""
-        for smoothing in (0.8, 0.4, 0.0):
-            candidates = self.price(smoothing * self.prices + (1 - smoothing) * prices, self.reach)
-            added = self.pool.add(candidates[self.pool.worth(prices, candidates) > 1 + _TOLERANCE])
+        """Add strategies worth more than 1, deeper ones if necessary; return how many."""
+        for smoothing in _SMOOTHING:
+            added = self._add_improving(prices, smoothing)
             if added:
                 return added
-        if self.reach == self.depth:
+        if self._reach == self._depth:
             return 0
-        self.reach = min(self.depth, 2 * self.reach)
-        candidates = self.price(prices, self.reach)
-        return self.pool.add(candidates[self.pool.worth(prices, candidates) > 1 + _TOLERANCE])
+        self._reach = min(self._depth, 2 * self._reach)
+        return self._add_improving(prices, 0.0)
 
     def _forget(self, prices: np.ndarray, used: np.ndarray, limit: int) -> None:
-        """Keeps the strategies in use and those worth most at these prices, about `limit` in all."""
-        if len(self.pool.strategies) > limit:
-            worth = self.pool.worth(prices, self.pool.strategies)
-            self.pool.keep(used | (worth >= np.partition(worth, -limit)[-limit]))
+        """Keep the strategies in use and those worth most at these prices, about `limit` in all."""
+        if len(self._pool.strategies) > limit:
+            worth = self._pool.worth(prices, self._pool.strategies)
+            least = np.partition(worth, -limit)[-limit]
+            self._pool.keep(used | (worth >= least))
+
+    def _relaxation(self, master: _Master, exact: bool) -> Relaxation:
+        """Return the relaxation of the strategies that the master uses."""
+        used = master.packs > 0
+        strategies = self._pool.strategies[used]
+        return Relaxation(master.value, self.bound, self.prices, strategies, master.packs[used], exact)
+
+    def _whole_bound(self) -> float:
+        """Return the bound rounded up to whole packs."""
+        return float(np.ceil(self.bound - _BOUND_ERROR))
 
     def solve_on(self, knots: np.ndarray, progress: _Progress) -> Relaxation:
-        """The coarse programme with these rows (see `solve_coarse`), to 1e-5 or a fraction of a pack."""
-        hats = _hats(self.lengths, knots)
-        wanted = hats @ self.weights
-        self.pool.add(self.lengths[knots][:, None])  # so that each row can be met
-        for _ in range(40):
-            master = _solve_master(hats @ self.pool.matrix(self.pool.strategies), wanted)
+        """Solve the coarse programme with these rows (see `_solve_coarse`), to 1e-5 or a fraction of a pack.
+
+        Args:
+            knots: indices of lengths, ascending.
+            progress: called after every programme solved.
+        """
+        hats = _hats(self._lengths, knots)
+        wanted = hats @ self._weights
+        self._pool.add(self._lengths[knots][:, None])  # so that each row can be met
+        for _ in range(_MOST_ROUNDS_ON_KNOTS):
+            master = _solve_master(hats @ self._pool.matrix(), wanted)
             progress(master.value, self.bound, self.prices)
-            prices = hats.T @ master.prices
-            used = master.packs > 0
-            result = self.pool.strategies[used], master.packs[used]
-            spare = np.ceil(self.bound - 1e-6) - self.bound  # what rounding up to whole packs adds
-            if master.value - self.bound <= max(1e-5 * master.value, 0.2 * spare):
+            relaxation = self._relaxation(master, exact=False)
+            spare = self._whole_bound() - self.bound
+            if master.value - self.bound <= max(_GAP_ON_KNOTS * master.value, _SPARE_GAP_ON_KNOTS * spare):
                 break
-            self._forget(prices, used, 3 * len(self.lengths))
+            prices = hats.T @ master.prices
+            self._forget(prices, master.packs > 0, _STRATEGIES_PER_LENGTH * len(self._lengths))
             if not self._improve(prices):
                 break
-        return Relaxation(master.value, self.bound, self.prices, *result, exact=False)
+        return replace(relaxation, bound=self.bound, prices=self.prices)
 
-    def solve_again(self, weights: np.ndarray, knots: np.ndarray) -> Relaxation:
-        """`solve_on` for other counts of the same lengths, float [lengths], with the strategies and prices so far."""
-        self.weights = weights
-        self.bound = float(weights @ self.prices)
-        return self.solve_on(knots, lambda value, bound, prices: None)
-
-    def _solve_coarse(self, progress: _Progress, rounds: int = 60) -> Relaxation:
-        """Solves for prices that are piecewise linear in the length, between knots.
+    def _solve_coarse(self, progress: _Progress) -> Relaxation:
+        """Solve for prices that are piecewise linear in the length, between knots.
 
         Such prices give a bound of the full programme. Its optimal prices mostly have few kinks, so few knots give
         nearly the full bound. The strategies have, between two knots, the right number of slots and the right mean
         length, but not the right number for each length. Knots are added where the two differ most.
         """
-        lengths, weights, m = self.lengths, self.weights, len(self.lengths)
-        first = lengths[:8]
-        special = np.concatenate(
-            [first, self.S // 2 + np.arange(2), self.S // 3 + np.arange(2), self.S - first, self.S - first + 1]
-        )
-        special = np.clip(np.searchsorted(lengths, special), 0, m - 1)
-        knots = np.unique(np.concatenate([np.linspace(0, m - 1, min(m, 24)).round().astype(np.int64), special]))
-        settled, settled_bound = 0, self.bound
-        for _ in range(rounds):
+        lengths = self._lengths
+        knots = self._knots_to_begin_with()
+        rounds_without_gain = 0
+        settled_bound = self.bound
+        for _ in range(_MOST_ROUNDS):
             hats = _hats(lengths, knots)
-            self.pool.add(lengths[knots][:, None])  # so that each row can be met
-            slots = self.pool.matrix(self.pool.strategies)
-            master = _solve_master(hats @ slots, hats @ weights)
+            self._pool.add(lengths[knots][:, None])  # so that each row can be met
+            slots = self._pool.matrix()
+            master = _solve_master(hats @ slots, hats @ self._weights)
+            relaxation = self._relaxation(master, exact=len(knots) == len(lengths))
             prices = hats.T @ master.prices
-            used = master.packs > 0
-            result = self.pool.strategies[used], master.packs[used]
-            excess = slots @ master.packs - weights
-            self._forget(prices, used, 1500)
+            excess = slots @ master.packs - self._weights
+            self._forget(prices, master.packs > 0, _STRATEGIES_COARSE)
             added = self._improve(prices)
             progress(master.value, self.bound, self.prices)
-            if added and master.value - self.bound > 1e-7 * master.value:
+            if added and master.value - self.bound > _GAP_COARSE * master.value:
                 continue
-            settled = settled + 1 if self.bound <= settled_bound * (1 + 1e-9) else 0
+
+            if self.bound <= settled_bound * (1 + _TOLERANCE):
+                rounds_without_gain += 1
+            else:
+                rounds_without_gain = 0
             settled_bound = self.bound
-            if settled == 3 or len(knots) == m:
+            if rounds_without_gain == _ROUNDS_WITHOUT_GAIN or len(knots) == len(lengths):
                 break
             knots = np.union1d(knots, self._new_knots(knots, excess))
-        return Relaxation(master.value, self.bound, self.prices, *result, exact=len(knots) == m)
+        return replace(relaxation, bound=self.bound, prices=self.prices, exact=len(knots) == len(lengths))
 
-    def _new_knots(self, knots: np.ndarray, excess: np.ndarray, most: int = 24) -> np.ndarray:
-        """New knots where slots and sequences differ most; float excess [lengths]: slots - sequences."""
-        lengths = self.lengths.astype(float)
+    def _knots_to_begin_with(self) -> np.ndarray:
+        """Return indices of lengths: evenly spaced ones, and those at which prices are likely to bend."""
+        last = len(self._lengths) - 1
+        shortest = self._lengths[:_SPECIAL_LENGTHS]
+        halves = self._S // 2 + np.arange(2)
+        thirds = self._S // 3 + np.arange(2)
+        special = np.concatenate([shortest, halves, thirds, self._S - shortest, self._S - shortest + 1])
+        indices = np.clip(np.searchsorted(self._lengths, special), 0, last)
+        even = np.linspace(0, last, min(last + 1, _FIRST_KNOTS)).round().astype(np.int64)
+        return np.unique(np.concatenate([even, indices]))
+
+    def _new_knots(self, knots: np.ndarray, excess: np.ndarray) -> np.ndarray:
+        """Return new knots where slots and sequences differ most; excess: slots - sequences, float [lengths]."""
+        lengths = self._lengths.astype(float)
         number = np.concatenate([[0.0], np.cumsum(excess)])
-        mass = np.concatenate([[0.0], np.cumsum(excess * lengths)])
+        tokens = np.concatenate([[0.0], np.cumsum(excess * lengths)])
         index = np.setdiff1d(np.arange(len(lengths)), knots)
         if not len(index):
             return index
+
+        # How far the excess misses a hat function with its peak at the index, between the knots on both sides.
         stretch = np.searchsorted(knots, index) - 1
         low, high = knots[stretch], knots[stretch + 1]
-        rising = (mass[index + 1] - mass[low + 1]) - lengths[low] * (number[index + 1] - number[low + 1])
-        falling = lengths[high] * (number[high] - number[index + 1]) - (mass[high] - mass[index + 1])
-        misfit = np.abs(rising / (lengths[index] - lengths[low]) + falling / (lengths[high] - lengths[index]))
+        tokens_below = tokens[index + 1] - tokens[low + 1]
+        number_below = number[index + 1] - number[low + 1]
+        tokens_above = tokens[high] - tokens[index + 1]
+        number_above = number[high] - number[index + 1]
+        rising = (tokens_below - lengths[low] * number_below) / (lengths[index] - lengths[low])
+        falling = (lengths[high] * number_above - tokens_above) / (lengths[high] - lengths[index])
+        misfit = np.abs(rising + falling)
+
         order = np.argsort(-misfit, kind="stable")
         _, first = np.unique(stretch[order], return_index=True)  # the worst of each stretch
-        chosen = order[np.sort(first)][:most]
-        return index[chosen]
+        return index[order[np.sort(first)][:_NEW_KNOTS]]
+
+    def _tokens_are_scarce(self) -> bool:
+        """Return True if programmes have not improved the first bound, so that tokens are scarce, not lengths."""
+        return self.bound == self._first_bound
+
+    def _begin_full(self, good_enough_coarse: bool, progress: _Progress) -> Optional[Relaxation]:
+        """Collect strategies for the full programme from coarse ones; return a coarse solution if it is good enough."""
+        rows = len(self._lengths)
+        mean_count = self._weights.sum() / rows
+        few_gain = mean_count < _LEAST_MEAN_COUNT or rows > _MOST_ROWS_SCARCE_TOKENS
+        for coarse_rows in _COARSE_ROWS:
+            if 2 * coarse_rows < rows:
+                knots = np.unique(np.linspace(0, rows - 1, coarse_rows).round().astype(np.int64))
+                coarse = self.solve_on(knots, progress)
+                # If tokens are scarce, the full programme would need very long for the last thousandth, and with few
+                # sequences of a length rounding would undo it.
+                if good_enough_coarse and self._tokens_are_scarce() and few_gain:
+                    return coarse
+
+        self._pool.keep(self._pool.worth(self.prices, self._pool.strategies) > 1 - _NEAR_ONE)
+        self._add_longest()
+        # Many strategies are equally good at nearly optimal prices; noise on the prices finds different ones. That
+        # helps if tokens are scarce: then every length matters. Otherwise few lengths do, and each adds a row.
+        random = np.random.default_rng(0)
+        if self._tokens_are_scarce() or rows <= _CANDIDATES:
+            for _ in range(_NOISY_ROUNDS):
+                tables = self._bound(self.prices * (1 + _NOISE * random.random(rows)))
+                self._pool.add(self._packs(tables, self._reach))
+        return None
+
+    def _solve_full(self, rounds: int, good_enough: float, incumbent: float, progress: _Progress) -> Relaxation:
+        """Solve the programme with a row for every length."""
+        for round_ in range(rounds):
+            master = self._pool.solve(self._weights)
+            progress(master.value, self.bound, self.prices)
+            relaxation = self._relaxation(master, exact=True)
+            at_optimum = master.value - self.bound <= _TOLERANCE * master.value
+            no_pack_to_save = round_ >= _ROUNDS_BEFORE_ROUNDING and master.value <= self._whole_bound()
+            if at_optimum or no_pack_to_save or master.value <= good_enough or self._whole_bound() >= incumbent:
+                break
+            self._forget(master.prices, master.packs > 0, _STRATEGIES_PER_LENGTH * len(self._lengths))
+            if not self._improve(master.prices):
+                break
+        return replace(relaxation, bound=self.bound, prices=self.prices)
 
 
 def relax(
@@ -494,55 +622,38 @@ def relax(
     seeds: Optional[np.ndarray] = None,
     good_enough: float = 0.0,
     incumbent: float = np.inf,
-    rounds: int = 60,
+    rounds: int = _MOST_ROUNDS,
     exact: bool = False,
     progress: _Progress = lambda value, bound, prices: None,
 ) -> Relaxation:
-    """Solves the linear programme over `lengths` (ascending, all with counts > 0), packs of S slots, `depth` sequences.
+    """Solve the linear programme over these lengths.
 
-    seeds: strategies to start from, int [n, any]. Stops at the optimum; when the value is at most `good_enough`; when
-    the bound shows that a packing of `incumbent` packs is optimal; and, after some rounds, when no whole pack can be
-    saved. With more than FULL_ROWS lengths only the coarse programme is solved, unless `exact` asks for the full one.
+    Stop at the optimum, at a value of `good_enough`, if the bound shows that a packing of `incumbent` packs is optimal,
+    and, after some rounds, if no whole pack can be saved. With more than FULL_ROWS lengths only the coarse programme is
+    solved, unless `exact` asks for the full one.
+
+    Args:
+        lengths: ascending, int [m].
+        counts: sequences of each length, above 0, int [m].
+        max_sequence_length: slots of a pack.
+        depth: most sequences of a pack.
+        seeds: strategies to start from, int [n, any].
+        good_enough: value of the programme that is low enough.
+        incumbent: number of packs of the best packing so far.
+        rounds: most rounds of the full programme.
+        exact: True to solve the full programme.
+        progress: called after every programme solved.
     """
-    m = len(lengths)
     programme = Programme(lengths, counts, max_sequence_length, depth)
-    pool, weights = programme.pool, programme.weights
-    if np.ceil(programme.bound - 1e-6) >= incumbent:
-        nothing = np.zeros((0, 1), np.int64), np.zeros(0)
-        return Relaxation(incumbent, programme.bound, programme.prices, *nothing, exact=True)
+    if programme._whole_bound() >= incumbent:
+        strategies = np.zeros((0, 1), np.int64)
+        return Relaxation(incumbent, programme.bound, programme.prices, strategies, np.zeros(0), exact=True)
     if seeds is not None:
-        pool.add(seeds)
-    if m > FULL_ROWS and not exact:
+        programme._pool.add(seeds)
+    if len(lengths) > FULL_ROWS and not exact:
         return programme._solve_coarse(progress)
-    if (seeds is None or not exact) and m > 2 * _COARSE_ROWS[0]:
-        known = programme.bound
-        for rows in _COARSE_ROWS:
-            if 2 * rows < m:
-                knots = np.unique(np.linspace(0, m - 1, rows).round().astype(np.int64))
-                coarse = programme.solve_on(knots, progress)
-                if not exact and programme.bound == known and (weights.sum() < _FEW * m or m > _MANY):
-                    # The first bound was not improved, so tokens are scarce, not lengths. The full programme would then
-                    # need very long for the last thousandth, and with few sequences of a length rounding would undo it.
-                    return coarse
-        pool.keep(pool.worth(programme.prices, pool.strategies) > 1 - 1e-3)
-        pool.add(lengths[-1:, None])
-        # Many strategies are equally good at nearly optimal prices; noise on the prices finds different ones. That
-        # helps where tokens are scarce: then every length matters. Otherwise few lengths do, and each adds a row.
-        random = np.random.default_rng(0)
-        for _ in range(5 if programme.bound == known or m <= _CANDIDATES else 0):
-            pool.add(programme.price(programme.prices * (1 + 1e-6 * random.random(m)), programme.reach))
-    for round_ in range(rounds):
-        master = pool.solve(weights)
-        progress(master.value, programme.bound, programme.prices)
-        used = master.packs > 0
-        result = pool.strategies[used], master.packs[used]
-        if master.value - programme.bound <= _TOLERANCE * master.value or master.value <= good_enough:
-            break
-        if np.ceil(programme.bound - 1e-6) >= incumbent:
-            break
-        if round_ >= 8 and master.value <= np.ceil(programme.bound - 1e-6):
-            break
-        programme._forget(master.prices, used, 3 * m)
-        if not programme._improve(master.prices):
-            break
-    return Relaxation(master.value, programme.bound, programme.prices, *result, exact=True)
+    if (seeds is None or not exact) and len(lengths) > 2 * _COARSE_ROWS[0]:
+        coarse = programme._begin_full(not exact, progress)
+        if coarse is not None:
+            return coarse
+    return programme._solve_full(rounds, good_enough, incumbent, progress)

@@ -1,12 +1,12 @@
-"""Packs filled to the last slot, one strategy after another, for a histogram: near the bound in a fraction of a second.
+"""Fill packs to the last slot, one strategy after another: near the bound in a fraction of a second.
 
-Decreasing fits waste in two ways. Where most sequences take a third or a quarter of a pack, three of them fit and the
-room that is left suits no other. And where packs have a limit on sequences, the short ones come last and use up the
-limit while slots stay empty. Here the longest sequence left opens a pack, and as soon as two sequences fill what is
-left of it exactly, they are put there: of all such pairs the one whose lengths are nearest to each other, so that the
-short ones, which fill any room, are kept. For a limit on sequences packs are made deep: between the longest and the
-pair they take the shortest sequences, so that the pack holds a given number where they fit. Which number is best is
-found by trying. The rule is in the spirit of the minimum-bin-slack heuristic (Gupta and Ho, 1999).
+Decreasing fits waste slots in two ways. If most sequences take a third or a quarter of a pack, three of them fit and
+the room that is left suits no other. And if packs have a limit on sequences, the short ones come last and use up the
+limit while slots stay empty. Here the longest sequence left opens a pack, and as soon as two sequences fill the rest
+exactly, they are added: of all such pairs the one whose lengths are nearest to each other, so that the short ones,
+which fill any room, are kept. For a limit on sequences packs are made deep: between the longest and the pair they take
+the shortest sequences, so that the pack reaches a wanted number of sequences. The best number is found by trying. The
+rule is in the spirit of the minimum-bin-slack heuristic (Gupta and Ho, 1999).
 """
 
 from __future__ import annotations
@@ -15,190 +15,241 @@ from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
-from pack_data.solver.free_slots import Strategy
+from pack_data.solver.free_slots import Packs, count_packs
 
-Packs = List[Tuple[Strategy, int]]  # (lengths of a pack, packs like it)
-
-MADE = 4e-5  # seconds that one strategy takes, about
-_SPARE = 3  # a pair leaves fewer slots than this empty
-_NEAR = (32, 512, 8192)  # places looked at first, from the middle outwards: nearly always one of them has a pair
-_FEW = 16  # slots for each length that occurs, from which on lengths are looked through instead of slots
-_EVEN_PACKS, _HALVINGS_OF_SHARE = 2000, 12
-_SHALLOW = 0.45  # of the depth: where a mean pack has fewer sequences, the limit hardly matters
-_DEEP = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)  # times the sequences of a mean pack: depths that are tried
+SECONDS_PER_STRATEGY = 4e-5  # measured mean time for one strategy, on one core
+_MOST_SPARE_SLOTS = 2  # that a pair of sequences may leave empty
+# Pairs looked at first, from the middle of the room outwards: nearly always one of these windows has a pair.
+_WINDOWS_OF_PAIRS = (32, 512, 8192)
+_SPARSE_SLOTS = 16  # slots per length that occurs, above which the search goes over lengths instead of slots
+# Depths below this share of the limit hardly feel it.
+_SHALLOW_SHARE = 0.45
+# Depths that are tried, in sequences of a mean pack.
+_DEPTHS_TRIED = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)
+_EVEN_PACKS = 2000  # strategies that `fill_evenly` makes, about
+_HALVINGS_OF_SHARE = 12  # steps of its search: a share of the sequences to within 1 / 4096
 
 
 def fill_exactly(counts: np.ndarray, max_sequences_per_pack: Optional[int], target: int) -> Packs:
-    """The fewest packs over a few depths that packs are made to have; `target` packs are enough.
+    """Return the fewest packs over a few depths that packs are made to reach; stop at `target` packs.
 
-    counts int [S + 1] of at least one sequence. Deterministic. The cost grows with the number of different strategies,
-    10 to 200 microseconds each: most where the pairs that fill a pack are hard to find.
+    The time grows with the number of different strategies, 10 to 200 microseconds each: most if the pairs that fill a
+    pack are hard to find.
+
+    Args:
+        counts: sequences by length, int [S + 1]; at least one sequence.
+        max_sequences_per_pack: largest depth; None is unlimited.
+        target: number of packs that is few enough.
     """
     depth = len(counts) - 1 if max_sequences_per_pack is None else max_sequences_per_pack
     best: Packs = []
-    fewest = 0
-    for number in depths_tried(counts, depth):
-        packs = _Filling(counts, depth).packs(number)
-        made = sum(count for _, count in packs)
-        if not best or made < fewest:
-            best, fewest = packs, made
-        if fewest <= target:
+    for wanted in depths_tried(counts, depth):
+        packs = _Filling(counts, depth).packs(wanted)
+        if not best or count_packs(packs) < count_packs(best):
+            best = packs
+        if count_packs(best) <= target:
             break
     return best
 
 
 def depths_tried(counts: np.ndarray, depth: int) -> List[int]:
-    """Sequences that packs are made to have, in turn; 0: as many as come."""
-    S, sequences = len(counts) - 1, int(counts.sum())
-    if sequences <= depth or (depth + 1) * int(np.flatnonzero(counts)[0]) > S:
+    """Return the numbers of sequences that packs are made to reach, in turn; 0 sets no such number."""
+    S = len(counts) - 1
+    sequences = int(counts.sum())
+    shortest = int(np.flatnonzero(counts)[0])
+    if sequences <= depth or (depth + 1) * shortest > S:
         return [0]
-    mean = sequences * S / int(counts @ np.arange(S + 1))  # of a pack without an empty slot
-    if mean < _SHALLOW * depth:
+    mean = sequences * S / int(counts @ np.arange(S + 1))  # sequences of a pack without an empty slot
+    if mean < _SHALLOW_SHARE * depth:
         return [0]
-    return sorted({0, depth, *(min(depth, max(3, round(share * mean))) for share in _DEEP)})
+    depths = {0, depth}
+    for share in _DEPTHS_TRIED:
+        depths.add(min(depth, max(3, round(share * mean))))
+    return sorted(depths)
 
 
 class _Filling:
     """The sequences that are left, by length."""
 
     def __init__(self, counts: np.ndarray, depth: int) -> None:
-        self._S, self._depth = len(counts) - 1, depth
+        self._S = len(counts) - 1
+        self._depth = depth
         self._left: List[int] = counts.tolist()
-        self._there = bytearray((counts > 0).tobytes())  # 1 where sequences are left: searched as bytes and as an array
-        self._array = np.frombuffer(self._there, np.uint8)
+        self._present = bytearray((counts > 0).tobytes())  # 1 for a length of which sequences are left
+        self._present_array = np.frombuffer(self._present, np.uint8)  # the same memory
         self._lengths = np.flatnonzero(counts)
-        self._few = _FEW * len(self._lengths) < self._S
+        self._sparse = _SPARSE_SLOTS * len(self._lengths) < self._S
 
     def packs(self, wanted: int) -> Packs:
-        """Packs for all, with at least `wanted` sequences where they fit."""
+        """Pack all sequences, at least `wanted` in a pack if they fit."""
         packs: Packs = []
-        longest = self._there.rfind(1)
+        longest = self._present.rfind(1)
         while longest > 0:
-            held = self._pack(longest, wanted)
-            repeats = min(self._left[length] // number for length, number in held.items())
-            for length, number in held.items():
+            pack = self._pack(longest, wanted)
+            repeats = min(self._left[length] // number for length, number in pack.items())
+            strategy: List[int] = []
+            for length, number in pack.items():
                 self._left[length] -= repeats * number
-                self._there[length] = self._left[length] > 0
-            packs.append((tuple(length for length, number in held.items() for _ in range(number)), repeats))
-            longest = self._there.rfind(1, 0, longest + 1)
+                self._present[length] = self._left[length] > 0
+                strategy += [length] * number
+            packs.append((tuple(strategy), repeats))
+            longest = self._present.rfind(1, 0, longest + 1)
         return packs
 
     def _pack(self, longest: int, wanted: int) -> Dict[int, int]:
-        """{length: number} of one pack with the longest sequence and, where they fit, at least `wanted` sequences.
+        """Return {length: number} of one pack with the longest sequence and, if they fit, at least `wanted` sequences.
 
-        Its sequences stay among those that are left, but that `_there` may lack their lengths.
+        Its sequences are not taken out of those that are left, but their lengths may no longer be `_present`.
         """
-        there = self._there
-        held: Dict[int, int] = {}
-        room, seats, length, number, shortest = self._S, self._depth, longest, 1, 0
+        present = self._present
+        pack: Dict[int, int] = {}
+        room = self._S
+        seats = self._depth
+        shortest = 0
+        length = longest
+        number = 1
         while length > 0:
-            held[length] = held.get(length, 0) + number
-            there[length] = self._left[length] > held[length]
+            pack[length] = pack.get(length, 0) + number
+            present[length] = self._left[length] > pack[length]
             room -= number * length
             seats -= number
             wanted -= number
-            number = 1
             if not room or not seats:
                 break
+
             pair: Tuple[int, ...] = ()
-            if wanted <= 1 and room <= longest and there[room]:
+            if wanted <= 1 and room <= longest and present[room]:
                 pair = (room,)
             elif wanted <= 2 and seats > 1 and room <= 2 * longest:
-                pair = self._pair(room, held)
+                pair = self._pair(room, pack)
             if pair:
                 for last in pair:
-                    held[last] = held.get(last, 0) + 1
+                    pack[last] = pack.get(last, 0) + 1
                 break
+
+            number = 1
             if wanted > 2:
-                shortest = there.find(1, shortest)
+                shortest = present.find(1, shortest)
                 if 0 < shortest <= room // wanted:
                     length = shortest
-                    number = min(self._left[length] - held.get(length, 0), wanted - 2)
-                else:  # there is no room for so many
+                    number = min(self._left[length] - pack.get(length, 0), wanted - 2)
+                else:  # so many sequences do not fit
                     wanted = 0
             if wanted <= 2:
-                length = there.rfind(1, 0, min(room, longest) + 1)
-        return held
+                length = present.rfind(1, 0, min(room, longest) + 1)
+        return pack
 
-    def _pair(self, room: int, held: Dict[int, int]) -> Tuple[int, ...]:
-        """Two lengths of together `room` slots or just below, as near to each other as can be; none: ()."""
-        array = self._array
-        for total in range(room, max(1, room - _SPARE), -1):
-            half = total // 2  # pairs (total - half + i, half - i) for i = 0, 1, ...
-            twice = total == 2 * half and self._left[half] < 2 + held.get(half, 0)
-            start = 1 if twice else 0  # one sequence is no pair
-            if self._few:
-                shorter = self._lengths[: self._lengths.searchsorted(half - start, side="right")][::-1]
-                both = array[shorter] & array[total - shorter]
-                index = int(both.argmax()) if len(both) else 0
-                if len(both) and both[index]:
-                    return total - int(shorter[index]), int(shorter[index])
-                continue
-            for reach in (*_NEAR, half):
-                stop = min(half, reach)
-                if start < stop:
-                    longer = array[total - half + start : total - half + stop]
-                    both = array[half - stop + 1 : half - start + 1][::-1] & longer
-                    index = int(both.argmax())
-                    if both[index]:
-                        return total - half + start + index, half - start - index
-                    start = stop
-                if stop == half:
-                    break
+    def _pair(self, room: int, pack: Dict[int, int]) -> Tuple[int, ...]:
+        """Return two lengths, as near to each other as possible, that fill the room or nearly so; () if none do."""
+        for total in range(room, max(1, room - _MOST_SPARE_SLOTS - 1), -1):
+            half = total // 2  # pairs are (total - half + i, half - i) for i = 0, 1, ...
+            middle_occurs_once = total == 2 * half and self._left[half] < 2 + pack.get(half, 0)
+            first = 1 if middle_occurs_once else 0
+            shorter = self._sparse_pair(total, half - first) if self._sparse else self._dense_pair(total, first)
+            if shorter:
+                return total - shorter, shorter
         return ()
+
+    def _sparse_pair(self, total: int, longest: int) -> int:
+        """Return the shorter length of the pair, at most `longest`, by a search over lengths; 0 if there is none."""
+        shorter = self._lengths[: self._lengths.searchsorted(longest, side="right")][::-1]
+        if not len(shorter):
+            return 0
+        both = self._present_array[shorter] & self._present_array[total - shorter]
+        index = int(both.argmax())
+        return int(shorter[index]) if both[index] else 0
+
+    def _dense_pair(self, total: int, first: int) -> int:
+        """Return the shorter length of the pair, from pair `first` on, by a search over slots; 0 if there is none."""
+        half = total // 2
+        start = first
+        for window in (*_WINDOWS_OF_PAIRS, half):
+            stop = min(half, window)
+            if start < stop:
+                longer = self._present_array[total - half + start : total - half + stop]
+                shorter = self._present_array[half - stop + 1 : half - start + 1][::-1]
+                both = longer & shorter
+                index = int(both.argmax())
+                if both[index]:
+                    return half - start - index
+                start = stop
+            if stop == half:
+                break
+        return 0
 
 
 def fill_evenly(counts: np.ndarray, max_sequences_per_pack: int) -> Packs:
-    """Packs with as many sequences as may be, for data where sequences are many and slots are not scarce.
+    """Return packs with as many sequences as possible, for data with many sequences and slots to spare.
 
-    The longest sequence left opens a pack, and the other places take sequences evenly out of all that are left, or out
-    of the shorter ones where those are too long: so the longest get short companions, as few of them as they need.
-    counts int [S + 1]. With very many sequences some packs are made alike at a time, about `_EVEN_PACKS` times in all.
+    The longest sequence left opens a pack, and the other places take sequences evenly from all that are left, or from
+    the shorter ones if those are too long: so the longest get short companions, as few of them as they need. With very
+    many sequences several equal packs are made at a time, about `_EVEN_PACKS` times in all.
+
+    Args:
+        counts: sequences by length, int [S + 1].
+        max_sequences_per_pack: largest depth.
     """
-    S, depth = len(counts) - 1, max_sequences_per_pack
+    S = len(counts) - 1
+    depth = max_sequences_per_pack
     left = counts.astype(np.int64)
+    sequences = int(left.sum())
+    most_repeats = max(1, sequences // (depth * _EVEN_PACKS))
     packs: Packs = []
-    every = int(left.sum())
-    most_alike = max(1, every // (depth * _EVEN_PACKS))
-    while every:
-        below = np.cumsum(left)
-        longest = int(np.searchsorted(below, every - 1, side="right"))
-        companions = min(depth, every) - 1
-        alike = min(int(left[longest]), most_alike)
-        places = (np.arange(companions) + 0.5) / max(1, companions)
-
-        def evenly(
-            share: float, below: np.ndarray = below, places: np.ndarray = places, most: int = every
-        ) -> np.ndarray:
-            """The lengths at these places among the shortest `share` of all but the longest."""
-            ranks = np.minimum((share * (most - 1) * places).astype(np.int64), most - 2)
-            return np.searchsorted(below, ranks, side="right")
-
-        low, high = 0.0, 1.0
-        if companions and int(evenly(high).sum()) + longest > S:
-            for _ in range(_HALVINGS_OF_SHARE):
-                middle = (low + high) / 2
-                low, high = (middle, high) if int(evenly(middle).sum()) + longest <= S else (low, middle)
-        else:
-            low = high
-        chosen = evenly(low) if companions else np.zeros(0, np.int64)
+    while sequences:
+        longest = int(np.flatnonzero(left)[-1])
+        companions = min(depth, sequences) - 1
+        chosen = _even_companions(left, companions, S - longest)
         lengths, number = np.unique(np.append(chosen, longest), return_counts=True)
-        if (number > left[lengths]).any() or int(chosen.sum()) + longest > S:  # so few fit: the shortest there are
-            shortest = np.flatnonzero(left)
-            number = left[shortest].copy()
-            number[-1] -= 1
-            tokens = np.cumsum(np.minimum(number, companions) * shortest)
-            fitting = int(np.searchsorted(tokens, S - longest, side="right"))
-            held = {longest: 1}
-            seats, room = companions, S - longest
-            for length, count in zip(shortest[: fitting + 1].tolist(), number[: fitting + 1].tolist()):
-                taken = min(count, seats, room // length)
-                if taken:
-                    held[length] = held.get(length, 0) + taken
-                    seats, room = seats - taken, room - taken * length
-            lengths, number = np.array(list(held)), np.array(list(held.values()))
-        alike = min(alike, int((left[lengths] // number).min()))
-        left[lengths] -= alike * number
-        every -= alike * int(number.sum())
-        packs.append((tuple(np.repeat(lengths, number).tolist()), alike))
+        if (number > left[lengths]).any() or int(chosen.sum()) + longest > S:
+            lengths, number = _shortest_companions(left, longest, companions)
+        repeats = min(int(left[longest]), most_repeats, int((left[lengths] // number).min()))
+        left[lengths] -= repeats * number
+        sequences -= repeats * int(number.sum())
+        packs.append((tuple(np.repeat(lengths, number).tolist()), repeats))
     return packs
+
+
+def _even_companions(left: np.ndarray, companions: int, room: int) -> np.ndarray:
+    """Return lengths at even ranks among the largest share of the shortest sequences from which they fit.
+
+    The longest sequence is not among them. If they fit from no share, the result is too long.
+    """
+    if not companions:
+        return np.zeros(0, np.int64)
+    below = np.cumsum(left)
+    others = int(below[-1]) - 1
+    places = (np.arange(companions) + 0.5) / companions
+
+    def at_share(share: float) -> np.ndarray:
+        ranks = np.minimum((share * others * places).astype(np.int64), others - 1)
+        return np.searchsorted(below, ranks, side="right")
+
+    if int(at_share(1.0).sum()) <= room:
+        return at_share(1.0)
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS_OF_SHARE):
+        middle = (low + high) / 2
+        if int(at_share(middle).sum()) <= room:
+            low = middle
+        else:
+            high = middle
+    return at_share(low)
+
+
+def _shortest_companions(left: np.ndarray, longest: int, companions: int) -> Tuple[np.ndarray, np.ndarray]:
+    """Return (lengths, numbers) of a pack of the longest sequence and the shortest others that fit beside it."""
+    lengths = np.flatnonzero(left)
+    available = left[lengths]
+    available[-1] -= 1  # the longest itself
+    tokens = np.cumsum(np.minimum(available, companions) * lengths)
+    seats = companions
+    room = len(left) - 1 - longest
+    fitting = int(np.searchsorted(tokens, room, side="right"))
+    pack = {longest: 1}
+    for length, count in zip(lengths[: fitting + 1].tolist(), available[: fitting + 1].tolist()):
+        number = min(count, seats, room // length)
+        if number:
+            pack[length] = pack.get(length, 0) + number
+            seats -= number
+            room -= number * length
+    return np.array(list(pack)), np.array(list(pack.values()))

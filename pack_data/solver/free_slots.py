@@ -1,4 +1,4 @@
-"""Packs that still have room, grouped by how much: what the histogram-packing heuristics search."""
+"""Groups of equal packs by their free slots: the state of the histogram-packing heuristics SPFHP and LPFHP."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ from typing import Dict, List, Optional, Tuple
 
 from pack_data.packing.histogram import LengthHistogram
 
-Strategy = Tuple[int, ...]
+Strategy = Tuple[int, ...]  # lengths of the sequences in one pack
+Packs = List[Tuple[Strategy, int]]  # (strategy, number of packs with it)
+
+
+def count_packs(packs: Packs) -> int:
+    """Return the total number of packs."""
+    return sum(number for _, number in packs)
 
 
 class PacksByFreeSlots:
     """Groups of equal packs, stacked by free slots; a pack that is full or at its depth is closed for good.
 
-    Working on groups instead of single packs is what makes the cost depend on S, not on the number of sequences.
+    The cost depends on S and not on the number of sequences, because equal packs are handled together.
     """
 
     def __init__(self, max_sequences_per_pack: Optional[int]) -> None:
-        self._limit = max_sequences_per_pack
-        self._stacks: Dict[int, List[Tuple[Strategy, int]]] = {}
+        self._depth = max_sequences_per_pack
+        self._stacks: Dict[int, Packs] = {}
         self._free: List[int] = []  # the keys of _stacks, ascending
-        self.closed: List[Tuple[Strategy, int]] = []
+        self._closed: Packs = []
 
     def add(self, strategy: Strategy, count: int, free: int) -> None:
-        """Puts in `count` packs of this strategy with `free` slots left in each."""
-        if free == 0 or len(strategy) == self._limit:
-            self.closed.append((strategy, count))
+        """Add `count` packs of this strategy with `free` slots left in each."""
+        if free == 0 or len(strategy) == self._depth:
+            self._closed.append((strategy, count))
         elif free in self._stacks:
             self._stacks[free].append((strategy, count))
         else:
@@ -33,16 +39,16 @@ class PacksByFreeSlots:
             insort(self._free, free)
 
     def most_free(self) -> int:
-        """Free slots of the emptiest pack; 0 where none is open."""
+        """Return the free slots of the emptiest open pack, 0 if no pack is open."""
         return self._free[-1] if self._free else 0
 
     def _least_free(self, length: int) -> Optional[int]:
-        """Free slots of the fullest pack that still has room for `length`."""
+        """Return the free slots of the fullest pack with room for `length`, None if there is none."""
         index = bisect_left(self._free, length)
         return self._free[index] if index < len(self._free) else None
 
     def pop(self, free: int) -> Tuple[Strategy, int]:
-        """Takes out the group that came last among those with `free` slots."""
+        """Remove the group added last among those with `free` slots, and return it."""
         stack = self._stacks[free]
         group = stack.pop()
         if not stack:
@@ -50,22 +56,28 @@ class PacksByFreeSlots:
             del self._free[bisect_left(self._free, free)]
         return group
 
-    def all(self) -> List[Tuple[Strategy, int]]:
-        """Every group, closed or not."""
-        return self.closed + [group for stack in self._stacks.values() for group in stack]
+    def all(self) -> Packs:
+        """Return every group, closed ones first."""
+        return self._closed + [group for stack in self._stacks.values() for group in stack]
 
 
-def longest_first(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> List[Tuple[Strategy, int]]:
-    """Best fit, longest sequences first: (strategy, packs); max_sequences_per_pack None is unlimited."""
+def longest_first(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> Packs:
+    """Pack by best fit, longest sequences first; max_sequences_per_pack None is unlimited."""
     S = histogram.max_sequence_length
     packs = PacksByFreeSlots(max_sequences_per_pack)
     for length in histogram.lengths[::-1].tolist():
         left = int(histogram.counts[length])
         while left:
             free = packs._least_free(length)
-            strategy, count = ((), left) if free is None else packs.pop(free)
-            room = S if free is None else free
-            times = min(room // length, left)  # how many of this length go into each of these packs
+            if free is None:
+                strategy: Strategy = ()
+                count = left
+                room = S
+            else:
+                strategy, count = packs.pop(free)
+                room = free
+
+            times = min(room // length, left)  # sequences of this length for each of these packs
             if max_sequences_per_pack is not None:
                 times = min(times, max_sequences_per_pack - len(strategy))
             used = min(count, left // times)

@@ -9,89 +9,88 @@ from typing import Any, Optional
 import numpy as np
 
 from pack_data.cli.command import progress_bar
-from pack_data.solver.column_generation import FULL_ROWS, Programme, Relaxation, relax, with_dearest_long
-from pack_data.solver.filling import Packs
-from pack_data.solver.grid_programme import Shape
+from pack_data.solver.column_generation import FULL_ROWS, Programme, Relaxation, relax
+from pack_data.solver.free_slots import Packs, count_packs
 from pack_data.solver.rounding import whole_packs
-from pack_data.solver.search import LARGE, FoundPacks, number
+from pack_data.solver.search import LONG_ROWS, FoundPacks
 
-_SMALL = 256  # lengths; up to so many the full programme is solved wherever the coarse one leaves a gap
-_QUICK = 1000  # lengths; up to so many it takes a second or two
-_ENOUGH = 2e-4  # of the packs: a gap at which the full programme is not begun
-_NEAR_ENOUGH = 1e-4  # of the bound: a gap below which a programme on a grid of lengths seldom leads
-_LONG = 8.0  # seconds of a programme over all lengths, from which one on a grid of lengths takes its place
-_TABLES = 1 << 20
-_ON_KNOTS, _KNOTS = 1 << 18, 64  # slots x sequences of a pack up to which prices on so many knots take a second or two
-_STEPS = 1 << 33  # additions that a proof of prices between the plain ones may cost: seconds
+# Number of different lengths up to which the full programme is solved for any gap that the coarse one leaves.
+_FEW_LENGTHS = 256
+# Number of different lengths above which prices on knots come first.
+_MANY_LENGTHS = 1000
+_KNOTS = 64  # lengths at which such prices bend, among the shortest and among the longest
+_KNOT_SLOTS = 1 << 18  # slots x depth up to which they take a second or two
+# With more than a few lengths a gap of so few packs is not worth the full programme, which may take a minute; with many
+# lengths, nor is a gap of this share of the packs.
+_SMALL_FULL_GAP = 2
+_SMALL_FULL_GAP_SHARE = 2e-4
+_MOST_SECONDS = 8.0  # estimated for a programme in long rows, above which it is not begun
+# In long rows a programme seldom leads to fewer packs at a gap below this share of the bound.
+_SMALL_GAP_SHARE = 1e-4
+_BOUND_ERROR = 1e-6  # of the bound of a programme in packs, beside its relative error
+_RELATIVE_BOUND_ERROR = 1e-12
 
 
 def improved(found: FoundPacks) -> FoundPacks:
-    """Fewer packs and a higher bound, as far as linear programmes lead there and it pays."""
-    S, m, depth = found.histogram.max_sequence_length, len(found.histogram.lengths), found.deepest
-    if m > _QUICK and S * depth <= _ON_KNOTS:
+    """Return fewer packs and a higher bound, as far as linear programmes lead there and it pays."""
+    S = found.histogram.max_sequence_length
+    if len(found.histogram.lengths) > _MANY_LENGTHS and S * found.deepest <= _KNOT_SLOTS:
         found = _on_knots(found)
-    near_enough = S > LARGE and found.gap <= max(1, _NEAR_ENOUGH * found.lower_bound)
-    if not near_enough and found.pays(found.programme_seconds):
-        by_shape = S > LARGE and found.programme_seconds > _LONG
-        found = _by_shape(found) if by_shape else _by_programme(found).mended()
+    if S > LONG_ROWS:
+        small_gap = found.gap <= max(1, _SMALL_GAP_SHARE * found.lower_bound)
+        if small_gap or found.programme_seconds > _MOST_SECONDS:
+            return found
+    if found.pays(found.programme_seconds):
+        found = _by_programme(found).mended()
     return found
 
 
 def _by_programme(found: FoundPacks) -> FoundPacks:
-    """From the linear programme over the lengths."""
-    histogram, depth, packs = found.histogram, found.deepest, found.packs
-    S, counts, lengths = histogram.max_sequence_length, histogram.counts, histogram.lengths
-    with _Progress(histogram.sequences, found.limits.until) as bar, contextlib.suppress(_TimeIsUp):
-        relaxation = relax(lengths, counts[lengths], S, depth, incumbent=number(packs), progress=bar.programme)
+    """Return packs and prices of the linear programme over the lengths."""
+    histogram = found.histogram
+    S = histogram.max_sequence_length
+    counts = histogram.counts
+    lengths = histogram.lengths
+    depth = found.deepest
+    packs = found.packs
+
+    def solve(exact: bool) -> Relaxation:
+        relaxation = relax(
+            lengths, counts[lengths], S, depth, incumbent=count_packs(packs), exact=exact, progress=bar.programme
+        )
         bar.keep(relaxation.bound, relaxation.prices)
+        return relaxation
+
+    with _Progress(histogram.sequences, found.limits.until) as bar, contextlib.suppress(_TimeIsUp):
+        relaxation = solve(exact=False)
         packs = _fewer(packs, relaxation, counts, depth, bar)
-        gap = number(packs) - _target(relaxation)
-        if not relaxation.exact and gap > 2 and len(lengths) > _QUICK:  # the full programme takes a minute or more
-            packs = min(packs, Shape(counts, depth).packs(_target(relaxation), found.limits.until), key=number)
-            gap = number(packs) - _target(relaxation)
-            if gap <= _ENOUGH * number(packs):
-                gap = 0
-        if not relaxation.exact and (gap > 2 and len(lengths) <= FULL_ROWS or gap > 0 and len(lengths) <= _SMALL):
-            full = relax(
-                lengths, counts[lengths], S, depth, incumbent=number(packs), exact=True, progress=bar.programme
-            )
-            bar.keep(full.bound, full.prices)
-            packs = _fewer(packs, full, counts, depth, bar)
+        gap = count_packs(packs) - _target(relaxation)
+        small_gap = 0.0
+        if len(lengths) > _FEW_LENGTHS:
+            small_gap = _SMALL_FULL_GAP
+        if len(lengths) > _MANY_LENGTHS:
+            small_gap = max(small_gap, _SMALL_FULL_GAP_SHARE * count_packs(packs))
+        if not relaxation.exact and gap > small_gap and len(lengths) <= FULL_ROWS:
+            packs = _fewer(packs, solve(exact=True), counts, depth, bar)
     found = found._replace(packs=packs)
     return found if bar.prices is None else found.proved_by(bar.prices)
 
 
 def _on_knots(found: FoundPacks) -> FoundPacks:
-    """From prices that are piecewise linear in the length.
+    """Return the packing with prices that are piecewise linear in the length, mended by them.
 
-    The knots are densest among the shortest and the longest: where sequences are scarcer than slots, what a longest
-    one is worth depends on how many of the very shortest there are to go beside it.
+    The knots are densest among the shortest and the longest: if sequences are scarcer than slots, what a longest one is
+    worth depends on how many of the very shortest there are to go with it.
     """
     histogram = found.histogram
-    counts, lengths = histogram.counts, histogram.lengths
+    lengths = histogram.lengths
     near = np.unique(np.geomspace(1, len(lengths), _KNOTS).astype(np.int64))
+    knots = np.union1d(near - 1, len(lengths) - near)
     with _Progress(histogram.sequences, found.limits.until) as bar, contextlib.suppress(_TimeIsUp):
-        programme = Programme(lengths, counts[lengths], histogram.max_sequence_length, found.deepest)
-        programme.solve_on(np.union1d(near - 1, len(lengths) - near), bar.programme)
+        programme = Programme(lengths, histogram.counts[lengths], histogram.max_sequence_length, found.deepest)
+        programme.solve_on(knots, bar.programme)
         bar.keep(programme.bound, programme.prices)
     return found if bar.prices is None else found.proved_by(bar.prices).mended()
-
-
-def _by_shape(found: FoundPacks) -> FoundPacks:
-    """From the linear programme on a grid of lengths."""
-    histogram, depth = found.histogram, found.deepest
-    lengths, S = histogram.lengths, histogram.max_sequence_length
-    shape = Shape(histogram.counts, depth)
-    # One short sequence must not make the tables too deep: then the shortest, one pack at most, are worth nothing.
-    dear = (np.cumsum(lengths * histogram.counts[lengths]) > S) | (S * depth <= _TABLES)
-    room = S // int(lengths[dear].min(initial=S))
-    if S * min(depth, room) <= _TABLES:
-        prices = np.zeros(len(lengths))
-        prices[dear] = with_dearest_long(lengths[dear], shape.prices(lengths[dear]), S, min(depth, room))
-        found = found.proved_by(prices, _STEPS).mended()
-    if found.gap > 0:
-        found = found.with_fewer(shape.packs(found.lower_bound, found.limits.until)).mended()
-    return found
 
 
 class _TimeIsUp(Exception):
@@ -99,10 +98,11 @@ class _TimeIsUp(Exception):
 
 
 class _Progress:
-    """Sequences packed, and how near the linear programme is to its bound. Raises _TimeIsUp when asked too late."""
+    """A progress bar of sequences packed and of the programme's bound, which raises _TimeIsUp after the budget."""
 
     def __init__(self, sequences: int, until: float) -> None:
-        self._sequences, self._until = sequences, until
+        self._sequences = sequences
+        self._until = until
         self.prices: Optional[np.ndarray] = None  # of the highest bound so far
         self._bound = 0.0
         self._bar = progress_bar(sequences, "packing", unit=" sequences")
@@ -114,16 +114,19 @@ class _Progress:
         self._bar.close()
 
     def keep(self, bound: float, prices: np.ndarray) -> None:
-        """Keeps the prices of the highest bound."""
+        """Keep the prices if their bound is the highest so far."""
         if self.prices is None or bound > self._bound:
-            self.prices, self._bound = prices, bound
+            self.prices = prices
+            self._bound = bound
 
     def programme(self, value: float, bound: float, prices: np.ndarray) -> None:
+        """Show the value and the bound of a programme, and keep its prices."""
         self.keep(bound, prices)
         self._bar.set_postfix_str(f"bound {bound:,.1f}, programme {value:,.1f} packs")
         self._check()
 
     def left(self, sequences: int) -> None:
+        """Show how many sequences are left to pack."""
         self._bar.n = self._sequences - sequences
         self._bar.refresh()
         self._check()
@@ -134,12 +137,13 @@ class _Progress:
 
 
 def _target(relaxation: Relaxation) -> int:
-    """The bound rounded up to whole packs; a rounding error above a whole number does not count."""
-    return int(np.ceil(relaxation.bound * (1 - 1e-12) - 1e-6))
+    """Return the bound rounded up to whole packs, except for a numerical error above a whole number."""
+    return int(np.ceil(relaxation.bound * (1 - _RELATIVE_BOUND_ERROR) - _BOUND_ERROR))
 
 
-def _fewer(packs: Packs, relaxation: Relaxation, counts: np.ndarray, depth: int, shown: _Progress) -> Packs:
-    """These packs, or those that the relaxation leads to if they are fewer."""
-    if number(packs) <= _target(relaxation):
+def _fewer(packs: Packs, relaxation: Relaxation, counts: np.ndarray, depth: int, progress: _Progress) -> Packs:
+    """Return these packs, or those that the relaxation leads to if they are fewer."""
+    target = _target(relaxation)
+    if count_packs(packs) <= target:
         return packs
-    return min(packs, whole_packs(relaxation, counts, depth, _target(relaxation), shown.left), key=number)
+    return min(packs, whole_packs(relaxation, counts, depth, target, progress.left), key=count_packs)

@@ -1,8 +1,8 @@
-"""Fewer packs out of a packing: the worst packs and some others are opened, and their sequences are packed anew.
+"""Mend a packing: the worst packs and some others are opened, and their sequences are packed anew.
 
 A packing that is made from the longest sequence down wastes most at its end, where the sequences left are all of one
 kind. A pack is as bad as it falls short of value 1 at prices of which no pack is worth more: all packs together fall
-short by packs - bound. So a few bad packs hold most of what can be saved, and as many good ones give the sequences
+short by packs - bound. So a few bad packs hold most of what can be saved, and as many good ones supply the sequences
 that fill them. This is a large neighbourhood search (Shaw, 1998) with prices to choose the neighbourhood.
 """
 
@@ -14,14 +14,16 @@ from typing import Tuple
 
 import numpy as np
 
-from pack_data.solver.filling import Packs, fill_exactly
-from pack_data.solver.free_slots import Strategy
+from pack_data.solver.filling import fill_exactly
+from pack_data.solver.free_slots import Packs, Strategy, count_packs
 
-_SHORT = 0.8  # of all that the packs fall short by: what the packs that are opened for it hold
-_WORST = 1500  # of them opened at a time, at most
-_OTHERS = 30  # packs opened beside them: as many, but at least so many
-_FEWEST, _ROUNDS, _PATIENCE = 4, 200, 40  # of the worst opened at a time; rounds in all; without one pack less
-_ROUNDED = 1e-9  # a pack is worth about 1
+_SHORTFALL_OPENED = 0.8  # share of the total shortfall that the worst packs of a round hold
+_MOST_WORST = 1500  # worst packs opened in a round, at most
+_LEAST_WORST = 4  # and at least
+_LEAST_OTHERS = 30  # packs drawn at random for a round: as many as worst ones, but at least these
+_MOST_ROUNDS = 200
+_PATIENCE = 40  # rounds without one pack less, after which the search ends
+_ROUNDING = 1e-9  # error of the sum of the prices in a pack
 
 
 def mend(
@@ -29,69 +31,86 @@ def mend(
     prices: np.ndarray,
     max_sequences_per_pack: int,
     target: int,
-    most: float = math.inf,
+    most_strategies: float = math.inf,
     until: float = math.inf,
 ) -> Packs:
-    """As many packs or fewer, of the same sequences; `target` packs are enough.  Deterministic.
+    """Return as many packs or fewer, of the same sequences; the result depends on the arguments alone.
 
-    prices float64 [S + 1] by length, of which no pack is worth more than 1.  most: strategies that are opened, and as
-    many again in proportion to the packs won.  until: `time.perf_counter`'s, after which no further round is begun.
+    Args:
+        packs: the packing to mend.
+        prices: of which no pack is worth more than 1, float64 [S + 1] by length.
+        max_sequences_per_pack: largest depth.
+        target: number of packs that is few enough.
+        most_strategies: strategies that may be opened, and as many again in proportion to the packs won.
+        until: time of `time.perf_counter` after which no further round begins.
     """
     random = np.random.default_rng(0)
     strategies = [strategy for strategy, _ in packs]
     repeats = np.array([count for _, count in packs], np.int64)
-    short = np.array([_short(strategy, prices) for strategy in strategies])
-    number, patience, spent = int(repeats.sum()), _PATIENCE, 0.0
+    shortfalls = np.array([_shortfall(strategy, prices) for strategy in strategies])
+    number = count_packs(packs)
     gap = number - target
-    many = most_at_once = int(min(_WORST, max(_FEWEST, most / 4)))
-    for _ in range(_ROUNDS):
-        if number <= target or not patience or spent >= most or time.perf_counter() > until:
+    patience = _PATIENCE
+    opened_strategies = 0.0
+    first_most_worst = int(min(_MOST_WORST, max(_LEAST_WORST, most_strategies / 4)))
+    most_worst = first_most_worst
+    for _ in range(_MOST_ROUNDS):
+        if number <= target or not patience or opened_strategies >= most_strategies or time.perf_counter() > until:
             break
-        worst, opened = _opened(short, repeats, many, random)
-        spent += int(np.count_nonzero(opened))
+        worst, opened = _opened(shortfalls, repeats, most_worst, random)
+        opened_strategies += int(np.count_nonzero(opened))
         counts = np.zeros(len(prices), np.int64)
         for index in np.flatnonzero(opened).tolist():
             np.add.at(counts, list(strategies[index]), opened[index])
-        had = int(opened.sum())
-        least = max(math.ceil(float(counts @ prices) - _ROUNDED), had - (number - target))
-        made = fill_exactly(counts, max_sequences_per_pack, least)
-        fewer = had - sum(count for _, count in made)
-        patience = _PATIENCE if fewer > 0 else patience - 1 if had < number else 0  # all were opened: the same again
-        if fewer > 0:
-            spent -= fewer * most / gap if most < math.inf else spent
-        else:  # a smaller part may be easier
-            many = worst // 2 if worst > 2 * _FEWEST else most_at_once
-        if fewer < 0:
+        before = int(opened.sum())
+        bound = math.ceil(float(counts @ prices) - _ROUNDING)
+        packed = fill_exactly(counts, max_sequences_per_pack, max(bound, before - (number - target)))
+        won = before - count_packs(packed)
+
+        if won > 0:
+            patience = _PATIENCE
+            opened_strategies -= won * most_strategies / gap if most_strategies < math.inf else opened_strategies
+        else:
+            patience = patience - 1 if before < number else 0  # if all packs were opened, the next round is the same
+            most_worst = worst // 2 if worst > 2 * _LEAST_WORST else first_most_worst  # fewer packs may be easier
+        if won < 0:
             continue
-        number -= fewer
+        number -= won
         repeats = repeats - opened
-        left = np.flatnonzero(repeats)
-        strategies = [strategies[index] for index in left.tolist()] + [strategy for strategy, _ in made]
-        repeats = np.concatenate([repeats[left], np.array([count for _, count in made], np.int64)])
-        short = np.concatenate([short[left], [_short(strategy, prices) for strategy, _ in made]])
+        kept = np.flatnonzero(repeats)
+        new_repeats = np.array([count for _, count in packed], np.int64)
+        new_shortfalls = [_shortfall(strategy, prices) for strategy, _ in packed]
+        strategies = [strategies[index] for index in kept.tolist()] + [strategy for strategy, _ in packed]
+        repeats = np.concatenate([repeats[kept], new_repeats])
+        shortfalls = np.concatenate([shortfalls[kept], new_shortfalls])
     return list(zip(strategies, repeats.tolist()))
 
 
-def _short(strategy: Strategy, prices: np.ndarray) -> float:
-    """By how much a pack is worth less than 1."""
+def _shortfall(strategy: Strategy, prices: np.ndarray) -> float:
+    """Return by how much a pack is worth less than 1."""
     return 1.0 - float(prices[list(strategy)].sum())
 
 
-def _opened(short: np.ndarray, repeats: np.ndarray, most: int, random: np.random.Generator) -> Tuple[int, np.ndarray]:
-    """How many of the worst packs to open, `most` at most, and int64 [strategies]: them and others at random."""
-    worst_first = np.argsort(-short, kind="stable")
-    missing = np.cumsum((short * repeats)[worst_first])
-    many = int(np.searchsorted(missing, _SHORT * missing[-1])) + 1
+def _opened(
+    shortfalls: np.ndarray, repeats: np.ndarray, most_worst: int, random: np.random.Generator
+) -> Tuple[int, np.ndarray]:
+    """Return the number of worst packs to open, and the packs of each strategy to open, others at random included."""
+    worst_first = np.argsort(-shortfalls, kind="stable")
+    missing = np.cumsum((shortfalls * repeats)[worst_first])
+    strategies = int(np.searchsorted(missing, _SHORTFALL_OPENED * missing[-1])) + 1
     opened = np.zeros(len(repeats), np.int64)
-    room = most
-    for index in worst_first[:many].tolist():
+    room = most_worst
+    for index in worst_first[:strategies].tolist():
         opened[index] = min(int(repeats[index]), room)
         room -= int(opened[index])
         if not room:
             break
-    worst, ends = most - room, np.cumsum(repeats - opened)
-    others = max(_OTHERS, worst)
+
+    worst = most_worst - room
+    others = max(_LEAST_OTHERS, worst)
+    ends = np.cumsum(repeats - opened)
     if others >= ends[-1]:
         return worst, repeats
     drawn = np.unique(random.integers(0, ends[-1], others))  # a pack that is drawn twice is opened once
-    return worst, opened + np.bincount(np.searchsorted(ends, drawn, side="right"), minlength=len(repeats))
+    strategies_drawn = np.searchsorted(ends, drawn, side="right")
+    return worst, opened + np.bincount(strategies_drawn, minlength=len(repeats))

@@ -1,9 +1,9 @@
-"""The search for fewer packs: what was found, what a further step costs, and whether it pays.
+"""The search for fewer packs: the packing and its proof so far, the cost of a further step, and whether it pays.
 
-First come a decreasing fit and the bounds that need no solver; they take milliseconds, and on most data they meet.
-Where a gap stays, a step is begun only if what it may win is worth its time. The time is estimated from counts, never
-taken from a clock, so that the same input gives the same packs on any machine. What may be won: the slots of the packs
-above the bound. A slot is an empty place in every epoch to come, so it is worth `_SLOT` seconds of a core.
+First come a decreasing fit and the bounds that need no solver; they take milliseconds, and on most data they meet. If a
+gap is left, a step is begun only if what it may win is worth its time. The time is estimated from counts, never taken
+from a clock, so that the same input gives the same packs on any machine. What may be won: the slots of the packs above
+the bound. A slot is an empty place in every epoch to come, so it is worth `_SECONDS_PER_SLOT` of a core.
 """
 
 from __future__ import annotations
@@ -17,184 +17,239 @@ import numpy as np
 
 from pack_data.packing.certificate import Certificate, best_pack_value, plain_certificate
 from pack_data.packing.histogram import LengthHistogram
-from pack_data.solver.filling import MADE, Packs, depths_tried, fill_evenly, fill_exactly
-from pack_data.solver.free_slots import longest_first
+from pack_data.solver.filling import SECONDS_PER_STRATEGY, depths_tried, fill_evenly, fill_exactly
+from pack_data.solver.free_slots import Packs, count_packs, longest_first
 from pack_data.solver.repair import mend
 
-_SLOT = 2.5e-6  # seconds that one slot less is worth
-_SEQUENCE = 2e-6  # seconds for each sequence that are spent in any case: counting and dealing take as long
-# The same where rows are short and sequences more than a call has in the middle of a training: there linear programmes
-# take less than a second and mostly end at the bound.
-_SHORT_ROWS, _CALL = 60e-6, 1000
-_SHORT_CALL = 1e-5  # seconds for each sequence of such a call, and for as many as it can have, unless the gap is wide
-# A gap of such a share, or above what bounds leave where nothing can be won (so many packs and such a share), is nearly
-# always won: so many times the seconds pay. Bounds leave less where most packs hold as many sequences as they may.
-_WIDE, _USUAL, _CERTAIN = 0.006, (3, 0.001), 16
-_USUAL_DEEP, _FULL = (1, 0.0001), 0.7  # where packs are so full of sequences
-# Rows of more than `LARGE` slots are not searched further at a gap of so few packs and of such a share of the bound.
-LARGE, _FEW, _NEAR_ENOUGH = 2048, 5, 1e-4
-_LENGTH, _LONG = 2e-4, 8192  # seconds of a linear programme for each length; slots at which they are 1.4 times that
-# Sequences of a pack above which its tables are products of the slots; slots from which that takes long.
-DEEP, _DEEP_TABLES = 64, 1024
-# Sequences of a pack that the tables allow at least where packs have no limit, and how many times the mean number.
-_SHALLOW, _TIMES_MEAN = 16, 4
-_SCARCE = 1.001  # a bound of so many times the slots that the tokens take: slots are not what is scarce
-_MENDING = 5.0  # seconds at most
-_DENSE = 0.8  # of the sequences that so many packs could hold
+# ---- seconds that a search may take ----------------------------------------------------------------------------------
+
+_SECONDS_PER_SLOT = 2.5e-6  # worth of one slot less
+# Per sequence, spent in any case: counting the lengths and dealing the sequences to packs take as long.
+_SECONDS_PER_SEQUENCE = 2e-6
+# The same for rows of up to `LONG_ROWS` slots: there linear programmes take less than a second and mostly end at the
+# bound.
+_SECONDS_PER_SEQUENCE_SHORT_ROWS = 60e-6
+# A call with few sequences stands in the middle of a training, where nobody waits for more than some milliseconds.
+_SMALL_CALL_SEQUENCES = 1000
+_SECONDS_PER_SEQUENCE_SMALL_CALL = 1e-5
+_MOST_SECONDS_OF_MENDING = 5.0
+
+# ---- gaps that are likely to be won ----------------------------------------------------------------------------------
+
+# Bounds leave gaps of about so many packs, plus this share of the bound, where nothing can be won; they leave less if
+# most packs hold as many sequences as they may. A gap above them, or above the wide share, is nearly always won.
+_USUAL_GAP_PACKS = 3
+_USUAL_GAP_SHARE = 1e-3
+_USUAL_GAP_PACKS_FULL_SEATS = 1
+_USUAL_GAP_SHARE_FULL_SEATS = 1e-4
+_WIDE_GAP_SHARE = 0.006
+_LIKELY_FACTOR = 16  # times the seconds that a gap is worth, if it is likely to be won
+_FULL_SEATS = 0.7  # share of the places for sequences from which packs count as full of sequences
+LONG_ROWS = 2048  # slots; in longer rows linear programmes take seconds to minutes
+# In long rows a gap of so few packs, or of such a share of the bound, is left as it is.
+_SMALL_GAP_PACKS = 5
+_SMALL_GAP_SHARE = 1e-4
+
+# ---- cost of a linear programme --------------------------------------------------------------------------------------
+
+_PROGRAMME_SECONDS_PER_LENGTH = 2e-4  # in short rows
+_PROGRAMME_SLOTS = 8192  # slots at which it takes 1.4 times as long
+MOST_SINGLE_DEPTH = 64  # depth above which the tables of the programme are products over the slots
+_PRODUCT_SLOTS = 1024  # slots at which such products take 1.4 times as long
+# Depth that the programme allows for unlimited packs, at least, and in sequences of a mean pack.
+_LEAST_PROGRAMME_DEPTH = 16
+_PROGRAMME_DEPTH_IN_MEAN_PACKS = 4
+
+# ---- packs filled evenly ---------------------------------------------------------------------------------------------
+
+# Packs are filled evenly if the bound has this many times the slots of the tokens: then slots are not scarce.
+_SLOTS_TO_SPARE = 1.001
+_LEAST_SEATS_TAKEN = 0.8  # and if sequences take this share of the places in so many packs
+
+# ---- exact prices ----------------------------------------------------------------------------------------------------
+
 _PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this
-_SMALL_UNITS, _WHOLE = 4096, 1e-7  # or are fractions with so small a denominator, up to so much
+# Prices of a linear programme are often fractions of a small denominator, up to such an error.
+_MOST_SMALL_UNITS = 4096
+_UNIT_ERROR = 1e-7
+_UNITS_AT_A_TIME = 64
 
 
 class Limits(NamedTuple):
-    """What a search keeps to."""
+    """The limits of a search."""
 
-    depth: int  # sequences that can be in one pack
-    asked: Optional[int]  # max_sequences_per_pack; None = unlimited
-    until: float  # `time.perf_counter`'s, after which no step is begun; inf: what pays is done
+    depth: int  # sequences that fit into one pack
+    max_sequences_per_pack: Optional[int]  # None = unlimited
+    until: float  # time of `time.perf_counter` after which no step is begun; inf without a budget
 
     @classmethod
     def of(cls, histogram: LengthHistogram, max_sequences_per_pack: Optional[int], budget: Optional[float]) -> Limits:
-        room = histogram.max_sequence_length // max(1, histogram.shortest)
-        depth = room if max_sequences_per_pack is None else min(max_sequences_per_pack, room)
+        """Return the limits for these lengths; budget: seconds, None without one."""
+        depth = histogram.max_sequence_length // max(1, histogram.shortest)
+        if max_sequences_per_pack is not None:
+            depth = min(depth, max_sequences_per_pack)
         until = math.inf if budget is None else time.perf_counter() + budget
         return cls(depth, max_sequences_per_pack, until)
 
     @property
-    def binding(self) -> bool:
-        """Whether a pack could hold more sequences than it may."""
-        return self.asked == self.depth
+    def _binding(self) -> bool:
+        """True if a pack could hold more sequences without the limit on them."""
+        return self.max_sequences_per_pack == self.depth
 
 
 class FoundPacks(NamedTuple):
-    """Packs, and prices that prove how few there can be."""
+    """A packing, and prices that prove a lower bound."""
 
     histogram: LengthHistogram
     limits: Limits
     packs: Packs
     certificate: Certificate
-    worth: Fraction  # of all sequences at these prices, in packs
+    worth: Fraction  # of all sequences at the prices of the certificate, in packs
 
     @property
     def lower_bound(self) -> int:
-        """No packing within the limits has fewer packs."""
+        """Number of packs that no packing within the limits goes below."""
         return math.ceil(self.worth)
 
     @property
     def gap(self) -> int:
-        """Packs that could at most be won."""
-        return number(self.packs) - self.lower_bound
+        """Packs above the bound."""
+        return count_packs(self.packs) - self.lower_bound
 
     def pays(self, seconds: float) -> bool:
-        """Whether a step that takes so long is worth it; while there is a budget it always is."""
+        """Return True if a step that takes so long is worth it; within a budget it always is."""
         if self.gap <= 0:
             return False
         if self.limits.until < math.inf:
             return time.perf_counter() < self.limits.until
-        return seconds <= self.patience
+        return seconds <= self._patience
 
     @property
-    def patience(self) -> float:
-        """Seconds that the packs which may be won are worth."""
-        gap, S, sequences = self.gap, self.histogram.max_sequence_length, self.histogram.sequences
-        if S > LARGE and gap <= min(_FEW, _NEAR_ENOUGH * self.lower_bound):
+    def _seats_are_scarce(self) -> bool:
+        most_sequences = self.limits.depth * self.lower_bound
+        return self.limits._binding and self.histogram.sequences > _FULL_SEATS * most_sequences
+
+    @property
+    def _patience(self) -> float:
+        """Seconds that the packs above the bound are worth."""
+        gap = self.gap
+        bound = self.lower_bound
+        sequences = self.histogram.sequences
+        long_rows = self.histogram.max_sequence_length > LONG_ROWS
+        if long_rows and gap <= min(_SMALL_GAP_PACKS, _SMALL_GAP_SHARE * bound):
             return 0.0
-        scarce = self.limits.binding and sequences > _FULL * self.limits.depth * self.lower_bound
-        least, share = _USUAL_DEEP if scarce else _USUAL
-        likely = gap > 1 and gap > min(_WIDE * self.lower_bound, least + share * self.lower_bound)
-        worth = gap * S * _SLOT * (_CERTAIN if likely else 1)
-        if sequences <= _CALL and not likely:
-            return min(max(worth, sequences * _SHORT_CALL), _CALL * _SHORT_CALL)
-        if S > LARGE and not self.limits.binding and not likely:  # the decreasing fit is nearly always at the optimum
-            return sequences * _SEQUENCE
-        return max(worth, sequences * (_SHORT_ROWS if S <= LARGE else _SEQUENCE))
+
+        usual_gap = _USUAL_GAP_PACKS + _USUAL_GAP_SHARE * bound
+        if self._seats_are_scarce:
+            usual_gap = _USUAL_GAP_PACKS_FULL_SEATS + _USUAL_GAP_SHARE_FULL_SEATS * bound
+        likely = gap > 1 and gap > min(_WIDE_GAP_SHARE * bound, usual_gap)
+        worth = gap * self.histogram.max_sequence_length * _SECONDS_PER_SLOT
+        if likely:
+            worth *= _LIKELY_FACTOR
+        elif sequences <= _SMALL_CALL_SEQUENCES:
+            most = _SMALL_CALL_SEQUENCES * _SECONDS_PER_SEQUENCE_SMALL_CALL
+            return min(max(worth, sequences * _SECONDS_PER_SEQUENCE_SMALL_CALL), most)
+        elif long_rows and not self.limits._binding:  # the decreasing fit is nearly always at the optimum
+            return sequences * _SECONDS_PER_SEQUENCE
+        return max(worth, sequences * (_SECONDS_PER_SEQUENCE if long_rows else _SECONDS_PER_SEQUENCE_SHORT_ROWS))
 
     @property
     def deepest(self) -> int:
-        """Sequences of a pack that linear programmes allow: in long rows a few times as many as packs hold on average,
-        because their time grows with the depth. Whether a bound holds at any depth is checked apart (`proved_by`)."""
-        depth, S = self.limits.depth, self.histogram.max_sequence_length
-        if self.limits.binding or S <= _DEEP_TABLES:
+        """Sequences of a pack that linear programmes allow.
+
+        Their time grows with the depth, so in long rows it is a few times the mean number of sequences in a pack.
+        Whether a bound holds at any depth is checked apart (`proved_by`).
+        """
+        depth = self.limits.depth
+        if self.limits._binding or self.histogram.max_sequence_length <= _PRODUCT_SLOTS:
             return depth
-        return min(depth, max(_SHALLOW, math.ceil(_TIMES_MEAN * self.histogram.sequences / self.lower_bound)))
+        mean_packs = _PROGRAMME_DEPTH_IN_MEAN_PACKS * self.histogram.sequences / self.lower_bound
+        return min(depth, max(_LEAST_PROGRAMME_DEPTH, math.ceil(mean_packs)))
 
     @property
     def programme_seconds(self) -> float:
-        """What a linear programme takes, about."""
+        """Estimated seconds of a linear programme."""
         S = self.histogram.max_sequence_length
-        deep = math.hypot(1, S / _DEEP_TABLES) if self.deepest > DEEP else 1.0
-        return _LENGTH * len(self.histogram.lengths) * math.sqrt(1 + S / _LONG) * deep
+        seconds = _PROGRAMME_SECONDS_PER_LENGTH * len(self.histogram.lengths) * math.sqrt(1 + S / _PROGRAMME_SLOTS)
+        if self.deepest > MOST_SINGLE_DEPTH:
+            seconds *= math.hypot(1, S / _PRODUCT_SLOTS)
+        return seconds
+
+    def _filling_seconds(self, strategies: float) -> float:
+        """Return the estimated seconds for so many strategies of `fill_exactly`, at all depths it tries."""
+        return strategies * SECONDS_PER_STRATEGY * len(depths_tried(self.histogram.counts, self.limits.depth))
 
     def with_fewer(self, packs: Packs) -> FoundPacks:
-        """These packs, where they are fewer."""
-        return self._replace(packs=min(self.packs, packs, key=number))
+        """Return these packs if they are fewer, else those so far, with the same proof."""
+        return self._replace(packs=min(self.packs, packs, key=count_packs))
 
     def mended(self, most_seconds: float = math.inf) -> FoundPacks:
-        """Fewer packs, where opening the worst of them leads there: until that has won nothing for too long."""
-        if not self.pays(MADE):
+        """Return fewer packs if opening the worst of them leads there."""
+        if not self.pays(SECONDS_PER_STRATEGY):
             return self
         prices = np.zeros(self.histogram.max_sequence_length + 1)
         prices[list(self.certificate.lengths)] = np.array(self.certificate.prices, np.float64)
         prices /= self.certificate.denominator
-        depth, until = self.limits.depth, self.limits.until
-        seconds = math.inf if until < math.inf else min(most_seconds, self.patience, _MENDING)
-        most = seconds / (MADE * len(depths_tried(self.histogram.counts, depth)))
-        return self.with_fewer(mend(self.packs, prices, depth, self.lower_bound, most, until))
+        most_strategies = math.inf
+        if self.limits.until == math.inf:
+            seconds = min(most_seconds, self._patience, _MOST_SECONDS_OF_MENDING)
+            most_strategies = seconds / self._filling_seconds(1)
+        packs = mend(self.packs, prices, self.limits.depth, self.lower_bound, most_strategies, self.limits.until)
+        return self.with_fewer(packs)
 
-    def proved_by(self, prices: np.ndarray, most_steps: float = math.inf) -> FoundPacks:
-        """The bound of these prices, float64 by length that occurs, in whole numbers, where it is a higher one.
+    def proved_by(self, prices: np.ndarray) -> FoundPacks:
+        """Return the same packs with the bound of these prices, in whole numbers, if it is higher.
 
-        most_steps: additions that the proof may take.
+        prices: float64 by length that occurs.
         """
-        S, limit, lengths = self.histogram.max_sequence_length, self.limits.asked, self.histogram.lengths
+        S = self.histogram.max_sequence_length
+        limit = self.limits.max_sequences_per_pack
+        lengths = self.histogram.lengths.tolist()
         counts = self.histogram.counts[lengths].tolist()
-        found = self
+        best = self
         for units in {_PRICE_UNITS: None, _small_units(prices): None}:
-            whole = np.floor(prices * units + (0 if units == _PRICE_UNITS else 0.5)).astype(np.int64)
-            if S * len(np.unique(whole)) * min(S, limit or 1) > most_steps:
-                continue
-            denominator = max(1, best_pack_value(lengths.tolist(), whole.tolist(), S, limit))
-            worth = Fraction(sum(count * price for count, price in zip(counts, whole.tolist())), denominator)
-            # With very many sequences rounded prices may prove less than the plain ones.
-            if (math.ceil(worth), worth) > (found.lower_bound, found.worth):
-                certificate = Certificate(S, limit, tuple(lengths.tolist()), tuple(whole.tolist()), denominator)
-                found = found._replace(certificate=certificate, worth=worth)
-        return found
-
-
-def number(packs: Packs) -> int:
-    """Packs in all."""
-    return sum(count for _, count in packs)
+            rounded = np.floor(prices * units) if units == _PRICE_UNITS else np.floor(prices * units + 0.5)
+            whole = rounded.astype(np.int64).tolist()
+            denominator = max(1, best_pack_value(lengths, whole, S, limit))
+            worth = Fraction(sum(count * price for count, price in zip(counts, whole)), denominator)
+            # With very many sequences rounded prices may prove less than those of the certificate so far.
+            if (math.ceil(worth), worth) > (best.lower_bound, best.worth):
+                certificate = Certificate(S, limit, tuple(lengths), tuple(whole), denominator)
+                best = best._replace(certificate=certificate, worth=worth)
+        return best
 
 
 def _small_units(prices: np.ndarray) -> int:
-    """The least denominator of which all prices are nearly multiples, as those of a linear programme often are."""
-    for start in range(1, _SMALL_UNITS, 64):
-        multiples = prices * np.arange(start, start + 64)[:, None]
-        whole = (np.abs(multiples - np.rint(multiples)) <= _WHOLE).all(axis=1)
-        if whole.any():
-            return start + int(whole.argmax())
+    """Return the least denominator of which all prices are nearly multiples."""
+    for start in range(1, _MOST_SMALL_UNITS, _UNITS_AT_A_TIME):
+        units = np.arange(start, start + _UNITS_AT_A_TIME)
+        multiples = prices * units[:, None]
+        fits = (np.abs(multiples - np.rint(multiples)) <= _UNIT_ERROR).all(axis=1)
+        if fits.any():
+            return int(units[fits.argmax()])
     return _PRICE_UNITS
 
 
 def found_quickly(histogram: LengthHistogram, limits: Limits) -> FoundPacks:
-    """A decreasing fit and the plain bounds; then, where it pays, packs filled exactly, and the worst opened again."""
-    certificate = plain_certificate(histogram, limits.asked)
+    """Pack by decreasing fit and prove the plain bounds; then fill packs exactly and mend the worst, if that pays."""
+    certificate = plain_certificate(histogram, limits.max_sequences_per_pack)
     counts = histogram.counts[list(certificate.lengths)].tolist()
     worth = Fraction(sum(map(int.__mul__, counts, certificate.prices)), certificate.denominator)
     found = FoundPacks(histogram, limits, longest_first(histogram, limits.depth), certificate, worth)
     if found.gap <= 0:
         return found
-    # Packs of as many sequences as may be are no help where slots are what is scarce, or where few have so many.
-    bound, S = found.lower_bound, histogram.max_sequence_length
-    if (
-        limits.binding
-        and bound * S > _SCARCE * histogram.tokens
-        and histogram.sequences > _DENSE * limits.depth * bound
-    ):
+
+    # Packs of as many sequences as possible are no help if slots are scarce, or if few packs have so many.
+    bound = found.lower_bound
+    slots_to_spare = bound * histogram.max_sequence_length > _SLOTS_TO_SPARE * histogram.tokens
+    if limits._binding and slots_to_spare and histogram.sequences > _LEAST_SEATS_TAKEN * limits.depth * bound:
         found = found.with_fewer(fill_evenly(histogram.counts, limits.depth))
-    # In short rows the programme leads further than all other steps: where it pays, they take no longer than it would.
-    most = found.programme_seconds if S <= LARGE and found.pays(found.programme_seconds) else math.inf
-    filling = len(found.packs) * MADE * len(depths_tried(histogram.counts, limits.depth))
-    if filling <= most and found.pays(filling):
+
+    # In short rows the programme leads further than all other steps: if it pays, they take no longer than it would.
+    most_seconds = math.inf
+    if histogram.max_sequence_length <= LONG_ROWS and found.pays(found.programme_seconds):
+        most_seconds = found.programme_seconds
+    filling = found._filling_seconds(len(found.packs))
+    if filling <= most_seconds and found.pays(filling):
         found = found.with_fewer(fill_exactly(histogram.counts, limits.depth, found.lower_bound))
-    return found.mended(most)
+    return found.mended(most_seconds)

@@ -1,9 +1,9 @@
 """Packs of two capacities: tokens, and a second amount of each sequence, such as images, masked tokens or squares.
 
 A pack is opened by the hardest sequence left. Others are added so that both capacities fill at the same pace, and two
-that fill what is left of both end it. This is vector bin packing "bin by bin" with a rule for the direction (Panigrahy,
-Talwar, Uyeda and Wieder, "Heuristics for vector bin packing", 2011). The bound comes from a surrogate of the two
-capacities, after a step that makes L2 of two different sizes (`TwoPrices`); no solver is needed.
+that fill what is left of both complete it. This is vector bin packing "bin by bin" with a rule for the direction
+(Panigrahy, Talwar, Uyeda and Wieder, "Heuristics for vector bin packing", 2011). The bound comes from a surrogate of
+the two capacities, after a step that makes L2 of two different sizes (`TwoPrices`); no solver is needed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import numpy as np
 from pack_data.packing.certificate import Certificate, Proof, plain_certificate, proven_bound
 from pack_data.packing.histogram import LengthHistogram, whole_slots
 from pack_data.reading.fields import packing_depth, whole_number
+from pack_data.solver.free_slots import Packs, count_packs  # here the strategies are of groups, not of lengths
 
 _MOST_CAPACITY = 1 << 36
 _UNITS = 1 << 18  # of the capacity of a mix; its sizes are rounded down to them
+_PARTS = 1 << 20  # of a unit in the multipliers of a mix
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the tokens in a mix
-_BEST = 3  # candidates that get the bounds of dual_feasible.py, beside the tokens alone
-
-Packs = List[Tuple[Tuple[int, ...], int]]  # (groups of a pack, packs like it)
+_STEPS_PROVED = 3  # best steps that get the bounds of dual_feasible.py, beside the tokens alone
 
 
-class Mix(NamedTuple):
-    """One size out of two: (tokens * length + weight * the sequence's weight) // parts.
+class _Mix(NamedTuple):
+    """One size from two: (tokens * length + weight * the sequence's weight) // parts.
 
     Rounded down, so that sizes of sequences which fit together do not exceed the mix of both capacities.
     """
@@ -37,59 +37,78 @@ class Mix(NamedTuple):
     parts: int
 
     @classmethod
-    def of(cls, share: float, max_sequence_length: int, capacity: int) -> Mix:
-        """This share of the tokens' capacity and the rest of the other, in about `_UNITS` units, or exactly."""
+    def of(cls, share: float, max_sequence_length: int, capacity: int) -> _Mix:
+        """Return the mix with this share of the tokens, in about `_UNITS` units, or exactly."""
         if share in (0.0, 1.0) and (max_sequence_length if share else capacity) <= _UNITS:
             return cls(int(share), 1 - int(share), 1)
-        scale = _UNITS << 20
-        return cls(round(share * scale / max_sequence_length), round((1 - share) * scale / capacity), 1 << 20)
+        scale = _UNITS * _PARTS
+        return cls(round(share * scale / max_sequence_length), round((1 - share) * scale / capacity), _PARTS)
 
     def sizes(self, length: Any, weight: Any) -> Any:
-        """Of one sequence or pack, int, or of many, int64 [n]."""
+        """Return the size of one sequence or pack, int, or of many, int64 [n]."""
         return (self.tokens * length + self.weight * weight) // self.parts
 
 
 @dataclass(frozen=True)
 class TwoPrices:
-    """What each sequence is worth, so that no pack within both capacities and the depth is worth more than 1.
+    """The worth of each sequence, such that no pack within both capacities and the depth is worth more than 1.
 
     Why no pack is: `first` and `second` are sizes whose sums keep to X and Y, those of a full pack, because they are
     the same mix of tokens and weight, rounded down. Now a sequence gets the size Y if its first size is above X - k,
     0 if its first size is below k, and its second size otherwise. Two sequences above X - k do not fit together, since
-    2 k <= X + 1, and what fits beside one is below k: so these sizes keep to Y in every pack, too. They are lengths of
+    2 k <= X + 1, and what fits in with one is below k: so these sizes keep to Y in every pack, too. They are lengths of
     a packing of one capacity, Y, and any certificate for it holds here. With k = 0 the second size is left as it is.
     """
 
     max_sequence_length: int
     capacity: int
-    first: Mix
+    first: _Mix
     k: int
-    second: Mix
+    second: _Mix
     certificate: Certificate  # of the sizes
 
     def __post_init__(self) -> None:
         mixes = self.first, self.second
         if min(*self.first, *self.second, self.k) < 0 or min(mix.parts for mix in mixes) < 1:
-            raise ValueError("certificate: a multiplier and k are at least 0, and parts at least 1; pack again")
+            raise ValueError(f"certificate: first, second or k = {self.k} is negative, or parts are 0; pack again")
         totals = [mix.tokens * self.max_sequence_length + mix.weight * self.capacity for mix in mixes]
         if max(totals) >= 2**62:
-            raise ValueError("certificate: its sizes do not fit 64-bit arithmetic; pack again")
-        if 2 * self.k > self.first.sizes(self.max_sequence_length, self.capacity) + 1:
+            raise ValueError("certificate: the sizes of first or second exceed 64-bit arithmetic; pack again")
+        if 2 * self.k > self._full(self.first) + 1:
             raise ValueError(f"certificate: k = {self.k} is more than half a pack; pack again")
-        if self.certificate.max_sequence_length != self.second.sizes(self.max_sequence_length, self.capacity):
-            raise ValueError("certificate: it is for other capacities than the two; pack again")
+        if self.certificate.max_sequence_length != self._full(self.second):
+            raise ValueError(
+                f"certificate: max_sequence_length = {self.certificate.max_sequence_length} is not the size of a full "
+                f"pack, {self._full(self.second)}; pack again"
+            )
+
+    def _full(self, mix: _Mix) -> int:
+        """Return the size of a full pack."""
+        return int(mix.sizes(self.max_sequence_length, self.capacity))
 
     def sizes(self, lengths: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """int64 [n]: the sizes that the certificate has prices for; a sequence of size 0 is worth nothing."""
-        X, Y = (mix.sizes(self.max_sequence_length, self.capacity) for mix in (self.first, self.second))
-        first, second = (mix.sizes(lengths, weights) for mix in (self.first, self.second))
-        sizes: np.ndarray = np.where(first > X - self.k, Y, np.where(first < self.k, 0, second))
-        return sizes
+        """Return the sizes that the certificate has prices for, int64 [n].
+
+        A sequence of size 0 is worth nothing.
+
+        Args:
+            lengths: tokens of each sequence, integers [n].
+            weights: second amount of each sequence, integers [n].
+        """
+        first = self.first.sizes(lengths, weights)
+        second = self.second.sizes(lengths, weights)
+        middle_or_small: np.ndarray = np.where(first < self.k, 0, second)
+        return np.where(first > self._full(self.first) - self.k, self._full(self.second), middle_or_small)
 
     def prove(self, lengths: np.ndarray, weights: np.ndarray) -> Proof:
-        """Checks the prices in exact arithmetic, and derives the bound for these sequences, integers [n].
+        """Check the prices in exact arithmetic, and derive the bound for these sequences.
 
-        Raises ValueError where some pack may be worth more than 1, or where a sequence breaks a limit.
+        Args:
+            lengths: tokens of each sequence, integers [n].
+            weights: second amount of each sequence, integers [n].
+
+        Raises:
+            ValueError: a pack may be worth more than 1, or a sequence breaks a limit.
         """
         lengths, weights = within_capacities(lengths, weights, self.max_sequence_length, self.capacity)
         return proven_bound(self.certificate, np.bincount(self.sizes(lengths, weights)).astype(np.int64))
@@ -97,10 +116,10 @@ class TwoPrices:
 
 @dataclass(frozen=True, eq=False)
 class TwoCapacities:
-    """Where each of n sequences stands: pack int64 [n], 0..packs - 1, and slot int64 [n], its place there, from 0."""
+    """The place of each of n sequences."""
 
-    pack: np.ndarray
-    slot: np.ndarray
+    pack: np.ndarray  # int64 [n], 0..packs - 1
+    slot: np.ndarray  # int64 [n], place in the pack, from 0
     packs: int
     lower_bound: int  # no packing within both capacities and the depth has fewer packs
     prices: TwoPrices  # prove it
@@ -114,30 +133,56 @@ def pack_two(
     capacity: int,
     max_sequences_per_pack: Optional[int],
 ) -> TwoCapacities:
-    """Packs sequences of these lengths and weights, integers [n], so that neither sum exceeds its capacity.
+    """Pack sequences so that neither their lengths nor their weights exceed a capacity.
 
-    Deterministic: the work is counted. It grows with the pairs (length, weight) that occur: 100,000 take some seconds.
-    Raises ValueError, which names the sequence, where one does not fit into a pack.
+    The result depends on the arguments alone: the work is counted, not timed. It grows with the number of different
+    pairs (length, weight): 100,000 take some seconds.
+
+    Args:
+        lengths: tokens of each sequence, integers [n].
+        weights: second amount of each sequence, integers [n].
+        max_sequence_length: slots of a pack.
+        capacity: largest sum of the weights in a pack.
+        max_sequences_per_pack: largest depth; None is unlimited.
+
+    Raises:
+        ValueError: a sequence does not fit into a pack; its number is in the message.
     """
-    S, D = whole_slots(max_sequence_length), packing_depth(max_sequences_per_pack)
+    S = whole_slots(max_sequence_length)
+    depth = packing_depth(max_sequences_per_pack)
     lengths, weights = within_capacities(lengths, weights, S, capacity)
     C = int(capacity)
-    prices, lower_bound = _best_prices(lengths, weights, S, C, D)
-    # Sequences that are equal in both are one group.
+    prices, lower_bound = _best_prices(lengths, weights, S, C, depth)
     keys, group, counts = np.unique(lengths * (C + 1) + weights, return_inverse=True, return_counts=True)
-    groups = _Groups(keys // (C + 1), keys % (C + 1), (S, C, D or max(1, len(lengths))))
+    groups = _Groups(keys // (C + 1), keys % (C + 1), (S, C, depth or max(1, len(lengths))))
     packs = groups.packed(counts, lower_bound, prices)
-    return TwoCapacities(*_dealt(packs, group, lengths), _number(packs), lower_bound, prices)
+    pack, slot = _deal(packs, group, lengths)
+    return TwoCapacities(pack, slot, count_packs(packs), lower_bound, prices)
 
 
 def within_capacities(
-    lengths: np.ndarray, weights: np.ndarray, S: int, capacity: Any, names: Optional[np.ndarray] = None
+    lengths: np.ndarray,
+    weights: np.ndarray,
+    max_sequence_length: int,
+    capacity: Any,
+    names: Optional[np.ndarray] = None,
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """Both as int64 [n]. ValueError, which names the sequence by number or by these numbers, for one beyond a limit."""
+    """Check lengths and weights, and return both as int64 [n].
+
+    Args:
+        lengths: tokens of each sequence, integers [n].
+        weights: second amount of each sequence, integers [n].
+        max_sequence_length: largest length.
+        capacity: largest weight.
+        names: numbers of the sequences in messages, int [n]; None is 0, 1, 2, ...
+
+    Raises:
+        ValueError: a value is not an integer or is out of range; the number of its sequence is in the message.
+    """
     C = whole_number("capacity", capacity, least=1, most=_MOST_CAPACITY)
-    found = []
+    checked = []
     for name, values, least, most, limit in (
-        ("length", lengths, 1, S, "max_sequence_length"),
+        ("length", lengths, 1, max_sequence_length, "max_sequence_length"),
         ("weight", weights, 0, C, "capacity"),
     ):
         values = np.asarray(values)
@@ -145,321 +190,426 @@ def within_capacities(
             raise ValueError(f"{name}s are whole numbers, one for each of {len(lengths)} sequences; got {values.dtype}")
         wrong = np.flatnonzero((values < least) | (values > most))
         if len(wrong):
-            number, value = int((wrong if names is None else names[wrong])[0]), values[wrong[0]]
+            number = int(wrong[0] if names is None else names[wrong[0]])
             rule = f"{name}s go from {least} to {limit} = {most}"
-            raise ValueError(f"sequence {number} has {name} {value}; {rule}: leave it out, or choose a larger {limit}")
-        found.append(values.astype(np.int64))
-    return found[0], found[1]
+            raise ValueError(
+                f"sequence {number} has {name} {values[wrong[0]]}; {rule}: leave it out, or pass a larger {limit}"
+            )
+        checked.append(values.astype(np.int64))
+    return checked[0], checked[1]
 
 
 # ---- the bound -------------------------------------------------------------------------------------------------------
 
 
-def _best_prices(lengths: np.ndarray, weights: np.ndarray, S: int, C: int, D: Optional[int]) -> Tuple[TwoPrices, int]:
-    """The prices with the highest bound, of all pairs of mixes with the best k of each, and the bound."""
-    mixes = [Mix.of(share, S, C) for share in _SHARES]
-    steps = sorted((step for mix in mixes for step in _steps(mix, mixes, lengths, weights, S, C)), key=lambda s: -s[0])
-    best: Tuple[Optional[TwoPrices], int] = (None, -1)
-    for _, first, k, second in [*steps[:_BEST], (0.0, mixes[0], 0, mixes[0])]:
-        Y = second.sizes(S, C)
-        unpriced = TwoPrices(S, C, first, k, second, Certificate(Y, D, (), (), 1))
+class _Step(NamedTuple):
+    """A way to one size for each sequence."""
+
+    worth: float  # packs that all sequences are worth at sizes as prices
+    first: _Mix
+    k: int
+    second: _Mix
+
+
+def _best_prices(
+    lengths: np.ndarray, weights: np.ndarray, S: int, C: int, depth: Optional[int]
+) -> Tuple[TwoPrices, int]:
+    """Return the prices with the highest bound, over all pairs of mixes with the best k of each, and the bound."""
+    mixes = [_Mix.of(share, S, C) for share in _SHARES]
+    steps: List[_Step] = []
+    for mix in mixes:
+        steps += _steps(mix, mixes, lengths, weights, S, C)
+    steps.sort(key=lambda step: -step.worth)
+    tokens_alone = _Step(0.0, mixes[0], 0, mixes[0])
+
+    best: Optional[TwoPrices] = None
+    best_bound = -1
+    for _, first, k, second in [*steps[:_STEPS_PROVED], tokens_alone]:
+        slots = second.sizes(S, C)
+        unpriced = TwoPrices(S, C, first, k, second, Certificate(slots, depth, (), (), 1))
         sizes = unpriced.sizes(lengths, weights)
-        histogram = LengthHistogram.from_lengths(sizes[sizes > 0], Y)
-        certificate = plain_certificate(histogram, D)
+        histogram = LengthHistogram.from_lengths(sizes[sizes > 0], slots)
+        certificate = plain_certificate(histogram, depth)
         counts = histogram.counts[histogram.lengths].tolist()
         worth = sum(count * price for count, price in zip(counts, certificate.prices))
         bound = -(-worth // certificate.denominator)
-        if bound > best[1]:
-            best = TwoPrices(S, C, first, k, second, certificate), bound
-    assert best[0] is not None
-    return best[0], best[1]
+        if bound > best_bound:
+            best = TwoPrices(S, C, first, k, second, certificate)
+            best_bound = bound
+    assert best is not None
+    return best, best_bound
 
 
-def _steps(
-    first: Mix, mixes: Sequence[Mix], lengths: np.ndarray, weights: np.ndarray, S: int, C: int
-) -> List[Tuple[float, Mix, int, Mix]]:
-    """(packs that all are worth, first, k, second) with the best k for each second mix, at sizes as prices."""
-    order = np.argsort(first.sizes(lengths, weights), kind="stable")
-    sizes, X = first.sizes(lengths, weights)[order], first.sizes(S, C)
-    every_k = np.concatenate([[0], np.unique(sizes[2 * sizes <= X]), [(X + 1) // 2]])
-    low, high = np.searchsorted(sizes, every_k), np.searchsorted(sizes, X - every_k, side="right")
-    found = []
+def _steps(first: _Mix, mixes: Sequence[_Mix], lengths: np.ndarray, weights: np.ndarray, S: int, C: int) -> List[_Step]:
+    """Return the step with the best k for each second mix."""
+    sizes = first.sizes(lengths, weights)
+    order = np.argsort(sizes, kind="stable")
+    sizes = sizes[order]
+    full = first.sizes(S, C)
+    every_k = np.concatenate([[0], np.unique(sizes[2 * sizes <= full]), [(full + 1) // 2]])
+    low = np.searchsorted(sizes, every_k)
+    high = np.searchsorted(sizes, full - every_k, side="right")
+    steps = []
     for second in mixes:
         below = np.concatenate([[0], np.cumsum(second.sizes(lengths, weights)[order])])
-        worth = len(sizes) - high + (below[high] - below[low]) / second.sizes(S, C)
+        large = len(sizes) - high
+        worth = large + (below[high] - below[low]) / second.sizes(S, C)
         best = int(worth.argmax())
-        found.append((float(worth[best]), first, int(every_k[best]), second))
-    return found
+        steps.append(_Step(float(worth[best]), first, int(every_k[best]), second))
+    return steps
 
 
 # ---- the search ------------------------------------------------------------------------------------------------------
 
 
 class _Rules(NamedTuple):
-    """How a pack is filled."""
+    """Rules by which a pack is filled."""
 
     askew: float  # the imbalance of what is left of a pack, 0..1, that may stay until the last pair
-    hard: float  # how much a hard sequence is preferred to one that mends the balance
+    hard: float  # preference for hard sequences over those that mend the balance
     near: float  # what a pair may leave of both capacities together
 
 
-# The first is best where sequences are small or independent, the second where short ones are heavy.
-_ROUNDS = tuple(_Rules(*rules) for rules in ((0.2, 0.5, 3e-3), (0.0, 0.03, 2e-3), (0.05, 0.1, 3e-3), (0.0, 0.01, 3e-3)))
+# The first is best if sequences are small or independent, the second if short ones are heavy.
+_RULES = (
+    _Rules(askew=0.2, hard=0.5, near=3e-3),
+    _Rules(askew=0.0, hard=0.03, near=2e-3),
+    _Rules(askew=0.05, hard=0.1, near=3e-3),
+    _Rules(askew=0.0, hard=0.01, near=3e-3),
+)
+
+# Sequences looked at for the next place: the hardest that fit, and as many evenly from the others.
+_HARDEST_LOOKED_AT = 64
+_OTHERS_LOOKED_AT = 192
+# Pairs looked at: first sequences, and second ones for each, by tokens and by weight.
+_FIRST_OF_PAIR = 64
+_SECOND_OF_PAIR = 32
 _PAIRS_FROM = 3.0  # mean sequences that what is left of a pack has room for, from which pairs are tried
-_WINDOW, _EVENLY = 64, 192  # sequences looked at: the hardest that fit, and as many evenly from the others
-_FIRST, _SECOND = 64, 32  # of pairs: first ones, and second ones for each, by tokens and by weight
-_SCARCE = 20.0  # a capacity that is needed for 1 / this less than the other does not matter
-_SPARE = 1e-3  # what the other then counts
-_SPARE_CROWDED, _AFTER = 0.05, 3  # the same where the depth matters; then all but so many are soft ones
-_GONE = 0.3  # of the groups, after which the lists are made again
-_TARGETS = 64  # strategies after which the target is measured again
-_CROWDED = 1.3  # the depth in mean sequences of a pack, below which the limit on sequences matters
-_SHORT = 0.8  # of all that packs fall short of value 1 by: what the worst that are opened to be packed again hold
-_WORST, _FEWEST = 1000, 30  # of them at most; others at least
-# Sequences and pairs looked for, after which all are not packed again, and nothing is, and that for each sequence.
-_ROUND_WORK, _WORK, _WORK_EACH = 60_000, 140_000, 7
-_NEAR_ENOUGH, _PATIENCE = 1e-3, 12  # packs above the bound, of all, that are few enough; tries without one pack less
-_NONE = 9.0  # cost of what does not fit
+_NO_FIT = 9.0  # cost of a pair that does not fit; both capacities together cost 2
+
+# A capacity of which 1 / this less than of the other is needed does not matter.
+_SCARCITY_RANGE = 20.0
+_LEAST_COST = 1e-3  # of a capacity that does not matter
+_LEAST_COST_CROWDED = 0.05  # the same if the depth matters
+_CROWDED = 1.3  # depth in mean sequences of a pack, below which the depth matters
+_LAST_SEATS = 3  # if the depth matters, all seats but these take soft sequences first
+
+_GONE_SHARE = 0.3  # share of the groups, after which the lists are made again
+_TARGET_PERIOD = 64  # strategies after which the target is measured again
+
+# Packs that are opened to be packed again: the worst ones, which hold this share of what all fall short of value 1.
+_SHORTFALL_OPENED = 0.8
+_MOST_WORST = 1000
+_LEAST_OTHERS = 30  # packs drawn at random for a round: as many as worst ones, but at least these
+
+# Work is counted in sequences and pairs looked for.
+_WORK_OF_WHOLE_ROUNDS = 60_000  # after which not all packs are packed again
+_MOST_WORK = 140_000
+_MOST_WORK_PER_SEQUENCE = 7
+_GAP_SHARE = 1e-3  # share of the packs above the bound that is small enough
+_PATIENCE = 12  # rounds without one pack less, after which the search ends
 
 
 @dataclass(frozen=True)
 class _Groups:
-    """Sequences that are equal in both are one group: int64 [groups] each."""
+    """Groups of sequences that are equal in length and weight: int64 [groups] each."""
 
     lengths: np.ndarray
     weights: np.ndarray
     limits: Tuple[int, int, int]  # S, C, depth
 
     def packed(self, counts: np.ndarray, lower_bound: int, prices: TwoPrices) -> Packs:
-        """Packs for so many of each group: all by some rules, then the worst and some others again and again."""
-        worth = np.zeros(prices.certificate.max_sequence_length + 1)
-        worth[list(prices.certificate.lengths)] = prices.certificate.prices
-        worth = worth[prices.sizes(self.lengths, self.weights)] / prices.certificate.denominator
+        """Pack so many of each group: all by some rules, then the worst packs and some others again and again."""
+        worth = self._worth(prices)
         best: Packs = [((group,), number) for group, number in enumerate(counts.tolist())]
-        fewest = sequences = int(counts.sum())
-        random, work, tries, rules, failed = np.random.default_rng(0), 0, 0, 0, 0
-        most = min(_WORK, _WORK_EACH * sequences)
-        while fewest > (1 + _NEAR_ENOUGH) * lower_bound and work < most and failed < _PATIENCE:
-            whole = tries < len(_ROUNDS) and 2 * work <= _ROUND_WORK
-            opened = set() if whole else _opened(best, worth, random)
-            part = [pack for index, pack in enumerate(best) if whole or index in opened]
-            packs, cost = self._filled(part, _ROUNDS[(tries if whole else rules) % len(_ROUNDS)])
-            fewer = _number(part) - _number(packs)
-            if fewer >= 0:
-                best = [*(pack for index, pack in enumerate(best) if not whole and index not in opened), *packs]
-            if whole and fewer > 0:
-                rules = tries
-            elif not whole and fewer <= 0:
+        number = sequences = int(counts.sum())
+        random = np.random.default_rng(0)
+        most_work = min(_MOST_WORK, _MOST_WORK_PER_SEQUENCE * sequences)
+        work = 0
+        rules = 0  # index of those in use
+        failures = 0  # rounds without one pack less
+        rounds = 0
+        while number > (1 + _GAP_SHARE) * lower_bound and work < most_work and failures < _PATIENCE:
+            whole = rounds < len(_RULES) and 2 * work <= _WORK_OF_WHOLE_ROUNDS
+            opened = set(range(len(best))) if whole else _opened(best, worth, random)
+            before = [pack for index, pack in enumerate(best) if index in opened]
+            after, cost = self._filled(before, _RULES[(rounds if whole else rules) % len(_RULES)])
+            won = count_packs(before) - count_packs(after)
+            if won >= 0:
+                kept = [pack for index, pack in enumerate(best) if index not in opened]
+                best = kept + after
+            if whole:
+                rules = rounds if won > 0 else rules
+                failures = 0
+            elif won > 0:
+                failures = 0
+            else:
                 rules += 1
-            failed = 0 if whole or fewer > 0 else failed + 1
-            fewest, work, tries = fewest - max(0, fewer), work + cost, tries + 1
+                failures += 1
+            number -= max(0, won)
+            work += cost
+            rounds += 1
         return best
 
+    def _worth(self, prices: TwoPrices) -> np.ndarray:
+        """Return the worth of a sequence of each group, in packs."""
+        certificate = prices.certificate
+        by_size = np.zeros(certificate.max_sequence_length + 1)
+        by_size[list(certificate.lengths)] = certificate.prices
+        return by_size[prices.sizes(self.lengths, self.weights)] / certificate.denominator
+
     def _filled(self, packs: Packs, rules: _Rules) -> Tuple[Packs, int]:
-        """The sequences of these packs, packed again, and the work done."""
-        groups = np.fromiter(chain.from_iterable(held for held, _ in packs), np.int64)
-        repeats = np.repeat([number for _, number in packs], [len(held) for held, _ in packs])
-        there, place = np.unique(groups, return_inverse=True)
+        """Pack the sequences of these packs again, and return the packs and the work done."""
+        groups = np.fromiter(chain.from_iterable(strategy for strategy, _ in packs), np.int64)
+        repeats = np.repeat([number for _, number in packs], [len(strategy) for strategy, _ in packs])
+        present, place = np.unique(groups, return_inverse=True)
         counts = np.bincount(place.ravel(), repeats).astype(np.int64)
-        filling = _TwoFilling(self.lengths[there], self.weights[there], counts, self.limits, rules)
-        return [(tuple(there[list(held)].tolist()), number) for held, number in filling.packs()], filling.work
-
-
-def _number(packs: Packs) -> int:
-    return sum(repeats for _, repeats in packs)
+        filling = _TwoFilling(self.lengths[present], self.weights[present], counts, self.limits, rules)
+        filled: Packs = []
+        for places, number in filling.packs():
+            filled.append((tuple(present[list(places)].tolist()), number))
+        return filled, filling.work
 
 
 def _opened(packs: Packs, worth: np.ndarray, random: np.random.Generator) -> Set[int]:
-    """Indices of the strategies that fall short of value 1 most, and of as many others at random."""
-    short = np.array([number * (1.0 - float(worth[list(groups)].sum())) for groups, number in packs])
-    order = np.argsort(-short / [number for _, number in packs], kind="stable")
-    missing = np.cumsum(short[order])
-    many = min(_WORST, int(np.searchsorted(missing, _SHORT * missing[-1])) + 1)
-    return {*order[:many].tolist(), *random.permutation(order[many:])[: max(_FEWEST, many)].tolist()}
+    """Return indices of the strategies that fall short of value 1 most, and of as many others at random."""
+    numbers = np.array([number for _, number in packs])
+    shortfalls = np.array([1.0 - float(worth[list(groups)].sum()) for groups, _ in packs]) * numbers
+    order = np.argsort(-shortfalls / numbers, kind="stable")
+    missing = np.cumsum(shortfalls[order])
+    worst = min(_MOST_WORST, int(np.searchsorted(missing, _SHORTFALL_OPENED * missing[-1])) + 1)
+    others = random.permutation(order[worst:])[: max(_LEAST_OTHERS, worst)]
+    return {*order[:worst].tolist(), *others.tolist()}
 
 
 class _TwoFilling:
-    """The sequences that are left, by groups (length, weight)."""
+    """Packs filled one after another from the sequences that are left, by groups (length, weight)."""
 
     def __init__(
         self, lengths: np.ndarray, weights: np.ndarray, counts: np.ndarray, limits: Tuple[int, int, int], rules: _Rules
     ) -> None:
         self._S, self._C, self._depth = limits
-        self._rules, self._lengths, self._weights, self._left = rules, lengths, weights, counts.copy()
+        self._rules = rules
+        self._lengths = lengths
+        self._weights = weights
+        self._left = counts.copy()
         self._hard = np.maximum(lengths / self._S, weights / self._C)
         self._order = np.argsort(-self._hard, kind="stable")  # hardest first
         # Below a key stand the groups that fit and fill one capacity best, and of these the other.
         self._keys = (lengths * (self._C + 1) + weights, weights * (self._S + 1) + lengths)
         self._sorted = [np.argsort(keys, kind="stable") for keys in self._keys]
         self._sums = np.array([counts @ lengths, counts @ weights, counts.sum()])
-        self.work = 0
+        self.work = 0  # sequences and pairs looked for
         self._list()
 
     def _list(self) -> None:
-        """The groups that are left, in each order."""
+        """List the groups that are left, in each order."""
         self._order = self._order[self._left[self._order] > 0]
         self._softness = -self._hard[self._order]
         self._sorted = [order[self._left[order] > 0] for order in self._sorted]
         self._sorted_keys = [keys[order] for keys, order in zip(self._keys, self._sorted)]
-        self._hardest = self._gone = 0
+        self._hardest = 0
         self._softest = len(self._order) - 1
+        self._gone = 0  # groups of which none are left
 
     def _measure(self) -> None:
-        """What a pack should hold so that all others can hold the same, and how scarce each capacity is, 0..1."""
+        """Measure what a pack should hold so that all others can hold the same, and how scarce each capacity is."""
         tokens, weight, number = self._sums.tolist()
-        used = np.array([tokens / self._S, weight / self._C])
-        packs = max(used.max(), number / self._depth)
+        needed = np.array([tokens / self._S, weight / self._C])
+        packs = max(needed.max(), number / self._depth)
+        crowded = self._depth < _CROWDED * number / needed.max()
         self._target = np.array([tokens, weight]) / packs
-        self._scarce = np.maximum(0.0, 1 - (1 - used / packs) * _SCARCE)
-        crowded = self._depth < _CROWDED * number / used.max()
+        self._scarce = np.maximum(0.0, 1 - (1 - needed / packs) * _SCARCITY_RANGE)  # 0..1
         self._wanted = min(self._depth, round(number / packs)) if crowded else 0
-        self._cost = np.maximum(self._scarce, _SPARE_CROWDED if crowded else _SPARE) / (self._S, self._C)
+        least_cost = _LEAST_COST_CROWDED if crowded else _LEAST_COST
+        self._cost = np.maximum(self._scarce, least_cost) / (self._S, self._C)
         self._mean = float(self._sums[:2] @ self._cost) / number
 
     def packs(self) -> Packs:
-        """Packs for all."""
+        """Pack all sequences."""
         packs: Packs = []
         while True:
             while self._hardest < len(self._order) and not self._left[self._order[self._hardest]]:
                 self._hardest += 1
             if self._hardest == len(self._order):
                 return packs
-            if self._gone > _GONE * len(self._order):
+            if self._gone > _GONE_SHARE * len(self._order):
                 self._list()
-            if len(packs) % _TARGETS == 0:
+            if len(packs) % _TARGET_PERIOD == 0:
                 self._measure()
-            groups, number = np.unique(self._pack(int(self._order[self._hardest])), return_counts=True)
-            repeats = int((self._left[groups] // number).min())
-            self._left[groups] -= repeats * number
+            groups, numbers = np.unique(self._pack(int(self._order[self._hardest])), return_counts=True)
+            repeats = int((self._left[groups] // numbers).min())
+            self._left[groups] -= repeats * numbers
             self._gone += int(np.count_nonzero(self._left[groups] == 0))
-            amounts = self._lengths[groups] @ number, self._weights[groups] @ number, number.sum()
-            self._sums -= repeats * np.array(amounts)
-            packs.append((tuple(np.repeat(groups, number).tolist()), repeats))
-
-    # What the pack being filled holds; a sequence that it holds is not left.
+            tokens = self._lengths[groups] @ numbers
+            weight = self._weights[groups] @ numbers
+            self._sums -= repeats * np.array([tokens, weight, numbers.sum()])
+            packs.append((tuple(np.repeat(groups, numbers).tolist()), repeats))
 
     def _pack(self, group: int) -> List[int]:
-        """The groups of one pack with a sequence of this group; all are among those that are left."""
-        self._held: List[int] = []
-        self._tokens, self._weight = self._S, self._C  # what is left of the pack
+        """Return the groups of one pack with a sequence of this group; all of them stay among those that are left."""
+        # While a pack is filled, a sequence that it holds is not left.
+        self._pack_groups: List[int] = []
+        self._tokens = self._S  # left of the pack, as is the weight
+        self._weight = self._C
         self._add(group)
-        for _ in range(self._wanted - _AFTER):
+        self._add_soft()
+        cost, pack = self._add_others()
+        for member in self._pack_groups:
+            self._left[member] += 1
+        cost_without_pair = float(np.abs(self._missing()) @ self._cost)
+        return self._pack_groups if cost_without_pair < cost else pack
+
+    def _add_soft(self) -> None:
+        """Add the softest sequences, until the pack has almost as many as it needs."""
+        for _ in range(self._wanted - _LAST_SEATS):
             while self._softest and not self._left[self._order[self._softest]]:
                 self._softest -= 1
             group = int(self._order[self._softest])
             if not len(self._fitting(np.array([group]))):
                 break
             self._add(group)
-        cost, best = _NONE, self._held
+
+    def _add_others(self) -> Tuple[float, List[int]]:
+        """Add sequences until none fits; return the cost and the groups of the best pack that a pair completes."""
+        cost = _NO_FIT
+        pack = self._pack_groups
         candidates = self._order[:0]
-        while len(self._held) < self._depth:
+        while len(self._pack_groups) < self._depth:
             candidates = self._fitting(candidates)
             if not len(candidates):
                 candidates = self._candidates()
             if not len(candidates):
                 break
-            seats = self._depth - len(self._held)
-            room = self._tokens * self._cost[0] + self._weight * self._cost[1]
-            enough = len(self._held) + 2 >= self._wanted and room <= _PAIRS_FROM * self._mean
-            if seats == 2 or (seats > 2 and enough):
+            if self._pair_may_complete():
                 pair_cost, pair = self._pair()
                 if pair_cost < cost:
-                    cost, best = pair_cost, [*self._held, *pair]
+                    cost = pair_cost
+                    pack = [*self._pack_groups, *pair]
                 if cost <= self._rules.near:
                     break
             self._add(self._next(candidates))
-        for held in self._held:
-            self._left[held] += 1
-        missing = np.abs(self._missing())
-        return self._held if float(missing @ self._cost) < cost else best
+        return cost, pack
+
+    def _pair_may_complete(self) -> bool:
+        """Return True if two more sequences may complete the pack."""
+        seats = self._depth - len(self._pack_groups)
+        room = self._tokens * self._cost[0] + self._weight * self._cost[1]
+        enough = len(self._pack_groups) + 2 >= self._wanted and room <= _PAIRS_FROM * self._mean
+        return seats == 2 or bool(seats > 2 and enough)
 
     def _add(self, group: int) -> None:
-        self._held.append(group)
+        self._pack_groups.append(group)
         self._left[group] -= 1
         self._tokens -= int(self._lengths[group])
         self._weight -= int(self._weights[group])
         self.work += 1
 
     def _missing(self) -> np.ndarray:
-        """Tokens and weight from what the pack holds to the target; below 0 where it holds more."""
+        """Return tokens and weight from what the pack holds to the target; below 0 if it holds more."""
         return self._target - (self._S - self._tokens, self._C - self._weight)
 
     def _fitting(self, groups: np.ndarray) -> np.ndarray:
-        fit = (self._lengths[groups] <= self._tokens) & (self._weights[groups] <= self._weight)
-        return groups[fit & (self._left[groups] > 0)]
+        fits = (self._lengths[groups] <= self._tokens) & (self._weights[groups] <= self._weight)
+        return groups[fits & (self._left[groups] > 0)]
 
-    def _from(self) -> int:
-        """The place of the hardest group that may fit."""
+    def _first_fitting(self) -> int:
+        """Return the place of the hardest group that may fit."""
         most = max(self._tokens / self._S, self._weight / self._C)
         return max(self._hardest, int(np.searchsorted(self._softness, -most)))
 
     def _candidates(self) -> np.ndarray:
-        """Groups that fit, hardest first: the hardest, and some of all others; where none of them does, any."""
-        start, stop = self._from(), len(self._order)
-        if stop - start <= _WINDOW + _EVENLY:
+        """Return groups that fit, hardest first: the hardest, and some of all others; if none of them does, any."""
+        start = self._first_fitting()
+        stop = len(self._order)
+        number = _HARDEST_LOOKED_AT
+        if stop - start <= _HARDEST_LOOKED_AT + _OTHERS_LOOKED_AT:
             return self._fitting(self._order[start:])
-        others = start + _WINDOW + np.arange(_EVENLY) * (stop - start - _WINDOW) // _EVENLY
-        found = self._fitting(self._order[np.concatenate([np.arange(start, start + _WINDOW), others])])
-        many = _WINDOW
-        while not len(found) and start < stop:
-            found = self._fitting(self._order[start : start + many])
-            start, many = start + many, 4 * many
-        return found
+        hardest = np.arange(start, start + number)
+        others = start + number + np.arange(_OTHERS_LOOKED_AT) * (stop - start - number) // _OTHERS_LOOKED_AT
+        candidates = self._fitting(self._order[np.concatenate([hardest, others])])
+        while not len(candidates) and start < stop:
+            candidates = self._fitting(self._order[start : start + number])
+            start += number
+            number *= 4
+        return candidates
 
     def _next(self, candidates: np.ndarray) -> int:
-        """The one that leaves the pack least askew, or a harder one where it is not too much so.
+        """Return the group that leaves the pack least askew, or a harder one if that is not much more so.
 
         What is left of a scarce capacity counts up to the target, of the other up to the limit.
         """
-        room = np.array([self._tokens, self._weight], np.float64)
-        room = self._scarce * np.maximum(self._missing(), room / 2) + (1 - self._scarce) * room
+        to_limit = np.array([self._tokens, self._weight], np.float64)
+        to_target = np.maximum(self._missing(), to_limit / 2)
+        room = self._scarce * to_target + (1 - self._scarce) * to_limit
         tokens = (room[0] - self._lengths[candidates]) / self._S
-        weight = (room[1] - self._weights[candidates]) * (self._target[0] / self._S / max(1e-9, self._target[1]))
+        weight_in_packs = self._target[0] / self._S / max(1e-9, self._target[1])
+        weight = (room[1] - self._weights[candidates]) * weight_in_packs
         askew = (tokens - weight) / (np.abs(tokens) + np.abs(weight) + 1e-3)
-        allowed = self._rules.askew
-        cost = self._scarce[0] * np.maximum(askew - allowed, 0) + self._scarce[1] * np.maximum(-askew - allowed, 0)
+        too_many_tokens = np.maximum(askew - self._rules.askew, 0)
+        too_much_weight = np.maximum(-askew - self._rules.askew, 0)
+        cost = self._scarce[0] * too_many_tokens + self._scarce[1] * too_much_weight
         return int(candidates[(cost - self._rules.hard * self._hard[candidates]).argmin()])
 
     def _pair(self) -> Tuple[float, List[int]]:
-        """(cost, two groups) that fill what is left: of pairs that leave little the hardest, or that of least cost."""
+        """Return the cost of two groups that fill the pack, and them: of cheap pairs the hardest, or the cheapest."""
         self.work += 1
-        start, stop = self._from(), len(self._order)
-        half = int(np.searchsorted(self._softness, self._softness[start] / 2, side="right")) if start < stop else stop
-        span = min(stop, max(half, start + _FIRST)) - start
-        number = min(_FIRST, span)
-        first = self._fitting(self._order[start + np.arange(number) * span // max(1, number)])
+        first = self._first_of_pairs()
         if not len(first):
-            return _NONE, []
-        tokens, weight = self._tokens - self._lengths[first], self._weight - self._weights[first]
+            return _NO_FIT, []
+        tokens = self._tokens - self._lengths[first]
+        weight = self._weight - self._weights[first]
+        second = self._second_of_pairs(tokens, weight)
+        lengths = self._lengths[second]
+        weights = self._weights[second]
+        fits = (second >= 0) & (lengths <= tokens[:, None]) & (weights <= weight[:, None])
+        fits &= self._left[second] > (second == first[:, None])
+
+        missing_tokens, missing_weight = self._missing()
+        missing_tokens = (missing_tokens - self._lengths[first])[:, None] - lengths
+        missing_weight = (missing_weight - self._weights[first])[:, None] - weights
+        costs = self._cost[0] * np.abs(missing_tokens)
+        costs += self._cost[1] * np.abs(missing_weight)
+        softer = np.minimum(self._hard[first][:, None], self._hard[second])
+        ranks = np.where(costs <= self._rules.near, -softer, costs)
+        best = int(np.where(fits, ranks, _NO_FIT).argmin())
+        if not fits.flat[best]:
+            return _NO_FIT, []
+        return float(costs.flat[best]), [int(first[best // second.shape[1]]), int(second.flat[best])]
+
+    def _first_of_pairs(self) -> np.ndarray:
+        """Return groups for the first sequence of a pair: evenly from those of at least half the largest that fits."""
+        start = self._first_fitting()
+        stop = len(self._order)
+        half = stop
+        if start < stop:
+            half = int(np.searchsorted(self._softness, self._softness[start] / 2, side="right"))
+        span = min(stop, max(half, start + _FIRST_OF_PAIR)) - start
+        number = min(_FIRST_OF_PAIR, span)
+        places = start + np.arange(number) * span // max(1, number)
+        return self._fitting(self._order[places])
+
+    def _second_of_pairs(self, tokens: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Return groups that fill best what each first sequence leaves, int64 [first, n]; -1 for none."""
         most = tokens * (self._C + 1) + weight, weight * (self._S + 1) + tokens
         parts = []
         for keys, order, key in zip(self._sorted_keys, self._sorted, most):
-            places = np.searchsorted(keys, key, side="right")[:, None] - 1 - np.arange(_SECOND)
+            below = np.searchsorted(keys, key, side="right")
+            places = below[:, None] - 1 - np.arange(_SECOND_OF_PAIR)
             parts.append(np.where(places >= 0, order[np.maximum(places, 0)], -1))
-        second = np.concatenate(parts, axis=1)
-        lengths, weights = self._lengths[second], self._weights[second]
-        fit = (second >= 0) & (lengths <= tokens[:, None]) & (weights <= weight[:, None])
-        fit &= self._left[second] > (second == first[:, None])
-        missing = self._missing()
-        costs = self._cost[0] * np.abs((missing[0] - self._lengths[first])[:, None] - lengths)
-        costs += self._cost[1] * np.abs((missing[1] - self._weights[first])[:, None] - weights)
-        softer = np.minimum(self._hard[first][:, None], self._hard[second])
-        ranks = np.where(fit, np.where(costs <= self._rules.near, -softer, costs), _NONE)
-        best = int(ranks.argmin())
-        if not fit.flat[best]:
-            return _NONE, []
-        return float(costs.flat[best]), [int(first[best // second.shape[1]]), int(second.flat[best])]
+        return np.concatenate(parts, axis=1)
 
 
-def _dealt(packs: Packs, group: np.ndarray, lengths: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
-    """(pack, slot) int64 [n] of each sequence, where its group is int [n]; in a pack the longest comes first."""
+def _deal(packs: Packs, group: np.ndarray, lengths: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """Return pack and slot of each sequence, int64 [n], the longest first; group: of each sequence, int [n]."""
     every = [groups for groups, repeats in packs for _ in range(repeats)]
     groups = np.fromiter(chain.from_iterable(every), np.int64)
     places = np.repeat(np.arange(len(every)), [len(groups) for groups in every])
     pack = np.empty(len(lengths), np.int64)
     pack[np.argsort(group.ravel(), kind="stable")] = places[np.argsort(groups, kind="stable")]
     order = np.lexsort((-lengths, pack))
-    held = np.bincount(pack)
+    depths = np.bincount(pack)
+    firsts = np.repeat(np.cumsum(depths) - depths, depths)
     slot = np.empty(len(lengths), np.int64)
-    slot[order] = np.arange(len(lengths)) - np.repeat(np.cumsum(held) - held, held)
+    slot[order] = np.arange(len(lengths)) - firsts
     return pack, slot

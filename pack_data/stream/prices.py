@@ -18,7 +18,7 @@ from typing import List, NamedTuple, Optional
 
 import numpy as np
 
-from pack_data.solver.column_generation import DEEP, relax
+from pack_data.solver.column_generation import MOST_SINGLE_DEPTH, relax
 
 _GRID = 256  # steps of the grid of lengths, at most
 _PLAIN = 0.01  # share of tokens / S in the prices
@@ -68,7 +68,7 @@ def solve(counts: np.ndarray, S: int, depth: Optional[int]) -> np.ndarray:
 
 def scarce_seats(sequences: int, tokens: int, S: int, depth: Optional[int]) -> int:
     """How scarce seats are, 0 (free) to 4: sequences against the seats of the packs that their tokens fill."""
-    if depth is None or depth > DEEP:
+    if depth is None or depth > MOST_SINGLE_DEPTH:
         return 0
     used = sequences * S / (tokens * depth)
     return min(max(0, int((used - _FREE) / _LESS)), len(_SEAT) - 1)
@@ -108,7 +108,7 @@ def _tables(price: np.ndarray, known: np.ndarray, depth: Optional[int]) -> List[
     steps = len(price) - 1
     items = [(length, float(price[length])) for length in known.tolist() if price[length] > 0]
     nothing = np.zeros(steps + 1)
-    if depth is None or depth > DEEP:  # one table, for any number of sequences
+    if depth is None or depth > MOST_SINGLE_DEPTH:  # one table, for any number of sequences
         table = nothing
         lengths = np.array([length for length, _ in items], np.int64)
         values = np.array([value for _, value in items])

@@ -37,7 +37,7 @@ def test_squad():
     "S, depth, number", [(512, 3, 22_102), (384, 3, 12_481), (512, 2, 257), (512, 1, 1), (1, 3, 1), (2, 3, 2)]
 )
 def test_number_of_strategies(S, depth, number):
-    strategies = nnlshp.strategies_filling(S, depth)
+    strategies = nnlshp._strategies_filling(S, depth)
     assert len(strategies) == number == len(set(map(tuple, strategies.tolist())))
     assert (strategies.sum(axis=1) == S).all()
     assert (np.diff(strategies, axis=1) <= 0).all()
@@ -47,7 +47,7 @@ def test_number_of_strategies(S, depth, number):
 def test_strategies_by_exhaustive_search(S, depth):
     expected = {tuple(sorted((a, b, S - a - b), reverse=True)) for a in range(S + 1) for b in range(S + 1 - a)}
     expected = {lengths for lengths in expected if sum(length > 0 for length in lengths) <= depth}
-    assert set(map(tuple, nnlshp.strategies_filling(S, depth).tolist())) == expected
+    assert set(map(tuple, nnlshp._strategies_filling(S, depth).tolist())) == expected
 
 
 @settings(max_examples=20)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing.certificate import best_pack_value
 from pack_data.solver import column_generation
-from pack_data.solver.column_generation import PackTables, relax
+from pack_data.solver.column_generation import _PackTables, relax
 from tests.pack_data_strategies import histograms
 
 
@@ -41,7 +41,7 @@ def test_pack_tables_find_the_best_packs(one_at_a_time, priced, sequences):
     prices = np.maximum.accumulate(np.array([price for _, price in priced], float))
     S = 20
     capacities = np.arange(S + 1)
-    tables = PackTables(lengths, prices, S, sequences)
+    tables = _PackTables(lengths, prices, S, sequences)
     tables._single, tables._pieces = one_at_a_time, []  # otherwise a matter of cost, and at this size always the same
     values = tables.value(sequences, capacities)
     packs = tables.packs(sequences, capacities)
@@ -68,9 +68,9 @@ def test_sliding_windows_bound_the_best_packs(lengths, corners, sequences):
     every = np.arange(min(lengths), max(lengths) + 1)
     for occurring, equal in ((every, True), (np.array(sorted(lengths)), False)):
         prices = np.interp(occurring, every[[0, len(every) // 2, -1]], np.maximum.accumulate(corners))
-        windows = PackTables(occurring, prices, S, sequences)
+        windows = _PackTables(occurring, prices, S, sequences)
         windows._single, windows._pieces = True, column_generation._pieces(occurring, prices)
-        single = PackTables(occurring, prices, S, sequences)
+        single = _PackTables(occurring, prices, S, sequences)
         single._single, single._pieces = True, []
         assert len(windows._pieces) <= (3 if equal else len(occurring))
         found, least = (tables.value(sequences, np.arange(S + 1)) for tables in (windows, single))
@@ -98,10 +98,10 @@ def test_lengths_without_a_slot_share_a_row(histogram, data):
     lengths, weights = histogram.lengths, histogram.counts[histogram.lengths].astype(float)
     if not len(lengths):
         return
-    pool = column_generation.Pool(lengths, histogram.max_sequence_length)
+    pool = column_generation._Pool(lengths, histogram.max_sequence_length)
     drawn = data.draw(st.lists(st.lists(st.sampled_from([0, *lengths.tolist()]), min_size=3, max_size=3), max_size=5))
     pool.add(np.array(drawn + [[int(lengths[-1]), 0, 0]]))
-    merged, whole = pool.solve(weights), column_generation._solve_master(pool.matrix(pool.strategies), weights)
+    merged, whole = pool.solve(weights), column_generation._solve_master(pool.matrix(), weights)
     assert merged.value == pytest.approx(whole.value)
     assert weights @ merged.prices == pytest.approx(merged.value)  # strong duality, with a price for every length
     assert (np.diff(merged.prices) >= 0).all() and (pool.worth(merged.prices, pool.strategies) <= 1 + 1e-7).all()

@@ -1,4 +1,4 @@
-"""Packs filled to the last slot: nothing lost, no limit broken, near the bound where decreasing fits are not."""
+"""Packs filled exactly or evenly: nothing lost, no limit broken, near the bound where decreasing fits are not."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
-from pack_data.solver.filling import fill_exactly
+from pack_data.solver.filling import fill_evenly, fill_exactly
 from pack_data.solver.free_slots import longest_first
 from tests.pack_data_strategies import histograms
 
@@ -63,3 +63,27 @@ def test_a_single_sequence_is_no_pair(S):
     # Half the room twice needs two sequences of that length.
     packing = filled(LengthHistogram.from_lengths([1 + S // 2, S // 4 + 1], S), None)
     assert packing.packs <= 2
+
+
+def evenly(histogram, depth):
+    packing = Packing.of("evenly", histogram, depth, fill_evenly(histogram.counts, depth))
+    packing.check(histogram)
+    return packing
+
+
+@given(histograms(max_count=40), st.sampled_from([1, 2, 3, 4, 8]))
+def test_even_packs_hold_every_sequence_once(histogram, depth):
+    if histogram.sequences:
+        evenly(histogram, min(depth, histogram.max_sequence_length // histogram.shortest))
+
+
+def test_where_sequences_are_many_every_pack_is_as_deep_as_may_be():
+    # 8 packs of 10 sequences use a quarter of the slots; the four longest leave room for short ones only.
+    lengths = np.concatenate([np.random.default_rng(0).integers(1, 40, 76), [700, 710, 720, 730]])
+    assert evenly(LengthHistogram.from_lengths(lengths, 1000), 10).packs == 8
+
+
+def test_counts_of_10_to_the_15_are_whole():
+    counts = np.zeros(65, np.int64)
+    counts[[5, 11, 20, 33, 47]] = [10**15 + 1, 10**14 + 3, 10**14 + 7, 10**13 + 9, 10**13 + 11]
+    assert evenly(LengthHistogram(counts), 3).sequences == counts.sum()

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from pack_data import pack
-from pack_data.solver.two_capacities import Mix, TwoPrices, pack_two
+from pack_data.solver.two_capacities import TwoPrices, _Mix, pack_two
+from tests.refusals import refused
 
 NAMES = ("uniform", "images", "attention", "masked", "anti-correlated")
 
@@ -145,26 +146,26 @@ def test_a_dearer_price_is_refused():
     certificate = prices.certificate
     for factor in (1.01, 2):
         dearer = replace(certificate, prices=tuple(int(factor * price) + 1 for price in certificate.prices))
-        with pytest.raises(ValueError, match="more than 1"):
+        with refused("certificate", "more than 1"):
             replace(prices, certificate=dearer).prove(lengths, weights)
 
 
 @pytest.mark.parametrize(
-    "changed, said",
+    "changed, names",
     [
-        ({"k": 4096}, "half a pack"),
-        ({"k": -1}, "at least 0"),
-        ({"capacity": 7}, "other capacities"),
-        ({"second": Mix(2, 3, 1)}, "other capacities"),
-        ({"first": Mix(1, 0, 0)}, "at least 1"),
-        ({"first": Mix(1 << 60, 0, 1)}, "64-bit"),
+        ({"k": 4096}, ["k = 4096", "half a pack"]),
+        ({"k": -1}, ["k = -1"]),
+        ({"capacity": 7}, ["max_sequence_length", 7]),
+        ({"second": _Mix(2, 3, 1)}, ["max_sequence_length"]),
+        ({"first": _Mix(1, 0, 0)}, ["parts"]),
+        ({"first": _Mix(1 << 60, 0, 1)}, ["first", "64-bit"]),
     ],
 )
-def test_changed_prices_are_refused(changed, said):
+def test_changed_prices_are_refused(changed, names):
     _, _, prices = proven()
     certificate = replace(prices.certificate, max_sequence_length=prices.capacity)
-    prices = TwoPrices(4096, prices.capacity, Mix(1, 0, 1), 10, Mix(0, 1, 1), certificate)
-    with pytest.raises(ValueError, match=said):
+    prices = TwoPrices(4096, prices.capacity, _Mix(1, 0, 1), 10, _Mix(0, 1, 1), certificate)
+    with refused("certificate", *names):
         replace(prices, **changed)
 
 
@@ -197,21 +198,20 @@ def test_weights_follow_their_sequences_where_some_are_dropped_or_cut():
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, names",
     [
-        ({"weights": [1, 5, 0], "capacity": 4}, "sequence 1 has weight 5; weights go from 0 to capacity = 4"),
-        ({"weights": [1, -1, 0], "capacity": 4}, "sequence 1 has weight -1"),
-        ({"weights": [1, 2], "capacity": 4}, "2 weights for 3 lengths"),
-        ({"weights": [1, 2, 0.5], "capacity": 4}, "weights are whole numbers"),
-        ({"weights": [[1], [2, 3]], "capacity": 4}, "one whole number for each sequence"),
-        ({"weights": [1, 2, 0]}, "capacity = None"),
-        ({"weights": [1, 2, 0], "capacity": 0}, "capacity = 0"),
-        ({"capacity": 4}, "0 weights for 3 lengths"),
-        ({"weights": [5, 1, 9], "capacity": 4, "longer": "drop", "max_sequence_length": 2}, "sequence 2 has weight 9"),
-        ({"weights": [1, 1, 1], "capacity": 4, "longer": "split", "max_sequence_length": 2}, "weight of each piece"),
+        ({"weights": [1, 5, 0], "capacity": 4}, ["sequence 1", "weight 5", "capacity = 4"]),
+        ({"weights": [1, -1, 0], "capacity": 4}, ["sequence 1", "weight -1"]),
+        ({"weights": [1, 2], "capacity": 4}, ["2 weights", "3 lengths"]),
+        ({"weights": [1, 2, 0.5], "capacity": 4}, ["weights", "float64"]),
+        ({"weights": [[1], [2, 3]], "capacity": 4}, ["weights", "each sequence"]),
+        ({"weights": [1, 2, 0]}, ["capacity", None]),
+        ({"weights": [1, 2, 0], "capacity": 0}, ["capacity", 0]),
+        ({"capacity": 4}, ["0 weights", "3 lengths"]),
+        ({"weights": [5, 1, 9], "capacity": 4, "longer": "drop", "max_sequence_length": 2}, ["sequence 2", "weight 9"]),
+        ({"weights": [1, 1, 1], "capacity": 4, "longer": "split", "max_sequence_length": 2}, ["weight", "piece"]),
     ],
 )
-def test_what_does_not_fit_is_named(options, said):
-    with pytest.raises(ValueError, match=said) as caught:
+def test_what_does_not_fit_is_named(options, names):
+    with refused(*names):
         pack([3, 2, 2], **{"max_sequence_length": 8, **options})
-    assert "\n" not in str(caught.value)
