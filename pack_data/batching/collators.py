@@ -1,7 +1,7 @@
 """Examples of different lengths -> the arrays of one batch, for causal models.
 
-An example is a mapping with input_ids and, where they differ from them, labels: integers, equally many.  Labels are not
-shifted; the model does that, as Hugging Face models do.  All arrays are int64, except the cumulative lengths, which
+An example is a mapping with input_ids and, if they differ from them, labels: integers, equally many. Labels are not
+shifted; the model does that, as Hugging Face models do. All arrays are int64, except the cumulative lengths, which
 attention kernels take as int32.
 """
 
@@ -18,37 +18,41 @@ from pack_data.store.sequences import rounded_up
 
 Example = Mapping[str, Union[Sequence[int], np.ndarray]]
 
-
 _IGNORED = -100  # the label of a token that is not predicted
-_NO_VALUES = (str, bytes, abc.Mapping)  # have a length, and no values for tokens
+_WITHOUT_TOKEN_VALUES = (str, bytes, abc.Mapping)  # have a length, but no values for tokens
 
 
 def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
-    """The columns of an example with one value for each token of input_ids.
+    """Return the columns of an example with one value for each token of input_ids.
 
-    Raises ValueError for tokens in several dimensions, and for labels or a loss_mask of another length: left out in
-    silence, all tokens would be learnt.
+    name: of the example, for messages. Labels or a loss_mask of another length raise ValueError, because without them
+    all tokens would be learnt; so do input_ids of several dimensions.
     """
     ids = example["input_ids"]
     if getattr(ids, "ndim", 1) != 1 or len(ids) and np.ndim(ids[0]):
-        raise ValueError(f"{name}: input_ids has the shape {np.shape(ids)}; give one dimension")
-    found = {}
+        raise ValueError(f"{name}: input_ids has the shape {np.shape(ids)}; pass one dimension")
+    columns = {}
     for column, values in example.items():
-        listed = hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0 and not isinstance(values, _NO_VALUES)
-        if listed and len(values) == len(ids):
-            found[column] = values
-        elif listed and column in ("labels", "loss_mask"):
-            raise ValueError(f"{name} has {len(ids)} input_ids and {len(values)} {column}; give one for each token")
-    return found
+        is_list = hasattr(values, "__len__") and getattr(values, "ndim", 1) > 0
+        if not is_list or isinstance(values, _WITHOUT_TOKEN_VALUES):
+            continue
+        if len(values) == len(ids):
+            columns[column] = values
+        elif column in ("labels", "loss_mask"):
+            raise ValueError(f"{name} has {len(ids)} input_ids and {len(values)} {column}; pass one for each token")
+    return columns
 
 
-def alike(parts: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
-    """The examples, or rows, with labels and a loss_mask in all where one has them: what has none learns its tokens."""
-    found = list(parts)
-    for column, of in (("labels", np.asarray), ("loss_mask", np.ones_like)):
-        if any(column in part for part in found):
-            found = [part if column in part else {**part, column: of(part["input_ids"])} for part in found]
-    return found
+def alike(examples: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
+    """Return the examples with labels and a loss_mask in all if one has them: without them all tokens are learnt."""
+    completed = list(examples)
+    for column, default in (("labels", np.asarray), ("loss_mask", np.ones_like)):
+        if not any(column in example for example in completed):
+            continue
+        for number, example in enumerate(completed):
+            if column not in example:
+                completed[number] = {**example, column: default(example["input_ids"])}
+    return completed
 
 
 def _padding(tokens: int, pad_id: int) -> Dict[str, np.ndarray]:
@@ -56,10 +60,7 @@ def _padding(tokens: int, pad_id: int) -> Dict[str, np.ndarray]:
 
 
 def _columns(examples: Sequence[Example], pad_id: int) -> List[Dict[str, np.ndarray]]:
-    """input_ids and labels of each example; without any example, one padding token that is not predicted.
-
-    Raises ValueError for an empty example, and for labels of another length.
-    """
+    """Return input_ids and labels of each example; for no examples, one padding token that is not predicted."""
     columns = []
     for number, example in enumerate(examples):
         ids = np.asarray(example["input_ids"], np.int64)
@@ -67,7 +68,7 @@ def _columns(examples: Sequence[Example], pad_id: int) -> List[Dict[str, np.ndar
         if ids.ndim != 1 or not len(ids) or len(labels) != len(ids):
             raise ValueError(
                 f"example {number} of the batch has {len(ids)} input_ids and {len(labels)} labels; "
-                "must be equally many, in one dimension, and at least 1"
+                "pass equally many, in one dimension, and at least 1"
             )
         columns.append({"input_ids": ids, "labels": labels})
     return columns or [_padding(1, pad_id)]
@@ -81,74 +82,102 @@ def padding_free_batch(
     multiple_of: int = 1,
     causal: bool = True,
 ) -> Dict[str, np.ndarray]:
-    """All examples in one row, without padding.  ("Enhancing Training Efficiency Using Packing ...", section 3.4.)
+    """Join all examples in one row, without padding.
 
-    input_ids, labels, position_ids [1, tokens]; cumulative_lengths int32 [examples + 1], from 0 to tokens; max_length,
-    tokens of the longest example.  position_ids begin at 0 in each example.  The first label of each example is
-    -100, because the token before it belongs to another example; not so with causal=False, for masked models.
-    slots: tokens of every row, where all rows must have one shape.  Each padding token is an example of its own.
-    Raises ValueError where the examples have more tokens.
-    multiple_of: each example begins at a multiple of it, and the row ends at one.  The padding behind an example is an
-    example of its own.
+    Source: "Enhancing Training Efficiency Using Packing with Flash Attention", section 3.4.
+
+    Args:
+        examples: mappings with input_ids and, if they differ from them, labels.
+        pad_id: token id of padding.
+        slots: tokens of every row, if all rows must have one shape. Each padding token is an example of its own.
+        multiple_of: each example begins at a multiple of it, and the row ends at one. The padding behind an example is
+            an example of its own.
+        causal: False for masked models, which predict the first token of an example as well.
+
+    Returns:
+        input_ids, labels, position_ids [1, tokens]; cumulative_lengths int32 [examples + 1], from 0 to tokens; and
+        max_length, tokens of the longest example. position_ids begin at 0 in each example. The first label of each
+        example is -100, because the token before it belongs to another example.
+
+    Raises:
+        ValueError: an example is empty or has labels of another length, or the examples have more tokens than slots.
     """
-    columns, multiple_of = _columns(examples, pad_id), whole_number("multiple_of", multiple_of, least=1)
+    columns = _columns(examples, pad_id)
+    multiple_of = whole_number("multiple_of", multiple_of, least=1)
+    if (slots or 0) % multiple_of:
+        raise ValueError(f"slots is {slots}, which is no multiple of {multiple_of} = multiple_of; choose another")
     if multiple_of > 1:
-        if (slots or 0) % multiple_of:
-            raise ValueError(f"slots is {slots}, which is no multiple of {multiple_of} = multiple_of; choose another")
-        gaps = [-len(column["input_ids"]) % multiple_of for column in columns]
-        pairs = [[column, _padding(gap, pad_id)] for column, gap in zip(columns, gaps)]
-        columns = [column for pair in pairs for column in pair if len(column["input_ids"])]
+        aligned = []
+        for column in columns:
+            aligned.append(column)
+            gap = -len(column["input_ids"]) % multiple_of
+            if gap:
+                aligned.append(_padding(gap, pad_id))
+        columns = aligned
     if slots is not None:
-        missing = slots - sum(len(column["input_ids"]) for column in columns)
-        if missing < 0:
-            raise ValueError(f"the examples of a row have {slots - missing} tokens, slots is {slots}; make it larger")
-        columns += _columns([], pad_id) * missing
+        tokens = sum(len(column["input_ids"]) for column in columns)
+        if tokens > slots:
+            raise ValueError(f"the examples of a row have {tokens} tokens, slots is {slots}; make it larger")
+        columns += [_padding(1, pad_id)] * (slots - tokens)
+
     lengths = np.array([len(column["input_ids"]) for column in columns])
     ends = np.cumsum(lengths)
+    starts = ends - lengths
     labels = np.concatenate([column["labels"] for column in columns])
     if causal:
-        labels[ends - lengths] = _IGNORED
+        labels[starts] = _IGNORED
     return {
         "input_ids": np.concatenate([column["input_ids"] for column in columns])[None],
         "labels": labels[None],
-        "position_ids": (np.arange(ends[-1]) - np.repeat(ends - lengths, lengths))[None],
+        "position_ids": (np.arange(ends[-1]) - np.repeat(starts, lengths))[None],
         "cumulative_lengths": np.concatenate([[0], ends]).astype(np.int32),
         "max_length": np.asarray(lengths.max()),
     }
 
 
 def padded_batch(examples: Sequence[Example], *, pad_id: int = 0, multiple_of: int = 1) -> Dict[str, np.ndarray]:
-    """One row an example, padded on the right to the longest, rounded up to a multiple of `multiple_of`.
+    """Pad each example on the right to the longest, one row for each.
 
-    input_ids, attention_mask, labels, position_ids [rows, longest].  Padding has label -100 and position 0.
-    A batch without examples has one token with attention_mask 1, as some kernels return NaN for a row of zeros.
+    Args:
+        examples: mappings with input_ids and, if they differ from them, labels.
+        pad_id: token id of padding.
+        multiple_of: the row length is rounded up to a multiple of it.
+
+    Returns:
+        input_ids, attention_mask, labels, position_ids [rows, longest]. Padding has label -100 and position 0. A batch
+        without examples has one token with attention_mask 1, as some kernels return NaN for a row of zeros.
+
+    Raises:
+        ValueError: an example is empty or has labels of another length.
     """
-    columns, multiple_of = _columns(examples, pad_id), whole_number("multiple_of", multiple_of, least=1)
+    columns = _columns(examples, pad_id)
+    multiple_of = whole_number("multiple_of", multiple_of, least=1)
     lengths = np.array([len(column["input_ids"]) for column in columns])
     longest = int(rounded_up(lengths, multiple_of).max())
-    real = np.arange(longest) < lengths[:, None]
+    is_token = np.arange(longest) < lengths[:, None]
     batch = {
-        "input_ids": np.full(real.shape, pad_id, np.int64),
-        "attention_mask": real.astype(np.int64),
-        "labels": np.full(real.shape, _IGNORED, np.int64),
-        "position_ids": np.where(real, np.arange(longest), 0),
+        "input_ids": np.full(is_token.shape, pad_id, np.int64),
+        "attention_mask": is_token.astype(np.int64),
+        "labels": np.full(is_token.shape, _IGNORED, np.int64),
+        "position_ids": np.where(is_token, np.arange(longest), 0),
     }
     for name in ("input_ids", "labels"):
-        batch[name][real] = np.concatenate([column[name] for column in columns])
+        batch[name][is_token] = np.concatenate([column[name] for column in columns])
     return batch
 
 
 def collate(way: Way, batch: Batch, dataset: Sequence[Example], pad_id: int = 0) -> Dict[str, np.ndarray]:
-    """The arrays of one batch of a plan.
+    """Return the arrays of one batch of a plan.
 
     A padded row of several pieces is one text to the model: nothing tells the pieces apart.
     """
-    rows = [
-        [{name: values[piece.start : piece.stop] for name, values in dataset[piece.example].items()} for piece in row]
-        for row in batch
-    ]
-    if way.padding_free:
-        pieces = [piece for row in rows for piece in row]
-        return padding_free_batch(pieces, pad_id=pad_id)
-    texts = [{name: np.concatenate([piece[name] for piece in row]) for name in row[0]} for row in rows]
-    return padded_batch(texts, pad_id=pad_id)
+    texts = []
+    for row in batch:
+        pieces = []
+        for number, start, stop in row:
+            pieces.append({name: values[start:stop] for name, values in dataset[number].items()})
+        if way.padding_free:
+            texts += pieces
+        else:
+            texts.append({name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
+    return padding_free_batch(texts, pad_id=pad_id) if way.padding_free else padded_batch(texts, pad_id=pad_id)

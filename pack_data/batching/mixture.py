@@ -1,4 +1,4 @@
-"""Several data sets of packs as one, in shares of your choice; the order follows from the seed and the place alone.
+"""Several data sets of packs as one, in chosen shares; the order follows from the seed and the place alone.
 
     mixture = PackMixture([PackDataset("data/web"), PackDataset("data/code")], weights=[3, 1], seed=1)
     batches = mixture.batches(64, rank=rank, ranks=8)                      # 64 rows an update, 8 of them on each rank
@@ -18,152 +18,181 @@ import numpy as np
 from pack_data.batching.pack_dataset import PackDataset
 from pack_data.reading.fields import named, whole_number
 
+_ROUNDS = 6  # of the Feistel network that shuffles the rows of a data set
+
 
 class PackMixture:
     """A map-style data set over the rows of several, one data set after another, and their mixed order.
 
-    data_sets: of one kind, each with the same columns; those of BERT with rows of one shape. weights: the share of each
-    in the rows, as numbers above 0; None: its rows, so that an epoch of `len(mixture)` rows shows each row once.
     Of the first n rows each data set has its share to within as many rows as there are data sets. It shows all its rows
-    once, in an order of their own, before it begins again in another one.
+    once, in an order of its own, before it begins again in another one.
+
+    Args:
+        data_sets: of one kind, each with the same columns; those of BERT with rows of one shape.
+        weights: share of each data set in the rows, numbers above 0. None takes the number of its rows, so that an
+            epoch of `len(mixture)` rows shows each row once.
+        seed: seed of the order.
+
+    Raises:
+        ValueError: a data set is empty or has other columns, or a weight is not above 0.
     """
 
     def __init__(
         self, data_sets: Sequence[PackDataset], weights: Optional[Sequence[float]] = None, *, seed: int = 0
     ) -> None:
-        self._data_sets, self.seed = list(data_sets), whole_number("seed", seed, least=0, most=2**64 - 1)
-        self._sizes = np.array([len(each) for each in self._data_sets], np.int64)
+        self.seed = whole_number("seed", seed, least=0, most=2**64 - 1)
+        self._data_sets = list(data_sets)
+        self._sizes = np.array([len(data_set) for data_set in self._data_sets], np.int64)
         if not len(self._sizes) or not self._sizes.all():
             raise ValueError("a mixture needs data sets, each with a row; leave empty ones out")
         shares = np.array(self._sizes if weights is None else weights, np.float64)
         if shares.shape != self._sizes.shape or not (np.isfinite(shares) & (shares > 0)).all():
-            raise ValueError(
-                f"weights are {weights}: one number above 0 is needed for each of {len(self._sizes)} data sets"
-            )
+            raise ValueError(f"weights are {weights}; pass one number above 0 for each of {len(self._sizes)} data sets")
         self._shares = shares / shares.sum()
         self._starts = np.cumsum(self._sizes) - self._sizes
-        shapes = [{name: each.is_bert and values.shape for name, values in each[0].items()} for each in self._data_sets]
-        for number, shape in enumerate(shapes):
-            if shape != shapes[0]:
-                raise ValueError(f"data set {number} has the columns {shape}, data set 0 {shapes[0]}; build both alike")
+        first = _columns_of(self._data_sets[0])
+        for number, data_set in enumerate(self._data_sets):
+            columns = _columns_of(data_set)
+            if columns != first:
+                raise ValueError(f"data set {number} has the columns {columns}, data set 0 {first}; build both alike")
 
     def __len__(self) -> int:
         return int(self._sizes.sum())
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64 [rows]: real tokens of each row."""
-        return np.concatenate([each.lengths for each in self._data_sets])
+        """Real tokens of each row, int64 [rows]."""
+        return np.concatenate([data_set.lengths for data_set in self._data_sets])
 
     def __getitem__(self, number: int) -> Dict[str, np.ndarray]:
         return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> List[Dict[str, np.ndarray]]:
-        """Rows of any of the data sets, each of which is asked once."""
-        asked = np.asarray(numbers, np.int64)
-        if len(asked) and not 0 <= asked.min() <= asked.max() < len(self):
-            raise IndexError(f"rows {asked.min()} to {asked.max()} were asked for; there are rows 0 to {len(self) - 1}")
-        source = np.searchsorted(self._starts, asked, side="right") - 1
-        rows: List[Dict[str, np.ndarray]] = [{}] * len(asked)
-        for each in np.unique(source).tolist():
-            places = np.flatnonzero(source == each)
-            own = (asked[places] - self._starts[each]).tolist()
-            for place, row in zip(places.tolist(), self._data_sets[each].__getitems__(own)):
+        """Return rows of any of the data sets, each of which is read once."""
+        wanted = np.asarray(numbers, np.int64)
+        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self):
+            raise IndexError(f"rows {wanted.min()} to {wanted.max()}: out of range; rows are 0 to {len(self) - 1}")
+        sources = np.searchsorted(self._starts, wanted, side="right") - 1
+        rows: List[Dict[str, np.ndarray]] = [{}] * len(wanted)
+        for source in np.unique(sources).tolist():
+            places = np.flatnonzero(sources == source)
+            numbers_there = (wanted[places] - self._starts[source]).tolist()
+            rows_there = self._data_sets[source].__getitems__(numbers_there)
+            for place, row in zip(places.tolist(), rows_there):
                 rows[place] = row
         return rows
 
     def collate(self, rows: Sequence[Dict[str, np.ndarray]]) -> Dict[str, Any]:
-        """As `PackDataset.collate`, of the first data set."""
+        """Return a batch of rows, as `PackDataset.collate`."""
         return self._data_sets[0].collate(rows)
 
     def order(self, first: int, count: int) -> np.ndarray:
-        """The numbers of the rows at the places from `first` on, int64 [count]."""
-        source, draw = self._draws(first, count)
-        times, place = np.divmod(draw, self._sizes[source])
-        key = _mixed(
-            _mixed(_mixed(np.uint64(self.seed) + np.zeros(count, np.uint64)) ^ source.astype(np.uint64))
-            ^ times.astype(np.uint64)
-        )
-        return self._starts[source] + _shuffled(place, self._sizes[source], key)
+        """Return the numbers of the rows at the places from `first` on, int64 [count]."""
+        sources, draws = self._draws(first, count)
+        passes, places = np.divmod(draws, self._sizes[sources])
+        keys = _mixed(np.full(count, self.seed, np.uint64))
+        keys = _mixed(keys ^ sources.astype(np.uint64))
+        keys = _mixed(keys ^ passes.astype(np.uint64))
+        return self._starts[sources] + _shuffled(places, self._sizes[sources], keys)
 
     def _draws(self, first: int, count: int) -> Tuple[np.ndarray, np.ndarray]:
-        """For each place the data set, and how many rows of it came before: int64 [count] both.
+        """Return for each place the data set, and how many rows of it came before: int64 [count] both.
 
-        The j-th row of a data set of share w stands at (j + 1/2) / w; the places are these numbers in order. Where n
-        rows have come, each data set has its share of n to within half the number of data sets and a half, so that few
-        numbers beside those of the places have to be sorted.
+        The j-th row of a data set of share w stands at (j + 1/2) / w; the places are these numbers in order. After n
+        rows, each data set has its share of n to within half the number of data sets and a half, so that few other
+        numbers than those of the places have to be sorted.
         """
         slack = len(self._sizes) + 1
         low = np.maximum(0, np.floor(first * self._shares).astype(np.int64) - slack)
         high = np.ceil((first + count) * self._shares).astype(np.int64) + slack
-        source = np.repeat(np.arange(len(low)), high - low)
-        draw = np.arange(len(source)) - np.repeat(np.cumsum(high - low) - high, high - low)
-        order = np.lexsort((source, (draw + 0.5) / self._shares[source]))
-        own = order[first - int(low.sum()) :][:count]
-        return source[own], draw[own]
+        numbers = high - low
+        sources = np.repeat(np.arange(len(low)), numbers)
+        draws = np.arange(len(sources)) - np.repeat(np.cumsum(numbers) - high, numbers)
+        order = np.lexsort((sources, (draws + 0.5) / self._shares[sources]))
+        before = int(low.sum())
+        chosen = order[first - before :][:count]
+        return sources[chosen], draws[chosen]
 
     def batches(
         self, rows: int, *, rank: int = 0, ranks: int = 1, state: Optional[Mapping[str, Any]] = None
     ) -> Iterator[List[int]]:
-        """The rows of one rank, update after update, without end: `batch_sampler` of a DataLoader.
+        """Yield the rows of one rank, update after update, without end: the `batch_sampler` of a DataLoader.
 
-        rows: of an update, on all ranks together; which they are does not depend on the ranks. state: of `state_at`.
-        ValueError where the rows cannot be shared equally, or where the state is of another mixture.
+        Args:
+            rows: rows of an update, on all ranks together; which they are does not depend on the ranks.
+            rank: number of this process, from 0.
+            ranks: processes that share each update.
+            state: where to begin, from `state_at`.
+
+        Raises:
+            ValueError: the rows cannot be shared equally, or the state is of another mixture.
         """
-        rows, ranks = whole_number("rows", rows, least=1), whole_number("ranks", ranks, least=1)
+        rows = whole_number("rows", rows, least=1)
+        ranks = whole_number("ranks", ranks, least=1)
         if rows % ranks or not 0 <= rank < ranks:
             raise ValueError(
-                f"{rows} rows on rank {rank} of {ranks}: give a multiple of the ranks, and a rank below them"
+                f"{rows} rows on rank {rank} of {ranks}: pass a multiple of the ranks, and a rank below them"
             )
         place = 0
         if state is not None:
-            own = self.state_at(0)["mixture"]
-            if state.get("mixture") != own:
+            mixture = self.state_at(0)["mixture"]
+            if state.get("mixture") != mixture:
                 raise ValueError(
-                    f"the state is of mixture {named(state.get('mixture'))}, this one is {own}: other data sets, "
-                    "weights or seed"
+                    f"the state is of mixture {named(state.get('mixture'))}, this one is {mixture}: other data sets, "
+                    "weights or seed; pass those that the state was taken with"
                 )
             place = whole_number("place of the state", state.get("place"), least=0)
-        return self._batches(place + rank * (rows // ranks), rows, rows // ranks)
+        share = rows // ranks
+        return self._batches(place + rank * share, rows, share)
 
-    def _batches(self, place: int, step: int, own: int) -> Iterator[List[int]]:
+    def _batches(self, place: int, step: int, share: int) -> Iterator[List[int]]:
         while True:
-            yield self.order(place, own).tolist()
+            yield self.order(place, share).tolist()
             place += step
 
     def state_at(self, place: int) -> Dict[str, Any]:
-        """Plain values to go on with after `place` rows, of all ranks together."""
-        said = repr((self.seed, self._sizes.tolist(), [each.hex() for each in self._shares.tolist()]))
+        """Return the state after `place` rows of all ranks together, in plain values."""
+        identity = repr((self.seed, self._sizes.tolist(), [share.hex() for share in self._shares.tolist()]))
         return {
             "place": whole_number("place", place, least=0),
-            "mixture": hashlib.sha256(said.encode()).hexdigest()[:16],
+            "mixture": hashlib.sha256(identity.encode()).hexdigest()[:16],
         }
 
 
+def _columns_of(data_set: PackDataset) -> Dict[str, Any]:
+    """Return the columns of a data set; of BERT, with their shapes."""
+    return {name: data_set.is_bert and values.shape for name, values in data_set[0].items()}
+
+
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """Other 64 bits for each value, one to one (the last steps of splitmix64: Steele, Lea and Flood 2014)."""
+    """Return other 64 bits for each value, one to one (splitmix64: Steele, Lea and Flood, 2014)."""
     with np.errstate(over="ignore"):
         values = values + np.uint64(0x9E3779B97F4A7C15)
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    found: np.ndarray = values ^ (values >> np.uint64(31))
-    return found
+    mixed: np.ndarray = values ^ (values >> np.uint64(31))
+    return mixed
 
 
 def _shuffled(places: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """For each place below its size another one, one to one for one key: int64, as the places.
+    """Return another place for each place below its size, one to one for one key: int64, as the places.
 
-    Six rounds of a Feistel network on the smallest square of a power of two that holds the size; what falls beyond the
-    size goes through it again (Black and Rogaway, Ciphers with arbitrary finite domains, 2002).
+    A Feistel network on the smallest square of a power of two that holds the size; what falls beyond the size goes
+    through it again (Black and Rogaway, Ciphers with arbitrary finite domains, 2002).
     """
-    half = (np.ceil(np.log2(np.maximum(sizes, 2))).astype(np.uint64) + np.uint64(1)) >> np.uint64(1)
-    mask = (np.uint64(1) << half) - np.uint64(1)
-    found, waiting = places.astype(np.uint64), np.arange(len(places))
+    bits = np.ceil(np.log2(np.maximum(sizes, 2))).astype(np.uint64)
+    half_bits = (bits + np.uint64(1)) >> np.uint64(1)
+    masks = (np.uint64(1) << half_bits) - np.uint64(1)
+    shuffled = places.astype(np.uint64)
+    waiting = np.arange(len(places))
     while len(waiting):
-        values, own, key, low = found[waiting], half[waiting], keys[waiting], mask[waiting]
-        left, right = values >> own, values & low
-        for round_ in range(6):
-            left, right = right, left ^ (_mixed(right ^ _mixed(key ^ np.uint64(round_))) & low)
-        found[waiting] = (left << own) | right
-        waiting = waiting[found[waiting] >= sizes[waiting].astype(np.uint64)]
-    return found.astype(np.int64)
+        half = half_bits[waiting]
+        mask = masks[waiting]
+        left = shuffled[waiting] >> half
+        right = shuffled[waiting] & mask
+        for round_ in range(_ROUNDS):
+            mixed = _mixed(right ^ _mixed(keys[waiting] ^ np.uint64(round_))) & mask
+            left, right = right, left ^ mixed
+        shuffled[waiting] = (left << half) | right
+        waiting = waiting[shuffled[waiting] >= sizes[waiting].astype(np.uint64)]
+    return shuffled.astype(np.int64)

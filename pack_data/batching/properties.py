@@ -1,6 +1,6 @@
-"""What a way of making batches does to the examples, measured on the batches that it makes.
+"""The effects of a way of making batches on the examples, measured on the batches that it makes.
 
-In the examples used here, each token is its own number in the whole data set.  So every token of a batch shows which
+In the examples used here, each token is its own number in the whole data set. So every token of a batch shows which
 example it comes from.
 """
 
@@ -18,8 +18,8 @@ _SORTED_DEVIATIONS = 4.0
 _PAD = -1
 
 
-class Properties(NamedTuple):
-    """The five columns of the table."""
+class _Properties(NamedTuple):
+    """The five columns of the paper's table."""
 
     variable_length_kernel: bool  # a batch has cumulative lengths, and no mask
     correct_position_ids: bool  # positions count from the first token of each example in the row
@@ -35,7 +35,7 @@ class WayReport(NamedTuple):
     """One epoch of a way: its properties and its cost."""
 
     way: str
-    properties: Properties
+    properties: _Properties
     steps: int  # batches of each rank
     rows: int
     tokens: int  # real ones
@@ -45,59 +45,80 @@ class WayReport(NamedTuple):
     attention_balance: float  # sum of squared lengths of the busiest rank over the ranks' mean; mean over the steps
 
 
-def _runs(ids: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """Where in a row the pieces of examples begin: int64 [pieces].
+class _Epoch:
+    """The batches of an epoch, measured one after another."""
 
-    ids: the row's token numbers.  begins: the first token number of each example.
-    """
-    which = np.searchsorted(begins, ids, side="right") - 1
-    broken = np.ones(len(ids), bool)
-    broken[1:] = (which[1:] != which[:-1]) | (ids[1:] != ids[:-1] + 1)
-    return np.flatnonzero(broken)
+    def __init__(self, lengths: np.ndarray) -> None:
+        self._begins = np.cumsum(lengths) - lengths  # first token number of each example
+        self.seen = np.zeros(int(lengths.sum()), np.int64)  # times that each token was in a batch
+        self.pieces = np.zeros(len(lengths), np.int64)  # of each example
+        self.slots = 0
+        self.kernel = True
+        self.positions_right = True
+        self.isolated = True
+
+    def dataset(self) -> List[Dict[str, np.ndarray]]:
+        """Return the examples, in which each token is its own number."""
+        return [{"input_ids": ids} for ids in np.split(np.arange(len(self.seen)), self._begins[1:])]
+
+    def measure(self, batch: Dict[str, np.ndarray]) -> Tuple[int, int, int]:
+        """Measure a batch; return its attention work, tokens and pieces."""
+        self.slots += batch["input_ids"].size
+        self.kernel &= "cumulative_lengths" in batch and "attention_mask" not in batch
+        work = tokens = pieces = 0
+        for ids, positions in _attended(batch):
+            is_token = ids != _PAD
+            ids, positions = ids[is_token], positions[is_token]
+            if not len(ids):
+                continue
+            self.seen[ids] += 1
+            examples = np.searchsorted(self._begins, ids, side="right") - 1
+            is_first = np.ones(len(ids), bool)
+            is_first[1:] = (examples[1:] != examples[:-1]) | (ids[1:] != ids[:-1] + 1)
+            firsts = np.flatnonzero(is_first)
+            owners = examples[firsts]
+            np.add.at(self.pieces, owners, 1)
+            self.isolated &= len(np.unique(owners)) == 1
+            counted = np.arange(len(ids)) - np.repeat(firsts, np.diff(np.append(firsts, len(ids))))
+            self.positions_right &= bool((positions == counted).all())
+            work += len(ids) ** 2
+            tokens += len(ids)
+            pieces += len(owners)
+        return work, tokens, pieces
 
 
 def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0) -> WayReport:
-    """Make every batch of an epoch and measure it.  Raises ValueError if a token is missing or comes twice."""
-    plan, lengths = way.plan(lengths, options, epoch), np.asarray(lengths, np.int64)
-    begins = np.cumsum(lengths) - lengths
-    dataset = [{"input_ids": np.arange(begin, begin + length)} for begin, length in zip(begins, lengths)]
-    seen = np.zeros(int(lengths.sum()), np.int64)
-    pieces = np.zeros(len(lengths), np.int64)
-    kernel = positions_right = isolated = True
-    slots = 0
+    """Make every batch of an epoch and measure it.
+
+    Args:
+        way: one of the nine ways.
+        lengths: tokens of each example, integers [examples].
+        options: batch size, longest sequence, ranks and seed.
+        epoch: number of the epoch, from 0.
+
+    Raises:
+        ValueError: a token is missing or comes twice.
+    """
+    plan = way.plan(lengths, options, epoch)
+    measured = _Epoch(np.asarray(lengths, np.int64))
+    dataset = measured.dataset()
     balances: List[float] = []
     means: List[float] = []
     for step in range(plan.steps):
-        work, tokens, examples = [], 0, 0
-        for rank in range(options.ranks):
-            batch = collate(way, plan.batch(step, rank), dataset, pad_id=_PAD)
-            slots += batch["input_ids"].size
-            kernel &= "cumulative_lengths" in batch and "attention_mask" not in batch
-            work.append(0)
-            for ids, positions in _attended(batch):
-                ids, positions = ids[ids != _PAD], positions[ids != _PAD]
-                if not len(ids):
-                    continue
-                seen[ids] += 1
-                firsts = _runs(ids, begins)
-                owners = np.searchsorted(begins, ids[firsts], side="right") - 1
-                np.add.at(pieces, owners, 1)
-                isolated &= len(np.unique(owners)) == 1
-                counted = np.arange(len(ids)) - np.repeat(firsts, np.diff(np.append(firsts, len(ids))))
-                positions_right &= bool((positions == counted).all())
-                work[-1] += len(ids) ** 2
-                tokens += len(ids)
-                examples += len(owners)
+        batches = [collate(way, plan.batch(step, rank), dataset, pad_id=_PAD) for rank in range(options.ranks)]
+        work, tokens, pieces = zip(*map(measured.measure, batches))
         balances.append(max(work) * options.ranks / sum(work))
-        means.append(tokens / examples)
+        means.append(sum(tokens) / sum(pieces))
+
+    seen = measured.seen
     if not (seen == 1).all():
         wrong = int(np.flatnonzero(seen != 1)[0])
         raise ValueError(f"{way.name}: token {wrong} comes {int(seen[wrong])} times in an epoch")
-    properties = Properties(
-        variable_length_kernel=kernel,
-        correct_position_ids=positions_right,
-        no_cross_attention=isolated,
-        no_broken_example=bool((pieces == 1).all()),
+    properties = _Properties(
+        variable_length_kernel=measured.kernel,
+        correct_position_ids=measured.positions_right,
+        no_cross_attention=measured.isolated,
+        no_broken_example=bool((measured.pieces == 1).all()),
         no_sorting=not _sorted(np.array(means)),
     )
     return WayReport(
@@ -106,15 +127,15 @@ def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0)
         steps=plan.steps,
         rows=len(plan.rows) - 1,
         tokens=len(seen),
-        slots=slots,
-        efficiency=len(seen) / slots,
+        slots=measured.slots,
+        efficiency=len(seen) / measured.slots,
         fill=len(seen) / (plan.steps * options.ranks * options.capacity),
         attention_balance=float(np.mean(balances)),
     )
 
 
 def _attended(batch: Dict[str, np.ndarray]) -> Iterator[Tuple[np.ndarray, np.ndarray]]:
-    """input_ids and position_ids of each group of tokens that may attend to each other."""
+    """Yield input_ids and position_ids of each group of tokens that may attend to each other."""
     if "cumulative_lengths" in batch:
         ends = batch["cumulative_lengths"]
         for begin, end in zip(ends[:-1], ends[1:]):
@@ -125,14 +146,15 @@ def _attended(batch: Dict[str, np.ndarray]) -> Iterator[Tuple[np.ndarray, np.nda
 
 
 def _sorted(means: np.ndarray) -> bool:
-    """Whether the mean lengths of the steps follow an order.
+    """Return True if the mean lengths of the steps follow an order.
 
-    In a random order, each mean is as often below as above the one before.  The number of falls among n numbers in
-    random order has variance (n + 1) / 12 (Eulerian numbers).  Below about 30 steps no order can show.
+    In a random order, each mean is as often below as above the one before. The number of falls among n numbers in
+    random order has variance (n + 1) / 12 (Eulerian numbers). Below about 30 steps no order can show.
     """
     changes = np.diff(means)
     changes = changes[changes != 0]
     if not len(changes):
         return False
+    falls = (changes < 0).sum()
     deviation = np.sqrt((len(changes) + 2) / 12)
-    return bool(abs((changes < 0).sum() - len(changes) / 2) > _SORTED_DEVIATIONS * deviation)
+    return bool(abs(falls - len(changes) / 2) > _SORTED_DEVIATIONS * deviation)

@@ -22,13 +22,20 @@ class IndexBatchSampler:
             sampler.set_epoch(epoch)      # without it each iteration is the next epoch
             for inputs in loader: ...
 
-    lengths: tokens of every example of a map-style data set, integers [examples], the same on every rank.
-    rank: None gives the batches of all ranks in turn, step by step, for Accelerate, which deals them out itself.
-    longer: what becomes of an example of more than max_sequence_length tokens, a rule of `pack_data.lengths.overlong`:
-    raise, truncate, split or drop; `sampler.longer` counts and says it.
+    A number below the number of examples is a whole example of the data set. If examples are cut, by `longer` or by a
+    way that breaks them, only `sampler.view(dataset)` can read the numbers.
 
-    A number below the number of examples is a whole example of the data set.  Where examples are cut, by `longer` or by
-    a way that breaks them, only `sampler.view(dataset)` knows the numbers.
+    Args:
+        way: name of one of the nine ways, see `WAYS`.
+        lengths: tokens of every example of a map-style data set, integers [examples], the same on every rank.
+        options: batch size, longest sequence, ranks and seed.
+        rank: number of this process, from 0. None gives the batches of all ranks in turn, step by step, for Accelerate,
+            which deals them out itself.
+        longer: rule of `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens: raise,
+            truncate, split or drop; `sampler.longer` counts them.
+
+    Raises:
+        ValueError: the way is unknown, the rank or a length is out of range.
     """
 
     def __init__(
@@ -36,18 +43,21 @@ class IndexBatchSampler:
     ) -> None:
         if rank is not None and not 0 <= rank < options.ranks:
             raise ValueError(f"rank is {rank}, must be 0 to {options.ranks - 1}")
-        self.way, self.options, self.rank = get_way(way), options, rank
+        self.way = get_way(way)
+        self.options = options
+        self.rank = rank
         self._fitted = fit(lengths, options.max_sequence_length, longer)
-        self._whole = np.asarray(lengths, np.int64)
-        self._sizes = len(self._whole), int(self._whole.max(initial=0))  # of the data set, and of its longest example
-        self._pending = False  # whether a place inside an epoch was loaded, and no batch taken since
+        self._lengths = np.asarray(lengths, np.int64)  # of the data set
+        self._longest = int(self._lengths.max(initial=0))
+        self._pending = False  # True if a place inside an epoch was loaded, and no batch taken since
         self._epoch = -1
         self._go_to(0, 0)
 
     def _go_to(self, epoch: int, step: int) -> None:
         if epoch != self._epoch:
             self._plan = self.way.plan(self._fitted.lengths, self.options, epoch)
-        self._epoch, self._step = epoch, step
+        self._epoch = epoch
+        self._step = step
 
     @property
     def epoch(self) -> int:
@@ -56,33 +66,39 @@ class IndexBatchSampler:
 
     @property
     def longer(self) -> Longer:
-        """How many examples are longer than a row, and what became of them."""
+        """Number of examples that are longer than a row, and the rule for them."""
         return self._fitted.longer
 
     @property
     def sampler(self) -> IndexBatchSampler:
-        """Itself: Accelerate hands the number of an epoch to the `sampler` of a batch sampler that it has wrapped."""
+        """Itself: Accelerate sets the epoch on the `sampler` of a batch sampler that it has wrapped."""
         return self
 
-    def view(self, dataset: Any) -> PieceView:
-        """The data set that the numbers are of.  Raises ValueError where it has another number of examples."""
-        return PieceView(dataset, *self._sizes)
+    def view(self, dataset: Any) -> _PieceView:
+        """Return a view of the data set that reads the numbers of the batches.
+
+        Raises:
+            ValueError: the data set has another number of examples than there are lengths.
+        """
+        return _PieceView(dataset, len(self._lengths), self._longest)
 
     def __len__(self) -> int:
-        """Batches of this epoch, on each rank the same number; of the next epoch once the last batch was taken."""
+        """Return the number of batches of this epoch, the same on each rank; after the last one, of the next epoch."""
         return self._plan.steps * (self.options.ranks if self.rank is None else 1)
 
     def __iter__(self) -> Iterator[List[int]]:
-        """The batches of this epoch from its beginning, or from the place that was loaded; then the epoch is the next.
+        """Yield the batches of this epoch from its beginning or from the place that was loaded; then go to the next.
 
-        A last batch is empty where fewer examples than ranks are left.
+        A last batch is empty if fewer examples than ranks are left.
         """
-        if not self._pending:  # from the beginning, of the next epoch if all batches of this one were taken
-            self._go_to(self._epoch + (self._step == self._plan.steps), 0)
+        if not self._pending:
+            all_taken = self._step == self._plan.steps
+            self._go_to(self._epoch + all_taken, 0)
         self._pending = False
-        epoch, first, plan = self._epoch, self._step, self._plan
+        epoch = self._epoch
+        plan = self._plan
         ranks = range(self.options.ranks) if self.rank is None else (self.rank,)
-        for step in range(first, plan.steps):
+        for step in range(self._step, plan.steps):
             for rank in ranks:
                 # Counted before the batch is used: a state taken while it is in use continues with the next one.
                 self._step = step + (rank == ranks[-1])
@@ -91,16 +107,17 @@ class IndexBatchSampler:
 
     def _number(self, piece: int, start: int, stop: int) -> int:
         example, begin = self._fitted.beginning(piece)
-        if stop - start == self._whole[example]:
+        if stop - start == self._lengths[example]:
             return example
-        examples, longest = self._sizes
-        return example + examples * (1 + (begin + start) * (longest + 1) + begin + stop)
+        span = (begin + start) * (self._longest + 1) + begin + stop
+        return example + len(self._lengths) * (1 + span)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch.  A place inside this epoch that was loaded before is kept.
+        """Go to the beginning of an epoch. A place inside this epoch that was loaded before is kept.
 
-        Raises ValueError where a place in another epoch was loaded and no batch was taken since: a caller that counts
-        its epochs from 0 again would train on the same batches again.
+        Raises:
+            ValueError: a place in another epoch was loaded and no batch was taken since. A caller that counts its
+                epochs from 0 again would train on the same batches again.
         """
         epoch = whole_number("epoch", epoch, least=0)
         if self._pending and epoch != self._epoch:
@@ -112,77 +129,81 @@ class IndexBatchSampler:
             self._go_to(epoch, 0)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Where the next batch stands, and what the batches follow from: plain values, the same on every rank.
+        """Return the place of the next batch, and everything that the batches follow from, in plain values.
 
-        A DataLoader with workers, and Accelerate, take batches before they are used.  torchdata's StatefulDataLoader
-        asks at the right moment; elsewhere use `state_at` with the steps that were really made.
+        The state is the same on every rank. A DataLoader with workers, and Accelerate, take batches before they are
+        used. torchdata's StatefulDataLoader takes the state at the right moment; elsewhere use `state_at` with the
+        number of steps made.
         """
         return self.state_at(self._epoch, self._step)
 
     def state_at(self, epoch: int, step: int) -> Dict[str, Any]:
-        """The state after `step` steps of an epoch."""
+        """Return the state after `step` steps of an epoch."""
         return {"epoch": epoch, "step": step, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration continues where `state` was taken.
+        """Continue the next iteration at the place of `state`.
 
-        Raises ValueError for another way, other options or other data.
+        Raises:
+            ValueError: the state was taken with another way, other options or other data.
         """
-        for name, own in self._identity().items():
-            if state.get(name) != own:
+        for name, value in self._identity().items():
+            if state.get(name) != value:
                 raise ValueError(
-                    f"the state was taken with {name} {named(state.get(name))}, this sampler has {own}; "
+                    f"the state was taken with {name} {named(state.get(name))}, this sampler has {value}; "
                     "a step would not be the same batch"
                 )
         epoch = whole_number("epoch of the state", state.get("epoch"), least=0)
         step = whole_number("step of the state", state.get("step"), least=0)
         self._go_to(epoch, 0)
         if step > self._plan.steps:
-            raise ValueError(f"the state stands at step {step}, epoch {epoch} has {self._plan.steps} steps")
-        self._step, self._pending = step, True
+            raise ValueError(f"the state is at step {step}, but epoch {epoch} has {self._plan.steps} steps")
+        self._step = step
+        self._pending = True
 
     def _identity(self) -> Dict[str, Any]:
-        """What the batches follow from: plain values, the same on every rank."""
+        """Return everything that the batches follow from, in plain values, the same on every rank."""
         return {
             "way": self.way.name,
             "examples": len(self._fitted.lengths),
             "tokens": int(self._fitted.lengths.sum()),
             **asdict(self.options),
-            "lengths_crc32": zlib.crc32(self._whole.tobytes()),
+            "lengths_crc32": zlib.crc32(self._lengths.tobytes()),
             "longer": self._fitted.longer.rule,
         }
 
 
-class PieceView:
+class _PieceView:
     """A map-style data set whose items are pieces of the examples of another one: `view[number]`.
 
-    A number says example, begin and end, so that the workers of a DataLoader need to know neither the epoch nor its
-    plan.  That of a whole example is its own.
-    An example is a mapping with input_ids.  Everything in it that has one value a token is cut; the rest stays.
+    A number encodes example, begin and end, so that the workers of a DataLoader need neither the epoch nor its plan.
+    The number of a whole example is its own. An example is a mapping with input_ids. All its values with one value for
+    each token are cut; the others stay.
     """
 
     def __init__(self, dataset: Any, examples: int, longest: int) -> None:
-        """examples: of the data set; longest: tokens of an example at most."""
         if len(dataset) != examples:
             raise ValueError(
                 f"the data set has {len(dataset)} examples, the batch sampler was made for {examples}; "
                 "give it the lengths of this data set"
             )
-        self._dataset, self._longest = dataset, longest
+        self._dataset = dataset
+        self._longest = longest  # tokens of an example at most
 
     def __len__(self) -> int:
-        """Examples, broken or not."""
+        """Return the number of examples, broken or not."""
         return len(self._dataset)
 
     def __getitem__(self, number: int) -> Mapping[str, Any]:
         return self._piece(number, self._dataset[number % len(self)])
 
     def __getitems__(self, numbers: Sequence[int]) -> List[Mapping[str, Any]]:
-        """All items of a batch.  A DataLoader asks for them at once, which is faster where the data set can do it."""
-        together = getattr(self._dataset, "__getitems__", None)
-        if together is None or not numbers:
+        """Return all items of a batch, read together if the data set can do so."""
+        read_together = getattr(self._dataset, "__getitems__", None)
+        if read_together is None or not numbers:
             return [self[number] for number in numbers]
-        return list(map(self._piece, numbers, together([number % len(self) for number in numbers])))
+        examples = read_together([number % len(self) for number in numbers])
+        return list(map(self._piece, numbers, examples))
 
     def _piece(self, number: int, example: Mapping[str, Any]) -> Mapping[str, Any]:
         code = number // len(self)
@@ -192,8 +213,9 @@ class PieceView:
         if not 0 <= start < stop:
             raise IndexError(f"{number} is no number of a piece of {len(self)} examples")
         tokens = len(example["input_ids"])
-        cut: Dict[str, Any] = dict(example)
+        piece: Dict[str, Any] = dict(example)
         for name, values in example.items():
-            if hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping)) and len(values) == tokens:
-                cut[name] = values[start:stop]
-        return cut
+            is_list = hasattr(values, "__len__") and not isinstance(values, (str, bytes, Mapping))
+            if is_list and len(values) == tokens:
+                piece[name] = values[start:stop]
+        return piece

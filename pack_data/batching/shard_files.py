@@ -1,4 +1,4 @@
-"""Files of examples, JSONL or Parquet, as a source that is shared out by files and goes on from its state."""
+"""Files of examples, JSONL or Parquet, as a source that is shared out by files and continues from its state."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pack_data.reading.files import open_unpacked
 from pack_data.reading.packages import load_package
 
 _ROWS = 1024  # of Parquet, in memory at a time
-_CHUNK = 1 << 20  # bytes of a compressed file that are passed over at a time
-_WAY_OUT = "give files of JSONL (.jsonl, .jsonl.gz, .jsonl.xz) or Parquet (.parquet) with a column for each list"
+_BLOCK = 1 << 20  # bytes of a compressed file that are skipped at a time
+_WAY_OUT = "pass files of JSONL (.jsonl, .jsonl.gz, .jsonl.xz) or Parquet (.parquet) with a column for each list"
 
 
 class ShardFiles:
     """The examples of files, one file after another; each is a mapping of columns.
 
-    It goes on at the byte of a line, or in the row group of a Parquet file; of compressed lines those before are
+    It continues at the byte of a line, or in the row group of a Parquet file; of compressed lines those before are
     unpacked again, but not read as JSON.
     """
 
@@ -25,37 +25,46 @@ class ShardFiles:
         self._paths = [str(path) for path in paths]
         for path in self._paths:
             if not _is_parquet(path) and ".json" not in os.path.basename(path).lower():
-                raise ValueError(f"{path}: neither .jsonl nor .parquet by its name; {_WAY_OUT}")
-        self._next = 0, 0  # the file and the place in it of the next example
+                raise ValueError(f"{path}: its name ends neither in .jsonl nor in .parquet; {_WAY_OUT}")
+        self._file = 0  # of the next example
+        self._place = 0  # of the next example in its file
 
     @property
     def num_shards(self) -> int:
-        """Files."""
+        """Number of files."""
         return len(self._paths)
 
     def shard(self, num_shards: int, index: int) -> ShardFiles:
-        """Every num_shards-th file, from its beginning."""
+        """Return every num_shards-th file, from its beginning."""
         return ShardFiles(self._paths[index::num_shards])
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        (first, start), self._next = self._next, (0, 0)
+        first = self._file
+        place = self._place
+        self._file = self._place = 0
         for number in range(first, len(self._paths)):
-            path, place = self._paths[number], start if number == first else 0
-            for after, example in _rows(path, place) if _is_parquet(path) else _lines(path, place):
-                self._next = number, after
+            path = self._paths[number]
+            examples = _rows(path, place) if _is_parquet(path) else _lines(path, place)
+            for after, example in examples:
+                self._file = number
+                self._place = after
                 yield example
-        self._next = len(self._paths), 0
+            place = 0
+        self._file = len(self._paths)
+        self._place = 0
 
     def state_dict(self) -> Dict[str, Any]:
-        """Where the next example stands."""
-        return {"files": self._paths, "file": self._next[0], "place": self._next[1]}
+        """Return the place of the next example."""
+        return {"files": self._paths, "file": self._file, "place": self._place}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration begins where `state_dict` was taken. ValueError for a state of other files."""
-        fields = Fields.of(dict(state), "state of the files", "give the same files in the same order, or begin anew")
+        """Begin the next iteration at the place of `state`; a state of other files raises ValueError."""
+        fields = Fields.of(dict(state), "state of the files", "pass the same files in the same order, or begin anew")
         if fields.texts("files") != self._paths:
             raise fields.error("files", "must be the files of this source")
-        self._next = fields.integer("file", least=0, most=len(self._paths)), fields.integer("place", least=0)
+        file = fields.integer("file", least=0, most=len(self._paths))
+        self._place = fields.integer("place", least=0)
+        self._file = file
 
 
 def _is_parquet(path: str) -> bool:
@@ -63,32 +72,36 @@ def _is_parquet(path: str) -> bool:
 
 
 def _lines(path: str, place: int) -> Iterator[Tuple[int, Mapping[str, Any]]]:
-    """Examples from a byte of the unpacked file on, each with the byte behind its line."""
+    """Yield the examples from a byte of the unpacked file on, each with the byte behind its line."""
     with open_unpacked(path, way_out=_WAY_OUT) as file:
         if file.seekable():
             file.seek(place)
         else:
             left = place
-            while left and (passed := len(file.read(min(left, _CHUNK)))):
-                left -= passed
+            while left and (skipped := len(file.read(min(left, _BLOCK)))):
+                left -= skipped
         for line in file:
             place += len(line)
-            if line.strip():
-                example = parse_json(line, f"{path}, before byte {place}", _WAY_OUT)
-                if not isinstance(example, dict):
-                    raise ValueError(f"{path}, before byte {place}: the line is no object; {_WAY_OUT}")
-                yield place, example
+            if not line.strip():
+                continue
+            where = f"{path}, before byte {place}"
+            example = parse_json(line, where, _WAY_OUT)
+            if not isinstance(example, dict):
+                raise ValueError(f"{where}: the line is no object; {_WAY_OUT}")
+            yield place, example
 
 
 def _rows(path: str, place: int) -> Iterator[Tuple[int, Mapping[str, Any]]]:
-    """Examples from a row on, each with the number of the row behind it. The row group of the first is read again."""
-    parquet, at = load_package("pyarrow.parquet", path), 0
+    """Yield the examples from a row on, each with the number of the next row; the first row group is read again."""
+    parquet = load_package("pyarrow.parquet", path)
+    first = 0  # row of the group or batch
     with parquet.ParquetFile(path) as file:
         for group in range(file.num_row_groups):
-            if at + file.metadata.row_group(group).num_rows <= place:
-                at += file.metadata.row_group(group).num_rows
+            rows = file.metadata.row_group(group).num_rows
+            if first + rows <= place:
+                first += rows
                 continue
             for batch in file.iter_batches(batch_size=_ROWS, row_groups=[group], use_threads=False):
-                first = max(0, place - at)
-                yield from enumerate(batch.slice(first).to_pylist(), at + first + 1)
-                at += batch.num_rows
+                skipped = max(0, place - first)
+                yield from enumerate(batch.slice(skipped).to_pylist(), first + skipped + 1)
+                first += batch.num_rows

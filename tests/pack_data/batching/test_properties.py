@@ -9,7 +9,7 @@ import pytest
 
 from evidence.benches.batching import main
 from pack_data.batching.plans import WAYS, BatchOptions, get_way
-from pack_data.batching.properties import Properties, _sorted, report
+from pack_data.batching.properties import _Properties, _sorted, report
 from pack_data.cli.command import run_main
 from tests.batching_ways import MSL, drawn, every_way
 
@@ -31,7 +31,7 @@ EXPECTED = {
 @pytest.mark.parametrize("seed", [0, 1])
 def test_computed_properties_are_those_of_the_table(way, seed):
     made = report(way, drawn(900, seed), BatchOptions(4, MSL, 2, seed))
-    assert made.properties == Properties(*EXPECTED[way.name])
+    assert made.properties == _Properties(*EXPECTED[way.name])
     assert made.tokens == drawn(900, seed).sum() and made.slots >= made.tokens
     assert made.fill == made.tokens / (made.steps * 2 * 4 * MSL)  # two ranks, four rows of MSL tokens each
     assert (made.efficiency == 1) == way.padding_free or made.way == "FixedLengthPacking"
@@ -50,7 +50,7 @@ def test_the_report_sees_what_is_wrong():
 
     lengths, options = drawn(300), BatchOptions(4, MSL)
     leaking = replace(get_way("RandomPacking+PosID"), padding_free=False)
-    assert report(leaking, lengths, options).properties == Properties(False, False, False, True, True)
+    assert report(leaking, lengths, options).properties == _Properties(False, False, False, True, True)
 
     def losing(lengths, options, rng):
         return get_way("RandomSampling+Padding").group(lengths[:-1], options, rng)
