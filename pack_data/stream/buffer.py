@@ -1,11 +1,11 @@
 """The sequences that wait, and the packs of highest value among them.
 
-Packs are chosen by their price (prices.py).  At the true prices many packs have value 1; which of them is closed
-decides what later sequences find in the buffer.  So a length of which more sequences wait than usual counts a little
-more, and one of which fewer wait a little less: `_STOCK` at most for each sequence above or below.
+Packs are chosen by their price (prices.py). At the true prices many packs have value 1; the choice among them decides
+what later sequences find in the buffer. So a length of which more sequences wait than usual counts a little more, and
+one of which fewer wait a little less: `_STOCK` at most for each sequence above or below.
 
-A pack begins with the sequence that is best together with what may go beside it, takes further ones in the same way,
-and ends with the best pair among those that wait, found exactly.  A pack of lower value is taken back, its longest
+A pack begins with the sequence that is best together with its possible companions, takes further ones in the same way,
+and ends with the best pair among those that wait, found exactly. A pack of lower value is taken back, its longest
 length rests for a while, and another is tried.
 """
 
@@ -18,13 +18,13 @@ import numpy as np
 
 from pack_data.stream.prices import Prices
 
-_STOCK = 0.03
-_GOOD = 1e-3  # value that a pack may lack
+_STOCK = 0.03  # largest effect of one waiting sequence more on the score of its length
+_SHORTFALL = 1e-3  # by which the value of a good pack may be below 1
+_FULL_SHORTFALL = 1e-9  # the same for a pack that takes no further sequence
 _TRIES = 4  # packs tried before the best of them is closed
-_REST = (
-    0.25  # of the buffer's size: sequences that arrive before a length that did not lead to a good pack is tried again
-)
-_HIDDEN = 2.0**20  # taken off the score of what is not there
+# Sequences, as a share of the buffer, that arrive before a length that led to no good pack is tried again.
+_REST_SHARE = 0.25
+_HIDDEN = 2.0**20  # subtracted from the score of a length that must not be chosen
 
 
 class Waiting(NamedTuple):
@@ -39,199 +39,225 @@ class Buffer:
     """Sequences waiting for a pack of S slots and at most `depth` sequences."""
 
     def __init__(self, S: int, depth: Optional[int]) -> None:
-        self.S, self.depth = S, S if depth is None else min(depth, S)
-        self.counts = np.zeros(S + 1, np.int64)
-        self.sequences = self.tokens = 0
-        self.queues: Dict[int, Deque[Waiting]] = {}
+        self.S = S
+        self.depth = S if depth is None else min(depth, S)
+        self.counts = np.zeros(S + 1, np.int64)  # up to the last `settle`
+        self.sequences = 0
+        self.tokens = 0
         self.rests_until = np.zeros(S + 1, np.int64)  # number of the sequence with whose arrival a length is back
+        self._queues: Dict[int, Deque[Waiting]] = {}
         self._arrived: List[int] = []
         self._order: Deque[Tuple[int, int]] = deque()  # (number, length), oldest first; some have left
 
     def add(self, length: int, waiting: Waiting) -> None:
-        queue = self.queues.get(length)
-        if queue is None:
-            queue = self.queues[length] = deque()
-        queue.append(waiting)
+        """Add a sequence."""
+        self._queues.setdefault(length, deque()).append(waiting)
         self._order.append((waiting.number, length))
         self._arrived.append(length)
         self.sequences += 1
         self.tokens += length
 
     def oldest(self) -> Tuple[int, Waiting]:
-        """Length and sequence of the oldest."""
+        """Return length and sequence of the oldest."""
         while True:
             number, length = self._order[0]
-            queue = self.queues[length]
+            queue = self._queues[length]
             if queue and queue[0].number == number:
                 return length, queue[0]
             self._order.popleft()
 
     def remove(self, lengths: List[int]) -> List[Waiting]:
-        """Takes the oldest sequence of each of these lengths."""
+        """Remove the oldest sequence of each of these lengths, and return them."""
         self.sequences -= len(lengths)
         self.tokens -= sum(lengths)
-        return [self.queues[length].popleft() for length in lengths]
+        return [self._queues[length].popleft() for length in lengths]
 
     def settle(self) -> List[int]:
-        """Brings `counts` up to date with what has arrived since the last time: its lengths."""
-        arrived, self._arrived = self._arrived, []
+        """Bring `counts` up to date, and return the lengths that have arrived since the last time."""
+        arrived = self._arrived
+        self._arrived = []
         if arrived:
             np.add.at(self.counts, arrived, 1)
         return arrived
 
     def in_order(self) -> Iterator[Tuple[int, Waiting]]:
-        """(length, sequence) of all that wait, oldest first."""
-        everything = [(waiting, length) for length, queue in self.queues.items() for waiting in queue]
-        for waiting, length in sorted(everything, key=lambda each: each[0].number):
+        """Yield length and sequence of all that wait, oldest first."""
+        everything = [(waiting.number, length, waiting) for length in self._queues for waiting in self._queues[length]]
+        for _, length, waiting in sorted(everything, key=lambda entry: entry[0]):
             yield length, waiting
 
 
 class Round:
-    """Packs from what waits now; what arrives afterwards belongs to the next round."""
+    """Packs from the sequences that wait now; those that arrive afterwards belong to the next round.
+
+    In this class lengths are named by their index among the lengths that wait.
+    """
 
     def __init__(self, buffer: Buffer, prices: Prices, usual: int, now: int) -> None:
-        """usual: sequences that the buffer holds when it is full; now: sequences that have arrived.
+        """Begin a round with a settled buffer.
 
-        The buffer has to be settled.
+        usual: sequences that the buffer holds when it is full. now: sequences that have arrived.
         """
-        self._buffer, self._prices, self._now, self._usual = buffer, prices, now, usual
-        self._S, self._depth = buffer.S, buffer.depth
-        lengths = np.flatnonzero(buffer.counts)
-        left = buffer.counts[lengths]
-        self._lengths, self._length, self._left = lengths, lengths.tolist(), left.tolist()
-        self._worth, self._price = prices.worth[lengths].tolist(), prices.price[lengths].tolist()
-        group = prices.group[lengths]
-        target = prices.share * usual
-        gain = _STOCK / (target + 1.0)
-        stock = np.bincount(group, weights=left, minlength=len(target))
-        self._group, self._gain = group.tolist(), gain.tolist()
-        self._span = np.searchsorted(group, np.arange(len(target) + 1)).tolist()
-        m = len(lengths)
-        self._score = np.zeros(m + 1)  # price, and what the stock makes of it; the last one: no sequence
-        self._score[:m] = prices.price[lengths] + ((stock - target) * gain)[group]
-        self._rest = prices.table(self._depth - 1)[self._S - lengths]  # what goes beside each as the first
-        awake = np.flatnonzero(buffer.rests_until[lengths] <= now)
-        self._hidden = [True] * m
-        self._score[:m] -= _HIDDEN
-        self._fits = np.full(self._S + 1, m, np.intp)  # index of the longest that fits into so many slots
-        self._wake(awake if len(awake) else np.arange(m))
+        self._buffer = buffer
+        self._prices = prices
+        self._now = now
+        self._rest_period = max(1, int(_REST_SHARE * usual))
+        self._S = buffer.S
+        self._depth = buffer.depth
+        self._lengths = np.flatnonzero(buffer.counts)
+        waiting = buffer.counts[self._lengths]
+        self._length = self._lengths.tolist()
+        self._left = waiting.tolist()
+        self._worth = prices.worth[self._lengths].tolist()
+        self._price = prices.price[self._lengths].tolist()
 
-    def _wake(self, some: np.ndarray) -> None:
-        """Shows what is at these indices, where nothing was shown before."""
-        m, lengths = len(self._lengths), self._lengths[some]
-        self._score[some] += _HIDDEN
-        self._fits[:] = m
-        self._fits[lengths[0] :] = np.repeat(some, np.diff(np.append(lengths, self._S + 1)))
-        for x in some.tolist():
-            self._hidden[x] = False
+        # Neighbouring lengths form a group, which shares one stock.
+        group = prices.group[self._lengths]
+        usual_stock = prices.share * usual
+        gain = _STOCK / (usual_stock + 1.0)
+        stock = np.bincount(group, weights=waiting, minlength=len(usual_stock))
+        self._group = group.tolist()
+        self._gain = gain.tolist()
+        self._span = np.searchsorted(group, np.arange(len(gain) + 1)).tolist()
+
+        self._none = len(self._length)  # stands for no length
+        self._score = np.zeros(self._none + 1)
+        self._score[:-1] = prices.price[self._lengths] + ((stock - usual_stock) * gain)[group] - _HIDDEN
+        self._companions = prices.table(self._depth - 1)[self._S - self._lengths]  # value of the others beside a first
+        self._hidden = [True] * self._none
+        self._fits = np.full(self._S + 1, self._none, np.intp)  # the longest that fits into so many slots
+        awake = np.flatnonzero(buffer.rests_until[self._lengths] <= now)
+        self._show_all(awake if len(awake) else np.arange(self._none))
+
+    def _show_all(self, indices: np.ndarray) -> None:
+        """Make these lengths available; none was before."""
+        lengths = self._lengths[indices]
+        self._score[indices] += _HIDDEN
+        self._fits[:] = self._none
+        self._fits[lengths[0] :] = np.repeat(indices, np.diff(np.append(lengths, self._S + 1)))
+        for index in indices.tolist():
+            self._hidden[index] = False
 
     def end(self) -> None:
-        """Hands the numbers that are left back to the buffer."""
+        """Hand the numbers that are left back to the buffer."""
         self._buffer.counts[self._lengths] = self._left
 
     def pack(self, first: Optional[int] = None) -> List[int]:
-        """Lengths of the next pack, which are taken; `first`: a length that it has to hold."""
-        if first is not None:
-            x = self._length.index(first)
-            if self._hidden[x]:
-                self._show(x)
-            return [self._length[y] for y in self._build(x)[0]]
-        m, highest = len(self._length), -1.0
+        """Take the next pack, and return its lengths; `first`: a length that it must hold."""
+        if first is None:
+            pack = self._best_pack()
+        else:
+            index = self._length.index(first)
+            if self._hidden[index]:
+                self._show(index)
+            pack, _ = self._build(index)
+        return [self._length[index] for index in pack]
+
+    def _best_pack(self) -> List[int]:
+        """Take a good pack, or the best of some."""
         best: List[int] = []
+        highest = -1.0
         for _ in range(_TRIES):
-            score = self._score[:m] + self._rest
-            x = int(score.argmax())
-            if self._hidden[x]:
+            first = int((self._score[:-1] + self._companions).argmax())
+            if self._hidden[first]:
                 if best:
                     break
-                self._wake(np.flatnonzero(self._left))  # all that are left rest
+                self._show_all(np.flatnonzero(self._left))  # all that are left rest
                 continue
-            taken, value = self._build(x)
-            if value >= 1.0 - _GOOD:
-                return [self._length[y] for y in taken]
-            for y in reversed(taken):
-                self._put_back(y)
+            pack, value = self._build(first)
+            if value >= 1.0 - _SHORTFALL:
+                return pack
+            for index in reversed(pack):
+                self._put_back(index)
             if value > highest:
-                best, highest = taken, value
-            longest = max(taken)
+                best = pack
+                highest = value
+            longest = max(pack)
             self._hide(longest)
-            self._buffer.rests_until[self._length[longest]] = self._now + max(1, int(_REST * self._usual))
-        for y in best:
-            self._take(y)
-        return [self._length[y] for y in best]
+            self._buffer.rests_until[self._length[longest]] = self._now + self._rest_period
+        for index in best:
+            self._take(index)
+        return best
 
     def _build(self, first: int) -> Tuple[List[int], float]:
-        """Takes a pack that begins with index `first`: its indices, and its worth."""
-        score, fits, lengths, length, left = self._score, self._fits, self._lengths, self._length, self._left
-        worth, price, m = self._worth, self._price, len(self._length)
-        self._take(first)
-        taken, value = [first], worth[first]
-        free, seats = self._S - length[first], self._depth - 1
-        while free > 0 and seats > 0:
-            top = int(fits[free])
-            if top == m:
-                break
-            enough = self._prices.table(seats)[free] - _GOOD if seats > 2 else 0.0
-            if seats == 1:
-                some: Tuple[int, ...] = (top,)
-            elif 2 * price[top] < enough:  # no pair is worth so much
-                beside = self._prices.table(seats - 1)[free - lengths[: top + 1]]
-                some = (int((score[: top + 1] + beside).argmax()),)
-            else:
-                # The best pair: `one` takes at least half of what the two take, so it is the longer.
-                half = int(fits[free >> 1])
-                low = 0 if half == m else half
-                partners = fits[free - lengths[low : top + 1]]
-                both = score[low : top + 1] + score[partners]
-                at = int(both.argmax())
-                one, other = low + at, int(partners[at])
-                if other == one and left[one] < 2:
-                    other = int(fits[length[one] - 1])
-                some = (one,) if other == m else (one, other)
-                if seats > 2:
-                    pair = price[one] + (0.0 if other == m else price[other])
-                    if pair < enough:
-                        beside = self._prices.table(seats - 1)[free - lengths[: top + 1]]
-                        some = (int((score[: top + 1] + beside).argmax()),)
-            for x in some:
-                self._take(x)
-                taken.append(x)
-                value += worth[x]
-                free -= length[x]
+        """Take a pack that begins with this length, and return it with its worth."""
+        pack: List[int] = []
+        value = 0.0
+        free = self._S
+        seats = self._depth
+        chosen: Tuple[int, ...] = (first,)
+        while chosen:
+            for index in chosen:
+                self._take(index)
+                pack.append(index)
+                value += self._worth[index]
+                free -= self._length[index]
                 seats -= 1
-            if len(some) == 2 and value >= 1.0 - 1e-9:
+            if len(chosen) == 2 and value >= 1.0 - _FULL_SHORTFALL:
                 break
-        return taken, value
+            chosen = self._next(free, seats) if free > 0 and seats > 0 else ()
+        return pack, value
 
-    def _take(self, x: int) -> None:
-        self._left[x] -= 1
-        group = self._group[x]
-        self._score[self._span[group] : self._span[group + 1]] -= self._gain[group]
-        if not self._left[x]:
-            self._hide(x)
+    def _next(self, free: int, seats: int) -> Tuple[int, ...]:
+        """Return the next length or two for so many free slots and seats; () if none fits."""
+        longest = int(self._fits[free])
+        if longest == self._none:
+            return ()
+        if seats == 1:
+            return (longest,)
+        enough = 0.0  # worth that makes a pair good, if more seats are free
+        if seats > 2:
+            enough = self._prices.table(seats)[free] - _SHORTFALL
+        if 2 * self._price[longest] >= enough:
+            pair = self._pair(free, longest)
+            if sum(self._price[index] for index in pair) >= enough:
+                return pair
+        companions = self._prices.table(seats - 1)[free - self._lengths[: longest + 1]]
+        return (int((self._score[: longest + 1] + companions).argmax()),)
 
-    def _put_back(self, x: int) -> None:
-        self._left[x] += 1
-        group = self._group[x]
-        self._score[self._span[group] : self._span[group + 1]] += self._gain[group]
-        if self._left[x] == 1:
-            self._show(x)
+    def _pair(self, free: int, longest: int) -> Tuple[int, ...]:
+        """Return the best two lengths for these slots, or one if no second one fits."""
+        half = int(self._fits[free >> 1])
+        low = 0 if half == self._none else half  # the longer of the two takes at least half of their slots
+        partners = self._fits[free - self._lengths[low : longest + 1]]
+        scores = self._score[low : longest + 1] + self._score[partners]
+        place = int(scores.argmax())
+        longer = low + place
+        shorter = int(partners[place])
+        if shorter == longer and self._left[longer] < 2:
+            shorter = int(self._fits[self._length[longer] - 1])
+        return (longer,) if shorter == self._none else (longer, shorter)
 
-    def _hide(self, x: int) -> None:
-        if not self._hidden[x]:
-            self._hidden[x] = True
-            self._score[x] -= _HIDDEN
-            start = self._length[x]
-            self._fits[start : self._above(x)] = self._fits[start - 1]
+    def _take(self, index: int) -> None:
+        self._change_stock(index, -1)
+        if not self._left[index]:
+            self._hide(index)
 
-    def _show(self, x: int) -> None:
-        self._hidden[x] = False
-        self._score[x] += _HIDDEN
-        self._fits[self._length[x] : self._above(x)] = x
+    def _put_back(self, index: int) -> None:
+        self._change_stock(index, 1)
+        if self._left[index] == 1:
+            self._show(index)
 
-    def _above(self, x: int) -> int:
-        """The next longer length that is there; S + 1: none."""
+    def _change_stock(self, index: int, change: int) -> None:
+        self._left[index] += change
+        group = self._group[index]
+        self._score[self._span[group] : self._span[group + 1]] += change * self._gain[group]
+
+    def _hide(self, index: int) -> None:
+        if not self._hidden[index]:
+            self._hidden[index] = True
+            self._score[index] -= _HIDDEN
+            start = self._length[index]
+            self._fits[start : self._above(index)] = self._fits[start - 1]
+
+    def _show(self, index: int) -> None:
+        self._hidden[index] = False
+        self._score[index] += _HIDDEN
+        self._fits[self._length[index] : self._above(index)] = index
+
+    def _above(self, index: int) -> int:
+        """Return the next longer length that is available; S + 1 if there is none."""
         try:
-            return self._length[self._hidden.index(False, x + 1)]
+            return self._length[self._hidden.index(False, index + 1)]
         except ValueError:
             return self._S + 1

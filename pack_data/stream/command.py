@@ -1,11 +1,11 @@
-"""`packed-bert stream`: packs streams, beside windows and open rows, and prints gap, waiting and speed."""
+"""`packed-bert stream`: pack streams, compare with windows and open rows, and print gap, waiting times and speed."""
 
 from __future__ import annotations
 
 import json
 import time
-from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from itertools import product
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -31,11 +31,11 @@ from pack_data.packing.packing import prove
 from pack_data.stream.baselines import WINDOW, open_rows, windows
 from pack_data.stream.pack_stream import PackStream
 
-GRID_DEPTHS = (3, 4, 8, 16, None)
+_GRID_DEPTHS = (3, 4, 8, 16, None)
 
 
 class _Case(NamedTuple):
-    """A stream to be packed."""
+    """A stream to pack."""
 
     name: str
     lengths: np.ndarray  # int64, in order of arrival
@@ -43,7 +43,10 @@ class _Case(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """One way to pack a stream at one depth.  Displacement: sequences; place in the packs - place in the stream."""
+    """Results of one way to pack a stream at one depth.
+
+    A displacement is the place in the packs minus the place in the stream, in sequences.
+    """
 
     stream: str
     depth: Optional[int]
@@ -58,8 +61,13 @@ class _Measured(NamedTuple):
     short_displacement: Optional[float] = None  # mean, of the shortest quarter
     long_displacement: Optional[float] = None  # mean, of the longest quarter
 
+    def as_json(self, sequences: int) -> Dict[str, Any]:
+        """Return the values for one line of JSON."""
+        return {**self._asdict(), "sequences": sequences, "gap": self.gap}
+
     @property
     def gap(self) -> float:
+        """Packs above the bound, as a share of it."""
         return self.packs / self.bound - 1
 
 
@@ -70,31 +78,33 @@ def _in_random_order(histogram: LengthHistogram, seed: int) -> np.ndarray:
 
 
 def _grid_cases(sequences: int, seed: int) -> Iterator[_Case]:
-    """Wikipedia at 512, lengths as in instruction data at 4,096 and 8,192, and a stream that changes half-way."""
-    whole, first = f"n={sequences},seed={seed}", sequences // 2
+    """Yield Wikipedia at 512, lengths as in instruction data at 4,096 and 8,192, and a stream that changes half-way."""
+
+    def drawn(specification: str, number: int) -> Tuple[np.ndarray, int]:
+        histogram = synthetic_histogram(f"{specification},n={number},seed={seed}")
+        return _in_random_order(histogram, seed), histogram.max_sequence_length
+
     for name, specification in (
-        ("Wikipedia 512", f"sample:wikipedia_512,{whole}"),
-        ("instructions 4,096", f"lognormal:mean=480,sigma=1.02,max=4096,{whole}"),
-        ("instructions 8,192", f"lognormal:median=424.6,sigma=1.2,max=8192,{whole}"),
+        ("Wikipedia 512", "sample:wikipedia_512"),
+        ("instructions 4,096", "lognormal:mean=480,sigma=1.02,max=4096"),
+        ("instructions 8,192", "lognormal:median=424.6,sigma=1.2,max=8192"),
     ):
-        histogram = synthetic_histogram(specification)
-        yield _Case(name, _in_random_order(histogram, seed), histogram.max_sequence_length)
-    wikipedia = _in_random_order(synthetic_histogram(f"sample:wikipedia_512,n={max(1, first)},seed={seed}"), seed)
+        yield _Case(name, *drawn(specification, sequences))
+    wikipedia, S = drawn("sample:wikipedia_512", max(1, sequences // 2))
     squad = LengthHistogram.published("squad_1_1_384")
-    rest = np.random.default_rng(seed).choice(
-        len(squad.counts), sequences - len(wikipedia), p=squad.counts / squad.sequences
-    )
-    yield _Case("Wikipedia, then SQuAD", np.concatenate([wikipedia, rest]), 512)
+    shares = squad.counts / squad.sequences
+    rest = np.random.default_rng(seed).choice(len(shares), sequences - len(wikipedia), p=shares)
+    yield _Case("Wikipedia, then SQuAD", np.concatenate([wikipedia, rest]), S)
 
 
 def _lower_bound(case: _Case, depth: Optional[int]) -> int:
-    """Packs that no packer of all these lengths can go below, proved."""
+    """Return a proven lower bound for a packer that sees all lengths at once."""
     histogram = LengthHistogram.from_lengths(case.lengths, case.max_sequence_length)
     return prove(optimal.pack(histogram, max_sequences_per_pack=depth)).lower_bound
 
 
 def _measure(case: _Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]) -> _Measured:
-    """Packs the stream; the packs at its end count as well."""
+    """Pack the stream by price, including what waits at its end."""
     lengths = case.lengths.tolist()
     stream = PackStream(
         case.max_sequence_length, max_sequences_per_pack=depth, buffer_sequences=buffer, longest_wait=longest_wait
@@ -102,9 +112,9 @@ def _measure(case: _Case, depth: Optional[int], bound: int, buffer: int, longest
     seconds, order = timed(
         lambda: [example for pack in stream.packs(enumerate(lengths)) for example in pack.examples], time.process_time
     )
-    moved = np.empty(len(order), np.int64)
-    moved[order] = np.arange(len(order))
-    moved -= np.arange(len(order))
+    displacement = np.empty(len(order), np.int64)
+    displacement[order] = np.arange(len(order))
+    displacement -= np.arange(len(order))
     short, long = np.quantile(case.lengths, [0.25, 0.75])
     waits = stream.waits
     return _Measured(
@@ -118,20 +128,21 @@ def _measure(case: _Case, depth: Optional[int], bound: int, buffer: int, longest
         waits.longest,
         waits.mean,
         waits.forced,
-        float(moved[case.lengths <= short].mean()),
-        float(moved[case.lengths >= long].mean()),
+        float(displacement[case.lengths <= short].mean()),
+        float(displacement[case.lengths >= long].mean()),
     )
 
 
 def _measure_other(
     case: _Case, depth: Optional[int], bound: int, way: str, buffer: int, packs: Callable[..., int]
 ) -> _Measured:
-    lengths, S = case.lengths.tolist(), case.max_sequence_length
-    seconds, made = timed(lambda: packs(lengths, S, depth, buffer), time.process_time)
-    return _Measured(case.name, depth, way, buffer, made, bound, seconds)
+    """Count the packs of another way."""
+    lengths = case.lengths.tolist()
+    seconds, number = timed(lambda: packs(lengths, case.max_sequence_length, depth, buffer), time.process_time)
+    return _Measured(case.name, depth, way, buffer, number, bound, seconds)
 
 
-COLUMNS = (
+_COLUMNS = (
     (Column("stream", "stream"), 21),
     (Column("depth", "depth"), 9),
     (Column("way", "way"), 9),
@@ -148,22 +159,20 @@ COLUMNS = (
 )
 
 
-def _print_row(made: Optional[_Measured], sequences: int = 0) -> None:
-    """A row of the table as soon as it is known; None: the heading."""
-    cells = [column.title for column, _ in COLUMNS]
-    if made is not None:
-        rate = sequences / max(made.cpu_seconds, 1e-9)
-        row = {
-            **_as_json(made, sequences),
-            "depth": depth_text(made.depth),
-            "above": made.packs - made.bound,
-            "rate": rate,
-        }
-        cells = [column.shown(row) for column, _ in COLUMNS]
-    print("\n".join(text_table([cells], left=(0, 2), widths=[width for _, width in COLUMNS])), flush=True)
+def _print_row(measured: _Measured, sequences: int) -> None:
+    """Print a row of the table as soon as it is known."""
+    row = measured.as_json(sequences)
+    row["depth"] = depth_text(measured.depth)
+    row["above"] = measured.packs - measured.bound
+    row["rate"] = sequences / max(measured.cpu_seconds, 1e-9)
+    _print_cells([column.shown(row) for column, _ in _COLUMNS])
 
 
-LEGEND = """
+def _print_cells(cells: List[str]) -> None:
+    print("\n".join(text_table([cells], left=(0, 2), widths=[width for _, width in _COLUMNS])), flush=True)
+
+
+_LEGEND = """
 gap: packs above the proven bound for all lengths at once, the packs at the end of the stream counted. sequences/s: of
 processor time, of one core. longest wait, mean wait: packs that were closed while a sequence waited. forced: packs
 begun with the oldest sequence because it had waited so long. short moved, long moved: mean place in the packs minus
@@ -171,24 +180,28 @@ place in the stream, in sequences, of the shortest and of the longest quarter.""
 
 
 def _pictures(measured: Sequence[_Measured]) -> List[Lines]:
-    """The gap against the buffer, for each stream, a line for each depth."""
-    by_price = [made for made in measured if made.way == "by price"]
-    found = []
-    for stream in dict.fromkeys(made.stream for made in by_price):
+    """Draw the gap against the buffer, a picture for each stream and a line for each depth."""
+    points: Dict[str, Dict[Optional[int], List[Tuple[float, float]]]] = {}
+    for result in measured:
+        if result.way == "by price":
+            point = float(result.buffer), 100 * result.gap
+            points.setdefault(result.stream, {}).setdefault(result.depth, []).append(point)
+    pictures = []
+    for stream, by_depth in points.items():
         lines = []
-        for depth in dict.fromkeys(made.depth for made in by_price if made.stream == stream):
-            own = [made for made in by_price if (made.stream, made.depth) == (stream, depth)]
-            x, y = zip(*sorted((float(made.buffer), 100 * made.gap) for made in own))
+        for depth, line in by_depth.items():
+            x, y = zip(*sorted(line))
             lines.append(Line(f"depth {depth_text(depth)}", x, y))
         axes = Axis("sequences in the buffer", log=2), Axis("packs above the bound, %")
-        found.append(Lines(stream, *axes, tuple(lines)))
-    return found
+        pictures.append(Lines(stream, *axes, tuple(lines)))
+    return pictures
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog=typed("stream"),
-        description="Packs a stream of lengths in random order, beside best fit in windows and first fit in open rows.",
+        description="Pack a stream of lengths in random order; compare with best fit in windows and first fit in open "
+        "rows.",
     )
     add_histogram_arguments(parser)
     parser.add_argument(
@@ -198,10 +211,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "Wikipedia followed by SQuAD, each at depths 3, 4, 8, 16 and unlimited",
     )
     parser.add_argument(
-        "--sequences", type=positive_int, metavar="N", help="of the stream (default: those of the histogram; grid: 1M)"
+        "--sequences",
+        type=positive_int,
+        metavar="N",
+        help="length of the stream (default: sequences of the histogram; with --grid 1M)",
     )
     parser.add_argument(
-        "--max-sequences-per-pack", type=parse_depth, metavar="D", help="packing depth; default 'unlimited'"
+        "--max-sequences-per-pack", type=parse_depth, metavar="D", help="packing depth (default: unlimited)"
     )
     parser.add_argument(
         "--buffer",
@@ -213,54 +229,57 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument(
         "--longest-wait", type=positive_int, metavar="W", help="packs a sequence may wait (default 4 B; at least B)"
     )
-    parser.add_argument("--seed", type=count_from_zero, default=0, help="of the order (default 0)")
-    parser.add_argument("--plot", metavar="FILE", help="a picture of gap against buffer")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
+    parser.add_argument("--seed", type=count_from_zero, default=0, help="seed of the order (default 0)")
+    parser.add_argument("--plot", metavar="FILE", help="draw the gap against the buffer")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line instead of the table")
     parser.rare("--synthetic", "--grid", "--longest-wait", "--seed")
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = _parser()
     args = parser.parse_args(argv)
     if args.plot:
         check_picture("--plot", args.plot, reads=[args.histogram])
     if args.grid and (args.synthetic or args.histogram != parser.get_default("histogram")):
         raise ValueError("--grid has its own streams; leave out --histogram and --synthetic, or --grid")
 
+    depths: Sequence[Optional[int]] = (args.max_sequences_per_pack,)
     if args.grid:
         cases = list(_grid_cases(args.sequences or 1_000_000, args.seed))
-        chosen = args.max_sequences_per_pack
-        depths: Sequence[Optional[int]] = GRID_DEPTHS if chosen is None else (chosen,)
+        if args.max_sequences_per_pack is None:
+            depths = _GRID_DEPTHS
     else:
         histogram = histogram_from(args)
         lengths = _in_random_order(histogram, args.seed)[: args.sequences]
         cases = [_Case(histogram.name, lengths, histogram.max_sequence_length)]
-        depths = (args.max_sequences_per_pack,)
-    measured: List[_Measured] = []
+
+    results: List[_Measured] = []
     if not args.json:
-        _print_row(None)
+        _print_cells([column.title for column, _ in _COLUMNS])
     with progress_bar(len(cases) * len(depths), "streams") as bar:
-        for case in cases:
-            for depth in depths:
-                bound = _lower_bound(case, depth)
-                for way in _ways(case, depth, bound, args):
-                    made = way()
-                    measured.append(made)
-                    if args.json:
-                        print(json.dumps(_as_json(made, len(case.lengths))), flush=True)
-                    else:
-                        _print_row(made, len(case.lengths))
-                bar.update(1)
+        for case, depth in product(cases, depths):
+            for result in _results(case, depth, args.buffer, args.longest_wait):
+                results.append(result)
+                if args.json:
+                    print(json.dumps(result.as_json(len(case.lengths))), flush=True)
+                else:
+                    _print_row(result, len(case.lengths))
+            bar.update(1)
     if args.plot:
-        write(_pictures(measured), args.plot)
+        write(_pictures(results), args.plot)
     if not args.json:
-        print(LEGEND)
+        print(_LEGEND)
     return 0
 
 
-def _ways(case: _Case, depth: Optional[int], bound: int, args: Any) -> Iterator[Callable[[], _Measured]]:
-    for buffer in args.buffer:
-        yield partial(_measure, case, depth, bound, buffer, args.longest_wait)
-    yield partial(_measure_other, case, depth, bound, "windows", WINDOW, windows)
-    for buffer in args.buffer:
-        yield partial(_measure_other, case, depth, bound, "open rows", buffer, open_rows)
-
-
-def _as_json(made: _Measured, sequences: int) -> Dict[str, Any]:
-    return {**made._asdict(), "sequences": sequences, "gap": made.gap}
+def _results(
+    case: _Case, depth: Optional[int], buffers: Sequence[int], longest_wait: Optional[int]
+) -> Iterator[_Measured]:
+    """Yield the results of every way to pack the stream at this depth, one after another."""
+    bound = _lower_bound(case, depth)
+    for buffer in buffers:
+        yield _measure(case, depth, bound, buffer, longest_wait)
+    yield _measure_other(case, depth, bound, "windows", WINDOW, windows)
+    for buffer in buffers:
+        yield _measure_other(case, depth, bound, "open rows", buffer, open_rows)

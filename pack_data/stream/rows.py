@@ -3,8 +3,8 @@
     dataset.map(PackRows(4096), batched=True, batch_size=10_000, remove_columns=dataset.column_names)
     IterableDataset.from_generator(packed_rows, gen_kwargs={"examples": source, "max_sequence_length": 4096})
 
-`map` packs each batch for itself, as few rows as there can be; it works on a streamed data set too, where the batch is
-the window.  `packed_rows` packs what passes by, with a bounded buffer and no windows.
+`map` packs each batch by itself into as few rows as possible; it works on a streamed data set too, where the batch is
+the window. `packed_rows` packs a stream with a bounded buffer and no windows.
 """
 
 from __future__ import annotations
@@ -22,52 +22,56 @@ from pack_data.stream.pack_stream import PackStream
 _Row = Dict[str, List[int]]
 
 TOKENS = "input_ids"
-_LABELS, _IGNORED = "labels", -100
+_LABELS = "labels"
+_IGNORED = -100  # the label of a token that is not predicted
 _COLUMNS = [TOKENS, "position_ids", "seq_lengths"]  # of every row
 
 
 def pieces_of(example: Mapping[str, Any], longer: Longer, name: str) -> Iterator[Dict[str, Any]]:
-    """An example cut by the rule: its columns with one value for each token; other columns are left out."""
+    """Yield the example cut by the rule: its columns with one value for each token; other columns are left out."""
     columns = token_columns(example, name)
     for start, stop in longer.spans(len(columns[TOKENS]), name):
         yield {column: values[start:stop] for column, values in columns.items()}
 
 
-def row_of(examples: Sequence[Mapping[str, Any]], multiple_of: int = 1) -> _Row:
-    """The examples of a pack one after another; position_ids begin at 0 in each, seq_lengths: tokens of each.
-
-    multiple_of: each example begins at a multiple of it, and the row ends at one.  The padding behind an example counts
-    as an example of its own; it has zeros, and -100 in labels, a column that every row has then.
-    """
-    examples = alike(examples)
-    if multiple_of > 1:
-        examples = [piece for example in examples for piece in _with_padding(example, multiple_of)]
-    columns = [column for column in examples[0] if all(column in example for example in examples)]
-    row: _Row = {
-        column: np.concatenate([np.asarray(example[column]) for example in examples]).tolist() for column in columns
-    }
-    lengths = [len(example[TOKENS]) for example in examples]
+def _row_of(examples: Sequence[Mapping[str, Any]], multiple_of: int = 1) -> _Row:
+    """Join the examples of a pack one after another; see `PackRows` for the columns."""
+    parts = []
+    for example in alike(examples):
+        parts.append(example)
+        gap = -len(example[TOKENS]) % multiple_of
+        if multiple_of > 1:
+            parts[-1] = {**example, _LABELS: example.get(_LABELS, example[TOKENS])}
+        if gap:
+            parts.append({column: [_IGNORED if column == _LABELS else 0] * gap for column in parts[-1]})
+    row: _Row = {}
+    for column in _common_columns(parts):
+        row[column] = np.concatenate([np.asarray(part[column]) for part in parts]).tolist()
+    lengths = [len(part[TOKENS]) for part in parts]
     row["position_ids"] = [position for length in lengths for position in range(length)]
     row["seq_lengths"] = lengths
     return row
 
 
-def _with_padding(example: Mapping[str, Any], multiple_of: int) -> Iterator[Mapping[str, Any]]:
-    """The example with labels, and the padding behind it."""
-    example = {**example, _LABELS: example.get(_LABELS, example[TOKENS])}
-    yield example
-    gap = -len(example[TOKENS]) % multiple_of
-    if gap:
-        yield {column: [_IGNORED if column == _LABELS else 0] * gap for column in example}
+def _common_columns(parts: Sequence[Mapping[str, Any]]) -> List[str]:
+    return [column for column in parts[0] if all(column in part for part in parts)]
 
 
 @dataclass(frozen=True)
 class PackRows:
     """A function for `datasets.Dataset.map(..., batched=True)`: the batch's examples as packed rows.
 
-    Columns: those with one value for each token of `input_ids`, position_ids and seq_lengths; as `row_of`.
-    longer: what becomes of longer examples, a rule of `pack_data.lengths.overlong`. budget: seconds for each batch, as
-    `pack_data.pack`; with one the rows are not repeatable.  multiple_of: as `row_of`.
+    A row has the columns with one value for each token of input_ids; position_ids, which begin at 0 in each example;
+    and seq_lengths, the tokens of each example.
+
+    Args:
+        max_sequence_length: slots of a row.
+        max_sequences_per_pack: largest depth; None is unlimited.
+        longer: rule of `pack_data.lengths.overlong` for longer examples.
+        seed: seed of the order of the rows.
+        budget: seconds for each batch, as in `pack_data.pack`; with one the rows are not repeatable.
+        multiple_of: each example begins at a multiple of it, and the row ends at one. The padding behind an example
+            counts as an example of its own; it has zeros, and -100 in labels, a column that every row has then.
     """
 
     max_sequence_length: int
@@ -79,10 +83,10 @@ class PackRows:
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> Dict[str, List[List[int]]]:
         longer = Longer(self.longer, self.max_sequence_length)
-        names = list(batch)
         pieces: List[Any] = []
         for number, values in enumerate(zip(*batch.values())):
-            pieces += pieces_of(dict(zip(names, values)), longer, f"example {number} of the batch")
+            example = dict(zip(batch, values))
+            pieces += pieces_of(example, longer, f"example {number} of the batch")
         pieces = alike(pieces)
         packed = pack(
             np.array([len(piece[TOKENS]) for piece in pieces], np.int64),
@@ -92,18 +96,25 @@ class PackRows:
             budget=self.budget,
             multiple_of=self.multiple_of,
         )
-        rows = [row_of([pieces[number] for number in bin_], self.multiple_of) for bin_ in packed.bins]
+        rows = [_row_of([pieces[number] for number in bin_], self.multiple_of) for bin_ in packed.bins]
         # A column that has as many values as tokens in some examples only, by chance, is not one of tokens.
-        columns = [column for column in rows[0] if all(column in row for row in rows)] if rows else _COLUMNS
+        columns = _common_columns(rows) if rows else _COLUMNS
         return {column: [row[column] for row in rows] for column in columns}
 
 
 def packed_rows(
     examples: Iterable[Mapping[str, Any]], max_sequence_length: int, *, longer: str = "raise", **options: Any
 ) -> Iterator[_Row]:
-    """The rows of a stream of examples, as `row_of`.
+    """Yield the rows of a stream of examples, with the columns of `PackRows`.
 
-    longer: what becomes of longer examples, a rule of `pack_data.lengths.overlong`.  options: of `PackStream`.
+    Args:
+        examples: mappings with input_ids.
+        max_sequence_length: slots of a row.
+        longer: rule of `pack_data.lengths.overlong` for longer examples.
+        options: further options of `PackStream`.
+
+    Raises:
+        ValueError: an option is out of range, or an example does not fit the rule.
     """
     rule = Longer(longer, max_sequence_length)
     stream = PackStream(max_sequence_length, **options)
@@ -114,4 +125,4 @@ def packed_rows(
                 yield piece, len(piece[TOKENS])
 
     for packed in stream.packs(pieces()):
-        yield row_of(packed.examples, stream.multiple_of)
+        yield _row_of(packed.examples, stream.multiple_of)

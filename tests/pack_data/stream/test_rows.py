@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pack_data.stream.rows import PackRows, packed_rows, row_of
+from pack_data.stream.rows import PackRows, _row_of, packed_rows
 
 
 def examples(n, S=64, seed=0):
@@ -78,7 +78,7 @@ def test_a_batch_without_examples_has_no_rows():
 
 
 def test_a_row_by_hand():
-    row = row_of([{"input_ids": [5, 6, 7]}, {"input_ids": [8]}])
+    row = _row_of([{"input_ids": [5, 6, 7]}, {"input_ids": [8]}])
     assert row == {"input_ids": [5, 6, 7, 8], "position_ids": [0, 1, 2, 0], "seq_lengths": [3, 1]}
 
 
