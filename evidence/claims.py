@@ -1,7 +1,8 @@
-"""What docs/evidence.md claims: `claims.yml`, written before the runs, and what their cells say of it."""
+"""The claims of docs/evidence.md (`claims.yml`, written before the runs), judged by the cells of the runs."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Sequence
 
@@ -19,7 +20,7 @@ FILE = Path(__file__).with_name("claims.yml")
 
 
 class Finding(NamedTuple):
-    """What came of a claim."""
+    """The result of a claim."""
 
     figures: str  # one line
     kept: Optional[bool]  # claim, A/A and control, before Holm's adjustment; None: not measured yet
@@ -31,34 +32,43 @@ Results = Mapping[str, Any]
 
 
 def told() -> Dict[str, Dict[str, Any]]:
-    """The claims by name, as they were written."""
-    found: Dict[str, Dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["claims"]
-    return found
+    """Return the claims by name, as they were written."""
+    tree = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    claims: Dict[str, Dict[str, Any]] = tree["claims"]
+    return claims
 
 
 def findings(results: Results) -> Dict[str, Finding]:
-    """Of each claim, from the results by the names of their folders; from one commit, so that one must be recorded."""
-    of_one_commit = {name: each for name, each in results.items() if each.settings.get("commit")}
+    """Judge each claim; results: by the names of their directories; those without a recorded commit do not count."""
+    of_one_commit = {name: shown for name, shown in results.items() if shown.settings.get("commit")}
     return {name: KINDS[claim["kind"]](claim, of_one_commit) for name, claim in told().items()}
 
 
 def verdicts(found: Mapping[str, Finding]) -> Dict[str, str]:
-    """In words. P values are adjusted over all claims that have one."""
-    adjusted = holm({name: each.p for name, each in found.items() if each.p is not None})
+    """Describe each finding; P values are adjusted over all claims that have one."""
+    adjusted = holm({name: finding.p for name, finding in found.items() if finding.p is not None})
+    tests = counted(len(adjusted), "test")
     words = {}
-    for name, each in found.items():
+    for name, finding in found.items():
         significant = adjusted.get(name, 0.0) < LEVEL
-        if each.kept is None:
+        if finding.kept is None:
             words[name] = "not measured"
             continue
-        words[name] = "shown" if each.kept and significant else "not shown"
+        words[name] = "shown" if finding.kept and significant else "not shown"
         if name in adjusted:
-            words[name] += f" (P {adjusted[name]:.2g} of {counted(len(adjusted), 'test')}, Holm)"
+            words[name] += f" (P {adjusted[name]:.2g} of {tests}, Holm)"
     return words
 
 
-def _missing(shown: Optional[Shown], arms: Sequence[str], seeds: Sequence[int]) -> bool:
-    return shown is None or any(Cell(arm, seed) not in shown.cells for arm in arms for seed in seeds)
+def _missing(
+    shown: Optional[Shown],
+    arms: Sequence[str],
+    seeds: Sequence[int],
+) -> bool:
+    """Return True if a run has no results for one of these arms and seeds."""
+    if shown is None:
+        return True
+    return any(Cell(*pair) not in shown.cells for pair in itertools.product(arms, seeds))
 
 
 _NOTHING = Finding("no finished run.", None)
@@ -66,74 +76,148 @@ _UNTESTED = _NOTHING._replace(p=1.0)
 
 
 def _limit(claim: Mapping[str, Any], results: Results) -> Finding:
-    """Every run keeps the limit; the controls break theirs."""
-    first, second, no_mask, limit = claim["first"], claim["second"], claim["no_mask"], float(claim["limit"])
-    means, seeds, shown = claim.get("means", first), claim["seeds"], results.get(claim["run"])
+    """Check that every run keeps the limit, and that the controls break theirs."""
+    first, second, no_mask = claim["first"], claim["second"], claim["no_mask"]
+    means = claim.get("means", first)
+    limit = float(claim["limit"])
+    seeds = claim["seeds"]
+    shown = results.get(claim["run"])
     if shown is None or _missing(shown, (first, second, means, no_mask, "unpacked"), seeds):
         return _NOTHING
-    apart = max(map(abs, shown.differences(first, second, "loss", seeds)))
+
+    largest = max(map(abs, shown.differences(first, second, "loss", seeds)))
     least = min(shown.differences(no_mask, "unpacked", "loss", seeds))
-    words, kept = "", apart < limit and least > claim["least_without_mask"]
+    kept = largest < limit and least > claim["least_without_mask"]
+    of_means = ""
     if "means" in claim:
-        off = min(map(abs, shown.differences(means, second, "loss", seeds)))
-        words, kept = f"losses as means over micro-batches at least {small(off)}, ", kept and off > limit
-    words = f"at most {small(apart)} nats apart, limit {small(limit)}; {words}without the mask at least {least:+.3f}."
+        smallest = min(map(abs, shown.differences(means, second, "loss", seeds)))
+        of_means = f"losses as means over micro-batches at least {small(smallest)}, "
+        kept = kept and smallest > limit
+    words = (
+        f"at most {small(largest)} nats apart, limit {small(limit)}; {of_means}without the mask at least {least:+.3f}."
+    )
     return Finding(f"{counted(len(seeds), 'seed')}: {words}", kept)
 
 
+class _Comparison(NamedTuple):
+    """Differences of held-out losses in one metric, and what follows from them."""
+
+    metric: str
+    margin: float
+    difference: Interval
+    same: Interval  # A/A
+    control: Interval
+    p: float
+    power: float
+
+    def words(self, form: str) -> str:
+        """Format the three intervals."""
+        difference = f"{self.difference.words(form)} nats, margin {self.margin:g}"
+        return f"{difference}; A/A {self.same.words(form)}; control {self.control.words('+.3f')}"
+
+    @property
+    def kept(self) -> bool:
+        """True if the claim and A/A are within the margin."""
+        return self.difference.within(self.margin) and self.same.within(self.margin)
+
+    @property
+    def form(self) -> str:
+        """The format of the difference."""
+        return "+.4f" if max(map(abs, self.difference[:3])) >= 5e-4 else "+.1e"
+
+
+def _compared(
+    claim: Mapping[str, Any],
+    shown: TrainingShown,
+    pilot: TrainingShown,
+    metric: str,
+) -> _Comparison:
+    first, second = claim["first"], claim["second"]
+    seeds = claim["seeds"]
+    margin = claim["margins"][metric]
+    values = shown.differences(first, second, metric, seeds)
+    same = shown.differences(claim["again"], claim["again_beside"], metric, seeds)
+    control = shown.differences(claim["control"], second, metric, claim.get("control_seeds", seeds))
+    of_pilot = pilot.differences(first, second, metric, claim["pilot"]["seeds"])
+    deviation = float(np.std(of_pilot, ddof=1))
+    return _Comparison(
+        metric,
+        margin,
+        students(values),
+        students(same),
+        students(control),
+        equivalence(values, margin),
+        power(deviation, margin, len(values)),
+    )
+
+
 def _equivalence(claim: Mapping[str, Any], results: Results) -> Finding:
-    """The interval lies within the margin of each metric; A/A's too; the control's lies wholly beyond one."""
+    """Check that the interval of each metric, and of A/A, lies within the margin, and a control's wholly beyond one."""
     first, second, again, control = (claim[name] for name in ("first", "second", "again", "control"))
-    shown, pilot = results.get(claim["run"]), results.get(claim["pilot"]["run"])
-    few = claim.get("control_seeds", claim["seeds"])
+    seeds = claim["seeds"]
+    shown = results.get(claim["run"])
+    pilot = results.get(claim["pilot"]["run"])
     if (
         shown is None
-        or _missing(shown, (first, second, again), claim["seeds"])
-        or _missing(shown, (control, second), few)
+        or _missing(shown, (first, second, again), seeds)
+        or _missing(shown, (control, second), claim.get("control_seeds", seeds))
         or _missing(pilot, (first, second), claim["pilot"]["seeds"])
     ):
         return _UNTESTED
     assert isinstance(shown, TrainingShown) and isinstance(pilot, TrainingShown)
-    lines, kept, fails, p, strength = [], True, False, 0.0, 1.0
+
+    compared = [_compared(claim, shown, pilot, metric) for metric in claim["margins"]]
+    kept = all(each.kept for each in compared)
+    control_fails = any(each.control.low > each.margin for each in compared)
+    lines = []
+    for comparison in compared:
+        name = f"{METRICS[comparison.metric]} " if len(compared) > 1 else ""
+        lines.append(name + comparison.words(comparison.form))
+    error = shown.over_sequences(first, second, seeds)
+    form = compared[-1].form[1:]
+    lines.append(counted(len(seeds), "seed"))
+    lines.append(f"power {min(each.power for each in compared):.3f}")
+    lines.append(f"over sequences ±{error:{form}}")
+    words = shown.words
+    picture = _in_margins(compared, words[first], words[again], words[second])
+    p = max(0.0, *(each.p for each in compared))
+    return Finding("; ".join(lines) + ".", kept and control_fails, p, picture)
+
+
+def _in_margins(
+    compared: Sequence[_Comparison],
+    first: str,
+    again: str,
+    reference: str,
+) -> Picture:
+    """Draw the intervals of a claim and of its A/A, in margins."""
     drawn: Dict[str, Dict[str, Optional[Interval]]] = {}
-    for metric, margin in claim["margins"].items():
-        values = shown.differences(first, second, metric, claim["seeds"])
-        found = students(values)
-        same = students(shown.differences(again, claim["again_beside"], metric, claim["seeds"]))
-        wrong = students(shown.differences(control, second, metric, few))
-        kept = kept and found.within(margin) and same.within(margin)
-        fails = fails or wrong.low > margin
-        p = max(p, equivalence(values, margin))
-        spread = float(np.std(pilot.differences(first, second, metric, claim["pilot"]["seeds"]), ddof=1))
-        strength = min(strength, power(spread, margin, len(values)))
-        what = "" if len(claim["margins"]) == 1 else f"{METRICS[metric]} "
-        form = "+.4f" if max(map(abs, found[:3])) >= 5e-4 else "+.1e"
-        lines.append(f"{what}{found.words(form)} nats, margin {margin:g}; A/A {same.words(form)}")
-        lines[-1] += f"; control {wrong.words('+.3f')}"
-        for words, each in ((first, found), (again, same)):
-            shares = Interval(each.mean / margin, each.low / margin, each.high / margin, each.seeds)
-            drawn.setdefault(METRICS[metric], {})[shown.words[words]] = shares
-    error = f"{shown.over_sequences(first, second, claim['seeds']):{form[1:]}}"
-    tail = f"{counted(len(claim['seeds']), 'seed')}; power {strength:.3f}; over sequences ±{error}"
+    for comparison in compared:
+        shares = {}
+        for name, interval in ((first, comparison.difference), (again, comparison.same)):
+            mean, low, high = (value / comparison.margin for value in interval[:3])
+            shares[name] = Interval(mean, low, high, interval.seeds)
+        drawn[METRICS[comparison.metric]] = {**shares}
     levels = [("margin", 1.0), ("minus the margin", -1.0)]
-    picture = bars("", f"held-out loss against {shown.words[second]}, in margins", drawn, levels)
-    return Finding("; ".join([*lines, tail]) + ".", kept and fails, p, picture)
+    return bars("", f"held-out loss against {reference}, in margins", drawn, levels)
 
 
 def _speed(claim: Mapping[str, Any], results: Results) -> Finding:
     shown = results.get(claim["run"])
-    if shown is None or _missing(shown, (), ()) or not shown.timings or shown.draws < claim["draws"]:
+    if shown is None or not shown.timings or shown.draws < claim["draws"]:
         return _UNTESTED
     return Finding(shown.verdict() + ".", shown.all_pass, shown.p)
 
 
 def _answers(claim: Mapping[str, Any], results: Results) -> Finding:
     shown = results.get(claim["run"])
-    if shown is None or _missing(shown, (f"{claim['task']}_packed",), claim["seeds"]):
+    task = claim["task"]
+    if shown is None or _missing(shown, (f"{task}_packed",), claim["seeds"]):
         return _NOTHING
-    packed, no_mask, answers = shown.answers(claim["task"])
+    packed, no_mask, answers = shown.answers(task)
     words = f"{packed:,} of {answers:,} answers differ; without the mask {no_mask:,}."
-    return Finding(words, packed == 0 and no_mask > claim["least_without_mask"] * answers)
+    least = claim["least_without_mask"] * answers
+    return Finding(words, packed == 0 and no_mask > least)
 
 
 KINDS: Dict[str, Callable[[Mapping[str, Any], Results], Finding]] = {

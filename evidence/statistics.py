@@ -1,4 +1,4 @@
-"""Intervals and tests over seeds, and how likely a test passes. All of it is scipy's."""
+"""Intervals and tests over seeds, and the power of a test, by scipy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Dict, Mapping, NamedTuple, Sequence
 import numpy as np
 from scipy import integrate, stats
 
-CONFIDENCE = 0.9  # of an interval; both ends of it are one-sided tests at 5 %
+CONFIDENCE = 0.9  # of an interval; each end is a one-sided test at 5 %
 LEVEL = 0.05  # of a P value
-TWICE = 0.1  # by this share two timings of the same may differ; beyond it ratios of times tell nothing
+TWICE = 0.1  # share by which two timings of the same may differ; beyond it, ratios of times mean nothing
 
 
 class Interval(NamedTuple):
@@ -21,98 +21,126 @@ class Interval(NamedTuple):
     seeds: int
 
     def within(self, margin: float) -> bool:
-        """Whether the difference is shown to be smaller than the margin: two one-sided tests (Schuirmann 1987)."""
+        """Return True if the difference is shown to be below the margin: two one-sided tests (Schuirmann 1987)."""
         return -margin < self.low and self.high < margin
 
     def words(self, form: str, unit: str = "") -> str:
-        """`+0.12 (+0.10 to +0.14)`; the unit stands before the bracket. Of one seed the mean alone."""
+        """Format as `+0.12 (+0.10 to +0.14)`, the unit before the bracket; the mean alone for one seed."""
+        mean = f"{self.mean:{form}}{unit}"
         if self.seeds < 2:
-            return f"{self.mean:{form}}{unit}"
-        return f"{self.mean:{form}}{unit} ({self.low:{form}} to {self.high:{form}})"
+            return mean
+        return f"{mean} ({self.low:{form}} to {self.high:{form}})"
 
 
 def students(values: Sequence[float]) -> Interval:
-    """The mean of one value a seed, or a round, with Student's interval; as wide as can be for one value."""
-    number, mean = len(values), float(np.mean(values))
+    """Return the mean of one value per seed or round, with Student's interval; an infinite one for one value."""
+    number = len(values)
+    mean = float(np.mean(values))
     if number < 2:
         return Interval(mean, -np.inf, np.inf, number)
-    low, high = stats.t.interval(CONFIDENCE, number - 1, mean, stats.sem(values)) if np.ptp(values) else (mean, mean)
+    low = high = mean
+    if np.ptp(values):
+        error = stats.sem(values)
+        low, high = stats.t.interval(CONFIDENCE, number - 1, mean, error)
     return Interval(mean, float(low), float(high), number)
 
 
 def _p_above(values: np.ndarray, bound: float) -> float:
-    """P value of a one-sided t test: that the mean lies above the bound."""
-    error, apart = float(stats.sem(values)), float(values.mean()) - bound
-    return float(stats.t.sf(apart / error, len(values) - 1)) if error else float(apart <= 0)
+    """Return the P value of a one-sided t test: that the mean lies above the bound."""
+    error = float(stats.sem(values))
+    distance = float(values.mean()) - bound
+    if not error:
+        return float(distance <= 0)
+    return float(stats.t.sf(distance / error, len(values) - 1))
 
 
 def equivalence(values: Sequence[float], margin: float) -> float:
-    """P value of two one-sided t tests: the larger one. Below 5 %: the interval lies within the margin."""
-    found = np.asarray(values, dtype=np.float64)
-    return max(_p_above(found, -margin), _p_above(-found, -margin))
+    """Return the larger P value of two one-sided t tests; below 5 %, the interval lies within the margin."""
+    differences = np.asarray(values, dtype=np.float64)
+    above_lower = _p_above(differences, -margin)
+    below_upper = _p_above(-differences, -margin)
+    return max(above_lower, below_upper)
 
 
 def above(ratios: Sequence[float], bound: float) -> float:
-    """P value of a one-sided t test of their logarithms: that the ratios lie above the bound."""
+    """Return the P value of a one-sided t test of the logarithms: that the ratios lie above the bound."""
     return _p_above(np.log(ratios), float(np.log(bound)))
 
 
-def holm(found: Mapping[str, float]) -> Dict[str, float]:
-    """P values adjusted for their number (Holm 1979)."""
-    adjusted, largest = {}, 0.0
-    for place, name in enumerate(sorted(found, key=lambda each: found[each])):
-        largest = max(largest, min(1.0, (len(found) - place) * found[name]))
+def holm(p_values: Mapping[str, float]) -> Dict[str, float]:
+    """Adjust P values for their number (Holm 1979)."""
+    adjusted = {}
+    largest = 0.0
+    rising = sorted(p_values, key=lambda name: p_values[name])
+    for place, name in enumerate(rising):
+        tests_left = len(p_values) - place
+        largest = max(largest, min(1.0, tests_left * p_values[name]))
         adjusted[name] = largest
-    return {name: adjusted[name] for name in found}
+    return {name: adjusted[name] for name in p_values}
 
 
 def power(deviation: float, margin: float, seeds: int) -> float:
-    """Probability that `equivalence` passes at 5 % where the true difference is 0 and seeds lie `deviation` apart.
+    """Return the probability that `equivalence` passes at 5 % if the true difference is 0.
 
-    With s the standard deviation found, the mean must lie within margin - t s / sqrt(n); s**2 (n - 1) / deviation**2
-    has a chi-squared distribution and is independent of the mean.
+    deviation: standard deviation of a seed.  With s the standard deviation of a sample, its mean must lie within
+    margin - t s / sqrt(n); s**2 (n - 1) / deviation**2 has a chi-squared distribution and is independent of the mean.
     """
     if not deviation:
         return 1.0
-    freedom, error = seeds - 1, deviation / seeds**0.5
+    freedom = seeds - 1
+    error = deviation / seeds**0.5
     t = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
-    def passes(share: float) -> float:  # share: of the distribution of s**2 below, so that no spread is too small
-        room = margin / error - t * (float(stats.chi2.ppf(share, freedom)) / freedom) ** 0.5
-        return max(0.0, float(2 * stats.norm.cdf(room) - 1))
+    def passes(share: float) -> float:  # share: of the distribution of s**2, so that no spread is too small
+        variance = float(stats.chi2.ppf(share, freedom)) / freedom
+        room = margin / error - t * variance**0.5
+        inside = 2 * stats.norm.cdf(room) - 1
+        return max(0.0, float(inside))
 
     return float(integrate.quad(passes, 0, 1, limit=200)[0])
 
 
-def error_over_sequences(masked: np.ndarray, mlm: np.ndarray, nsp: np.ndarray) -> float:
-    """Standard error of a difference of losses over the held-out sequences alone, nats.
+def error_over_sequences(
+    masked: np.ndarray,
+    mlm: np.ndarray,
+    nsp: np.ndarray,
+) -> float:
+    """Return the standard error of a difference of losses over the held-out sequences alone, nats.
 
-    masked: tokens of each sequence, [N]; mlm, nsp: differences of its losses, [N]. The loss of a masked token is a
+    masked: tokens of each sequence, [N]; mlm, nsp: differences of its losses, [N].  The loss of a masked token is a
     ratio of two sums, so its residuals count (delta method).
     """
-    residuals = (mlm - mlm.sum() / masked.sum() * masked) / masked.mean() + nsp
+    difference = mlm.sum() / masked.sum()
+    residuals = (mlm - difference * masked) / masked.mean() + nsp
     return float(stats.sem(residuals))
 
 
 def ratio(values: Sequence[float]) -> Interval:
-    """Of ratios in rounds: the geometric mean, with Student's interval of their logarithms; none for one round.
+    """Return the geometric mean of ratios, with Student's interval of their logarithms; none for one round.
 
-    Where a value is not above 0, as a difference of two times may be: the median, without an interval.
+    If a value is not above 0, as the difference of two times may be: the median, without an interval.
     """
     if min(values) <= 0:
-        return Interval(float(np.median(values)), 0.0, float("inf"), len(values))
-    found = students(np.log(np.asarray(values, dtype=np.float64)).tolist())
-    mean, low, high = (float(np.exp(each)) for each in found[:3])
-    return Interval(mean, low, high, found.seeds)
+        median = float(np.median(values))
+        return Interval(median, 0.0, float("inf"), len(values))
+    logarithms = np.log(np.asarray(values, dtype=np.float64))
+    interval = students(logarithms.tolist())
+    mean, low, high = np.exp(interval[:3]).tolist()
+    return Interval(mean, low, high, interval.seeds)
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """The median and its interval: two of the values, between which the true median lies with `CONFIDENCE` at least.
+    """Return the median, and two of the values between which the true median lies with `CONFIDENCE` at least.
 
-    Nothing is assumed of how the values are distributed. With fewer than five values the interval is that of all,
+    Nothing is assumed about the distribution of the values.  With fewer than five values the interval is that of all,
     and its confidence lower.
     """
-    found, number, outside = sorted(values), len(values), 0  # how many values lie outside at each end
-    while outside < (number - 1) // 2 and 2 * stats.binom.cdf(outside + 1, number, 0.5) <= 1 - CONFIDENCE:
+    rising = sorted(values)
+    number = len(rising)
+    outside = 0  # values outside the interval at each end
+    while outside < (number - 1) // 2:
+        probability = 2 * stats.binom.cdf(outside + 1, number, 0.5)
+        if probability > 1 - CONFIDENCE:
+            break
         outside += 1
-    return Interval(float(np.median(found)), found[outside], found[number - 1 - outside], number)
+    return Interval(float(np.median(rising)), rising[outside], rising[number - 1 - outside], number)

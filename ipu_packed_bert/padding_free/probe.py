@@ -25,7 +25,6 @@ from ipu_packed_bert.padding_free.models import (
     base_of,
     choice_of,
     far_settings,
-    lengths_of_config,
     refuse_unfit,
     text_config,
     unwrapped,
@@ -365,8 +364,9 @@ class _Probe:
 
     def _row_logits(self, examples: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         """Compute the logits of each example of one row, [1, its tokens, vocabulary]."""
-        inputs = self.collated([{"input_ids": ids.numpy(), "labels": ids.numpy()} for ids in examples])
-        places = places_of([ids.numpy() for ids in examples], inputs)
+        labelled = [{"input_ids": ids.numpy(), "labels": ids.numpy()} for ids in examples]
+        inputs = self.collated(labelled)
+        places = places_of(labelled, inputs)
         inputs = {name: value for name, value in inputs.items() if name != "labels"}
         what = f"does not take {self.choice.boundaries} of a padding-free batch, {WAY_OUT}"
         logits = self._try(lambda: self.training.forward(self.model, to_device(inputs, self.device)), what)
@@ -450,9 +450,8 @@ class _Probe:
             return probe._check_rows(tokens, longest)
 
     def _check_rows(self, tokens: int, longest: int) -> Probed:
-        numbers = lengths_of_config(text_config(self.model), longest)
         what = f"fails in a row of {tokens:,} tokens, {WAY_OUT}"
-        faults, probed = self._try(lambda: RowProbe(self).run(tokens, longest, numbers), what)
+        faults, probed = self._try(lambda: RowProbe(self).run(tokens, longest), what)
         return self._verdict(faults, probed)
 
     def check_batch(self, examples: List[Example]) -> Probed:
@@ -466,8 +465,7 @@ class _Probe:
         A wrong mask or position changes most tokens, rounding only some: the typical difference counts.
         """
         begun = time.perf_counter()
-        numbers = lengths_of_config(text_config(self.model), longest)
-        lengths = row_lengths(tokens, longest, numbers, np.random.default_rng(0))[0]
+        lengths = row_lengths(tokens, longest, text_config(self.model), np.random.default_rng(0))[0]
         examples = [self.example(length) for length in lengths]
         self.model.eval()
         with torch.no_grad():

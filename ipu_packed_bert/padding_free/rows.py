@@ -1,16 +1,18 @@
-"""Rows as they are trained, beside each of their examples alone: logits, losses, gradients, auxiliary losses.
+"""Rows as they are trained, compared with each of their examples alone: logits, losses, gradients, auxiliary losses.
 
 A row has as many tokens as a batch joins.  Its examples have one token, as many as the longest, and lengths on both
 sides of every number that may matter.  Whatever starts late is in one of these rows: late in the row, late in an
-example, behind many examples.
+example, after many examples.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -18,17 +20,18 @@ from torch.nn import functional as F
 
 from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways
 from ipu_packed_bert.padding_free.losses import IGNORED, cross_entropy_sum, supervised
-from ipu_packed_bert.padding_free.models import FirstDifference
+from ipu_packed_bert.padding_free.models import FirstDifference, lengths_of_config, text_config
 from ipu_packed_bert.padding_free.update import to_device
 
-MOST_EXAMPLES = 500
-_BLOCKS = (16, 32, 64, 128, 256)  # of kernels, in tokens
-_SHORT = 4096  # tokens of a row of which there is a second one
-_END = (1, 2)  # each row ends with these, so that a boundary is late in it
-_UPDATES = 3.0  # the time that all rows may take
-_FREE = 5.0  # seconds that they may take in any case
-_AUXILIARY = 1e-4  # of an auxiliary loss, relative; its counts are whole numbers
-_GRADIENTS = 5.0  # limits of gradients over those of logits
+_MOST_EXAMPLES = 500  # of a row of short examples
+_KERNEL_BLOCKS = (16, 32, 64, 128, 256)  # tokens that attention kernels process at once
+_MOST_ROWS_OF_EDGES = 4  # rows, the first two included
+_SHORT_ROW = 4096  # tokens; a row up to here is probed a second time, with other boundaries
+_LAST_LENGTHS = (1, 2)  # each row ends with examples of these lengths, so that a boundary is late in it
+_UPDATES_ALLOWED = 3.0  # updates of the largest row that the rows may take, in time
+_SECONDS_ALLOWED = 5.0  # that the rows may take in any case
+_AUXILIARY_LIMIT = 1e-4  # relative error of an auxiliary loss; the counts in it are whole numbers
+_GRADIENT_FACTOR = 5.0  # limit of gradients over the limit of logits
 
 Example = Dict[str, np.ndarray]
 Collator = Callable[[Sequence[Example]], Inputs]
@@ -41,400 +44,607 @@ class TrainingCalls(NamedTuple):
     collator: Optional[Collator]  # None: ours
     forward: Callable[[Any, Inputs], torch.Tensor]  # logits [rows, tokens, vocabulary]
     loss: Optional[Loss] = None  # the mean that is trained; None: that of the labels
-    mean: str = "token"  # what it is a mean over: "token" or "example"
+    mean: str = "token"  # what `loss` averages over: "token" or "example"
 
 
 class Probed(NamedTuple):
-    """What was probed, and what it took."""
+    """The rows that were probed, and their cost."""
 
     rows: Tuple[Tuple[int, int], ...] = ()  # tokens and examples of each
     types: Tuple[str, ...] = ()
     seconds: float = 0.0
     update: float = 0.0  # seconds of one forward and backward pass of the largest row
-    peak: int = 0  # bytes, what the process or the GPU took more than before
+    peak: int = 0  # bytes that the process or the GPU took above its memory before
     left_out: str = ""
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{tokens:,} tokens in {examples:,} examples" for tokens, examples in self.rows)
-        text = f"probed rows of {shapes or 'two short examples'}, {' and '.join(self.types)}: {self.seconds:.1f} s"
-        text += f", {self.seconds / self.update:.1f} updates, {self.peak / 2**20:,.0f} MiB" if self.update else ""
-        return text + (f"; {self.left_out}" if self.left_out else "")
+        types = " and ".join(self.types)
+        text = f"probed rows of {shapes or 'two short examples'}, {types}: {self.seconds:.1f} s"
+        if self.update:
+            updates = self.seconds / self.update
+            mebibytes = self.peak / 2**20
+            text += f", {updates:.1f} updates, {mebibytes:,.0f} MiB"
+        if self.left_out:
+            text += f"; {self.left_out}"
+        return text
+
+
+class _Step(NamedTuple):
+    """One comparison, which can be repeated in another dtype."""
+
+    method: str  # of RowProbe; its arguments are the lengths and a random generator
+    lengths: Sequence[int]  # of the examples
+    seed: int
+    examples: Optional[List[Example]] = None  # of an existing batch, instead of random ones
 
 
 class Fault(NamedTuple):
-    """A difference that is too large."""
+    """A difference above its limit."""
 
     what: str
     error: float
     number: int = -1  # of the example
-    lengths: Tuple[int, ...] = ()  # of all examples of the row
-    step: Optional[Tuple[Any, ...]] = None  # what found it
+    lengths: Tuple[int, ...] = ()  # of all examples of the row; empty if the row cannot be drawn again
+    step: Optional[_Step] = None
     first: Optional[FirstDifference] = None
 
 
 # ---- lengths
 
 
-def row_lengths(row: int, longest: int, numbers: Iterable[int], draw: np.random.Generator) -> List[List[int]]:
-    """The lengths of the examples of each row to probe, the most important first.
+def row_lengths(
+    row: int,
+    longest: int,
+    config: Any,
+    draw: np.random.Generator,
+) -> List[List[int]]:
+    """Choose the lengths of the examples of each row to probe, the most important row first.
 
-    row: tokens of a row at most.  longest: tokens of an example at most.  numbers: lengths that may matter.
+    row: tokens of a row at most.  longest: tokens of an example at most.  config: its numbers may be lengths.
     """
     longest = min(longest, row)
-    near = {number + step for number in (*_BLOCKS, *numbers) for step in (-1, 0, 1)}
-    edges = draw.permutation(sorted(each for each in near if 1 < each <= longest)).astype(int).tolist()
+    near = set(_KERNEL_BLOCKS)
+    for number in (*_KERNEL_BLOCKS, *lengths_of_config(config, longest)):
+        near.update((number - 1, number, number + 1))
+    possible = sorted(length for length in near if 1 < length <= longest)
+    edges = draw.permutation(possible).astype(int).tolist()
+    most = row - sum(_LAST_LENGTHS)  # tokens before the last examples
+
+    # The longest example, not at the begin of the row.
     far = min(longest, max(row - 1, 1))
-    head = [min(3, max(1, row - far))] if row > far else []
-    rows = [_filled([*head, far], row, longest, edges, draw)]
-    many = np.tile([1, 1, 3, 1, 2, 1, 1, 2], MOST_EXAMPLES // 8 + 1)[:MOST_EXAMPLES]
-    fitting = int(np.searchsorted(many.cumsum(), row - sum(_END), side="right"))
-    rows.append(_ended([int(min(each, longest)) for each in many[:fitting]] or [1], longest))
-    left = [each for each in edges if each + sum(_END) < row]
-    while left and len(rows) < 4:
+    first = [far]
+    if row > far:
+        first.insert(0, min(3, row - far))
+    rows = [_filled(first, row, longest, edges, draw)]
+
+    # Many short examples.
+    short = np.resize([1, 1, 3, 1, 2, 1, 1, 2], _MOST_EXAMPLES)
+    fitting = short[short.cumsum() <= most]
+    lengths = np.minimum(fitting, longest).tolist()
+    rows.append(_ended(lengths or [1], longest))
+
+    # The edges that fit.
+    remaining = [length for length in edges if length < most]
+    while remaining and len(rows) < _MOST_ROWS_OF_EDGES:
         taken: List[int] = []
-        for each in list(left):
-            if sum(taken) + each + sum(_END) <= row:
-                taken.append(each)
-                left.remove(each)
+        for length in list(remaining):
+            if sum(taken) + length <= most:
+                taken.append(length)
+                remaining.remove(length)
         rows.append(_ended(taken, longest))
-    if row <= _SHORT:  # other boundaries, as the first row is blind to what begins at one of its own
-        rows.append(_filled([min(2, row)], row, longest, draw.permutation(longest)[:3] + 1, draw)[::-1])
+
+    # Other boundaries: the first row cannot show what begins at one of its own.
+    if row <= _SHORT_ROW:
+        few = draw.permutation(longest)[:3] + 1
+        second = _filled([min(2, row)], row, longest, few.tolist(), draw)
+        rows.append(second[::-1])
     return rows
 
 
-def _filled(lengths: List[int], row: int, longest: int, edges: Iterable[int], draw: np.random.Generator) -> List[int]:
-    """Filled to exactly `row` tokens: one-token examples, lengths at edges, others."""
-    found, end = list(lengths), [min(each, longest) for each in _END]
-    for length in itertools.chain(edges, iter(lambda: int(draw.integers(1, longest + 1)), 0)):
-        left = row - sum(found) - sum(end)
-        if left <= 0:
+def _filled(
+    lengths: List[int],
+    row: int,
+    longest: int,
+    edges: List[int],
+    draw: np.random.Generator,
+) -> List[int]:
+    """Fill a row to exactly `row` tokens with examples of one token, of the lengths `edges` and of random lengths."""
+    filled = list(lengths)
+    last = [min(length, longest) for length in _LAST_LENGTHS]
+    free = row - sum(filled) - sum(last)
+    anything = (int(draw.integers(1, longest + 1)) for _ in itertools.count())
+    for length in itertools.chain(edges, anything):
+        if free <= 0:
             break
-        found += [1] * (left > 1 and len(found) % 3 == 0)
-        found.append(max(1, min(int(length), row - sum(found) - sum(end))))
-    return found + (end if sum(found) + sum(end) <= row else [1] * (row - sum(found)))
+        if free > 1 and len(filled) % 3 == 0:
+            filled.append(1)
+            free -= 1
+        filled.append(max(1, min(length, free)))
+        free -= filled[-1]
+    if free < 0:
+        last = [1] * (free + sum(last))
+    return filled + last
 
 
 def _ended(lengths: List[int], longest: int) -> List[int]:
-    return [*lengths, *(min(each, longest) for each in _END)]
+    return [*lengths, *(min(length, longest) for length in _LAST_LENGTHS)]
 
 
 # ---- a row and its examples
 
 
 class _Row(NamedTuple):
-    """Examples, the inputs that the collator makes of them, and where their tokens are in it."""
+    """Examples, the inputs that the collator makes of them, and where their tokens are in these inputs."""
 
     examples: List[Example]
     inputs: Inputs
     places: List[torch.Tensor]  # of each example: int64 [its tokens], in the flattened input_ids
 
-    def name(self) -> str:
-        return f"in a row of {sum(map(len, self.places)):,} tokens and {len(self.examples):,} examples"
+    @property
+    def lengths(self) -> List[int]:
+        return [len(place) for place in self.places]
 
 
-def places_of(examples: Sequence[np.ndarray], inputs: Inputs) -> List[torch.Tensor]:
-    """Where the collator puts each example.  Raises ValueError where one is not in its batch, in their order."""
+def _locate(lengths: Sequence[int], index: int) -> Tuple[int, int]:
+    """Return the example that has token `index` of all examples, and the place of the token in it."""
+    ends = np.cumsum(lengths)
+    number = int(np.searchsorted(ends, index, side="right"))
+    begin = ends[number] - lengths[number]
+    return number, int(index - begin)
+
+
+def _row_name(lengths: Sequence[int]) -> str:
+    tokens, examples = sum(lengths), len(lengths)
+    return f"in a row of {tokens:,} tokens and {examples:,} examples"
+
+
+def places_of(examples: Sequence[Example], inputs: Inputs) -> List[torch.Tensor]:
+    """Find the tokens of each example in a batch; raise ValueError if an example is not there, in this order."""
     flat = torch.as_tensor(inputs["input_ids"]).flatten().cpu()
-    places, begin = [], 0
-    for number, each in enumerate(examples):
-        ids = torch.as_tensor(each)
-        while begin + len(ids) <= len(flat) and not torch.equal(flat[begin : begin + len(ids)], ids):
+    places = []
+    begin = 0
+    for number, example in enumerate(examples):
+        ids = torch.as_tensor(example["input_ids"])
+        tokens = len(ids)
+        last = len(flat) - tokens
+        while begin <= last and not torch.equal(flat[begin : begin + tokens], ids):
             begin += 1
-        if begin + len(ids) > len(flat):
-            raise ValueError(f"example {number} of {len(ids)} tokens is not in the collator's batch, in this order")
-        places.append(torch.arange(begin, begin + len(ids)))
-        begin += len(ids)
+        if begin > last:
+            raise ValueError(f"example {number} of {tokens} tokens is not in the collator's batch, in this order")
+        places.append(torch.arange(begin, begin + tokens))
+        begin += tokens
     return places
 
 
-def _found(examples: Sequence[Example], inputs: Inputs) -> List[torch.Tensor]:
-    return places_of([each["input_ids"] for each in examples], inputs)
+def _targets(example: Example) -> torch.Tensor:
+    """Return the label that each token predicts, int64 [tokens]; the last token predicts nothing."""
+    labels = np.asarray(example.get("labels", example["input_ids"]))
+    return F.pad(torch.as_tensor(labels)[1:].long(), (0, 1), value=IGNORED)
 
 
-def _predicted(example: Example) -> torch.Tensor:
-    """Labels of the tokens behind the first, IGNORED where nothing is predicted."""
-    return torch.as_tensor(np.asarray(example.get("labels", example["input_ids"])))[1:].long()
+def _predictions(example: Example) -> int:
+    return int((_targets(example) != IGNORED).sum())
+
+
+def _summed_loss(logits: torch.Tensor, examples: Sequence[Example]) -> torch.Tensor:
+    """Sum the cross-entropies of examples; logits: [tokens of all examples, vocabulary]."""
+    targets = torch.cat([_targets(example) for example in examples])
+    return F.cross_entropy(logits, targets.to(logits.device), ignore_index=IGNORED, reduction="sum")
+
+
+# ---- differences
+
+
+def accurate(values: torch.Tensor) -> torch.Tensor:
+    """Convert values to float32, unless they are float64."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def _largest(values: torch.Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
+
+
+def _scale(values: torch.Tensor) -> float:
+    return max(_largest(values), 1e-30)
+
+
+def _token_errors(
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Return the largest difference of each token over `scale`, float64 [...] of [..., width]; inf if not a number."""
+    differences = (actual - accurate(expected)).abs().amax(-1)
+    errors = differences.double() / scale
+    return errors.nan_to_num(nan=math.inf).cpu()
+
+
+def _weight_error(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """Return the largest relative difference of the gradient of a parameter.
+
+    A parameter with small gradients is compared with a twentieth of the largest gradient of all parameters.
+    """
+    largest = max(map(_largest, [*actual, *expected]), default=0.0)
+    worst = 0.0
+    for of_row, alone in zip(actual, expected):
+        scale = max(_largest(alone), 0.05 * largest, 1e-30)
+        error = _largest(of_row - alone) / scale
+        worst = max(worst, math.inf if math.isnan(error) else error)
+    return worst
+
+
+def _gradients_of(loss: torch.Tensor, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+    """Compute the gradient at each input; zeros at one that is not used."""
+    gradients = list(torch.autograd.grad(loss, inputs, allow_unused=True))
+    for number, gradient in enumerate(gradients):
+        if gradient is None:
+            gradients[number] = torch.zeros_like(inputs[number])
+    return gradients
+
+
+def _relative(value: float, expected: float) -> float:
+    scale = max(abs(expected), 1e-30)
+    error = abs(value - expected) / scale
+    return math.inf if math.isnan(error) else error
 
 
 class _Result(NamedTuple):
-    """Of one row."""
+    """Results for some examples; their tokens are the leading axes."""
 
-    logits: torch.Tensor  # [tokens, vocabulary], in the order of the examples
-    gradients: torch.Tensor  # at the embeddings, [tokens, width]
-    weights: List[Optional[torch.Tensor]]  # gradients of the parameters
+    logits: torch.Tensor  # [..., vocabulary]
+    gradients: torch.Tensor  # at the embeddings, [..., width]
+    weights: List[torch.Tensor]  # gradients of the parameters
 
 
 class RowProbe:
-    """Rows of one model, in the types and modes in which it stands now.
+    """Rows of one model, in its current dtype.
 
-    probe: knows the model, calls it plainly and by rows, and says which difference of logits, over the largest, is too
-    large (`probe.py`).
+    probe: knows the model, calls it plainly and by rows, and has the limit of a difference of logits (`probe.py`).
     """
 
     def __init__(self, probe: Any) -> None:
-        self.probe, self.model, self.training, self.limit = probe, probe.model, probe.training, float(probe.limit)
-        own_ones = (each for each in self.model.parameters() if type(each.data) is torch.Tensor)  # not shards
-        self.parameters = [each for each in own_ones if each.requires_grad]
+        self.probe = probe
+        self.model = probe.model
+        self.training = probe.training
+        self.limit = float(probe.limit)
         self.causal = not attends_both_ways(self.model)
-        self.update, self.levelled = 0.0, False  # levelled: whether the model gives an auxiliary loss
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.parameters = [parameter for parameter in trained if type(parameter.data) is torch.Tensor]  # no shards
+        self.update = 0.0  # seconds of a forward and backward pass of the largest row
+        self.has_auxiliary_loss = False
 
-    def _examples(self, lengths: Sequence[int], draw: np.random.Generator, kinds: bool = False) -> List[Example]:
-        """Random tokens; a third of the examples have a prompt, which is not predicted.
+    # ---- steps
 
-        kinds: examples of one length and kind are equal.
-        """
-        made: Dict[Tuple[int, bool], Example] = {}
-        found = []
-        for number, length in enumerate(lengths):
-            kind = length, number % 3 == 1 and length > 3
-            if kind not in made or not kinds:
-                ids = self.probe.tokens(length, draw)
-                labels = ids.copy()
-                # A masked model's own collators keep the label of a first token, others leave it out as causal ones do.
-                labels[: length // 2 if kind[1] else int(not self.causal)] = IGNORED
-                made[kind] = {"input_ids": ids, "labels": labels}
-            found.append(made[kind])
-        return found
-
-    # ---- logits and gradients
-
-    def _logits_and_gradients(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
-        """Of a row in training and in evaluation mode, beside each example alone in evaluation mode."""
-        return self._compared(self._examples(lengths, draw))
+    def run(self, row: int, longest: int) -> Tuple[List[Fault], Probed]:
+        """Probe rows of at most `row` tokens; return the faults of the first wrong one, and what was probed."""
+        begun = time.perf_counter()
+        shapes: List[Tuple[int, int]] = []
+        left_out = ""
+        for step in self._steps(row, longest):
+            if step.method == "_auxiliary" and not self.has_auxiliary_loss:
+                continue
+            tokens = sum(step.lengths)
+            spent = time.perf_counter() - begun
+            needed = 2 * self.update * tokens / row
+            allowed = max(_SECONDS_ALLOWED, _UPDATES_ALLOWED * self.update)
+            if len(shapes) > 1 and spent + needed > allowed:
+                left_out = left_out or f"left out, as they take too long: a row of {tokens:,} tokens and those after"
+                continue
+            faults = self._faults_of(step)
+            if faults:
+                return faults, Probed()
+            shape = tokens, len(step.lengths)
+            if shape not in shapes:
+                shapes.append(shape)
+        seconds = time.perf_counter() - begun
+        return [], Probed(tuple(shapes), seconds=seconds, update=self.update, left_out=left_out)
 
     def audit(self, examples: List[Example]) -> Tuple[List[Fault], Probed]:
-        """Of these examples."""
+        """Probe the examples of an existing batch; return its faults, and what was probed."""
         begun = time.perf_counter()
-        faults = self._compared(examples)
-        shape = sum(len(each["input_ids"]) for each in examples), len(examples)
-        probed = Probed((shape,), (), time.perf_counter() - begun, self.update)
-        return [each._replace(step=("_compared", examples, None)) for each in faults], probed
+        lengths = [len(example["input_ids"]) for example in examples]
+        faults = self._faults_of(_Step("_compare", lengths, 0, examples))
+        shape = sum(lengths), len(lengths)
+        seconds = time.perf_counter() - begun
+        return faults, Probed((shape,), seconds=seconds, update=self.update)
 
-    def _compared(self, examples: List[Example]) -> List[Fault]:
-        inputs = self._inputs(examples)
-        row = _Row(examples, inputs, _found(examples, inputs))
-        self.model.eval()
-        with torch.no_grad(), self._auxiliary_losses() as kept:
-            evaluated = self._logits(row)
-        self.levelled = any(map(torch.is_tensor, kept))
-        result = self._trained(row, evaluated)
-        faults = self._beside_alone(row, result, evaluated)
-        return [each._replace(what=f"{row.name()}, {each.what}") for each in faults]
+    def repeat(self, fault: Fault) -> List[Fault]:
+        """Repeat the step that showed a fault."""
+        assert fault.step is not None
+        return self._faults_of(fault.step)
+
+    def _steps(self, row: int, longest: int) -> List[_Step]:
+        """List the steps, the most important first."""
+        rows = row_lengths(row, longest, text_config(self.model), np.random.default_rng(0))
+        methods = ["_logits_and_gradients"]
+        if self.training.collator is not None or self.training.loss is not None:
+            methods.append("_loss")
+        steps = list(itertools.product(rows, methods))
+
+        # Equal lengths, which a plain batch has too.
+        of_one_token = [1] * min(_MOST_EXAMPLES, row)
+        longer = [min(16, longest)] * max(1, row // 16)
+        steps += [(of_one_token, "_auxiliary"), (longer, "_auxiliary")]
+        return [_Step(method, lengths, seed) for seed, (lengths, method) in enumerate(steps)]
+
+    def _faults_of(self, step: _Step) -> List[Fault]:
+        if step.examples is not None:
+            faults = self._compare(step.examples)
+        else:
+            draw = np.random.default_rng(step.seed)
+            faults = getattr(self, step.method)(step.lengths, draw)
+        can_be_drawn = step.method in ("_logits_and_gradients", "_loss")
+        lengths = tuple(step.lengths) if can_be_drawn else ()
+        return [fault._replace(step=step, lengths=lengths) for fault in faults]
+
+    # ---- examples
+
+    def _examples(
+        self,
+        lengths: Sequence[int],
+        draw: np.random.Generator,
+        share: bool = False,
+    ) -> List[Example]:
+        """Draw examples of random tokens; a third of them have a prompt, which is not predicted.
+
+        share: examples of one length and kind are the same object.
+        """
+        shared: Dict[Tuple[int, bool], Example] = {}
+        examples = []
+        for number, length in enumerate(lengths):
+            has_prompt = number % 3 == 1 and length > 3
+            kind = length, has_prompt
+            if kind not in shared or not share:
+                shared[kind] = self._example(length, has_prompt, draw)
+            examples.append(shared[kind])
+        return examples
+
+    def _example(
+        self,
+        length: int,
+        has_prompt: bool,
+        draw: np.random.Generator,
+    ) -> Example:
+        ids = self.probe.tokens(length, draw)
+        labels = ids.copy()
+        # A masked model's own collators keep the label of a first token, others leave it out as causal ones do.
+        first_predicted = length // 2 if has_prompt else int(not self.causal)
+        labels[:first_predicted] = IGNORED
+        return {"input_ids": ids, "labels": labels}
 
     def _inputs(self, examples: Sequence[Example]) -> Inputs:
         return to_device(self.probe.collated(examples), self.probe.device)
 
-    def _trained(self, row: _Row, evaluated: torch.Tensor) -> _Result:
-        """In training mode; in evaluation mode where training is random also without dropout."""
+    # ---- logits and gradients
+
+    def _logits_and_gradients(
+        self,
+        lengths: Sequence[int],
+        draw: np.random.Generator,
+    ) -> List[Fault]:
+        return self._compare(self._examples(lengths, draw))
+
+    def _compare(self, examples: List[Example]) -> List[Fault]:
+        """Compare a row, in training and in evaluation mode, with each example alone in evaluation mode."""
+        inputs = self._inputs(examples)
+        row = _Row(examples, inputs, places_of(examples, inputs))
+        self.model.eval()
+        with torch.no_grad(), self._auxiliary_losses() as losses:
+            evaluated = self._logits(row)
+        self.has_auxiliary_loss = any(map(torch.is_tensor, losses))
+        trained = self._train(row, evaluated)
+        faults = self._compare_alone(row, trained, evaluated)
+        name = _row_name(row.lengths)
+        return [fault._replace(what=f"{name}, {fault.what}") for fault in faults]
+
+    def _train(self, row: _Row, evaluated: torch.Tensor) -> _Result:
+        """Compute a row in training mode; in evaluation mode if training is random even without dropout."""
         with _without_dropout(self.model):
             begun = time.perf_counter()
-            result = self._of_row(row)
+            trained = self._result(row)
             self.update = max(self.update, time.perf_counter() - begun)
-            most = float(evaluated.abs().max().clamp(min=1e-30))
-            if not _largest(result.logits - evaluated) > self.limit * most:
-                return result
+            scale = _scale(evaluated)
+            if not _largest(trained.logits - evaluated) > self.limit * scale:
+                return trained
             torch.manual_seed(1)
             with torch.no_grad():
                 again = self._logits(row)
-        if not _largest(again - result.logits) > 1e-6 * most:
-            return result
-        return self._of_row(row)
+        is_random = _largest(again - trained.logits) > 1e-6 * scale
+        return self._result(row) if is_random else trained
 
     def _logits(self, row: _Row) -> torch.Tensor:
+        """Compute the logits of all examples of a row, [tokens, vocabulary]."""
         self.probe.prepare()
-        logits = self.training.forward(self.model, {k: v for k, v in row.inputs.items() if k != "labels"})
-        return _of_examples(logits, row.places)
+        inputs = {name: value for name, value in row.inputs.items() if name != "labels"}
+        return _of_examples(self.training.forward(self.model, inputs), row.places)
 
-    def _of_row(self, row: _Row) -> _Result:
-        with torch.enable_grad(), _embeddings_of(self.probe.base) as kept:
-            logits = self._logits(row)
-            losses = [
-                F.cross_entropy(part[:-1], _predicted(each).to(part.device), ignore_index=IGNORED, reduction="sum")
-                for part, each in zip(logits.split([len(each) for each in row.places]), row.examples)
-                if len(part) > 1
-            ]
-            total = torch.stack(losses).sum() if losses else logits.sum() * 0.0
-            tokens, *weights = torch.autograd.grad(total, [kept[0], *self.parameters], allow_unused=True)
-        return _Result(logits.detach(), _of_examples(tokens, row.places), list(weights))
+    def _result(self, row: _Row) -> _Result:
+        """Compute a row with gradients."""
+        result = self._with_gradients(partial(self._logits, row), row.examples)
+        return result._replace(gradients=_of_examples(result.gradients, row.places))
+
+    def _alone(self, examples: Sequence[Example]) -> _Result:
+        """Compute examples of one length in a plain batch: [examples, tokens, ...]."""
+        ids = [torch.as_tensor(example["input_ids"]) for example in examples]
+        return self._with_gradients(partial(self.probe.plain, *ids), examples)
+
+    def _with_gradients(
+        self,
+        call: Callable[[], torch.Tensor],
+        examples: Sequence[Example],
+    ) -> _Result:
+        with torch.enable_grad(), _embeddings_of(self.probe.base) as embeddings:
+            logits = call()
+            flat = logits.reshape(-1, logits.shape[-1])
+            loss = _summed_loss(flat, examples)
+            sources = [embeddings[0], *self.parameters]
+            gradients, *weights = _gradients_of(loss, sources)
+        return _Result(logits.detach(), gradients, weights)
 
     def _auxiliary_losses(self) -> Any:
         return _kept(self.probe.base, lambda output: getattr(output, "aux_loss", None))
 
-    def _beside_alone(self, row: _Row, result: _Result, evaluated: torch.Tensor) -> List[Fault]:
-        """Examples of one length are computed together, in a plain batch of so many rows."""
-        spans = np.cumsum([0, *(len(each) for each in row.places)])
-        scale = float(evaluated.abs().max().clamp(min=1e-30))
-        slope = float(result.gradients.abs().max().clamp(min=1e-30))
-        sums: List[Optional[torch.Tensor]] = [None] * len(self.parameters)
-        faults = [Fault("evaluation differs from training", _largest(result.logits - evaluated) / scale)]
-        worst: Dict[str, Fault] = {}
-        begins: List[FirstDifference] = []
+    def _compare_alone(
+        self,
+        row: _Row,
+        trained: _Result,
+        evaluated: torch.Tensor,
+    ) -> List[Fault]:
+        """Compare a row with its examples; those of one length are computed in one plain batch."""
+        logit_scale = _scale(evaluated)
+        gradient_scale = _scale(trained.gradients)
+        logit_errors = torch.zeros(len(evaluated), dtype=torch.float64)
+        gradient_errors = torch.zeros(len(evaluated), dtype=torch.float64)
+        weights = [torch.zeros_like(parameter) for parameter in self.parameters]
+
         by_length: Dict[int, List[int]] = {}
-        for number, place in enumerate(row.places):
-            by_length.setdefault(len(place), []).append(number)
+        for number, length in enumerate(row.lengths):
+            by_length.setdefault(length, []).append(number)
+        begins = np.cumsum(row.lengths) - row.lengths
         for length, numbers in by_length.items():
-            ids = torch.stack([torch.as_tensor(row.examples[number]["input_ids"]) for number in numbers])
-            labels = torch.stack([_predicted(row.examples[number]) for number in numbers]).to(self.probe.device)
-            with torch.enable_grad(), _embeddings_of(self.probe.base) as kept:
-                logits = self.probe.plain(*ids)
-                loss = F.cross_entropy(
-                    logits[:, :-1].flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum"
-                )
-                tokens, *weights = torch.autograd.grad(loss, [kept[0], *self.parameters], allow_unused=True)
-            for index, each in enumerate(weights):
-                if each is not None:
-                    before = sums[index]
-                    sums[index] = each if before is None else before + each
-            where = torch.as_tensor(np.stack([np.arange(spans[number], spans[number + 1]) for number in numbers]))
-            for what, found, expected, most in (
-                ("scores otherwise than alone", evaluated, logits.detach(), scale),
-                ("has other gradients than alone", result.gradients, tokens, slope),
-            ):
-                errors = (found[where.to(found.device)] - accurate(expected)).abs().amax(-1).double() / most
-                errors = errors.nan_to_num(nan=float("inf"))
-                error, at = float(errors.max()), divmod(int(errors.argmax()), length)
-                if what not in worst or error > worst[what].error:
-                    first = int((errors[at[0]] > self.limit).float().argmax())
-                    text = f"example {numbers[at[0]]} of {length:,} tokens {what} from its token {first} on"
-                    worst[what] = Fault(text, error, numbers[at[0]])
-                for index, token in (errors > self.limit).nonzero().tolist() if found is evaluated else ():
-                    which, size = numbers[index], float(errors[index, token])
-                    begins.append(FirstDifference(which, token, int(row.places[which][token]), size))
-        scores, slopes = worst.values()
-        scores = scores._replace(first=min(begins, key=lambda each: each.place, default=None))
-        faults = [scores, *faults, slopes]
-        faults.append(Fault("the gradients of the weights are not those of its examples", self._weights(result, sums)))
-        limits = [self.limit, self.limit, self.limit * _GRADIENTS, self.limit * _GRADIENTS]
-        return [each for each, limit in zip(faults, limits) if not each.error <= limit]
+            alone = self._alone([row.examples[number] for number in numbers])
+            tokens = torch.as_tensor(begins[numbers, None] + np.arange(length))  # [examples, tokens]
+            here = tokens.to(evaluated.device)
+            logits = evaluated[here]
+            gradients = trained.gradients[here]
+            logit_errors[tokens] = _token_errors(logits, alone.logits, logit_scale)
+            gradient_errors[tokens] = _token_errors(gradients, alone.gradients, gradient_scale)
+            for total, gradient in zip(weights, alone.weights):
+                total += gradient
 
-    def _weights(self, result: _Result, sums: List[Optional[torch.Tensor]]) -> float:
-        """The largest difference of a gradient of a parameter; a parameter with small ones counts by all others'."""
-        pairs = [(found, expected) for found, expected in zip(result.weights, sums)]
-        most = max((_largest(each) for pair in pairs for each in pair if each is not None), default=0.0)
-        worst = 0.0
-        for found, expected in pairs:
-            if found is None and expected is None:
-                continue
-            known: Any = found if expected is None else expected
-            left, right = (torch.zeros_like(known) if each is None else each for each in (found, expected))
-            error = _largest(left - right) / max(_largest(right), 0.05 * most, 1e-30)
-            worst = max(worst, error if error == error else float("inf"))
-        return worst
+        logit_fault = self._worst_example(row, logit_errors, "scores otherwise than alone")
+        first = self._first_difference(row, logit_errors)
+        training_error = _largest(trained.logits - evaluated) / logit_scale
+        training_fault = Fault("evaluation differs from training", training_error)
+        gradient_fault = self._worst_example(row, gradient_errors, "has other gradients than alone")
+        weight_error = _weight_error(trained.weights, weights)
+        weight_fault = Fault("the gradients of the weights are not those of its examples", weight_error)
+        return self._above_limit(
+            [logit_fault._replace(first=first), training_fault],
+            [gradient_fault, weight_fault],
+        )
 
-    # ---- what is trained
+    def _above_limit(
+        self,
+        faults: Sequence[Fault],
+        of_gradients: Sequence[Fault],
+    ) -> List[Fault]:
+        """Return the faults above their limits; an error that is not a number is above."""
+        gradient_limit = self.limit * _GRADIENT_FACTOR
+        above = [fault for fault in faults if not fault.error <= self.limit]
+        return above + [fault for fault in of_gradients if not fault.error <= gradient_limit]
+
+    def _worst_example(self, row: _Row, errors: torch.Tensor, what: str) -> Fault:
+        """Describe the example with the largest error; errors: of the tokens of all examples."""
+        worst = int(errors.argmax())
+        number, token = _locate(row.lengths, worst)
+        length = row.lengths[number]
+        of_example = errors[worst - token :][:length]
+        first = int((of_example > self.limit).float().argmax())
+        text = f"example {number} of {length:,} tokens {what} from its token {first} on"
+        return Fault(text, float(errors[worst]), number)
+
+    def _first_difference(
+        self,
+        row: _Row,
+        errors: torch.Tensor,
+    ) -> Optional[FirstDifference]:
+        different = (errors > self.limit).nonzero().flatten().tolist()
+        if not different:
+            return None
+        index = different[0]
+        number, token = _locate(row.lengths, index)
+        place = int(row.places[number][token])
+        return FirstDifference(number, token, place, float(errors[index]))
+
+    # ---- the trained loss
 
     def _loss(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
-        """The loss of a row is the mean of those of its examples, each in a batch of its own."""
-        examples = self._examples(lengths, draw, kinds=True)
-        counts = [int((_predicted(each) != IGNORED).sum()) for each in examples]
+        """Compare the loss of a row with the mean of those of its examples, each in a batch of its own."""
+        examples = self._examples(lengths, draw, share=True)
+        counts = [_predictions(example) for example in examples]
         if not sum(counts):
             return []
-        weights = counts if self.training.mean == "token" else [int(count > 0) for count in counts]
-        made: Dict[int, Tuple[float, torch.Tensor]] = {}
-        expected, slopes = 0.0, []
+        weights = counts
+        if self.training.mean == "example":
+            weights = [int(count > 0) for count in counts]
+
+        value, gradient = self._loss_of(examples)
+        expected = 0.0
+        gradients = []
+        alone: Dict[int, Tuple[float, torch.Tensor]] = {}  # by the identity of an example
         for example, weight in zip(examples, weights):
-            if weight and id(example) not in made:
-                made[id(example)] = self._loss_of([example])
-        value, slope = self._loss_of(examples)
-        for example, weight in zip(examples, weights):
+            if not weight:
+                tokens = len(example["input_ids"])
+                gradients.append(gradient.new_zeros(tokens, gradient.shape[-1]))
+                continue
+            if id(example) not in alone:
+                alone[id(example)] = self._loss_of([example])
+            own_loss, own_gradient = alone[id(example)]
             share = weight / sum(weights)
-            alone = made.get(id(example), (0.0, slope.new_zeros(len(example["input_ids"]), slope.shape[-1])))
-            expected += share * alone[0]
-            slopes.append(share * alone[1])
-        errors = (slope - torch.cat(slopes)).abs().amax(-1).double() / float(slope.abs().max().clamp(min=1e-30))
-        errors = errors.nan_to_num(nan=float("inf"))
-        number = int(np.searchsorted(np.cumsum(lengths), int(errors.argmax()), side="right"))
-        text = f"in a row of {sum(lengths):,} tokens and {len(lengths):,} examples, the loss"
-        faults = [
-            Fault(
-                f"{text} is {value:.6g}, and the mean of its examples is {expected:.6g}",
-                abs(value - expected) / max(abs(expected), 1e-30) if value == value else float("inf"),
-            ),
-            Fault(
-                f"{text} has another gradient at example {number} of {lengths[number]:,} tokens than alone",
-                float(errors.max()),
-            ),
-        ]
-        return [each for each, times in zip(faults, (1.0, _GRADIENTS)) if not each.error <= times * self.limit]
+            expected += share * own_loss
+            gradients.append(share * own_gradient)
+
+        errors = _token_errors(gradient, torch.cat(gradients), _scale(gradient))
+        number, _ = _locate(lengths, int(errors.argmax()))
+        name = f"{_row_name(lengths)}, the loss"
+        loss_text = f"{name} is {value:.6g}, and the mean of its examples is {expected:.6g}"
+        length = lengths[number]
+        gradient_text = f"{name} has another gradient at example {number} of {length:,} tokens than alone"
+        loss_fault = Fault(loss_text, _relative(value, expected))
+        gradient_fault = Fault(gradient_text, float(errors.max()))
+        return self._above_limit([loss_fault], [gradient_fault])
 
     def _loss_of(self, examples: List[Example]) -> Tuple[float, torch.Tensor]:
-        """The trained loss, and its gradient at the tokens of the examples [tokens, width]."""
+        """Compute the trained loss, and its gradient at the tokens of the examples, [tokens, width]."""
         inputs = self._inputs(examples)
-        places = _found(examples, inputs)
-        with _without_dropout(self.model), torch.enable_grad(), _embeddings_of(self.probe.base) as kept:
-            loss = self.training.loss(self.model, inputs) if self.training.loss else self._label_loss(inputs)
-            (tokens,) = torch.autograd.grad(loss, kept[:1], allow_unused=True)
-        if tokens is None:
-            tokens = torch.zeros_like(kept[0])
-        return float(loss.detach()), _of_examples(tokens, places)
+        places = places_of(examples, inputs)
+        with _without_dropout(self.model), torch.enable_grad(), _embeddings_of(self.probe.base) as embeddings:
+            loss = (self.training.loss or self._label_loss)(self.model, inputs)
+            (gradient,) = _gradients_of(loss, embeddings[:1])
+        return float(loss.detach()), _of_examples(gradient, places)
 
-    def _label_loss(self, inputs: Inputs) -> torch.Tensor:
-        logits = self.training.forward(self.model, inputs)
+    def _label_loss(self, model: Any, inputs: Inputs) -> torch.Tensor:
         labels = inputs["labels"]
-        return cross_entropy_sum(logits, labels, causal=self.causal) / supervised(self.model, labels).clamp(min=1)
+        logits = self.training.forward(model, inputs)
+        total = cross_entropy_sum(logits, labels, causal=self.causal)
+        return total / supervised(model, labels).clamp(min=1)
 
-    def _auxiliary(self, lengths: Sequence[int], draw: np.random.Generator) -> List[Fault]:
-        """The auxiliary loss of a row of equal lengths is that of a plain batch."""
-        examples, count, length = self._examples(lengths, draw), len(lengths), lengths[0]
-        with torch.no_grad(), _without_dropout(self.model), self._auxiliary_losses() as kept:
+    def _auxiliary(
+        self,
+        lengths: Sequence[int],
+        draw: np.random.Generator,
+    ) -> List[Fault]:
+        """Compare the auxiliary loss of a row of equal lengths with that of a plain batch."""
+        examples = self._examples(lengths, draw)
+        ids = [torch.as_tensor(example["input_ids"]) for example in examples]
+        with torch.no_grad(), _without_dropout(self.model), self._auxiliary_losses() as losses:
             self.training.forward(self.model, self._inputs(examples))
-            self.probe.plain(*(torch.as_tensor(each["input_ids"]) for each in examples))
-        pair = [float(each) for each in kept if torch.is_tensor(each) and each.numel() == 1]
-        if len(pair) != 2 or not any(pair):
+            self.probe.plain(*ids)
+        values = [float(loss) for loss in losses if torch.is_tensor(loss) and loss.numel() == 1]
+        if len(values) != 2 or not any(values):
             return []
-        error = abs(pair[0] - pair[1]) / max(abs(pair[1]), 1e-30)
-        what = f"in a row of {count:,} examples of {length:,} tokens, the auxiliary loss is {pair[0]:.6g}"
-        return [Fault(f"{what}, in a plain batch {pair[1]:.6g}", error)] * (not error <= _AUXILIARY)
+        of_row, of_batch = values
+        error = _relative(of_row, of_batch)
+        if error <= _AUXILIARY_LIMIT:
+            return []
+        count = len(lengths)
+        length = lengths[0]
+        size = f"in a row of {count:,} examples of {length:,} tokens"
+        text = f"{size}, the auxiliary loss is {of_row:.6g}, in a plain batch {of_batch:.6g}"
+        return [Fault(text, error)]
 
-    # ---- all rows
 
-    def _steps(self, row: int, longest: int, numbers: Iterable[int]) -> List[Tuple[str, List[int]]]:
-        """What to do with which lengths, the most important first."""
-        found: List[Tuple[str, List[int]]] = []
-        own = self.training.collator is None and self.training.loss is None
-        for lengths in row_lengths(row, longest, numbers, np.random.default_rng(0)):
-            found.append(("_logits_and_gradients", lengths))
-            found += [] if own else [("_loss", lengths)]
-        for length, count in ((1, min(MOST_EXAMPLES, row)), (min(16, longest), max(1, row // 16))):
-            found.append(("_auxiliary", [length] * count))
-        return found
-
-    def repeat(self, fault: Fault) -> List[Fault]:
-        """The step that found the fault."""
-        assert fault.step is not None
-        name, what, seed = fault.step
-        faults = self._compared(what) if seed is None else getattr(self, name)(what, np.random.default_rng(seed))
-        return [each._replace(lengths=fault.lengths) for each in faults]
-
-    def run(self, row: int, longest: int, numbers: Iterable[int]) -> Tuple[List[Fault], Probed]:
-        """The first faults, and what was probed."""
-        begun = time.perf_counter()
-        rows: List[Tuple[int, int]] = []
-        left_out = ""
-        for number, (name, lengths) in enumerate(self._steps(row, longest, numbers)):
-            spent = time.perf_counter() - begun
-            if name == "_auxiliary" and not self.levelled:
-                continue
-            if len(rows) > 1 and spent + 2 * self.update * sum(lengths) / row > max(_FREE, _UPDATES * self.update):
-                left_out = (
-                    left_out or f"left out, as they take too long: a row of {sum(lengths):,} tokens and those after"
-                )
-                continue
-            faults = getattr(self, name)(lengths, np.random.default_rng(number))
-            if faults:
-                step = name, lengths, number
-                shape = () if name == "_auxiliary" else tuple(lengths)
-                return [each._replace(step=step, lengths=shape) for each in faults], Probed()
-            rows += [(sum(lengths), len(lengths))] * ((sum(lengths), len(lengths)) not in rows)
-        return [], Probed(tuple(rows), (), time.perf_counter() - begun, self.update, 0, left_out)
+# ---- hooks and modes
 
 
 @contextlib.contextmanager
 def _kept(module: Any, keep: Callable[[Any], Any]) -> Iterator[List[Any]]:
-    """What `keep` makes of each output of a module, which takes its place where it is a tensor."""
+    """Collect `keep(output)` of each output of a module in the block; a tensor takes the place of the output."""
     kept: List[Any] = []
 
-    def hook(module: Any, given: Any, output: Any) -> Any:
+    def hook(module: Any, inputs: Any, output: Any) -> Any:
         kept.append(keep(output))
         return kept[-1] if torch.is_tensor(output) else output
 
@@ -446,45 +656,38 @@ def _kept(module: Any, keep: Callable[[Any], Any]) -> Iterator[List[Any]]:
 
 
 def _embeddings_of(base: Any) -> Any:
-    """In this block: a list of what the model's embeddings give, with a gradient."""
+    """Collect the outputs of the model's embeddings in the block, with a gradient."""
     module = base.get_input_embeddings()
     return _kept(module, lambda output: output if output.requires_grad else output.requires_grad_())
 
 
 def _of_examples(values: torch.Tensor, places: List[torch.Tensor]) -> torch.Tensor:
-    """[rows, slots, width] -> [tokens of the examples, width]; a copy only where there is padding."""
+    """Select the tokens of the examples, [rows, slots, width] -> [tokens, width]; without padding, copy nothing."""
     flat = values.reshape(-1, values.shape[-1])
-    whole = len(flat) == sum(map(len, places))
-    return accurate(flat if whole else flat[torch.cat(places).to(flat.device)])
-
-
-def accurate(values: torch.Tensor) -> torch.Tensor:
-    """In float32 at least."""
-    return values if values.dtype == torch.float64 else values.float()
-
-
-def _largest(values: torch.Tensor) -> float:
-    return float(values.abs().max()) if values.numel() else 0.0
+    if len(flat) != sum(map(len, places)):
+        flat = flat[torch.cat(places).to(flat.device)]
+    return accurate(flat)
 
 
 @contextlib.contextmanager
 def _without_dropout(model: Any) -> Iterator[None]:
-    """Training mode, in which nothing is left out and no noise is added."""
+    """Set training mode in the block, with every dropout and noise rate of 0."""
     modes = {module: module.training for module in model.modules()}
     changed: List[Tuple[Any, str, float]] = []
     model.train()
     for module in modes:
-        random = ["p"] if isinstance(module, torch.nn.modules.dropout._DropoutNd) else []
-        random += [name for name in vars(module) if "drop" in name or "jitter" in name]
-        for name in random:
-            value = getattr(module, name)
-            if isinstance(value, float) and value:
-                changed.append((module, name, value))
+        names = [name for name in vars(module) if "drop" in name or "jitter" in name]
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            names.append("p")
+        for name in names:
+            rate = getattr(module, name)
+            if isinstance(rate, float) and rate:
+                changed.append((module, name, rate))
                 setattr(module, name, 0.0)
     try:
         yield
     finally:
-        for module, name, value in changed:
-            setattr(module, name, value)
+        for module, name, rate in changed:
+            setattr(module, name, rate)
         for module, training in modes.items():
             module.training = training
