@@ -6,7 +6,6 @@ pack (next fit).  What comes out depends on the order of arrival, so it takes an
 
 from __future__ import annotations
 
-import argparse
 import time
 from functools import partial
 from typing import Any, Iterator, List, Optional, Tuple
@@ -105,19 +104,14 @@ def _count_rows(rows: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int
     return zip(map(tuple, rows[firsts].tolist()), counts.tolist())
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--seed", type=count_from_zero, default=0, help="draws the order in which the sequences arrive; default 0"
-    )
-
-
 main = partial(
     run_packer,
     pack=pack,
     name="greedy",
     description="Concatenates sequences as they arrive, in a random order.",
-    add_options=_add_options,
-    options=lambda args: {"seed": args.seed},
+    options={
+        "--seed": dict(type=count_from_zero, default=0, help="draws the order in which the sequences arrive; default 0")
+    },
 )
 
 

@@ -10,7 +10,6 @@ columns.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import Counter, defaultdict
 from functools import partial
@@ -137,23 +136,19 @@ def _without(repeats: Dict[Tuple[int, ...], int], padding: np.ndarray) -> List[T
     return list(remaining.items())
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--rounds",
-        type=positive_int,
-        default=1,
-        metavar="N",
-        help="solve again for what is left, N times at most: 1 is the paper (default), 20 the MLPerf variant",
-    )
-
-
 main = partial(
     run_packer,
     pack=pack,
     name="nnlshp",
     description="Non-negative least squares histogram-packing: strategies that fill a pack.",
-    add_options=_add_options,
-    options=lambda args: {"rounds": args.rounds},
+    options={
+        "--rounds": dict(
+            type=positive_int,
+            default=1,
+            metavar="N",
+            help="solve again for what is left, N times at most: 1 is the paper (default), 20 the MLPerf variant",
+        )
+    },
 )
 
 

@@ -7,14 +7,14 @@ rounded to whole packs (solver/rounding.py); its prices, as whole numbers, becom
 
 from __future__ import annotations
 
-import argparse
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from functools import partial
+from typing import Optional
 
 from pack_data.cli.command import positive_seconds, run_main
 from pack_data.lengths.packer_command import run_packer
 from pack_data.packing.histogram import LengthHistogram
-from pack_data.packing.packing import Packing, prove, statement
+from pack_data.packing.packing import Packing, statement
 from pack_data.reading.fields import packing_depth
 from pack_data.solver.search import Limits, found_quickly
 
@@ -50,42 +50,22 @@ def pack(
     )
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    lines: List[str] = []
-
-    def add_options(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--budget",
+main = partial(
+    run_packer,
+    pack=pack,
+    name="optimal",
+    description="As few packs as possible, with a proof: the cutting-stock linear programme, rounded.",
+    options={
+        "--budget": dict(
             type=positive_seconds,
             metavar="SECONDS",
             help="stop improving after so long, with the best packing found and its proven gap; the result then "
             "depends on how fast the machine is",
         )
-
-    def options(args: argparse.Namespace) -> Dict[str, Any]:
-        return {"budget": args.budget, "quiet": args.json}
-
-    def pack_and_report(
-        histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], budget: Optional[float], quiet: bool
-    ) -> Packing:
-        packing = pack(histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget)
-        proof = prove(packing)
-        if not quiet:
-            lines.append(statement(packing, proof))
-        return packing
-
-    status = run_packer(
-        argv,
-        pack_and_report,
-        name="optimal",
-        add_options=add_options,
-        options=options,
-        rare=["--budget"],
-        description="As few packs as possible, with a proof: the cutting-stock linear programme, rounded.",
-    )
-    for line in lines:
-        print("\n" + line)
-    return status
+    },
+    rare=["--budget"],
+    statement=statement,
+)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pack_data.inspection.one_packer import Row
 from pack_data.lengths.counting import lengths_table, picture
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
-from pack_data.packing.packing import Packing, prove, statement
+from pack_data.packing.packing import Packing, statement
 from pack_data.store.data_set import PackStore
 
 _RECIPE = "recipe.json"  # of a data set
@@ -207,7 +207,6 @@ def _proof_section(packing: Packing, packer: str) -> Section:
             words += f" Its maker states that no packing has fewer than {packing.lower_bound:,} packs."
         return Section(title, (_capitalised(words),))
 
-    proof = prove(packing)
     method = (
         "Every length has a price, in packs. No pack that obeys the limits is worth more than 1, so a packing needs at "
         "least as many packs as all sequences are worth together. Whoever doubts it only has to check the prices."
@@ -225,7 +224,7 @@ def _proof_section(packing: Packing, packer: str) -> Section:
             "Where the price is flat, a longer sequence is worth no more: the depth is scarce there, not the slots.",
         ),
     )
-    return Section(title, (f"{_capitalised(statement(packing, proof))}. {method}", drawn))
+    return Section(title, (f"{_capitalised(statement(packing))}. {method}", drawn))
 
 
 def _capitalised(words: str) -> str:

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 from pack_data.cli.command import ArgumentParser, check_output, counted, depth_text, parse_depth, positive_int
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
+from pack_data.packing.packing import Packing
 
 
 def run_packer(
-    argv: Optional[Sequence[str]],
-    pack: Callable,
+    argv: Optional[Sequence[str]] = None,
     *,
+    pack: Callable[..., Packing],
     name: str,
     description: str,
-    add_options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
-    options: Callable[[argparse.Namespace], Dict[str, Any]] = lambda args: {},
+    options: Mapping[str, Mapping[str, Any]] = {},
     default_depth: Optional[int] = 3,
     rare: Sequence[str] = (),
+    statement: Optional[Callable[[Packing], str]] = None,
 ) -> int:
-    """The main of a packer's module: parse, pack, save the recipe, print the table or the JSON object.
+    """Run a packer's command: parse, pack, save the recipe, print the table or the JSON object.
 
-    add_options adds the packer's own options to the parser; options turns them into keywords of `pack`. rare: those of
-    them that --help leaves out.
+    Args:
+        argv: the arguments of the command; None for those of the process.
+        pack: the packer.
+        name: its module in `pack_data`.
+        description: of the command, for --help.
+        options: the packer's own options (`--seed`), with the arguments of `add_argument`. Each is a keyword of `pack`.
+        default_depth: packing depth without an option.
+        rare: those of its own options that --help leaves out.
+        statement: checks the packing and returns a sentence that is printed after the table.
     """
     parser = ArgumentParser(prog=f"python -m pack_data.{name}", description=description)
     add_histogram_arguments(parser)
@@ -42,7 +49,8 @@ def run_packer(
         metavar="M",
         help="round each length up to a multiple of M, as context parallelism or FP8 want it",
     )
-    add_options(parser)
+    for option, details in options.items():
+        parser.add_argument(option, **details)
     parser.add_argument(
         "--out",
         metavar="FILE",
@@ -54,19 +62,24 @@ def run_packer(
     if args.out:
         check_output("--out", args.out, reads=[args.histogram])
 
-    given = histogram_from(args)
-    histogram = given.rounded_up(args.multiple_of)
-    packing = pack(histogram, max_sequences_per_pack=args.max_sequences_per_pack, **options(args))
+    unrounded = histogram_from(args)
+    histogram = unrounded.rounded_up(args.multiple_of)
+    values = {option[2:]: getattr(args, option[2:]) for option in options}
+    packing = pack(histogram, max_sequences_per_pack=args.max_sequences_per_pack, **values)
+    stated = statement(packing) if statement else ""
     packing.check(histogram)
     if args.out:
         packing.save(args.out)
     if args.json:
         print(json.dumps(packing.to_json()))
-    else:
-        print(packing.table(histogram.name))
-        if args.multiple_of > 1:
-            added = counted(histogram.tokens - given.tokens, "slot")
-            print(f"\nrounded up to multiples of {args.multiple_of}: {added} of the tokens above are rounding")
-        if args.out:
-            print(f"\nrecipe written to {args.out}")
+        return 0
+
+    print(packing.table(histogram.name))
+    if args.multiple_of > 1:
+        added = counted(histogram.tokens - unrounded.tokens, "slot")
+        print(f"\nrounded up to multiples of {args.multiple_of}: {added} of the tokens above are rounding")
+    if args.out:
+        print(f"\nrecipe written to {args.out}")
+    if stated:
+        print(f"\n{stated}")
     return 0

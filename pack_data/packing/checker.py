@@ -17,85 +17,184 @@ from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
 
+_MOST_SLOTS = 1 << 25  # a table of more would not fit into memory
 
-def divisible(priced, S, D):
-    """What no pack is worth more than, the less of two: one sequence longer than S / 2 and parts of those that fit in
-    beside it; for any rate >= 0, rate * S + D * (the most that a price exceeds rate * length)."""
-    short, D = sorted(each for each in priced if 2 * each[0] <= S), D or S
-    rates = [0, *accumulate((Fraction(price, length) for length, price in short), max)]
-    beside = [price + (S - long) * rates[bisect(short, (S - long + 1,))] for long, price in priced if 2 * long > S]
+
+def check(recipe, counts):
+    """Check a recipe, with all floats as fractions; counts: length -> sequences, or None. SystemExit if it is wrong."""
+    accounting = recipe["accounting"]
+    S = accounting["max_sequence_length"]
+    D = accounting["max_sequences_per_pack"]
+    packs, placed = _count(recipe["strategies"], recipe["repeats"], S, D)
+    stated = accounting["packs"]
+    _need(packs == stated, f"{packs} packs; the recipe says {stated}")
+    if counts is not None:
+        for length in sorted({*placed, *counts}):
+            actual = placed.get(length, 0)
+            expected = counts.get(length, 0)
+            _need(
+                actual == expected,
+                f"{actual} sequences of length {length}; the histogram has {expected}",
+            )
+
+    certificate = recipe["certificate"]
+    _need(certificate, "the recipe has no certificate")
+    _need(certificate["max_sequence_length"] == S, "the certificate is for other max_sequence_length")
+    _need(certificate["max_sequences_per_pack"] == D, "the certificate is for other max_sequences_per_pack")
+    worth = _worth(placed, certificate, S, D)
+    bound = -(-worth.numerator // worth.denominator)
+    stated = accounting["lower_bound"]
+    _need(bound == stated, f"at least {bound} packs are needed; the recipe says {stated}")
+    lp_bound = accounting["lp_bound"]
+    if lp_bound is not None:
+        rounding = max(1, worth) / 10**12
+        _need(abs(lp_bound - worth) <= rounding, f"lp_bound is not {float(worth)!r}")
+    return f"right: {packs:,} packs; no packing has fewer than {bound:,}"
+
+
+def _need(holds, otherwise):
+    if not holds:
+        sys.exit(f"wrong: {otherwise}")
+
+
+def _count(strategies, repeats, S, D):
+    """Return the number of packs, and length -> sequences in all packs."""
+    packs = 0
+    placed: dict = {}
+    _need(len(strategies) == len(repeats), "there must be one repeat count for each strategy")
+    for strategy, repeat in zip(strategies, repeats):
+        positive = all(type(number) is int and number > 0 for number in (repeat, *strategy))
+        _need(
+            strategy and positive,
+            f"{repeat} times {strategy}: it takes whole numbers of at least 1",
+        )
+        tokens = sum(strategy)
+        depth = len(strategy)
+        _need(tokens <= S, f"a pack of {tokens} tokens: {strategy}")
+        _need(D is None or depth <= D, f"a pack of {depth} sequences: {strategy}")
+        packs += repeat
+        for length in strategy:
+            placed[length] = placed.get(length, 0) + repeat
+    return packs, placed
+
+
+def _worth(placed, certificate, S, D):
+    """Check the prices and return what all sequences are worth together, in packs."""
+    lengths = certificate["lengths"]
+    prices = certificate["prices"]
+    unit = certificate["denominator"]
+    distinct = len(set(lengths)) == len(lengths)
+    _need(
+        distinct and len(lengths) == len(prices),
+        "there must be one price for each length",
+    )
+    for number in (unit - 1, *lengths, *prices):
+        _need(
+            type(number) is int and number >= 0,
+            "the denominator, a length or a price is below 0 or no whole number",
+        )
+    _need(min(lengths, default=1) > 0, "a length must be at least 1")
+    _need(S < _MOST_SLOTS, f"{S} slots; at most {_MOST_SLOTS} can be checked")
+
+    price_of = dict(zip(lengths, prices))
+    priced = [pair for pair in price_of.items() if pair[1] > 0]
+    proved = _divisible(priced, S, D) <= unit or _exactly(priced, S, D) <= unit
+    _need(proved, "a pack is worth more than 1")
+    units = sum(count * price_of.get(length, 0) for length, count in placed.items())
+    return Fraction(units, unit)
+
+
+def _exactly(priced, S, D):
+    """Return the value of the most valuable pack."""
+    best = [0] * (S + 1)  # [c]: of at most c tokens, and of at most as many sequences as there were rounds
+    shortest = min((length for length, _ in priced), default=1)
+    if D is None or D * shortest >= S:
+        for length, price in priced:
+            for tokens in range(length, S + 1):
+                best[tokens] = max(best[tokens], best[tokens - length] + price)
+        return best[S]
+
+    for _ in range(D):
+        before = best[:]
+        for length, price in priced:
+            without_it = before[: S + 1 - length]
+            with_it = [value + price for value in without_it]
+            best[length:] = map(max, best[length:], with_it)
+    return best[S]
+
+
+def _divisible(priced, S, D):
+    """Return a value that no pack exceeds: the lesser of two bounds that are quick to find."""
+    beside_long = _beside_long(priced, S)
+    by_hull = _by_hull(priced, S, D or S)
+    return int(min(beside_long, by_hull))
+
+
+def _beside_long(priced, S):
+    """Return the value of one sequence longer than S / 2, and parts of those that fit in beside it."""
+    short = sorted(pair for pair in priced if 2 * pair[0] <= S)
+    rates = [Fraction(price, length) for length, price in short]
+    best_rates = [0, *accumulate(rates, max)]
+    best = S * best_rates[-1]
+    for length, price in priced:
+        if 2 * length > S:
+            room = S - length
+            fitting = bisect(short, (room + 1,))
+            best = max(best, price + room * best_rates[fitting])
+    return best
+
+
+def _by_hull(priced, S, D):
+    """Return the least bound of this kind: rate * S + D * (the most that a price exceeds rate * length), rate >= 0."""
     corners = [(0, 0)]  # of the least concave function above all prices; the best rate is one of its slopes
-    for length, price in sorted(priced):
-        while len(corners) > 1 and _slope(corners[-2], corners[-1]) <= _slope(corners[-2], (length, price)):
+    for pair in sorted(priced):
+        while len(corners) > 1:
+            before, last = corners[-2:]
+            if _slope(before, last) > _slope(before, pair):
+                break
             corners.pop()
-        if price > corners[-1][1]:
-            corners.append((length, price))
-    slopes = [_slope(a, b) for a, b in zip(corners, corners[1:])] + [0]
-    hulls = (rate * S + D * max(price - rate * length for length, price in corners) for rate in slopes)
-    return int(min(max([S * rates[-1], *beside]), *hulls))
+        if pair[1] > corners[-1][1]:
+            corners.append(pair)
+
+    bounds = []
+    slopes = map(_slope, corners, corners[1:])
+    for rate in [0, *slopes]:
+        excess = max(price - rate * length for length, price in corners)
+        bounds.append(rate * S + D * excess)
+    return min(bounds)
 
 
 def _slope(a, b):
     return Fraction(b[1] - a[1], b[0] - a[0])
 
 
-def exactly(priced, S, D):
-    """The most valuable pack. best[c]: of at most c tokens, and of at most as many sequences as there were rounds."""
-    best = [0] * (S + 1)
-    if D is None or D * min((length for length, _ in priced), default=1) >= S:
-        for length, price in priced:
-            for tokens in range(length, S + 1):
-                best[tokens] = max(best[tokens], best[tokens - length] + price)
-        return best[S]
-    for _ in range(D):
-        before = best[:]
-        for length, price in priced:
-            best[length:] = map(max, best[length:], (value + price for value in before[: S + 1 - length]))
-    return best[S]
+def _read(path):
+    return Path(path).read_text(encoding="utf-8-sig")
 
 
-def need(holds, otherwise):
-    return holds or sys.exit(f"wrong: {otherwise}")
-
-
-def check(recipe, counts):
-    said, certificate, lp = recipe["accounting"], recipe["certificate"], recipe["accounting"]["lp_bound"]
-    S, D, packs = said["max_sequence_length"], said["max_sequences_per_pack"], 0
-    placed: dict = {}  # length -> sequences
-    need(len(recipe["strategies"]) == len(recipe["repeats"]), "strategies and repeats are not as many")
-    for strategy, repeat in zip(recipe["strategies"], recipe["repeats"]):
-        whole = all(type(number) is int and number > 0 for number in (repeat, *strategy))
-        need(strategy and whole, f"{repeat} times {strategy}: it takes whole numbers of at least 1")
-        need(sum(strategy) <= S, f"a pack of {sum(strategy)} tokens: {strategy}")
-        need(D is None or len(strategy) <= D, f"a pack of {len(strategy)} sequences: {strategy}")
-        packs += repeat
-        for length in strategy:
-            placed[length] = placed.get(length, 0) + repeat
-    need(packs == said["packs"], f"{packs} packs; the recipe says {said['packs']}")
-    for length in sorted({*placed, *counts}) if counts is not None else ():
-        has, wanted = placed.get(length, 0), counts.get(length, 0)
-        need(has == wanted, f"{has} sequences of length {length}; the histogram has {wanted}")
-    need(certificate, "the recipe has no certificate")
-    lengths, prices, one = certificate["lengths"], certificate["prices"], certificate["denominator"]
-    need((certificate["max_sequence_length"], certificate["max_sequences_per_pack"]) == (S, D), "other limits")
-    need(len(lengths) == len(set(lengths)) == len(prices) and min(lengths, default=1) > 0, "one price for each length")
-    whole = all(type(number) is int and number >= 0 for number in (one - 1, *lengths, *prices))
-    need(whole and S < 1 << 25, "the denominator, or a price, is below 0 or no whole number")
-    priced = [(length, price) for length, price in zip(lengths, prices) if price > 0]
-    need(divisible(priced, S, D) <= one or exactly(priced, S, D) <= one, "a pack is worth more than 1")
-    worth = Fraction(sum(placed.get(length, 0) * price for length, price in zip(lengths, prices))) / one
-    bound = -(-worth.numerator // worth.denominator)
-    need(bound == said["lower_bound"], f"at least {bound} packs are needed; the recipe says {said['lower_bound']}")
-    need(lp is None or abs(lp - worth) <= max(1, worth) / 10**12, f"lp_bound is not {float(worth)!r}")
-    return f"right: {packs:,} packs; no packing has fewer than {bound:,}"
+def _counts(path):
+    """Return length -> sequences of a table."""
+    counts = {}
+    for row in csv.DictReader(_read(path).splitlines()):
+        length = int(row["length"])
+        counts[length] = int(row["count"])
+    return counts
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] in ([], ["-h"], ["--help"]):
         sys.exit(__doc__)
     try:
-        given, *table = (Path(path).read_text(encoding="utf-8-sig").splitlines() for path in sys.argv[1:3])
-        rows = [(int(row["length"]), int(row["count"])) for row in csv.DictReader(table[0])] if table else None
-        print(check(json.loads("\n".join(given), parse_float=Fraction), rows and dict(rows)))  # floats exactly
-    except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+        recipe = json.loads(_read(sys.argv[1]), parse_float=Fraction)  # floats exactly
+        counts = _counts(sys.argv[2]) if len(sys.argv) > 2 else None
+        print(check(recipe, counts))
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        OSError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         sys.exit(f"wrong: no recipe, or no histogram: {type(error).__name__}: {ascii(str(error))[:200]}")

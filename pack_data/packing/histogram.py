@@ -1,4 +1,4 @@
-"""The length histogram: how many sequences there are of each length, which is all that a packer needs.
+"""The length histogram: the number of sequences of each length, which is all that a packer needs.
 
 Histograms of parts can be added: `packed-bert look FILES` counts files apart and adds them.
 """
@@ -10,7 +10,7 @@ import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Union
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from pack_data.store.sequences import LONGEST, check_multiple, rounded_up
 
 PUBLISHED = ("wikipedia_512", "squad_1_1_384")  # shipped with this package; the number at the end is S
 
-_FOLDER = Path(__file__).parents[1] / "published"
+_DIRECTORY = Path(__file__).parents[1] / "published"
+_SHOWN_LETTERS = 60  # of a wrong line, so that the message stays one line
+_MOST_SLOTS = 1 << 62  # of all sequences, each padded to S; they are counted in int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,23 +42,21 @@ class LengthHistogram:
                 f"a histogram needs whole numbers for the lengths 0 to S, S >= 1; got {counts.dtype} of shape "
                 f"{counts.shape}"
             )
-        if counts.max() >= 2**62:
-            raise ValueError(
-                f"{_of(self.name)}length {counts.argmax()} occurs {counts.max()} times; too many to account for"
+        for length in (int(counts.argmin()), int(counts.argmax())):
+            if not 0 <= counts[length] < _MOST_SLOTS:
+                raise _error(
+                    self.name, f"length {length} occurs {counts[length]} times; a count must be from 0 to 2^62"
+                )
+        if counts[0]:
+            raise _error(
+                self.name, f"{counts[0]} sequences have length 0; drop them first, a sequence has at least one token"
+            )
+        # This sum is a float, which cannot overflow.
+        if float(counts.sum(dtype=np.float64)) * (len(counts) - 1) >= _MOST_SLOTS:
+            raise _error(
+                self.name, "the counts add up to 2^62 slots or more, too many to account for; correct the counts"
             )
         counts = counts.astype(np.int64, copy=False)
-        if counts.min() < 0:
-            length = int(np.argmax(counts < 0))
-            raise ValueError(f"length {length} occurs {int(counts[length])} times; a count is at least 0")
-        if counts[0]:
-            raise ValueError(
-                f"{int(counts[0])} sequences have length 0; a sequence has at least one token, drop them first"
-            )
-        # Slots are counted in int64; this sum is a float, which cannot overflow.
-        if float(counts.sum(dtype=np.float64)) * (len(counts) - 1) >= 2.0**62:
-            raise ValueError(
-                f"{_of(self.name)}the counts add up to 2^62 slots or more, too many to account for; correct the counts"
-            )
         counts.flags.writeable = False
         object.__setattr__(self, "counts", counts)
 
@@ -64,18 +64,28 @@ class LengthHistogram:
 
     @classmethod
     def from_lengths(cls, lengths: Any, max_sequence_length: int, name: str = "") -> LengthHistogram:
-        """Counts the lengths (array-like of whole numbers, any shape), each from 1 to max_sequence_length."""
-        lengths, max_sequence_length = _as_array("lengths", lengths).ravel(), whole_slots(max_sequence_length)
-        if lengths.size == 0:
+        """Count lengths.
+
+        Args:
+            lengths: whole numbers of any shape, each from 1 to max_sequence_length: what NumPy reads as an array.
+            max_sequence_length: slots of a pack.
+            name: of the histogram, for tables.
+
+        Raises:
+            ValueError: a length is out of range, or not a whole number.
+        """
+        max_sequence_length = whole_slots(max_sequence_length)
+        lengths = _as_array("lengths", lengths).ravel()
+        if not lengths.size:
             return cls(np.zeros(max_sequence_length + 1, np.int64), name)
         if not np.issubdtype(lengths.dtype, np.integer):
-            raise ValueError(f"lengths are whole numbers of tokens; got {lengths.dtype}")
-        low, high = int(lengths.min()), int(lengths.max())
-        if low < 1 or high > max_sequence_length:
-            bad = low if low < 1 else high
-            raise ValueError(
-                f"{_of(name)}sequence {int(np.argmax(lengths == bad))} has length {bad}; "
-                f"lengths go from 1 to max_sequence_length = {max_sequence_length}: drop or cut it first"
+            raise _error(name, f"lengths must be whole numbers of tokens, not {lengths.dtype}")
+        wrong = np.flatnonzero((lengths < 1) | (lengths > max_sequence_length))
+        if len(wrong):
+            raise _error(
+                name,
+                f"sequence {wrong[0]} has length {lengths[wrong[0]]}; drop or cut it first, lengths go from 1 to "
+                f"max_sequence_length = {max_sequence_length}",
             )
         # NumPy before 2 refuses to count uint64.
         return cls(np.bincount(lengths.astype(np.int64, copy=False), minlength=max_sequence_length + 1), name)
@@ -84,65 +94,84 @@ class LengthHistogram:
     def from_csv(
         cls, path: Union[str, os.PathLike], max_sequence_length: int, name: Optional[str] = None
     ) -> LengthHistogram:
-        """Reads a table with the header `length,count`, each length at most once, in any order."""
+        """Read a table with the header `length,count`, each length at most once, in any order.
+
+        Args:
+            path: the file.
+            max_sequence_length: slots of a pack.
+            name: of the histogram, for tables; None for the name of the file.
+
+        Raises:
+            ValueError: the file is not such a table.
+        """
         S = whole_slots(max_sequence_length)
-        counts = np.zeros(S + 1, np.int64)
-        seen = set()
+        counts: Dict[int, int] = {}
         rows = _csv_rows(path)
-        first = next(rows, [])
-        if [field.strip() for field in first] != ["length", "count"]:
-            raise ValueError(
-                f"{path}: the first line is {ascii(','.join(first)[:60])}; a histogram starts with the line "
-                "'length,count'"
-            )
+        header = next(rows, [])
+        if [field.strip() for field in header] != ["length", "count"]:
+            text = ascii(",".join(header)[:_SHOWN_LETTERS])
+            raise ValueError(f"{path}: the first line is {text}; a histogram starts with the line 'length,count'")
         for line, row in enumerate(rows, start=2):
             if not row:
                 continue
             try:
-                length, count = (int(field) for field in row)
+                length, count = map(int, row)
             except ValueError:
-                raise ValueError(
-                    f"{path} line {line}: {ascii(','.join(row)[:60])} is not two whole numbers 'length,count'"
-                ) from None
+                text = ascii(",".join(row)[:_SHOWN_LETTERS])
+                raise ValueError(f"{path} line {line}: {text} is not two whole numbers 'length,count'") from None
+            problem = ""
             if not 1 <= length <= S:
-                raise ValueError(
-                    f"{path} line {line}: length {shown(length)}; lengths go from 1 to max_sequence_length = {S}"
-                )
-            if length in seen:
-                raise ValueError(f"{path} line {line}: length {length} stands there twice; give each length once")
-            if not 0 <= count < 2**62:
-                raise ValueError(f"{path} line {line}: count {shown(count)}; a count goes from 0 to 2^62")
-            seen.add(length)
+                problem = f"length {shown(length)}; lengths go from 1 to max_sequence_length = {S}"
+            elif length in counts:
+                problem = f"length {length} occurs twice; give each length once"
+            elif not 0 <= count < _MOST_SLOTS:
+                problem = f"count {shown(count)}; a count must be from 0 to 2^62"
+            if problem:
+                raise ValueError(f"{path} line {line}: {problem}")
             counts[length] = count
         with said_of(path):
-            return cls(counts, Path(path).stem if name is None else name)
+            return cls(_dense(S, counts.keys(), counts.values()), Path(path).stem if name is None else name)
 
     @classmethod
     def published(cls, name: str) -> LengthHistogram:
-        """One of `PUBLISHED`, the histograms of the paper (sources in published/NOTICE)."""
+        """Return one of `PUBLISHED`, the histograms of the paper.
+
+        Their sources are in `published/NOTICE`.
+
+        Args:
+            name: of the histogram.
+
+        Raises:
+            ValueError: no published histogram has this name.
+        """
         if name not in PUBLISHED:
-            raise ValueError(f"no published histogram is called {name!r}; there are {', '.join(PUBLISHED)}")
-        return cls.from_csv(_FOLDER / f"{name}.csv", int(name.rsplit("_", 1)[1]), name)
+            raise ValueError(f"no published histogram is called {name!r}; use one of {', '.join(PUBLISHED)}")
+        return cls.from_csv(_DIRECTORY / f"{name}.csv", int(name.rsplit("_", 1)[1]), name)
 
     @classmethod
     def from_json(cls, value: Union[Dict[str, Any], Fields]) -> LengthHistogram:
-        """Inverse of `to_json`. ValueError for anything else."""
+        """Read what `to_json` returned.
+
+        Args:
+            value: an object with the keys of `to_json`.
+
+        Raises:
+            ValueError: a field is missing, or its value is out of range.
+        """
         fields = Fields.of(value, "histogram", "make it with `to_json`")
         S = fields.integer("max_sequence_length", least=1, most=LONGEST)
         lengths = fields.integers("lengths", least=1, most=S)
         numbers = fields.list_of("counts", Fields.integer, length=len(lengths), least=0, most=2**62)
         # A repeated length would lose sequences.
         if len(set(lengths)) != len(lengths):
-            raise fields.error("lengths", "each length stands once")
-        counts = np.zeros(S + 1, np.int64)
-        counts[lengths] = numbers
+            raise fields.error("lengths", "each length must occur once")
         with fields.refusing():
-            return cls(counts, fields.text("name") if "name" in fields else "")
+            return cls(_dense(S, lengths, numbers), fields.text("name") if "name" in fields else "")
 
     # ---- conversions -------------------------------------------------------------------------------------------------
 
     def to_json(self) -> Dict[str, Any]:
-        """Plain values: name, max_sequence_length, and two lists, the lengths that occur and their counts."""
+        """Return plain values: name, max_sequence_length, and two lists, the lengths that occur and their counts."""
         return {
             "name": self.name,
             "max_sequence_length": self.max_sequence_length,
@@ -151,45 +180,64 @@ class LengthHistogram:
         }
 
     def to_csv(self, path: Union[str, os.PathLike]) -> None:
-        """Writes `length,count`, the lengths that occur in ascending order.  Atomic."""
+        """Write `length,count`, atomically, with the lengths that occur in ascending order.
+
+        Args:
+            path: the file; it is replaced if it exists.
+        """
         rows = "".join(f"{length},{self.counts[length]}\n" for length in self.lengths.tolist())
         write_atomically(Path(path), ("length,count\n" + rows).encode())
 
     def with_max_sequence_length(self, max_sequence_length: int) -> LengthHistogram:
-        """The same sequences for packs of another size, at least the longest sequence."""
+        """Return the histogram of the same sequences for packs of another size.
+
+        Args:
+            max_sequence_length: slots of a pack, at least the longest sequence.
+
+        Raises:
+            ValueError: a sequence is longer.
+        """
         max_sequence_length = whole_slots(max_sequence_length)
         if max_sequence_length == self.max_sequence_length:
             return self
         if self.longest > max_sequence_length:
-            raise ValueError(
-                f"{_of(self.name)}the longest sequence has {self.longest} tokens; "
-                f"max_sequence_length = {max_sequence_length} is too short for it"
+            raise _error(
+                self.name,
+                f"the longest sequence has {self.longest} tokens; max_sequence_length = {max_sequence_length} is too "
+                "short for it",
             )
         counts = np.zeros(max_sequence_length + 1, np.int64)
         counts[: self.longest + 1] = self.counts[: self.longest + 1]
         return LengthHistogram(counts, self.name)
 
     def rounded_up(self, multiple_of: int) -> LengthHistogram:
-        """Each length rounded up to a multiple, which max_sequence_length must be as well."""
+        """Return the histogram with each length rounded up to a multiple.
+
+        Args:
+            multiple_of: divides max_sequence_length.
+
+        Raises:
+            ValueError: max_sequence_length is no multiple of it.
+        """
         check_multiple(self.max_sequence_length, multiple_of)
         counts = np.zeros_like(self.counts)
         np.add.at(counts, rounded_up(self.lengths, multiple_of), self.counts[self.lengths])
         return LengthHistogram(counts, self.name)
 
     def __add__(self, other: LengthHistogram) -> LengthHistogram:
-        """Both data sets together; S must agree."""
+        """Return the histogram of both data sets together; S must agree."""
         if not isinstance(other, LengthHistogram):
             return NotImplemented
         if other.max_sequence_length != self.max_sequence_length:
             raise ValueError(
-                f"histograms of max_sequence_length {self.max_sequence_length} and {other.max_sequence_length} "
-                "do not add up; bring both to one length with with_max_sequence_length"
+                f"histograms of max_sequence_length {self.max_sequence_length} and {other.max_sequence_length} cannot "
+                "be added; bring both to one length with with_max_sequence_length"
             )
         names = [name for name in (self.name, other.name) if name]
         return LengthHistogram(self.counts + other.counts, " + ".join(dict.fromkeys(names)))
 
     def __eq__(self, other: object) -> bool:
-        """Equal counts over equal S; the name does not matter."""
+        """Compare counts and S; the name does not matter."""
         return isinstance(other, LengthHistogram) and np.array_equal(self.counts, other.counts)
 
     def __hash__(self) -> int:
@@ -204,12 +252,12 @@ class LengthHistogram:
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64, ascending: the lengths that occur."""
+        """The lengths that occur, int64, ascending."""
         return np.flatnonzero(self.counts).astype(np.int64)
 
     @property
     def sequences(self) -> int:
-        """How many there are, of all lengths."""
+        """Sequences of all lengths."""
         return int(self.counts.sum())
 
     @property
@@ -219,45 +267,55 @@ class LengthHistogram:
 
     @property
     def longest(self) -> int:
-        """The longest length that occurs, 0 where none does."""
+        """The longest length that occurs, 0 for no sequences."""
         return int(self.lengths.max(initial=0))
 
     @property
     def shortest(self) -> int:
-        """The shortest length that occurs, 0 where none does."""
+        """The shortest length that occurs, 0 for no sequences."""
         return int(self.lengths[0]) if self.sequences else 0
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a sequence, 0 where there is none."""
+        """Tokens of a sequence on average, 0 for no sequences."""
         return self.tokens / self.sequences if self.sequences else 0.0
 
     @property
     def median_length(self) -> int:
-        """The length of the middle sequence (the lower of two), 0 where there is none."""
-        if not self.sequences:
-            return 0
-        return int(self.lengths[np.searchsorted(np.cumsum(self.counts[self.lengths]), (self.sequences + 1) // 2)])
+        """The length of the middle sequence (the lower of two), 0 for no sequences."""
+        up_to = np.cumsum(self.counts)
+        return int(np.searchsorted(up_to, (self.sequences + 1) // 2))
 
     @property
     def padding_share(self) -> float:
-        """Slots that hold no token when every sequence is padded to S, a fraction."""
+        """Fraction of the slots that hold no token if every sequence is padded to S."""
         slots = self.max_sequence_length * self.sequences
         return 1.0 - self.tokens / slots if slots else 0.0
 
     @property
     def theoretical_speedup(self) -> float:
-        """S x sequences / tokens: the packing factor of a packing without any padding (1 for no sequences)."""
+        """S x sequences / tokens: the packing factor of a packing without any padding; 1 for no sequences."""
         return self.max_sequence_length * self.sequences / self.tokens if self.sequences else 1.0
 
 
 def whole_slots(max_sequence_length: Any) -> int:
-    """The argument `max_sequence_length`: the slots of a pack."""
+    """Return the argument `max_sequence_length`, the slots of a pack, as an int; ValueError if it is out of range."""
     return whole_number("max_sequence_length", max_sequence_length, least=1, most=LONGEST)
 
 
+def _error(name: str, problem: str) -> ValueError:
+    return ValueError(f"{name}: {problem}" if name else problem)
+
+
+def _dense(S: int, lengths: Iterable[int], counts: Iterable[int]) -> np.ndarray:
+    """Return int64 [S + 1]: the count of each length, 0 for others."""
+    dense = np.zeros(S + 1, np.int64)
+    dense[list(lengths)] = list(counts)
+    return dense
+
+
 def _as_array(name: str, values: Any) -> np.ndarray:
-    """An argument that NumPy reads as an array. ValueError, in one line, where it does not."""
+    """Return an argument as an array; ValueError, in one line, if NumPy cannot read it."""
     try:
         return np.asarray(values)
     except (ValueError, TypeError, OverflowError) as error:  # rows of different lengths
@@ -265,14 +323,10 @@ def _as_array(name: str, values: Any) -> np.ndarray:
 
 
 def _csv_rows(path: Union[str, os.PathLike]) -> Iterator[List[str]]:
-    """The rows of a table, one at a time. ValueError where it is no text, or has a line that no histogram has."""
+    """Yield the rows of a table; ValueError if it is not text, or has a line too long for a histogram."""
     way_out = "a histogram is a CSV file 'length,count'"
     with open_regular(path, way_out=way_out) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
         try:
             yield from csv.reader(short_lines(file, path, way_out=way_out))
         except (UnicodeDecodeError, csv.Error) as error:
             raise ValueError(f"{path}: not a text table ({error}); {way_out}") from None
-
-
-def _of(name: str) -> str:
-    return f"{name}: " if name else ""

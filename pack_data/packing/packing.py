@@ -21,6 +21,27 @@ from pack_data.reading.files import write_atomically
 from pack_data.store.sequences import LONGEST
 
 _FORMAT = "pack_data recipe 1"
+_ACCOUNTING = (
+    "algorithm",
+    "max_sequence_length",
+    "max_sequences_per_pack",
+    "sequences",
+    "tokens",
+    "packs",
+    "slots",
+    "padding_tokens",
+    "efficiency",
+    "packing_factor",
+    "theoretical_speedup",
+    "strategies",
+    "largest_depth",
+    "lower_bound",
+    "lp_bound",
+    "gap",
+    "solve_seconds",
+)
+_MOST_SLOTS = 1 << 62  # of all packs; they are counted in int64
+_BAR_CELLS = 30  # characters of the bar that shows the efficiency
 
 
 @dataclass(frozen=True)
@@ -43,6 +64,10 @@ class Packing:
     lp_bound: Optional[float] = None  # the value of the linear programme; lower_bound is this, rounded up and certified
     certificate: Optional[Certificate] = None  # the exact prices that prove lower_bound
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_sequence_length", whole_slots(self.max_sequence_length))
+        object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))
+
     @classmethod
     def of(
         cls,
@@ -52,20 +77,22 @@ class Packing:
         packs: Iterable[Tuple[Sequence[int], int]],
         **others: Any,
     ) -> Packing:
-        """A packing from (lengths, count) pairs, which are sorted and merged; empty ones are left out.  For packers."""
+        """Make a packing of packs in any order.
+
+        Args:
+            algorithm: name of the packer.
+            histogram: what is packed.
+            max_sequences_per_pack: packing depth; None for unlimited.
+            packs: (lengths, count) pairs, which are sorted and merged; empty ones are left out.
+            **others: further fields of the packing.
+        """
         repeats: Counter = Counter()
         for lengths, count in packs:
             if count and len(lengths):
                 repeats[tuple(sorted(lengths, reverse=True))] += int(count)
-        strategies = sorted(repeats, reverse=True)
-        return cls(
-            algorithm,
-            histogram.max_sequence_length,
-            max_sequences_per_pack,
-            tuple(strategies),
-            tuple(repeats[strategy] for strategy in strategies),
-            **others,
-        )
+        strategies = tuple(sorted(repeats, reverse=True))
+        counts = tuple(repeats[strategy] for strategy in strategies)
+        return cls(algorithm, histogram.max_sequence_length, max_sequences_per_pack, strategies, counts, **others)
 
     # ---- accounting: each quantity has its one definition here -------------------------------------------------------
 
@@ -75,7 +102,7 @@ class Packing:
         return np.fromiter(map(len, self.strategies), np.int64, len(self.strategies))
 
     def placed(self) -> np.ndarray:
-        """int64 [S + 1]: how many sequences of each length the plan places."""
+        """Return int64 [S + 1]: the sequences of each length in all packs."""
         depths = self.depths
         lengths = np.fromiter(chain.from_iterable(self.strategies), np.int64, int(depths.sum()))
         counts = np.zeros(self.max_sequence_length + 1, np.int64)
@@ -129,111 +156,110 @@ class Packing:
 
     @property
     def gap(self) -> Optional[int]:
-        """Packs above the proven bound; None where there is no bound."""
+        """Packs above the proven bound; None if there is no bound."""
         return None if self.lower_bound is None else self.packs - self.lower_bound
 
     # ---- rules -------------------------------------------------------------------------------------------------------
 
     def check(self, histogram: LengthHistogram) -> None:
-        """Raises ValueError unless the plan places exactly the histogram, with nothing over S or D."""
+        """Check that the plan places exactly the histogram and obeys S and D.
+
+        Args:
+            histogram: what was packed.
+
+        Raises:
+            ValueError: a strategy breaks a limit, or the packs do not hold the histogram.
+        """
         if self.max_sequence_length != histogram.max_sequence_length:
-            raise ValueError(
-                f"{self.algorithm}: the packing has packs of {self.max_sequence_length} slots, the histogram is for "
+            raise self._error(
+                f"the packing has packs of {self.max_sequence_length} slots, the histogram is for "
                 f"{histogram.max_sequence_length}; use the histogram it was made for"
             )
-        self.check_form()
-        missing = histogram.counts - self.placed()
-        if missing.any():
-            length = int(np.flatnonzero(missing)[0])
-            raise ValueError(
-                f"{self.algorithm}: the packing places {int(histogram.counts[length] - missing[length])} sequences of "
-                f"length {length}, the histogram has {int(histogram.counts[length])}; use the histogram it was made for"
+        self._check_form()
+        placed = self.placed()
+        differing = np.flatnonzero(placed != histogram.counts)
+        if len(differing):
+            length = int(differing[0])
+            raise self._error(
+                f"the packing places {placed[length]} sequences of length {length}, the histogram has "
+                f"{histogram.counts[length]}; use the histogram it was made for"
             )
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "max_sequence_length", whole_slots(self.max_sequence_length))
-        object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))
-
-    def check_form(self) -> None:
-        """Raises ValueError unless each strategy obeys S and D, and stands once, in order, with its repeats."""
-        S, D = self.max_sequence_length, self.max_sequences_per_pack
+    def _check_form(self) -> None:
+        """Raise ValueError unless each strategy obeys S and D and stands once, in order, with its repeats."""
         for number in chain(self.repeats, chain.from_iterable(self.strategies)):
             if type(number) is not int:
-                raise ValueError(f"{self.algorithm}: {shown(number)} is no whole number; lengths and repeats are")
+                raise self._error(f"{shown(number)} is no whole number; lengths and repeats must be")
         if len(self.strategies) != len(self.repeats):
-            raise ValueError(
-                f"{self.algorithm}: {len(self.strategies)} strategies, {len(self.repeats)} repeats; one each"
-            )
-        previous: Optional[Tuple[int, ...]] = None
+            raise self._error(f"{len(self.strategies)} strategies, but {len(self.repeats)} repeats; pass one for each")
+        if self.slots >= _MOST_SLOTS:
+            raise self._error("the packs have 2^62 slots or more, too many to account for")
         for strategy, repeat in zip(self.strategies, self.repeats):
-            if not strategy or min(strategy) < 1 or list(strategy) != sorted(strategy, reverse=True):
-                raise ValueError(f"{self.algorithm}: strategy {strategy}; lengths are at least 1, longest first")
-            if sum(strategy) > S:
-                raise ValueError(f"{self.algorithm}: strategy {strategy} needs {sum(strategy)} slots, a pack has {S}")
-            if D is not None and len(strategy) > D:
-                raise ValueError(
-                    f"{self.algorithm}: strategy {strategy} has {len(strategy)} sequences, the limit is {D}"
-                )
-            if repeat < 1:
-                raise ValueError(f"{self.algorithm}: strategy {strategy} is repeated {repeat} times; at least once")
-            if previous is not None and strategy >= previous:
-                raise ValueError(f"{self.algorithm}: strategy {strategy} follows {previous}; each once, descending")
-            previous = strategy
-        if self.slots >= 2**62:
-            raise ValueError(f"{self.algorithm}: the packs have 2^62 slots or more, too many to account for")
+            problem = self._problem(strategy, repeat)
+            if problem:
+                raise self._error(f"strategy {strategy} {problem}")
+        for before, strategy in zip(self.strategies, self.strategies[1:]):
+            if strategy >= before:
+                raise self._error(f"strategy {strategy} follows {before}; each must stand once, in descending order")
+
+    def _problem(self, strategy: Tuple[int, ...], repeat: int) -> str:
+        """Describe what is wrong with a strategy; empty if it obeys S and D."""
+        tokens = sum(strategy)
+        depth = self.max_sequences_per_pack
+        if min(strategy, default=0) < 1 or list(strategy) != sorted(strategy, reverse=True):
+            return "must hold lengths of at least 1, longest first"
+        if tokens > self.max_sequence_length:
+            return f"needs {tokens} slots, a pack has {self.max_sequence_length}"
+        if depth is not None and len(strategy) > depth:
+            return f"has {len(strategy)} sequences, the limit is {depth}"
+        return "" if repeat >= 1 else f"is repeated {repeat} times; it must be at least once"
+
+    def _error(self, problem: str) -> ValueError:
+        return ValueError(f"{self.algorithm}: {problem}")
 
     # ---- in and out --------------------------------------------------------------------------------------------------
 
     def to_json(self) -> Dict[str, Any]:
-        """The accounting as plain values, the object that every packer prints with --json."""
-        return {
-            "algorithm": self.algorithm,
-            "max_sequence_length": self.max_sequence_length,
-            "max_sequences_per_pack": self.max_sequences_per_pack,
-            "sequences": self.sequences,
-            "tokens": self.tokens,
-            "packs": self.packs,
-            "slots": self.slots,
-            "padding_tokens": self.padding_tokens,
-            "efficiency": self.efficiency,
-            "packing_factor": self.packing_factor,
-            "theoretical_speedup": self.theoretical_speedup,
-            "strategies": len(self.strategies),
-            "largest_depth": self.largest_depth,
-            "lower_bound": self.lower_bound,
-            "lp_bound": self.lp_bound,
-            "gap": self.gap,
-            "solve_seconds": self.solve_seconds,
-        }
+        """Return the accounting as plain values, the object that every packer prints with --json."""
+        accounting = {name: getattr(self, name) for name in _ACCOUNTING}
+        return {**accounting, "strategies": len(self.strategies)}
 
     def table(self, name: str = "") -> str:
-        """The accounting as text."""
+        """Return the accounting as text. name: of the histogram."""
         D = self.max_sequences_per_pack
         depth = "any number of sequences" if D is None else "one sequence" if D == 1 else f"at most {D} sequences"
         title = f"{self.algorithm.upper()}  {depth} in a pack of {self.max_sequence_length} slots"
+        if name:
+            title += f"  ({name})"
+
+        filled = int(self.efficiency * _BAR_CELLS)
+        bar = "[" + "#" * filled + "." * (_BAR_CELLS - filled) + "]"
+        strategies = f"{len(self.strategies):,} strategies, the deepest holds {self.largest_depth}"
         rows = [
             ("sequences", f"{self.sequences:,}", ""),
             ("tokens", f"{self.tokens:,}", ""),
-            (
-                "packs",
-                f"{self.packs:,}",
-                f"{len(self.strategies):,} strategies, the deepest holds {self.largest_depth}",
-            ),
+            ("packs", f"{self.packs:,}", strategies),
             ("slots", f"{self.slots:,}", ""),
             ("padding", f"{self.padding_tokens:,}", f"{1 - self.efficiency:.3%} of all slots"),
-            ("efficiency", f"{self.efficiency:.3%}", _bar(self.efficiency)),
+            ("efficiency", f"{self.efficiency:.3%}", bar),
             ("packing factor", f"{self.packing_factor:.3f}", f"of at most {self.theoretical_speedup:.3f}"),
         ]
         if self.lower_bound is not None:
-            gap = self.packs - self.lower_bound
-            share = f" ({gap / self.lower_bound:.2%})" if self.lower_bound else ""
-            verdict = "proven optimal" if gap == 0 else f"{gap:,} packs above it{share}"
+            verdict = "proven optimal"
+            if self.gap:
+                share = f" ({self.gap / self.lower_bound:.2%})" if self.lower_bound else ""
+                verdict = f"{self.gap:,} packs above it{share}"
             rows.append(("lower bound", f"{self.lower_bound:,}", verdict))
-        rows.append(("solved in", _seconds(self.solve_seconds), ""))
-        return account(f"{title}  ({name})" if name else title, rows)
+        seconds = self.solve_seconds
+        rows.append(("solved in", f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s", ""))
+        return account(title, rows)
 
     def save(self, path: Union[str, os.PathLike]) -> None:
-        """Writes the recipe as JSON: what `load` needs, and the accounting.  Atomic."""
+        """Write the recipe as JSON, atomically: what `load` needs, and the accounting.
+
+        Args:
+            path: the file; it is replaced if it exists.
+        """
         recipe = {
             "format": _FORMAT,
             "accounting": self.to_json(),
@@ -245,10 +271,18 @@ class Packing:
 
     @classmethod
     def load(cls, path: Union[str, os.PathLike]) -> Packing:
-        """Reads what `save` wrote, and checks its form."""
+        """Read what `save` wrote.
+
+        Args:
+            path: the file.
+
+        Raises:
+            ValueError: it is not a recipe, or a strategy breaks a limit.
+        """
         fields = read_object(path, way_out="write the recipe again with a packer's --out")
         fields.one_of("format", (_FORMAT,))
-        accounting, certificate = fields.object("accounting"), fields.optional("certificate", Fields.object)
+        accounting = fields.object("accounting")
+        certificate = fields.optional("certificate", Fields.object)
         packing = cls(
             accounting.text("algorithm", most=200, empty=False),
             accounting.integer("max_sequence_length", least=1, most=LONGEST),
@@ -261,38 +295,37 @@ class Packing:
             None if certificate is None else Certificate.from_json(certificate),
         )
         with fields.refusing():
-            packing.check_form()
+            packing._check_form()
         if packing.to_json() != accounting.tree:
             raise fields.error("accounting", "it is not that of the strategies and repeats")
         return packing
 
 
-def _bar(share: float, width: int = 30) -> str:
-    filled = int(share * width)
-    return "[" + "#" * filled + "." * (width - filled) + "]"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
+# ---- the proof -------------------------------------------------------------------------------------------------------
 
 _ROUNDING = Fraction(1, 10**12)  # relative; lp_bound is a float
 
 
 def prove(packing: Packing) -> Proof:
-    """Proves that no packing of the same sequences at this depth has fewer packs than packing.lower_bound.
+    """Prove that no packing of the same sequences at this depth has fewer packs than packing.lower_bound.
 
-    Raises ValueError where the packing has no certificate, or one that does not prove its bounds, or where a pack
-    breaks a limit.
+    Args:
+        packing: has a certificate; the packings of the optimal packer do.
+
+    Raises:
+        ValueError: the packing has no certificate, or one that does not prove its bounds, or a pack breaks a limit.
     """
     certificate = packing.certificate
     if certificate is None:
         raise ValueError(f"the {packing.algorithm} recipe has no certificate; the optimal packer writes one")
-    packing.check_form()
+    packing._check_form()
     for limit in ("max_sequence_length", "max_sequences_per_pack"):
-        ours, theirs = getattr(packing, limit), getattr(certificate, limit)
-        if ours != theirs:
-            raise ValueError(f"certificate: it is for {limit} {theirs}, the recipe for {ours}; make the recipe again")
+        certified = getattr(certificate, limit)
+        packed = getattr(packing, limit)
+        if certified != packed:
+            raise ValueError(
+                f"certificate: it is for {limit} {certified}, the recipe for {packed}; make the recipe again"
+            )
     proof = proven_bound(certificate, packing.placed())
     if packing.lower_bound != proof.lower_bound:
         raise ValueError(
@@ -300,27 +333,28 @@ def prove(packing: Packing) -> Proof:
             "make the recipe again"
         )
     claimed = packing.lp_bound
-    if claimed is not None and abs(Fraction(claimed) - proof.worth) > _ROUNDING * max(Fraction(1), proof.worth):
-        raise ValueError(
-            f"certificate: all sequences are worth {float(proof.worth)!r} packs, the recipe claims an lp_bound of "
-            f"{claimed!r}; make the recipe again"
-        )
+    if claimed is not None:
+        error = abs(Fraction(claimed) - proof.worth)
+        if error > _ROUNDING * max(1, proof.worth):
+            raise ValueError(
+                f"certificate: all sequences are worth {float(proof.worth)!r} packs, the recipe claims an lp_bound of "
+                f"{claimed!r}; make the recipe again"
+            )
     return proof
 
 
-def statement(packing: Packing, proof: Proof) -> str:
-    """The proof as one sentence."""
-    assert packing.certificate is not None, "what was proved has one"
+def statement(packing: Packing) -> str:
+    """Prove the lower bound of a packing and return the proof as one sentence; it raises what `prove` raises."""
+    proof = prove(packing)
+    assert packing.certificate is not None, "a packing without a certificate is not proved"
     depth = packing.max_sequences_per_pack
-    most = "" if depth is None else f" at most {depth} sequences and"
-    verdict = (
-        "no packing has fewer"
-        if packing.packs == proof.lower_bound
-        else (f"the best possible has at most {packing.packs - proof.lower_bound:,} fewer")
-    )
+    limit = "" if depth is None else f" at most {depth} sequences and"
+    verdict = "no packing has fewer"
+    if packing.packs > proof.lower_bound:
+        verdict = f"the best possible has at most {packing.packs - proof.lower_bound:,} fewer"
     return (
         f"proved in exact arithmetic: with the {len(packing.certificate.lengths):,} prices stored, no "
-        f"pack of{most} {packing.max_sequence_length} slots is worth more than 1, all {packing.sequences:,} "
+        f"pack of{limit} {packing.max_sequence_length} slots is worth more than 1, all {packing.sequences:,} "
         f"sequences are worth {float(proof.worth):,.3f}, so at least {proof.lower_bound:,} packs are needed; "
         f"this recipe makes {packing.packs:,}: {verdict}"
     )

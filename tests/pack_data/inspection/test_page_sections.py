@@ -64,7 +64,7 @@ def test_the_tables_are_those_of_the_commands(histogram, depth):
 
     proof = prove(packing)
     (words, prices) = next(each.parts for each in page.sections if each.title == "The proof")
-    assert statement(packing, proof)[1:] in words and f"{proof.lower_bound:,}" in words
+    assert statement(packing)[1:] in words and f"{proof.lower_bound:,}" in words
     assert prices.lines[0].y == tuple(each / packing.certificate.denominator for each in packing.certificate.prices)
 
     listed = tables["strategies"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pack_data import pack
 from pack_data.packing.histogram import PUBLISHED, LengthHistogram
 from tests.pack_data_strategies import histograms, lengths_of
+from tests.refusals import refused
 
 
 @given(lengths=st.lists(st.integers(1, 30), max_size=80))
@@ -65,10 +66,8 @@ def test_merging_counts_both(first, second):
     assert both == LengthHistogram.from_lengths(np.concatenate([lengths_of(first), lengths_of(second)]), S)
 
 
-def test_merging_keeps_names_and_refuses_other_lengths():
+def test_merging_keeps_names():
     assert (LengthHistogram.from_lengths([1], 4, "a") + LengthHistogram.from_lengths([2], 4, "b")).name == "a + b"
-    with pytest.raises(ValueError, match="max_sequence_length 4 and 5 do not add up"):
-        LengthHistogram.from_lengths([1], 4) + LengthHistogram.from_lengths([1], 5)
 
 
 @given(histogram=histograms())
@@ -88,55 +87,73 @@ def test_csv_in_any_order_with_spaces_and_windows_ends(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, words",
+    "content, names",
     [
-        ("", "the first line is ''; a histogram starts with the line 'length,count'"),
-        ("1,2\n", "the first line is '1,2'"),
-        ("length,count\n1\n", "line 2: '1' is not two whole numbers"),
-        ("length,count\n1,2,3\n", "line 2: '1,2,3' is not two whole numbers"),
-        ("length,count\n1,x\n", "line 2: '1,x' is not two whole numbers"),
-        ("length,count\n1,2\n11,1\n", "line 3: length 11; lengths go from 1 to max_sequence_length = 10"),
-        ("length,count\n0,2\n", "line 2: length 0; lengths go from 1"),
-        ("length,count\n4,2\n4,2\n", "line 3: length 4 stands there twice"),
-        ("length,count\n4,-2\n", "line 2: count -2"),
-        ("length,count\n4,99999999999999999999\n", "line 2: count 99999999999999999999"),
+        (b"", ["''", "length,count"]),
+        (b"1,2\n", ["'1,2'"]),
+        (b"length,count\n1\n", ["line 2", "'1'"]),
+        (b"length,count\n1,2,3\n", ["line 2", "'1,2,3'"]),
+        (b"length,count\n1,x\n", ["line 2", "'1,x'"]),
+        (b"length,count\n1,2\n11,1\n", ["line 3", 11, "max_sequence_length = 10"]),
+        (b"length,count\n0,2\n", ["line 2", "length 0", 10]),
+        (b"length,count\n4,2\n4,2\n", ["line 3", "length 4"]),
+        (b"length,count\n4,-2\n", ["line 2", "count -2"]),
+        (b"length,count\n4,99999999999999999999\n", ["line 2", "count 99999999999999999999"]),
+        (b"length,count\n" + b"1" * 5000 + b",1\n", []),
+        (b"length,count\n" + b"9" * 900 + b",1\n", ["line 2"]),
+        (b"length,count\n1,-" + b"9" * 900, ["line 2"]),
+        (b'length,count\n"' + b"\n" * 300_000, []),
+        (b"x" * 5000, []),
+        (b"length,count\n\xff,1\n", []),
+        (b"length,count\n1\0,2\n", []),
+        (b"length,count\n500,4000000000000000000\n", ["line 2", 500]),
+        (f"length,count\n8,{2**61}\n9,{2**61}\n".encode(), ["bad: ", r"2\^62"]),
+        (b"length,count\n9,999999999999999999\n", [r"2\^62"]),
     ],
+    ids=range(20),
 )
-def test_bad_csv_is_told_with_its_line(tmp_path, text, words):
+def test_a_bad_table_is_one_line_with_its_place(tmp_path, content, names):
     path = tmp_path / "bad.csv"
-    path.write_text(text)
-    with pytest.raises(ValueError) as caught:
+    path.write_bytes(content)
+    with refused(path, *names, unchanged=tmp_path) as caught:
         LengthHistogram.from_csv(path, 10)
-    assert words in str(caught.value)
-    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize(
-    "make, words",
+    "make, names",
     [
-        (lambda: LengthHistogram.from_lengths([3, 0], 5), "sequence 1 has length 0"),
+        (lambda: LengthHistogram.from_lengths([3, 0], 5), ["sequence 1", "length 0"]),
         (
             lambda: LengthHistogram.from_lengths([3, 6], 5, "mine"),
-            "mine: sequence 1 has length 6; lengths go from 1 to max_sequence_length = 5",
+            ["mine: ", "sequence 1", "length 6", "max_sequence_length = 5"],
         ),
-        (lambda: LengthHistogram.from_lengths([3.5], 5), "lengths are whole numbers of tokens"),
-        (lambda: LengthHistogram.from_lengths([], 0), "max_sequence_length = 0; must be a whole number from 1"),
-        (lambda: LengthHistogram(np.array([1, 1])), "1 sequences have length 0"),
-        (lambda: LengthHistogram(np.array([0, -1])), "length 1 occurs -1 times"),
-        (lambda: LengthHistogram(np.array([0.0, 1.0])), "needs whole numbers"),
-        (lambda: LengthHistogram(np.array([0])), "needs whole numbers for the lengths 0 to S"),
-        (
-            lambda: LengthHistogram.published("wikipedia_128"),
-            "no published histogram is called 'wikipedia_128'; there are wikipedia_512",
+        (lambda: LengthHistogram.from_lengths([3.5], 5), ["lengths", "float64"]),
+        (lambda: LengthHistogram(np.array([1, 1])), ["length 0"]),
+        (lambda: LengthHistogram(np.array([0, -1])), ["length 1", -1]),
+        (lambda: LengthHistogram(np.array([0, 0, 2**62])), ["length 2", 2**62]),
+        (lambda: LengthHistogram(np.array([0, 2**63], np.uint64), "mine"), ["mine: ", "length 1", 2**63]),
+        (lambda: LengthHistogram(np.array([0.0, 1.0])), ["float64"]),
+        (lambda: LengthHistogram(np.array([0])), [r"\(1,\)"]),
+        (lambda: LengthHistogram.published("wikipedia_128"), ["'wikipedia_128'", *PUBLISHED]),
+        (lambda: LengthHistogram.from_lengths([9], 9).with_max_sequence_length(8), [9, "max_sequence_length = 8"]),
+        (lambda: LengthHistogram.from_lengths([9], 9).rounded_up(8), ["multiple_of", 8, 9]),
+        (lambda: LengthHistogram.from_lengths([1], 4) + LengthHistogram.from_lengths([1], 5), [4, 5]),
+        (lambda: LengthHistogram.from_json({"lengths": [1]}), ["histogram", "max_sequence_length"]),
+        *(
+            (lambda counts=counts: LengthHistogram(counts), [])
+            for counts in ([[0, 1], [2]], [0, 2**64], ["0", "1"], 7, None, [0, None])
         ),
-        (lambda: LengthHistogram.from_lengths([9], 9).with_max_sequence_length(8), "the longest sequence has 9 tokens"),
-        (lambda: LengthHistogram.from_json({"lengths": [1]}), "histogram: max_sequence_length is missing"),
     ],
 )
-def test_what_is_refused(make, words):
-    with pytest.raises(ValueError) as caught:
+def test_what_is_refused(make, names):
+    with refused(*names):
         make()
-    assert words in str(caught.value)
+
+
+def test_other_types_are_not_added():
+    with pytest.raises(TypeError):
+        LengthHistogram.from_lengths([1], 4) + 1
 
 
 def test_equality_is_about_counts():
@@ -145,21 +162,6 @@ def test_equality_is_about_counts():
     assert hash(first) == hash(LengthHistogram.from_lengths([2, 1], 4, "b"))
     assert first != LengthHistogram.from_lengths([1, 2], 5, "a")
     assert first != "a"
-
-
-def test_counts_whose_slots_do_not_fit_are_refused(tmp_path):
-    path = tmp_path / "huge.csv"
-    for rows in ("500,4000000000000000000", f"8,{2**61}\n9,{2**61}"):
-        path.write_text(f"length,count\n{rows}\n")
-        with pytest.raises(ValueError, match="huge: the counts add up to 2\\^62 slots or more") as raised:
-            LengthHistogram.from_csv(path, 512)
-        assert str(path) in str(raised.value)
-
-
-@pytest.mark.parametrize("lengths", [[-1, 3], [3, 3]])
-def test_from_json_refuses_lengths_that_would_lose_sequences(lengths):
-    with pytest.raises(ValueError, match="each length stands once|from 1 to 8"):
-        LengthHistogram.from_json({"max_sequence_length": 8, "lengths": lengths, "counts": [1, 2]})
 
 
 def test_a_table_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -184,7 +186,7 @@ def test_a_table_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 )
 def test_the_slots_of_a_pack_are_a_whole_number(make, S):
     """8.0 too is refused: it is the result of a division or of a file read without types; the next one is 8.5."""
-    with pytest.raises(ValueError, match="max_sequence_length = .*; must be a whole number from 1 to 16777216"):
+    with refused("max_sequence_length = ", 16777216):
         make(S)
 
 
@@ -196,49 +198,24 @@ def test_numpys_integers_are_whole_numbers():
 @pytest.mark.parametrize("lengths", [[[1, 2], [3]], ["1"], [None], {"a": 1}, [2**64], [True], 2.5, object()])
 def test_lengths_that_are_no_whole_numbers_are_one_line(lengths):
     for make in (lambda: LengthHistogram.from_lengths(lengths, 4), lambda: pack(lengths, max_sequence_length=4)):
-        with pytest.raises(ValueError) as caught:
+        with refused("lengths"):
             make()
-        assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("counts", [[[0, 1], [2]], [0, 2**63], ["0", "1"], 7, None, [0, None]])
-def test_counts_that_are_no_whole_numbers_are_one_line(counts):
-    with pytest.raises(ValueError) as caught:
-        LengthHistogram(counts)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["max_sequence_length", "lengths", "counts", "name"])
-@pytest.mark.parametrize("value", [None, -1, 2.5, "x\n", [1.5], [True, 1], [9, 9, 9], {"a": 1}, 10**40, [[1], [2]]])
+@pytest.mark.parametrize(
+    "value", [None, -1, 2.5, "x\n", [1.5], [True, 1], [-1, 3], [3, 3], [9, 9, 9], {"a": 1}, 10**40, [[1], [2]]]
+)
 def test_from_json_names_the_field(name, value):
     given = {"name": "mine", "max_sequence_length": 8, "lengths": [2, 3], "counts": [1, 2]}
-    with pytest.raises(ValueError, match=f"^histogram: {name}"):
+    if (name, value) == ("counts", [3, 3]):
+        return  # counts may be equal
+    with refused(f"^histogram: {name}"):
         LengthHistogram.from_json({**given, name: value})
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"length,count\n" + b"1" * 5000 + b",1\n",
-        b"length,count\n" + b"9" * 900 + b",1\n",
-        b"length,count\n1,-" + b"9" * 900,
-        b'length,count\n"' + b"\n" * 300_000,
-        b"x" * 5000,
-        b"length,count\n\xff,1\n",
-        b"length,count\n1\0,2\n",
-    ],
-    ids=range(7),
-)
-def test_a_table_of_another_form_is_one_line(tmp_path, content):
-    (tmp_path / "a.csv").write_bytes(content)
-    with pytest.raises(ValueError) as caught:
-        LengthHistogram.from_csv(tmp_path / "a.csv", 10)
-    text = str(caught.value)
-    assert str(tmp_path / "a.csv") in text and len(text.splitlines()) == 1 and len(text) < 400
 
 
 def test_a_table_is_an_ordinary_file(tmp_path):
     os.mkfifo(tmp_path / "a.csv")
     for path in (tmp_path / "a.csv", "/dev/zero", tmp_path, tmp_path / "none"):
-        with pytest.raises(ValueError, match="a histogram is a CSV file"):
+        with refused(path, "length,count"):
             LengthHistogram.from_csv(path, 10)

@@ -12,6 +12,7 @@ from pack_data.packers import PACKERS, get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, prove
 from tests.pack_data_strategies import depths, histograms
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -62,29 +63,31 @@ def test_how_long_it_took_is_no_part_of_it():
 
 
 @pytest.mark.parametrize(
-    "strategies, repeats, words",
+    "strategies, repeats, names",
     [
-        (((6, 5),), (1,), "strategy (6, 5) needs 11 slots, a pack has 10"),
-        (((3, 3, 3, 1),), (1,), "strategy (3, 3, 3, 1) has 4 sequences, the limit is 3"),
-        (((3,),), (0,), "strategy (3,) is repeated 0 times"),
-        (((3, 4),), (1,), "strategy (3, 4); lengths are at least 1, longest first"),
-        (((3, 0),), (1,), "lengths are at least 1"),
-        (((),), (1,), "strategy (); lengths are at least 1"),
-        (((3,), (3,)), (1, 1), "strategy (3,) follows (3,); each once, descending"),
-        (((3,), (4,)), (1, 1), "strategy (4,) follows (3,)"),
-        (((3,),), (1, 1), "1 strategies, 2 repeats"),
-        (((3,),), (2,), "places 2 sequences of length 3, the histogram has 1"),
-        (((4,),), (1,), "places 0 sequences of length 3, the histogram has 1"),
+        (((6, 5),), (1,), [r"\(6, 5\)", 11, 10]),
+        (((3, 3, 3, 1),), (1,), [r"\(3, 3, 3, 1\)", 4, 3]),
+        (((3,),), (0,), [r"\(3,\)", 0]),
+        (((3, 4),), (1,), [r"\(3, 4\)"]),
+        (((3, 0),), (1,), [r"\(3, 0\)"]),
+        (((),), (1,), [r"\(\)"]),
+        (((3,), (3,)), (1, 1), [r"\(3,\) follows \(3,\)"]),
+        (((3,), (4,)), (1, 1), [r"\(4,\) follows \(3,\)"]),
+        (((3,),), (1, 1), ["1 strategies", "2 repeats"]),
+        (((3,),), (2,), ["2 sequences", "length 3", 1]),
+        (((4,),), (1,), ["0 sequences", "length 3", 1]),
+        (((3,),), (1.0,), ["1.0"]),
+        (((True,),), (1,), [True]),
+        (((3,),), (2**62,), [r"2\^62"]),
     ],
 )
-def test_check_finds_what_is_wrong(strategies, repeats, words):
-    with pytest.raises(ValueError) as caught:
+def test_check_finds_what_is_wrong(strategies, repeats, names):
+    with refused("hand", *names):
         Packing("hand", 10, 3, strategies, repeats).check(LengthHistogram.from_lengths([3], 10))
-    assert words in str(caught.value)
 
 
 def test_check_wants_the_same_pack_length(packing):
-    with pytest.raises(ValueError, match="packs of 10 slots, the histogram is for 12"):
+    with refused(10, 12):
         packing.check(LengthHistogram.from_lengths([3], 12))
 
 
@@ -118,30 +121,32 @@ def test_saving_fails_whole(tmp_path, packing, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "damage, words",
+    "damage, names",
     [
-        (lambda recipe: recipe.pop("repeats"), "repeats is missing"),
-        (lambda recipe: recipe["repeats"].__setitem__(0, 3), "not that of the strategies and repeats"),
-        (lambda recipe: recipe["strategies"].__setitem__(0, [9, 9]), "needs 18 slots"),
-        (lambda recipe: recipe.update(format="something else"), "must be 'pack_data recipe 1'"),
-        (lambda recipe: recipe["accounting"].pop("tokens"), "not that of the strategies and repeats"),
+        (lambda recipe: recipe.pop("repeats"), ["repeats"]),
+        (lambda recipe: recipe["repeats"].__setitem__(0, 3), ["accounting"]),
+        (lambda recipe: recipe["strategies"].__setitem__(0, [9, 9]), [18, 10]),
+        (lambda recipe: recipe.update(format="something else"), ["format", "pack_data recipe 1"]),
+        (lambda recipe: recipe["accounting"].pop("tokens"), ["accounting"]),
+        *(
+            (lambda recipe, repeats=repeats: recipe["repeats"].__setitem__(0, repeats), [r"2\^62"])
+            for repeats in (2**63, 2**62, 10**30)
+        ),
     ],
 )
-def test_a_damaged_recipe_is_refused(tmp_path, packing, damage, words):
+def test_a_damaged_recipe_is_refused(tmp_path, packing, damage, names):
     path = tmp_path / "recipe.json"
     packing.save(path)
     recipe = json.loads(path.read_text())
     damage(recipe)
     path.write_text(json.dumps(recipe))
-    with pytest.raises(ValueError) as caught:
+    with refused(path, *names, unchanged=tmp_path):
         Packing.load(path)
-    assert words in str(caught.value)
-    assert str(path) in str(caught.value)
 
 
 def test_a_recipe_that_is_no_json(tmp_path):
     (tmp_path / "recipe.json").write_text("{")
-    with pytest.raises(ValueError, match="not JSON"):
+    with refused("recipe.json", "JSON"):
         Packing.load(tmp_path / "recipe.json")
 
 
@@ -191,27 +196,16 @@ def test_every_changed_field_of_a_recipe_is_one_line(tmp_path):
     assert refused > 300
 
 
-@pytest.mark.parametrize("repeats", [2**63, 2**62, 10**30])
-def test_repeats_beyond_int64_are_one_line(tmp_path, packing, repeats):
-    path = tmp_path / "recipe.json"
-    packing.save(path)
-    recipe = json.loads(path.read_text())
-    recipe["repeats"][0] = repeats
-    path.write_text(json.dumps(recipe))
-    with pytest.raises(ValueError, match="recipe.json: hand: the packs have 2\\^62 slots or more"):
-        Packing.load(path)
-
-
 @pytest.mark.parametrize("value", [8.0, True, "8", 0, -1, [8], 2**30])
 def test_slots_of_a_pack_are_a_whole_number(value):
-    with pytest.raises(ValueError, match="max_sequence_length = .*; must be a whole number from 1"):
+    with refused("max_sequence_length = ", 1):
         Packing("hand", value, 3, ((1,),), (1,))
 
 
 @pytest.mark.parametrize("name", PACKERS)
 @pytest.mark.parametrize("value", [2.0, True, "2", 0, -1, [2]])
 def test_a_packing_depth_is_a_whole_number_in_every_packer(name, value):
-    with pytest.raises(ValueError, match="max_sequences_per_pack = .*; must be a whole number of at least 1"):
+    with refused("max_sequences_per_pack = ", 1):
         get_packer(name)(LengthHistogram.from_lengths([1, 2], 4), max_sequences_per_pack=value)
     as_numpy = get_packer(name)(LengthHistogram.from_lengths([1, 2], 4), max_sequences_per_pack=np.int64(2))
     assert as_numpy == get_packer(name)(LengthHistogram.from_lengths([1, 2], 4), max_sequences_per_pack=2)

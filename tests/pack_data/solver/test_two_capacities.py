@@ -177,7 +177,7 @@ def test_pack_takes_weights(drawn, seed):
     assert all(weights[members].sum() <= limits["capacity"] for members in packed.bins)
     packing = packed.packing
     assert len(packed.bins) == packing.packs >= packing.lower_bound and packing.sequences == len(lengths)
-    packing.check_form()
+    packing._check_form()
     assert packing.tokens == lengths.sum() and packing.certificate is None
     assert packed.prices.prove(lengths, weights).lower_bound == packing.lower_bound
 
