@@ -98,13 +98,9 @@ class OpenRows:
         for index, row in enumerate(self.full):
             if length is None or length in row:
                 return self.full.pop(index)
-        if length is None:
-            return self._take_out(self._rooms[0], 0)
-        for room in self._rooms:
-            for index, row in enumerate(self._open[room]):
-                if length in row:
-                    return self._take_out(room, index)
-        raise AssertionError(f"no row holds a sequence of length {length}")
+        places = ((room, index) for room in self._rooms for index in range(len(self._open[room])))
+        room, index = next(place for place in places if length is None or length in self._open[place[0]][place[1]])
+        return self._take_out(room, index)
 
 
 def windows(lengths: Sequence[int], S: int, depth: Optional[int], size: int = WINDOW) -> int:

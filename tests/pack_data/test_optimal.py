@@ -181,6 +181,8 @@ def test_prices_that_prove_less_do_not_replace_those_that_prove_more():
         bar.keep(7.0, np.array([2.0]))  # of the first programme, as it ends
         bar.programme(9.0, 6.0, np.array([3.0]))  # of the second one, which time may cut short
         assert bar.prices.tolist() == [2.0]
+    with programmes._Progress(1, 0.0) as bar, pytest.raises(programmes._TimeIsUp):
+        bar.left(1)
 
 
 def test_the_longest_are_priced_by_the_shortest_that_are_there():

@@ -49,12 +49,6 @@ def test_no_example_gives_a_token_that_counts_nothing(collator):
     )
 
 
-@pytest.mark.parametrize("example", [{"input_ids": []}, {"input_ids": [1, 2], "labels": [1]}])
-def test_examples_that_cannot_be_are_refused(example):
-    with pytest.raises(ValueError, match="example 0 of the batch has"):
-        padding_free_batch([example])
-
-
 def test_a_broken_example_counts_from_its_cut_and_predicts_nothing_across_it():
     """Example 0 of six tokens is cut after four: what is behind the cut cannot see what is before it."""
     way, dataset = get_way("FixedLengthPacking+PosID"), [{"input_ids": np.arange(10, 16)}]

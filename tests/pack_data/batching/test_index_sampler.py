@@ -95,22 +95,6 @@ def test_an_epoch_begins_anew_unless_a_state_was_loaded():
     assert sampler.epoch == 7 and len(sampler) == sampler.way.plan(drawn(40), sampler.options, 7).steps
 
 
-def test_a_state_is_refused_where_its_batches_would_be_others():
-    lengths = drawn(40)
-    sampler = samplers("RandomPacking+PosID", lengths, 2)[0]
-    state = sampler.state_at(2, 3)
-    with pytest.raises(ValueError, match="taken with lengths_crc32"):
-        samplers("RandomPacking+PosID", lengths[::-1].copy(), 2)[0].load_state_dict(state)
-    with pytest.raises(ValueError, match="taken with longer raise, this sampler has drop"):
-        samplers("RandomPacking+PosID", lengths, 2, longer="drop")[0].load_state_dict(state)
-    for name, value in [("epoch", -1), ("step", 1.5), ("step", 10**6)]:
-        with pytest.raises(ValueError, match=name):
-            sampler.load_state_dict({**state, name: value})
-    sampler.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"set_epoch\(0\) after a state in epoch 2 was loaded"):
-        sampler.set_epoch(0)
-
-
 @every_way
 @pytest.mark.parametrize("longer", ["truncate", "split", "drop"])
 def test_longer_examples_are_truncated_split_or_dropped(way, longer):
@@ -128,26 +112,29 @@ def test_longer_examples_are_truncated_split_or_dropped(way, longer):
     assert of_ranks[0].longer.lost_tokens == (lengths - kept).sum()
 
 
-def test_longer_examples_are_refused_unless_something_else_is_asked_for():
-    with pytest.raises(ValueError, match="sequence 1 has length 33"):
-        IndexBatchSampler("Multipack+PosID", [3, 33], BatchOptions(1, MSL))
+class TogetherOnly(list):
+    """A data set whose examples are read together, a batch at a time."""
+
+    def __getitem__(self, number):
+        raise AssertionError("read one by one")
+
+    def __getitems__(self, numbers):
+        return [list.__getitem__(self, number) for number in numbers]
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_what_has_a_value_a_token_is_cut_and_the_rest_stays(together):
+@pytest.mark.parametrize("kind", [list, TogetherOnly])
+def test_what_has_a_value_a_token_is_cut_and_the_rest_stays(kind, together):
     """Every piece of examples that are split is read under its own number."""
+    if kind is TogetherOnly and not together:
+        return
     texts = [np.arange(100 * number, 100 * number + length) for number, length in enumerate((7, 50, 3 * MSL))]
     dataset = [{"input_ids": text.tolist(), "labels": text, "text": "four", "name": [1]} for text in texts]
     sampler = IndexBatchSampler("Multipack+PosID", list(map(len, texts)), BatchOptions(2, MSL), longer="split")
-    view, found = sampler.view(dataset), []
+    view, found = sampler.view(kind(dataset)), []
     for numbers in sampler:
         for item in view.__getitems__(numbers) if together else map(view.__getitem__, numbers):
             assert item["input_ids"] == item["labels"].tolist() and item["text"] == "four" and item["name"] == [1]
             found += item["input_ids"]
     assert sorted(found) == np.concatenate(texts).tolist()
     assert [len(example["input_ids"]) for example in dataset] == list(map(len, texts))
-
-
-def test_the_view_of_another_data_set_is_refused():
-    with pytest.raises(ValueError, match="has 2 examples, the batch sampler was made for 3"):
-        IndexBatchSampler("Multipack+PosID", [3, 4, 5], BatchOptions(1, MSL)).view([{}, {}])

@@ -71,8 +71,6 @@ def test_each_sequence_stands_in_one_row(tmp_path, how):
     for one, other in zip(every, rows.__getitems__(list(range(len(rows))))):
         assert all(np.array_equal(one[name], other[name]) for name in one)
     assert all(np.array_equal(rows[-1][name], every[-1][name]) for name in every[-1])
-    with pytest.raises(IndexError, match=f"rows 0 to {len(rows) - 1}"):
-        rows[len(rows)]
 
 
 def test_the_rows_of_pack_are_its_bins():
@@ -83,12 +81,6 @@ def test_the_rows_of_pack_are_its_bins():
         pieces = zip(*(values[bin_] for values in (packed.fitted.example, packed.fitted.start, packed.fitted.stop)))
         assert row["input_ids"].tolist() == [token for one, start, stop in pieces for token in GIVEN[one][start:stop]]
         assert set(row) == {"input_ids", "input_mask", "positions"}
-
-
-def test_an_example_shorter_than_it_was_packed_is_named():
-    rows = PackDataset([{"input_ids": [5, 6]}], packed=pack([3], max_sequence_length=8))
-    with pytest.raises(ValueError, match="example 0 has 2 tokens, it was packed as one of 3"):
-        rows[0]
 
 
 def test_an_example_without_labels_learns_its_tokens_and_others_keep_theirs():
@@ -118,8 +110,10 @@ def test_a_worker_opens_the_built_data_set_itself(tmp_path):
         source = jsonl(tmp_path / "b.jsonl", examples)
         other = dict(source=source, max_sequence_length=S, packer=packer, overwrite=True)
         build(BuildOptions(tmp_path / "built", **other)).close()
-        with pytest.raises(ValueError, match="was built again"):
+        with refused("built", "again"):
             pickle.loads(data)
+    with refused("built", "packed already"):
+        PackDataset(tmp_path / "built", max_sequence_length=8)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -146,23 +140,6 @@ def test_a_loader_with_ranks_and_resume(tmp_path, workers):
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize(
-    "make, words",
-    [
-        (lambda path: PackDataset(jsonl(path / "a.jsonl")), "not packed yet; give max_sequence_length"),
-        (lambda path: PackDataset(built(path), max_sequence_length=8), "packed already"),
-        (
-            lambda path: PackDataset(GIVEN[:3], packed=pack([1], max_sequence_length=8)),
-            "3 examples, the packing is of 1",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(tmp_path, make, words):
-    with pytest.raises(ValueError, match=words) as refused:
-        make(tmp_path)
-    assert "\n" not in str(refused.value)
-
-
 def test_rows_of_bert_are_stacked(tmp_path):
     options = BuildOptions(tmp_path / "out", synthetic="wikipedia_512", sequences=40)
     with build(options) as store:
@@ -172,7 +149,7 @@ def test_rows_of_bert_are_stacked(tmp_path):
         pytest.importorskip("google.protobuf", reason="needs the formats extra (protobuf)")
         pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc32c)")
         write_mlperf(str(tmp_path / "b.tfrecord"), records([example()]), RowWidths(8, 2))
-        with pytest.raises(ValueError, match="b.tfrecord.* pack them with packed-bert build"):
+        with refused("b.tfrecord", "packed-bert build"):
             PackDataset(tmp_path / "b.tfrecord", max_sequence_length=8)
 
 
@@ -196,7 +173,7 @@ def test_data_sets_of_hugging_face(tmp_path):
         assert sequences_in([rows[number] for number in range(len(rows))]) == sorted(GIVEN)
     misleading = dataset.add_column("length", [1] * len(GIVEN))  # of something else than tokens
     assert sum(PackDataset(misleading, max_sequence_length=S).lengths) == sum(lengths)
-    with pytest.raises(ValueError, match="columns none; lengths"):
+    with refused("columns none"):
         PackDataset(dataset.select_columns("text"), max_sequence_length=S)
-    with pytest.raises(ValueError, match="columns text; lengths come from a column length, lengths or input_ids"):
+    with refused("columns text", "length, lengths or input_ids"):
         pack(dataset.select_columns("text"), max_sequence_length=S)

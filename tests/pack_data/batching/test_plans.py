@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from pack_data.batching.plans import WAYS, BatchOptions, get_way
 from pack_data.batching.properties import report
-from pack_data.batching.sampler import IndexBatchSampler
 from pack_data.optimal import pack
 from pack_data.packing.histogram import LengthHistogram
 from tests.batching_ways import MSL, batches, drawn, every_way
@@ -56,31 +55,6 @@ def test_the_seed_and_the_epoch_decide_everything(way):
     assert same[0] == same[1]
     assert same[0] != batches(way.plan(lengths, BatchOptions(4, MSL, 2, 7), epoch=2))
     assert same[0] != batches(way.plan(lengths, BatchOptions(4, MSL, 2, 8), epoch=1))
-
-
-@pytest.mark.parametrize(
-    "lengths, reason",
-    [([], "no examples"), ([3, 0], "1 has length 0"), ([3, 33], "1 has length 33; .* 32"), ([2.9], "whole numbers")],
-)
-def test_lengths_that_cannot_be_are_refused(lengths, reason):
-    with pytest.raises(ValueError, match=reason):
-        get_way("Multipack+PosID").plan(lengths, BatchOptions(1, MSL))
-
-
-@pytest.mark.parametrize(
-    "make, reason",
-    [
-        (lambda: get_way("Sorted"), "unknown batching strategy 'Sorted'; choose from RandomSampling"),
-        (lambda: BatchOptions(0, 4), "batch_size = 0; must be a whole number of at least 1"),
-        (
-            lambda: IndexBatchSampler("FixedLengthPacking", [3], BatchOptions(1, 4, ranks=2), rank=2),
-            "rank is 2, must be 0 to 1",
-        ),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(make, reason):
-    with pytest.raises(ValueError, match=reason):
-        make()
 
 
 def test_fixed_length_packing_cuts_the_stream():

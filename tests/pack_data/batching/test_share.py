@@ -10,7 +10,6 @@ from unittest.mock import MagicMock
 import pytest
 
 from pack_data import PackStream
-from pack_data.batching.shard_files import ShardFiles
 from pack_data.batching.share import Share
 
 COUNT = 23  # examples
@@ -216,39 +215,3 @@ def test_lines_are_not_read_again(tmp_path, monkeypatch):
     again = Share(paths)
     again.load_state_dict(share.state_dict())
     assert len(list(again)) == COUNT - 15 and len(read) == COUNT
-
-
-def generator():
-    yield from numbered()
-
-
-@pytest.mark.parametrize(
-    "make, words",
-    [
-        (lambda path: Share(generator()), "an iterator is used up after one pass"),
-        (lambda path: Share([path / "a.csv"]), "neither .jsonl nor .parquet"),
-        (lambda path: Share([], 2, 2), "number"),
-        (lambda path: Share(str(path / "none")), "no such file"),
-        (lambda path: list(Share(files(path, "jsonl")[:1] + [path / "b.jsonl"])), "b.jsonl"),
-        (lambda path: Share(numbered(), 0, 2).load_state_dict(Share(numbered(), 1, 2).state_dict()), "process 1 of 2"),
-        (lambda path: ShardFiles(files(path, "jsonl")).load_state_dict(ShardFiles([]).state_dict()), "same files"),
-    ],
-)
-def test_what_cannot_be_is_one_line(tmp_path, make, words):
-    with pytest.raises(ValueError, match=words) as refused:
-        make(tmp_path)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("line", ["{", "[1, 2]", "3"])
-def test_a_line_that_is_no_example_is_named(tmp_path, line):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"input_ids": [1]}\n' + line + "\n")
-    with pytest.raises(ValueError, match="a.jsonl, before byte"):
-        list(Share([path]))
-
-
-def test_a_loader_that_begins_again_at_its_end_is_refused():
-    nodes = pytest.importorskip("torchdata.nodes")
-    with pytest.raises(ValueError, match="restart_on_stop_iteration=False"):
-        Share(nodes.Loader(nodes.IterableWrapper(numbered())))

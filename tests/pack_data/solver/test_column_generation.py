@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import OptimizeResult
 
 from pack_data.lengths.synthetic import synthetic_histogram
 from pack_data.packing.certificate import best_pack_value
 from pack_data.solver import column_generation
 from pack_data.solver.column_generation import _PackTables, relax
 from tests.pack_data_strategies import histograms
+from tests.refusals import refused
 
 
 def test_a_programme_stopped_early_bounds_the_full_one():
@@ -77,6 +79,13 @@ def test_sliding_windows_bound_the_best_packs(lengths, corners, sequences):
         assert (found >= least - 1e-9).all()
         if equal:
             np.testing.assert_allclose(found, least, atol=1e-9)
+
+
+def test_a_programme_without_a_solution_is_an_error(monkeypatch):
+    failed = OptimizeResult(status=4, x=None, message="no pivot")
+    monkeypatch.setattr(column_generation, "linprog", lambda *args, **options: failed)
+    with refused("HiGHS", "no pivot", kind=RuntimeError):
+        relax(np.array([3, 5, 7]), np.array([2, 2, 2]), 16, 4)
 
 
 def test_slopes_that_drift_are_no_line():

@@ -18,7 +18,7 @@ from pack_data.stream import PackStream
 from pack_data.stream.baselines import OpenRows, open_rows, windows
 from pack_data.stream.command import _in_random_order, main
 from pack_data.stream.prices import on_grid, prices, scarce_seats, solve
-from tests.refusals import refused
+from tests.refusals import refusal_of, refused
 
 
 def drawn(n, seed=0, name="wikipedia_512"):
@@ -150,6 +150,33 @@ def best_fit(lengths, S, depth, buffer):
 
 ORDERS = ["random", "rising", "falling", "short, long", "bursts", "drift"]
 LENGTHS = ["long tail", "uniform", "Wikipedia", "triplets", "four lengths"]
+
+
+def test_packs_behind_are_counted_by_tokens_and_by_seats():
+    """Here 12 sequences of 25 tokens, one of 80 and one of 60 wait, 440 tokens; best fit closed a row and holds two."""
+    needed = {}
+    for depth in (None, 2, 100):
+        stream = PackStream(100, max_sequences_per_pack=depth, buffer_sequences=99)
+        for number, length in enumerate([25] * 12 + [80, 60]):
+            stream.put(number, length)
+        stream._note_arrived()
+        stream._beside = OpenRows(100, depth, [[25, 25], [25, 25]])
+        stream._beside.closed = 1
+        needed[depth] = stream._packs_behind()
+    # By tokens 440 here and 100 there: 3.4. By two seats 14 and 4: 5. Two are longer than half a row: max(4.4, 2) - 1.
+    assert needed[None] == pytest.approx(3.4 - 1) and needed[2] == pytest.approx(3.4 - 1)
+    assert needed[100] == pytest.approx(max(0.14 - 0.04, 2 - 0.04) - 1)  # seats are no limit, long sequences are
+
+
+@pytest.mark.parametrize("depth", [3, 6])
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_order_needs_many_more_packs_than_best_fit_at_a_limited_depth(order, depth):
+    S, buffer = 256, 64
+    lengths = in_order(order, some_lengths("long tail", 3000, S)).tolist()
+    stream = PackStream(S, max_sequences_per_pack=depth, buffer_sequences=buffer, longest_wait=2**30)
+    packs = list(stream.packs(enumerate(lengths)))
+    check_packs(packs, lengths, S, depth)
+    assert len(packs) <= 1.01 * best_fit(lengths, S, depth, buffer) + 3
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -463,6 +490,19 @@ def test_the_command_prints_gap_waiting_and_speed(capsys, tmp_path):
     made = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["way"] for each in made] == ["by price", "by price", "windows", "open rows", "open rows"]
     assert all(each["packs"] >= each["bound"] and each["sequences"] == 500 for each in made)
+
+
+@pytest.mark.parametrize("options", [["--histogram", "squad_1_1_384"], ["--synthetic", "uniform:max=9,n=9,seed=0"]])
+def test_the_grid_takes_no_other_lengths(options, capsys):
+    refusal_of(main, ["--grid", *options], capsys, "--grid", "--histogram", "--synthetic")
+
+
+def test_the_grid_streams_lengths_of_its_own(capsys):
+    assert main(["--grid", "--sequences", "60", "--max-sequences-per-pack", "3", "--buffer", "8", "--json"]) == 0
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    streams = ["Wikipedia 512", "instructions 4,096", "instructions 8,192", "Wikipedia, then SQuAD"]
+    assert [result["stream"] for result in results] == [name for name in streams for _ in range(3)]
+    assert all(result["sequences"] == 60 and result["depth"] == 3 for result in results)
 
 
 def test_others_pack_as_by_hand():
