@@ -15,7 +15,13 @@ from ipu_packed_bert import __version__  # noqa: E402
 project = "ipu_packed_bert"
 author = "the authors of ipu_packed_bert"
 version = release = __version__
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+# Docstrings mark code with single backticks, and name types of other projects.
+default_role = "code"
+nitpick_ignore_regex = [("py:.*", ".*")]
+autodoc_typehints = "none"
+autodoc_class_signature = "separated"
+autodoc_default_options = {"exclude-members": "__init__, __new__"}
 exclude_patterns = ["**/__pycache__"]
 
 html_theme = "furo"
