@@ -1,4 +1,4 @@
-"""Pre-train a packed BERT: python run_pretraining.py --config configs/packed_phase2_pod16.yml"""
+"""Pre-train a packed BERT: `python run_pretraining.py --config configs/packed_phase2_pod16.yml`."""
 
 from ipu_packed_bert.commands.pretrain import main
 from pack_data.cli.command import run_main

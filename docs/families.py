@@ -1,4 +1,4 @@
-"""Which families of models are right in padding-free batches: a tiny random model of each, measured.
+"""Test the model families of Transformers in padding-free batches, with a tiny random model of each.
 
     python docs/families.py                        # prints what padding_free_families.md has of one Transformers
     python docs/families.py --out older.json       # in the environment of another version, and then here:
@@ -44,7 +44,7 @@ _TOLERANCE = 1e-5  # of the loss of a token, over the largest
 
 
 class _Verdict(NamedTuple):
-    """A family with one attention: "right", "refused" or "wrong"."""
+    """The verdict of a family with one attention: "right", "refused" or "wrong"."""
 
     plain: str
     ones: str  # with an all-ones attention_mask
@@ -52,7 +52,7 @@ class _Verdict(NamedTuple):
     why: str = ""  # it is refused; else what keeps examples apart
 
     def wrong(self, attention: str) -> bool:
-        """With an all-ones mask only ours can refuse."""
+        """Return the verdict with an all-ones mask, which only our attention can refuse."""
         return self.plain == "wrong" or (attention == NAME and self.ones == "wrong")
 
     def cell(self) -> str:
@@ -60,7 +60,7 @@ class _Verdict(NamedTuple):
 
 
 class LeftOut(ValueError):
-    """A family that cannot be measured, and why."""
+    """A family that cannot be tested, with the reason."""
 
 
 def _words(error: Exception) -> str:
@@ -68,7 +68,7 @@ def _words(error: Exception) -> str:
 
 
 def _losses_of(logits: torch.Tensor, labels: torch.Tensor, masked: bool) -> torch.Tensor:
-    """Of the predicted tokens of one row: logits [1, tokens, vocabulary], labels [1, tokens] -> [predicted]."""
+    """Return the losses of the predicted tokens of a row: logits [1, tokens, vocabulary], labels [1, tokens]."""
     if masked:
         return F.cross_entropy(logits[0].float(), labels[0], reduction="none")
     return F.cross_entropy(logits[0, :-1].float(), labels[0, 1:], reduction="none")[labels[0, 1:] != -100]
@@ -80,7 +80,7 @@ def _judged(found: torch.Tensor, expected: torch.Tensor) -> Tuple[str, float]:
 
 
 def measure(name: str, attentions: Sequence[str] = _ATTENTIONS, seed: int = 0) -> Dict[str, _Verdict]:
-    """By attention.  Raises LeftOut where there is no such model, or it does not take token ids alone."""
+    """Return the verdicts by attention; raise LeftOut if there is no such model, or it needs more than token ids."""
     masked = families()[name].masked
     reference = build(name, seed=seed)
     draw = np.random.default_rng(seed)
@@ -137,7 +137,7 @@ class _Run(NamedTuple):
         return sum(each.wrong(attention) for found in self.verdicts.values() for attention, each in found.items())
 
     def counts(self) -> List[str]:
-        """Families and variants; how many are right, refused and wrong, in plain rows and with an all-ones mask."""
+        """Return the numbers of families, variants and verdicts, without and with an all-ones mask."""
         known = [name for name in (*self.verdicts, *self.left_out) if name not in _VARIANTS]
         built = sum(name in self.verdicts for name in known)
         row = [self.version, f"{built} of {len(known)}", str(len(self.verdicts) - built)]
@@ -149,7 +149,7 @@ class _Run(NamedTuple):
 
 
 def _reason(verdict: _Verdict) -> str:
-    """Why a family is refused, in a few words: the layer at fault, the missing package, the setting."""
+    """Return the reason of a refusal in a few words: the layer, the missing package or the setting."""
     for pattern, words in (
         (r"nstall `?([\w-]+)", "needs {}"),
         (r"attends by the place of a token in the row \((\w+)", "{}"),
@@ -167,7 +167,7 @@ def _reason(verdict: _Verdict) -> str:
 
 
 def _page(runs: Sequence[_Run]) -> str:
-    """Markdown: the counts, a line a family, and what is left out."""
+    """Return the page in Markdown: the counts, one line per family, and the families left out."""
     titles = ["ours" if attention == NAME else attention for attention in _ATTENTIONS]
     heads = ["Transformers", "families", "variants", *titles, *(f"{title}, all-ones mask" for title in titles)]
     parts = ["Right, refused, wrong:", markdown(heads, [run.counts() for run in runs])]
@@ -256,7 +256,7 @@ _NEEDED = ("vocab_size", "head_dim", "num_key_value_heads", "num_experts_per_tok
 
 
 class _Family(NamedTuple):
-    """A configuration of Transformers, by its model_type, and what its tiny model has besides what `_tiny` says."""
+    """A configuration of Transformers, by its model_type, with settings beyond those of `_tiny`."""
 
     kind: str
     masked: bool
@@ -265,7 +265,7 @@ class _Family(NamedTuple):
 
 @lru_cache(None)
 def families() -> Dict[str, _Family]:
-    """By name: the causal families of the installed Transformers, the masked ones, and variants."""
+    """Return the causal and masked families of the installed Transformers, and variants, by name."""
     from transformers import CONFIG_MAPPING
     from transformers.models.auto import modeling_auto
 
@@ -283,49 +283,60 @@ def families() -> Dict[str, _Family]:
 
 
 def _tiny(config: Any, causal: bool) -> Any:
-    """The settings that make this configuration, and those in it, tiny."""
+    """Return settings that make this configuration, and the configurations inside it, tiny."""
     fields = {name: value for name, value in vars(config).items() if name[0] != "_" and not name.endswith("2label")}
-    layers = next((fields[each] for each in ("num_hidden_layers", "num_layers", "n_layer") if each in fields), 0)
-    lists = {
-        name: each
-        for name, each in fields.items()
-        if isinstance(each, (list, tuple)) and len(each) == layers > 1 and "idx" not in name
-    }
-    # One layer of each kind, in their order, and two at least.
-    kinds = [str(each) for each in zip(*lists.values())]
-    kept = sorted({kinds.index(each) for each in kinds[:64]} | {0, 1})[:6] if kinds else [0, 1]
-    found: Dict[str, Any] = {}
+    layers = next((fields[name] for name in ("num_hidden_layers", "num_layers", "n_layer") if name in fields), 0)
+    per_layer = {}
     for name, value in fields.items():
-        size = next((size for pattern, size in _SIZES if pattern.search(name)), None)
+        if isinstance(value, (list, tuple)) and len(value) == layers > 1 and "idx" not in name:
+            per_layer[name] = value
+    # One layer of each kind, in their order, and at least two.
+    kinds = [str(kind) for kind in zip(*per_layer.values())]
+    kept = sorted({kinds.index(kind) for kind in kinds[:64]} | {0, 1})[:6] if kinds else [0, 1]
+
+    settings: Dict[str, Any] = {}
+    for name, value in fields.items():
         if hasattr(value, "to_dict"):
-            found[name] = _tiny(value, causal)
-        elif name.endswith("token_id"):
-            if name.startswith("pad") and value is not None:
-                found[name] = min(value, 1)
-            elif value is not None and (not isinstance(value, int) or value >= VOCABULARY):
-                found[name] = 1
+            settings[name] = _tiny(value, causal)
         elif name in ("is_decoder", "use_cache"):
-            found[name] = causal and name == "is_decoder"
-        elif name in lists:
-            found[name] = [
-                min(each, size) if size and type(each) is int else each for each in map(value.__getitem__, kept)
-            ]
-        elif type(value) is float and re.search("drop|jitter", name):
-            found[name] = 0.0
-        elif type(value) is float and "softcap" in name:
-            found[name] = 1.0
-        elif value is None and name in _NEEDED:
-            found[name] = size
-        elif type(value) is int and value > 0 and size is not None:
-            found[name] = len(kept) if size < 0 else min(value, size)
-    found.update(_SPECIAL.get(config.model_type, {}))
-    if "kv_lora_rank" in found:  # keys of all heads are made of one
-        found["num_key_value_heads"] = found["num_attention_heads"]
-    return found
+            settings[name] = causal and name == "is_decoder"
+        elif name in per_layer:
+            size = _size_of(name)
+            values = [value[layer] for layer in kept]
+            settings[name] = [min(each, size) if size and type(each) is int else each for each in values]
+        else:
+            settings[name] = _tiny_value(name, value, len(kept))
+    settings.update(_SPECIAL.get(config.model_type, {}))
+    if type(settings.get("kv_lora_rank")) is int:
+        # The keys of all heads come from one.
+        settings["num_key_value_heads"] = settings["num_attention_heads"]
+    return {name: value for name, value in settings.items() if name not in fields or value is not fields[name]}
+
+
+def _size_of(name: str) -> Optional[int]:
+    return next((size for pattern, size in _SIZES if pattern.search(name)), None)
+
+
+def _tiny_value(name: str, value: Any, layers: int) -> Any:
+    """Return the tiny value of a setting, or the same value if it does not matter."""
+    size = _size_of(name)
+    if name.endswith("token_id"):
+        if name.startswith("pad") and value is not None:
+            return min(value, 1)
+        return 1 if value is not None and (not isinstance(value, int) or value >= VOCABULARY) else value
+    if type(value) is float and re.search("drop|jitter", name):
+        return 0.0
+    if type(value) is float and "softcap" in name:
+        return 1.0
+    if value is None and name in _NEEDED:
+        return size
+    if type(value) is int and value > 0 and size is not None:
+        return layers if size < 0 else min(value, size)
+    return value
 
 
 def _made(config: Any, settings: Dict[str, Any]) -> Any:
-    """A configuration of this class."""
+    """Return a configuration of the same class with these settings."""
     inner = vars(config)
     given = {
         name: _made(inner[name], value).to_dict() if hasattr(inner.get(name), "to_dict") else value
@@ -335,9 +346,9 @@ def _made(config: Any, settings: Dict[str, Any]) -> Any:
 
 
 def build(name: str, *, attention: str = "eager", dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
-    """A model of the family.  Its weights are so large that what a token attends to matters to its logits.
+    """Build a model of the family, with weights so large that attention changes the logits.
 
-    Raises LeftOut where the installed Transformers makes no such model.
+    Raises LeftOut if the installed Transformers cannot build it.
     """
     import transformers
 
@@ -350,7 +361,7 @@ def build(name: str, *, attention: str = "eager", dtype: torch.dtype = torch.flo
         config = _made(config, {**_tiny(config, not family.masked), **family.settings})
         if family.masked and config.is_encoder_decoder:
             raise LeftOut("encoder and decoder")
-        with torch.device("meta"), contextlib.suppress(NotImplementedError):  # of one whose code reads numbers
+        with torch.device("meta"), contextlib.suppress(NotImplementedError):  # models that read values
             count = sum(each.numel() for each in auto.from_config(config, attn_implementation=attention).parameters())
         if count > _MOST:
             raise LeftOut(f"not tiny: {count:,} parameters")
@@ -375,7 +386,7 @@ _LONGROPE = {
     "original_max_position_embeddings": 12,
 }
 
-# What the rule does not know of a family.
+# Settings of families that `_tiny` does not handle.
 _SPECIAL: Dict[str, Dict[str, Any]] = {
     "codegen": {"n_embd": 32, "n_head": 4},
     "cohere_compass_text": {
@@ -418,7 +429,7 @@ _SPECIAL: Dict[str, Dict[str, Any]] = {
         "attention_head_dim": 16,
     },
 }  # fmt: skip
-# The kind up to the first comma, and what is otherwise.
+# Variants: the family before the comma, and the settings that differ.
 _VARIANTS: Dict[str, Dict[str, Any]] = {
     "llama, dynamic positions": {
         "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 12

@@ -1,10 +1,10 @@
-"""Runs the code blocks of README.md, CONTRIBUTING.md and docs/ as they stand; CONTRIBUTING.md says how to mark them.
+"""Run the code blocks of README.md, CONTRIBUTING.md and docs/; CONTRIBUTING.md describes their marks.
 
     python docs/run_blocks.py [PAGE ...]
 
-The blocks of a page run in order: Python blocks in one process, with the names of those before; each `sh` block in a
-shell of its own, which the first line that fails ends.  They run in a scratch folder that has the checkout's files as
-links, so that data/ and runs/ are the page's own, and a folder my_texts/.  Two pages run at a time.
+The blocks of a page run in order: Python blocks in one process, each `sh` block in its own shell, which ends at the
+first line that fails. They run in a scratch directory with links to the files of the checkout, its own data/ and
+runs/, and texts in my_texts/. Two pages run at a time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 ROOT = Path(__file__).resolve().parents[1]
 RUN = ("sh", "python")
 SHOWN = ("text", "yaml", "json", "toml", "mermaid")
-LONGEST_PAGE = 1200  # seconds until a page is stopped: a block that waits for something would wait for ever
-# Of the checkout, what a page makes for itself.
+# Seconds until a page is stopped, because a block might wait for ever.
+LONGEST_PAGE = 1200
+# Directories that every page creates for itself.
 OWN = ("build", "data", "runs")
 
 _FENCE = re.compile(r"( *)(`{3,}|~{3,})\s*([^\s`]*)[^`]*$")
@@ -39,70 +40,88 @@ _LIST = re.compile(r" {0,3}([-*+]|\d+[.)]) ")
 
 
 class Block(NamedTuple):
-    """A block of a page, shown or in a comment."""
+    """A block of a page, visible or in a comment."""
 
     page: str
-    line: int  # of its first line of code, from 1
+    line: int  # first line of code, from 1
     language: str
     code: str
     not_run: Optional[str] = None  # the reason
-    status: int = 0  # that its last line ends with
-    hidden: bool = False  # in a comment: what the page says in words
+    status: int = 0  # expected exit status
+    hidden: bool = False  # in a comment
 
     @property
     def place(self) -> str:
-        """Page and line."""
+        """Page and line of the block."""
         return f"{self.page}:{self.line}"
 
 
 def blocks_of(text: str, page: str) -> List[Block]:
-    """The blocks of a page in order; ValueError for one whose language or mark is none."""
-    found: List[Block] = []
+    """Return the blocks of a page in order; raise ValueError for an unknown language or mark."""
+    blocks: List[Block] = []
     mark: Dict[str, Any] = {}
-    marked = 0  # the line of the mark
+    mark_line = 0
     for line, kind, indent, language, code in _pieces(text, page):
         if kind == "text":
             if mark and code.strip():
-                raise ValueError(f"{page}:{marked}: this mark stands above text; put it right above its block")
-            continue
-        if kind == "comment":
+                raise ValueError(f"{page}:{mark_line}: this mark stands above text; put it right above its block")
+        elif kind == "comment":
             first = re.match(r"\s*first \((\w+)\):\n(.*)", code, re.S)
+            new_mark = {} if first else _mark(code, f"{page}:{line}")
             if first:
                 if first.group(1) not in RUN:
                     raise ValueError(f"{page}:{line}: first ({first.group(1)}); must be one of {', '.join(RUN)}")
-                found.append(Block(page, line + 1, first.group(1), first.group(2), hidden=True))
-                continue
-            reason, status = re.match(r"\s*not run: *(\S.*?)\s*$", code), re.match(r"\s*ends with (\d+)\s*$", code)
-            if reason or status:
-                mark = {"not_run": reason.group(1)} if reason else {"status": int(status.group(1)) if status else 0}
-                marked = line
-            elif re.match(r"\s*(not run|first|ends with)\b", code):
-                raise ValueError(
-                    f"{page}:{line}: no such mark; they are `not run: REASON`, `ends with STATUS`, `first (sh):` and "
-                    "`first (python):`"
-                )
-            continue
-        if language in RUN:
-            lines = [each[indent:] if not each[:indent].strip() else each for each in code.splitlines()]
-            found.append(Block(page, line, language, "\n".join(lines) + "\n", **mark))
-        elif language.startswith("{") or language in SHOWN:
-            if mark:
-                raise ValueError(f"{page}:{line}: a block of {language} is never run; leave out its mark")
+                blocks.append(Block(page, line + 1, first.group(1), first.group(2), hidden=True))
+            elif new_mark:
+                mark = new_mark
+                mark_line = line
         else:
-            raise ValueError(
-                f"{page}:{line}: a block of language {language!r}; must be fenced, with one of "
-                f"{', '.join(RUN)} (run as it stands) or {', '.join(SHOWN)} (shown)"
-            )
-        mark = {}
+            if language in RUN:
+                blocks.append(Block(page, line, language, _without_indent(code, indent), **mark))
+            else:
+                _check_shown(language, mark, f"{page}:{line}")
+            mark = {}
     if mark:
-        raise ValueError(f"{page}:{marked}: this mark stands above no block")
-    return found
+        raise ValueError(f"{page}:{mark_line}: this mark stands above no block")
+    return blocks
+
+
+def _mark(comment: str, place: str) -> Dict[str, Any]:
+    """Return the fields of Block that a comment sets; raise ValueError for a misspelt mark."""
+    reason = re.match(r"\s*not run: *(\S.*?)\s*$", comment)
+    if reason:
+        return {"not_run": reason.group(1)}
+    status = re.match(r"\s*ends with (\d+)\s*$", comment)
+    if status:
+        return {"status": int(status.group(1))}
+    if re.match(r"\s*(not run|first|ends with)\b", comment):
+        raise ValueError(
+            f"{place}: no such mark; use `not run: REASON`, `ends with STATUS`, `first (sh):` or `first (python):`"
+        )
+    return {}
+
+
+def _without_indent(code: str, indent: int) -> str:
+    lines = [line if line[:indent].strip() else line[indent:] for line in code.splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def _check_shown(language: str, mark: Dict[str, Any], place: str) -> None:
+    if not language.startswith("{") and language not in SHOWN:
+        raise ValueError(
+            f"{place}: a block of language {language!r}; must be fenced, with one of {', '.join(RUN)} (run) or "
+            f"{', '.join(SHOWN)} (only shown)"
+        )
+    if mark:
+        raise ValueError(f"{place}: a block of {language} is never run; remove its mark")
 
 
 def _pieces(text: str, page: str) -> Iterator[Tuple[int, str, int, str, str]]:
-    """(first line, "text" | "comment" | "block", indentation, language, content) of a page, in order."""
+    """Yield (first line, "text" | "comment" | "block", indentation, language, content) in the order of the page."""
     lines = text.splitlines()
-    at, in_list, blank = 0, False, True
+    at = 0
+    in_list = False
+    blank = True
     while at < len(lines):
         line, start = lines[at], at
         fence = _FENCE.match(line)
@@ -119,7 +138,7 @@ def _pieces(text: str, page: str) -> Iterator[Tuple[int, str, int, str, str]]:
                 at += 1
             comment = _COMMENT.match("\n".join(lines[start : at + 1]).strip())
             if not comment:
-                raise ValueError(f"{page}:{start + 1}: a comment ends with --> and nothing behind it")
+                raise ValueError(f"{page}:{start + 1}: a comment must end with --> at the end of its line")
             yield start + 1, "comment", 0, "", comment.group(1)
         elif line.startswith("    ") and blank and not in_list and line.strip():
             yield start + 1, "block", 4, "", line
@@ -135,7 +154,7 @@ def _pieces(text: str, page: str) -> Iterator[Tuple[int, str, int, str, str]]:
 
 
 def run_page(blocks: Sequence[Block]) -> Iterator[Tuple[Block, float]]:
-    """Run the blocks in this folder, one after another: each with the seconds it took. SystemExit where one fails."""
+    """Run the blocks in this directory in order and yield each with its seconds; raise SystemExit if one fails."""
     names: Dict[str, Any] = {"__name__": "__main__"}
     for block in blocks:
         if block.not_run:
@@ -148,7 +167,7 @@ def run_page(blocks: Sequence[Block]) -> Iterator[Tuple[Block, float]]:
                 raise SystemExit(f"{block.place}: ended with {done.returncode}, not {block.status}:\n{block.code}")
         else:
             try:
-                # As many empty lines before it as the page has, so that a traceback names the page's line.
+                # Empty lines before the code, so that a traceback names the line of the page.
                 exec(compile("\n" * (block.line - 1) + block.code, block.page, "exec"), names)
             except BaseException:
                 raise SystemExit(f"{traceback.format_exc()}\n{block.place}: failed:\n{block.code}") from None
@@ -157,7 +176,7 @@ def run_page(blocks: Sequence[Block]) -> Iterator[Tuple[Block, float]]:
 
 
 def run_one(page: str, results: str) -> None:
-    """In the process of one page: run it in this folder, and write what each block took."""
+    """Run a page in this directory and write the seconds of its blocks; the main function of its process."""
     took: List[Tuple[str, int, float]] = []
     try:
         for block, seconds in run_page(blocks_of((ROOT / page).read_text(encoding="utf-8"), page)):
@@ -170,16 +189,16 @@ def run_one(page: str, results: str) -> None:
 
 
 class Page(NamedTuple):
-    """What came of a page."""
+    """The result of a page."""
 
     name: str
-    failed: str  # what was printed, "" if nothing failed
+    failed: str  # the output, or "" if nothing failed
     seconds: float
-    took: List[Tuple[str, bool, float]]  # of each block: place, whether it is hidden, seconds
+    took: List[Tuple[str, bool, float]]  # of each block: place, hidden, seconds
 
 
 def scratch_environment() -> Dict[str, str]:
-    """Commands of this Python first, the checkout's modules, one thread, and no network for models and data sets."""
+    """Return an environment with this Python's commands first, the checkout's modules, one thread, and no network."""
     commands = [str(Path(sys.executable).parent), str(ROOT / ".venv" / "bin"), os.environ.get("PATH", os.defpath)]
     return {
         **os.environ,
@@ -193,7 +212,7 @@ def scratch_environment() -> Dict[str, str]:
 
 
 def write_texts(folder: Path) -> None:
-    """300 documents, a file each, in words of a language that has sentences; the same ones always."""
+    """Write 300 documents of an invented language with sentences, always the same."""
     folder.mkdir()
     draw = random.Random(0)
     words = [f"{first}{second}" for first in "ba ke li mo nu ra se ti vo zu".split() for second in "n r s t l".split()]
@@ -204,7 +223,7 @@ def write_texts(folder: Path) -> None:
 
 
 def run_in_scratch(page: str) -> Page:
-    """Run a page in a folder and a process of its own."""
+    """Run a page in its own directory and process."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="blocks-") as folder:
         scratch, results, output = Path(folder, "page"), Path(folder, "took.json"), Path(folder, "output")
@@ -232,24 +251,24 @@ def run_in_scratch(page: str) -> Page:
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
                 status = 124
-        said = output.read_text(errors="replace")
+        printed = output.read_text(errors="replace")
         took = json.loads(results.read_text()) if results.exists() else []
     failed = ""
     if status:
-        failed = said + (f"{page}: stopped after {LONGEST_PAGE} s\n" if status == 124 else "")
+        failed = printed + (f"{page}: stopped after {LONGEST_PAGE} s\n" if status == 124 else "")
     return Page(page, failed, time.perf_counter() - started, took)
 
 
 def all_pages() -> List[str]:
-    """README.md, CONTRIBUTING.md and every page below docs/, from the root."""
+    """Return README.md, CONTRIBUTING.md and every page below docs/, relative to the root."""
     return ["README.md", "CONTRIBUTING.md"] + sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("pages", nargs="*", help="all unless some are named")
+    parser.add_argument("pages", nargs="*", help="pages to run (default: all)")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--slowest", type=int, default=5, help="how many of the slowest blocks are named")
+    parser.add_argument("--slowest", type=int, default=5, help="number of slowest blocks to print")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one:

@@ -1,4 +1,4 @@
-"""What the examples train when no model is named: a small random Llama, and random tokens of very different lengths."""
+"""The default model and data of the examples: a small random Llama and random tokens of very different lengths."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ WORDS, LONGEST = 200, 256
 
 
 def options(argv: Optional[Sequence[str]], about: str, *packages: str) -> argparse.Namespace:
-    """What every example is told.  One line and exit status 2 where a package is missing."""
+    """Parse the options that all examples share; exit with status 2 and one line if a package is missing."""
     parser = ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--model", default="", help="a Hugging Face model; by default a small random one")
     parser.add_argument("--examples", type=positive_int, default=400)
-    parser.add_argument("--row", type=positive_int, default=1024, help="tokens of a packed row")
-    given = parser.parse_args(argv)
+    parser.add_argument("--row", type=positive_int, default=1024, help="tokens per packed row")
+    arguments = parser.parse_args(argv)
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         parser.exit(2, f"error: this example needs {', '.join(missing)}: pip install '.[trainers]'\n")
-    return given
+    return arguments
 
 
 def load(name: str) -> Any:
-    """The model of this name or folder; the small one for an empty name."""
+    """Load the model with this name or directory, or the small one if the name is empty."""
     import transformers
 
     transformers.set_seed(0)
@@ -39,7 +39,7 @@ def load(name: str) -> Any:
 
 
 def examples(count: int) -> List[Dict[str, List[int]]]:
-    """Tokens and labels; the lengths are as uneven as those of instructions, half of them below 45 tokens."""
+    """Return tokens and labels with lengths as uneven as those of instructions, half of them below 45 tokens."""
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(3.8, 0.9, count).astype(int).clip(2, LONGEST)
     tokens = [rng.integers(3, WORDS, length).tolist() for length in lengths]
@@ -47,18 +47,18 @@ def examples(count: int) -> List[Dict[str, List[int]]]:
 
 
 def tokenizer() -> Any:
-    """One word a token: w0, w1, ..."""
+    """Return a tokenizer with one word per token: w0, w1, ..."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(WORDS))]
-    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
+    word_level = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    word_level.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=word_level, pad_token="<pad>", eos_token="<eos>")
 
 
 def report(tokens: int, seconds: Dict[str, float]) -> None:
-    """Real tokens, without padding, a second."""
+    """Print the tokens per second, without padding, of each run."""
     for name, time in seconds.items():
         print(f"{name:9} {tokens / time:10,.0f} tokens/s")
     print(f"packed is {seconds['unpacked'] / seconds['packed']:.2f} times as fast as unpacked")

@@ -1,4 +1,4 @@
-"""The door of the cycle model's fit in a checkout: python profiling/calibrate.py --help"""
+"""Fit the cycle model, in a checkout: `python profiling/calibrate.py --help`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The door of the overhead report in a checkout: python profiling/overhead_report.py --help"""
+"""Print the overhead report, in a checkout: `python profiling/overhead_report.py --help`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Draws docs/pictures/architecture.svg and writes the tables of docs/architecture.md, both read from the imports.
+"""Draw docs/pictures/architecture.svg and write the tables of docs/architecture.md, both from the imports.
 
 python docs/pictures/architecture.py
 """
@@ -16,54 +16,58 @@ sys.path.insert(0, str(ROOT))
 
 from tests.imports import MODULES, levels, package_graph  # noqa: E402
 
-PAGE, PICTURE = ROOT / "docs" / "architecture.md", ROOT / "docs" / "pictures" / "architecture.svg"
+PAGE = ROOT / "docs" / "architecture.md"
+PICTURE = ROOT / "docs" / "pictures" / "architecture.svg"
 COMMAND = "python docs/pictures/architecture.py"
-# No rooms of their own in the picture: the files that are typed or imported by name.
-DOORS = ("ipu_packed_bert.__init__", "ipu_packed_bert.__main__", "run_pretraining", "profiling")
+# Entry points, which the picture leaves out.
+ENTRY_POINTS = ("ipu_packed_bert.__init__", "ipu_packed_bert.__main__", "run_pretraining", "profiling")
 
 
 def plan() -> Tuple[Dict[str, int], Set[Tuple[str, str]]]:
-    """Room -> its floor, from 1; and the imports (upper, lower) that no longer way of imports already shows."""
-    arrows = {room: below - set(DOORS) for room, below in package_graph().items() if room not in DOORS}
-    floors = levels(arrows)
+    """Return the level of each package, from 1, and the imports (upper, lower) that no chain of others implies."""
+    imports = {name: below - set(ENTRY_POINTS) for name, below in package_graph().items() if name not in ENTRY_POINTS}
 
-    def reached(room: str) -> Set[str]:
-        return set().union(*({below} | reached(below) for below in arrows[room])) if arrows[room] else set()
+    def reached(name: str) -> Set[str]:
+        packages = set(imports[name])
+        for below in imports[name]:
+            packages |= reached(below)
+        return packages
 
-    direct = {
-        (room, below)
-        for room, belows in arrows.items()
-        for below in belows
-        if not any(below in reached(other) for other in belows - {below})
-    }
-    return floors, direct
+    direct = set()
+    for name, packages in imports.items():
+        for below in packages:
+            if not any(below in reached(other) for other in packages - {below}):
+                direct.add((name, below))
+    return levels(imports), direct
 
 
 def draw(path: Path) -> None:
-    """The rooms floor by floor; a line leads down to what a room imports."""
+    """Draw the packages level by level; a line leads down to an imported package."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot as plt
 
-    floors, direct = plan()
-    on = {floor: sorted(room for room in floors if floors[room] == floor) for floor in sorted(set(floors.values()))}
-    # The floors are of different widths, so that lines pass beside rooms.
-    place = {
-        room: ((number - (len(rooms) - 1) / 2) * (1 + 0.3 * (3 * floor % 4)), floor)
-        for floor, rooms in on.items()
-        for number, room in enumerate(rooms)
-    }
+    level_of, direct = plan()
+    place = {}
+    for level in sorted(set(level_of.values())):
+        packages = sorted(name for name in level_of if level_of[name] == level)
+        # Levels have different widths, so that lines pass between packages.
+        width = 1 + 0.3 * (3 * level % 4)
+        for number, name in enumerate(packages):
+            place[name] = ((number - (len(packages) - 1) / 2) * width, level)
+    top = max(level_of.values())
+
     with matplotlib.rc_context({"svg.hashsalt": "architecture", "svg.fonttype": "path"}):
-        figure, axes = plt.subplots(figsize=(6.4, 0.62 * len(on)))
+        figure, axes = plt.subplots(figsize=(6.4, 0.62 * top))
         for upper, lower in sorted(direct):
             (x, y), (to_x, to_y) = place[upper], place[lower]
             axes.plot((x, to_x), (y, to_y), color="0.7", linewidth=1, zorder=1)
-        for room, (x, y) in sorted(place.items()):
-            name = room.replace("ipu_packed_bert.", "")
+        for package, (x, y) in sorted(place.items()):
+            name = package.replace("ipu_packed_bert.", "")
             axes.text(x, y, name, ha="center", va="center", bbox={"boxstyle": "round", "fc": "white", "ec": "0.4"})
         axes.set_xlim(-1.2, 1.2)
-        axes.set_ylim(0.5, len(on) + 0.5)
+        axes.set_ylim(0.5, top + 0.5)
         axes.axis("off")
         figure.tight_layout(pad=0)
         figure.savefig(path, format="svg", metadata={"Date": None})
@@ -71,17 +75,17 @@ def draw(path: Path) -> None:
 
 
 def tables() -> str:
-    """The rooms of both packages: floor, name, the first sentence of its docstring."""
+    """Return a table for each top package: level, name, first sentence of the docstring."""
     parts: List[str] = []
     for package, inside in (("ipu_packed_bert", None), ("pack_data", "pack_data")):
-        floors = levels(package_graph(inside))
-        rows = []
-        for room, floor in sorted(floors.items(), key=lambda item: (-item[1], item[0])):
-            name = room[len(package) + 1 :] if inside is None and room.startswith(package + ".") else room
-            if name.startswith("__") or name.endswith("__main__"):
-                continue
-            rows.append(f"| {floor} | `{name}` | {_sentence(room if inside is None else f'{package}.{room}')} |")
-        parts.append(f"**{package}**\n\n| level | package | what |\n| ---: | --- | --- |\n" + "\n".join(rows))
+        level_of = levels(package_graph(inside))
+        rows = [f"**{package}**", "", "| level | package | purpose |", "| ---: | --- | --- |"]
+        for name, level in sorted(level_of.items(), key=lambda item: (-item[1], item[0])):
+            module = f"{package}.{name}" if inside else name
+            short_name = module[len(package) + 1 :] if module.startswith(package + ".") else module
+            if not short_name.startswith("__") and not short_name.endswith("__main__"):
+                rows.append(f"| {level} | `{short_name}` | {_sentence(module)} |")
+        parts.append("\n".join(rows))
     return "\n\n".join(parts)
 
 
@@ -93,7 +97,7 @@ def _sentence(module: str) -> str:
 
 
 def page(text: str) -> str:
-    """The page with today's tables between its marks."""
+    """Return the page with new tables between its marks."""
     block = f"<!-- generated: {COMMAND} -->\n\n{tables()}\n\n<!-- end of generated -->"
     return re.sub(r"<!-- generated: .*?<!-- end of generated -->", lambda _: block, text, flags=re.DOTALL)
 
