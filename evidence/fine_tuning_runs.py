@@ -32,6 +32,7 @@ from evidence.ways import (
     slots_per_token,
 )
 from ipu_packed_bert.data.global_batches import Batch
+from ipu_packed_bert.engine.host.devices import clock_of
 from ipu_packed_bert.model.optimizer import clip, gradient_norm, learning_rate
 from ipu_packed_bert.model.packed import PaddingMask, hidden_score
 from ipu_packed_bert.tasks.examples import Inputs, pack_inputs, rows_of
@@ -62,6 +63,7 @@ class Learner:
         self.config: Any = prepared.config  # a schedule takes that of any task
         self.network, self.optimizer = self.engine.model, self.engine.optimizer  # type: ignore[attr-defined]
         self.device = next(self.network.parameters()).device
+        self.clock = clock_of(self.device, of_process=True)
         own = self.network.attention_mask
         padding = PaddingMask(hidden_score(self.engine.attention.kind))  # type: ignore[attr-defined]
         # The mask of a row of one sequence is that of its padding, as people have it without packs.
@@ -125,13 +127,6 @@ class Learner:
 
     def _fields(self, batch: Batch, names: Sequence[str]) -> Dict[str, torch.Tensor]:
         return {name: torch.from_numpy(batch[name]).to(self.device) for name in names}
-
-    def clock(self) -> float:
-        """Seconds of this process on the processor, so that others do not count; of the wall clock on a GPU."""
-        if self.device.type != "cuda":
-            return time.process_time()
-        torch.cuda.synchronize(self.device)
-        return time.perf_counter()
 
 
 # ---- scores ----------------------------------------------------------------------------------------------------------

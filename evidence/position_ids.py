@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import numpy as np
 
+from evidence.benches.llama import new_llama
 from evidence.benches.texts import TextSet, TokenSet, encode, text_sets
 from evidence.runner import Cell, Row, Runner
 from evidence.statistics import Interval, students
@@ -150,8 +151,6 @@ def new_model(tokens: TokenSet, size: CausalSize, folder: Optional[str], device:
     """A small new Llama, or the model of a Hugging Face folder."""
     import torch
     from transformers import AutoModelForCausalLM
-
-    from ipu_packed_bert.padding_free.models import new_llama
 
     torch.manual_seed(seed)
     if folder:

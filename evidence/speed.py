@@ -28,13 +28,13 @@ from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, Sa
 from ipu_packed_bert.engine.base import Gradients, StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.engine.host.attention import dense_attention
-from ipu_packed_bert.engine.host.devices import computes_in, find_device
+from ipu_packed_bert.engine.host.devices import clock_of, computes_in, find_device
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, OptimizerConfig
 from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import gradient_difference, seconds_of
 from pack_data.cli.memory import keep_buffers
-from pack_data.cli.timing import timed
+from pack_data.cli.timing import Clock, timed
 from pack_data.reading.files import write_atomically
 from pack_data.store.data_set import PackStore
 
@@ -160,7 +160,8 @@ class SpeedData(BuiltData):
                     "sequences": made.sequences,
                 }
         vocabulary = "BERT's vocabulary" if self._vocabulary() else "a vocabulary trained on it"
-        clock = "processor seconds" if on_one_thread(find_device(EngineConfig(kind="host"))) else "seconds"
+        is_of_process = _clock(find_device(EngineConfig(kind="host"))) is time.process_time
+        clock = "processor seconds" if is_of_process else "seconds"
         return {"rows": found, "corpus": self.corpus, "vocabulary": vocabulary, "clock": clock}
 
 
@@ -196,13 +197,14 @@ class TimedEngine(HostEngine):
     """Its seconds are the processor's where one thread computes: other work on the machine is not counted."""
 
     def accumulate(self, batch: Batch, *, dropout: bool = True) -> StepResult:
-        clock = time.process_time if on_one_thread(self._device) else time.perf_counter
-        seconds, result = timed(partial(super().accumulate, batch, dropout=dropout), clock)
+        work = partial(super().accumulate, batch, dropout=dropout)
+        seconds, result = timed(work, _clock(self._device))
         return result._replace(seconds=seconds)
 
 
-def on_one_thread(device: torch.device) -> bool:
-    return device.type == "cpu" and torch.get_num_threads() == 1
+def _clock(device: torch.device) -> Clock:
+    """Return the processor's clock if one thread computes: other work on the machine does not count."""
+    return clock_of(device, of_process=torch.get_num_threads() == 1)
 
 
 class Side(NamedTuple):

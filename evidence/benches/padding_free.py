@@ -20,14 +20,13 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 import numpy as np
 import torch
 
+from evidence.benches.llama import new_llama
 from evidence.benches.texts import encode, text_sets
 from ipu_packed_bert.benchmarks.work import machine
 from ipu_packed_bert.engine.host.devices import clock_of
 from ipu_packed_bert.padding_free.attention import NAME
-from ipu_packed_bert.padding_free.choice import switch
 from ipu_packed_bert.padding_free.collators import Inputs, PaddingCollator, PaddingFreeCollator
 from ipu_packed_bert.padding_free.losses import IGNORED, cross_entropy_sum, logits_of, loss_sum
-from ipu_packed_bert.padding_free.models import new_llama
 from ipu_packed_bert.padding_free.update import to_device
 from pack_data.cli.command import ArgumentParser, positive_int, positive_ints, run_main
 from pack_data.cli.memory import PeakMemory, keep_buffers
@@ -120,14 +119,14 @@ def _measure_row(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Di
         return [PaddingCollator()(order[at : at + size]) for at in range(0, len(order), size)]
 
     batches: Dict[str, List[Inputs]] = {PADDED: padded(examples), SORTED: padded(by_length)}
-    switch(model, NAME)
+    model.set_attn_implementation(NAME)
     ours = PaddingFreeCollator(model)(examples)
     if slots <= setup.dense_up_to:  # Transformers' own mask, made of the positions
         batches[DENSE] = [{name: ours[name] for name in ("input_ids", "labels", "position_ids")}]
     batches[OURS] = [ours]
 
     def turn(side: str) -> float:
-        switch(model, NAME if side == OURS else "sdpa")
+        model.set_attn_implementation(NAME if side == OURS else "sdpa")
         total = 0.0
         for inputs in batches[side]:
             loss = loss_sum(model, to_device(inputs, torch.device(setup.device)))
@@ -154,7 +153,7 @@ def _measure_row(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Di
 def _measure_loss(slots: int, setup: Setup) -> List[Dict[str, Any]]:
     """Transformers' own loss, ours of whole logits, and ours in blocks of tokens, in turns: rows of `_LOSSES`."""
     model = _model_of(setup, slots)
-    switch(model, NAME)
+    model.set_attn_implementation(NAME)
     examples = _examples_of(_lengths_of("GSM8K", slots, np.random.default_rng(0)), slots, setup)
     inputs = to_device(PaddingFreeCollator(model)(examples), torch.device(setup.device))
     predicted = int((inputs["labels"][:, 1:] != IGNORED).sum())

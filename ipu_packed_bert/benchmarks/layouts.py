@@ -1,13 +1,13 @@
 """Hugging Face's BERT on the sequences of a benchmark: sorted by length and padded, or end to end without padding.
 
-It has our weights and our loss: the sum over masked tokens and sequences, divided by their numbers. Its vocabulary
-projection sees masked tokens only, as ours does, so that layouts are compared and not heads. The weight update is left
-out: it is the same on all sides, and comes once in an update.
+It has our weights and our loss: the sum over masked tokens and sequences, divided by their numbers.  Its vocabulary
+projection is applied to masked tokens only, as ours is, so that layouts are compared and not heads.  The weight update
+is left out: it is the same on all sides, and comes once in an update.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from ipu_packed_bert.settings.pretraining import Config
 class _Forward(NamedTuple):
     """One forward pass of Hugging Face's model; K: masked tokens of all its sequences, Q: sequences."""
 
-    inputs: Dict[str, torch.Tensor]  # of the encoder
+    inputs: Dict[str, Any]  # of the encoder
     masked: torch.Tensor  # int64 [K], slots counted over all rows
     first: torch.Tensor  # int64 [Q], the slots of [CLS]
     ids: torch.Tensor  # int64 [K]
@@ -33,7 +33,12 @@ class HuggingFaceSide:
     """transformers' BertForPreTraining on forward passes that were laid out before."""
 
     def __init__(
-        self, config: Config, weights: Any, forwards: Sequence[_Forward], device: torch.device, attention: str
+        self,
+        config: Config,
+        weights: Any,
+        forwards: Sequence[_Forward],
+        device: torch.device,
+        attention: str,
     ):
         import transformers
 
@@ -42,18 +47,20 @@ class HuggingFaceSide:
         )
         self._model.load_state_dict(weights, strict=False)
         self._model.to(device).train()
-        self._forwards, self._device, self._engine = forwards, device, config.engine
-        self._tokens = sum(len(each.masked) for each in forwards)
-        self._sequences = sum(len(each.first) for each in forwards)
+        self._forwards = forwards
+        self._device = device
+        self._engine = config.engine
+        self._tokens = sum(len(forward.masked) for forward in forwards)
+        self._sequences = sum(len(forward.first) for forward in forwards)
 
     def __call__(self) -> float:
-        """Forward and backward passes over all forwards, gradients cleared; the mean loss."""
+        """Compute all forward and backward passes, clear the gradients, and return the mean loss."""
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         with numerics_of(self._engine, self._device):
-            for each in self._forwards:
-                # As the host engine's feed: pinned, on its way while the host goes on.
-                moved = [self._moved(value) for value in each[1:]]
-                inputs = {name: self._moved(value) for name, value in each.inputs.items()}
+            for forward in self._forwards:
+                # As in the host engine's feed: pinned, and copied while the host continues.
+                moved = [self._moved(value) for value in forward[1:]]
+                inputs = {name: self._moved(value) for name, value in forward.inputs.items()}
                 with autocast(self._engine.precision, self._device):
                     loss = self._loss(inputs, *moved)
                 loss.backward()
@@ -64,27 +71,28 @@ class HuggingFaceSide:
     def _moved(self, value: Any) -> Any:
         if not torch.is_tensor(value):
             return value
-        pinned = value.pin_memory() if self._device.type == "cuda" else value
-        return pinned.to(self._device, non_blocking=True)
+        if self._device.type == "cuda":
+            value = value.pin_memory()
+        return value.to(self._device, non_blocking=True)
 
     def _loss(self, inputs, masked, first, ids, labels) -> torch.Tensor:
         model = self._model
         hidden_TH = model.bert(**inputs)[0].flatten(0, 1)
         mlm = _at_least_float32(model.cls.predictions(hidden_TH[masked]))
         # The pooler takes the first slot of each row.
-        nsp = _at_least_float32(model.cls.seq_relationship(model.bert.pooler(hidden_TH[first].unsqueeze(1))))
-        return (
-            F.cross_entropy(mlm, ids, reduction="sum") / self._tokens
-            + F.cross_entropy(nsp, labels, reduction="sum") / self._sequences
-        )
+        pooled = model.bert.pooler(hidden_TH[first].unsqueeze(1))
+        nsp = _at_least_float32(model.cls.seq_relationship(pooled))
+        mlm_loss = F.cross_entropy(mlm, ids, reduction="sum") / self._tokens
+        nsp_loss = F.cross_entropy(nsp, labels, reduction="sum") / self._sequences
+        return mlm_loss + nsp_loss
 
 
 def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def sorted_by_budget(unpacked: Batch, slots: int) -> List[_Forward]:
-    """Sequences in order of their length, padded to the longest, as many at a time as stay within `slots`."""
+def _sorted_by_budget(unpacked: Batch, slots: int) -> List[_Forward]:
+    """Lay out sequences in order of length, padded to the longest; as many at a time as fit into `slots`."""
     lengths = (unpacked["input_mask"] > 0).sum(axis=1)
     groups: List[List[int]] = [[]]
     for row in np.argsort(lengths, kind="stable").tolist():
@@ -95,7 +103,7 @@ def sorted_by_budget(unpacked: Batch, slots: int) -> List[_Forward]:
 
 
 def _padded(unpacked: Batch, chosen: np.ndarray, slots: int) -> _Forward:
-    """These rows, cut to so many slots."""
+    """Cut the chosen rows to so many slots."""
     inputs = {
         "input_ids": unpacked["input_ids"][chosen, :slots],
         "attention_mask": unpacked["input_mask"][chosen, :slots],
@@ -104,14 +112,17 @@ def _padded(unpacked: Batch, chosen: np.ndarray, slots: int) -> _Forward:
     return _forward(unpacked, chosen, inputs, np.arange(len(chosen)) * slots)
 
 
-def without_padding(unpacked: Batch, slots: int) -> List[_Forward]:
-    """Sequences end to end in one row, as they come, up to about `slots` in a forward pass, boundaries beside them."""
+def _without_padding(unpacked: Batch, slots: int) -> List[_Forward]:
+    """Lay out sequences end to end in rows of about `slots`, in their order, with boundaries."""
     lengths = (unpacked["input_mask"] > 0).sum(axis=1)
-    forwards, start = [], 0
+    forwards = []
+    start = 0
     while start < len(lengths):
-        end = start + max(1, int(np.searchsorted(np.cumsum(lengths[start:]), slots, side="right")))
+        fitting = np.searchsorted(np.cumsum(lengths[start:]), slots, side="right")
+        end = start + max(1, int(fitting))
         chosen = np.arange(start, end)
         bounds = np.concatenate([[0], np.cumsum(lengths[chosen])])
+        longest = int(lengths[chosen].max())
         real = unpacked["input_mask"][chosen] > 0
         inputs: Dict[str, Any] = {
             "input_ids": unpacked["input_ids"][chosen][real][None],
@@ -119,27 +130,50 @@ def without_padding(unpacked: Batch, slots: int) -> List[_Forward]:
             "position_ids": unpacked["positions"][chosen][real][None],
             "cu_seq_lens_q": bounds.astype(np.int32),
             "cu_seq_lens_k": bounds.astype(np.int32),
-            "max_length_q": int(lengths[chosen].max()),
-            "max_length_k": int(lengths[chosen].max()),
+            "max_length_q": longest,
+            "max_length_k": longest,
         }
         forwards.append(_forward(unpacked, chosen, inputs, bounds[:-1]))
         start = end
     return forwards
 
 
-def _forward(unpacked: Batch, chosen: np.ndarray, inputs: Dict[str, Any], first: np.ndarray) -> _Forward:
+def _forward(
+    unpacked: Batch,
+    chosen: np.ndarray,
+    inputs: Dict[str, Any],
+    first: np.ndarray,
+) -> _Forward:
+    """Add what the heads need; first: the slot of [CLS] of each chosen sequence."""
     used = unpacked["masked_lm_weights"][chosen] > 0
     slots = unpacked["masked_lm_positions"][chosen] + first[:, None]
-
-    def tensor(name: str, values: Any) -> Any:
-        if isinstance(values, int):
-            return values
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32 if "cu_seq" in name else np.int64))
-
+    ids = unpacked["masked_lm_ids"][chosen]
+    labels = unpacked["next_sentence_labels"][chosen][:, 0]
     return _Forward(
-        {name: tensor(name, values) for name, values in inputs.items()},
-        tensor("", slots[used]),
-        tensor("", first),
-        tensor("", unpacked["masked_lm_ids"][chosen][used]),
-        tensor("", unpacked["next_sentence_labels"][chosen][:, 0]),
+        {name: _tensor(name, value) for name, value in inputs.items()},
+        _tensor("masked", slots[used]),
+        _tensor("first", first),
+        _tensor("ids", ids[used]),
+        _tensor("labels", labels),
     )
+
+
+def _tensor(name: str, values: Any) -> Any:
+    """Convert an array to int64, boundaries to int32; leave a number as it is."""
+    if isinstance(values, int):
+        return values
+    dtype = np.int32 if "cu_seq" in name else np.int64
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=dtype))
+
+
+class RivalLayout(NamedTuple):
+    """A layout without packs, and the attention that computes it."""
+
+    lay_out: Callable[[Batch, int], List[_Forward]]  # of unpacked rows and the slots of a forward pass
+    attention: str
+
+
+LAYOUTS = {
+    "sorted": RivalLayout(_sorted_by_budget, "sdpa"),
+    "flash": RivalLayout(_without_padding, "flash_attention_2"),
+}

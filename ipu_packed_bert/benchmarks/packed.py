@@ -1,4 +1,4 @@
-"""Sequences per second of the same work: packed and unpacked, and beside the best that others do without packs."""
+"""Sequences per second of the same work: packed and unpacked, and compared with the best layouts without packs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from ipu_packed_bert.benchmarks.layouts import HuggingFaceSide, sorted_by_budget, without_padding
+from ipu_packed_bert.benchmarks.layouts import LAYOUTS, HuggingFaceSide
 from ipu_packed_bert.benchmarks.work import BenchmarkWork
 from ipu_packed_bert.data.global_batches import SameSequences
 from ipu_packed_bert.engine.host import HostEngine
@@ -27,43 +27,57 @@ from pack_data.reading.fields import one_line
 
 
 def _engine(
-    config: Config, work: BenchmarkWork, attention: Optional[str] = None, processes: Processes = ONE
+    config: Config,
+    work: BenchmarkWork,
+    attention: Optional[str] = None,
+    processes: Processes = ONE,
 ) -> HostEngine:
-    """attention: `engine.attention`, where it is not that of `config`."""
+    """Build an engine; attention: `engine.attention`, if it is not that of `config`."""
     if attention is not None:
         config = replace(config, engine=replace(config.engine, attention=attention))
-    return HostEngine(config, Pretraining(config), packing_factor=work.packing_factor, processes=processes)
+    task = Pretraining(config)
+    return HostEngine(config, task, packing_factor=work.packing_factor, processes=processes)
 
 
 def compare_layouts(
-    config: Config, work: BenchmarkWork, *, rounds: int, bar: Any, processes: Processes = ONE, rivals: bool = False
+    config: Config,
+    work: BenchmarkWork,
+    *,
+    rounds: int,
+    bar: Any,
+    processes: Processes = ONE,
+    rivals: bool = False,
 ) -> Dict[str, Any]:
-    """Packed rows, and unpacked ones of the same length as BERT has them, with a mask of their padding, in turn.
+    """Time packed rows and unpacked ones of the same length, as BERT has them, with a mask of their padding, in turn.
 
     processes: each has its own share of the work, and their gradients are added up, as in training.
-    rivals: whether the packs are also set beside `RIVALS`.
+    rivals: also compare the packs with `RIVALS`.
     """
     engine = other = _engine(config, work, processes=processes)
     peak = _peak_memory(engine, work, find_device(config.engine, processes))
     if engine.attention.kind == "varlen":
-        other = _engine(config, work, dense_attention(config.engine.precision, find_device(config.engine)), processes)
+        dense = dense_attention(config.engine.precision, find_device(config.engine))
+        other = _engine(config, work, dense, processes)
     pair = SameSequences(work.packed, work.unpacked)
     dropout = config.model.hidden_dropout > 0.0
     sides = side_by_side(engine, [pair] * rounds, bar=bar, dropout=dropout, unpacked_by=other)
     assert sides is not None  # the host engine takes any shape
-    found: Dict[str, Any] = {
+
+    figures: Dict[str, Any] = {
         "ranks": processes.size,
         "slots": work.slots,
         "precision": config.engine.precision,
         "attention": {"packed": engine.attention.kind, "unpacked": other.attention.kind},
         "engine": engine.description,
         "peak_memory_bytes": peak,
+        **_figures(sides),
     }
-    found.update(_figures(sides))
     if processes.size == 1:
-        rate = found["packed_sequences_per_second"] / work.sequences
-        found["useful_tflops"] = 1e-12 * rate * _useful_flop(work, config.model)
-    return {**found, **_compare_rivals(config, work, rounds=rounds, bar=bar)} if rivals else found
+        updates_per_second = figures["packed_sequences_per_second"] / work.sequences
+        figures["useful_tflops"] = 1e-12 * updates_per_second * _useful_flop(work, config.model)
+    if rivals:
+        figures.update(_compare_rivals(config, work, rounds=rounds, bar=bar))
+    return figures
 
 
 def _figures(sides: SideBySide) -> Dict[str, Any]:
@@ -79,28 +93,30 @@ def _figures(sides: SideBySide) -> Dict[str, Any]:
     }
 
 
-# What our packs are set beside, by the kind of device.
+# The ways that our packs are compared with, by the kind of device.
 RIVALS = {"cpu": ("sorted",), "cuda": ("sorted", "dense", "flash")}
+_LOSS_TOLERANCE = 0.02  # relative; dropout differs between sides, the sequences and their number do not
 
 
 def _compare_rivals(config: Config, work: BenchmarkWork, *, rounds: int, bar: Any) -> Dict[str, Any]:
-    """Other ways to train on these sequences, and our packs, in turn: how much time each takes over ours.
+    """Time other ways to train on these sequences, and our packs, in turn; return their times over ours.
 
     sorted: Hugging Face's BERT without packs at its best: sorted by length, as many slots in a batch as in a
-    micro-batch. dense: our packs with a mask over whole rows. flash: Hugging Face's by FlashAttention, without padding.
-    All have the same weights, and heads on masked tokens and [CLS] alone.
+    micro-batch.  dense: our packs with a mask over whole rows.  flash: Hugging Face's by FlashAttention, without
+    padding.  All have the same weights, and heads on masked tokens and [CLS] alone.
     """
     engine = _engine(config, work)
-    device, budget = find_device(config.engine), config.batch.micro_batch * work.slots
+    device = find_device(config.engine)
+    budget = config.batch.micro_batch * work.slots
     clock = clock_of(device, of_process=torch.get_num_threads() == 1)
-    forwards = sorted_by_budget(work.unpacked, budget)
+    forwards = {name: layout.lay_out(work.unpacked, budget) for name, layout in LAYOUTS.items()}
 
     def built(name: str) -> Callable[[], float]:
-        if name in ("packed", "dense"):
-            return partial(_accumulated, engine if name == "packed" else _engine(config, work, "sdpa"), work)
-        laid_out = forwards if name == "sorted" else without_padding(work.unpacked, budget)
-        kind = "sdpa" if name == "sorted" else "flash_attention_2"
-        return HuggingFaceSide(config, engine.weights(), laid_out, device, kind)
+        if name == "packed":
+            return partial(_accumulated, engine, work)
+        if name == "dense":
+            return partial(_accumulated, _engine(config, work, "sdpa"), work)
+        return HuggingFaceSide(config, engine.weights(), forwards[name], device, LAYOUTS[name].attention)
 
     sides = {}
     for name in ("packed", *RIVALS[device.type]):
@@ -108,19 +124,23 @@ def _compare_rivals(config: Config, work: BenchmarkWork, *, rounds: int, bar: An
             sides[name] = partial(_timed_turn, built(name), clock)
         except (ImportError, TypeError, ValueError) as error:
             print(f"{name} is left out: {one_line(error)}", file=sys.stderr)
+
     seconds: Dict[str, List[float]] = {name: [] for name in sides}
-    for number, found in rounds_in_turn(sides, rounds, bar):
-        loss = found["packed"][1]
-        for name, (taken, other) in found.items():
-            # Dropout differs; the sequences and their number do not.
-            assert abs(loss - other) <= 0.02 * abs(loss), f"other work: losses of packed {loss}, of {name} {other}"
-            seconds[name] += [taken] * (number > 0)
-    ours = np.array(seconds.pop("packed"))
-    times = {name: quartiles(np.array(each) / ours) for name, each in seconds.items()}
+    for number, results in rounds_in_turn(sides, rounds, bar):
+        loss = results["packed"][1]
+        for name, (taken, other) in results.items():
+            is_same = abs(loss - other) <= _LOSS_TOLERANCE * abs(loss)
+            assert is_same, f"other work: losses of packed {loss}, of {name} {other}"
+            if number > 0:
+                seconds[name].append(taken)
+
+    of_packed = np.array(seconds.pop("packed"))
+    times = {name: quartiles(np.array(of_rival) / of_packed) for name, of_rival in seconds.items()}
+    sorted_slots = sum(forward.inputs["input_ids"].numel() for forward in forwards["sorted"])
     return {
-        **{f"{name}_time": each.median for name, each in times.items()},
-        **{f"{name}_time_quartiles": [each.low, each.high] for name, each in times.items()},
-        "sorted_slots": sum(each.inputs["input_ids"].numel() for each in forwards) / work.packed["input_ids"].size,
+        **{f"{name}_time": time.median for name, time in times.items()},
+        **{f"{name}_time_quartiles": [time.low, time.high] for name, time in times.items()},
+        "sorted_slots": sorted_slots / work.packed["input_ids"].size,
     }
 
 
@@ -129,14 +149,14 @@ def _timed_turn(side: Callable[[], float], clock: Clock, number: int) -> Tuple[f
 
 
 def _accumulated(engine: HostEngine, work: BenchmarkWork) -> float:
-    """Forward and backward passes of the packs, gradients cleared; the mean loss."""
+    """Compute forward and backward passes of the packs, clear the gradients, and return the mean loss."""
     loss = engine.accumulate(work.packed).loss
     engine.optimizer.zero_grad(set_to_none=True)
     return loss
 
 
 def _peak_memory(engine: HostEngine, work: BenchmarkWork, device: torch.device) -> Optional[int]:
-    """Bytes of a GPU in which only this engine is; None on a CPU."""
+    """Return the bytes of a GPU that holds only this engine; None on a CPU."""
     if device.type != "cuda":
         return None
     torch.cuda.reset_peak_memory_stats(device)
@@ -145,25 +165,29 @@ def _peak_memory(engine: HostEngine, work: BenchmarkWork, device: torch.device) 
 
 
 def _useful_flop(work: BenchmarkWork, model: ModelConfig) -> float:
-    """Of the products of all sequences in forward and backward passes: no padding, no scores between sequences.
+    """Count the operations of all sequences in forward and backward passes: no padding, no scores between sequences.
 
-    Masked tokens alone have logits.
+    Only masked tokens have logits.
     """
     hidden = model.hidden_size
-    lengths = [np.bincount(row)[1:].astype(np.float64) for row in work.packed["input_mask"]]
-    squares = sum(float((each**2).sum()) for each in lengths)
+    squares = 0.0
+    for row in work.packed["input_mask"]:
+        lengths = np.bincount(row)[1:].astype(np.float64)
+        squares += float((lengths**2).sum())
     masked = int((work.packed["masked_lm_weights"] > 0).sum())
-    layer = work.tokens * (4 * hidden**2 + 2 * hidden * model.intermediate_size) + 2 * squares * hidden
-    return 6.0 * (model.num_layers * layer + masked * hidden * (hidden + work.vocabulary))
+    weights = 4 * hidden**2 + 2 * hidden * model.intermediate_size
+    layer = work.tokens * weights + 2 * squares * hidden
+    heads = masked * hidden * (hidden + work.vocabulary)
+    return 6.0 * (model.num_layers * layer + heads)
 
 
 def bfloat16_slowdown() -> float:
-    """Seconds of a bfloat16 matrix product over those of a float32 one, on the CPU."""
-    bfloat16, float32 = (
-        product_rate(torch.device("cpu"), EngineConfig(kind="host", precision=each), size=384)
-        for each in ("bfloat16", "float32")
-    )
-    return float32 / bfloat16
+    """Return the time of a bfloat16 matrix product over that of a float32 one, on the CPU."""
+    rates = {}
+    for precision in ("bfloat16", "float32"):
+        engine = EngineConfig(kind="host", precision=precision)
+        rates[precision] = product_rate(torch.device("cpu"), engine, size=384)
+    return rates["float32"] / rates["bfloat16"]
 
 
 _LAYOUTS = (
@@ -188,14 +212,16 @@ _DEVICE = (
 
 
 def table(found: Sequence[Mapping[str, Any]], title: str, notes: Sequence[str] = ()) -> Table:
-    """found: of `compare_layouts`."""
+    """Return the table of several results of `compare_layouts`."""
     rows = []
-    for each in found:
-        row = {**each, "attention": " beside ".join(each["attention"].values())}
+    for figures in found:
+        row = {**figures, "attention": " beside ".join(figures["attention"].values())}
         for name in ("speed_up", "sorted_time", "dense_time", "flash_time"):
-            if each.get(name) is not None:
-                low, high = each[f"{name}_quartiles"]
-                row.update(spread(name, (low, each[name], high)))
+            median = figures.get(name)
+            if median is not None:
+                low, high = figures[f"{name}_quartiles"]
+                row.update(spread(name, (low, median, high)))
         rows.append(row)
     on_device = any(row.get("peak_memory_bytes") is not None for row in rows)
-    return Table("benchmark", title, (*_LAYOUTS, *_DEVICE * on_device), rows, tuple(notes))
+    columns = (*_LAYOUTS, *_DEVICE) if on_device else _LAYOUTS
+    return Table("benchmark", title, columns, rows, tuple(notes))

@@ -1,4 +1,4 @@
-"""What every benchmark of a network is made of: sequences drawn from a packing, a model by its size, the machine."""
+"""The parts of every benchmark of a network: sequences drawn from a packing, a model by its size, the machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SIZES = {
     "base": (768, 12, 12, 3072),
     "large": (1024, 24, 16, 4096),
 }
-DROPOUT = 0.1
+_DROPOUT = 0.1
+_DRAWS = 1000  # of packs, of which the best is taken
 
 
 class BenchmarkWork(NamedTuple):
@@ -38,7 +39,7 @@ class BenchmarkWork(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """Of a row."""
+        """Slots of a row."""
         return self.packed["input_ids"].shape[1]
 
     @property
@@ -47,9 +48,9 @@ class BenchmarkWork(NamedTuple):
 
 
 def config_of(
-    size: str, work: BenchmarkWork, engine: EngineConfig, *, micro_batch: int, dropout: float = DROPOUT
+    size: str, work: BenchmarkWork, engine: EngineConfig, *, micro_batch: int, dropout: float = _DROPOUT
 ) -> Config:
-    """A model of this size for packs of this work."""
+    """Configure a model of this size for packs of this work."""
     hidden, layers, heads, intermediate = SIZES[size]
     depth = work.packed["next_sentence_positions"].shape[1]
     return Config(
@@ -78,23 +79,29 @@ def draw_work(
     seed: int,
     share: Tuple[int, int] = (0, 1),
 ) -> BenchmarkWork:
-    """`packs` packs drawn from the packing's strategies by how often it uses them, filled with random tokens.
+    """Draw packs from the packing's strategies by how often it uses them, and fill them with random tokens.
 
-    Of many draws the one whose packing factor is nearest to the whole packing's, among those whose sequences divide
-    into micro-batches, so that neither layout has an empty row. `share`: (index, parts), the rows of one of several
-    processes; all of them have as many.
+    Of many draws the one is taken whose packing factor is nearest to the whole packing's, among those whose sequences
+    divide into micro-batches, so that neither layout has an empty row.
+
+    Args:
+        packing: The strategies, and how often each is used.
+        packs: Packs in all processes.
+        micro_batch: Rows of a micro-batch.
+        vocabulary: Size of the vocabulary.
+        max_predictions: Masked tokens of a sequence, at most.
+        seed: Of the draws.
+        share: (index, parts): the rows of one of several processes; all of them have as many.
+
+    Returns:
+        The same sequences, packed and each in a row of its own.
+
+    Raises:
+        ValueError: No draw divides into micro-batches.
     """
     index, parts = share
     rng = np.random.default_rng(seed)
-    often = np.array(packing.repeats, dtype=np.float64) / packing.packs
-    draws = [[packing.strategies[number] for number in rng.choice(len(often), packs, p=often)] for _ in range(1000)]
-    even = [draw for draw in draws if sum(map(len, draw)) % (parts * micro_batch) == 0]
-    if not even:
-        raise ValueError(
-            f"none of {len(draws):,} draws of {packs} packs has a multiple of {parts * micro_batch} sequences, so that "
-            "micro-batches are full; choose a smaller --micro-batch, or another --seed"
-        )
-    drawn = min(even, key=lambda draw: abs(sum(map(len, draw)) / packs - packing.packing_factor))
+    drawn = _drawn_strategies(packing, packs, parts * micro_batch, rng)
     lengths = [length for strategy in drawn for length in strategy]
     masked = masked_count(np.array(lengths), max_predictions, 0.15)
     sequences = Sequences.from_examples(
@@ -107,23 +114,24 @@ def draw_work(
         )
         for length, count in zip(lengths, masked)
     )
-    packed_at = [(pack, slot) for pack, strategy in enumerate(drawn) for slot in range(len(strategy))]
-    alone_at = [(row, 0) for row in range(len(lengths))]
 
     def lay_out(places: List[Tuple[int, int]], depth: int) -> Batch:
         schema = PackSchema.bert(
             packing.max_sequence_length, depth, max_predictions + depth, vocabulary_size=vocabulary
         )
-        where = np.array(places, dtype=np.int64)
-        rows = int(where[:, 0].max()) + 1
-        batch = decode(schema, assemble(schema, sequences, where[:, 0], where[:, 1], rows))
+        pack, slot = np.array(places, dtype=np.int64).T
+        rows = int(pack.max()) + 1
+        batch = decode(schema, assemble(schema, sequences, pack, slot, rows))
         micro_batches = rows // micro_batch
         scales = {"mlm_scale": micro_batches / int(masked.sum()), "nsp_scale": micro_batches / len(lengths)}
-        batch.update({name: np.full(rows, scale, dtype=np.float32) for name, scale in scales.items()})
-        own = slice(index * rows // parts, (index + 1) * rows // parts)
-        return {name: values[own] for name, values in batch.items()}
+        for name, scale in scales.items():
+            batch[name] = np.full(rows, scale, dtype=np.float32)
+        of_process = slice(index * rows // parts, (index + 1) * rows // parts)
+        return {name: values[of_process] for name, values in batch.items()}
 
     depth = max(len(strategy) for strategy in drawn)
+    packed_at = [(pack, slot) for pack, strategy in enumerate(drawn) for slot in range(len(strategy))]
+    alone_at = [(row, 0) for row in range(len(lengths))]
     return BenchmarkWork(
         packed=lay_out(packed_at, packing.max_sequences_per_pack or depth),
         unpacked=lay_out(alone_at, 1),
@@ -133,14 +141,34 @@ def draw_work(
     )
 
 
+def _drawn_strategies(packing: Packing, packs: int, multiple: int, rng: np.random.Generator) -> List[Tuple[int, ...]]:
+    """Draw the strategy of each pack; together they have a multiple of `multiple` sequences."""
+    shares = np.array(packing.repeats, dtype=np.float64) / packing.packs
+    fitting = []
+    for _ in range(_DRAWS):
+        draw = [packing.strategies[number] for number in rng.choice(len(shares), packs, p=shares)]
+        sequences = sum(map(len, draw))
+        if sequences % multiple == 0:
+            distance = abs(sequences / packs - packing.packing_factor)
+            fitting.append((distance, draw))
+    if not fitting:
+        raise ValueError(
+            f"none of {_DRAWS:,} draws of {packs} packs has a multiple of {multiple} sequences, so that micro-batches "
+            "are full; choose a smaller --micro-batch, or another --seed"
+        )
+    _, nearest = min(fitting, key=lambda pair: pair[0])
+    return nearest
+
+
 def machine() -> str:
-    """This machine in one line: processor or CUDA device, cores, versions."""
+    """Describe this machine in one line: processor or CUDA device, cores, versions."""
     import torch  # late: commands that print the machine have a --help without it
 
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
     else:
-        cores, threads = counted(available_cores(), "core"), counted(torch.get_num_threads(), "torch thread")
+        cores = counted(available_cores(), "core")
+        threads = counted(torch.get_num_threads(), "torch thread")
         device = f"{_processor()}, {cores}, {threads}"
     return f"{device}; Python {platform.python_version()}, torch {torch.__version__}"
 

@@ -15,7 +15,6 @@ from ipu_packed_bert.padding_free.models import (
     base_of,
     choice_of,
     choose,
-    refuse_masks,
     refuse_unfit,
     text_config,
 )
@@ -28,18 +27,27 @@ _logger = logging.getLogger(__name__)
 def use_padding_free(
     model: Any, *, longest: Optional[int] = None, row: Optional[int] = None, attention: Optional[str] = None
 ) -> Choice:
-    """Switch a loaded model, in place, to an attention that keeps examples apart.  Returns what was chosen.
+    """Switch a loaded model, in place, to an attention that keeps examples apart.
 
-    longest: tokens of the longest example in training, and row: those that a batch joins, as for `check_no_leak`, which
-    every choice passes.
-    attention: only this implementation.  By default flash attention if the model was loaded with it, then ours, then
-    the library's own way with the attention the model has: boundaries found in position_ids.  Ours and the library's
-    are tried without seq_idx and with it, which layers other than attention may use.
-    The model's key cache is switched off, as with it the library looks for no boundaries.
-    The library's masks of all tokens by all tokens are taken only where `attention` names eager or sdpa, now or before;
-    a warning says what memory that takes.
+    Tried in this order: flash attention if the model was loaded with it; ours; the library's own way with the attention
+    that the model has, which finds boundaries in position_ids.  Ours and the library's are tried without seq_idx and
+    with it, which layers other than attention may use.  The model's key cache is switched off, because with it the
+    library looks for no boundaries.
 
-    Raises ValueError where nothing is right; the model then stays as it was.
+    The library's masks of all tokens by all tokens are accepted only if `attention` names eager or sdpa, now or before;
+    a warning states their memory.
+
+    Args:
+        model: A loaded Hugging Face model.
+        longest: Tokens of the longest example in training, as for `check_no_leak`, which every choice passes.
+        row: Tokens of a training row, as for `check_no_leak`.
+        attention: Only this implementation.
+
+    Returns:
+        The chosen attention, and the inputs that tell the examples apart.
+
+    Raises:
+        ValueError: No choice is right; the model then stays as it was.
     """
     return find_choice(model, longest=longest, row=row, attention=attention)[0]
 
@@ -47,13 +55,15 @@ def use_padding_free(
 def find_choice(
     model: Any, *, longest: Optional[int] = None, row: Optional[int] = None, attention: Optional[str] = None
 ) -> Tuple[Choice, Probed]:
-    """`use_padding_free`, and what was probed."""
+    """Switch a model as `use_padding_free` does; also return what was probed."""
     refuse_unfit(model)
-    base, loaded, before = base_of(model), attention_of(model), choose(model, None)
-    cached = getattr(base.config, "use_cache", None)
+    base = base_of(model)
+    loaded = attention_of(model)
+    before = choose(model, None)
+    use_cache = getattr(base.config, "use_cache", None)
     refusals: Dict[str, str] = {}
     first: Optional[FirstDifference] = None
-    chosen = False
+    is_chosen = False
     try:
         for choice in _candidates(loaded, attention):
             try:
@@ -62,66 +72,102 @@ def find_choice(
                 base.config.use_cache = False
                 probed = check_no_leak(model, longest=longest, row=row)
                 if choice.boundaries == "cu_seq_lens" and not keeps_apart_with_mask(model):
-                    refuse_masks(model)
+                    _refuse_masks(model)
                 if _dense_mask_bytes(model, 1):
-                    _say_dense(model, choice, row or longest or 4096, attention is not None or choice == before)
-                chosen = True
+                    is_accepted = attention is not None or choice == before
+                    _check_dense(model, choice, row or longest or 4096, is_accepted)
+                is_chosen = True
                 return choice, probed
             except (AssertionError, ValueError) as error:  # an assertion: of the model's own code
                 refusals[str(choice)] = str(error) or f"{type(base).__name__} does not take {choice.boundaries}"
                 first = first or getattr(error, "first", None)
     finally:
-        if not chosen:
+        if not is_chosen:
             choose(model, before)
-            base.config.use_cache = cached
+            base.config.use_cache = use_cache
             if attention_of(model) != loaded:
                 base.set_attn_implementation(loaded)
-    # The first, and those of another kind: a package that is missing, a setting.
-    reasons = {reason: choice for choice, reason in reversed(list(refusals.items()))}
-    texts = [f"with {choice}: {reason}" for reason, choice in reversed(list(reasons.items()))]
-    raise Leak(f"{type(base).__name__} is not right in padding-free batches {'; '.join(texts[:3])}; {WAY_OUT}", first)
+
+    texts: Dict[str, str] = {}  # by the reason: the first, and those of another kind: a missing package, a setting
+    for name, reason in refusals.items():
+        texts.setdefault(reason, f"with {name}: {reason}")
+    reasons = "; ".join(list(texts.values())[:3])
+    raise Leak(f"{type(base).__name__} is not right in padding-free batches {reasons}; {WAY_OUT}", first)
+
+
+def _refuse_masks(model: Any) -> None:
+    """Let the model refuse an attention_mask [rows, tokens] with boundaries, from now on.
+
+    Some code hands its layers the mask and not the boundaries, as GPT-2 did in Transformers 4.57.
+    """
+    base = base_of(model)
+    if _refuse_mask not in base._forward_pre_hooks.values():
+        base.register_forward_pre_hook(_refuse_mask, with_kwargs=True)
+
+
+def _refuse_mask(model: Any, inputs: Any, named: Dict[str, Any]) -> None:
+    mask = named.get("attention_mask")
+    positions = named.get("position_ids")
+    if mask is None or mask.dim() != 2:
+        return
+    has_several = named.get("cu_seq_lens_q") is not None
+    if positions is not None and positions.shape == mask.shape:
+        restarts = positions[:, 1:] <= positions[:, :-1]
+        both_seen = (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
+        has_several = has_several or bool((restarts & both_seen).any())
+    if has_several:
+        raise ValueError(
+            f"{type(model).__name__} gets a row of several examples and an attention_mask of shape "
+            f"{tuple(mask.shape)}, and its layers would see only the mask; pass no attention_mask"
+        )
 
 
 def _dense_mask_bytes(model: Any, tokens: int) -> int:
-    """Memory of the mask and the scores of one layer in a row of so many tokens; 0 where no such mask is made."""
+    """Return the memory of the mask and the scores of one layer in a row; 0 without a mask of all tokens."""
     kind = attention_of(model)
     if choice_of(model).boundaries == "cu_seq_lens" or kind == "flex_attention":
         return 0
+    if kind == "sdpa":
+        return tokens * tokens
     heads = setting_of(text_config(model), "num_attention_heads") or 1
     width = next(base_of(model).parameters()).element_size()
-    return tokens * tokens * (1 if kind == "sdpa" else width * (1 + heads))
+    return tokens * tokens * width * (1 + heads)
 
 
-def _say_dense(model: Any, choice: Choice, tokens: int, asked: bool) -> None:
-    """A warning; ValueError where nobody asked for it."""
+def _check_dense(model: Any, choice: Choice, tokens: int, is_accepted: bool) -> None:
+    """Warn of the memory of a mask of all tokens; raise ValueError if the caller has not accepted it."""
+    mebibytes = _dense_mask_bytes(model, tokens) / 2**20
     text = (
         f"{type(base_of(model)).__name__}: {choice} keeps examples apart by a mask of all tokens by all tokens, "
-        f"{_dense_mask_bytes(model, tokens) / 2**20:,.0f} MiB a layer in a row of {tokens:,} tokens, four times as "
-        "much in one twice as long"
+        f"{mebibytes:,.0f} MiB a layer in a row of {tokens:,} tokens, four times as much in one twice as long"
     )
-    if not asked:
-        raise ValueError(f'{text}; use_padding_free(model, attention="{choice.attention}") takes it')
+    if not is_accepted:
+        raise ValueError(f'{text}; use_padding_free(model, attention="{choice.attention}") accepts it')
     _logger.warning("%s", text)
 
 
 def _candidates(loaded: str, attention: Optional[str]) -> List[Choice]:
-    """In the order in which they are tried."""
-    flash = [Choice(loaded, "cu_seq_lens")] if "flash" in loaded else []
-    ours = [Choice(NAME, "cu_seq_lens"), Choice(NAME, "cu_seq_lens", seq_idx=True)]
-    library = []
+    """List the choices in the order in which they are tried."""
+    candidates = []
+    if "flash" in loaded:
+        candidates.append(Choice(loaded, "cu_seq_lens"))
+    ways = [(NAME, "cu_seq_lens")]
     for kind in dict.fromkeys([attention or loaded, "eager"]):
         if kind != NAME and "flash" not in kind:
-            library += [Choice(kind, "position_ids"), Choice(kind, "position_ids", seq_idx=True)]
-    return [choice for choice in flash + ours + library if attention in (None, choice.attention)]
+            ways.append((kind, "position_ids"))
+    for kind, boundaries in ways:
+        candidates.append(Choice(kind, boundaries))
+        candidates.append(Choice(kind, boundaries, seq_idx=True))
+    return [choice for choice in candidates if attention in (None, choice.attention)]
 
 
 def switch(model: Any, kind: str) -> None:
-    """Give a model another attention.  Raises ValueError where its code takes none from Transformers."""
+    """Give a model another attention; raise ValueError if its code takes none from Transformers."""
     base = base_of(model)
     if attention_of(base) == kind:
         return
     if kind == NAME and not REGISTERED:
-        raise ValueError("it needs Transformers 4.57 or newer: pip install -U transformers")
+        raise ValueError("it needs Transformers 4.57 or newer; pip install -U transformers")
     try:
         base.set_attn_implementation(kind)
     except (AttributeError, ImportError, KeyError) as error:

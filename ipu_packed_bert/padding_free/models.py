@@ -127,51 +127,7 @@ def choose(model: Any, choice: Optional[Choice]) -> Optional[Choice]:
     return before
 
 
-def refuse_masks(model: Any) -> None:
-    """From now on the model refuses an attention_mask [rows, tokens] beside boundaries.
-
-    For code that hands its layers the mask and not the boundaries, as GPT-2 did in Transformers 4.57.
-    """
-    base = base_of(model)
-    if _refuse_mask not in base._forward_pre_hooks.values():
-        base.register_forward_pre_hook(_refuse_mask, with_kwargs=True)
-
-
-def _refuse_mask(model: Any, inputs: Any, named: Dict[str, Any]) -> None:
-    mask, positions = named.get("attention_mask"), named.get("position_ids")
-    if mask is None or mask.dim() != 2:
-        return
-    several = named.get("cu_seq_lens_q") is not None
-    if positions is not None and positions.shape == mask.shape:
-        again = positions[:, 1:] <= positions[:, :-1]
-        several = several or bool((again & (mask[:, 1:] != 0) & (mask[:, :-1] != 0)).any())
-    if several:
-        raise ValueError(
-            f"{type(model).__name__} gets a row of several examples and an attention_mask of shape "
-            f"{tuple(mask.shape)}, and its layers would see the mask alone; give the model no attention_mask"
-        )
-
-
 _PLACE = "_padding_free_choice"  # an attribute of the model: neither its configuration nor its weights have it
-
-
-def new_llama(*, hidden_size: int, layers: int, vocabulary_size: int, positions: int) -> Any:
-    """A new Llama, for measurements; its attention is sdpa, and torch's seed decides the weights.
-
-    Raises ImportError where there is no Transformers.
-    """
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    config = LlamaConfig(
-        vocab_size=vocabulary_size,
-        hidden_size=hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=max(1, hidden_size // 64),  # of 64 dimensions, or a single smaller one
-        intermediate_size=4 * hidden_size,
-        max_position_embeddings=positions,
-        use_cache=False,
-    )
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 
 
 class Reach(NamedTuple):

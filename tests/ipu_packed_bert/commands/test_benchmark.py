@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.benchmarks import packed
-from ipu_packed_bert.benchmarks.layouts import HuggingFaceSide, sorted_by_budget, without_padding
+from ipu_packed_bert.benchmarks.layouts import LAYOUTS, HuggingFaceSide
 from ipu_packed_bert.benchmarks.packed import _figures, table
 from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
 from ipu_packed_bert.commands.benchmark import _report, main
@@ -27,7 +27,7 @@ from ipu_packed_bert.training.compare_unpacked import SideBySide
 from pack_data.cli.command import run_main
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
-from tests.refusals import refusal_of
+from tests.refusals import refusal_of, refused
 from tests.tolerances import assert_same
 
 
@@ -88,7 +88,7 @@ def test_the_sorted_rival_does_the_same_work(work):
     pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
     config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2, dropout=0.0)
     engine = HostEngine(config, Pretraining(config), packing_factor=work.packing_factor)
-    forwards = sorted_by_budget(work.unpacked, 2 * work.slots)
+    forwards = LAYOUTS["sorted"].lay_out(work.unpacked, 2 * work.slots)
     shapes = [tuple(each.inputs["input_ids"].shape) for each in forwards]
     assert sum(rows for rows, _ in shapes) == work.sequences and all(rows * slots <= 128 for rows, slots in shapes)
     assert [slots for _, slots in shapes] == sorted(slots for _, slots in shapes)
@@ -106,7 +106,7 @@ def test_sequences_end_to_end_are_the_same_work(work):
     pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
     config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2, dropout=0.0)
     forwards = []
-    for each in without_padding(work.unpacked, 128):
+    for each in LAYOUTS["flash"].lay_out(work.unpacked, 128):
         inputs = dict(each.inputs)
         bounds = inputs.pop("cu_seq_lens_q").to(torch.int64)
         assert torch.equal(bounds.to(torch.int32), inputs.pop("cu_seq_lens_k"))
@@ -118,7 +118,7 @@ def test_sequences_end_to_end_are_the_same_work(work):
     assert sum(each.inputs["input_ids"].shape[1] for each in forwards) == work.tokens
     sides = [
         HuggingFaceSide(config, {}, made, torch.device("cpu"), "sdpa")
-        for made in (forwards, sorted_by_budget(work.unpacked, 192))
+        for made in (forwards, LAYOUTS["sorted"].lay_out(work.unpacked, 192))
     ]
     sides[1]._model.load_state_dict(sides[0]._model.state_dict())
     losses = [side() for side in sides]
@@ -138,13 +138,13 @@ def test_rivals_are_timed_in_turn_with_the_packs_and_do_the_same_work(work, monk
     wrong = work.unpacked["masked_lm_ids"].copy()
     wrong[wrong > 0] = 1
     broken = work._replace(unpacked={**work.unpacked, "masked_lm_ids": wrong})
-    with pytest.raises(AssertionError, match="other work: losses of packed .*, of sorted"):
+    with refused("packed", "sorted", kind=AssertionError):
         packed._compare_rivals(config, broken, rounds=1, bar=None)
 
 
 def test_packs_that_never_fill_their_micro_batches_are_one_line():
     packing = get_packer("spfhp")(LengthHistogram.from_lengths([30] * 2 + [20] * 3, 64), max_sequences_per_pack=3)
-    with pytest.raises(ValueError, match="none of 1,000 draws of 1 packs has a multiple of 7 sequences"):
+    with refused("1 packs", "7 sequences", "--micro-batch"):
         draw_work(packing, packs=1, micro_batch=7, vocabulary=50, max_predictions=10, seed=1)
 
 

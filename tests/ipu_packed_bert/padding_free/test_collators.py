@@ -93,7 +93,7 @@ def test_rows_of_one_shape_have_the_same_losses(kind, attention):
             found, padded = token_losses(model, inputs), token_losses(model, PaddingCollator()(examples))
         assert len(found) == len(padded) == sum(lengths) - len(lengths)
         assert torch.allclose(found, padded, rtol=0, atol=1e-9 * float(padded.abs().max()) if len(padded) else 0)
-    with pytest.raises(ValueError, match="have 41 tokens, slots is 40"):
+    with refused("41 tokens", "slots is 40"):
         PaddingFreeCollator(model, slots=40)(some_examples(4, [30, 11]))
 
 

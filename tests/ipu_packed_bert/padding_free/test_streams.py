@@ -16,6 +16,7 @@ from ipu_packed_bert.processes.ranks import end_group
 from pack_data.batching.collators import padding_free_batch
 
 S = 64
+from tests.refusals import refused
 
 
 def examples(n=240, seed=0):
@@ -144,7 +145,7 @@ def test_a_stateful_loader_goes_on_from_the_state_of_the_source(tmp_path, kind, 
 
 
 def test_a_source_with_a_state_is_not_read_ahead(tmp_path):
-    with pytest.raises(ValueError, match="flush_after: reads ahead"):
+    with refused("flush_after", "source"):
         stream(files_of(tmp_path)[1], flush_after=1.0)
 
 
@@ -153,7 +154,7 @@ def test_a_state_of_another_process_is_refused():
     next(iter(first))
     second = stream(examples(), rank=1, ranks=2)
     second.load_state_dict(first.state_dict())
-    with pytest.raises(ValueError, match="as many ranks and workers"):
+    with refused("state", "ranks and workers"):
         next(iter(second))
 
 
@@ -168,12 +169,12 @@ def test_a_state_of_another_process_is_refused():
     ],
 )
 def test_what_cannot_be_is_one_line(source, options, words):
-    with pytest.raises(ValueError, match=words):
+    with refused(words):
         stream(source, **options)
 
 
 def test_an_example_that_is_too_long_is_named():
-    with pytest.raises(ValueError, match="example 1 of the stream has length 65"):
+    with refused("example 1", "65"):
         list(stream([{"input_ids": [1]}, {"input_ids": [1] * 65}]))
 
 

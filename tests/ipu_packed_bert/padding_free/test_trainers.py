@@ -186,11 +186,8 @@ def test_an_evaluation_says_the_loss_by_token_too(kind, tmp_path):
 
 
 class Examples(torch.utils.data.IterableDataset):
-    def __init__(self, most=None):
-        self.most = most
-
     def __iter__(self):
-        yield from list(runs.tokens_with_labels())[: self.most]
+        yield from runs.tokens_with_labels()
 
 
 @pytest.mark.parametrize("kind", ["trainer", "completion"])
@@ -324,57 +321,11 @@ def test_a_model_that_cannot_count_gets_a_loss_that_can(tmp_path):
     assert relative_error(weights(packed), weights(padded_run("trainer", tmp_path, 1, 1, 3))) <= 1e-6
 
 
-def as_it_is(trainer):
-    pass
-
-
-def of_pairs(trainer):
-    rows = [{"prompt_ids": [3], "chosen_ids": [4], "rejected_ids": [5]}]
-    trainer.train_dataset = datasets.Dataset.from_list(rows)
-
-
-def of_one_answer(trainer):
-    trainer.model = transformers.AutoModelForSequenceClassification.from_config(trainer.model.config)
-
-
-def of_a_torch_stream(trainer):
-    trainer.args.dataloader_num_workers = 1
-    trainer.train_dataset = Examples()
-
-
-def smoothed_by_batch(trainer):
-    trainer.label_smoother = lambda model_output, labels: None
-
-
-def setting(part, name, value):
-    return lambda trainer: setattr(getattr(trainer, part) if part else trainer, name, value)
-
-
-@pytest.mark.parametrize(
-    "prepare, arguments, names",
-    [
-        (of_pairs, {}, ["input_ids", "prompt_ids, chosen_ids, rejected_ids"]),
-        (of_one_answer, {}, ["LlamaForSequenceClassification", "one answer"]),
-        (setting("", "train_dataset", None), {}, ["train_dataset"]),
-        (setting("", "train_dataset", iter([])), {}, ["used up after one pass"]),
-        (of_a_torch_stream, {}, ["IterableDataset", "dataloader_num_workers=0"]),
-        (setting("args", "packing", True), {}, ["packing=True", "packing=False"]),
-        (setting("args", "_n_gpu", 2), {}, ["2 GPUs", "torchrun"]),
-        (lambda trainer: pack_into(trainer, max_sequence_length=ROW), {}, ["pack_into", "already"]),
-        (smoothed_by_batch, {}, ["label_smoothing_factor", "0", "5.15"]),
-        (setting("model", "_tp_size", 2), {}, ["tensor, context or sequence parallelism"]),
-        (as_it_is, {"way": "FixedLengthPacking+PosID"}, ["FixedLength", *WAYS_OF_EQUAL_EPOCHS]),
-        (as_it_is, {"way": "RandomSampling+Padding"}, ["Padding", *WAYS_OF_EQUAL_EPOCHS]),
-        (as_it_is, {"way": "RandomPacking+PosID"}, ["RandomPacking", *WAYS_OF_EQUAL_EPOCHS]),
-        (as_it_is, {"max_sequence_length": None, "way": FULL_ROWS}, ["max_sequence_length", "max_length"]),
-        (as_it_is, {"check": False}, ["sdpa", "use_padding_free"]),  # the model as it was loaded
-    ],
-)
-def test_trainers_that_cannot_be_packed_are_refused(prepare, arguments, names, tmp_path):
+def test_a_data_set_that_is_used_up_is_refused(tmp_path):
     trainer = a_trainer("trainer", tmp_path)
-    prepare(trainer)
-    with refused(*names):
-        pack_into(trainer, **{"max_sequence_length": ROW, **arguments})
+    trainer.train_dataset = iter([])
+    with refused("used up after one pass"):
+        pack_into(trainer, max_sequence_length=ROW)
 
 
 @pytest.mark.parametrize("way", WAYS_OF_EQUAL_EPOCHS)
@@ -396,36 +347,16 @@ def test_lengths_are_read_from_any_data_set():
     assert _lengths_of(doubled).tolist() == [6, 2, 8, 2, 10]
 
 
-def longer(examples):
-    """One more token than was planned."""
-    return {name: torch.cat([value, value[:, -1:]], dim=1) for name, value in Collator()(examples).items()}
-
-
-@pytest.mark.parametrize(
-    "collator, names",
-    [
-        (lambda examples: {**Collator()(examples), "pixel_values": torch.zeros(1, 3)}, ["pixel_values", "data set"]),
-        (lambda examples: {**Collator()(examples), "labels": None}, ["labels", "DataCollatorForLanguageModeling"]),
-        (longer, ["5 tokens", "4 are planned"]),
-    ],
-)
-def test_collators_that_do_not_fit_a_row_are_refused(collator, names, tmp_path):
+def test_a_collator_that_adds_tokens_is_refused(tmp_path):
+    """One more than the row has, behind the longest example."""
     trainer = a_trainer("trainer", tmp_path, per_device_train_batch_size=1)
-    trainer.train_dataset = trainer.train_dataset.select([0]).map(
-        lambda example: {name: values[:4] for name, values in example.items()}
-    )
-    trainer.data_collator = collator
-    pack_into(trainer, max_sequence_length=4)
-    with refused(*names):
-        next(iter(trainer.get_train_dataloader()))
-
-
-def test_a_rank_without_an_example_is_refused(tmp_path):
-    trainer = a_trainer("trainer", tmp_path, max_steps=2)
-    trainer.train_dataset = Examples(0)
-    pack_into(trainer, max_sequence_length=ROW)
-    with refused("train_dataset", "rank"):
-        next(iter(trainer.get_train_dataloader()))
+    trainer.data_collator = lambda examples: {
+        name: torch.cat([value, value[:, -1:]], dim=1) for name, value in Collator()(examples).items()
+    }
+    longest = max(len(example["input_ids"]) for example in trainer.train_dataset)
+    pack_into(trainer)
+    with refused(f"{longest + 1} tokens", f"{longest} are planned"):
+        list(trainer.get_train_dataloader())
 
 
 # With any settings, evaluated before, and resumed.
