@@ -59,7 +59,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         marks = ["yes" if value else "no" for value in made.properties]
         costs = [f"{made.steps:,}", f"{made.efficiency:.2%}", f"{made.fill:.1%}", f"{made.attention_balance:.3f}"]
         rows.append([made.way, *marks, *costs])
-    print("\n".join(text_table(rows, widths=(26, 11, 11, 11, 11, 11, 9, 12, 8, 9), between="")))
+    print("\n".join(text_table(rows, widths=(26, 9, 9, 9, 9, 9, 7, 10, 6, 7))))
     print(LEGEND)
     return 0
 

@@ -1,6 +1,6 @@
 """Tables: one value for a terminal, Markdown, CSV, JSON and pages; and columns of plain text.
 
-A `Table` has rows of values and columns that say how a value is shown and where it comes from.
+A `Table` has rows of values, and columns with the format and the source of their values.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
+from itertools import takewhile, zip_longest
 from numbers import Real
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -29,22 +30,28 @@ _SOURCES = {
     COMPUTED: "computed",
     PUBLISHED: "measured and published by others",
 }
-WIDTH = 110  # characters of a line in print
-_LONGEST = 40  # characters of a cell of words, where the table is wider than a line
+WIDTH = 110  # characters of a printed line
+_GAP = "  "  # between columns
+_ROOM = WIDTH + len(_GAP)  # of columns, each with a gap behind it
+_LETTERS = "abcdefghijkl"  # marks of sources
+_MOST_LETTERS = 40  # of a line in a cell of words, if the table is wider than a line
+_MOST_PLAIN = 1e4  # numbers from here on are shown without decimals, never with an exponent
 
 
 class Cell(NamedTuple):
-    """A value that is shown in words of its own."""
+    """A value that is shown as a text of its own."""
 
     value: Any
     text: str
 
 
 class Column(NamedTuple):
-    """source: one of the above, or none. form: format specification; none: words, or numbers of any kind.
+    """A column of a table.
 
-    interval: the keys of the least and the most that the value may be; shown with it in one cell.
-    scale: a value is divided by it where it is shown; the title says so.
+    key: of its values in the rows. source: one of the constants above, or none.
+    form: format specification of the numbers; empty for words, or for numbers of any kind.
+    interval: keys of the least and the most that the value may be; they are shown with it in one cell.
+    scale: a value is divided by it when it is shown; the title names the unit.
     """
 
     key: str
@@ -55,7 +62,10 @@ class Column(NamedTuple):
     scale: float = 1.0
 
     def shown(self, row: Mapping[str, Any]) -> str:
-        """A cell: `1.1, 1.0 to 2.8` where the value has an interval, `1.1 exact` where the interval is the value."""
+        """Return the text of a cell.
+
+        With an interval it is `1.1, 1.0 to 2.8`, or `1.1 exact` if the interval is the value.
+        """
         value = row.get(self.key)
         if isinstance(value, Cell):
             return value.text
@@ -67,21 +77,25 @@ class Column(NamedTuple):
             return value
         if not isinstance(value, Real):
             return json.dumps(plain(value))
-        words = self._number(float(value) if isinstance(value, float) else value)
-        ends = [end for end in (row.get(key) for key in self.interval) if end is not None]
-        if len(ends) == 2:
-            low, high = sorted(ends)
-            exact = low == value == high
-            words += " exact" if exact else f", {self._number(low)} to {self._number(high)}"
-        return words
+
+        text = self._number(value)
+        ends = [row[key] for key in self.interval if row.get(key) is not None]
+        if len(ends) < 2:
+            return text
+        low, high = sorted(ends)
+        if low == value == high:
+            return f"{text} exact"
+        return f"{text}, {self._number(low)} to {self._number(high)}"
 
     def _number(self, value: Any) -> str:
         if not math.isfinite(value):
             return "not finite"
         form = self.form or (",.4g" if isinstance(value, float) else ",")
-        value = value / self.scale if self.scale != 1.0 else value
-        # No exponents: people read whole numbers.
-        return f"{value:,.0f}" if form.endswith("g") and abs(value) >= 1e4 else format(value, form)
+        if self.scale != 1.0:
+            value /= self.scale
+        if form.endswith("g") and abs(value) >= _MOST_PLAIN:
+            form = ",.0f"
+        return format(value, form)
 
 
 class Part(NamedTuple):
@@ -92,9 +106,10 @@ class Part(NamedTuple):
 
 
 class Table(NamedTuple):
-    """name: unique on a page. rows: by the columns' keys; a missing value is shown as `-`.
+    """A table.
 
-    parts: the columns are shown in these groups; none: all together.
+    name: unique on a page. rows: values by the columns' keys; a missing value is shown as `-`. notes: sentences below.
+    parts: groups of columns that are shown one below the other; empty: all columns together.
     """
 
     name: str
@@ -105,85 +120,94 @@ class Table(NamedTuple):
     parts: Tuple[Part, ...] = ()
 
     def printed(self) -> List[Table]:
-        """One table for each part; the notes stand below the last."""
+        """Return one table for each part, the last one with the notes."""
         if not self.parts:
             return [self]
-        found = []
-        for number, part in enumerate(self.parts):
+        tables = []
+        for number, part in enumerate(self.parts, start=1):
             columns = tuple(column for column in self.columns if column.key in part.keys)
-            own = [column.key for column in columns if column.source not in (CONFIGURED, COMPUTED)]
-            rows = [row for row in self.rows if any(row.get(key) is not None for key in own)]
-            notes = self.notes if number + 1 == len(self.parts) else ()
-            found.append(Table(f"{self.name}_{number + 1}", part.title, columns, rows, notes))
-        return found
-
-    def _every_column(self) -> List[Column]:
-        """The columns, and beside each those of its interval."""
-        found = []
-        for column in self.columns:
-            found.append(column._replace(interval=()))
-            for key, words in zip(column.interval, ("at least", "at most")):
-                found.append(Column(key, f"{column.title}, {words}", column.source, column.form))
-        return found
+            measured = [column.key for column in columns if column.source not in (CONFIGURED, COMPUTED)]
+            rows = [row for row in self.rows if any(row.get(key) is not None for key in measured)]
+            tables.append(Table(f"{self.name}_{number}", part.title, columns, rows))
+        tables[-1] = tables[-1]._replace(notes=self.notes)
+        return tables
 
     def source_marks(self) -> Dict[str, str]:
-        """A letter for each source of the columns; an empty one where all have the same. Labels have no source."""
-        sources = list(dict.fromkeys(column.source for column in self.columns if column.source in _SOURCES))
-        return {source: chr(ord("a") + number) if len(sources) > 1 else "" for number, source in enumerate(sources)}
+        """Return a letter for each source of the columns, empty if all have one source. Labels have no source."""
+        sources = dict.fromkeys(column.source for column in self.columns if column.source in _SOURCES)
+        if len(sources) == 1:
+            return dict.fromkeys(sources, "")
+        return dict(zip(sources, _LETTERS))
 
     def source_note(self) -> Tuple[str, ...]:
-        marks = self.source_marks()
-        words = "; ".join(
-            f"[{mark}] {_SOURCES[source]}" if mark else _SOURCES[source] for source, mark in marks.items()
-        )
-        return (f"Source: {words}.",) if words else ()
+        """Return the sentence that explains the marks; none without a source."""
+        sources = []
+        for source, mark in self.source_marks().items():
+            sources.append(f"[{mark}] {_SOURCES[source]}" if mark else _SOURCES[source])
+        return (f"Source: {'; '.join(sources)}.",) if sources else ()
 
     def to_json(self) -> Dict[str, Any]:
+        """Return the whole table as plain values."""
         columns = self._every_column()
         return {
             "name": self.name,
             "title": self.title,
             "notes": list(self.notes),
-            "columns": [{"key": each.key, "title": each.title, "source": each.source} for each in columns],
+            "columns": [{"key": column.key, "title": column.title, "source": column.source} for column in columns],
             "rows": [{column.key: plain(row.get(column.key)) for column in columns} for row in self.rows],
         }
 
-    def text(self, said: Optional[Set[str]] = None) -> str:
-        """For a terminal: title, rows with the sources of their columns marked, notes; no line is wider than `WIDTH`.
+    def _every_column(self) -> List[Column]:
+        """Return the columns, each followed by those of its interval."""
+        columns = []
+        for column in self.columns:
+            columns.append(column._replace(interval=()))
+            for key, end in zip(column.interval, ("at least", "at most")):
+                columns.append(Column(key, f"{column.title}, {end}", column.source, column.form))
+        return columns
 
-        said: notes that stand above already, and are left out; those of this table are added.
+    def text(self, said: Optional[Set[str]] = None) -> str:
+        """Return the table for a terminal: title, rows and notes, in lines of at most `WIDTH` characters.
+
+        said: notes that are printed already and are left out; those of this table are added.
         """
         said = set() if said is None else said
         lines = [self.title, "-" * len(self.title)]
-        for number, part in enumerate(self.printed()):
-            lines += ([""] if number else []) + ([part.title] if self.parts else [])
-            lines += _lines_of(part)
-            for note in (*part.source_note(), *(note for note in part.notes if note not in said)):
+        for number, table in enumerate(self.printed()):
+            if number:
+                lines.append("")
+            if self.parts:
+                lines.append(table.title)
+            lines += _lines_of(table)
+            notes = [note for note in table.notes if note not in said]
+            for note in (*table.source_note(), *notes):
                 lines += wrapped(note, "  ")
         said.update(self.notes)
         return "\n".join(lines)
 
     def markdown(self) -> str:
-        """One Markdown table for each part, and the notes; without the title."""
-        found = []
-        for part in self.printed():
-            found += [f"{part.title}:\n"] if self.parts else []
-            heads = [column.title or column.key for column in part.columns]
-            found.append(markdown(heads, [[column.shown(row) for column in part.columns] for row in part.rows]))
-            found += [f"{note}\n" for note in (*part.source_note(), *part.notes)]
-        return "\n".join(found)
+        """Return one Markdown table for each part, and the notes; without the title."""
+        parts = []
+        for table in self.printed():
+            if self.parts:
+                parts.append(f"{table.title}:\n")
+            heading = [column.title or column.key for column in table.columns]
+            rows = [[column.shown(row) for column in table.columns] for row in table.rows]
+            parts.append(markdown(heading, rows))
+            parts += [f"{note}\n" for note in (*table.source_note(), *table.notes)]
+        return "\n".join(parts)
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: a cell's value, null for what is not finite, lists for tuples."""
+    """Return a value as JSON has it: the value of a cell, null for what is not finite, lists for tuples."""
     if isinstance(value, Cell):
         return plain(value.value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
+        return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     return value
 
 
@@ -208,21 +232,23 @@ def facts_table(name: str, title: str, facts: Mapping[str, Any], rows: Sequence[
 
 
 def spread(key: str, interval: Sequence[float], scale: float = 1.0) -> Dict[str, float]:
-    """A value and its interval (least, value, most), under their keys."""
-    return {name: scale * end for name, end in zip((f"{key}_lower", key, f"{key}_upper"), interval)}
+    """Return a value and the ends of its interval under their keys. interval: (least, value, most)."""
+    names = (f"{key}_lower", key, f"{key}_upper")
+    return {name: scale * value for name, value in zip(names, interval)}
 
 
 def with_interval(key: str, title: str, source: str, form: str, scale: float = 1.0) -> Column:
-    """A column of `spread` values."""
+    """Return a column of `spread` values."""
     return Column(key, title, source, form, (f"{key}_lower", f"{key}_upper"), scale)
 
 
 def modelled(key: str, title: str, form: str, scale: float = 1.0) -> Column:
-    """A column of the model's, with an interval."""
+    """Return a column of `spread` values that the model predicts."""
     return with_interval(key, title, MODEL, form, scale)
 
 
 def percent(fraction: Optional[float]) -> Optional[float]:
+    """Return a fraction in percent."""
     return None if fraction is None else 100.0 * fraction
 
 
@@ -230,79 +256,67 @@ def percent(fraction: Optional[float]) -> Optional[float]:
 
 
 def wrapped(line: str, indent: str = "") -> List[str]:
-    """Wraps a line at `WIDTH`; continuation lines keep its indentation."""
+    """Break a line at `WIDTH`; all lines keep its indentation."""
     words = line.lstrip(" ")
     indent += " " * (len(line) - len(words))
     return textwrap.wrap(words, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
 
 
-_Cells = List[Tuple[Column, List[str]]]  # a column and its cells, the heading first
+class _TextColumn(NamedTuple):
+    cells: List[str]  # the heading first
+    is_left: bool  # flush left
+    is_label: bool  # repeated if the table does not fit into a line
+
+    @property
+    def width(self) -> int:
+        return max(map(len, self.cells)) + len(_GAP)
 
 
 def _lines_of(table: Table) -> List[str]:
-    """The rows; columns that do not fit into a line stand below, beside the labels again."""
+    """Return the rows; columns that do not fit into a line stand below, after the labels again."""
     marks = table.source_marks()
-    columns: _Cells = []
+    columns = []
     for column in table.columns:
-        mark = marks.get(column.source, "")
-        cells = [column.title + (f"[{mark}]" if mark and column.title else "")]
-        columns.append((column, cells + [column.shown(row) for row in table.rows]))
-
-    def width(cells: Sequence[str]) -> int:
-        return max(map(len, cells)) + 2
-
-    if sum(width(cells) for _, cells in columns) - 2 > WIDTH:
+        mark = marks.get(column.source)
+        heading = f"{column.title}[{mark}]" if mark and column.title else column.title
+        cells = [heading] + [column.shown(row) for row in table.rows]
+        is_label = not column.form and column.source in ("", CONFIGURED)
+        columns.append(_TextColumn(cells, not column.form, is_label))
+    if sum(column.width for column in columns) > _ROOM:
         columns = _folded(columns)
-    is_label = [not column.form and column.source in ("", CONFIGURED) for column, _ in columns]
-    labels = columns[: is_label.index(False) if False in is_label else 0]
-    blocks: List[_Cells] = [[]]
-    room = WIDTH + 2
-    for found in columns:
-        if found not in labels and blocks[-1] and width(found[1]) > room:
+
+    labels = list(takewhile(lambda column: column.is_label, columns))
+    if len(labels) == len(columns):
+        labels = []
+    room_beside_labels = _ROOM - sum(label.width for label in labels)
+    blocks = [list(labels)]
+    room = room_beside_labels
+    for column in columns[len(labels) :]:
+        if column.width > room and len(blocks[-1]) > len(labels):
             blocks.append(list(labels))
-            room = WIDTH + 2 - sum(width(cells) for _, cells in labels)
-        blocks[-1].append(found)
-        room -= width(found[1])
+            room = room_beside_labels
+        blocks[-1].append(column)
+        room -= column.width
+
     lines: List[str] = []
     for number, block in enumerate(blocks):
-        left = [place for place, (column, _) in enumerate(block) if not column.form]
-        lines += [""] if number else []
-        lines += text_table(list(zip(*[cells for _, cells in block])), left=left)
+        if number:
+            lines.append("")
+        left = [place for place, column in enumerate(block) if column.is_left]
+        lines += text_table(list(zip(*(column.cells for column in block))), left=left)
     return lines
 
 
-def _folded(columns: _Cells) -> _Cells:
-    """With the long cells of words broken over several lines."""
-    broken = [
-        [textwrap.wrap(each, _LONGEST) or [""] if not column.form else [each] for each in cells]
-        for column, cells in columns
-    ]
-    high = [max(map(len, row)) for row in zip(*broken)]
-    return [
-        (column, [line for lines, count in zip(cells, high) for line in lines + [""] * (count - len(lines))])
-        for (column, _), cells in zip(columns, broken)
-    ]
-
-
-def _padded(
-    rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), widths: Optional[Sequence[int]] = None
-) -> List[List[str]]:
-    """The cells of a table, filled up with blanks so that the cells of a column have one width.
-
-    rows: cells [rows][columns]. left: the numbers of the columns that stand flush left; the others stand flush right.
-    widths: characters of each column at least; None: as the widest cell needs.
-    """
-    if not rows:
-        return []
-    least = [0] * len(rows[0]) if widths is None else widths
-    wide = [max(width, *(len(row[column]) for row in rows)) for column, width in enumerate(least)]
-    return [
-        [
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, wide))
-        ]
-        for row in rows
-    ]
+def _folded(columns: Sequence[_TextColumn]) -> List[_TextColumn]:
+    """Break the long cells of words over several lines."""
+    rows = []
+    for cells in zip(*(column.cells for column in columns)):
+        broken = []
+        for column, cell in zip(columns, cells):
+            lines = textwrap.wrap(cell, _MOST_LETTERS) or [""] if column.is_left else [cell]
+            broken.append(lines)
+        rows += zip_longest(*broken, fillvalue="")
+    return [column._replace(cells=list(cells)) for column, cells in zip(columns, zip(*rows))]
 
 
 def text_table(
@@ -310,20 +324,40 @@ def text_table(
     *,
     left: Collection[int] = (0,),
     widths: Optional[Sequence[int]] = None,
-    between: str = "  ",
     indent: str = "",
 ) -> List[str]:
-    """The lines of a table, without blanks at their ends; see `_padded`. A heading is a row like any other."""
-    return [(indent + between.join(cells)).rstrip() for cells in _padded(rows, left=left, widths=widths)]
+    """Return the lines of a table, without blanks at their ends; a heading is a row like any other.
+
+    rows: cells [rows][columns]. left: the numbers of the columns that stand flush left; the others stand flush right.
+    widths: characters of each column at least; None: as the widest cell needs. indent: stands before each line.
+    """
+    return [(indent + _GAP.join(cells)).rstrip() for cells in _padded(rows, left, widths)]
+
+
+def _padded(
+    rows: Sequence[Sequence[str]], left: Collection[int] = (0,), least: Optional[Sequence[int]] = None
+) -> List[List[str]]:
+    """Fill up the cells with blanks so that the cells of a column have one width."""
+    if not rows:
+        return []
+    padded_columns = []
+    for number, cells in enumerate(zip(*rows)):
+        width = max(map(len, cells))
+        if least is not None:
+            width = max(width, least[number])
+        pad = str.ljust if number in left else str.rjust
+        padded_columns.append([pad(cell, width) for cell in cells])
+    return [list(row) for row in zip(*padded_columns)]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, columns padded so that it also reads as text; all but the first column flush right."""
-    table = _padded([header, *rows])
-    rule = ["-" * len(cell) if number == 0 else "-" * (len(cell) - 1) + ":" for number, cell in enumerate(table[0])]
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in [table[0], rule, *table[1:]])
+    """Return a Markdown table, padded so that it also reads as text; all but the first column stand flush right."""
+    heading, *cells = _padded([header, *rows])
+    rule = ["-" * len(cell) for cell in heading]
+    rule[1:] = [dashes[:-1] + ":" for dashes in rule[1:]]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (heading, rule, *cells))
 
 
 def account(title: str, rows: Sequence[Tuple[str, str, str]]) -> str:
-    """An underlined title, and under it (what, how much, a note) for each quantity."""
+    """Return an underlined title and a line for each quantity. rows: name, value, note."""
     return "\n".join([title, "-" * len(title), *text_table(rows, left=(0, 2), indent="  ")])

@@ -141,7 +141,7 @@ def test_a_column_has_one_width_and_keeps_its_cells(rows, left):
         assert widths == {max(len(row[column]) for row in rows)}
         for cell, wide in zip((row[column] for row in rows), (row[column] for row in made)):
             assert wide == (cell.ljust(len(wide)) if column in left else cell.rjust(len(wide)))
-    assert text_table(rows, left=left, between="|", indent="> ") == [("> " + "|".join(row)).rstrip() for row in made]
+    assert text_table(rows, left=left, indent="> ") == [("> " + "  ".join(row)).rstrip() for row in made]
 
 
 def test_least_widths_let_lines_be_printed_one_by_one():

@@ -4,11 +4,13 @@ import csv
 import gc
 import io
 import json
+import os
 
 import pytest
 
 from pack_data.cli.command import depth_text, run_main
 from pack_data.inspection import compare as command
+from pack_data.inspection import one_packer
 from pack_data.inspection.compare import ALGORITHMS, _jobs, _printed, compare, heat_maps
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
@@ -91,6 +93,16 @@ def test_a_mistake_in_another_process_is_told_here(histogram, monkeypatch):
     monkeypatch.setattr(command, "packs_at_depth", lambda name, depth: True)
     with refused("nnlshp", 3, 5):
         compare(histogram, (5,), ["nnlshp"], isolated=True)
+
+
+def _end(pipe, *_):
+    os._exit(9)
+
+
+def test_a_packer_whose_process_is_killed_is_named(histogram, monkeypatch):
+    monkeypatch.setattr(one_packer, "_send_row", _end)
+    with refused("spfhp", "depth 3", "--packers"):
+        list(one_packer.measure_each([("spfhp", 3)], histogram, 256, isolated=True))
 
 
 def test_the_printed_table_holds_the_rows(histogram, rows):

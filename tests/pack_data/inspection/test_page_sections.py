@@ -12,7 +12,8 @@ from pack_data.inspection.compare import compare
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing, prove, statement
-from pack_data.store.data_set import PackStore
+from pack_data.store.data_set import PackStore, StoreWriter
+from pack_data.store.packs import PackSchema
 from tests.pages import check_page
 from tests.refusals import refused
 from tests.tiny_runs import tiny_data
@@ -151,7 +152,10 @@ def test_the_recipe_of_a_data_set_brings_its_proof(tmp_path):
         assert f"at least {store.manifest.lower_bound:,} packs are needed" in words
 
 
-def test_a_packing_without_packs_is_refused():
+def test_a_packing_without_packs_is_refused(tmp_path):
+    writer = StoreWriter(tmp_path, PackSchema.bert(8, 2, 4, vocabulary_size=50))
+    with writer.finish(algorithm="none") as store, refused(tmp_path, "no packs"):
+        look.page_of_data_set(store, pack=0)
     with refused("packing", "no packs"):
         page_of(LengthHistogram([0, 0, 0]), "spfhp")
 

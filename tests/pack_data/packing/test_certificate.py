@@ -341,6 +341,8 @@ def test_a_data_set_s_own_recipe_packs_its_own_packs(tmp_path, capsys):
     other = LengthHistogram.from_lengths([5, 7], Packing.load(data / "recipe.json").max_sequence_length)
     pack(other, max_sequences_per_pack=3).save(tmp_path / "other.json")
     refusal_of(main, [tmp_path / "other.json", "--histogram", data], capsys, "other.json", "the histogram has")
+    refusal_of(main, [tmp_path / "other.json", "--workers", 1], capsys, "--workers", "recipe")
+    refusal_of(main, [data, "--histogram", data], capsys, "--histogram", "data set")
 
 
 # ---- the checker that needs no package -----------------------------------------------------------------------------
