@@ -118,18 +118,20 @@ def padding_free_batch(
         tokens = sum(len(column["input_ids"]) for column in columns)
         if tokens > slots:
             raise ValueError(f"the examples of a row have {tokens} tokens, slots is {slots}; make it larger")
-        columns += [_padding(1, pad_id)] * (slots - tokens)
+        padding = _padding(1, pad_id)
+        columns += [padding] * (slots - tokens)
 
     lengths = np.array([len(column["input_ids"]) for column in columns])
     ends = np.cumsum(lengths)
     starts = ends - lengths
+    positions = np.arange(ends[-1]) - np.repeat(starts, lengths)
     labels = np.concatenate([column["labels"] for column in columns])
     if causal:
         labels[starts] = _IGNORED
     return {
         "input_ids": np.concatenate([column["input_ids"] for column in columns])[None],
         "labels": labels[None],
-        "position_ids": (np.arange(ends[-1]) - np.repeat(starts, lengths))[None],
+        "position_ids": positions[None],
         "cumulative_lengths": np.concatenate([[0], ends]).astype(np.int32),
         "max_length": np.asarray(lengths.max()),
     }
@@ -154,19 +156,25 @@ def padded_batch(examples: Sequence[Example], *, pad_id: int = 0, multiple_of: i
     multiple_of = whole_number("multiple_of", multiple_of, least=1)
     lengths = np.array([len(column["input_ids"]) for column in columns])
     longest = int(rounded_up(lengths, multiple_of).max())
-    is_token = np.arange(longest) < lengths[:, None]
+    positions = np.arange(longest)
+    is_token = positions < lengths[:, None]
     batch = {
         "input_ids": np.full(is_token.shape, pad_id, np.int64),
         "attention_mask": is_token.astype(np.int64),
         "labels": np.full(is_token.shape, _IGNORED, np.int64),
-        "position_ids": np.where(is_token, np.arange(longest), 0),
+        "position_ids": np.where(is_token, positions, 0),
     }
     for name in ("input_ids", "labels"):
         batch[name][is_token] = np.concatenate([column[name] for column in columns])
     return batch
 
 
-def collate(way: Way, batch: Batch, dataset: Sequence[Example], pad_id: int = 0) -> Dict[str, np.ndarray]:
+def collate(
+    way: Way,
+    batch: Batch,
+    dataset: Sequence[Example],
+    pad_id: int = 0,
+) -> Dict[str, np.ndarray]:
     """Return the arrays of one batch of a plan.
 
     A padded row of several pieces is one text to the model: nothing tells the pieces apart.

@@ -38,7 +38,11 @@ class PackMixture:
     """
 
     def __init__(
-        self, data_sets: Sequence[PackDataset], weights: Optional[Sequence[float]] = None, *, seed: int = 0
+        self,
+        data_sets: Sequence[PackDataset],
+        weights: Optional[Sequence[float]] = None,
+        *,
+        seed: int = 0,
     ) -> None:
         self.seed = whole_number("seed", seed, least=0, most=2**64 - 1)
         self._data_sets = list(data_sets)
@@ -46,15 +50,17 @@ class PackMixture:
         if not len(self._sizes) or not self._sizes.all():
             raise ValueError("a mixture needs data sets, each with a row; leave empty ones out")
         shares = np.array(self._sizes if weights is None else weights, np.float64)
-        if shares.shape != self._sizes.shape or not (np.isfinite(shares) & (shares > 0)).all():
+        are_valid = np.isfinite(shares) & (shares > 0)
+        if shares.shape != self._sizes.shape or not are_valid.all():
             raise ValueError(f"weights are {weights}; pass one number above 0 for each of {len(self._sizes)} data sets")
         self._shares = shares / shares.sum()
         self._starts = np.cumsum(self._sizes) - self._sizes
-        first = _columns_of(self._data_sets[0])
-        for number, data_set in enumerate(self._data_sets):
-            columns = _columns_of(data_set)
-            if columns != first:
-                raise ValueError(f"data set {number} has the columns {columns}, data set 0 {first}; build both alike")
+        columns = [_columns_of(data_set) for data_set in self._data_sets]
+        for number, others in enumerate(columns):
+            if others != columns[0]:
+                raise ValueError(
+                    f"data set {number} has the columns {others}, data set 0 {columns[0]}; build both alike"
+                )
 
     def __len__(self) -> int:
         return int(self._sizes.sum())
@@ -70,15 +76,17 @@ class PackMixture:
     def __getitems__(self, numbers: Sequence[int]) -> List[Dict[str, np.ndarray]]:
         """Return rows of any of the data sets, each of which is read once."""
         wanted = np.asarray(numbers, np.int64)
-        if len(wanted) and not 0 <= wanted.min() <= wanted.max() < len(self):
-            raise IndexError(f"rows {wanted.min()} to {wanted.max()}: out of range; rows are 0 to {len(self) - 1}")
+        if len(wanted):
+            first, last = wanted.min(), wanted.max()
+            if first < 0 or last >= len(self):
+                raise IndexError(f"rows {first} to {last}: out of range; rows are 0 to {len(self) - 1}")
         sources = np.searchsorted(self._starts, wanted, side="right") - 1
         rows: List[Dict[str, np.ndarray]] = [{}] * len(wanted)
         for source in np.unique(sources).tolist():
             places = np.flatnonzero(sources == source)
-            numbers_there = (wanted[places] - self._starts[source]).tolist()
-            rows_there = self._data_sets[source].__getitems__(numbers_there)
-            for place, row in zip(places.tolist(), rows_there):
+            numbers_of_source = wanted[places] - self._starts[source]
+            rows_of_source = self._data_sets[source].__getitems__(numbers_of_source.tolist())
+            for place, row in zip(places.tolist(), rows_of_source):
                 rows[place] = row
         return rows
 
@@ -89,11 +97,13 @@ class PackMixture:
     def order(self, first: int, count: int) -> np.ndarray:
         """Return the numbers of the rows at the places from `first` on, int64 [count]."""
         sources, draws = self._draws(first, count)
-        passes, places = np.divmod(draws, self._sizes[sources])
+        sizes = self._sizes[sources]
+        passes, places = np.divmod(draws, sizes)
         keys = _mixed(np.full(count, self.seed, np.uint64))
         keys = _mixed(keys ^ sources.astype(np.uint64))
         keys = _mixed(keys ^ passes.astype(np.uint64))
-        return self._starts[sources] + _shuffled(places, self._sizes[sources], keys)
+        shuffled = _shuffled(places, sizes, keys)
+        return self._starts[sources] + shuffled
 
     def _draws(self, first: int, count: int) -> Tuple[np.ndarray, np.ndarray]:
         """Return for each place the data set, and how many rows of it came before: int64 [count] both.
@@ -103,18 +113,27 @@ class PackMixture:
         numbers than those of the places have to be sorted.
         """
         slack = len(self._sizes) + 1
-        low = np.maximum(0, np.floor(first * self._shares).astype(np.int64) - slack)
-        high = np.ceil((first + count) * self._shares).astype(np.int64) + slack
+        last = first + count
+        low = np.floor(first * self._shares).astype(np.int64) - slack
+        low = np.maximum(0, low)
+        high = np.ceil(last * self._shares).astype(np.int64) + slack
         numbers = high - low
         sources = np.repeat(np.arange(len(low)), numbers)
-        draws = np.arange(len(sources)) - np.repeat(np.cumsum(numbers) - high, numbers)
-        order = np.lexsort((sources, (draws + 0.5) / self._shares[sources]))
-        before = int(low.sum())
-        chosen = order[first - before :][:count]
+        offsets = np.cumsum(numbers) - high
+        draws = np.arange(len(sources)) - np.repeat(offsets, numbers)
+        places = (draws + 0.5) / self._shares[sources]
+        order = np.lexsort((sources, places))
+        skipped = first - int(low.sum())
+        chosen = order[skipped : skipped + count]
         return sources[chosen], draws[chosen]
 
     def batches(
-        self, rows: int, *, rank: int = 0, ranks: int = 1, state: Optional[Mapping[str, Any]] = None
+        self,
+        rows: int,
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        state: Optional[Mapping[str, Any]] = None,
     ) -> Iterator[List[int]]:
         """Yield the rows of one rank, update after update, without end: the `batch_sampler` of a DataLoader.
 
@@ -136,9 +155,10 @@ class PackMixture:
         place = 0
         if state is not None:
             mixture = self.state_at(0)["mixture"]
-            if state.get("mixture") != mixture:
+            mixture_of_state = state.get("mixture")
+            if mixture_of_state != mixture:
                 raise ValueError(
-                    f"the state is of mixture {named(state.get('mixture'))}, this one is {mixture}: other data sets, "
+                    f"the state is of mixture {named(mixture_of_state)}, this one is {mixture}: other data sets, "
                     "weights or seed; pass those that the state was taken with"
                 )
             place = whole_number("place of the state", state.get("place"), least=0)
@@ -152,7 +172,8 @@ class PackMixture:
 
     def state_at(self, place: int) -> Dict[str, Any]:
         """Return the state after `place` rows of all ranks together, in plain values."""
-        identity = repr((self.seed, self._sizes.tolist(), [share.hex() for share in self._shares.tolist()]))
+        shares = [share.hex() for share in self._shares.tolist()]
+        identity = repr((self.seed, self._sizes.tolist(), shares))
         return {
             "place": whole_number("place", place, least=0),
             "mixture": hashlib.sha256(identity.encode()).hexdigest()[:16],
@@ -161,16 +182,21 @@ class PackMixture:
 
 def _columns_of(data_set: PackDataset) -> Dict[str, Any]:
     """Return the columns of a data set; of BERT, with their shapes."""
-    return {name: data_set.is_bert and values.shape for name, values in data_set[0].items()}
+    columns = {}
+    for name, values in data_set[0].items():
+        columns[name] = data_set.is_bert and values.shape
+    return columns
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
     """Return other 64 bits for each value, one to one (splitmix64: Steele, Lea and Flood, 2014)."""
     with np.errstate(over="ignore"):
-        values = values + np.uint64(0x9E3779B97F4A7C15)
-        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: np.ndarray = values ^ (values >> np.uint64(31))
+        mixed = values + np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(30)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(27)
+        mixed *= np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
     return mixed
 
 
@@ -180,7 +206,8 @@ def _shuffled(places: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.nda
     A Feistel network on the smallest square of a power of two that holds the size; what falls beyond the size goes
     through it again (Black and Rogaway, Ciphers with arbitrary finite domains, 2002).
     """
-    bits = np.ceil(np.log2(np.maximum(sizes, 2))).astype(np.uint64)
+    bits = np.log2(np.maximum(sizes, 2))
+    bits = np.ceil(bits).astype(np.uint64)
     half_bits = (bits + np.uint64(1)) >> np.uint64(1)
     masks = (np.uint64(1) << half_bits) - np.uint64(1)
     shuffled = places.astype(np.uint64)
@@ -188,11 +215,14 @@ def _shuffled(places: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.nda
     while len(waiting):
         half = half_bits[waiting]
         mask = masks[waiting]
+        key = keys[waiting]
         left = shuffled[waiting] >> half
         right = shuffled[waiting] & mask
         for round_ in range(_ROUNDS):
-            mixed = _mixed(right ^ _mixed(keys[waiting] ^ np.uint64(round_))) & mask
+            round_key = _mixed(key ^ np.uint64(round_))
+            mixed = _mixed(right ^ round_key) & mask
             left, right = right, left ^ mixed
         shuffled[waiting] = (left << half) | right
-        waiting = waiting[shuffled[waiting] >= sizes[waiting].astype(np.uint64)]
+        is_beyond = shuffled[waiting] >= sizes[waiting].astype(np.uint64)
+        waiting = waiting[is_beyond]
     return shuffled.astype(np.int64)

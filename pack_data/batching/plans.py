@@ -60,8 +60,10 @@ class BatchOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("max_sequence_length", 1), ("ranks", 1), ("seed", 0)):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
+        for name in ("batch_size", "max_sequence_length", "ranks", "seed"):
+            least = 0 if name == "seed" else 1
+            value = whole_number(name, getattr(self, name), least=least)
+            object.__setattr__(self, name, value)
 
     @property
     def capacity(self) -> int:
@@ -93,16 +95,19 @@ class EpochPlan:
         number = step * self.ranks + rank
         first, last = self.batches[number : number + 2]
         limits = self.rows[first : last + 1].tolist()
-        return tuple(self._row(begin, end) for begin, end in zip(limits, limits[1:]))
+        return tuple(map(self._row, limits[:-1], limits[1:]))
 
     def _row(self, begin: int, end: int) -> _Row:
-        columns = (column[begin:end].tolist() for column in (self.example, self.start, self.stop))
-        return tuple(map(Piece, *columns))
+        examples = self.example[begin:end].tolist()
+        starts = self.start[begin:end].tolist()
+        stops = self.stop[begin:end].tolist()
+        return tuple(map(Piece, examples, starts, stops))
 
 
 def _offsets(sizes: Any) -> np.ndarray:
     """Return where each group begins, and where the last one ends, int64 [sizes + 1]."""
-    return np.concatenate([[0], np.cumsum(np.asarray(sizes, np.int64))]).astype(np.int64)
+    ends = np.cumsum(np.asarray(sizes, np.int64))
+    return np.concatenate([[0], ends]).astype(np.int64)
 
 
 def _whole(lengths: np.ndarray, batches: Sequence[_Bins], ranks: int) -> EpochPlan:
@@ -116,24 +121,28 @@ def _whole(lengths: np.ndarray, batches: Sequence[_Bins], ranks: int) -> EpochPl
 
 def _deal(rows: Sequence[_T], options: BatchOptions) -> List[List[_T]]:
     """Deal rows to batches, bs * ranks rows a step. The ranks take turns, so all have rows of a short last step."""
-    rows_of_step = options.batch_size * options.ranks
+    ranks = options.ranks
+    rows_of_step = options.batch_size * ranks
     batches = []
     for start in range(0, len(rows), rows_of_step):
         step = rows[start : start + rows_of_step]
-        batches += [list(step[rank :: options.ranks]) for rank in range(options.ranks)]
+        for rank in range(ranks):
+            batches.append(list(step[rank::ranks]))
     return batches
 
 
 def _one_by_one(lengths: np.ndarray, order: np.ndarray, options: BatchOptions) -> EpochPlan:
     """Return a plan of one example a row, in this order."""
-    return _whole(lengths, _deal([[number] for number in order.tolist()], options), options.ranks)
+    rows = [[number] for number in order.tolist()]
+    return _whole(lengths, _deal(rows, options), options.ranks)
 
 
 def _bins_to_plan(lengths: np.ndarray, bins: _Bins, options: BatchOptions) -> EpochPlan:
     """Return a plan of one bin a batch, the examples of a last step with too few bins shared out over all ranks."""
     last = len(bins) % options.ranks
     if last:
-        bins = bins[:-last] + _shared_out(lengths, bins[-last:], options.ranks)
+        last_step = _shared_out(lengths, bins[-last:], options.ranks)
+        bins = bins[:-last] + last_step
     return _whole(lengths, _as_batches(bins), options.ranks)
 
 
@@ -142,12 +151,18 @@ def _as_batches(bins: _Bins) -> List[_Bins]:
     return [[numbers] if numbers else [] for numbers in bins]
 
 
+def _longest_first(lengths: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Return these examples sorted by length; equal ones keep their order."""
+    order = np.argsort(-lengths[numbers], kind="stable")
+    return numbers[order]
+
+
 def _shared_out(lengths: np.ndarray, bins: _Bins, ranks: int) -> _Bins:
     """Return the examples of these bins in one bin a rank: the longest first, to the rank that has least."""
-    numbers = sorted(number for bin_ in bins for number in bin_)
+    numbers = np.sort(np.concatenate(bins))
     shares: _Bins = [[] for _ in range(ranks)]
     load = [0] * ranks
-    for number in sorted(numbers, key=lambda number: -lengths[number]):
+    for number in _longest_first(lengths, numbers).tolist():
         rank = load.index(min(load))
         shares[rank].append(number)
         load[rank] += int(lengths[number])
@@ -168,14 +183,16 @@ def _group_by_length(lengths: np.ndarray, options: BatchOptions, rng: np.random.
     The longest example comes first of all, so that memory runs out in the first step or not at all.
     """
     order = rng.permutation(len(lengths))
-    batches = max(1, min(len(order) // (4 * options.batch_size), _MEGA_BATCHES))
+    quarter = len(order) // (4 * options.batch_size)
+    batches = max(1, min(quarter, _MEGA_BATCHES))
     size = batches * options.batch_size
     groups = []
     for start in range(0, len(order), size):
         group = order[start : start + size]
-        groups.append(group[np.argsort(-lengths[group], kind="stable")])
-    longest = max(range(len(groups)), key=lambda number: lengths[groups[number][0]])
-    groups[longest][0], groups[0][0] = groups[0][0], groups[longest][0]
+        groups.append(_longest_first(lengths, group))
+    first_group = groups[0]
+    longest_group = max(groups, key=lambda group: lengths[group[0]])
+    longest_group[0], first_group[0] = first_group[0], longest_group[0]
     return _one_by_one(lengths, np.concatenate(groups), options)
 
 
@@ -231,7 +248,7 @@ def _first_fit_decreasing(lengths: np.ndarray, numbers: np.ndarray, options: Bat
     """Return these examples in `ranks` bins of bs * msl tokens; None if they do not fit."""
     room = [options.capacity] * options.ranks
     bins: _Bins = [[] for _ in room]
-    for number in numbers[np.argsort(-lengths[numbers], kind="stable")].tolist():
+    for number in _longest_first(lengths, numbers).tolist():
         length = int(lengths[number])
         for rank, free in enumerate(room):
             if length <= free:
@@ -264,7 +281,7 @@ def _random_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.G
 def _sorted_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
     """Fill bins of bs * msl tokens from the longest example to the shortest; equal ones in random order."""
     order = rng.permutation(len(lengths))
-    return _in_order(lengths, order[np.argsort(-lengths[order], kind="stable")], options)
+    return _in_order(lengths, _longest_first(lengths, order), options)
 
 
 def _optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
@@ -274,7 +291,8 @@ def _optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.
     the same work, and all steps get nearly the same work. Otherwise rows are drawn at random.
     """
     rows = [row.tolist() for row in _optimal_rows(lengths, options.max_sequence_length, rng)]
-    work = np.array([int((lengths[row] ** 2).sum()) for row in rows])
+    squares = lengths**2
+    work = np.array([int(squares[row].sum()) for row in rows])
     steps = _steps_of_equal_work(work, options, rng)
 
     # The examples of a last step with too few rows are shared out, one row a rank, if they fit, so that no rank is
@@ -282,8 +300,10 @@ def _optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.
     last_step: List[_Bins] = []
     if len(steps[-1]) < options.ranks:
         _give_enough_examples(steps, [len(row) for row in rows], work, options.ranks)
-        shares = _shared_out(lengths, [rows[row] for row in steps[-1]], options.ranks)
-        if max(int(lengths[numbers].sum()) for numbers in shares) <= options.max_sequence_length:
+        last_rows = [rows[row] for row in steps[-1]]
+        shares = _shared_out(lengths, last_rows, options.ranks)
+        longest = max(int(lengths[numbers].sum()) for numbers in shares)
+        if longest <= options.max_sequence_length:
             steps.pop()
             last_step = _as_batches(shares)
 
@@ -299,11 +319,14 @@ def _steps_of_equal_work(work: np.ndarray, options: BatchOptions, rng: np.random
 
     Rows sorted by work come in groups of one row a rank. Each step gets one of the next groups, at random.
     """
-    groups = np.split(np.argsort(-work, kind="stable"), range(options.ranks, len(work), options.ranks))
-    number = -(-len(work) // (options.batch_size * options.ranks))
+    ranks = options.ranks
+    most_work_first = np.argsort(-work, kind="stable")
+    groups = np.split(most_work_first, range(ranks, len(work), ranks))
+    number = -(-len(work) // (options.batch_size * ranks))
     steps: _Bins = [[] for _ in range(number)]
     for start in range(0, len(groups), number):
-        for step, group in zip(rng.permutation(number).tolist(), groups[start : start + number]):
+        order = rng.permutation(number).tolist()
+        for step, group in zip(order, groups[start : start + number]):
             steps[step] += group.tolist()
     fewest = min(range(number), key=lambda step: len(steps[step]))
     steps[fewest], steps[-1] = steps[-1], steps[fewest]
@@ -338,7 +361,8 @@ def _give_enough_examples(steps: _Bins, examples: List[int], work: np.ndarray, r
     for step, rows in enumerate(steps[:-1]):
         for place, row in enumerate(rows):
             if examples[row] >= examples[given_away] + missing:
-                candidates.append((abs(int(work[row] - work[given_away])), step, place))
+                difference = abs(int(work[row] - work[given_away]))
+                candidates.append((difference, step, place))
     if candidates:
         _, step, place = min(candidates)
         last[smallest], steps[step][place] = steps[step][place], given_away
@@ -347,7 +371,8 @@ def _give_enough_examples(steps: _Bins, examples: List[int], work: np.ndarray, r
 def _optimal_rows(lengths: np.ndarray, slots: int, rng: np.random.Generator) -> List[np.ndarray]:
     """Return the numbers of the examples of each row of an optimal packing."""
     packing = _optimal_packing_of(lengths.tobytes(), slots)
-    row, _ = assign(lengths, packing, int(rng.integers(2**63)))
+    seed = int(rng.integers(2**63))
+    row, _ = assign(lengths, packing, seed)
     ends = np.cumsum(np.bincount(row, minlength=packing.packs))
     return np.split(np.argsort(row, kind="stable"), ends[:-1])
 

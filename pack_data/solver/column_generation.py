@@ -107,13 +107,15 @@ def _pieces(lengths: np.ndarray, prices: np.ndarray) -> List[_Piece]:
         return []
     slopes = np.diff(prices) / np.diff(lengths)
     # Interpolated prices are rounded, so slopes that ought to be equal differ by this much.
-    bends = np.flatnonzero(np.abs(np.diff(slopes)) > _ROUNDING) + 1
+    is_bend = np.abs(np.diff(slopes)) > _ROUNDING
+    bends = np.flatnonzero(is_bend) + 1
     pieces: List[_Piece] = []
     start = 0
     for bend in (*bends.tolist(), len(lengths) - 1):
-        if bend >= start:
-            _add_straight(pieces, lengths[start : bend + 1], prices[start : bend + 1])
-            start = bend + 1
+        stop = bend + 1
+        if stop > start:
+            _add_straight(pieces, lengths[start:stop], prices[start:stop])
+            start = stop
     return pieces
 
 
@@ -128,8 +130,9 @@ def _add_straight(pieces: List[_Piece], lengths: np.ndarray, prices: np.ndarray)
         errors = np.abs(prices - line)
         worst = int(errors.argmax())
         if errors[worst] > _ROUNDING:
-            _add_straight(pieces, lengths[: worst + 1], prices[: worst + 1])
-            _add_straight(pieces, lengths[worst + 1 :], prices[worst + 1 :])
+            split = worst + 1
+            _add_straight(pieces, lengths[:split], prices[:split])
+            _add_straight(pieces, lengths[split:], prices[split:])
             return
     pieces.append(_Piece(shortest, longest, float(prices[0]), slope))
 
@@ -147,21 +150,30 @@ class _PackTables:
     lengths int [m] ascending; prices float64 [m] by length, non-decreasing.
     """
 
-    def __init__(self, lengths: np.ndarray, prices: np.ndarray, max_sequence_length: int, most_sequences: int) -> None:
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        prices: np.ndarray,
+        max_sequence_length: int,
+        most_sequences: int,
+    ) -> None:
         slots = max_sequence_length + 1
         fitting = np.zeros(slots, np.int64)  # by capacity: the index of the longest length that fits, from 1
         fitting[lengths] = np.arange(1, len(lengths) + 1)
         fitting = np.maximum.accumulate(fitting)
         self._longest = np.concatenate([[0], lengths])[fitting]  # 0 if none fits
         values = np.concatenate([[0.0], prices])[fitting]
-        self._tables: Dict[int, np.ndarray] = {0: np.zeros(slots), 1: values}
+        nothing = np.zeros(slots)
+        self._tables: Dict[int, np.ndarray] = {0: nothing, 1: values}
         self._steps = np.flatnonzero(np.diff(values, prepend=0.0))  # the shortest length of each price
         self._most_fitting = 1
         if len(self._steps):
-            self._most_fitting = max_sequence_length // max(1, int(self._steps[0]))
+            shortest = max(1, int(self._steps[0]))
+            self._most_fitting = max_sequence_length // shortest
 
         self._pieces = _pieces(lengths, prices)
-        products = 2 * int(np.ceil(np.log2(max(2, most_sequences)))) - 1
+        doublings = int(np.ceil(np.log2(max(2, most_sequences))))
+        products = 2 * doublings - 1
         product_cost = products * slots**2 / 2
         step_cost = len(self._steps) * (_CALL_COST + slots)
         piece_cost = len(self._pieces) * (_FILTER_CALL_COST + _FILTER_COST * slots)
@@ -180,7 +192,8 @@ class _PackTables:
         """Return the best value by capacity, float64 [S + 1]."""
         sequences = min(sequences, self._most_fitting)
         if sequences not in self._tables:
-            self._tables[sequences] = self._one_more(sequences) if self._single else self._product(sequences)
+            compute = self._one_more if self._single else self._product
+            self._tables[sequences] = compute(sequences)
         return self._tables[sequences]
 
     def _one_more(self, sequences: int) -> np.ndarray:
@@ -195,18 +208,21 @@ class _PackTables:
         if not self._pieces:
             prices = self._tables[1][self._steps]
             for step, price in zip(self._steps.tolist(), prices.tolist()):
-                np.maximum(table[step:], before[: len(before) - step] + price, out=table[step:])
+                above = table[step:]
+                np.maximum(above, before[: len(above)] + price, out=above)
         return before if (table == before).all() else table
 
     def _product(self, sequences: int) -> np.ndarray:
         a, b = map(self._table, self._factors(sequences))
         windows = _windows(b)
         table = np.empty(len(a))
-        for start in range(0, len(a), _rows_of_block(len(a))):
-            stop = min(len(a), start + _rows_of_block(len(a)))
+        rows = _rows_of_block(len(a))
+        for start in range(0, len(a), rows):
+            stop = min(len(a), start + rows)
             # Of two equal factors the first may have the smaller share.
             share = stop // 2 + 1 if b is a else stop
-            (windows[start:stop, :share] + a[:share]).max(axis=1, out=table[start:stop])
+            sums = windows[start:stop, :share] + a[:share]
+            sums.max(axis=1, out=table[start:stop])
         return table
 
     def value(self, sequences: int, capacities: np.ndarray) -> np.ndarray:
@@ -230,11 +246,14 @@ class _PackTables:
         rows = _rows_of_block(len(shares))
         for start in range(0, len(capacities), rows):
             block = slice(start, start + rows)
-            others = padded[capacities[block, None] - shares] if self._single else windows[capacities[block]]
-            sums = a + others
+            if self._single:
+                left = capacities[block, None] - shares
+                sums = padded[left] + a
+            else:
+                sums = windows[capacities[block]] + a
             best = sums.argmax(axis=1)
             best_shares[block] = shares[best]
-            values[block] = sums[np.arange(len(sums)), best]
+            values[block] = np.take_along_axis(sums, best[:, None], axis=1)[:, 0]
         return values, best_shares
 
     def packs(self, sequences: int, capacities: np.ndarray) -> np.ndarray:
@@ -245,7 +264,8 @@ class _PackTables:
             return self._longest[capacities][:, None]
         _, share = self._best(sequences, capacities)
         first, second = self._factors(sequences)
-        return np.hstack([self.packs(first, share), self.packs(second, capacities - share)])
+        packs = self.packs(first, share), self.packs(second, capacities - share)
+        return np.hstack(packs)
 
 
 def _rows_of_block(columns: int) -> int:
@@ -255,7 +275,8 @@ def _rows_of_block(columns: int) -> int:
 
 def _windows(b: np.ndarray) -> np.ndarray:
     """Return a view [S + 1, S + 1]: windows[c, s] = b[c - s], -inf for s > c."""
-    padded = np.concatenate([b[::-1], np.full(len(b) - 1, -np.inf)])
+    below = np.full(len(b) - 1, -np.inf)
+    padded = np.concatenate([b[::-1], below])
     return sliding_window_view(padded, len(b))[::-1]
 
 
@@ -285,8 +306,10 @@ class _Pool:
         width = max(strategies.shape[1], self.strategies.shape[1])
         parts = []
         for part in (self.strategies, strategies):
-            parts.append(np.pad(part, ((0, 0), (0, width - part.shape[1]))))
-        longest_first = -np.sort(-np.vstack(parts), axis=1)
+            missing = width - part.shape[1]
+            parts.append(np.pad(part, ((0, 0), (0, missing))))
+        both = np.vstack(parts)
+        longest_first = -np.sort(-both, axis=1)
         self.strategies = np.unique(longest_first, axis=0)
         return len(self.strategies) - before
 
@@ -296,7 +319,8 @@ class _Pool:
 
     def worth(self, prices: np.ndarray, strategies: np.ndarray) -> np.ndarray:
         """Return the sum of the prices [lengths] in each of the strategies."""
-        return np.concatenate([[0.0], prices])[self._row[strategies]].sum(axis=1)
+        prices_of_rows = np.concatenate([[0.0], prices])
+        return prices_of_rows[self._row[strategies]].sum(axis=1)
 
     def solve(self, weights: np.ndarray) -> _Master:
         """Solve the programme over these strategies; weights: sequences, float [lengths].
@@ -312,18 +336,21 @@ class _Pool:
 
     def matrix(self) -> csc_matrix:
         """Return the slots of each length, sparse [lengths, strategies]."""
+        number, depth = self.strategies.shape
         rows = self._row[self.strategies].ravel()
-        columns = np.repeat(np.arange(len(self.strategies)), self.strategies.shape[1])
+        columns = np.repeat(np.arange(number), depth)
         used = rows > 0
-        entries = np.ones(int(used.sum())), (rows[used] - 1, columns[used])
-        return coo_matrix(entries, shape=(len(self._lengths), len(self.strategies))).tocsc()
+        places = rows[used] - 1, columns[used]
+        entries = np.ones(int(used.sum()))
+        return coo_matrix((entries, places), shape=(len(self._lengths), number)).tocsc()
 
 
 def _solve_master(slots: csc_matrix, wanted: np.ndarray) -> _Master:
     """Solve the linear programme over strategies with these slots [rows, strategies]; wanted: float [rows]."""
     rows, strategies = slots.shape
     # Columns of cost 0: a slot of the next longer row holds this one.
-    shorter = diags([np.ones(rows - 1), -np.ones(rows - 1)], [0, -1], shape=(rows, rows - 1)).tocsc()
+    ones = np.ones(rows - 1)
+    shorter = diags([ones, -ones], [0, -1], shape=(rows, rows - 1)).tocsc()
     cost = np.concatenate([np.ones(strategies), np.zeros(rows - 1)])
     constraints = -hstack([slots, shorter]).tocsc()
     scale = max(1.0, float(wanted.mean()))  # the solver's tolerances are absolute
@@ -335,7 +362,8 @@ def _solve_master(slots: csc_matrix, wanted: np.ndarray) -> _Master:
     if result.x is None:
         raise RuntimeError(f"HiGHS found no solution of the packing programme: {result.message}")
     prices = np.maximum.accumulate(np.maximum(-result.ineqlin.marginals, 0.0))
-    return _Master(result.fun * scale, prices, np.maximum(result.x[:strategies], 0.0) * scale)
+    packs = np.maximum(result.x[:strategies], 0.0)
+    return _Master(result.fun * scale, prices, packs * scale)
 
 
 # ---- the whole programme ---------------------------------------------------------------------------------------------
@@ -353,7 +381,12 @@ class Relaxation:
     exact: bool  # True if they have a slot for every sequence, False if they fit in total only (`_solve_coarse`)
 
 
-def _first_prices(lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int) -> List[np.ndarray]:
+def _first_prices(
+    lengths: np.ndarray,
+    counts: np.ndarray,
+    max_sequence_length: int,
+    depth: int,
+) -> List[np.ndarray]:
     """Return good prices [lengths] that need no programme.
 
     They are: tokens / S with 1 for every length above S - t and 0 for every length below t, at the best t (Martello and
@@ -361,17 +394,24 @@ def _first_prices(lengths: np.ndarray, counts: np.ndarray, max_sequence_length: 
     """
     S = max_sequence_length
     tokens = lengths / S
-    below = np.concatenate([[0], np.cumsum(counts)]).astype(float)
-    tokens_below = np.concatenate([[0.0], np.cumsum(counts * tokens)])
+    below = _sums_below(counts)
+    tokens_below = _sums_below(counts * tokens)
     thresholds = np.concatenate([[0], lengths[lengths <= S // 2]])
     low = np.searchsorted(lengths, thresholds)
     high = np.searchsorted(lengths, S - thresholds, side="right")
     bounds = below[-1] - below[high] + tokens_below[high] - tokens_below[low]
     t = thresholds[int(np.argmax(bounds))]
-    prices = [np.where(lengths > S - t, 1.0, np.where(lengths < t, 0.0, tokens))]
+    l2_prices = np.where(lengths < t, 0.0, tokens)
+    l2_prices[lengths > S - t] = 1.0
+    prices = [l2_prices]
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
         prices.append((1 - share) * tokens + share / depth)
     return prices
+
+
+def _sums_below(values: np.ndarray) -> np.ndarray:
+    """Return the sum of the values below each index, float64 [values + 1]."""
+    return np.concatenate([[0.0], np.cumsum(values)])
 
 
 def _hats(lengths: np.ndarray, knots: np.ndarray) -> csc_matrix:
@@ -379,13 +419,22 @@ def _hats(lengths: np.ndarray, knots: np.ndarray) -> csc_matrix:
     if len(knots) == 1:
         return csc_matrix(np.ones((1, len(lengths))))
     columns = np.arange(len(lengths))
-    right = np.clip(np.searchsorted(knots, columns, side="right"), 1, len(knots) - 1)
-    low = lengths[knots[right - 1]]
+    right = np.searchsorted(knots, columns, side="right")
+    right = np.clip(right, 1, len(knots) - 1)
+    left = right - 1
+    low = lengths[knots[left]]
     high = lengths[knots[right]]
     share = (lengths - low) / (high - low)
     shares = np.concatenate([1 - share, share])
-    places = np.concatenate([right - 1, right]), np.concatenate([columns, columns])
+    rows = np.concatenate([left, right])
+    places = rows, np.concatenate([columns, columns])
     return coo_matrix((shares, places), shape=(len(knots), len(lengths))).tocsc()
+
+
+def _even_indices(rows: int, number: int) -> np.ndarray:
+    """Return about so many indices of rows, evenly spaced, the first and the last among them."""
+    even = np.linspace(0, rows - 1, number)
+    return np.unique(even.round().astype(np.int64))
 
 
 class Programme:
@@ -395,7 +444,13 @@ class Programme:
     shallower ones no longer improve the programme. The bound always holds for the full depth.
     """
 
-    def __init__(self, lengths: np.ndarray, counts: np.ndarray, max_sequence_length: int, depth: int) -> None:
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        counts: np.ndarray,
+        max_sequence_length: int,
+        depth: int,
+    ) -> None:
         self._lengths = lengths
         self._depth = depth
         self._S = max_sequence_length
@@ -420,10 +475,13 @@ class Programme:
     def _bound(self, prices: np.ndarray) -> _PackTables:
         """Improve the bound with these prices."""
         tables = _PackTables(self._lengths, prices, self._S, self._depth)
-        dearest = float(tables.value(self._depth, np.array([self._S]))[0])
-        if dearest > 0 and self._weights @ prices / dearest > self.bound:
-            self.bound = float(self._weights @ prices / dearest)
-            self.prices = prices / dearest
+        full_pack = np.array([self._S])
+        dearest = float(tables.value(self._depth, full_pack)[0])
+        if dearest > 0:
+            bound = float(self._weights @ prices / dearest)
+            if bound > self.bound:
+                self.bound = bound
+                self.prices = prices / dearest
         return tables
 
     def _packs(self, tables: _PackTables, reach: int) -> np.ndarray:
@@ -432,10 +490,13 @@ class Programme:
         S = self._S
         if len(lengths) > _CANDIDATES and reach > 1:  # the lengths with the best packs, and other lengths in turn
             value = tables.value(1, lengths) + tables.value(reach - 1, S - lengths)
-            best = lengths[np.argsort(-value, kind="stable")[: _CANDIDATES // 2]]
-            lengths = np.union1d(best, lengths[self._turn % self._stride :: self._stride])
+            order = np.argsort(-value, kind="stable")
+            best = lengths[order[: _CANDIDATES // 2]]
+            start = self._turn % self._stride
+            lengths = np.union1d(best, lengths[start :: self._stride])
             self._turn += 1
-        return np.hstack([lengths[:, None], tables.packs(reach - 1, S - lengths)])
+        companions = tables.packs(reach - 1, S - lengths)
+        return np.hstack([lengths[:, None], companions])
 
     def _add_improving(self, prices: np.ndarray, smoothing: float) -> int:
         """Add strategies worth more than 1 at these prices of the master; return how many.
@@ -443,7 +504,8 @@ class Programme:
         They are sought at prices smoothed towards the best ones so far.
         """
         smoothed = smoothing * self.prices + (1 - smoothing) * prices
-        candidates = self._packs(self._bound(smoothed), self._reach)
+        tables = self._bound(smoothed)
+        candidates = self._packs(tables, self._reach)
         improving = self._pool.worth(prices, candidates) > 1 + _TOLERANCE
         return self._pool.add(candidates[improving])
 
@@ -490,7 +552,8 @@ class Programme:
             progress(master.value, self.bound, self.prices)
             relaxation = self._relaxation(master, exact=False)
             spare = self._whole_bound() - self.bound
-            if master.value - self.bound <= max(_GAP_ON_KNOTS * master.value, _SPARE_GAP_ON_KNOTS * spare):
+            small_gap = max(_GAP_ON_KNOTS * master.value, _SPARE_GAP_ON_KNOTS * spare)
+            if master.value - self.bound <= small_gap:
                 break
             prices = hats.T @ master.prices
             self._forget(prices, master.packs > 0, _STRATEGIES_PER_LENGTH * len(self._lengths))
@@ -530,32 +593,36 @@ class Programme:
             settled_bound = self.bound
             if rounds_without_gain == _ROUNDS_WITHOUT_GAIN or len(knots) == len(lengths):
                 break
-            knots = np.union1d(knots, self._new_knots(knots, excess))
+            new_knots = self._new_knots(knots, excess)
+            knots = np.union1d(knots, new_knots)
         return replace(relaxation, bound=self.bound, prices=self.prices, exact=len(knots) == len(lengths))
 
     def _knots_to_begin_with(self) -> np.ndarray:
         """Return indices of lengths: evenly spaced ones, and those at which prices are likely to bend."""
-        last = len(self._lengths) - 1
-        shortest = self._lengths[:_SPECIAL_LENGTHS]
+        lengths = self._lengths
+        shortest = lengths[:_SPECIAL_LENGTHS]
         halves = self._S // 2 + np.arange(2)
         thirds = self._S // 3 + np.arange(2)
-        special = np.concatenate([shortest, halves, thirds, self._S - shortest, self._S - shortest + 1])
-        indices = np.clip(np.searchsorted(self._lengths, special), 0, last)
-        even = np.linspace(0, last, min(last + 1, _FIRST_KNOTS)).round().astype(np.int64)
-        return np.unique(np.concatenate([even, indices]))
+        complements = self._S - shortest
+        special = np.concatenate([shortest, halves, thirds, complements, complements + 1])
+        indices = np.searchsorted(lengths, special)
+        indices = np.clip(indices, 0, len(lengths) - 1)
+        even = _even_indices(len(lengths), min(len(lengths), _FIRST_KNOTS))
+        return np.union1d(even, indices)
 
     def _new_knots(self, knots: np.ndarray, excess: np.ndarray) -> np.ndarray:
         """Return new knots where slots and sequences differ most; excess: slots - sequences, float [lengths]."""
         lengths = self._lengths.astype(float)
-        number = np.concatenate([[0.0], np.cumsum(excess)])
-        tokens = np.concatenate([[0.0], np.cumsum(excess * lengths)])
+        number = _sums_below(excess)
+        tokens = _sums_below(excess * lengths)
         index = np.setdiff1d(np.arange(len(lengths)), knots)
         if not len(index):
             return index
 
         # How far the excess misses a hat function with its peak at the index, between the knots on both sides.
         stretch = np.searchsorted(knots, index) - 1
-        low, high = knots[stretch], knots[stretch + 1]
+        low = knots[stretch]
+        high = knots[stretch + 1]
         tokens_below = tokens[index + 1] - tokens[low + 1]
         number_below = number[index + 1] - number[low + 1]
         tokens_above = tokens[high] - tokens[index + 1]
@@ -566,7 +633,8 @@ class Programme:
 
         order = np.argsort(-misfit, kind="stable")
         _, first = np.unique(stretch[order], return_index=True)  # the worst of each stretch
-        return index[order[np.sort(first)][:_NEW_KNOTS]]
+        worst = order[np.sort(first)]
+        return index[worst[:_NEW_KNOTS]]
 
     def _tokens_are_scarce(self) -> bool:
         """Return True if programmes have not improved the first bound, so that tokens are scarce, not lengths."""
@@ -579,33 +647,42 @@ class Programme:
         few_gain = mean_count < _LEAST_MEAN_COUNT or rows > _MOST_ROWS_SCARCE_TOKENS
         for coarse_rows in _COARSE_ROWS:
             if 2 * coarse_rows < rows:
-                knots = np.unique(np.linspace(0, rows - 1, coarse_rows).round().astype(np.int64))
-                coarse = self.solve_on(knots, progress)
+                coarse = self.solve_on(_even_indices(rows, coarse_rows), progress)
                 # If tokens are scarce, the full programme would need very long for the last thousandth, and with few
                 # sequences of a length rounding would undo it.
                 if good_enough_coarse and self._tokens_are_scarce() and few_gain:
                     return coarse
 
-        self._pool.keep(self._pool.worth(self.prices, self._pool.strategies) > 1 - _NEAR_ONE)
+        worth = self._pool.worth(self.prices, self._pool.strategies)
+        self._pool.keep(worth > 1 - _NEAR_ONE)
         self._add_longest()
         # Many strategies are equally good at nearly optimal prices; noise on the prices finds different ones. That
         # helps if tokens are scarce: then every length matters. Otherwise few lengths do, and each adds a row.
         random = np.random.default_rng(0)
         if self._tokens_are_scarce() or rows <= _CANDIDATES:
             for _ in range(_NOISY_ROUNDS):
-                tables = self._bound(self.prices * (1 + _NOISE * random.random(rows)))
+                noise = 1 + _NOISE * random.random(rows)
+                tables = self._bound(self.prices * noise)
                 self._pool.add(self._packs(tables, self._reach))
         return None
 
-    def _solve_full(self, rounds: int, good_enough: float, incumbent: float, progress: _Progress) -> Relaxation:
+    def _solve_full(
+        self,
+        rounds: int,
+        good_enough: float,
+        incumbent: float,
+        progress: _Progress,
+    ) -> Relaxation:
         """Solve the programme with a row for every length."""
         for round_ in range(rounds):
             master = self._pool.solve(self._weights)
             progress(master.value, self.bound, self.prices)
             relaxation = self._relaxation(master, exact=True)
+            whole_bound = self._whole_bound()
             at_optimum = master.value - self.bound <= _TOLERANCE * master.value
-            no_pack_to_save = round_ >= _ROUNDS_BEFORE_ROUNDING and master.value <= self._whole_bound()
-            if at_optimum or no_pack_to_save or master.value <= good_enough or self._whole_bound() >= incumbent:
+            no_pack_to_save = round_ >= _ROUNDS_BEFORE_ROUNDING and master.value <= whole_bound
+            good = master.value <= good_enough or whole_bound >= incumbent
+            if at_optimum or no_pack_to_save or good:
                 break
             self._forget(master.prices, master.packs > 0, _STRATEGIES_PER_LENGTH * len(self._lengths))
             if not self._improve(master.prices):
@@ -652,7 +729,8 @@ def relax(
         programme._pool.add(seeds)
     if len(lengths) > FULL_ROWS and not exact:
         return programme._solve_coarse(progress)
-    if (seeds is None or not exact) and len(lengths) > 2 * _COARSE_ROWS[0]:
+    few_rows = len(lengths) <= 2 * _COARSE_ROWS[0]
+    if not few_rows and (seeds is None or not exact):
         coarse = programme._begin_full(not exact, progress)
         if coarse is not None:
             return coarse

@@ -48,11 +48,13 @@ def fit_decreasing(histogram: LengthHistogram, max_sequences_per_pack: Optional[
     for length in histogram.lengths[::-1].tolist():
         left = int(histogram.counts[length])
         runs = len(strategies)
-        fitting = np.flatnonzero((free[:runs] >= length) & (seats[:runs] > 0))
+        has_room = (free[:runs] >= length) & (seats[:runs] > 0)
+        fitting = np.flatnonzero(has_room)
         fitting = fitting[visit(free[fitting])]
         times = np.minimum(free[fitting] // length, seats[fitting])  # sequences of this length for each pack
         placed = np.concatenate([[0], np.cumsum(times * packs[fitting])])
-        filled = int(np.searchsorted(placed, left, side="right")) - 1  # runs of which every pack is filled
+        places = int(np.searchsorted(placed, left, side="right"))
+        filled = places - 1  # runs of which every pack is filled
         for run, number in zip(fitting[:filled].tolist(), times[:filled].tolist()):
             fill(run, length, number)
         left -= int(placed[filled])

@@ -74,7 +74,12 @@ def _interior_point(strategies: np.ndarray, weights: np.ndarray, counts: np.ndar
         return min(1.0, float(np.min(-v[falling] / dv[falling], initial=np.inf)))
 
     def direction(
-        factor: Any, primal: np.ndarray, dual: np.ndarray, x: np.ndarray, s: np.ndarray, target: np.ndarray
+        factor: Any,
+        primal: np.ndarray,
+        dual: np.ndarray,
+        x: np.ndarray,
+        s: np.ndarray,
+        target: np.ndarray,
     ) -> Tuple[np.ndarray, ...]:
         dr = cho_solve(factor, primal - times((target + x * dual) / s), check_finite=False)
         ds = -dual - transposed(dr)
@@ -125,8 +130,9 @@ def _vertex(strategies: np.ndarray, inner: np.ndarray, price: np.ndarray, size: 
     rows = strategies[used].T.ravel()
     columns = np.tile(np.arange(len(used)), 3)
     present = rows > 0
-    entries = np.ones(present.sum()), (rows[present] - 1, columns[present])
-    matrix = csc_matrix(entries, (size - 1, len(used)))
+    entries = np.ones(present.sum())
+    places = rows[present] - 1, columns[present]
+    matrix = csc_matrix((entries, places), (size - 1, len(used)))
     counts = matrix @ inner[used]
     scale = _VERTEX_SCALE / counts.max()
     # Without presolve, which looks for dominated columns and took up to 60 times as long as the solve.

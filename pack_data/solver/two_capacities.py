@@ -39,10 +39,16 @@ class _Mix(NamedTuple):
     @classmethod
     def of(cls, share: float, max_sequence_length: int, capacity: int) -> _Mix:
         """Return the mix with this share of the tokens, in about `_UNITS` units, or exactly."""
-        if share in (0.0, 1.0) and (max_sequence_length if share else capacity) <= _UNITS:
-            return cls(int(share), 1 - int(share), 1)
+        if share == 1.0 and max_sequence_length <= _UNITS:
+            return cls(tokens=1, weight=0, parts=1)
+        if share == 0.0 and capacity <= _UNITS:
+            return cls(tokens=0, weight=1, parts=1)
         scale = _UNITS * _PARTS
-        return cls(round(share * scale / max_sequence_length), round((1 - share) * scale / capacity), _PARTS)
+        return cls(
+            tokens=round(share * scale / max_sequence_length),
+            weight=round((1 - share) * scale / capacity),
+            parts=_PARTS,
+        )
 
     def sizes(self, length: Any, weight: Any) -> Any:
         """Return the size of one sequence or pack, int, or of many, int64 [n]."""
@@ -68,12 +74,11 @@ class TwoPrices:
     certificate: Certificate  # of the sizes
 
     def __post_init__(self) -> None:
-        mixes = self.first, self.second
-        if min(*self.first, *self.second, self.k) < 0 or min(mix.parts for mix in mixes) < 1:
-            raise ValueError(f"certificate: first, second or k = {self.k} is negative, or parts are 0; pack again")
-        totals = [mix.tokens * self.max_sequence_length + mix.weight * self.capacity for mix in mixes]
-        if max(totals) >= 2**62:
-            raise ValueError("certificate: the sizes of first or second exceed 64-bit arithmetic; pack again")
+        for mix in (self.first, self.second):
+            if min(*mix, self.k) < 0 or mix.parts < 1:
+                raise ValueError(f"certificate: first, second or k = {self.k} is negative, or parts are 0; pack again")
+            if mix.tokens * self.max_sequence_length + mix.weight * self.capacity >= 2**62:
+                raise ValueError("certificate: the sizes of first or second exceed 64-bit arithmetic; pack again")
         if 2 * self.k > self._full(self.first) + 1:
             raise ValueError(f"certificate: k = {self.k} is more than half a pack; pack again")
         if self.certificate.max_sequence_length != self._full(self.second):
@@ -96,9 +101,10 @@ class TwoPrices:
             weights: second amount of each sequence, integers [n].
         """
         first = self.first.sizes(lengths, weights)
-        second = self.second.sizes(lengths, weights)
-        middle_or_small: np.ndarray = np.where(first < self.k, 0, second)
-        return np.where(first > self._full(self.first) - self.k, self._full(self.second), middle_or_small)
+        sizes: np.ndarray = self.second.sizes(lengths, weights)
+        is_large = first > self._full(self.first) - self.k
+        sizes = np.where(first < self.k, 0, sizes)
+        return np.where(is_large, self._full(self.second), sizes)
 
     def prove(self, lengths: np.ndarray, weights: np.ndarray) -> Proof:
         """Check the prices in exact arithmetic, and derive the bound for these sequences.
@@ -111,7 +117,8 @@ class TwoPrices:
             ValueError: a pack may be worth more than 1, or a sequence breaks a limit.
         """
         lengths, weights = within_capacities(lengths, weights, self.max_sequence_length, self.capacity)
-        return proven_bound(self.certificate, np.bincount(self.sizes(lengths, weights)).astype(np.int64))
+        sizes = self.sizes(lengths, weights)
+        return proven_bound(self.certificate, np.bincount(sizes).astype(np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +160,10 @@ def pack_two(
     lengths, weights = within_capacities(lengths, weights, S, capacity)
     C = int(capacity)
     prices, lower_bound = _best_prices(lengths, weights, S, C, depth)
-    keys, group, counts = np.unique(lengths * (C + 1) + weights, return_inverse=True, return_counts=True)
-    groups = _Groups(keys // (C + 1), keys % (C + 1), (S, C, depth or max(1, len(lengths))))
+    keys = lengths * (C + 1) + weights
+    keys, group, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    limits = S, C, depth or max(1, len(lengths))
+    groups = _Groups(keys // (C + 1), keys % (C + 1), limits)
     packs = groups.packed(counts, lower_bound, prices)
     pack, slot = _deal(packs, group, lengths)
     return TwoCapacities(pack, slot, count_packs(packs), lower_bound, prices)
@@ -186,14 +195,16 @@ def within_capacities(
         ("weight", weights, 0, C, "capacity"),
     ):
         values = np.asarray(values)
-        if values.shape != (len(lengths),) or (values.size and not np.issubdtype(values.dtype, np.integer)):
+        are_integers = not values.size or np.issubdtype(values.dtype, np.integer)
+        if values.shape != (len(lengths),) or not are_integers:
             raise ValueError(f"{name}s are whole numbers, one for each of {len(lengths)} sequences; got {values.dtype}")
         wrong = np.flatnonzero((values < least) | (values > most))
         if len(wrong):
-            number = int(wrong[0] if names is None else names[wrong[0]])
+            first = int(wrong[0])
+            number = first if names is None else int(names[first])
             rule = f"{name}s go from {least} to {limit} = {most}"
             raise ValueError(
-                f"sequence {number} has {name} {values[wrong[0]]}; {rule}: leave it out, or pass a larger {limit}"
+                f"sequence {number} has {name} {values[first]}; {rule}: leave it out, or pass a larger {limit}"
             )
         checked.append(values.astype(np.int64))
     return checked[0], checked[1]
@@ -212,7 +223,11 @@ class _Step(NamedTuple):
 
 
 def _best_prices(
-    lengths: np.ndarray, weights: np.ndarray, S: int, C: int, depth: Optional[int]
+    lengths: np.ndarray,
+    weights: np.ndarray,
+    S: int,
+    C: int,
+    depth: Optional[int],
 ) -> Tuple[TwoPrices, int]:
     """Return the prices with the highest bound, over all pairs of mixes with the best k of each, and the bound."""
     mixes = [_Mix.of(share, S, C) for share in _SHARES]
@@ -240,22 +255,33 @@ def _best_prices(
     return best, best_bound
 
 
-def _steps(first: _Mix, mixes: Sequence[_Mix], lengths: np.ndarray, weights: np.ndarray, S: int, C: int) -> List[_Step]:
+def _steps(
+    first: _Mix,
+    mixes: Sequence[_Mix],
+    lengths: np.ndarray,
+    weights: np.ndarray,
+    S: int,
+    C: int,
+) -> List[_Step]:
     """Return the step with the best k for each second mix."""
     sizes = first.sizes(lengths, weights)
     order = np.argsort(sizes, kind="stable")
     sizes = sizes[order]
     full = first.sizes(S, C)
-    every_k = np.concatenate([[0], np.unique(sizes[2 * sizes <= full]), [(full + 1) // 2]])
+    halves = np.unique(sizes[2 * sizes <= full])
+    every_k = np.concatenate([[0], halves, [(full + 1) // 2]])
     low = np.searchsorted(sizes, every_k)
     high = np.searchsorted(sizes, full - every_k, side="right")
     steps = []
     for second in mixes:
-        below = np.concatenate([[0], np.cumsum(second.sizes(lengths, weights)[order])])
+        second_sizes = second.sizes(lengths, weights)[order]
+        below = np.concatenate([[0], np.cumsum(second_sizes)])
         large = len(sizes) - high
-        worth = large + (below[high] - below[low]) / second.sizes(S, C)
+        middle = (below[high] - below[low]) / second.sizes(S, C)
+        worth = large + middle
         best = int(worth.argmax())
-        steps.append(_Step(float(worth[best]), first, int(every_k[best]), second))
+        step = _Step(float(worth[best]), first, int(every_k[best]), second)
+        steps.append(step)
     return steps
 
 
@@ -333,7 +359,8 @@ class _Groups:
             whole = rounds < len(_RULES) and 2 * work <= _WORK_OF_WHOLE_ROUNDS
             opened = set(range(len(best))) if whole else _opened(best, worth, random)
             before = [pack for index, pack in enumerate(best) if index in opened]
-            after, cost = self._filled(before, _RULES[(rounds if whole else rules) % len(_RULES)])
+            index_of_rules = rounds if whole else rules
+            after, cost = self._filled(before, _RULES[index_of_rules % len(_RULES)])
             won = count_packs(before) - count_packs(after)
             if won >= 0:
                 kept = [pack for index, pack in enumerate(best) if index not in opened]
@@ -361,23 +388,28 @@ class _Groups:
     def _filled(self, packs: Packs, rules: _Rules) -> Tuple[Packs, int]:
         """Pack the sequences of these packs again, and return the packs and the work done."""
         groups = np.fromiter(chain.from_iterable(strategy for strategy, _ in packs), np.int64)
-        repeats = np.repeat([number for _, number in packs], [len(strategy) for strategy, _ in packs])
+        numbers = [number for _, number in packs]
+        depths = [len(strategy) for strategy, _ in packs]
+        repeats = np.repeat(numbers, depths)
         present, place = np.unique(groups, return_inverse=True)
         counts = np.bincount(place.ravel(), repeats).astype(np.int64)
         filling = _TwoFilling(self.lengths[present], self.weights[present], counts, self.limits, rules)
         filled: Packs = []
         for places, number in filling.packs():
-            filled.append((tuple(present[list(places)].tolist()), number))
+            strategy = present[list(places)].tolist()
+            filled.append((tuple(strategy), number))
         return filled, filling.work
 
 
 def _opened(packs: Packs, worth: np.ndarray, random: np.random.Generator) -> Set[int]:
     """Return indices of the strategies that fall short of value 1 most, and of as many others at random."""
     numbers = np.array([number for _, number in packs])
-    shortfalls = np.array([1.0 - float(worth[list(groups)].sum()) for groups, _ in packs]) * numbers
+    values = [float(worth[list(groups)].sum()) for groups, _ in packs]
+    shortfalls = (1.0 - np.array(values)) * numbers
     order = np.argsort(-shortfalls / numbers, kind="stable")
     missing = np.cumsum(shortfalls[order])
-    worst = min(_MOST_WORST, int(np.searchsorted(missing, _SHORTFALL_OPENED * missing[-1])) + 1)
+    enough = int(np.searchsorted(missing, _SHORTFALL_OPENED * missing[-1])) + 1
+    worst = min(_MOST_WORST, enough)
     others = random.permutation(order[worst:])[: max(_LEAST_OTHERS, worst)]
     return {*order[:worst].tolist(), *others.tolist()}
 
@@ -386,7 +418,12 @@ class _TwoFilling:
     """Packs filled one after another from the sequences that are left, by groups (length, weight)."""
 
     def __init__(
-        self, lengths: np.ndarray, weights: np.ndarray, counts: np.ndarray, limits: Tuple[int, int, int], rules: _Rules
+        self,
+        lengths: np.ndarray,
+        weights: np.ndarray,
+        counts: np.ndarray,
+        limits: Tuple[int, int, int],
+        rules: _Rules,
     ) -> None:
         self._S, self._C, self._depth = limits
         self._rules = rules
@@ -396,11 +433,17 @@ class _TwoFilling:
         self._hard = np.maximum(lengths / self._S, weights / self._C)
         self._order = np.argsort(-self._hard, kind="stable")  # hardest first
         # Below a key stand the groups that fit and fill one capacity best, and of these the other.
-        self._keys = (lengths * (self._C + 1) + weights, weights * (self._S + 1) + lengths)
+        self._keys = self._both_keys(lengths, weights)
         self._sorted = [np.argsort(keys, kind="stable") for keys in self._keys]
         self._sums = np.array([counts @ lengths, counts @ weights, counts.sum()])
         self.work = 0  # sequences and pairs looked for
         self._list()
+
+    def _both_keys(self, lengths: np.ndarray, weights: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        """Return keys that order by length and then weight, and by weight and then length."""
+        by_length = lengths * (self._C + 1) + weights
+        by_weight = weights * (self._S + 1) + lengths
+        return by_length, by_weight
 
     def _list(self) -> None:
         """List the groups that are left, in each order."""
@@ -419,7 +462,8 @@ class _TwoFilling:
         packs = max(needed.max(), number / self._depth)
         crowded = self._depth < _CROWDED * number / needed.max()
         self._target = np.array([tokens, weight]) / packs
-        self._scarce = np.maximum(0.0, 1 - (1 - needed / packs) * _SCARCITY_RANGE)  # 0..1
+        unused = 1 - needed / packs  # share of each capacity
+        self._scarce = np.maximum(0.0, 1 - unused * _SCARCITY_RANGE)  # 0..1
         self._wanted = min(self._depth, round(number / packs)) if crowded else 0
         least_cost = _LEAST_COST_CROWDED if crowded else _LEAST_COST
         self._cost = np.maximum(self._scarce, least_cost) / (self._S, self._C)
@@ -437,14 +481,17 @@ class _TwoFilling:
                 self._list()
             if len(packs) % _TARGET_PERIOD == 0:
                 self._measure()
-            groups, numbers = np.unique(self._pack(int(self._order[self._hardest])), return_counts=True)
+            pack = self._pack(int(self._order[self._hardest]))
+            groups, numbers = np.unique(pack, return_counts=True)
             repeats = int((self._left[groups] // numbers).min())
             self._left[groups] -= repeats * numbers
             self._gone += int(np.count_nonzero(self._left[groups] == 0))
             tokens = self._lengths[groups] @ numbers
             weight = self._weights[groups] @ numbers
-            self._sums -= repeats * np.array([tokens, weight, numbers.sum()])
-            packs.append((tuple(np.repeat(groups, numbers).tolist()), repeats))
+            sums = np.array([tokens, weight, numbers.sum()])
+            self._sums -= repeats * sums
+            strategy = np.repeat(groups, numbers).tolist()
+            packs.append((tuple(strategy), repeats))
 
     def _pack(self, group: int) -> List[int]:
         """Return the groups of one pack with a sequence of this group; all of them stay among those that are left."""
@@ -493,10 +540,11 @@ class _TwoFilling:
 
     def _pair_may_complete(self) -> bool:
         """Return True if two more sequences may complete the pack."""
-        seats = self._depth - len(self._pack_groups)
+        number = len(self._pack_groups)
+        if self._depth - number <= 2:
+            return self._depth - number == 2
         room = self._tokens * self._cost[0] + self._weight * self._cost[1]
-        enough = len(self._pack_groups) + 2 >= self._wanted and room <= _PAIRS_FROM * self._mean
-        return seats == 2 or bool(seats > 2 and enough)
+        return number + 2 >= self._wanted and bool(room <= _PAIRS_FROM * self._mean)
 
     def _add(self, group: int) -> None:
         self._pack_groups.append(group)
@@ -510,8 +558,10 @@ class _TwoFilling:
         return self._target - (self._S - self._tokens, self._C - self._weight)
 
     def _fitting(self, groups: np.ndarray) -> np.ndarray:
-        fits = (self._lengths[groups] <= self._tokens) & (self._weights[groups] <= self._weight)
-        return groups[fits & (self._left[groups] > 0)]
+        fits = self._left[groups] > 0
+        fits &= self._lengths[groups] <= self._tokens
+        fits &= self._weights[groups] <= self._weight
+        return groups[fits]
 
     def _first_fitting(self) -> int:
         """Return the place of the hardest group that may fit."""
@@ -526,8 +576,10 @@ class _TwoFilling:
         if stop - start <= _HARDEST_LOOKED_AT + _OTHERS_LOOKED_AT:
             return self._fitting(self._order[start:])
         hardest = np.arange(start, start + number)
-        others = start + number + np.arange(_OTHERS_LOOKED_AT) * (stop - start - number) // _OTHERS_LOOKED_AT
-        candidates = self._fitting(self._order[np.concatenate([hardest, others])])
+        first_other = start + number
+        others = first_other + np.arange(_OTHERS_LOOKED_AT) * (stop - first_other) // _OTHERS_LOOKED_AT
+        places = np.concatenate([hardest, others])
+        candidates = self._fitting(self._order[places])
         while not len(candidates) and start < stop:
             candidates = self._fitting(self._order[start : start + number])
             start += number
@@ -549,7 +601,8 @@ class _TwoFilling:
         too_many_tokens = np.maximum(askew - self._rules.askew, 0)
         too_much_weight = np.maximum(-askew - self._rules.askew, 0)
         cost = self._scarce[0] * too_many_tokens + self._scarce[1] * too_much_weight
-        return int(candidates[(cost - self._rules.hard * self._hard[candidates]).argmin()])
+        cost -= self._rules.hard * self._hard[candidates]
+        return int(candidates[cost.argmin()])
 
     def _pair(self) -> Tuple[float, List[int]]:
         """Return the cost of two groups that fill the pack, and them: of cheap pairs the hardest, or the cheapest."""
@@ -562,12 +615,16 @@ class _TwoFilling:
         second = self._second_of_pairs(tokens, weight)
         lengths = self._lengths[second]
         weights = self._weights[second]
-        fits = (second >= 0) & (lengths <= tokens[:, None]) & (weights <= weight[:, None])
+        fits = second >= 0
+        fits &= lengths <= tokens[:, None]
+        fits &= weights <= weight[:, None]
         fits &= self._left[second] > (second == first[:, None])
 
         missing_tokens, missing_weight = self._missing()
-        missing_tokens = (missing_tokens - self._lengths[first])[:, None] - lengths
-        missing_weight = (missing_weight - self._weights[first])[:, None] - weights
+        missing_tokens = missing_tokens - self._lengths[first]
+        missing_tokens = missing_tokens[:, None] - lengths
+        missing_weight = missing_weight - self._weights[first]
+        missing_weight = missing_weight[:, None] - weights
         costs = self._cost[0] * np.abs(missing_tokens)
         costs += self._cost[1] * np.abs(missing_weight)
         softer = np.minimum(self._hard[first][:, None], self._hard[second])
@@ -575,7 +632,9 @@ class _TwoFilling:
         best = int(np.where(fits, ranks, _NO_FIT).argmin())
         if not fits.flat[best]:
             return _NO_FIT, []
-        return float(costs.flat[best]), [int(first[best // second.shape[1]]), int(second.flat[best])]
+        row = best // second.shape[1]
+        pair = [int(first[row]), int(second.flat[best])]
+        return float(costs.flat[best]), pair
 
     def _first_of_pairs(self) -> np.ndarray:
         """Return groups for the first sequence of a pair: evenly from those of at least half the largest that fits."""
@@ -584,19 +643,21 @@ class _TwoFilling:
         half = stop
         if start < stop:
             half = int(np.searchsorted(self._softness, self._softness[start] / 2, side="right"))
-        span = min(stop, max(half, start + _FIRST_OF_PAIR)) - start
+        end = min(stop, max(half, start + _FIRST_OF_PAIR))
+        span = end - start
         number = min(_FIRST_OF_PAIR, span)
         places = start + np.arange(number) * span // max(1, number)
         return self._fitting(self._order[places])
 
     def _second_of_pairs(self, tokens: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """Return groups that fill best what each first sequence leaves, int64 [first, n]; -1 for none."""
-        most = tokens * (self._C + 1) + weight, weight * (self._S + 1) + tokens
+        most = self._both_keys(tokens, weight)
         parts = []
         for keys, order, key in zip(self._sorted_keys, self._sorted, most):
             below = np.searchsorted(keys, key, side="right")
             places = below[:, None] - 1 - np.arange(_SECOND_OF_PAIR)
-            parts.append(np.where(places >= 0, order[np.maximum(places, 0)], -1))
+            groups = order[np.maximum(places, 0)]
+            parts.append(np.where(places >= 0, groups, -1))
         return np.concatenate(parts, axis=1)
 
 
@@ -605,11 +666,13 @@ def _deal(packs: Packs, group: np.ndarray, lengths: np.ndarray) -> Tuple[np.ndar
     every = [groups for groups, repeats in packs for _ in range(repeats)]
     groups = np.fromiter(chain.from_iterable(every), np.int64)
     places = np.repeat(np.arange(len(every)), [len(groups) for groups in every])
+    by_group = np.argsort(groups, kind="stable")
     pack = np.empty(len(lengths), np.int64)
-    pack[np.argsort(group.ravel(), kind="stable")] = places[np.argsort(groups, kind="stable")]
+    pack[np.argsort(group.ravel(), kind="stable")] = places[by_group]
     order = np.lexsort((-lengths, pack))
     depths = np.bincount(pack)
-    firsts = np.repeat(np.cumsum(depths) - depths, depths)
+    starts = np.cumsum(depths) - depths
+    firsts = np.repeat(starts, depths)
     slot = np.empty(len(lengths), np.int64)
     slot[order] = np.arange(len(lengths)) - firsts
     return pack, slot

@@ -79,7 +79,12 @@ def scarce_seats(sequences: int, tokens: int, S: int, depth: Optional[int]) -> i
 
 
 def prices(
-    counts: np.ndarray, worth: np.ndarray, S: int, depth: Optional[int], waiting: int, scarce: int = 0
+    counts: np.ndarray,
+    worth: np.ndarray,
+    S: int,
+    depth: Optional[int],
+    waiting: int,
+    scarce: int = 0,
 ) -> Prices:
     """Return prices of all lengths from those of the programme on the grid.
 
@@ -98,16 +103,18 @@ def prices(
     seen = np.append(0, known)  # nothing is worth nothing: below the shortest seen, prices go down to 0
 
     groups = max(1, min(len(counts), waiting // _GROUP_SEQUENCES))
-    rank = (np.cumsum(counts) - counts / 2) / counts.sum()
+    total = counts.sum()
+    rank = (np.cumsum(counts) - counts / 2) / total
     numbers = np.minimum(rank * groups, groups - 1).astype(np.int64)
     _, group = np.unique(numbers, return_inverse=True)
+    group = group.ravel()
     nearest = np.minimum(np.rint(place).astype(np.int64), steps)
     return Prices(
         worth=np.interp(place, seen, np.append(0.0, worth[known])),
         price=np.interp(place, seen, np.append(0.0, mixed[known])),
         tables=tables,
-        group=group.ravel()[nearest],
-        share=np.bincount(group.ravel(), weights=counts) / counts.sum(),
+        group=group[nearest],
+        share=np.bincount(group, weights=counts) / total,
     )
 
 
@@ -121,7 +128,8 @@ def _tables(price: np.ndarray, known: np.ndarray, depth: Optional[int]) -> List[
         table = nothing.copy()
         for free in range(1, steps + 1):
             fitting = int(np.searchsorted(lengths, free, side="right"))
-            with_one_more = table[free - lengths[:fitting]] + values[:fitting]
+            room_left = free - lengths[:fitting]
+            with_one_more = table[room_left] + values[:fitting]
             table[free] = max(table[free - 1], with_one_more.max(initial=0.0))
         return [nothing, table]
 
@@ -130,7 +138,8 @@ def _tables(price: np.ndarray, known: np.ndarray, depth: Optional[int]) -> List[
         before = tables[-1]
         table = before.copy()
         for length, value in zip(lengths.tolist(), values.tolist()):
-            np.maximum(table[length:], before[: steps + 1 - length] + value, out=table[length:])
+            above = table[length:]
+            np.maximum(above, before[: len(above)] + value, out=above)
         if len(tables) > 1 and np.array_equal(table, before):
             break
         tables.append(table)
