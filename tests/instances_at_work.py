@@ -121,7 +121,7 @@ def trained(
                 engine.compile(batches.first())
                 former = processes.of_first(torch.load, work.folder / f"{after}-0") if after else None
                 made = updates_made(engine, task, batches, steps, former)
-                return {**made, "compilations": dict(engine.compilations), "description": engine.description}
+                return {**made, "compilations": machine.compilations, "description": engine.description}
 
 
 def fine_tuned(work: Work, *, config: Any, steps: int) -> Dict[str, Any]:

@@ -107,11 +107,6 @@ class Engine(abc.ABC):
         """What the network predicts for each row of a batch, [rows, ...], without dropout; changes nothing."""
         raise ValueError(f"{self.description}: has no prediction; use --engine host")
 
-    @property
-    @abc.abstractmethod
-    def compilations(self) -> Dict[str, int]:
-        """Programs made so far, {"training": n, "evaluation": n}; a run needs at most one of each."""
-
     @abc.abstractmethod
     def state(self) -> Dict[str, Any]:
         """Copies of all that training changes, as tensors on the CPU and plain values.

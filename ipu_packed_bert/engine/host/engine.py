@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set, Tuple, TypeVar, cast
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Tuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.base import Engine, Gradients, StepResult, build_network, micro_batches
-from ipu_packed_bert.engine.host.attention import Attention, block_rule, pick_attention
+from ipu_packed_bert.engine.host.attention import block_rule, pick_attention
 from ipu_packed_bert.engine.host.devices import (
     arithmetic,
     autocast,
@@ -50,70 +50,56 @@ from pack_data.reading.fields import one_line
 _DROPOUT = 2
 
 
-class _Program:
-    """What one mode calls, training, evaluation or prediction, and how many static graphs it has needed so far."""
+_BACKEND: Any = "inductor"  # of torch.compile
 
-    backend = "inductor"  # of torch.compile
+_Result = TypeVar("_Result")
 
-    def __init__(self, call: Callable[..., Any], compiled: bool):
-        self.graphs = 0
-        self._shapes: Set[Tuple] = set()
-        self._compiled = compiled
-        # dynamic=False: another shape would be another graph, and be counted, instead of a slower general one.
-        self._call = call
-        if compiled:
-            with _compilation_said():
-                self._call = torch.compile(call, fullgraph=True, dynamic=False, backend=self._build)
 
-    def _build(self, graph, example_inputs):
-        from torch._dynamo.backends.registry import lookup_backend
+def _compiled(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a call to static graphs, one for each mode."""
+    with _naming_compiler():
+        # dynamic=False: other shapes make another graph instead of a slower general one.
+        program = torch.compile(call, fullgraph=True, dynamic=False, backend=_BACKEND)
 
-        self.graphs += 1
-        return lookup_backend(self.backend)(graph, example_inputs)
+    def run(*fields: torch.Tensor) -> Any:
+        with _naming_compiler():  # torch compiles at the first call
+            return program(*fields)
 
-    def __call__(self, fields: List[torch.Tensor]) -> Any:
-        if not self._compiled:
-            # Nothing is compiled, but what a static engine would have to compile anew is counted the same way.
-            self._shapes.add(tuple(field.shape for field in fields))
-            self.graphs = len(self._shapes)
-            return self._call(*fields)
-        with _compilation_said():
-            return self._call(*fields)
+    return run
 
 
 @contextlib.contextmanager
-def _compilation_said() -> Iterator[None]:
-    """Where torch does not compile (this Python, no C++ compiler), ValueError in one line, with the way out."""
+def _naming_compiler() -> Iterator[None]:
+    """Raise ValueError if torch cannot compile here: this Python is too new, or there is no C++ compiler."""
     try:
         yield
     except RuntimeError as error:
-        words, compiler = one_line(error, 200), type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
-        if not compiler and "torch.compile" not in words:
+        problem = one_line(error, 200)
+        of_compiler = type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+        if not of_compiler and "torch.compile" not in problem:
             raise
     else:
         return
-    raise ValueError(f"engine.compile is true, and torch does not compile here ({words}): --set engine.compile=false")
+    raise ValueError(f"engine.compile is true, and torch does not compile here ({problem}): --set engine.compile=false")
 
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def _memory_said(method: _Method) -> _Method:
-    """Where the device has not enough memory for it, the method raises ValueError, with the settings that decide it."""
+def _naming_memory(method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Have a method of the engine raise ValueError with the settings to lower if the device has not enough memory."""
 
     @functools.wraps(method)
-    def said(self: HostEngine, *arguments: Any, **options: Any) -> Any:
+    def checked(self: HostEngine, *arguments: Any, **options: Any) -> _Result:
         try:
             return method(self, *arguments, **options)
         except torch.cuda.OutOfMemoryError as error:
-            words = " ".join(str(error).split())[:200]
+            problem = one_line(error, 200)
+        # Raised here, because the error above keeps the tensors of its frames alive.
         recompute = "" if self._recomputes else ", or --set engine.recompute_layers=true"
         raise ValueError(
-            f"{device_name(self._device)} has not enough memory ({words}); lower batch.micro_batch, which is "
+            f"{device_name(self._device)} has not enough memory ({problem}); lower batch.micro_batch, which is "
             f"{self._config.batch.micro_batch}{recompute}"
         )
 
-    return cast(_Method, said)
+    return checked
 
 
 class HostEngine(Engine):
@@ -140,31 +126,29 @@ class HostEngine(Engine):
         self.processes = processes
         self._device = torch.device(device) if device else find_device(config.engine, processes)
         refuse_precision(config.engine.precision, self._device)
-        self._attention = pick_attention(config, task, self._device)
+        self.attention = pick_attention(config, task, self._device)
         self._recomputes = config.engine.recomputes(ipus=False)
         if self._recomputes and config.engine.compile:
             _refuse_compiled()
         self.model = self._build().to(self._device)
         # One object, so that a compiled program knows it again.
-        self._padding_mask = PaddingMask(hidden_score(self._attention.kind))
+        self._padding_mask = PaddingMask(hidden_score(self.attention.kind))
         self._feed = feed_for(self._device)
         betas = config.betas(packing_factor)
         self.optimizer = build_optimizer(self.model, config.optimizer, betas=betas)
-        predictions = getattr(self.model, "predictions", None)
-        self._programs = {
-            mode: _Program(call, config.engine.compile)
-            for mode, call in (("training", self.model), ("evaluation", self.model), ("prediction", predictions))
-            if call is not None
-        }
+        self._program: Callable[..., Any] = self.model
+        self._predictions: Any = getattr(self.model, "predictions", None)
+        if config.engine.compile:
+            self._program = _compiled(self.model)
+            self._predictions = self._predictions and _compiled(self._predictions)
         self._update = config.micro_batches_per_update(packing_factor)
         self._reduction = None
         if processes.size > 1:
-            program = self._programs["training"]
-            self._reduction = _Reduction(self.model, program, self._device, compiled=config.engine.compile)
+            self._reduction = _Reduction(self.model, self._program, self._device, compiled=config.engine.compile)
         self._updates = 0  # made so far
 
     def _build(self) -> torch.nn.Module:
-        config, task, attention = self._config, self.task, self._attention
+        config, task, attention = self._config, self.task, self.attention
         network = build_network(
             task, config.run.seed, attention="sdpa" if attention.kind == "varlen" else attention.kind
         )
@@ -187,7 +171,7 @@ class HostEngine(Engine):
 
     @property
     def description(self) -> str:
-        name, engine, attention = device_name(self._device), self._config.engine, self._attention
+        name, engine, attention = device_name(self._device), self._config.engine, self.attention
         if self._device.type == "cpu":
             if torch.backends.mps.is_available():
                 name += " (MPS, the Mac's GPU, is not used)"
@@ -200,22 +184,13 @@ class HostEngine(Engine):
         parts += ["deterministic"] * (engine.deterministic and self._device.type == "cuda")
         return ", ".join(parts)
 
-    @property
-    def attention(self) -> Attention:
-        return self._attention
-
-    @property
-    def compilations(self) -> Dict[str, int]:
-        graphs = {mode: program.graphs for mode, program in self._programs.items()}
-        return {"training": graphs["training"], "evaluation": graphs["evaluation"] + graphs.get("prediction", 0)}
-
-    @_memory_said
+    @_naming_memory
     def compile(self, batch: Batch) -> None:
         first = {name: batch[name][: self._config.batch.micro_batch] for name in self.task.fields}
         self._accumulate(first)
         self._forget_gradients()
 
-    @_memory_said
+    @_naming_memory
     def step(self, batch: Batch, learning_rate: float) -> StepResult:
         """Make one weight update, or change no weight and no moment if the loss or gradients are not finite.
 
@@ -238,7 +213,7 @@ class HostEngine(Engine):
         self._forget_gradients()
         return result._replace(seconds=time.perf_counter() - start)
 
-    @_memory_said
+    @_naming_memory
     def gradients(self, batch: Batch, *, alone: bool = False, dropout: bool = False) -> Gradients:
         mask, update = self.model.attention_mask, self._update
         # The batch may have other micro-batches than an update has, as many in each process.
@@ -264,7 +239,7 @@ class HostEngine(Engine):
         number = micro_batches(self.task, batch, self._config.batch.micro_batch)
         # Several processes: what makes the mean over them the mean over the update, empty micro-batches left out.
         divisor = number if self._reduction is None else self._update / self.processes.size
-        program = self._reduction or self._programs["training"]
+        program = self._reduction or self._program
         totals = self._zeros()
         own = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=own), self._numerics():
@@ -272,7 +247,7 @@ class HostEngine(Engine):
                 self._seed_dropout(self.processes.rank * number + index)
                 with self._reduced(last=index == number):
                     with self._arithmetic():
-                        output = program(fields)
+                        output = program(*fields)
                     (output.loss / divisor).backward()
                 totals += torch.stack(output).detach()
         return totals
@@ -284,7 +259,7 @@ class HostEngine(Engine):
         # Several processes keep them, as they are the memory in which they are added up.
         self.optimizer.zero_grad(set_to_none=self._reduction is None)
 
-    @_memory_said
+    @_naming_memory
     def evaluate(self, batch: Batch) -> StepResult:
         start = time.perf_counter()
         micro_batches(self.task, batch, self._config.batch.micro_batch)
@@ -293,11 +268,11 @@ class HostEngine(Engine):
         with torch.no_grad(), self._numerics():
             for fields in self._micro_batches(batch, self.task.fields):
                 with self._arithmetic():
-                    output = self._programs["evaluation"](fields)
+                    output = self._program(*fields)
                 totals += torch.stack(output)
         return self._result(totals.tolist(), batch, start)
 
-    @_memory_said
+    @_naming_memory
     def predict(self, batch: Batch) -> np.ndarray:
         micro_batches(self.task, batch, self._config.batch.micro_batch, self.task.prediction_fields)
         self.model.eval()
@@ -305,7 +280,7 @@ class HostEngine(Engine):
         with torch.no_grad(), self._numerics():
             for fields in self._micro_batches(batch, self.task.prediction_fields):
                 with self._arithmetic():
-                    found.append(self._programs["prediction"](fields))
+                    found.append(self._predictions(*fields))
         self.processes.summed(())  # whether to stop
         return torch.cat(found).cpu().numpy()
 
@@ -394,9 +369,7 @@ class _Reduction:
     order alone.
     """
 
-    def __init__(
-        self, network: nn.Module, program: Callable[[List[torch.Tensor]], Any], device: torch.device, *, compiled: bool
-    ):
+    def __init__(self, network: nn.Module, program: Callable[..., Any], device: torch.device, *, compiled: bool):
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if compiled:
@@ -410,7 +383,7 @@ class _Reduction:
             _Called(network, program), gradient_as_bucket_view=True, process_group=group
         )
 
-    def __call__(self, fields: List[torch.Tensor]) -> Any:
+    def __call__(self, *fields: torch.Tensor) -> Any:
         return self._reduced(*fields)
 
     def after(self, *, last: bool) -> ContextManager:
@@ -421,10 +394,10 @@ class _Reduction:
 class _Called(nn.Module):
     """A network that is run by its program, which may be compiled."""
 
-    def __init__(self, network: nn.Module, program: Callable[[List[torch.Tensor]], Any]):
+    def __init__(self, network: nn.Module, program: Callable[..., Any]):
         super().__init__()
         self.network = network
         self._program = program
 
     def forward(self, *fields: torch.Tensor) -> Any:
-        return self._program(list(fields))
+        return self._program(*fields)

@@ -116,13 +116,6 @@ class IpuEngine(Engine):
         stages = len(self.placement.stages)
         return f"{self.device.reason}; {weights} weights, {stages} forward stage{'' if stages == 1 else 's'}"
 
-    @property
-    def compilations(self) -> Dict[str, int]:
-        return {
-            "training": int(self._training.isCompiled() and self.config.engine.executable is None),
-            "evaluation": sum(program.executor.isCompiled() for program in self._inference.values()),
-        }
-
     def compile(self, batch: Batch) -> None:
         if self._training.isCompiled():
             return

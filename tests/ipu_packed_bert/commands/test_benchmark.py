@@ -18,7 +18,6 @@ from ipu_packed_bert.benchmarks.packed import _figures, table
 from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
 from ipu_packed_bert.commands.benchmark import _report, main
 from ipu_packed_bert.engine.host import HostEngine
-from ipu_packed_bert.engine.host.engine import _Program
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
 from ipu_packed_bert.settings.pretraining import LossConfig
 from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
@@ -27,6 +26,7 @@ from ipu_packed_bert.training.compare_unpacked import SideBySide
 from pack_data.cli.command import run_main
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
+from tests.graphs import count_graphs
 from tests.refusals import refusal_of, refused
 from tests.tolerances import assert_same
 
@@ -246,7 +246,7 @@ def test_command(capsys, monkeypatch, tmp_path):
         low, high = figures["sorted_time_quartiles"]
         assert 0 < low <= figures["sorted_time"] <= high and figures["sorted_slots"] >= output["tokens"] / 128
     assert figures["rounds"] == 7 and figures["speed_up"] > 0 and figures["packing_factor"] == output["sequences"] / 2
-    monkeypatch.setattr(_Program, "backend", "eager")
+    count_graphs(monkeypatch)
     assert main([*options, "--compile"]) == 0
     printed = capsys.readouterr().out
     assert "speed-up" in printed and "sdpa attention, compiled" in printed

@@ -110,7 +110,6 @@ def test_updates_and_predictions_are_the_hosts(sdk, checkpoint, tmp_path, kind, 
     # Predicted before training and after it: by one program for all batches, with the weights as they are.
     answers.append(predictions(made, host))
     assert np.abs(answers[0] - answers[1]).max() > 1e-4
-    assert engine.compilations == {"training": 1, "evaluation": 1}
     assert machine.compilations == ["inference", "training"]
 
 

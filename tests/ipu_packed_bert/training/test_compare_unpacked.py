@@ -164,7 +164,6 @@ class OtherProgram(Engine):
     """As an engine whose device would need another program for unpacked rows."""
 
     description = "no such device"
-    compilations = {"training": 1, "evaluation": 0}
 
     def __init__(self, engine):
         self.task = engine.task

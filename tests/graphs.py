@@ -1,0 +1,28 @@
+"""The static graphs that an engine needs, counted from outside."""
+
+from typing import Any, List, Set
+
+from ipu_packed_bert.engine.host import engine as host
+
+
+def count_graphs(monkeypatch: Any, backend: str = "eager") -> List[Any]:
+    """Have torch.compile build its graphs by a backend that compiles no kernel; return the list that collects them."""
+    graphs: List[Any] = []
+
+    def build(graph: Any, inputs: Any) -> Any:
+        from torch._dynamo.backends.registry import lookup_backend
+
+        graphs.append(graph)
+        return lookup_backend(backend)(graph, inputs)
+
+    monkeypatch.setattr(host, "_BACKEND", build)
+    return graphs
+
+
+def count_programs(network: Any) -> Set[Any]:
+    """Return the set that collects mode and shapes of each call of a network: a static engine compiles one for each."""
+    programs: Set[Any] = set()
+    network.register_forward_pre_hook(
+        lambda module, fields: programs.add((module.training, tuple(field.shape for field in fields)))
+    )
+    return programs
