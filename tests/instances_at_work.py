@@ -82,7 +82,7 @@ def _work(rank: int, folder: Path, jobs: List[Job]) -> None:
         with installed(ipus=REPLICAS // job.size, poprun=run) as (sdk, _):
             from ipu_packed_bert.engine.ipu import poprun
 
-            poprun.meeting_point = lambda *_: dist.FileStore(str(folder / f"host-{number}"), job.size)  # noqa: B023
+            poprun._meeting_point = lambda *_: dist.FileStore(str(folder / f"host-{number}"), job.size)  # noqa: B023
             try:
                 said = job.make(Work(sdk, folder, rank, job.size, run), **job.options)
             finally:

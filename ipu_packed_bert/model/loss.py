@@ -47,11 +47,11 @@ def cross_entropy(logits_BKC, labels_BK, *, widen: bool = True) -> torch.Tensor:
 
 def correct(logits_BKC, labels_BK, *, in_blocks: bool = False) -> torch.Tensor:
     """Whether the largest logit, the first one of equals, is the label's, [B, K], bool."""
-    largest_BK = first_largest(logits_BKC) if in_blocks else torch.argmax(logits_BKC, dim=2)
+    largest_BK = _first_largest(logits_BKC) if in_blocks else torch.argmax(logits_BKC, dim=2)
     return largest_BK.to(labels_BK.dtype) == labels_BK
 
 
-def first_largest(logits_BKC, block: int = 256) -> torch.Tensor:
+def _first_largest(logits_BKC, block: int = 256) -> torch.Tensor:
     """`torch.argmax` of the last dimension: the largest block by its maximum, and the largest in it.
 
     On a CPU a maximum is vectorised and its place is not: of 30,522 logits it takes a sixth of the time.
@@ -72,7 +72,7 @@ def membership(masked_lm_weights_BP, sequences: int, dtype: torch.dtype) -> torc
     return (masked_lm_weights_BP.unsqueeze(1) == numbers_D.view(1, sequences, 1)).to(dtype)
 
 
-def sequence_means(values_BP, masked_lm_weights_BP, sequences: int) -> torch.Tensor:
+def _sequence_means(values_BP, masked_lm_weights_BP, sequences: int) -> torch.Tensor:
     """Mean of each sequence's values [B, D]; 0 for a sequence without any. All sequences at once, without a loop."""
     belongs_BDP = membership(masked_lm_weights_BP, sequences, values_BP.dtype)
     sums_BD = (belongs_BDP * values_BP.unsqueeze(1)).sum(2)
@@ -87,7 +87,7 @@ class PretrainingLoss(nn.Module):
         super().__init__()
         self.normalisation = loss.normalisation
         self.widen_logits = True  # an engine that has no room for it switches it off
-        self.in_blocks = False  # an engine where `first_largest` is faster switches it on
+        self.in_blocks = False  # an engine where `_first_largest` is faster switches it on
 
     def forward(
         self,
@@ -105,7 +105,7 @@ class PretrainingLoss(nn.Module):
         used_BP = (masked_lm_weights_BP > 0).to(mlm_BP.dtype)
         if self.normalisation == "sequence":
             sequences = next_sentence_weights_BD.shape[1]
-            row_mlm_B = sequence_means(mlm_BP, masked_lm_weights_BP, sequences).sum(1)
+            row_mlm_B = _sequence_means(mlm_BP, masked_lm_weights_BP, sequences).sum(1)
         else:
             row_mlm_B = (mlm_BP * used_BP).sum(1)
         mlm_loss = (row_mlm_B * mlm_scale_B).sum()

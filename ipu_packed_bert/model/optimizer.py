@@ -14,7 +14,7 @@ from pack_data.reading.fields import named
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of an optimiser's state, by parameter
 
 
-class Lamb(torch.optim.Optimizer):
+class _Lamb(torch.optim.Optimizer):
     """LAMB as PopTorch 3.4 defines it, so that both engines take the same step.
 
     m and v are Adam's moments, c1 and c2 their bias corrections (1 without `bias_correction`), for every tensor w:
@@ -90,7 +90,7 @@ def _trust_ratios(weights, updates, max_weight_norm: float) -> List[torch.Tensor
     return list(torch.where(usable, ratios, torch.ones_like(ratios)).unbind())
 
 
-class AdamW(Lamb):
+class _AdamW(_Lamb):
     """Adam with decoupled weight decay: LAMB whose trust ratio is 1 everywhere."""
 
     def __init__(self, parameters, **options):
@@ -150,8 +150,8 @@ def build_optimizer(
     )
     groups = parameter_groups(model.named_parameters(), weight_decay=optimizer.weight_decay)
     if optimizer.name == "adamw":
-        return AdamW([{**group, "max_weight_norm": 0.0} for group in groups], **options)
-    return Lamb(groups, max_weight_norm=optimizer.max_weight_norm, **options)
+        return _AdamW([{**group, "max_weight_norm": 0.0} for group in groups], **options)
+    return _Lamb(groups, max_weight_norm=optimizer.max_weight_norm, **options)
 
 
 def gradient_norm(gradients: List[torch.Tensor]) -> torch.Tensor:
@@ -220,7 +220,7 @@ _AFTER_WARMUP: Dict[str, Callable[[float, float], float]] = {
 }
 
 
-def scheduled_rate(step: int, optimizer: Any, *, steps: int) -> float:
+def _scheduled_rate(step: int, optimizer: Any, *, steps: int) -> float:
     """Learning rate of update `step`, the first is 0, in a schedule of `steps`; `optimizer`: a section of that name.
 
     Each kind has the same linear warm-up, and the peak at its end.
@@ -234,4 +234,4 @@ def scheduled_rate(step: int, optimizer: Any, *, steps: int) -> float:
 
 def learning_rate(step: int, config: Configuration) -> float:
     """Learning rate of update `step` of the run."""
-    return scheduled_rate(step, config.optimizer, steps=config.schedule_steps)
+    return _scheduled_rate(step, config.optimizer, steps=config.schedule_steps)

@@ -35,7 +35,7 @@ from ipu_packed_bert.model.packed import PackedBert
 _WEIGHT = 32.0  # of a digit; 32 x 32 = 1024 hides a slot
 
 
-class SequenceCodes(nn.Module):
+class _SequenceCodes(nn.Module):
     """As `packed.AttentionMask`: sequence numbers [B, S], 0 in padding -> codes [B, 2, S, C], own and other.
 
     sequences: the largest number that occurs. columns: C, at least two for each binary digit of it; the rest is zero.
@@ -69,7 +69,7 @@ class SequenceCodes(nn.Module):
 
 
 class _ProductMaskedScores(nn.Module):
-    """As `bert.MaskedScores`, with what `SequenceCodes` makes in place of the additive mask."""
+    """As `bert.MaskedScores`, with what `_SequenceCodes` makes in place of the additive mask."""
 
     def forward(self, query_BNSA, key_BNSA, codes_B2SC) -> torch.Tensor:
         rows, heads, slots, _ = query_BNSA.shape
@@ -94,7 +94,7 @@ class OneHotSlots(nn.Module):
 
 def mask_in_product(network: PackedBert, *, sequences: int, columns: int) -> None:
     """Replace the additive mask of a network with eager attention, in place."""
-    network.attention_mask = SequenceCodes(sequences, columns)
+    network.attention_mask = _SequenceCodes(sequences, columns)
     layers: Any = network.bert.encoder.layer
     for layer in layers:
         layer.attention.self.scores = _ProductMaskedScores()

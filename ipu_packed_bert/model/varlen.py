@@ -32,7 +32,7 @@ class BlockRule(NamedTuple):
 SDPA_BLOCKS = BlockRule(eager=lambda tokens, dropout: False, pays=lambda blocks, rows, slots: True)
 
 
-class SequenceBoundaries(nn.Module):
+class _SequenceBoundaries(nn.Module):
     """As `packed.AttentionMask`, for the kernel: sequence numbers [B, S], which rise from 1 to D, 0 in the padding that
     may follow each -> int32 [2 B D + 1], first 0, last T: where sequences and paddings, in turn, begin and end.
 
@@ -58,7 +58,7 @@ class _Tokens(NamedTuple):
     blocks: AttentionBlocks
 
 
-class SequenceBlocks(AttentionMask):
+class _SequenceBlocks(AttentionMask):
     """As `packed.AttentionMask`: the tokens and blocks of each micro-batch, read back from the device once for all
     layers, or the dense mask where the rule says that blocks do not pay: many short sequences in short, full rows."""
 
@@ -91,7 +91,7 @@ def _without_padding(encode: Callable[..., torch.Tensor], *fields_and_mask: Any)
     return hidden_BSH.view(rows, slots, -1)
 
 
-class BlockContext(nn.Module):
+class _BlockContext(nn.Module):
     """As `bert.SdpaContext`: a small attention for each sequence, or for all short ones of the same length.
 
     Takes an additive mask, too, where a micro-batch has one.
@@ -119,7 +119,7 @@ def _plainly(query, key, value, *, attn_mask: Optional[torch.Tensor], dropout_p:
     return torch.matmul(F.dropout(weights, dropout_p), value)
 
 
-class KernelContext(nn.Module):
+class _KernelContext(nn.Module):
     """As `bert.SdpaContext`, by the variable-length kernel of torch: one call, boundaries as a tensor."""
 
     def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: torch.Tensor, dropout: float) -> torch.Tensor:
@@ -155,8 +155,8 @@ def attend_within_sequences(network: Any, *, sequences: int, kernel: bool, rule:
     network: anything with `attention_mask` and `bert`. sequences: D, the most in a row. kernel: whether torch's serves
     this device and type; else blocks, computed by the rule, or a dense mask where the rule says so.
     """
-    network.attention_mask = SequenceBoundaries(sequences) if kernel else SequenceBlocks(rule)
+    network.attention_mask = _SequenceBoundaries(sequences) if kernel else _SequenceBlocks(rule)
     if not kernel:
         network.bert.forward = partial(_without_padding, network.bert.forward)
     for layer in network.bert.encoder.layer:
-        layer.attention.self.context = KernelContext() if kernel else BlockContext(rule)
+        layer.attention.self.context = _KernelContext() if kernel else _BlockContext(rule)

@@ -31,7 +31,7 @@ _WIDTHS = (20, 10, 8, 0)  # of the columns of the tables that are printed below 
 
 
 @dataclass(frozen=True)
-class RunSummary:
+class _RunSummary:
     """The fields of summary.json."""
 
     task: str
@@ -126,7 +126,7 @@ def _summarise(
     *,
     baseline: Optional[Mapping[str, float]] = None,
     compared: Optional[SideBySide] = None,
-) -> RunSummary:
+) -> _RunSummary:
     """Return the summary of a run from its logs; ``totals`` are those of this process."""
     packs, sequences, tokens, seconds = (
         sum(record[name] for record in records) for name in ("packs", "sequences", "tokens", "seconds")
@@ -135,7 +135,7 @@ def _summarise(
     if evaluations:
         metrics = {name: value for name, value in evaluations[-1].items() if name not in _NO_METRICS}
         held_out = {**metrics, **(baseline or {})}
-    return RunSummary(
+    return _RunSummary(
         task=run.config.task.name,
         stopped_by=stopped_by,
         steps=records[-1]["step"] if records else 0,
@@ -155,7 +155,7 @@ def _summarise(
     )
 
 
-def _write(summary: RunSummary, folder: Path) -> None:
+def _write(summary: _RunSummary, folder: Path) -> None:
     text = json.dumps(_finite(asdict(summary)), indent=1, allow_nan=False)
     write_atomically(folder / SUMMARY, (text + "\n").encode())
 
@@ -173,7 +173,7 @@ def _compare(run: Prepared) -> Tuple[Optional[SideBySide], str]:
 
 
 def _picture(
-    summary: RunSummary,
+    summary: _RunSummary,
     folder: Path,
     records: Sequence[Mapping[str, Any]],
     evaluations: Sequence[Mapping[str, Any]],

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipu_packed_bert.model.loss import correct, cross_entropy, sequence_means
+from ipu_packed_bert.model.loss import _sequence_means, correct, cross_entropy
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
 from ipu_packed_bert.settings.pretraining import LossConfig
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
@@ -165,7 +165,7 @@ def scores_of(network, batch) -> SequenceScores:
     ids, numbers = fields["masked_lm_ids"], fields["masked_lm_weights"]
     labels, present = fields["next_sentence_labels"], fields["next_sentence_weights"]
     mlm = [
-        sequence_means(values, numbers, present.shape[1])
+        _sequence_means(values, numbers, present.shape[1])
         for values in (cross_entropy(mlm_logits, ids), correct(mlm_logits, ids).double())
     ]
     if nsp_logits is None:

@@ -82,7 +82,7 @@ class Attention(NamedTuple):
     note: str = ""  # why it is not the kernel, or what else it may be
 
 
-def without_kernel(
+def _without_kernel(
     device: torch.device, dtype: torch.dtype, *, dropout: float, head_size: int, depth: Optional[int]
 ) -> str:
     """Why torch's variable-length kernel (`torch.nn.attention.varlen`) cannot be used; empty where it can.
@@ -122,7 +122,7 @@ def pick_attention(config: Configuration, task: Task, device: torch.device) -> A
     """
     engine, model = config.engine, task.model
     dtype = arithmetic(engine.precision, device)
-    lacking = without_kernel(
+    lacking = _without_kernel(
         device,
         dtype,
         dropout=model.attention_dropout,

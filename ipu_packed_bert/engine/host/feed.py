@@ -31,7 +31,7 @@ class _Feed:
         pass
 
 
-class CudaFeed(_Feed):
+class _CudaFeed(_Feed):
     """On CUDA: a thread copies each micro-batch into pinned memory and from there to the device, on its own stream.
 
     At most `AHEAD` micro-batches wait there. The stream that works on a micro-batch waits for its copy; the host waits
@@ -81,4 +81,4 @@ class CudaFeed(_Feed):
 
 
 def feed_for(device: torch.device) -> _Feed:
-    return CudaFeed(device) if device.type == "cuda" else _Feed(device)
+    return _CudaFeed(device) if device.type == "cuda" else _Feed(device)

@@ -240,7 +240,7 @@ class IpuEngine(Engine):
         """The same batches, read ahead by another process where the configuration wants it."""
         if not self.config.engine.asynchronous_loading:
             return batches
-        return BatchesAhead(batches, read_ahead=read_ahead)
+        return BatchesAhead(batches, read_ahead=_read_ahead)
 
     def _tensors(
         self, batch: Batch, micro_batches_per_replica: int, fields: Optional[Tuple[str, ...]] = None
@@ -368,6 +368,6 @@ class IpuEngine(Engine):
             self._waiting_rng = None
 
 
-def read_ahead(reader: Reader) -> Iterator[Tuple[torch.Tensor, ...]]:
+def _read_ahead(reader: Reader) -> Iterator[Tuple[torch.Tensor, ...]]:
     """The reader's batches from a process of PopTorch's; three are kept ready."""
     return iter(poptorch.AsynchronousDataAccessor(reader, buffer_size=3, load_indefinitely=True))

@@ -91,13 +91,13 @@ def instances() -> Optional[Ranks]:
     if popdist is None or popdist.getNumInstances() == 1:
         return None
     rank, size = popdist.getInstanceIndex(), popdist.getNumInstances()
-    return Instances(meeting_point(rank, size), rank, size, rank)
+    return Instances(_meeting_point(rank, size), rank, size, rank)
 
 
 _PORT = 29500
 
 
-def meeting_point(rank: int, size: int, environment: Mapping[str, str] = os.environ) -> Any:
+def _meeting_point(rank: int, size: int, environment: Mapping[str, str] = os.environ) -> Any:
     """A store of torch.distributed that all instances reach, at MASTER_ADDR; on one host that need not be said."""
     import torch.distributed as dist
 

@@ -42,7 +42,7 @@ def _checkpoint(module: nn.Module, inputs: Tuple, output: torch.Tensor) -> torch
     return poptorch.recomputationCheckpoint(output)
 
 
-def adapt(network: PackedBert, config: Configuration, task: Task) -> None:
+def _adapt(network: PackedBert, config: Configuration, task: Task) -> None:
     """Put into a network what the device needs differently, in place; names, shapes and values of its weights stay."""
     if config.engine.mask == "product":
         depth = task.max_sequences_per_pack
@@ -64,7 +64,7 @@ def adapt(network: PackedBert, config: Configuration, task: Task) -> None:
             layer.register_forward_hook(_checkpoint)
 
 
-def begin_blocks(network: PackedBert, placement: Placement) -> None:
+def _begin_blocks(network: PackedBert, placement: Placement) -> None:
     """Mark in a network where the blocks of `placement` begin, in place."""
     for block in placement.blocks:
         poptorch.BeginBlock(network.get_submodule(block.module), block.name, ipu_id=block.ipu)
@@ -100,8 +100,8 @@ class Predictions(nn.Module):
 def build_program(config: Configuration, task: Task, placement: Placement) -> Program:
     """The network as PopTorch gets it, with its initial weights."""
     network = build_network(task, config.run.seed, attention="eager")
-    adapt(network, config, task)
-    begin_blocks(network, placement)
+    _adapt(network, config, task)
+    _begin_blocks(network, placement)
     if config.engine.half_weights:
         network.half()
     return Program(network)

@@ -268,7 +268,7 @@ def test_the_default_arrangements_are_what_the_ipu_engine_runs(mask, arrangement
 
     def adapted():
         network = PackedBertForPreTraining(model, LossConfig())
-        engine.program.adapt(network, config, Pretraining(config))
+        engine.program._adapt(network, config, Pretraining(config))
         return network
 
     with installed() as (engine, _):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from ipu_packed_bert.engine.host.attention import without_kernel
+from ipu_packed_bert.engine.host.attention import _without_kernel
 from ipu_packed_bert.engine.host.devices import capability
 from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig
@@ -103,7 +103,7 @@ def test_in_bfloat16_packing_adds_no_more_rounding_than_unpacked_rows_have(atten
 
 def test_the_variable_length_kernel_is_taken_and_is_the_mask():
     half_types()
-    lacking = without_kernel(torch.device(DEVICE), torch.bfloat16, dropout=0.0, head_size=64, depth=DEPTH)
+    lacking = _without_kernel(torch.device(DEVICE), torch.bfloat16, dropout=0.0, head_size=64, depth=DEPTH)
     if lacking:
         pytest.skip(f"no variable-length kernel: {lacking}")
     _, exact = gradient(engine(), batch())

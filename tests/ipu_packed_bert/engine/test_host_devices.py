@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from ipu_packed_bert.engine.host.attention import Attention, pick_attention, without_kernel
+from ipu_packed_bert.engine.host.attention import Attention, _without_kernel, pick_attention
 from ipu_packed_bert.engine.host.devices import find_device, numerics_of, refuse_precision
 from ipu_packed_bert.settings.pretraining import Config, load_config
 from ipu_packed_bert.settings.reader import ConfigError
@@ -114,8 +114,8 @@ BEST = {"dtype": torch.bfloat16, "dropout": 0.0, "head_size": 64, "depth": 3}
 
 def test_the_kernel_is_for_half_types_from_8_0_on_without_dropout(kernel, monkeypatch):
     device = pretend(monkeypatch, (8, 0))
-    assert without_kernel(device, **BEST) == ""
-    assert without_kernel(device, **{**BEST, "dtype": torch.float16}) == ""
+    assert _without_kernel(device, **BEST) == ""
+    assert _without_kernel(device, **{**BEST, "dtype": torch.float16}) == ""
     for name, value, words in (
         ("dtype", torch.float32, "half types"),
         ("dropout", 0.1, "attention dropout, which is 0.1"),
@@ -123,15 +123,15 @@ def test_the_kernel_is_for_half_types_from_8_0_on_without_dropout(kernel, monkey
         ("head_size", 264, "at most 256"),
         ("depth", None, "number of sequences"),
     ):
-        assert words in without_kernel(device, **{**BEST, name: value})
-    assert without_kernel(CPU, **BEST)
-    assert "capability 8.0, this is 7.5" in without_kernel(pretend(monkeypatch, (7, 5)), **BEST)
+        assert words in _without_kernel(device, **{**BEST, name: value})
+    assert _without_kernel(CPU, **BEST)
+    assert "capability 8.0, this is 7.5" in _without_kernel(pretend(monkeypatch, (7, 5)), **BEST)
 
 
 def test_a_torch_without_the_kernel_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.nn.attention", None)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
-    assert torch.__version__ in without_kernel(pretend(monkeypatch), **BEST)
+    assert torch.__version__ in _without_kernel(pretend(monkeypatch), **BEST)
 
 
 def picked(device, **sections):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ipu_packed_bert.engine.host.feed import CudaFeed, cut, feed_for
+from ipu_packed_bert.engine.host.feed import _CudaFeed, cut, feed_for
 from ipu_packed_bert.model import varlen
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config, OptimizerConfig
 from ipu_packed_bert.settings.schema import EngineConfig
@@ -37,7 +37,7 @@ def streams(monkeypatch):
 
 
 def test_copies_run_ahead_on_their_own_stream_and_are_waited_for_there(streams):
-    feed = CudaFeed(CPU)  # the copies themselves are the CPU's
+    feed = _CudaFeed(CPU)  # the copies themselves are the CPU's
     found = []
     for number, fields in enumerate(feed(cut(FIELDS, 1))):
         found.append(fields)
@@ -45,7 +45,7 @@ def test_copies_run_ahead_on_their_own_stream_and_are_waited_for_there(streams):
         assert streams.calls.count(("wait", "working", number)) == 1
         assert streams.calls.index(("event", "copying", number)) < streams.calls.index(("wait", "working", number))
         assert sum(call == ("used", "working") for call in streams.calls) == 2 * (number + 1)
-        assert sum(call[0] == "pin" for call in streams.calls) <= 2 * (number + 1 + CudaFeed.AHEAD)
+        assert sum(call[0] == "pin" for call in streams.calls) <= 2 * (number + 1 + _CudaFeed.AHEAD)
     feed.close()
     assert same(found, list(cut(FIELDS, 1)))
     pins = [call for call in streams.calls if call[0] == "pin"]
@@ -56,7 +56,7 @@ def test_copies_run_ahead_on_their_own_stream_and_are_waited_for_there(streams):
 
 
 def test_an_update_that_ends_early_leaves_nothing_moving(streams):
-    feed = CudaFeed(CPU)
+    feed = _CudaFeed(CPU)
     moving = feed(cut(FIELDS, 1))
     next(moving)
     moving.close()
@@ -70,7 +70,7 @@ def test_what_fails_in_the_thread_fails_the_update(streams, monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", fails)
     with pytest.raises(RuntimeError, match="pinned"):
-        list(CudaFeed(CPU)(cut(FIELDS, 2)))
+        list(_CudaFeed(CPU)(cut(FIELDS, 2)))
 
 
 def test_the_engine_steps_the_same_with_a_thread_that_feeds_it(streams):
@@ -80,7 +80,7 @@ def test_the_engine_steps_the_same_with_a_thread_that_feeds_it(streams):
     for fed in (False, True):
         engine = host_engine(config, device="cpu")
         if fed:
-            engine._feed = CudaFeed(CPU)
+            engine._feed = _CudaFeed(CPU)
         results.append((engine.step(batch, 1e-2).loss, engine.evaluate(batch).loss))
         engine.close()
     assert results[0] == results[1]
@@ -112,7 +112,7 @@ def test_nothing_is_read_back_within_an_update(attention, monkeypatch):
     engine = host_engine(config, device="cpu")
     if attention == "kernel":
         varlen.attend_within_sequences(engine.model, sequences=3, kernel=True)
-        monkeypatch.setattr(varlen.KernelContext, "forward", lambda self, query, *rest: query)
+        monkeypatch.setattr(varlen._KernelContext, "forward", lambda self, query, *rest: query)
     (batch,) = make_batches(1, depth=3, micro_batch=2)
     with NoWaiting() as mode:
         engine._accumulate(batch)

@@ -180,8 +180,8 @@ def test_the_adapted_network_computes_the_same(sdk, next_sentence, mask):
         layers_per_ipu=(1, 1), accumulation=5, loss={"next_sentence": next_sentence}, engine={"mask": mask}
     )
     plain, adapted = initial_network(config).double(), initial_network(config).double()
-    ipu.program.adapt(adapted, config, Pretraining(config, schema()))
-    ipu.program.begin_blocks(adapted, placed(config))
+    ipu.program._adapt(adapted, config, Pretraining(config, schema()))
+    ipu.program._begin_blocks(adapted, placed(config))
     assert type(adapted.masked_lm_slots) is not type(plain.masked_lm_slots)
     assert (type(adapted.attention_mask) is type(plain.attention_mask)) == (mask == "additive")
     assert type(adapted.cls.predictions.product) is not type(plain.cls.predictions.product)

@@ -351,14 +351,14 @@ def test_what_one_process_makes_is_refused(by_poprun):
 
 
 def test_where_instances_meet(monkeypatch):
-    from ipu_packed_bert.engine.ipu.poprun import meeting_point
+    from ipu_packed_bert.engine.ipu.poprun import _meeting_point
 
     one_host = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    store = meeting_point(0, 1, {**one_host, "MASTER_PORT": "0"})
+    store = _meeting_point(0, 1, {**one_host, "MASTER_PORT": "0"})
     store.set("here", "yes")
     assert store.get("here") == b"yes"
     several = {**one_host, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
     with refused("2 instances on several hosts; name the first host"):
-        meeting_point(1, 2, several)
+        _meeting_point(1, 2, several)
     with refused("do not meet at 127.0.0.1:-1"):
-        meeting_point(0, 2, {**several, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "-1"})
+        _meeting_point(0, 2, {**several, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "-1"})

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from ipu_packed_bert.model.loss import (
     PretrainingLoss,
+    _first_largest,
+    _sequence_means,
     correct,
     cross_entropy,
-    first_largest,
     membership,
-    sequence_means,
 )
 from ipu_packed_bert.settings.pretraining import LossConfig
 
@@ -91,7 +91,7 @@ def test_empty_packs_are_finite(normalisation):
 
 def test_membership_is_the_weights_unpacked():
     assert membership(WEIGHTS, 3, torch.float32)[0].tolist() == [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
-    means = sequence_means(torch.tensor([[2.0, 4.0, 7.0, 100.0]]), WEIGHTS[:1], 3)
+    means = _sequence_means(torch.tensor([[2.0, 4.0, 7.0, 100.0]]), WEIGHTS[:1], 3)
     assert means.tolist() == [[3.0, 7.0, 0.0]]
 
 
@@ -149,8 +149,8 @@ def test_the_first_largest_is_argmax(seed, classes, values):
     """Few values have many ties; blocks of 8, none, some or none but whole ones."""
     draw = torch.Generator().manual_seed(seed)
     logits = torch.randint(-values, values, (2, 5, classes), generator=draw).float()
-    assert torch.equal(first_largest(logits, 8), torch.argmax(logits, 2))
+    assert torch.equal(_first_largest(logits, 8), torch.argmax(logits, 2))
     logits[0, 0, classes // 2] = float("nan")
-    assert torch.equal(first_largest(logits, 8), torch.argmax(logits, 2))
+    assert torch.equal(_first_largest(logits, 8), torch.argmax(logits, 2))
     labels = torch.randint(0, classes, (2, 5), generator=draw)
     assert torch.equal(correct(logits, labels, in_blocks=True), correct(logits, labels))

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipu_packed_bert.model.optimizer import (
-    AdamW,
-    Lamb,
+    _AdamW,
+    _Lamb,
+    _scheduled_rate,
     build_optimizer,
     learning_rate,
     load_neutral_state,
     neutral_state,
     parameter_groups,
-    scheduled_rate,
     warmup_linear,
 )
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
@@ -75,7 +75,7 @@ def test_lamb_is_its_definition(bias_correction, weight_decay, max_weight_norm):
     with torch.no_grad():
         weights[1].zero_()  # a weight of norm 0 moves with ratio 1, as biases do at the start
     expected = lamb_by_definition(weights, 5, **options)
-    optimizer = Lamb(weights, **options)
+    optimizer = _Lamb(weights, **options)
     for step in range(5):
         for weight, gradient in zip(weights, gradients_of(step)):
             weight.grad = gradient
@@ -87,7 +87,7 @@ def test_lamb_is_its_definition(bias_correction, weight_decay, max_weight_norm):
 def test_lamb_without_a_gradient_and_with_a_zero_one():
     weights = make_weights()
     before = [weight.detach().clone() for weight in weights]
-    optimizer = Lamb(weights, weight_decay=0.0)
+    optimizer = _Lamb(weights, weight_decay=0.0)
     weights[0].grad = torch.zeros_like(weights[0])  # update of norm 0: nothing moves, nothing becomes NaN
     optimizer.step()
     assert all(torch.equal(weight, old) for weight, old in zip(weights, before))
@@ -96,7 +96,7 @@ def test_lamb_without_a_gradient_and_with_a_zero_one():
 def test_adamw_is_the_one_of_torch():
     ours, theirs = make_weights(), make_weights()
     options = dict(lr=0.01, betas=(0.8, 0.97), eps=1e-7, weight_decay=0.1)
-    optimizers = AdamW(ours, **options), torch.optim.AdamW(theirs, **options)
+    optimizers = _AdamW(ours, **options), torch.optim.AdamW(theirs, **options)
     for step in range(6):
         for weights, optimizer in zip((ours, theirs), optimizers):
             for weight, gradient in zip(weights, gradients_of(step)):
@@ -112,7 +112,7 @@ def test_as_many_updates_with_one_gradient_are_one_with_the_betas_to_that_power(
     unpacked = Config(optimizer=OptimizerConfig(beta1=beta1, beta2=beta2, packing_adjustment="betas"))
     betas = unpacked.betas(float(p))
     many, once = make_weights(), make_weights()
-    optimizers = Lamb(many, betas=(beta1, beta2)), Lamb(once, betas=betas)
+    optimizers = _Lamb(many, betas=(beta1, beta2)), _Lamb(once, betas=betas)
     for optimizer, weights in zip(optimizers, (many, once)):  # moments of some earlier update
         for weight, gradient in zip(weights, gradients_of(seed + 1)):
             optimizer.state[weight]["exp_avg"].copy_(gradient)
@@ -220,7 +220,7 @@ def optimizer_of(schedule, **settings):
 def test_schedules_are_their_formulas_and_keep_their_laws(schedule, steps, fraction, power):
     optimizer = optimizer_of(schedule, warmup_fraction=fraction, schedule_power=power)
     warmup = round(fraction * steps)
-    shares = [scheduled_rate(step, optimizer, steps=steps) for step in range(steps + 2)]
+    shares = [_scheduled_rate(step, optimizer, steps=steps) for step in range(steps + 2)]
     expected = [reference_share(schedule, step, steps, warmup, power) for step in range(steps + 2)]
     assert max(abs(found - wanted) for found, wanted in zip(shares, expected)) <= 1e-15
     # Continuous: the last update of the warm-up and the first one after it have the peak.

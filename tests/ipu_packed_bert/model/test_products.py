@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.model.packed import BATCH_FIELDS, GatherSlots
-from ipu_packed_bert.model.products import OneHotSlots, SequenceCodes, mask_in_product
+from ipu_packed_bert.model.products import OneHotSlots, _SequenceCodes, mask_in_product
 from ipu_packed_bert.settings.pretraining import (
     BatchConfig,
     Config,
@@ -122,7 +122,7 @@ def test_products_of_codes_are_exactly_zero_or_multiples_of_1024(sequences, dtyp
     numbers = torch.arange(sequences + 1, dtype=torch.int32)
     # CPU products of half numbers are not in every torch: the codes are looked up in float32, where each sum has one
     # term.
-    codes = SequenceCodes(sequences, 2 * sequences.bit_length() + 3)(numbers[None], torch.float32)[0]
+    codes = _SequenceCodes(sequences, 2 * sequences.bit_length() + 3)(numbers[None], torch.float32)[0]
     assert torch.equal(codes.to(dtype).float(), codes)
     assert set(codes.abs().unique().tolist()) == {0.0, 32.0}
     product = codes[0].double() @ codes[1].double().T
@@ -132,7 +132,7 @@ def test_products_of_codes_are_exactly_zero_or_multiples_of_1024(sequences, dtyp
 
 
 def test_the_table_of_the_docstring():
-    codes = SequenceCodes(3, 4)(torch.arange(4, dtype=torch.int32)[None], torch.float32)[0]
+    codes = _SequenceCodes(3, 4)(torch.arange(4, dtype=torch.int32)[None], torch.float32)[0]
     assert codes[0].tolist() == [[0, 32, 0, 32], [0, 32, 32, 0], [32, 0, 0, 32], [32, 0, 32, 0]]
     assert codes[1].tolist() == [[-32, 0, -32, 0], [-32, 0, 0, -32], [0, -32, -32, 0], [0, -32, 0, -32]]
 
@@ -155,7 +155,7 @@ def test_half_partials_in_any_order_leave_the_scores_of_a_sequence_as_they_are(s
     rng = np.random.default_rng(seed)
     width, depth = 64, 7
     numbers = fields_of(depth, seed=seed)["input_mask"][:2]
-    codes = SequenceCodes(depth, 16)(numbers, torch.float32).numpy().astype(np.float16)
+    codes = _SequenceCodes(depth, 16)(numbers, torch.float32).numpy().astype(np.float16)
     query, key = (rng.normal(0.0, 2.0, (2, SLOTS, width)).astype(np.float16) for _ in range(2))
 
     def terms(a, b):
@@ -219,7 +219,7 @@ def test_columns(depth, head, columns):
 
 def test_too_few_columns_are_refused():
     with pytest.raises(ValueError, match="at least 6 are needed"):
-        SequenceCodes(4, 4)
+        _SequenceCodes(4, 4)
 
 
 def test_the_setting_is_checked(tmp_path):

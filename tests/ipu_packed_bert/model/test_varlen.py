@@ -17,10 +17,10 @@ from ipu_packed_bert.model.bert import _BertSelfAttention
 from ipu_packed_bert.model.blocks import blocks_of
 from ipu_packed_bert.model.packed import BATCH_FIELDS, AttentionMask, PackedBertForPreTraining
 from ipu_packed_bert.model.varlen import (
-    BlockContext,
     BlockRule,
-    SequenceBlocks,
-    SequenceBoundaries,
+    _BlockContext,
+    _SequenceBlocks,
+    _SequenceBoundaries,
     attend_within_sequences,
 )
 from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig
@@ -105,9 +105,9 @@ def test_blocks_drop_the_weights_that_eager_attention_drops(dropout):
     hidden = torch.randn(1, SLOTS, model.hidden_size, dtype=torch.float64)
     found = []
     numbers = torch.ones(1, SLOTS, dtype=torch.int32)
-    for context in (None, BlockContext(BLOCKS)):
+    for context in (None, _BlockContext(BLOCKS)):
         attention.context = context
-        made = AttentionMask("eager") if context is None else SequenceBlocks(BLOCKS)
+        made = AttentionMask("eager") if context is None else _SequenceBlocks(BLOCKS)
         torch.manual_seed(7)
         found.append(attention(hidden, made(numbers, torch.float64)).detach())
     assert_same(found=found[:1], expected=found[1:], dtype=torch.float64)
@@ -187,17 +187,17 @@ NUMBERS = [[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0], [1, 0, 2,
 
 
 def test_boundaries_are_static_and_count_the_padding():
-    found = SequenceBoundaries(2)(torch.tensor(NUMBERS, dtype=torch.int32), torch.float32)
+    found = _SequenceBoundaries(2)(torch.tensor(NUMBERS, dtype=torch.int32), torch.float32)
     assert found.tolist() == [0, 2, 2, 5, 6, 12, 12, 12, 12, 12, 18, 18, 18, 19, 20, 21, 24]
     assert found.dtype == torch.int32
 
 
 def test_blocks_leave_padding_out():
     numbers = torch.tensor(NUMBERS, dtype=torch.int32)
-    found = SequenceBlocks(BLOCKS)(numbers, torch.float32)
+    found = _SequenceBlocks(BLOCKS)(numbers, torch.float32)
     assert found.slots.tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 18, 20]
     assert found.blocks.groups == blocks_of([2, 3, 6, 1, 1]).groups
-    full, empty = (SequenceBlocks(BLOCKS)(numbers[row : row + 1], torch.float32) for row in (1, 2))
+    full, empty = (_SequenceBlocks(BLOCKS)(numbers[row : row + 1], torch.float32) for row in (1, 2))
     assert full.slots is None and full.blocks.groups == ((1, 6),)
     assert empty.slots.tolist() == [0] and empty.blocks.groups == ((1, 1),)  # one token, for the gradients
 

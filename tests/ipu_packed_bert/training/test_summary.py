@@ -14,12 +14,12 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, PICTURE, SUMMARY, read_log
 from ipu_packed_bert.training import summary as run_summary
 from ipu_packed_bert.training.log import Totals
-from ipu_packed_bert.training.summary import RunSummary, _summarise, _write
+from ipu_packed_bert.training.summary import _RunSummary, _summarise, _write
 from pack_data.cli.command import run_main
 from tests.tiny_runs import tiny_config, tiny_data
 
 BASELINE = {"most_frequent_token_accuracy": 0.05, "unigram_loss": 6.0, "most_frequent_next_sentence_accuracy": 0.5}
-FIELDS = {field.name for field in dataclasses.fields(RunSummary)}
+FIELDS = {field.name for field in dataclasses.fields(_RunSummary)}
 
 
 @pytest.fixture(scope="module")
