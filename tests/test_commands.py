@@ -83,7 +83,7 @@ def test_a_run_is_resumed(checkout, pretrained):
     (run,) = (checkout / "runs").iterdir()
     settings = "--steps 3 --set optimizer.schedule_steps=3 --set run.evaluate_every=0".split()
     text = command(checkout, "run_pretraining.py", "--resume", str(run.relative_to(checkout)), *settings)
-    assert "from step 2" in text and "building" not in text
+    assert "from update 2" in text and "building" not in text
     assert len((run / "log.jsonl").read_text().splitlines()) == 3
 
 

@@ -63,8 +63,6 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     add_trust(parser)
     parser.rare("--engine", "--trust-task")
     args = parser.parse_args(argv)
-    if args.engine:
-        args.overrides.append(f"engine.kind={args.engine}")
     if args.overwrite and args.output is None:
         parser.error("--overwrite goes with --output")
     return args

@@ -1,55 +1,45 @@
-"""What every command that trains does with its options: which run to begin or to go on with, and where; their checks.
+"""Options of the commands that train, and what these do with them before torch is loaded.
 
-Loads no torch.
+`pretrain` and `finetune` are one command with two kinds of configuration.
 """
 
 from __future__ import annotations
 
-import abc
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Collection, Generic, List, Mapping, Optional, Sequence, Type, TypeVar
+from typing import TYPE_CHECKING, Any, Collection, List, Optional, Sequence
 
+from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.data.factors import parse_factor
 from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes.ranks import Processes, joined
 from ipu_packed_bert.run_files.folder import CONFIG
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings import finetuning, pretraining
 from ipu_packed_bert.settings.shipped import config_file, refuse_no_run
-from pack_data.cli.command import ArgumentParser
+from ipu_packed_bert.settings.user_task import trust_what_was_named
+from ipu_packed_bert.tasks.files import located
+from pack_data.cli.command import ArgumentParser, typed
 
 if TYPE_CHECKING:
     from ipu_packed_bert.planning.plan import RunPlan
-    from ipu_packed_bert.training.run import Prepared
 
-C = TypeVar("C", bound=Configuration)
-
-# Options that are short for a --set of this setting.
-_SHORT_FOR = {"engine": "engine.kind", "compare_unpacked": "run.compare_unpacked"}
-
-
-def add_which_run(parser: argparse.ArgumentParser, *, named: str, finished: str = "") -> None:
-    """--config and --resume. named: an example of a configuration. finished: what becomes of a run that is finished."""
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--config",
-        metavar="FILE|NAME",
-        help=f"a run's settings: a file, or the name of one that comes with the program, such as {named}",
-    )
-    what.add_argument(
-        "--resume", metavar="RUN", help=f"continue the run in this folder from its newest checkpoint{finished}"
-    )
+_ABOUT = {
+    "pretrain": "Pre-train a packed BERT: python run_pretraining.py --config configs/packed_phase2_pod16.yml",
+    "finetune": "Fine-tune a BERT on packs: packed-bert finetune --config configs/finetune_squad_packed.yml",
+}
 
 
-def add_settings(parser: argparse.ArgumentParser, text: str) -> None:
-    """--engine and --set, which override settings; text: the help of --set."""
-    parser.add_argument("--engine", choices=("auto", "ipu", "host"), help="where to run; as --set engine.kind=...")
-    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides", help=text)
+def add_settings(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add --engine and --set, which override settings; ``help`` is that of --set."""
+    _add_setting(parser, "--engine", "KIND", "engine.kind", "where to run: auto, ipu or host")
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides", help=help)
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add --trust-task."""
     parser.add_argument(
         "--trust-task",
         action="append",
@@ -60,9 +50,102 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_run_options(parser: ArgumentParser, *, setting: str) -> None:
-    """The others that every task has. setting: an example of --set."""
-    parser.set_defaults(start_from=None, data_dir=None, whole=False)  # not every command has these
+def parse(command: str, argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    """Return the options of `packed-bert pretrain` or `finetune`; raise ValueError if they contradict each other."""
+    parser = _parser(command)
+    args = parser.parse_args(argv)
+    args.command = command
+    if args.resume and args.out:
+        parser.error("--out names a new run; --resume continues in the run's own folder")
+    if args.resume and args.whole:
+        parser.error("--whole begins a new run; --resume continues a run as it was begun")
+    if args.resume and args.start_from:
+        parser.error("--start-from begins a new run; --resume continues with the run's own weights")
+    if args.resume_if_there and not (args.config and args.out):
+        parser.error("--resume-if-there needs --config, to begin with, and --out, the folder that may hold the run")
+    if args.allow_change and not args.resume:
+        parser.error("--allow-change goes with --resume; a new run changes nothing")
+    return args
+
+
+def train(command: str, argv: Optional[Sequence[str]] = None) -> int:
+    """Run `packed-bert pretrain` or `finetune`; return the exit status."""
+    with joined(instances=instances) as processes:
+        return train_with(parse(command, argv), processes)
+
+
+def train_with(args: argparse.Namespace, processes: Processes) -> int:
+    """Do what the options say, in processes that have met; return the exit status."""
+    pretrains = args.command == "pretrain"
+    if not pretrains:
+        trust_what_was_named(args.trust_task, args.overrides)
+    processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
+    if _resumes_there(args, processes):
+        settled = _settled(args)
+        args.overrides = [each for each in args.overrides if each.partition("=")[0].strip() not in settled]
+        args.start_from = None
+    if args.resume or args.start_from:
+        processes.of_first(_refuse_no_runs, args)
+    config = processes.of_first(_load, args) if args.resume else _load(args)
+    if args.show_config:
+        print((described(config)[0] if pretrains else config).annotated(), end="")
+        return 0
+    if args.plan:
+        from ipu_packed_bert.planning.plan import print_plan
+
+        return print_plan(_plan(config, args), _options_without_plan(args))
+
+    # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
+    from ipu_packed_bert.training.run import run
+
+    if pretrains:
+        from ipu_packed_bert.training.pretraining import PacksRun
+
+        whole = dataclasses.replace(config, without_ipus=()) if args.whole else config
+        return run(PacksRun, whole, args, processes)
+    from ipu_packed_bert.training.examples import ExamplesRun
+
+    # With full names, so that the run can be resumed without --data-dir.
+    return run(ExamplesRun, located(config, args.data_dir), args, processes)
+
+
+def _parser(command: str) -> ArgumentParser:
+    pretrains = command == "pretrain"
+    parser = ArgumentParser(prog=typed(command), description=_ABOUT[command])
+    parser.set_defaults(start_from=None, data_dir=None, whole=False, trust_task=[])  # not every command has these
+    which = parser.add_mutually_exclusive_group(required=True)
+    example = "packed_phase2_pod16" if pretrains else "finetune_squad_packed"
+    which.add_argument(
+        "--config",
+        metavar="FILE|NAME",
+        help=f"a run's settings: a file, or the name of one that comes with the program, such as {example}",
+    )
+    finished = "" if pretrains else "; a finished one is evaluated again"
+    which.add_argument(
+        "--resume", metavar="RUN", help=f"continue the run in this folder from its newest checkpoint{finished}"
+    )
+    if pretrains:
+        parser.add_argument(
+            "--start-from",
+            metavar="RUN",
+            help="a new run begins with the weights of that run's newest checkpoint (phase 2 after phase 1)",
+        )
+        _add_setting(parser, "--data", "DIR", "data.directory", "the packed data set")
+        _add_setting(parser, "--steps", "N", "run.steps", "weight updates of the whole run")
+        parser.add_argument(
+            "--whole",
+            action="store_true",
+            help="where there are no IPUs, run the configuration in full, without its without_ipus block",
+        )
+        _add_setting(parser, "--track", "NAME", "run.track", "a service that shows the curves, too: wandb or mlflow")
+        parser.rare("--start-from", "--track", "--whole")
+    else:
+        parser.add_argument(
+            "--data-dir", type=Path, metavar="DIR", help="folder in which the data files of the configuration lie"
+        )
+        add_trust(parser)
+        parser.rare("--trust-task")
+    setting = "batch.micro_batch=4" if pretrains else "data.packer=none"
     add_settings(parser, f"override one setting, any number of times: --set {setting}")
     parser.add_argument("--out", metavar="RUN", help="folder of a new run; default runs/NAME-TIME")
     parser.add_argument(
@@ -71,12 +154,12 @@ def add_run_options(parser: ArgumentParser, *, setting: str) -> None:
         help="with --config and --out: go on with the run in that folder, if it has saved a checkpoint; the same line"
         " then starts a run and restarts it (torchrun --max-restarts, a queue that runs a job again)",
     )
-    parser.add_argument(
+    _add_setting(
+        parser,
         "--compare-unpacked",
-        type=int,
-        metavar="N",
-        help="at the end of the run, N updates beside the same sequences unpacked: speed, loss and gradients; as --set"
-        " run.compare_unpacked=...",
+        "N",
+        "run.compare_unpacked",
+        "at the end of the run, N updates beside the same sequences unpacked: speed, loss and gradients",
     )
     parser.add_argument(
         "--allow-change",
@@ -98,28 +181,52 @@ def add_run_options(parser: ArgumentParser, *, setting: str) -> None:
         "--show-config", action="store_true", help="print every setting and where it comes from, and stop"
     )
     parser.rare("--resume-if-there", "--compare-unpacked", "--allow-change", "--packing-factor")
+    return parser
 
 
-def parse_run(
-    parser: argparse.ArgumentParser, argv: Optional[Sequence[str]], short_for: Optional[Mapping[str, str]] = None
-) -> argparse.Namespace:
-    """The options, checked. short_for: the command's own options that are short for a --set."""
-    args = parser.parse_args(argv)
-    if args.resume and args.out:
-        parser.error("--out names a new run; --resume continues in the run's own folder")
-    if args.resume_if_there and not (args.config and args.out):
-        parser.error("--resume-if-there needs --config, to begin with, and --out, the folder that may hold the run")
-    if args.allow_change and not args.resume:
-        parser.error("--allow-change goes with --resume; a new run changes nothing")
-    for option, key in {**_SHORT_FOR, **(short_for or {})}.items():
-        value = getattr(args, option)
-        if value is not None:
-            args.overrides.append(f"{key}={json.dumps(value)}")  # JSON is YAML, with texts in quotes
-    return args
+def _add_setting(parser: argparse.ArgumentParser, option: str, metavar: str, key: str, help: str) -> None:
+    """Add an option that is short for --set of one setting; the last one on the line wins."""
+
+    def override(value: str) -> str:
+        return f"{key}={json.dumps(value) if key == 'data.directory' else value}"
+
+    parser.add_argument(
+        option,
+        action="append",
+        default=[],
+        dest="overrides",
+        type=override,
+        metavar=metavar,
+        help=f"{help}; as --set {key}=...",
+    )
+
+
+def _load(args: argparse.Namespace) -> Any:
+    """Return the configuration of a new run, or that of a resumed one, which states the schedule's length."""
+    path = Path(args.resume, CONFIG) if args.resume else config_file(args.config)
+    if args.command == "pretrain":
+        return pretraining.load_config(path, args.overrides)
+    return finetuning.load_config(path, args.overrides, stored=bool(args.resume))
+
+
+def _plan(config: Any, args: argparse.Namespace) -> RunPlan:
+    from ipu_packed_bert.planning.plan import plan
+
+    manifest = None
+    if args.command == "pretrain":
+        config, manifest = described(config)
+    return plan(config, manifest, data_dir=args.data_dir, packing_factor=args.packing_factor)
+
+
+def _settled(args: argparse.Namespace) -> Collection[str]:
+    """Return the settings that a run decided when it began: options of --resume-if-there do not change them."""
+    if args.command == "pretrain":
+        return [key for key, _ in pretraining.load_config(config_file(args.config)).without_ipus]
+    return ["batch.micro_batch"]  # made to divide an update evenly
 
 
 def _options_without_plan(args: argparse.Namespace) -> List[str]:
-    """The options that begin, or go on with, the run that --plan tells of."""
+    """Return the options that begin or resume the run that --plan describes."""
     options = ["--resume", args.resume] if args.resume else ["--config", args.config]
     for option in ("start_from", "data_dir", "out"):
         if getattr(args, option):
@@ -131,7 +238,7 @@ def _options_without_plan(args: argparse.Namespace) -> List[str]:
 
 
 def _resumes_there(args: argparse.Namespace, processes: Processes) -> bool:
-    """Whether --resume-if-there found a run to go on with; the options then are as --resume gives them."""
+    """Return True if --resume-if-there finds a run to resume; the options then are those of --resume."""
     if not args.resume_if_there:
         return False
     from ipu_packed_bert.training.run_folder import resumes
@@ -141,70 +248,6 @@ def _resumes_there(args: argparse.Namespace, processes: Processes) -> bool:
         return False
     args.resume, args.out = args.out, None
     return True
-
-
-class Training(abc.ABC, Generic[C]):
-    """A command that trains."""
-
-    @abc.abstractmethod
-    def parse(self, argv: Optional[Sequence[str]]) -> argparse.Namespace:
-        """The options, checked."""
-
-    @abc.abstractmethod
-    def load(self, path: Path, overrides: Sequence[str], *, stored: bool) -> C:
-        """The configuration. stored: a run has written the file."""
-
-    def _settled(self, args: argparse.Namespace) -> Collection[str]:
-        """Settings that a run that --resume-if-there found has decided when it began, whatever --set says."""
-        return ()
-
-    def _described(self, config: C) -> C:
-        """The configuration with what its data say, where they are there."""
-        return config
-
-    @abc.abstractmethod
-    def _plan(self, config: C, args: argparse.Namespace) -> RunPlan:
-        """What the configuration amounts to."""
-
-    def _for_run(self, config: C, args: argparse.Namespace) -> C:
-        """Return the configuration with what the command's own options say about a run."""
-        return config
-
-    @abc.abstractmethod
-    def _kind(self) -> Type[Prepared[C]]:
-        """What its run learns from; loads torch."""
-
-    def main(self, argv: Optional[Sequence[str]] = None) -> int:
-        with joined(instances=instances) as processes:
-            return self.begun(self.parse(argv), processes)
-
-    def begun(self, args: argparse.Namespace, processes: Processes) -> int:
-        """Does what the options say; the exit status."""
-        processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
-        if _resumes_there(args, processes):
-            settled = self._settled(args)
-            args.overrides = [each for each in args.overrides if each.partition("=")[0].strip() not in settled]
-            args.start_from = None
-        if args.resume or args.start_from:
-            processes.of_first(_refuse_no_runs, args)
-        config = processes.of_first(self._resumed_config, args.resume, args.overrides) if args.resume else None
-        if config is None:
-            config = self.load(config_file(args.config), args.overrides, stored=False)
-        if args.show_config:
-            print(self._described(config).annotated(), end="")
-            return 0
-        if args.plan:
-            from ipu_packed_bert.planning.plan import print_plan
-
-            return print_plan(self._plan(config, args), _options_without_plan(args))
-        # torch loads from here on: a wrong configuration is refused, and a plan printed, without it.
-        from ipu_packed_bert.training.run import run
-
-        return run(self._kind(), self._for_run(config, args), args, processes)
-
-    def _resumed_config(self, folder: str, overrides: Sequence[str] = ()) -> C:
-        """A run's configuration. It states the schedule's length, so that more steps do not change the next rate."""
-        return self.load(Path(folder, CONFIG), overrides, stored=True)
 
 
 def _refuse_no_runs(args: argparse.Namespace) -> None:

@@ -1,6 +1,5 @@
 """What the plan says to type is what starts the run: parsed again, it has the instances, replicas and ranks."""
 
-import json
 import shlex
 from pathlib import Path
 
@@ -82,7 +81,7 @@ def test_the_line_has_the_options_of_the_plan(capsys, tmp_path):
     wanted = pretrain.parse([*given, "--engine", "ipu"])
     assert not again.plan and Path(again.out) == tmp_path / "a b"
     assert again.config == wanted.config and sorted(again.overrides) == sorted(wanted.overrides)
-    assert {json.loads(each.split("=")[1]) for each in again.overrides} == {7, 3, "ipu"}
+    assert {each.split("=")[1] for each in again.overrides} == {"7", "3", "ipu"}
 
 
 def test_fine_tuning_has_its_lines(capsys, tmp_path):
