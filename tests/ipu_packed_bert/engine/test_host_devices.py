@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,6 +48,16 @@ def test_auto_takes_the_gpu_that_is_there(there, monkeypatch):
     else:
         with refused("no CUDA device here: --set engine.device=cpu"):
             find_device(engine(device="cuda"))
+
+
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch):
+    pretend(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    ranks = [SimpleNamespace(size=3, local_rank=rank) for rank in range(3)]
+    assert [find_device(engine(), rank) for rank in ranks[:2]] == [torch.device("cuda", rank) for rank in range(2)]
+    assert find_device(engine(device="cpu"), ranks[2]) == CPU
+    with refused("LOCAL_RANK", "2", "--nproc-per-node 2", "engine.device=cpu"):
+        find_device(engine(device="cuda"), ranks[2])
 
 
 @pytest.mark.parametrize(

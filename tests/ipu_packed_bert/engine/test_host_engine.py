@@ -171,6 +171,22 @@ def test_packing_adjusts_the_betas_where_configured():
     assert engine.optimizer.param_groups[0]["betas"] == (0.9**2, 0.999**2)
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_gradients_change_nothing_and_have_no_dropout_unless_asked(alone):
+    dropout = change(CONFIG, model={"hidden_dropout": 0.2})
+    (batch,) = make_batches(1, depth=1 if alone else 3, micro_batch=2)
+    engine, fresh, without = (host_engine(config, device="cpu") for config in (dropout, dropout, CONFIG))
+    expected = without.gradients(batch)
+    drawn = [engine.gradients(batch, alone=alone, dropout=True) for _ in range(2)]
+    for found in (engine.gradients(batch, alone=alone), engine.gradients(batch)):
+        assert found.result.loss == pytest.approx(expected.result.loss, rel=1e-6)
+        assert_same(found=[*found.by_name.values()], expected=[*expected.by_name.values()], dtype=torch.float32)
+    assert drawn[0].result.loss == drawn[1].result.loss != expected.result.loss
+    assert same_bits(drawn[0].by_name.values(), drawn[1].by_name.values())
+    assert engine.step(batch, 1e-2).loss == fresh.step(batch, 1e-2).loss
+    assert same_bits(weights(engine), weights(fresh))
+
+
 def test_an_empty_batch_moves_nothing_but_decay():
     batch = lay_out([[], []], [], slots=SLOTS, depth=3, predictions=7)
     batch = with_scales(batch, micro_batches=1, normalisation="sequence")
@@ -227,9 +243,9 @@ def test_attention_chosen_for_the_machine():
 def test_what_is_refused():
     engine = host_engine(CONFIG, packing_factor=1.0, device="cpu")
     batch = make_batches(1, depth=3, micro_batch=2)[0]
-    with pytest.raises(ValueError, match="3 packs, not a multiple of batch.micro_batch 2"):
+    with refused("3 packs", "batch.micro_batch 2"):
         engine.step({name: values[:3] for name, values in batch.items()}, 1e-2)
-    with pytest.raises(ValueError, match="the batch has no positions"):
+    with refused("positions"):
         engine.step({name: values for name, values in batch.items() if name != "positions"}, 1e-2)
     state = engine.state()
     state["model"]["cls.predictions.bias"] = torch.zeros(5)

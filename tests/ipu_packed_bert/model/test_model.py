@@ -9,9 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from ipu_packed_bert.model.packed import BATCH_FIELDS, AttentionMask, GatherSlots, PackedBertForPreTraining
+from ipu_packed_bert.model.packed import (
+    BATCH_FIELDS,
+    AttentionMask,
+    GatherSlots,
+    PackedBertForPreTraining,
+    PaddingMask,
+    hidden_score,
+)
 from ipu_packed_bert.settings.pretraining import LossConfig
 from tests.packed_examples import lay_out, random_sequences, with_scales
+from tests.refusals import refused
 from tests.tiny_runs import TINY
 from tests.tolerances import relative_error
 
@@ -90,6 +98,40 @@ def test_initial_values():
             assert 0.2 < parameter.std() < 0.4, name
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_each_dropout_draws_in_training_and_not_in_evaluation(attention):
+    """Embeddings, attention weights, and the end of both halves of each layer; one at a time."""
+    model = replace(MODEL, hidden_dropout=0.2, attention_dropout=0.1)
+    network = PackedBertForPreTraining(model, LossConfig(), attention=attention)
+    dropouts = {name: module for name, module in network.named_modules() if isinstance(module, nn.Dropout)}
+    layer = ("attention.self", "attention.output", "output")
+    expected = ["embeddings", *(f"encoder.layer.{number}.{part}" for number in range(2) for part in layer)]
+    assert sorted(dropouts) == sorted(f"bert.{name}.dropout" for name in expected)
+    for name, module in dropouts.items():
+        assert module.p == (0.1 if "self" in name else 0.2)
+        module.p = 0.0
+    fields = make_fields()
+    without = network.eval()(*fields.values()).loss
+    for name, module in dropouts.items():
+        module.p = 0.5
+        assert network.train()(*fields.values()).loss != without, name
+        assert network.eval()(*fields.values()).loss == without, name
+        module.p = 0.0
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_alone_in_its_row_the_padding_mask_is_enough(attention):
+    """Each output for each sequence; an empty row is finite."""
+    network = PackedBertForPreTraining(MODEL, LossConfig(), attention=attention).eval()
+    fields = make_fields(packs=[(0,), (1,), ()])
+    expected = network(*fields.values())
+    network.attention_mask = PaddingMask(hidden_score(attention))
+    mask = network.attention_mask(fields["input_mask"], torch.float32)
+    assert mask.shape == (3, 1, 1, 24) and (mask == 0).sum((1, 2, 3)).tolist() == [7, 12, 24]
+    for found, wanted in zip(network(*fields.values()), expected):
+        assert torch.isfinite(found) and torch.allclose(found, wanted, rtol=1e-6)
+
+
 def test_half_weights_run_in_half():
     """Packed in half precision is about as far from float32 as unpacked is: packing adds no error of its own."""
     reference = PackedBertForPreTraining(MODEL, LossConfig()).eval()
@@ -138,5 +180,5 @@ def test_batch_fields_are_the_arguments_in_order():
 
 
 def test_unknown_attention_is_refused():
-    with pytest.raises(ValueError, match="attention is 'flash'; it is one of eager, sdpa"):
+    with refused("attention", "flash", "eager, sdpa"):
         PackedBertForPreTraining(MODEL, LossConfig(), attention="flash")

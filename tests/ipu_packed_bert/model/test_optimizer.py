@@ -16,6 +16,8 @@ from ipu_packed_bert.model.optimizer import (
     _Lamb,
     _scheduled_rate,
     build_optimizer,
+    clip,
+    gradient_norm,
     learning_rate,
     load_neutral_state,
     neutral_state,
@@ -25,6 +27,7 @@ from ipu_packed_bert.model.optimizer import (
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.settings.pretraining import Config, LossConfig, OptimizerConfig, RunConfig, cross_check
 from ipu_packed_bert.settings.schema import SCHEDULES, ModelConfig
+from tests.refusals import refused
 
 SHAPES = [(5, 3), (7,), (1,), (2, 2, 4)]
 
@@ -41,22 +44,18 @@ def gradients_of(step):
     return [torch.randn(shape, dtype=torch.float64, generator=generator) * 10.0 ** (step % 3) for shape in SHAPES]
 
 
-def lamb_by_definition(weights, steps, *, lr, betas, eps, weight_decay, bias_correction, max_weight_norm):
-    """LAMB tensor by tensor, from its published definition; independent of the one tested."""
+def lamb_by_definition(weight, gradients, *, lr, betas, eps, weight_decay, bias_correction, max_weight_norm):
+    """LAMB on one tensor, from its published definition; independent of the one tested."""
     b1, b2 = betas
-    result = []
-    for index, weight in enumerate(weights):
-        w, m, v = weight.detach().clone(), torch.zeros_like(weight), torch.zeros_like(weight)
-        for step in range(steps):
-            g = gradients_of(step)[index]
-            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
-            c1, c2 = (1 - b1 ** (step + 1), 1 - b2 ** (step + 1)) if bias_correction else (1, 1)
-            u = (m / c1) / ((v / c2) ** 0.5 + eps) + weight_decay * w
-            w_norm, u_norm = float((w**2).sum() ** 0.5), float((u**2).sum() ** 0.5)
-            ratio = min(w_norm, max_weight_norm) / u_norm if w_norm and u_norm and max_weight_norm else 1.0
-            w = w - lr * ratio * u
-        result.append(w)
-    return result
+    w, m, v = weight.detach().clone(), torch.zeros_like(weight), torch.zeros_like(weight)
+    for step, g in enumerate(gradients, start=1):
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+        c1, c2 = (1 - b1**step, 1 - b2**step) if bias_correction else (1, 1)
+        u = (m / c1) / ((v / c2) ** 0.5 + eps) + weight_decay * w
+        w_norm, u_norm = float((w**2).sum() ** 0.5), float((u**2).sum() ** 0.5)
+        ratio = min(w_norm, max_weight_norm) / u_norm if w_norm and u_norm and max_weight_norm else 1.0
+        w = w - lr * ratio * u
+    return w
 
 
 @pytest.mark.parametrize("bias_correction", [True, False])
@@ -74,7 +73,10 @@ def test_lamb_is_its_definition(bias_correction, weight_decay, max_weight_norm):
     weights = make_weights()
     with torch.no_grad():
         weights[1].zero_()  # a weight of norm 0 moves with ratio 1, as biases do at the start
-    expected = lamb_by_definition(weights, 5, **options)
+    expected = [
+        lamb_by_definition(weight, gradients, **options)
+        for weight, gradients in zip(weights, zip(*map(gradients_of, range(5))))
+    ]
     optimizer = _Lamb(weights, **options)
     for step in range(5):
         for weight, gradient in zip(weights, gradients_of(step)):
@@ -91,6 +93,41 @@ def test_lamb_without_a_gradient_and_with_a_zero_one():
     weights[0].grad = torch.zeros_like(weights[0])  # update of norm 0: nothing moves, nothing becomes NaN
     optimizer.step()
     assert all(torch.equal(weight, old) for weight, old in zip(weights, before))
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+@pytest.mark.parametrize("name", ["lamb", "adamw"])
+def test_every_coefficient_of_a_configured_update(model, name, bias_correction):
+    """Rate, betas, eps, decay and bound of three updates of a whole network, parameter by parameter."""
+    settings = OptimizerConfig(name=name, weight_decay=0.05, bias_correction=bias_correction)
+    before = {key: parameter.detach().clone() for key, parameter in model.double().named_parameters()}
+    optimizer = build_optimizer(model, settings, betas=(0.8, 0.95))
+    gradients = {key: [torch.randn_like(weight) for _ in range(3)] for key, weight in before.items()}
+    for step in range(3):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02
+        for key, parameter in model.named_parameters():
+            parameter.grad = gradients[key][step]
+        optimizer.step()
+    for key, parameter in model.named_parameters():
+        bound = 0.0 if name == "adamw" or key.endswith("bias") else 65500.0
+        options = dict(lr=0.02, betas=(0.8, 0.95), eps=1e-6, bias_correction=bias_correction, max_weight_norm=bound)
+        decay = 0.05 if parameter.dim() > 1 else 0.0
+        expected = lamb_by_definition(before[key], gradients[key], weight_decay=decay, **options)
+        assert torch.allclose(parameter, expected, rtol=1e-12, atol=1e-14), key
+
+
+@pytest.mark.parametrize("bound", [0.5, 1.0, 2.0])
+def test_gradients_are_clipped_as_torch_does_it(bound):
+    ours, theirs = gradients_of(0), make_weights()
+    for weight, gradient in zip(theirs, gradients_of(0)):
+        weight.grad = gradient
+    norm = gradient_norm(ours)
+    assert float(norm) == pytest.approx(float(torch.cat([gradient.flatten() for gradient in ours]).norm()), rel=1e-14)
+    clip(ours, float(norm), bound * float(norm))
+    torch.nn.utils.clip_grad_norm_(theirs, bound * float(norm))
+    assert all(torch.allclose(one, other.grad, rtol=1e-15, atol=0.0) for one, other in zip(ours, theirs))
+    assert torch.equal(ours[0], gradients_of(0)[0]) == (bound > 1.0)
 
 
 def test_adamw_is_the_one_of_torch():
@@ -188,10 +225,10 @@ def test_state_of_another_model_is_refused(model):
     optimizer = build_optimizer(model, OptimizerConfig(), betas=(0.9, 0.999))
     state = neutral_state(optimizer, model)
     state["exp_avg"]["cls.predictions.bias"] = torch.zeros(21)
-    with pytest.raises(ValueError, match=r"exp_avg of cls\.predictions\.bias is \(21,\), the model's is \(20,\)"):
+    with refused("exp_avg", "cls.predictions.bias", "(21,)", "(20,)", "(1 differ)"):
         load_neutral_state(optimizer, model, state)
     del state["exp_avg"]["cls.predictions.bias"]
-    with pytest.raises(ValueError, match="cls.predictions.bias is None"):
+    with refused("exp_avg", "cls.predictions.bias", "None"):
         load_neutral_state(optimizer, model, state)
 
 
