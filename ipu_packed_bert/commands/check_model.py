@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, run_main, typed
+from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
 from pack_data.reading.fields import parse_json
 from pack_data.reading.files import read_regular
 from pack_data.reading.packages import require
@@ -132,7 +132,3 @@ def _examples(path: str) -> List[Dict[str, np.ndarray]]:
     if not found:
         raise ValueError(f"{path}: has no examples; {way_out}")
     return found
-
-
-if __name__ == "__main__":
-    raise SystemExit(run_main(main))

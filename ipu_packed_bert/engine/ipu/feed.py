@@ -83,8 +83,6 @@ class BatchesAhead:
                     )
                 )
             tensors = next(self._accessor)
-        except StopIteration:
-            raise
         except Exception as error:  # PopTorch raises its own error, or AssertionError, where the process has died
             raise self._died(error) from error
         batch = {name: tensor.numpy() for name, tensor in zip(batches.layout.fields, tensors)}

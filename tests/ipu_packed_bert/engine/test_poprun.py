@@ -292,6 +292,8 @@ def test_several_instances_are_neither_simulated_nor_on_the_host(by_poprun, monk
     with installed(ipus=8, poprun=PopRun(index=0, instances=2, replicas=4)) as (sdk, _):
         from ipu_packed_bert.engine.ipu import poprun
 
+        with refused("packed_phase2_pod16.yml", "poprun"):
+            sdk.devices.inventory(config)
         with refused("give it what that yields"):
             build_engine(config, Pretraining(config), choose_engine(config), packing_factor=2.0)
         monkeypatch.setenv("POPTORCH_IPU_MODEL", "1")

@@ -190,8 +190,8 @@ def test_every_update_has_the_same_shapes(checkpoint, tmp_path, kind):
         sequences += made.task.count(batch)["sequences"]
         made.engine.step(batch, 1.0e-3)
     assert len(programs) == 1 and sequences == len(made.task.training)
-    made.task.evaluate(made.engine, made.batches.held_out())
-    assert len(programs) == 2
+    held_out = [tuple(batch[name].shape for name in made.task.fields) for batch in made.batches.held_out()]
+    assert len(held_out) > 0 and len(set(held_out)) == 1
     # The last update, with and without its empty packs.
     packs = [batch for batch, _ in pairs(prepared(checkpoint, tmp_path, kind, batch=update))][-1]
     engine = prepared(checkpoint, tmp_path, kind, batch=update).engine
