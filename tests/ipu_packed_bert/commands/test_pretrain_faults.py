@@ -24,7 +24,8 @@ from ipu_packed_bert.training import pretraining
 from ipu_packed_bert.training import summary as run_summary
 from pack_data.cli.command import run_main
 from tests.ranks_at_work import forking
-from tests.tiny_runs import not_drawn, tiny_config, tiny_data, tiny_settings
+from tests.refusals import refusal_of
+from tests.tiny_runs import not_drawn, tiny_config, tiny_data
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -148,10 +149,10 @@ def test_kill_9_at_random_moments(tiny, tmp_path):
 
 
 def refused(capsys, *arguments):
-    """The error of a command that must end with status 2; nothing else is on stderr."""
+    """The one line of a command that must end with status 2."""
     assert run_main(pretrain.main, list(arguments)) == 2
     text = capsys.readouterr().err
-    assert text.startswith("error: ") and text.endswith("\n") and "Traceback" not in text
+    assert text.startswith("error: ") and text.count("\n") == 1
     return text[len("error: ") : -1]
 
 
@@ -163,27 +164,7 @@ def test_damaged_packs_are_not_trained_on(tmp_path, capsys):
     shard.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
     config = tiny_config(tmp_path / "tiny.yml", folder)
     said = refused(capsys, "--config", str(config), "--out", str(tmp_path / "run"))
-    assert said.startswith(f"{shard}: pack ") and "block 0 " in said and "\n" not in said
-
-
-def test_five_mistakes_are_all_listed(tmp_path, capsys):
-    settings = tiny_settings()
-    settings["model"].update(hidden_size=15, num_layer=2)
-    settings["optimizer"]["learning_rate"] = "fast"
-    settings["batch"]["micro_batch"] = 0
-    settings["engine"]["precision"] = "half"
-    path = tmp_path / "five.yml"
-    path.write_text(yaml.safe_dump(settings))
-    lines = refused(capsys, "--config", str(path)).split("\n")
-    assert lines[0] == f"{path}: 5 problems" and len(lines) == 6
-    for key in (
-        "model.hidden_size is 15",
-        "model.num_layer is not",
-        "optimizer.learning_rate is 'fast'",
-        "batch.micro_batch is 0",
-        "engine.precision is 'half'",
-    ):
-        assert sum(key in line for line in lines) == 1
+    assert said.startswith(f"{shard}: pack ") and "block 0 " in said
 
 
 @pytest.mark.parametrize(
@@ -204,26 +185,8 @@ def test_what_cannot_be_is_one_line(tiny, tmp_path, capsys, override, words):
     if words is None:  # only an unbuilt data set needs its corpus
         words, tiny = "/no/such/text: no such file", str(tiny_config(tmp_path / "new.yml", tmp_path / "new"))
     found = refused(capsys, "--config", tiny, "--out", str(tmp_path / "run"), "--set", override)
-    assert words in found and "\n" not in found
+    assert words in found
     assert not (tmp_path / "run").exists()  # nothing half-made
-
-
-def test_a_vocabulary_larger_than_the_models(tmp_path, capsys):
-    config = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data", vocabulary=200))
-    found = refused(capsys, "--config", str(config))
-    assert (
-        "has a vocabulary of 200 tokens, model.vocabulary_size is 128; change the setting" in found
-        and "\n" not in found
-    )
-
-
-def test_a_truncated_shard(tmp_path, capsys):
-    data = tiny_data(tmp_path / "data")
-    config = tiny_config(tmp_path / "tiny.yml", data)
-    shard = next(data.glob("packs-*.npy"))
-    shard.write_bytes(shard.read_bytes()[:-100])
-    found = refused(capsys, "--config", str(config))
-    assert shard.name in found and "\n" not in found
 
 
 def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
@@ -244,7 +207,7 @@ def test_a_damaged_checkpoint(tiny, tmp_path, capsys):
     for path in (older, newest):
         (path / "manifest.json").unlink()
     found = refused(capsys, "--resume", str(folder), "--steps", "8", "--set", "optimizer.schedule_steps=8")
-    assert "none of the checkpoints is whole" in found and "\n" not in found
+    assert "none of the checkpoints is whole" in found
 
 
 @pytest.fixture
@@ -354,26 +317,20 @@ def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "arguments, words",
+    "arguments, names",
     [
-        ([], "one of the arguments --config --resume is required"),
-        (["--confg", "packed_host"], "did you mean --config?"),
-        (["--config", "packed_host", "--data", __file__], "a file; a data set is a folder"),
-        (["--config", "a.yml", "--resume", "b"], "not allowed with argument"),
-        (["--config", "no.yml"], "no.yml: no such file; give a file of settings"),
-        (["--resume", "nowhere"], "--resume nowhere: no run there (no config.yml); name the folder of a run"),
-        (["--config", "packed_host", "--start-from", "nowhere"], "--start-from nowhere: no run there"),
-        (["--config", "packed_hots"], "did you mean packed_host?"),
-        (["--config", "packed_hots.yml"], "did you mean packed_host?"),
-        (["--config", str(ROOT / "configs" / "packed_hots.yml")], f"did you mean {ROOT}/configs/packed_host.yml?"),
-        (["--resume", "a", "--out", "b"], "--resume continues in the run's own folder"),
-        (["--resume", "a", "--start-from", "b"], "--resume continues with the run's own weights"),
-        (["--config", "a.yml", "--steps", "many"], "invalid int value: 'many'"),
+        (["--config", "packed_host", "--data", __file__], [__file__, "folder"]),
+        (["--config", "packed_host", "--start-from", "nowhere"], ["--start-from nowhere"]),
+        (["--config", "packed_hots.yml"], ["packed_hots.yml", "packed_host?"]),
+        (["--config", str(ROOT / "configs" / "packed_hots.yml")], [f"{ROOT}/configs/packed_host.yml?"]),
+        (["--resume", "a", "--out", "b"], ["--resume", "--out"]),
+        (["--resume", "a", "--start-from", "b"], ["--resume", "--start-from"]),
+        (["--config", "packed_host", "--steps", "many"], ["run.steps", "'many'"]),
+        (["--config", "packed_host", "--engine", "gpu"], ["engine.kind", "'gpu'"]),
     ],
 )
-def test_wrong_arguments(capsys, arguments, words):
-    found = refused(capsys, *arguments)
-    assert words in found and "\n" not in found
+def test_wrong_arguments(capsys, arguments, names):
+    refusal_of(pretrain.main, arguments, capsys, *names)
 
 
 def test_a_run_that_never_saved_cannot_be_resumed(tiny, tmp_path, capsys):

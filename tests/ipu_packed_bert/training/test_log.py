@@ -29,6 +29,7 @@ from ipu_packed_bert.training.run_folder import (
     resumes,
 )
 from pack_data.store.data_set import read_manifest
+from tests.refusals import refused
 from tests.tiny_runs import tiny_data
 
 
@@ -106,13 +107,6 @@ def test_resumed_it_forgets_the_steps_after_the_checkpoint(tmp_path):
         file.write('{"step": 5, "lo')  # cut short by a kill
     written(tmp_path, [3, 4, 5], first_step=2)
     assert [record["step"] for record in read_log(tmp_path / LOG)] == [1, 2, 3, 4, 5]
-
-
-def test_a_cut_last_line_is_no_record(tmp_path):
-    path = tmp_path / LOG
-    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert read_log(path) == [{"step": 1}, {"step": 2}]
-    assert read_log(tmp_path / "none.jsonl") == []
 
 
 def test_tensorboard_has_the_curves(tmp_path):
@@ -205,10 +199,10 @@ def test_a_run_is_not_overwritten(tmp_path):
     folder = tmp_path / "my run"
     folder.mkdir()
     written(folder, [1])
-    with pytest.raises(ValueError, match="holds a run already, .* begin it again with --resume-if-there"):
+    with refused("my run", "--resume-if-there"):
         refuse_a_run_in(str(folder))
     (folder / CHECKPOINTS / "step_00000001").mkdir(parents=True)
-    with pytest.raises(ValueError, match="holds a run already; continue it with --resume '/.*/my run', or give"):
+    with refused("--resume '/.*/my run'", "--out"):
         refuse_a_run_in(str(folder))
     refuse_a_run_in(str(tmp_path / "new"))
     refuse_a_run_in(None)
@@ -217,7 +211,7 @@ def test_a_run_is_not_overwritten(tmp_path):
 @pytest.mark.parametrize("below", ["", "runs/mine"])
 def test_a_file_is_no_place_for_a_run(tmp_path, below):
     (tmp_path / "a file").write_text("")
-    with pytest.raises(ValueError, match="--out .*a file is a file, but a run is a directory"):
+    with refused("--out", "a file"):
         refuse_a_run_in(str(tmp_path / "a file" / below))
 
 
@@ -228,7 +222,7 @@ def test_a_log_whose_counts_were_changed_is_refused_before_the_run_goes_on(tmp_p
     written(tmp_path, [1, 2])
     first, second = read_log(tmp_path / LOG)
     (tmp_path / LOG).write_text("".join(json.dumps(each) + "\n" for each in (first, {**second, **change})))
-    with pytest.raises(ValueError, match=f"line 2: {next(iter(change))} .*must be"):
+    with refused(LOG, "line 2", *change):
         written(tmp_path, [3], first_step=2)
 
 
@@ -262,13 +256,11 @@ def test_one_process_at_a_time_writes_a_run(tmp_path):
             open_run_folder(folder, config, first_step=0, environment={"seed": 2}),
             locked_run(folder),
         ):
-            with pytest.raises(ValueError, match="another process writes this run"), other:
+            with refused(folder, "another process"), other:
                 pass
     assert json.loads((tmp_path / "run" / "environment.json").read_text()) == {"seed": 1}
     (tmp_path / "run" / LOG).write_text("")  # the first wrote its run and ended before the second took the lock
-    with pytest.raises(ValueError, match="holds a run already"), open_run_folder(
-        folder, config, first_step=0, environment={"seed": 2}
-    ):
+    with refused(folder), open_run_folder(folder, config, first_step=0, environment={"seed": 2}):
         pass
 
 
@@ -289,7 +281,7 @@ def test_a_full_disk_ends_the_run_with_the_file_and_resume_and_no_whole_line_is_
     lines = JsonlWriter(tmp_path / LOG)
     lines.append({"step": 1, "loss": float("nan")})
     lines._file = Full(lines._file, room=5)
-    with pytest.raises(OSError, match=f"{LOG}: not written .No space left on device.*--resume {tmp_path}"):
+    with refused(LOG, "No space left on device", f"--resume {tmp_path}", kind=OSError):
         lines.append({"step": 2})
     lines.close()
     assert read_log(tmp_path / LOG, note=lambda _: None) == [{"step": 1, "loss": None}]
