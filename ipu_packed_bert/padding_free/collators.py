@@ -19,23 +19,33 @@ Inputs = Dict[str, Any]  # keyword arguments of a model's forward pass
 
 
 def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
-    """The arguments with which `model` keeps the examples of a batch of `pack_data.batching` apart.
+    """Return the arguments with which `model` keeps the examples of a batch of `pack_data.batching` apart.
 
     A padded batch: input_ids, attention_mask, labels, position_ids [rows, longest].
     A padding-free batch: input_ids, labels, position_ids [1, tokens], and what tells the examples apart:
+
     - for our attention and for flash attention their boundaries: cu_seq_lens_q, cu_seq_lens_k int32 [examples + 1],
       max_length_q, max_length_k;
-    - nothing more where `use_padding_free` chose this: Transformers finds the boundaries in position_ids, but only
+    - nothing more if `use_padding_free` chose this: Transformers finds the boundaries in position_ids, but only
       without a key cache, and it does not warn.  The choice switches the cache off;
-    - seq_idx int32 [1, tokens], the number of the example, where `use_padding_free` found that layers need it.
+    - seq_idx int32 [1, tokens], the number of the example, if `use_padding_free` detected layers that need it.
 
-    Raises ValueError for another attention that `use_padding_free` has not chosen.
+    Args:
+        model: A Hugging Face model.
+        batch: A batch of `pack_data.batching.collators`.
+
+    Returns:
+        Keyword arguments of the model, and its labels.
+
+    Raises:
+        ValueError: The model has another attention that `use_padding_free` has not chosen.
     """
     tensors = {name: torch.as_tensor(values) for name, values in batch.items()}
     tensors["position_ids"] = tensors["position_ids"] + first_position(model)
     if "cumulative_lengths" not in tensors:
         return tensors
-    boundaries, longest = tensors.pop("cumulative_lengths"), int(tensors.pop("max_length"))
+    boundaries = tensors.pop("cumulative_lengths")
+    longest = int(tensors.pop("max_length"))
     choice = choice_of(model, tried=True)
     more: Inputs = {}
     if choice.boundaries == "cu_seq_lens":
@@ -43,12 +53,13 @@ def inputs_for(model: Any, batch: Mapping[str, Any]) -> Inputs:
         more.update(max_length_q=longest, max_length_k=longest)
     if choice.seq_idx:
         lengths = boundaries.diff()
-        more["seq_idx"] = torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32), lengths)[None]
+        numbers = torch.arange(len(lengths), dtype=torch.int32)
+        more["seq_idx"] = torch.repeat_interleave(numbers, lengths)[None]
     return {**tensors, **more}
 
 
 def first_position(model: Any) -> int:
-    """The position of an example's first token: RoBERTa's family counts from padding_idx + 1, all others from 0."""
+    """Return the position of an example's first token: padding_idx + 1 in RoBERTa's family, else 0."""
     for module in base_of(model).modules():
         padding = getattr(getattr(module, "position_embeddings", None), "padding_idx", None)
         if padding is not None:
@@ -57,7 +68,7 @@ def first_position(model: Any) -> int:
 
 
 def attends_both_ways(model: Any) -> bool:
-    """Whether tokens see those behind them, as in BERT, by what the attention layers say of themselves."""
+    """Return True if tokens see later tokens, as in BERT, by the `is_causal` of the attention layers."""
     causal = [module.is_causal for module in base_of(model).modules() if hasattr(module, "is_causal")]
     return bool(causal) and not any(causal)
 
@@ -65,18 +76,26 @@ def attends_both_ways(model: Any) -> bool:
 class PaddingFreeCollator:
     """Examples -> the inputs of one padding-free batch of `model`.
 
-    An example is a mapping with input_ids and, where they differ from them, labels.
-    slots: the row is padded to so many tokens, so that all batches have one shape.  Accelerate needs that where it
-    dispatches batches.  There are no boundaries among the inputs then: the model finds them in position_ids, so call it
-    with use_cache=False.  It does not in models that attend to both sides, for which this raises ValueError.
-    multiple_of: each example begins at a multiple of it, and the row ends at one, as context parallelism or FP8 want.
+    An example is a mapping with input_ids and, if they differ from them, labels.
+
+    Args:
+        model: The model that gets the inputs.
+        pad_id: Token of the padding.
+        slots: Pad the row to so many tokens, so that all batches have one shape.  Accelerate needs that if it
+            dispatches batches.  The inputs then have no boundaries: the model finds them in position_ids, so call it
+            with use_cache=False.  Models that attend to both sides cannot do that.
+        multiple_of: Begin each example, and end the row, at a multiple of it, as context parallelism or FP8 need.
+
+    Raises:
+        ValueError: `slots` is given and the model attends to both sides.
     """
 
     def __init__(self, model: Any, *, pad_id: int = 0, slots: Optional[int] = None, multiple_of: int = 1) -> None:
-        self._model, self._slots = model, slots
+        self._model = model
+        self._slots = slots
         if slots is not None and attends_both_ways(model):
             raise ValueError(
-                f"{type(base_of(model)).__name__} attends to both sides, and then no boundaries are found in "
+                f"{type(base_of(model)).__name__} attends to both sides, and such models find no boundaries in "
                 "position_ids; leave slots out"
             )
         self._collate = partial(
@@ -91,7 +110,12 @@ class PaddingFreeCollator:
 
 
 class PaddingCollator:
-    """Examples -> one row each, padded to the longest.  Padding-free batches are compared with these."""
+    """Examples -> one row each, padded to the longest: the batches that padding-free ones are compared with.
+
+    Args:
+        pad_id: Token of the padding.
+        multiple_of: Pad rows to a multiple of it.
+    """
 
     def __init__(self, *, pad_id: int = 0, multiple_of: int = 1) -> None:
         self._collate = partial(padded_batch, pad_id=pad_id, multiple_of=multiple_of)

@@ -207,14 +207,7 @@ def _undisturbed(model: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _in_dtype(model: Any, dtype: torch.dtype) -> Iterator[None]:
     """Replace weights and buffers by copies of another dtype, and switch autocast off, in the block."""
-    stores = []
-    for module in model.modules():
-        for store in (module._parameters, module._buffers):
-            for name, tensor in store.items():
-                is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-                if is_plain and tensor.is_floating_point() and tensor.dtype != dtype:
-                    stores.append((store, name, tensor))
-
+    stores = _stores_of_other_dtypes(model, dtype)
     # Accelerate replaces `forward` by one under autocast, and keeps the original.
     wrapped = []
     for part in {unwrapped(model), base_of(model)}:
@@ -241,6 +234,18 @@ def _in_dtype(model: Any, dtype: torch.dtype) -> Iterator[None]:
             store[name] = tensor
         for part, forward in wrapped:
             part.forward = forward
+
+
+def _stores_of_other_dtypes(model: Any, dtype: torch.dtype) -> List[Tuple[Any, str, torch.Tensor]]:
+    """List the floating-point weights and buffers of other dtypes, with the dictionaries and names that hold them."""
+    stores = []
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for name, tensor in store.items():
+                is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+                if is_plain and tensor.is_floating_point() and tensor.dtype != dtype:
+                    stores.append((store, name, tensor))
+    return stores
 
 
 class _TracedCall(NamedTuple):
@@ -562,27 +567,11 @@ _Traced = Dict[str, Tuple[Optional[torch.Tensor], Optional[torch.Tensor]]]
 def _trace(model: Any, traced: _TracedCall) -> _Traced:
     """Record the input and the output of each module for one example, [1, tokens, ...], in the order of finishing."""
     values: _Traced = {}
-    span = slice(traced.begin, traced.begin + traced.length)
-    tokens = traced.tokens
-
-    def part(value: Any) -> Optional[torch.Tensor]:
-        """Cut the example out of a value of the whole row, if it has an axis of tokens."""
-        while isinstance(value, (tuple, list)) and value:
-            value = value[0]
-        if not torch.is_tensor(value):
-            return None
-        if value.dim() >= 2 and value.shape[:2] == (1, tokens):
-            return value[:, span].double().reshape(1, traced.length, -1)
-        if value.dim() >= 3 and len(value) == 1 and value.shape[-1] == tokens:
-            return value.movedim(-1, 1)[:, span].double().flatten(2)
-        if value.dim() == 2 and len(value) == tokens:
-            return value[None, span].double()
-        return None
 
     def keep(name: str, module: Any, arguments: Any, named: Dict[str, Any], output: Any) -> None:
         if name not in values:
             hidden = named.get("hidden_states", named.get("inputs_embeds", named.get("input_ids")))
-            values[name] = part(arguments or hidden), part(output)
+            values[name] = _part(arguments or hidden, traced), _part(output, traced)
 
     handles = []
     for name, module in model.named_modules():
@@ -595,3 +584,20 @@ def _trace(model: Any, traced: _TracedCall) -> _Traced:
         for handle in handles:
             handle.remove()
     return values
+
+
+def _part(value: Any, traced: _TracedCall) -> Optional[torch.Tensor]:
+    """Cut the example out of a value of the whole row, if it has an axis of tokens."""
+    while isinstance(value, (tuple, list)) and value:
+        value = value[0]
+    if not torch.is_tensor(value):
+        return None
+    tokens = traced.tokens
+    span = slice(traced.begin, traced.begin + traced.length)
+    if value.dim() >= 2 and value.shape[:2] == (1, tokens):
+        return value[:, span].double().reshape(1, traced.length, -1)
+    if value.dim() >= 3 and len(value) == 1 and value.shape[-1] == tokens:
+        return value.movedim(-1, 1)[:, span].double().flatten(2)
+    if value.dim() == 2 and len(value) == tokens:
+        return value[None, span].double()
+    return None

@@ -23,18 +23,28 @@ _Examples = List[Mapping[str, Any]]
 
 
 class PackedStream(IterableDataset):
-    """Packs of the examples that pass by, each a list of examples or what `collate` makes of it.
+    """Packs of the examples of a stream, each a list of examples or the result of `collate`.
 
-    source: mappings with input_ids, as `Share` takes them: each process reads its own shards or
-    files, or every so many-th example.  So none is packed twice, and no process needs to know of another.  Each packs
-    its share with a buffer of its own; the numbers of packs may differ (see `least_of_ranks`).
-    rank, ranks: those of torch.distributed where it is initialised, unless given; 0 and 1 for a source that is this
-    rank's share already.
-    longer: what becomes of an example of more than max_sequence_length tokens, a rule of `pack_data.lengths.overlong`;
-    `longer` counts it.  options: of `PackStream`, such as max_sequences_per_pack and buffer_sequences.
+    Each process packs its own share of the source (`Share`): its shards or files, or every n-th example.  So no example
+    is packed twice, and no process needs to know of another.  Each has a buffer of its own; the numbers of packs may
+    differ (see `least_of_ranks`).
 
     Give a DataLoader batch_size=None: a pack is a batch already.  `state_dict` and `load_state_dict` continue after any
     pack, with the same number of ranks and workers; torchdata's StatefulDataLoader calls them in each worker.
+
+    Args:
+        source: Mappings with input_ids.
+        max_sequence_length: Tokens of a pack at most.
+        collate: Applied to the list of examples of a pack.
+        longer: A rule of `pack_data.lengths.overlong` for examples of more than max_sequence_length tokens; the
+            attribute `longer` counts them.
+        rank: This process's number.  Default: that of torch.distributed if it is initialised, else 0; 0 and 1 for a
+            source that is this rank's share already.
+        ranks: Number of processes; pass both or neither.
+        **options: Of `PackStream`, such as max_sequences_per_pack and buffer_sequences.
+
+    Raises:
+        ValueError: An option is unknown or contradicts another.
     """
 
     def __init__(
@@ -52,15 +62,19 @@ class PackedStream(IterableDataset):
         self._share = Share(source)
         self._share_state: Optional[Dict[str, Any]] = None  # loaded, for the share of the next iteration
         if (rank is None) != (ranks is None):
-            raise ValueError(f"rank = {rank}, ranks = {ranks}; give both, or none to take those of torch.distributed")
+            raise ValueError(f"rank = {rank}, ranks = {ranks}; pass both, or neither to use those of torch.distributed")
         for name in ("share", "rank", "ranks"):
             if name in options:
-                raise ValueError(f"{name}: each process packs its own share of the examples here; leave it out")
+                raise ValueError(f"{name}: each process packs its own share of the examples; leave it out")
         if ranks is not None:
             whole_number("rank", rank, least=0, most=whole_number("ranks", ranks, least=1) - 1)
-        self._source, self._collate, self._ranks = source, collate, (rank, ranks)
-        self._S, self._rule, self._options = max_sequence_length, longer, options
-        self._place: Optional[Tuple[int, int]] = None  # of the process whose state this is; None: not begun
+        self._source = source
+        self._collate = collate
+        self._ranks = (rank, ranks)
+        self._S = max_sequence_length
+        self._rule = longer
+        self._options = options
+        self._place: Optional[Tuple[int, int]] = None  # of the process whose state this is; None: not started
         self._loaded = False
         self._begin()
 
@@ -68,43 +82,48 @@ class PackedStream(IterableDataset):
         self.longer = Longer(self._rule, self._S)
         self._stream = PackStream(self._S, **self._options)
         if self._stream.flush_after is not None and self._share.has_state:
-            raise ValueError("flush_after: reads ahead of the source's state; leave it out, or give a plain iterable")
+            raise ValueError("flush_after: reads ahead of the source's state; leave it out, or pass a plain iterable")
 
     def _place_of_process(self) -> Tuple[int, int, int]:
-        """This process's number and the number of all; and the number of workers."""
+        """Return this process's number, the number of all processes, and the number of workers."""
         rank, ranks = self._ranks
         if ranks is None or rank is None:
-            together = torch.distributed.is_available() and torch.distributed.is_initialized()
-            rank = torch.distributed.get_rank() if together else 0
-            ranks = torch.distributed.get_world_size() if together else 1
+            rank, ranks = 0, 1
+            if _is_distributed():
+                rank = torch.distributed.get_rank()
+                ranks = torch.distributed.get_world_size()
         worker = get_worker_info()
         if worker is None:
             return rank, ranks, 1
-        return rank * worker.num_workers + worker.id, ranks * worker.num_workers, worker.num_workers
+        workers = worker.num_workers
+        return rank * workers + worker.id, ranks * workers, workers
 
     def __iter__(self) -> Iterator[Any]:
-        own, all_, workers = self._place_of_process()
-        if self._loaded and self._place not in (None, (own, all_)):
+        number, processes, workers = self._place_of_process()
+        place = (number, processes)
+        if self._loaded and self._place not in (None, place):
             raise ValueError(
-                f"state of the stream: it is that of process {self._place}, counted from 0, and of so many; this one "
-                f"is {(own, all_)}; continue with as many ranks and workers"
+                f"state of the stream: saved by process {self._place} (number from 0, processes), this is process "
+                f"{place}; continue with the same number of ranks and workers"
             )
         if not self._loaded:
             self._begin()
         together = workers if splits_over_workers(self._source) else 1
-        self._share = Share(self._source, own // together, all_ // together)
+        self._share = Share(self._source, number // together, processes // together)
         if self._share_state is not None:
             self._share.load_state_dict(self._share_state)
-        self._loaded, self._place, self._share_state = False, (own, all_), None
+        self._loaded = False
+        self._place = place
+        self._share_state = None
         yield from self._ready()
         for numbered in items_and_stalls(self._share.numbered(), self._stream.flush_after):
             if numbered is None:
                 self._stream.finish()
                 yield from self._ready()
                 continue
-            number, example = numbered
-            self._share.seen = number + 1
-            for piece in pieces_of(example, self.longer, f"example {number} of the stream"):
+            index, example = numbered
+            self._share.seen = index + 1
+            for piece in pieces_of(example, self.longer, f"example {index} of the stream"):
                 self._stream.put(piece, len(piece[TOKENS]))
             yield from self._ready()
         self._stream.finish()
@@ -115,12 +134,10 @@ class PackedStream(IterableDataset):
             yield pack.examples if self._collate is None else self._collate(pack.examples)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Where the next pack of this process stands, as values for JSON; the examples that wait are part of it."""
+        """Return the place of this process's next pack, as values for JSON; it includes the examples that wait."""
         stream = self._stream.state_dict()
         stream["waiting"] = [[*rest, _plain(example)] for *rest, example in stream["waiting"]]
-        stream["ready"] = [
-            [[_plain(example) for example in examples], lengths] for examples, lengths in stream["ready"]
-        ]
+        stream["ready"] = [[list(map(_plain, examples)), lengths] for examples, lengths in stream["ready"]]
         return {
             "process": None if self._place is None else list(self._place),
             "source": self._share.state_dict() if self._share_state is None else self._share_state,
@@ -129,18 +146,28 @@ class PackedStream(IterableDataset):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The next iteration goes on from what `state_dict` gave.  ValueError for another stream."""
-        fields = Fields.of(dict(state), "state of the stream", "take one that state_dict gave")
+        """Continue, in the next iteration, from a result of `state_dict`.
+
+        Args:
+            state: Of a stream with the same options.
+
+        Raises:
+            ValueError: The state is of another stream.
+        """
+        fields = Fields.of(dict(state), "state of the stream", "pass one that state_dict returned")
         place = fields.optional("process", Fields.integers, length=2)
-        source, counts = fields.object("source").tree, fields.object("longer")
+        source = fields.object("source").tree
+        counts = fields.object("longer")
         self._begin()
         self._stream.load_state_dict(fields.object("stream").tree)
         for name in _COUNTS:
             setattr(self.longer, name, counts.integer(name, least=0))
-        self._share_state, self._loaded = (source if place else None), True
+        self._share_state = source if place else None
+        self._loaded = True
         self._place = None if place is None else (place[0], place[1])
 
 
+# Attributes of `Longer` that a state keeps.
 _COUNTS = ("examples", "longer", "pieces", "tokens", "lost_tokens")
 
 
@@ -148,19 +175,30 @@ def _plain(example: Mapping[str, Any]) -> Dict[str, List[int]]:
     return {name: np.asarray(values).tolist() for name, values in example.items()}
 
 
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def least_of_ranks(number: int) -> int:
     """Return the smallest of the numbers of all ranks of torch.distributed; the number itself if they are not running.
 
-    Ranks may have different numbers of packs. To stop all of them when one has no pack left:
+    Ranks may have different numbers of packs.  To stop all of them when one has no pack left:
 
         batches = iter(loader)
         batch = next(batches, None)
         while least_of_ranks(batch is not None):
             ...
             batch = next(batches, None)
+
+    Args:
+        number: Of this rank.
+
+    Returns:
+        The smallest number, the same on every rank.
     """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not _is_distributed():
         return number
-    least = torch.tensor(int(number), device="cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    least = torch.tensor(int(number), device=device)
     torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
     return int(least)

@@ -8,7 +8,7 @@ micro-batches on all ranks.  So the update does not depend on how it is cut into
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import distributed
@@ -19,74 +19,108 @@ from ipu_packed_bert.padding_free.models import in_first_fsdp
 
 
 class UpdateResult(NamedTuple):
-    """What one update did, summed over all ranks."""
+    """The result of one update, summed over all ranks."""
 
     loss: float  # mean over the predicted tokens, natural logarithm
     supervised_tokens: int  # predicted tokens
 
 
 def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
-    """Add the gradients of one update to those of the model.  The result is the same on every rank.
+    """Add the gradients of one update to those of the model.
 
-    model: plain, in DistributedDataParallel, or sharded by torch's `fully_shard` (FSDP2).  The mean over ranks that the
-    last two take is undone here.  Every process holds examples of its own.
-    micro_batches: this rank's share.  Unless the model is plain, all ranks must have the same number:
-    ValueError otherwise, on every rank.
     An update without any predicted token adds nothing: its loss is 0 over 0 tokens.
+
+    Args:
+        model: Plain, in DistributedDataParallel, or sharded by torch's `fully_shard` (FSDP2).  The mean over ranks that
+            the last two take is undone here.  Every process holds examples of its own.
+        micro_batches: The share of this rank.
+
+    Returns:
+        The loss and the predicted tokens, the same on every rank.
+
+    Raises:
+        ValueError: The ranks have different numbers of micro-batches and the model is not plain (raised on every rank),
+            or the model is sharded in part or by FSDP1.
     """
-    ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    ranks = 1
+    if distributed.is_available() and distributed.is_initialized():
+        ranks = distributed.get_world_size()
     device = next(model.parameters()).device
-    averaged = _is_averaged(model)
-    own = torch.tensor([0.0, len(micro_batches), len(micro_batches) ** 2], dtype=torch.float64, device=device)
-    if micro_batches:  # a rank without any must take part, or the others would wait for it for ever
-        own[0] = torch.stack([supervised(model, inputs["labels"]) for inputs in micro_batches]).sum()
-    if ranks > 1:
-        distributed.all_reduce(own)
-    tokens, number, squares = (int(value) for value in own.tolist())
-    if averaged and ranks * squares != number**2:  # the numbers differ, and ranks would wait for each other for ever
+    is_averaged = _is_averaged(model)
+    tokens, number, squares = _totals(model, micro_batches, ranks, device)
+    if is_averaged and ranks * squares != number**2:  # the numbers differ, and ranks would wait for each other forever
         raise ValueError(
-            f"this rank has {len(micro_batches)} micro-batches, all {ranks} ranks together {number}; give each rank as "
-            "many, empty ones where there is nothing left, as the plans of pack_data.batching do"
+            f"this rank has {len(micro_batches)} micro-batches, all {ranks} ranks together {number}; pass the same "
+            "number on each rank, empty ones if nothing is left, as the plans of pack_data.batching do"
         )
     if not tokens:
         return UpdateResult(0.0, 0)
-    factor = (ranks if averaged else 1) / float(tokens)
+
+    factor = (ranks if is_averaged else 1) / float(tokens)
+    summed = []  # parameters whose gradients are added up over ranks here
+    if ranks > 1 and not is_averaged:
+        summed = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    before = [parameter.grad for parameter in summed]  # existing gradients are no part of the sum over ranks
+    for parameter in summed:
+        parameter.grad = None
+
     total = torch.zeros((), dtype=torch.float64, device=device)
-    summed = [each for each in model.parameters() if each.requires_grad] if ranks > 1 and not averaged else []
-    before = [each.grad for each in summed]  # what is there already is no part of the sum over ranks
-    for each in summed:
-        each.grad = None
-    for number, inputs in enumerate(micro_batches, start=1):
-        # The ranks exchange gradients once an update, in the backward pass of its last micro-batch.
-        with _without_exchange(model) if number < len(micro_batches) else contextlib.nullcontext():
+    for place, inputs in enumerate(micro_batches, start=1):
+        # The ranks exchange gradients once per update, in the backward pass of its last micro-batch.
+        is_last = place == len(micro_batches)
+        with contextlib.nullcontext() if is_last else _without_exchange(model):
             loss = loss_sum(model, inputs)
             (loss * factor).backward()
         total += loss.detach()
     if ranks > 1:
         distributed.all_reduce(total)
-    for parameter, own in zip(summed, before):
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        distributed.all_reduce(parameter.grad)
-        if own is not None:
-            parameter.grad += own
+    _sum_over_ranks(summed, before)
     return UpdateResult(float(total) / tokens, tokens)
 
 
+def _sum_over_ranks(parameters: Sequence[Any], before: Sequence[Optional[torch.Tensor]]) -> None:
+    """Add up the gradients of all ranks, and the earlier ones of this rank."""
+    for parameter, existing in zip(parameters, before):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        distributed.all_reduce(parameter.grad)
+        if existing is not None:
+            parameter.grad += existing
+
+
+def _totals(
+    model: Any,
+    micro_batches: Sequence[Inputs],
+    ranks: int,
+    device: torch.device,
+) -> Tuple[int, int, int]:
+    """Sum over ranks: predicted tokens, micro-batches, and the squares of the numbers of micro-batches."""
+    number = len(micro_batches)
+    totals = torch.tensor([0.0, number, number**2], dtype=torch.float64, device=device)
+    if micro_batches:  # a rank without any must take part, or the others would wait for it forever
+        totals[0] = torch.stack([supervised(model, inputs["labels"]) for inputs in micro_batches]).sum()
+    if ranks > 1:
+        distributed.all_reduce(totals)
+    tokens, numbers, squares = (int(value) for value in totals.tolist())
+    return tokens, numbers, squares
+
+
 def _shards(model: Any) -> List[Any]:
-    """The modules that torch's `fully_shard` was applied to."""
+    """Return the modules that torch's `fully_shard` was applied to."""
     return [module for module in model.modules() if hasattr(module, "set_requires_gradient_sync")]
 
 
 def _is_averaged(model: Any) -> bool:
-    """Whether the backward pass leaves the mean over the ranks in every gradient.
+    """Return True if the backward pass leaves the mean over the ranks in every gradient.
 
-    Raises ValueError for a model that is sharded in part, or in the older way.
+    Raise ValueError for a model that is sharded in part or by FSDP1.
     """
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         return True
     if in_first_fsdp(model):
-        raise ValueError("accumulate does not know FullyShardedDataParallel (FSDP1); shard the model with fully_shard")
+        raise ValueError(
+            "accumulate does not support FullyShardedDataParallel (FSDP1); shard the model with fully_shard"
+        )
     if not _shards(model):
         return False
     plain = [name for name, parameter in model.named_parameters() if not hasattr(parameter, "placements")]
@@ -99,7 +133,7 @@ def _is_averaged(model: Any) -> bool:
 
 @contextlib.contextmanager
 def _without_exchange(model: Any) -> Iterator[None]:
-    """Backward passes in this block add to the gradients of this rank only."""
+    """Let backward passes in the block add to the gradients of this rank only."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         with model.no_sync():
             yield
@@ -117,7 +151,20 @@ def _without_exchange(model: Any) -> Iterator[None]:
 def take_step(
     model: Any, optimizer: torch.optim.Optimizer, micro_batches: Sequence[Inputs], learning_rate: float
 ) -> UpdateResult:
-    """One whole update: gradients as in `accumulate`, a step of the optimizer, gradients cleared."""
+    """Make one whole update: gradients as in `accumulate`, a step of the optimizer, gradients cleared.
+
+    Args:
+        model: As for `accumulate`.
+        optimizer: Steps once, with this learning rate in all its groups.
+        micro_batches: The share of this rank.
+        learning_rate: Of this update.
+
+    Returns:
+        The loss and the predicted tokens, the same on every rank.
+
+    Raises:
+        ValueError: As in `accumulate`.
+    """
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     result = accumulate(model, micro_batches)
@@ -127,18 +174,28 @@ def take_step(
 
 
 def to_device(inputs: Inputs, device: torch.device) -> Inputs:
-    """The same inputs with their tensors on `device`."""
+    """Move the tensors of the inputs to `device`."""
     return {name: value.to(device) if torch.is_tensor(value) else value for name, value in inputs.items()}
 
 
 def mean_loss(model: Any, batches: Iterable[Inputs], device: Optional[torch.device] = None) -> float:
-    """Mean cross-entropy over the predicted tokens of all batches, without gradients and without dropout.
+    """Compute the mean cross-entropy over the predicted tokens of all batches, without gradients and dropout.
 
-    device: where the model is, if the batches are elsewhere.  Raises ValueError where no token is predicted.
+    Args:
+        model: Its mode is the same afterwards.
+        batches: Inputs of the model, with labels.
+        device: Where the model is, if the batches are elsewhere.
+
+    Returns:
+        The mean, in nats.
+
+    Raises:
+        ValueError: No token is predicted.
     """
     training = model.training
     model.eval()
-    sums, counts = [], []
+    sums = []
+    counts = []
     with torch.no_grad():
         for inputs in batches:
             moved = inputs if device is None else to_device(inputs, device)

@@ -162,7 +162,7 @@ def test_a_state_of_another_process_is_refused():
     "source, options, words",
     [
         (iter([]), {}, "begins anew"),
-        ([], {"rank": 1}, "give both"),
+        ([], {"rank": 1}, "rank = 1, ranks = None"),
         ([], {"rank": 2, "ranks": 2}, "rank"),
         ([], {"share": "packs"}, "leave it out"),
         ([], {"longer": "cut"}, "longer"),
