@@ -105,7 +105,7 @@ def padding_free_batch(
     columns = _columns(examples, pad_id)
     multiple_of = whole_number("multiple_of", multiple_of, least=1)
     if (slots or 0) % multiple_of:
-        raise ValueError(f"slots is {slots}, which is no multiple of {multiple_of} = multiple_of; choose another")
+        raise ValueError(f"slots is {slots}, not a multiple of multiple_of = {multiple_of}; pass a multiple of it")
     if multiple_of > 1:
         aligned = []
         for column in columns:
@@ -117,7 +117,9 @@ def padding_free_batch(
     if slots is not None:
         tokens = sum(len(column["input_ids"]) for column in columns)
         if tokens > slots:
-            raise ValueError(f"the examples of a row have {tokens} tokens, slots is {slots}; make it larger")
+            raise ValueError(
+                f"the examples of a row have {tokens} tokens, slots is {slots}; pass a larger number of slots"
+            )
         padding = _padding(1, pad_id)
         columns += [padding] * (slots - tokens)
 

@@ -46,15 +46,16 @@ class PackMixture:
     ) -> None:
         self.seed = whole_number("seed", seed, least=0, most=2**64 - 1)
         self._data_sets = list(data_sets)
-        self._sizes = np.array([len(data_set) for data_set in self._data_sets], np.int64)
-        if not len(self._sizes) or not self._sizes.all():
-            raise ValueError("a mixture needs data sets, each with a row; leave empty ones out")
+        self._sizes = np.array(list(map(len, self._data_sets)), np.int64)
+        if not (len(self._sizes) and self._sizes.all()):
+            raise ValueError("data_sets: none, or one without a row; pass data sets that each have a row")
         shares = np.array(self._sizes if weights is None else weights, np.float64)
         are_valid = np.isfinite(shares) & (shares > 0)
         if shares.shape != self._sizes.shape or not are_valid.all():
             raise ValueError(f"weights are {weights}; pass one number above 0 for each of {len(self._sizes)} data sets")
         self._shares = shares / shares.sum()
-        self._starts = np.cumsum(self._sizes) - self._sizes
+        ends = np.cumsum(self._sizes)
+        self._starts = ends - self._sizes
         columns = [_columns_of(data_set) for data_set in self._data_sets]
         for number, others in enumerate(columns):
             if others != columns[0]:
@@ -85,7 +86,8 @@ class PackMixture:
         for source in np.unique(sources).tolist():
             places = np.flatnonzero(sources == source)
             numbers_of_source = wanted[places] - self._starts[source]
-            rows_of_source = self._data_sets[source].__getitems__(numbers_of_source.tolist())
+            data_set = self._data_sets[source]
+            rows_of_source = data_set.__getitems__(numbers_of_source.tolist())
             for place, row in zip(places.tolist(), rows_of_source):
                 rows[place] = row
         return rows
@@ -116,7 +118,8 @@ class PackMixture:
         last = first + count
         low = np.floor(first * self._shares).astype(np.int64) - slack
         low = np.maximum(0, low)
-        high = np.ceil(last * self._shares).astype(np.int64) + slack
+        high = np.ceil(last * self._shares).astype(np.int64)
+        high += slack
         numbers = high - low
         sources = np.repeat(np.arange(len(low)), numbers)
         offsets = np.cumsum(numbers) - high

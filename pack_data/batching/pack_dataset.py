@@ -60,7 +60,9 @@ class PackDataset:
         is_path = isinstance(source, (str, Path))
         if isinstance(source, PackStore) or (is_path and (Path(source) / MANIFEST).is_file()):
             if max_sequence_length is not None or packed is not None or options:
-                raise ValueError(f"{shown(source)}: packed already; leave max_sequence_length, packed and options out")
+                raise ValueError(
+                    f"{shown(source)}: is packed already; leave out max_sequence_length, packed and further options"
+                )
             store = PackStore.open(Path(source)) if is_path else source
             self._rows = _StoredRows(store)
             return
@@ -142,8 +144,8 @@ class _PackedRows:
         packed_examples = packed.fitted.longer.examples
         if len(examples) != packed_examples:
             raise ValueError(
-                f"{len(examples)} examples, the packing is of {packed_examples}; pass the lengths of these examples to "
-                "pack"
+                f"packed: a packing of {packed_examples} examples for {len(examples)} examples; pass the lengths of "
+                "these examples to pack"
             )
         self._examples = examples
         self._fitted = packed.fitted
@@ -192,10 +194,10 @@ class _Examples:
 def _read(path: str) -> Sequences:
     source = open_source(path)
     if source.unpacked_kind != "tokens":
-        raise ValueError(f"{path}: holds {source.kind} of BERT; pack them with packed-bert build --from {path}")
+        raise ValueError(f"{path}: contains {source.kind} of BERT; pack them with packed-bert build --from {path}")
     blocks = list(source.blocks())
     if not blocks or _TOKENS not in blocks[0].tokens:
-        raise ValueError(f"{path}: has no column {_TOKENS}; rename the column of token ids")
+        raise ValueError(f"{path}: has no column {_TOKENS}; give the column of token ids this name")
     return Sequences.concatenate(blocks)
 
 

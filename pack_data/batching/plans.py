@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
@@ -112,11 +113,18 @@ def _offsets(sizes: Any) -> np.ndarray:
 
 def _whole(lengths: np.ndarray, batches: Sequence[_Bins], ranks: int) -> EpochPlan:
     """Return a plan of whole examples; batches: the example numbers of each row of each batch."""
-    rows = [row for batch in batches for row in batch]
-    example = np.array([number for row in rows for number in row], np.int64)
+    rows = list(chain.from_iterable(batches))
+    example = np.fromiter(chain.from_iterable(rows), np.int64)
     first_pieces = _offsets([len(row) for row in rows])
     first_rows = _offsets([len(batch) for batch in batches])
-    return EpochPlan(example, np.zeros_like(example), lengths[example], first_pieces, first_rows, ranks)
+    return EpochPlan(
+        example=example,
+        start=np.zeros_like(example),
+        stop=lengths[example],
+        rows=first_pieces,
+        batches=first_rows,
+        ranks=ranks,
+    )
 
 
 def _deal(rows: Sequence[_T], options: BatchOptions) -> List[List[_T]]:
@@ -211,11 +219,18 @@ def _fixed_length_packing(lengths: np.ndarray, options: BatchOptions, rng: np.ra
     # The ranks take turns, so the rows and their pieces stand in another order than in the stream.
     firsts = np.append(np.searchsorted(cuts, row_begins), len(cuts))
     batches = _deal(range(len(row_begins)), options)
-    rows = [row for batch in batches for row in batch]
+    rows = list(chain.from_iterable(batches))
     pieces = np.concatenate([np.arange(firsts[row], firsts[row + 1]) for row in rows])
     first_pieces = _offsets(np.diff(firsts)[rows])
     first_rows = _offsets([len(batch) for batch in batches])
-    return EpochPlan(example[pieces], start[pieces], stop[pieces], first_pieces, first_rows, options.ranks)
+    return EpochPlan(
+        example=example[pieces],
+        start=start[pieces],
+        stop=stop[pieces],
+        rows=first_pieces,
+        batches=first_rows,
+        ranks=options.ranks,
+    )
 
 
 def _multipack(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
@@ -407,7 +422,7 @@ class Way:
         """
         lengths = fit(lengths, options.max_sequence_length).lengths.astype(np.int64)
         if not len(lengths):
-            raise ValueError("there are no examples to group; pass the length of at least one")
+            raise ValueError("lengths: no examples to group; pass at least one length")
         return self.group(lengths, options, np.random.default_rng((options.seed, epoch)))
 
 

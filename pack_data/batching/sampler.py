@@ -42,7 +42,7 @@ class IndexBatchSampler:
         self, way: str, lengths: Any, options: BatchOptions, rank: Optional[int] = 0, *, longer: str = "raise"
     ) -> None:
         if rank is not None and not 0 <= rank < options.ranks:
-            raise ValueError(f"rank is {rank}, must be 0 to {options.ranks - 1}")
+            raise ValueError(f"rank is {rank}; pass 0 to {options.ranks - 1}")
         self.way = get_way(way)
         self.options = options
         self.rank = rank
@@ -151,13 +151,15 @@ class IndexBatchSampler:
             if state.get(name) != value:
                 raise ValueError(
                     f"the state was taken with {name} {named(state.get(name))}, this sampler has {value}; "
-                    "a step would not be the same batch"
+                    "pass the same data and options, or begin without the state"
                 )
         epoch = whole_number("epoch of the state", state.get("epoch"), least=0)
         step = whole_number("step of the state", state.get("step"), least=0)
         self._go_to(epoch, 0)
         if step > self._plan.steps:
-            raise ValueError(f"the state is at step {step}, but epoch {epoch} has {self._plan.steps} steps")
+            raise ValueError(
+                f"the state is at step {step} of epoch {epoch}, which has {self._plan.steps} steps; pass another state"
+            )
         self._step = step
         self._pending = True
 
@@ -184,8 +186,8 @@ class _PieceView:
     def __init__(self, dataset: Any, examples: int, longest: int) -> None:
         if len(dataset) != examples:
             raise ValueError(
-                f"the data set has {len(dataset)} examples, the batch sampler was made for {examples}; "
-                "give it the lengths of this data set"
+                f"the data set has {len(dataset)} examples, the batch sampler has lengths of {examples}; pass it the "
+                "lengths of this data set"
             )
         self._dataset = dataset
         self._longest = longest  # tokens of an example at most
@@ -211,7 +213,9 @@ class _PieceView:
             return example
         start, stop = divmod(code - 1, self._longest + 1)
         if not 0 <= start < stop:
-            raise IndexError(f"{number} is no number of a piece of {len(self)} examples")
+            raise IndexError(
+                f"number {number} is not that of a piece of {len(self)} examples; pass numbers of the sampler"
+            )
         tokens = len(example["input_ids"])
         piece: Dict[str, Any] = dict(example)
         for name, values in example.items():

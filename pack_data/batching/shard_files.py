@@ -87,7 +87,7 @@ def _lines(path: str, place: int) -> Iterator[Tuple[int, Mapping[str, Any]]]:
             where = f"{path}, before byte {place}"
             example = parse_json(line, where, _WAY_OUT)
             if not isinstance(example, dict):
-                raise ValueError(f"{where}: the line is no object; {_WAY_OUT}")
+                raise ValueError(f"{where}: the line is not a JSON object; {_WAY_OUT}")
             yield place, example
 
 

@@ -40,7 +40,7 @@ class Share:
         self._number = whole_number("number", number, least=0, most=of - 1)
         self._source = _as_source(source)
         if getattr(source, "restart_on_stop_iteration", False):
-            raise ValueError("source: begins again at its end; pass Loader(node, restart_on_stop_iteration=False)")
+            raise ValueError("source: starts again at its end; pass Loader(node, restart_on_stop_iteration=False)")
         self._by_shards = getattr(self._source, "num_shards", 0) >= self._of
         self.seen = 0
         self._reading: Any = None  # the source, or its part, that is being read
@@ -111,7 +111,7 @@ class Share:
         number, of = fields.integers("process", 2)
         if [number, of] != [self._number, self._of]:
             raise ValueError(
-                f"state of the source: it is that of process {number} of {of}, not {self._number} of {self._of}; "
+                f"state of the source: taken in process {number} of {of}, not {self._number} of {self._of}; "
                 "continue with as many ranks and workers"
             )
         seen = fields.integer("seen", least=0)
@@ -148,5 +148,7 @@ def _as_source(source: Any) -> Any:
     if isinstance(source, (list, tuple)) and source and all(isinstance(path, (str, os.PathLike)) for path in source):
         return ShardFiles(source)
     if not hasattr(source, "state_dict") and iter(source) is source:
-        raise ValueError("source: an iterator is used up after one pass; pass one that begins anew at every iteration")
+        raise ValueError(
+            "source: an iterator is used up after one pass; pass an object that starts anew at every iteration"
+        )
     return source

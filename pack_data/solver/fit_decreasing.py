@@ -22,41 +22,69 @@ from pack_data.solver.free_slots import Packs, Strategy
 _Visit = Callable[[np.ndarray], np.ndarray]
 
 
+class _Runs:
+    """Runs of equal packs, in the order in which their first packs were opened."""
+
+    def __init__(self, most: int) -> None:
+        self._free = np.zeros(most, np.int64)  # slots left in each pack of the run
+        self._seats = np.zeros(most, np.int64)  # sequences that the depth still allows
+        self._packs = np.zeros(most, np.int64)
+        self._strategies: List[Strategy] = []
+
+    @property
+    def free(self) -> np.ndarray:
+        return self._free[: len(self._strategies)]
+
+    @property
+    def seats(self) -> np.ndarray:
+        return self._seats[: len(self._strategies)]
+
+    @property
+    def packs(self) -> np.ndarray:
+        return self._packs[: len(self._strategies)]
+
+    def insert(self, run: int, free: int, seats: int, packs: int, strategy: Strategy) -> None:
+        """Insert a run at this index."""
+        runs = len(self._strategies)
+        for values, value in ((self._free, free), (self._seats, seats), (self._packs, packs)):
+            values[run + 1 : runs + 1] = values[run:runs].copy()
+            values[run] = value
+        self._strategies.insert(run, strategy)
+
+    def split(self, run: int, count: int) -> None:
+        """Split the first packs off this run, if there are more."""
+        others = int(self._packs[run]) - count
+        if others:
+            self.insert(run, int(self._free[run]), int(self._seats[run]), count, self._strategies[run])
+            self._packs[run + 1] = others
+
+    def fill(self, run: int, length: int, times: int) -> None:
+        """Add `times` sequences of this length to each pack of the run."""
+        self._free[run] -= times * length
+        self._seats[run] -= times
+        self._strategies[run] += (length,) * times
+
+    def all(self) -> Packs:
+        """Return all runs."""
+        return list(zip(self._strategies, self.packs.tolist()))
+
+
 def fit_decreasing(histogram: LengthHistogram, max_sequences_per_pack: Optional[int], visit: _Visit) -> Packs:
     """Return runs of equal packs, in the order in which their first packs were opened."""
     S = histogram.max_sequence_length
     depth = S if max_sequences_per_pack is None else max_sequences_per_pack
-    most_runs = 4 * len(histogram.lengths) + 1  # a length makes at most two splits, and one new run or two
-    free = np.zeros(most_runs, np.int64)  # slots left in each pack of the run
-    seats = np.zeros(most_runs, np.int64)  # sequences that the depth still allows
-    packs = np.zeros(most_runs, np.int64)
-    strategies: List[Strategy] = []
-
-    def insert(run: int) -> None:
-        """Make room for a run at this index."""
-        runs = len(strategies)
-        for values in (free, seats, packs):
-            values[run + 1 : runs + 1] = values[run:runs].copy()
-        strategies.insert(run, ())
-
-    def fill(run: int, length: int, times: int) -> None:
-        """Add `times` sequences of this length to each pack of the run."""
-        free[run] -= times * length
-        seats[run] -= times
-        strategies[run] += (length,) * times
-
+    runs = _Runs(4 * len(histogram.lengths) + 1)  # a length makes at most two splits, and one new run or two
     for length in histogram.lengths[::-1].tolist():
         left = int(histogram.counts[length])
-        runs = len(strategies)
-        has_room = (free[:runs] >= length) & (seats[:runs] > 0)
+        has_room = (runs.free >= length) & (runs.seats > 0)
         fitting = np.flatnonzero(has_room)
-        fitting = fitting[visit(free[fitting])]
-        times = np.minimum(free[fitting] // length, seats[fitting])  # sequences of this length for each pack
-        placed = np.concatenate([[0], np.cumsum(times * packs[fitting])])
-        places = int(np.searchsorted(placed, left, side="right"))
-        filled = places - 1  # runs of which every pack is filled
+        order = visit(runs.free[fitting])
+        fitting = fitting[order]
+        times = np.minimum(runs.free[fitting] // length, runs.seats[fitting])  # for each pack
+        placed = np.concatenate([[0], np.cumsum(times * runs.packs[fitting])])
+        filled = int(np.searchsorted(placed, left, side="right")) - 1  # runs of which every pack is filled
         for run, number in zip(fitting[:filled].tolist(), times[:filled].tolist()):
-            fill(run, length, number)
+            runs.fill(run, length, number)
         left -= int(placed[filled])
         if not left:
             continue
@@ -65,24 +93,17 @@ def fit_decreasing(histogram: LengthHistogram, max_sequences_per_pack: Optional[
             run = int(fitting[filled])
             number = int(times[filled])
         else:  # they need new packs, which come last
-            run = len(strategies)
+            run = len(runs.packs)
             number = min(S // length, depth)
-            insert(run)
-            free[run] = S
-            seats[run] = depth
-            packs[run] = -(-left // number)
+            runs.insert(run, S, depth, -(-left // number), ())
 
         # Split the run into filled packs, one pack with the rest, and packs that are left as they were.
         full, rest = divmod(left, number)
-        for count, inside in ((full, number), (int(rest > 0), rest)):
-            if 0 < count < packs[run]:
-                insert(run)
-                for values in (free, seats):
-                    values[run] = values[run + 1]
-                strategies[run] = strategies[run + 1]
-                packs[run] = count
-                packs[run + 1] -= count
-            if count:
-                fill(run, length, inside)
-                run += 1
-    return list(zip(strategies, packs[: len(strategies)].tolist()))
+        if full:
+            runs.split(run, full)
+            runs.fill(run, length, number)
+            run += 1
+        if rest:
+            runs.split(run, 1)
+            runs.fill(run, length, rest)
+    return runs.all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 
@@ -93,14 +93,9 @@ def _follow(
         for lengths, count in _merge_runs(runs, wanted) if runs else [((), wanted)]:
             room = S - sum(lengths)
             wished = sum(slots) - sum(lengths)
-            worth = prices[list(lengths)].sum()
+            worth = prices[list(lengths)].sum() + prices  # of the pack, by the length in its last slot
             while count:
-                last = 0
-                for most in (min(room, wished), room):
-                    fitting = np.flatnonzero(left[: max(0, most) + 1])
-                    if len(fitting) and worth + prices[fitting[-1]] >= least_worth:
-                        last = int(fitting[-1])
-                        break
+                last = _longest_worth(left, (min(room, wished), room), worth, least_worth)
                 if not last:
                     break
                 packed = min(count, int(left[last]))
@@ -110,6 +105,15 @@ def _follow(
             for length in lengths:
                 left[length] += count
     return packs, left
+
+
+def _longest_worth(left: np.ndarray, rooms: Sequence[int], worth: np.ndarray, least_worth: float) -> int:
+    """Return the longest length left in the first of these rooms in which it is worth enough, 0 if there is none."""
+    for room in rooms:
+        fitting = np.flatnonzero(left[: max(0, room) + 1])
+        if len(fitting) and worth[fitting[-1]] >= least_worth:
+            return int(fitting[-1])
+    return 0
 
 
 def _nearest_in_rank(counts: np.ndarray, length: int, wanted: int) -> _Run:

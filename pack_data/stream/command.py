@@ -242,17 +242,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.plot:
         check_picture("--plot", args.plot, reads=[args.histogram])
     if args.grid and (args.synthetic or args.histogram != parser.get_default("histogram")):
-        raise ValueError("--grid has its own streams; leave out --histogram and --synthetic, or --grid")
-
-    depths: Sequence[Optional[int]] = (args.max_sequences_per_pack,)
-    if args.grid:
-        cases = list(_grid_cases(args.sequences or 1_000_000, args.seed))
-        if args.max_sequences_per_pack is None:
-            depths = _GRID_DEPTHS
-    else:
-        histogram = histogram_from(args)
-        lengths = _in_random_order(histogram, args.seed)[: args.sequences]
-        cases = [_Case(histogram.name, lengths, histogram.max_sequence_length)]
+        raise ValueError("--grid has streams of its own; leave out --histogram and --synthetic, or leave out --grid")
+    cases, depths = _cases(args)
 
     results: List[_Measured] = []
     if not args.json:
@@ -271,6 +262,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if not args.json:
         print(_LEGEND)
     return 0
+
+
+def _cases(args: Any) -> Tuple[List[_Case], Sequence[Optional[int]]]:
+    """Return the streams and the depths."""
+    depth = args.max_sequences_per_pack
+    if args.grid:
+        cases = list(_grid_cases(args.sequences or 1_000_000, args.seed))
+        return cases, _GRID_DEPTHS if depth is None else (depth,)
+    histogram = histogram_from(args)
+    lengths = _in_random_order(histogram, args.seed)[: args.sequences]
+    return [_Case(histogram.name, lengths, histogram.max_sequence_length)], (depth,)
 
 
 def _results(

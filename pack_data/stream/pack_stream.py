@@ -565,21 +565,9 @@ def items_and_stalls(source: Iterable[_T], seconds: Optional[float]) -> Iterator
     if seconds is None:
         yield from source
         return
-    items: queue.Queue = queue.Queue(_READ_AHEAD)  # (item,), an error, or None at the end
+    items: queue.Queue = queue.Queue(_READ_AHEAD)
     abandoned = threading.Event()
-
-    def read() -> None:
-        end = None
-        try:
-            for item in source:
-                items.put((item,))
-                if abandoned.is_set():
-                    break
-        except BaseException as error:
-            end = error
-        items.put(end)
-
-    threading.Thread(target=read, name="stream source", daemon=True).start()
+    threading.Thread(target=_read_into, args=(items, source, abandoned), name="stream source", daemon=True).start()
     try:
         while True:
             try:
@@ -596,3 +584,16 @@ def items_and_stalls(source: Iterable[_T], seconds: Optional[float]) -> Iterator
         abandoned.set()
         while not items.empty():  # the thread may wait for room
             items.get_nowait()
+
+
+def _read_into(items: queue.Queue, source: Iterable[Any], abandoned: threading.Event) -> None:
+    """Put the items of a source into a queue, each as a tuple (item,); then an error of the source, or None."""
+    end = None
+    try:
+        for item in source:
+            items.put((item,))
+            if abandoned.is_set():
+                break
+    except BaseException as error:
+        end = error
+    items.put(end)

@@ -75,10 +75,10 @@ REFUSALS = [
     # rows of a packing
     (lambda path: PackDataset(lines(path, *EXAMPLES)), ["a.jsonl", "max_sequence_length"]),
     (lambda path: rows(lines(path, {"text": "x", "tokens": [1]})), ["a.jsonl", "input_ids"]),
-    (lambda _: PackDataset(EXAMPLES, packed=pack([1], max_sequence_length=8)), ["3 examples", 1]),
+    (lambda _: PackDataset(EXAMPLES, packed=pack([1], max_sequence_length=8)), ["packed", "3 examples", 1]),
     (lambda _: PackDataset([{"input_ids": [5, 6]}], packed=pack([3], max_sequence_length=8))[0], ["example 0", 2, 3]),
     # mixtures
-    (lambda _: PackMixture([]), ["each with a row"]),
+    (lambda _: PackMixture([]), ["data_sets", "row"]),
     (lambda _: mixture([1, 2, 3]), ["weights", r"\[1, 2, 3\]", "2 data sets"]),
     (lambda _: mixture([1, 0]), ["weights", r"\[1, 0\]"]),
     (lambda _: mixture([1, np.nan]), ["weights", "nan"]),

@@ -334,21 +334,6 @@ def test_each_rank_packs_its_share_of_the_sequences(ranks):
         check_packs(list(stream.packs(enumerate(lengths))), lengths, 512, 4, list(range(rank, len(lengths), ranks)))
 
 
-def test_waiting_moves_short_and_long_sequences_by_little(capsys):
-    lengths = np.array(drawn(4000))
-    buffer = 64
-    stream = PackStream(512, max_sequences_per_pack=3, buffer_sequences=buffer)
-    order = [number for pack in stream.packs(enumerate(lengths.tolist())) for number in pack.examples]
-    moved = np.empty(len(order))
-    moved[order] = np.arange(len(order)) - np.array(order)
-    low, high = np.quantile(lengths, [0.25, 0.75])
-    means = {"short": moved[lengths <= low].mean(), "long": moved[lengths >= high].mean()}
-    print({name: round(float(mean)) for name, mean in means.items()})
-    most = buffer + stream.longest_wait
-    assert all(abs(mean) <= most for mean in means.values())
-    assert moved.min() >= -buffer and moved.max() <= 3 * stream.longest_wait
-
-
 def test_a_sequence_that_fits_badly_does_not_wait_longer_than_stated():
     # 300 fits with nothing here, and one pack after another is full without it.
     lengths = [300] + [256] * 2000
