@@ -2,9 +2,9 @@
 
     documents in parts -> examples -> histogram -> packing -> assignment -> sorted by shard -> shards -> manifest
 
-Every stage works on parts of a few megabytes and notes what is done in a folder beside the data set, OUT.building. So
-memory does not grow with the corpus, a build that was killed continues, and the bytes do not depend on the number of
-workers. A former data set in OUT stays readable until the new manifest replaces its own.
+Every stage works on parts of a few megabytes and records its progress in OUT.building, a directory next to the data
+set. So memory does not grow with the corpus, a build that was killed continues, and the bytes do not depend on the
+number of workers. A previous data set in OUT stays readable until the new manifest replaces its own.
 
 With --held-out the documents are split first, and every stage is done for both sides; the two data sets appear
 together. The stages are in pack_data/building.
@@ -13,11 +13,11 @@ together. The stages are in pack_data/building.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterable, Optional, Sequence, Tuple
 
 from pack_data.building.held_out import TRAINING, held_out_folder
 from pack_data.building.options import BuildOptions, flag_of
@@ -37,47 +37,66 @@ __all__ = ["BuildOptions", "Built", "build", "build_and_report", "missing_tasks"
 
 
 def build(options: BuildOptions) -> PackStore:
-    """Builds the data set, or continues a build that was killed, and opens it. ValueError for a user's mistake.
+    """Build the data set, or continue a build that was killed, and open it.
 
-    It works in this process alone. With options.workers above 1, or None for one a core, a script calls it under
+    It works in this process alone. With options.workers above 1, or None for one per core, a script calls it under
     `if __name__ == "__main__":`, because each worker process imports the script.
+
+    Args:
+        options: The sources, and all that decides the bytes of the data set.
+
+    Returns:
+        The data set, open for reading.
+
+    Raises:
+        ValueError: For a mistake in the options or the sources.
     """
     return build_and_report(options).store
 
 
 def build_and_report(options: BuildOptions) -> Built:
-    """As `build`; also returns the packing, the seconds of each stage, and remarks."""
+    """Build as `build` does; also return the packing, the seconds of each stage, and remarks.
+
+    Args:
+        options: The sources, and all that decides the bytes of the data set.
+
+    Returns:
+        The data set and how it was built.
+
+    Raises:
+        ValueError: For a mistake in the options or the sources.
+    """
     if not isinstance(options, BuildOptions):
         raise TypeError(
-            f"build takes BuildOptions, not {shown(options)}: build(BuildOptions(out=FOLDER, corpus=TEXTS))"
+            f"build takes BuildOptions, not {shown(options)}: build(BuildOptions(out=DIRECTORY, corpus=TEXTS))"
         )
     try:
         import fcntl  # noqa: F401
     except ImportError:
         raise ValueError(
             "packed-bert build needs a POSIX system such as Linux or macOS (fcntl is missing here); "
-            "build there and copy the folder"
+            "build there and copy the directory"
         ) from None
     check_not_in_a_starting_worker()
     out = Path(options.out) if Path(options.out).name else Path(options.out).resolve()
     with hugging_face.as_file(options.source, out.parent) as source:
         check_out(out, list(options.given_files().values()))
         if options.recipe is not None:
-            Packing.load(options.recipe)  # before the corpus is read: what is no recipe is refused at once
-        with work_folder(out) as work, contextlib.ExitStack() as ending:
+            Packing.load(options.recipe)  # before the corpus is read: a file that is no recipe is refused at once
+        with work_folder(out) as work:
             options = replace(options, out=out, source=source)
             options.example_options()
             if options.recipe is None:
                 get_packer(options.packer)
-            runner = open_runner(options.workers, options.on)
-            ending.callback(runner.close)
-            return Stages(options, work, runner).run()
+            with closing(open_runner(options.workers, options.on)) as runner:
+                return Stages(options, work, runner).run()
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
-# Fields of BuildOptions of which at most one may be given. The first group names the input, which must be given.
+# Fields of BuildOptions that name the input, one of which must be given.
 _INPUTS = ("corpus", "synthetic", "source")
+# Fields of BuildOptions of which at most one may be given.
 _PLACES = ("workers", "on")
 
 
@@ -91,12 +110,12 @@ def _parser() -> ArgumentParser:
         "--out",
         required=True,
         metavar="DIR",
-        help="folder of the data set; what is there stays until the new one is complete",
+        help="directory of the data set; a data set in it stays until the new one is complete",
     )
     _add_options(parser.add_mutually_exclusive_group(required=True), _INPUTS)
     add_reading_options(parser)
-    others = [item.name for item in fields(BuildOptions) if item.name not in (*_INPUTS, *_PLACES)]
-    _add_options(parser, others)
+    names = [item.name for item in fields(BuildOptions)]
+    _add_options(parser, (name for name in names if name not in (*_INPUTS, *_PLACES)))
     _add_options_of_tasks(parser)
     _add_options(parser.add_mutually_exclusive_group(), _PLACES)
     parser.add_argument("--append", action="store_true", help=argparse.SUPPRESS)  # of version 1, refused by `main`
@@ -118,31 +137,32 @@ def _add_options_of_tasks(parser: ArgumentParser) -> None:
     by_many.add_argument(
         "--stage",
         choices=("all", *STAGES),
-        help="one stage of the build, for many processes on machines that see the same folders: every task of count, "
-        "then recipe, then every task of deal; with --from or --synthetic (default: all, in this process)",
+        help="one stage of the build, for many processes on machines that see the same directories: every task of "
+        "count, then recipe, then every task of deal; with --from or --synthetic (default: all, in this process)",
     )
     by_many.add_argument(
-        "--missing", type=positive_int, metavar="N", help="print the stage that is next and which of N tasks are to run"
+        "--missing", type=positive_int, metavar="N", help="print the next stage and which of its N tasks are to run"
     )
     by_many.add_argument(
-        "--slurm", type=positive_int, metavar="N", help="print a script that hands this build to Slurm in N tasks"
+        "--slurm", type=positive_int, metavar="N", help="print a script that submits this build to Slurm in N tasks"
     )
     parser.add_argument(
         "--task",
         type=_task_of,
         metavar="I/N",
-        help="of --stage count and deal: task I, from 0 to N-1; it may run again, and N may differ (default 0/1)",
+        help="with --stage count and deal: task I, from 0 to N-1; it may run again, and N may differ (default 0/1)",
     )
 
 
 def _task_of(text: str) -> Tuple[int, int]:
     task, _, tasks = text.partition("/")
     if not (task.isdecimal() and tasks.isdecimal() and int(task) < int(tasks)):
-        raise argparse.ArgumentTypeError(f"{text}: I/N is task I of N, counted from 0, such as 0/64 to 63/64")
+        raise argparse.ArgumentTypeError(f"{text}: pass I/N for task I of N, counted from 0, such as 0/64 to 63/64")
     return int(task), int(tasks)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Build the data set that the arguments describe, or do the part of it that --stage, --missing, --slurm name."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     parser = _parser()
     given = vars(parser.parse_args(arguments))
@@ -151,72 +171,70 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             "--append is gone in version 2; build the new files as a second data set, and train on both: "
             "data.mixed_with names the second"
         )
-    stage, task = given.pop("stage", "all"), given.pop("task", None)
+    stage = given.pop("stage", "all")
+    task = given.pop("task", None)
+    missing = given.pop("missing", None)
+    slurm = given.pop("slurm", None)
     if task and stage not in (STAGES[0], STAGES[-1]):
-        parser.error(f"--task is of --stage {STAGES[0]} and --stage {STAGES[-1]}")
-    by_many = {name: given.pop(name) for name in ("missing", "slurm") if name in given}
-    if by_many or stage != "all":
-        return _for_many(given, arguments, stage, task or (0, 1), **by_many)
-    # One process a core is for commands: a script that does it needs a guard.
-    options = BuildOptions(**{"workers": None, **given})
-    return _report(*build_and_report(options))
+        parser.error(f"--task: use it with --stage {STAGES[0]} or --stage {STAGES[-1]}")
+    if stage == "all" and missing is None and slurm is None:
+        # One process per core is the default of the command: a script needs a guard for it.
+        return _report(build_and_report(BuildOptions(**{"workers": None, **given})))
 
-
-def _for_many(
-    given: Mapping[str, Any],
-    arguments: Sequence[str],
-    stage: str,
-    task: Tuple[int, int],
-    missing: Optional[int] = None,
-    slurm: Optional[int] = None,
-) -> int:
-    """What --stage, --missing and --slurm ask for."""
-    # A task has one core, but the recipe, of which there is one.
+    # A task has one core, except the recipe, of which there is one.
     options = BuildOptions(**{"workers": None if stage == STAGES[1] else 1, **given})
     if missing is not None:
-        which, tasks = missing_tasks(options, missing)
-        print(f"{which} {','.join(map(str, tasks))}" if which else f"nothing is missing: {options.out} is built")
+        next_stage, tasks = missing_tasks(options, missing)
+        if next_stage:
+            print(next_stage, ",".join(map(str, tasks)))
+        else:
+            print(f"nothing is missing: {options.out} is built")
         return 0
     if slurm is not None:
-        place = next(at for at, text in enumerate(arguments) if text.startswith("--sl"))
-        rest = arguments[place + (1 if "=" in arguments[place] else 2) :]
-        print(slurm_script(check_shared(options), [*arguments[:place], *rest], slurm), end="")
+        print(slurm_script(check_shared(options), _without_slurm(arguments), slurm), end="")
         return 0
-    done = run_task(options, stage, *task)
+    done = run_task(options, stage, *(task or (0, 1)))
     print(done.words)
-    return _report(*done.built) if done.built else 0
+    return _report(done.built) if done.built else 0
 
 
-def _report(store: PackStore, packing: Packing, seconds: Mapping[str, float], remarks: Sequence[str]) -> int:
-    with store:
-        if "commit" not in seconds:
+def _without_slurm(arguments: Sequence[str]) -> Sequence[str]:
+    """Return the arguments without --slurm N (or --slurm=N, or an abbreviation)."""
+    place = next(place for place, argument in enumerate(arguments) if argument.startswith("--sl"))
+    end = place + (1 if "=" in arguments[place] else 2)
+    return [*arguments[:place], *arguments[end:]]
+
+
+def _report(built: Built) -> int:
+    """Print what was built, and close the data set. Return the exit status."""
+    with built.store as store:
+        if "commit" not in built.seconds:
             print(f"nothing to build: {store.folder} holds exactly this already")
             return 0
         manifest = store.manifest
-        print(packing.table(f"{store.folder}"))
-        for skipped in manifest.made_with.get("skipped", ()):
-            print(f"skipped {skipped}", file=sys.stderr)
+        print(built.packing.table(f"{store.folder}"))
+        remarks = [f"skipped {line}" for line in manifest.made_with.get("skipped", ())]
         if manifest.made_with.get("left_out"):
-            print(
+            remarks.append(
                 f"left out: {', '.join(manifest.made_with['left_out'])} "
-                "(kept are the first record's lists of tokens and fields of one whole number)",
-                file=sys.stderr,
+                "(kept are the first record's lists of tokens and fields of one whole number)"
             )
-        for remark in remarks:
+        for remark in (*remarks, *built.remarks):
             print(remark, file=sys.stderr)
         if manifest.schema.multiple_of > 1:
-            multiple, added = manifest.schema.multiple_of, counted(manifest.rounding, "slot")
-            print(f"\nrounded up to multiples of {multiple}: {added} of the tokens above are rounding")
-        size, shards = sum(entry.bytes for entry in manifest.shards), counted(len(manifest.shards), "shard")
+            multiple = manifest.schema.multiple_of
+            rounding = counted(manifest.rounding, "slot")
+            print(f"\nrounded up to multiples of {multiple}: {rounding} of the tokens above are rounding")
+        size = sum(entry.bytes for entry in manifest.shards)
         print(
-            f"\n{store.folder}: {len(store):,} packs in {shards}, {size / 1e6:,.1f} MB, "
-            f"{size / len(store):,.0f} bytes a pack"
+            f"\n{store.folder}: {len(store):,} packs in {counted(len(manifest.shards), 'shard')}, "
+            f"{size / 1e6:,.1f} MB, {size / len(store):,.0f} bytes a pack"
         )
         if manifest.made_with.get("side") == TRAINING:
             folder = held_out_folder(store.folder)
             held_out = read_manifest(folder)
+            documents = counted(held_out.made_with["documents"], "document")
             print(
-                f"{folder}: {held_out.packs:,} packs of {held_out.sequences:,} sequences, "
-                f"from the {counted(held_out.made_with['documents'], 'document')} held out"
+                f"{folder}: {held_out.packs:,} packs of {held_out.sequences:,} sequences, from the {documents} held out"
             )
     return 0

@@ -1,7 +1,7 @@
 """`packed-bert convert SRC DST`: one file format to another, and packs back to sequences.
 
-Reads one record at a time and writes DST whole or not at all.  Packs stay packs where the target can hold them;
-`--unpack` takes them apart.  Examples are packed by `packed-bert build --from SRC`.
+Reads one record at a time and writes DST whole or not at all. Packs stay packs if the target can hold them; `--unpack`
+takes them apart. Examples are packed by `packed-bert build --from SRC`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pack_data.formats.records import NO_COLUMNS, UNPACKED, Record, RowWidths
 from pack_data.reading.files import only_writer
 from pack_data.store.data_set import MANIFEST
 
-# Target format -> the kinds it can hold.
+# The kind of records that each target format holds.
 TARGETS = {
-    "mlperf_tfrecord": ("examples",),
-    "packed_tfrecord": ("packs",),
-    "parquet": ("tokens",),
-    "arrow": ("tokens",),
-    "packed_parquet": ("token_packs",),
-    "store": ("packs",),
+    "mlperf_tfrecord": "examples",
+    "packed_tfrecord": "packs",
+    "parquet": "tokens",
+    "arrow": "tokens",
+    "packed_parquet": "token_packs",
+    "store": "packs",
 }
-# What to do with a kind that the target does not hold.
+# The way out for a kind that the target does not hold.
 _INSTEAD = {
     "examples": "pack them first: packed-bert build --from SRC --out DIR, then convert DIR",
     "packs": "use --to-format packed_tfrecord",
@@ -43,8 +43,8 @@ _WORDS = {
 }
 
 
-def _target_format(destination: str, kind: str) -> str:
-    """The format that a file name asks for.  Raises ValueError where its suffix is of none."""
+def _format_of_name(destination: str, kind: str) -> str:
+    """Return the format that a file name asks for. ValueError if there is none for its suffix."""
     name = destination[:-3] if destination.endswith(".gz") else destination
     suffix = os.path.splitext(name)[1]
     if suffix in (".tfrecord", ".tfrecords"):
@@ -55,95 +55,94 @@ def _target_format(destination: str, kind: str) -> str:
         return suffix[1:]
     if suffix in (".h5", ".hdf5"):
         raise ValueError(f"{destination}: HDF5 is only read; write .tfrecord, .parquet or .arrow")
-    raise ValueError(f"{destination}: the name does not tell the format; add --to-format {'|'.join(TARGETS)}")
+    raise ValueError(f"{destination}: the name does not determine the format; add --to-format {'|'.join(TARGETS)}")
 
 
-def _convert(
-    source: Source,
-    destination: str,
-    to_format: str = "auto",
-    *,
-    unpack: bool = False,
-    widths: Optional[RowWidths] = None,
-) -> Tuple[str, str, int]:
-    """Writes every good record of `source` to `destination`. Returns format and kind, and how many records.
-
-    unpack: take packs apart into sequences, also where the target could hold packs.  widths: row widths of an unpacked
-    TFRecord (S and P), else those of the source.  Raises ValueError.
-    """
-    widths = RowWidths() if widths is None else widths
+def _format_and_kind(source: Source, destination: str, to_format: str, unpack: bool) -> Tuple[str, str]:
+    """Return the target format and the kind of records to write. ValueError if the format does not hold them."""
     kind = source.unpacked_kind if unpack else source.kind
     if to_format == "auto":
-        to_format = _target_format(destination, kind)
-    if to_format not in TARGETS:
-        raise ValueError(f"format {to_format!r} cannot be written; choose from {', '.join(TARGETS)}")
+        to_format = _format_of_name(destination, kind)
     if UNPACKED[kind] == "examples" and FORMATS[to_format] == "parquet":
         raise ValueError(f"{destination}: {NO_COLUMNS}")
     if kind == "packs" and to_format == "mlperf_tfrecord":
         kind = "examples"
-    if kind not in TARGETS[to_format]:
-        raise ValueError(
-            f"{source.path} holds {kind}, {to_format} holds {' or '.join(TARGETS[to_format])}; {_INSTEAD[kind]}"
-        )
+    if kind != TARGETS[to_format]:
+        raise ValueError(f"{source.path} holds {kind}, {to_format} holds {TARGETS[to_format]}; {_INSTEAD[kind]}")
+    return to_format, kind
+
+
+def _check_destination(source: Source, destination: str, to_format: str) -> None:
+    """Raise ValueError if the destination is read, or if a store would replace a data set or other files."""
     if os.path.exists(destination):
-        inside = Path(source.path).resolve() in Path(destination).resolve().parents
-        if inside or any(os.path.samefile(destination, file) for file in source.files):
+        is_inside = Path(source.path).resolve() in Path(destination).resolve().parents
+        if is_inside or any(os.path.samefile(destination, file) for file in source.files):
             raise ValueError(f"{destination}: is one of the files to read, or lies among them; name another one")
     if to_format == "store" and os.path.isdir(destination):
         check_out(Path(destination))
         if (Path(destination) / MANIFEST).exists():
-            raise ValueError(f"{destination}: holds a data set already; remove it, or name another folder")
+            raise ValueError(f"{destination}: holds a data set already; remove it, or name another directory")
+
+
+def _convert(source: Source, destination: str, to_format: str, unpack: bool, widths: RowWidths) -> Tuple[str, str, int]:
+    """Write every good record of `source` to `destination`. Return format and kind, and how many records.
+
+    unpack: take packs apart into sequences, even if the target could hold packs. widths: row widths of an unpacked
+    TFRecord (S and P), where they differ from those of the source. ValueError for a mistake.
+    """
+    to_format, kind = _format_and_kind(source, destination, to_format, unpack)
+    _check_destination(source, destination, to_format)
     if to_format in ("mlperf_tfrecord", "store"):
-        own = source.example_shape() if kind == "examples" else source.shape()
-        widths = RowWidths(*(given if given is not None else found for given, found in zip(widths, own)))
+        widths_of_source = source.example_shape() if kind == "examples" else source.shape()
+        chosen = (given if given is not None else default for given, default in zip(widths, widths_of_source))
+        widths = RowWidths(*chosen)
 
     def records() -> Iterator[Record]:
-        found = 0
+        count = 0
         with progress_bar(None, f"{source.format} to {to_format}", unit=" records") as bar:
             for record in source.examples() if kind == source.unpacked_kind else source.read():
-                found += 1
+                count += 1
                 bar.update()
                 yield record
-        if not found:
+        if not count:
             raise ValueError(f"{source.path}: has no record to convert")
 
     module = module_of(to_format)
-
-    # Two conversions to one place would spoil it. Who holds the lock removes what killed ones have left there.
+    # Two conversions to one place would spoil it. The holder of the lock removes what killed ones have left there.
     path = Path(destination) if Path(destination).name else Path(destination).resolve()
-    with only_writer_of_packs(path) if to_format == "store" else only_writer(path):
-        if to_format == "store":
-            written = module.write(destination, records, widths)
-        elif FORMATS[to_format] == "parquet":
-            written = module.write(destination, records(), to_format)
-        else:
-            written = module.write(destination, records(), widths, to_format)
-    return to_format, kind, written
+    if to_format == "store":
+        with only_writer_of_packs(path):
+            return to_format, kind, module.write(destination, records, widths)
+    with only_writer(path):
+        if FORMATS[to_format] == "parquet":
+            return to_format, kind, module.write(destination, records(), to_format)
+        return to_format, kind, module.write(destination, records(), widths, to_format)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Convert the file or data set that the arguments name."""
     parser = ArgumentParser(
         prog=typed("convert"), description="One file format to another, and packs back to sequences."
     )
-    parser.add_argument("source", metavar="SRC", help="a file, a folder of files, or a data set of this package")
+    parser.add_argument("source", metavar="SRC", help="a file, a directory of files, or a data set of this package")
     parser.add_argument(
         "destination",
         metavar="DST",
-        help="the file to write (.tfrecord, .tfrecord.gz, .parquet, .arrow), or a folder with --to-format store",
+        help="the file to write (.tfrecord, .tfrecord.gz, .parquet, .arrow), or a directory with --to-format store",
     )
     parser.add_argument(
         "--from-format",
         choices=("auto",) + tuple(FORMATS),
         default="auto",
         metavar="NAME",
-        help=f"one of {', '.join(FORMATS)}; default: told from the content",
+        help=f"one of {', '.join(FORMATS)}; default: determined from the content",
     )
     parser.add_argument(
         "--to-format",
         choices=("auto",) + tuple(TARGETS),
         default="auto",
         metavar="NAME",
-        help=f"one of {', '.join(TARGETS)}; default: told from the name of DST",
+        help=f"one of {', '.join(TARGETS)}; default: determined from the name of DST",
     )
     parser.add_argument("--unpack", action="store_true", help="take packs apart into sequences")
     add_reading_options(parser)
@@ -171,13 +170,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     args = parser.parse_args(argv)
     source = open_source(args.source, args.from_format, args.skip_bad, args.columns, args.max_record_bytes)
-    to_format, kind, written = _convert(
-        source,
-        args.destination,
-        args.to_format,
-        unpack=args.unpack,
-        widths=RowWidths(args.max_sequence_length, args.max_predictions_per_sequence),
-    )
+    widths = RowWidths(args.max_sequence_length, args.max_predictions_per_sequence)
+    to_format, kind, written = _convert(source, args.destination, args.to_format, args.unpack, widths)
     print(
         f"{args.source} ({source.format}, {_WORDS[source.kind]}) -> {args.destination} ({to_format}): "
         f"{written:,} {_WORDS[kind]}"

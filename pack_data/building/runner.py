@@ -1,4 +1,4 @@
-"""Where the work of a build runs: in this process, in worker processes, or on a Dask cluster.
+"""The runners of a build's work: in this process, in worker processes, or on a Dask cluster.
 
 A task is a value. A function takes it, reads and writes files, and returns a small result. Tasks may run anywhere, in
 any order, and twice: each writes whole files under names of its own.
@@ -14,41 +14,42 @@ import threading
 import time
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
-from typing import Any, Callable, Iterable, Iterator, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, Optional
 
 from pack_data.cli.command import available_cores, most_processes
 from pack_data.reading.fields import whole_number
 from pack_data.reading.packages import load_package
 
-_GUARD = (
-    'each of them imports the script that started it, so put what the script does under `if __name__ == "__main__":`'
-)
+# The way out if a script starts worker processes while it is imported.
+_GUARD = 'each worker imports the script that started it, so put its work under `if __name__ == "__main__":`'
+# Seconds between two looks of a worker at whether its parent still runs.
+_PARENT_CHECK_SECONDS = 0.5
 
 
 class TaskRunner:
-    """Runs tasks and gives their results: this one runs them one after another, here."""
+    """Runs tasks and returns their results: this class runs them one after another in this process."""
 
     def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
-        """The results, in no promised order. Tasks are drawn when there is room for them, not all at once."""
+        """Yield the results, in no particular order. Tasks are drawn as there is room for them, not all at once."""
         return map(function, tasks)
 
     def close(self) -> None:
-        """Ends the workers."""
+        """End the workers."""
 
 
 def open_runner(workers: Optional[int], on: Optional[str] = None) -> TaskRunner:
-    """on: a cluster, dask:ADDRESS. Otherwise `workers` processes, None for one a core; 1 is this process alone."""
+    """Return a runner on the cluster `on`, dask:ADDRESS, or in `workers` processes (None: one per core)."""
     if on is not None:
-        return DaskRunner(on)
+        return _DaskRunner(on)
     workers = available_cores() if workers is None else workers
     return _ProcessRunner(workers) if workers > 1 else TaskRunner()
 
 
 def check_not_in_a_starting_worker() -> None:
-    """Ends, without a word, a worker that runs the script of its parent again: the parent has the words for it.
+    """End a worker that runs the script of its parent again, without a message: the parent has one.
 
-    A spawned process imports the script that started it. Where the script has no `if __name__ == "__main__":`, the
-    worker builds as the script does, before it is ready for a task.
+    A spawned process imports the script that started it. If the script has no `if __name__ == "__main__":`, the worker
+    builds as the script does, before it is ready for a task.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(1)
@@ -56,7 +57,7 @@ def check_not_in_a_starting_worker() -> None:
 
 @contextmanager
 def _ctrl_c_later() -> Iterator[None]:
-    """Ctrl-C waits until this is left. A process that is started meanwhile leaves it to this one from the beginning."""
+    """Delay Ctrl-C until the block ends. A process started in it leaves Ctrl-C to this one from the beginning."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -65,20 +66,20 @@ def _ctrl_c_later() -> Iterator[None]:
 
 
 def _begin(parent: int, begun: Event) -> None:
-    """Leaves Ctrl-C to the parent, and ends a worker whose parent was killed, which would wait for tasks for ever."""
+    """Leave Ctrl-C to the parent, and end this worker if its parent is killed; it would wait for tasks for ever."""
     begun.set()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(0.5)
+            time.sleep(_PARENT_CHECK_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 class _ProcessRunner(TaskRunner):
-    """Worker processes of this machine. They are spawned, not forked, because the caller may have threads."""
+    """Worker processes on this machine; they are spawned, not forked, because the caller may have threads."""
 
     def __init__(self, workers: int) -> None:
         from concurrent.futures import ProcessPoolExecutor
@@ -114,7 +115,7 @@ class _ProcessRunner(TaskRunner):
                     f"workers = {self.workers}: no worker process could start; {_GUARD}, or leave workers at 1"
                 ) from None
             raise ValueError(
-                "a worker process was killed (out of memory?); run the same command again, it continues; "
+                "a worker process was killed (out of memory?); run the same command again to continue; "
                 "--workers 1 needs least memory"
             ) from None
         finally:
@@ -125,20 +126,21 @@ class _ProcessRunner(TaskRunner):
         self._pool.shutdown()
 
 
-class DaskRunner(TaskRunner):
+class _DaskRunner(TaskRunner):
     """A Dask cluster: dask:ADDRESS of its scheduler, or dask:local:N for N workers on this machine.
 
-    The workers must see the folder of the data set under the same path. A task whose worker dies is given to another.
+    The workers must see the directory of the data set under the same path. A task whose worker dies is run by another.
     """
 
     def __init__(self, on: str) -> None:
-        form = re.fullmatch("dask:(local:([0-9]{1,9})|(?!local:).+)", on)
-        if not form:
-            raise ValueError(f"--on {on}: is not dask:ADDRESS of a scheduler, nor dask:local:N for N workers here")
-        distributed, where = load_package("distributed", f"--on {on}"), {"address": form[1]}
-        if form[2]:
-            count = whole_number("--on dask:local:N: N", int(form[2]), least=1, most=most_processes())
-            where = {"n_workers": count, "threads_per_worker": 1, "dashboard_address": None}
+        address = re.fullmatch("dask:(local:([0-9]{1,9})|(?!local:).+)", on)
+        if not address:
+            raise ValueError(f"--on {on}: pass dask:ADDRESS of a scheduler, or dask:local:N for N workers here")
+        distributed = load_package("distributed", f"--on {on}")
+        where: Dict[str, Any] = {"address": address[1]}
+        if address[2]:
+            workers = whole_number("--on dask:local:N: N", int(address[2]), least=1, most=most_processes())
+            where = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None}
         try:
             self.client = distributed.Client(**where)
         except RuntimeError as error:
@@ -152,7 +154,7 @@ class DaskRunner(TaskRunner):
 
         def submit_one() -> None:
             for task in source:
-                # Not "pure": a task is run for the files it writes, and those may have been removed since.
+                # Not "pure": a task is run for the files it writes, which may have been removed since.
                 running.add(self.client.submit(function, task, pure=False, retries=3))
                 return
 
@@ -163,4 +165,4 @@ class DaskRunner(TaskRunner):
             submit_one()
 
     def close(self) -> None:
-        self.client.close()  # with the workers that it has started
+        self.client.close()  # including the workers that it has started

@@ -1,9 +1,10 @@
-"""OUT.building, where a build works: held by one build at a time, and kept for the next one if it is killed.
+"""OUT.building, the work directory of a build: held by one build at a time, and kept for the next one after a kill.
 
-Several data sets are replaced together, even if the program is stopped. A build writes finished files into the folder
-`ready` of each work folder. Then it writes commit.json, which says what goes where; the rename of that file is the
-moment of the change. `complete` moves the files. If it is stopped, the next build of the same data set begins with it
-again. So before that moment every data set is the former one, and after it every one becomes the new one.
+Several data sets are replaced together, even if the program is stopped. A build writes finished files into the
+directory `ready` of each work directory. Then it writes commit.json, which states which file goes where; the rename of
+that file is the moment of the change. `complete` moves the files. If it is stopped, the next build of the same data set
+begins by completing the moves. So before that moment every data set is the previous one, and after it every one becomes
+the new one.
 """
 
 from __future__ import annotations
@@ -15,55 +16,61 @@ import re
 import shutil
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from pack_data.reading.fields import Fields, read_json, read_object
 from pack_data.reading.files import LockRemovedError, locked, sync_folder, write_atomically
 from pack_data.store.data_set import MANIFEST, named_files, remove_leftovers
 
-PLAN, COMMIT, READY, _LOCK = "plan.json", "commit.json", "ready", "lock"
+PLAN = "plan.json"
+COMMIT = "commit.json"
+READY = "ready"
 HELD_OUT_WORK = "held-out"
-# The names of files that a build makes in its work folder; it removes no others.
-_OWN = re.compile(
-    r"lock|vocab\.txt|(tokenizer|plan|commit|text|examples|recipe|schema|skipped|former|manifest)\.json|(pack|slot)(-\d{5,})?\.npy|"
-    r"(scattered|shuffled|read)-\d{5,}-\d{5,}\.(bin|npy|json)|"
-    r"(text|examples|sorted|shard|group)-\d{5,}\.(jsonl|json|bin|npy)|packs-\d{5,}-[0-9a-f]{8}\.npy|lengths-[0-9a-f]{8}\.npy|"
-    r"[\w.-]+\.\d+\.tmp"
+_LOCK = "lock"
+# Files that `clear` removes last, in this order.
+_LAST = (PLAN, COMMIT, _LOCK)
+_TABLES = r"(packs-\d{5,}|lengths)-[0-9a-f]{8}\.npy"
+_TEMPORARY = r"[\w.-]+\.\d+\.tmp"
+# The names of files that builds make, those of version 1 included, in their work directory; no others are removed.
+_WORK_FILES = re.compile(
+    rf"lock|vocab\.txt|(tokenizer|plan|commit|text|examples|recipe|schema|skipped|former|manifest)\.json|{_TABLES}|"
+    r"(pack|slot)(-\d{5,})?\.npy|(scattered|shuffled|read)-\d{5,}-\d{5,}\.(bin|npy|json)|"
+    rf"(text|examples|sorted|shard|group)-\d{{5,}}\.(jsonl|json|bin|npy)|{_TEMPORARY}"
+)
+# Files of a data set's directory without a manifest: what a stopped build leaves, and files of the system.
+_LEFTOVERS = re.compile(
+    rf"(vocab\.txt|tokenizer\.json|recipe\.json|manifest\.json|{_TABLES})(\.building)?|{_TEMPORARY}|\..*|lost\+found"
 )
 
 
-# What may lie in the folder of a data set that has no manifest yet: what a stopped build leaves, and a system's files.
-_LEFT = re.compile(
-    r"(vocab\.txt|tokenizer\.json|recipe\.json|packs-\d{5,}-[0-9a-f]{8}\.npy|lengths-[0-9a-f]{8}\.npy)(\.building)?|"
-    r"manifest\.json\.building|[\w.-]+\.\d+\.tmp|\..*|lost\+found"
-)
+def check_out(out: Path, given_files: Sequence[Path] = ()) -> None:
+    """Raise ValueError if no data set can be written to `out`, or if it is a directory of other things.
 
-
-def check_out(out: Path, own_files: Sequence[Path] = ()) -> None:
-    """ValueError where no data set can be written to `out`, or where it is a folder of other things.
-
-    own_files: files of the user's that go into the data set and may lie there.
+    given_files: the user's files that go into the data set and may lie there.
     """
     if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out}: is a file; a data set is a folder, choose another name")
-    if out.is_dir() and not os.access(out, os.W_OK):
-        raise ValueError(f"--out {out}: the folder cannot be written; choose another one")
-    if out.is_dir() and not (out / MANIFEST).exists():
-        own = {path.resolve() for path in own_files}
-        for item in sorted(out.iterdir()):
-            if not _LEFT.fullmatch(item.name) and item.resolve() not in own:
-                raise ValueError(
-                    f"{out}: holds {item.name} and no data set; a data set needs a folder of its own, "
-                    "choose one that is empty or not there yet"
-                )
+        raise ValueError(f"--out {out}: is a file; a data set is a directory, choose another name")
+    if not out.is_dir():
+        return
+    if not os.access(out, os.W_OK):
+        raise ValueError(f"--out {out}: the directory cannot be written; choose another one")
+    if (out / MANIFEST).exists():
+        return
+    allowed = {path.resolve() for path in given_files}
+    for item in sorted(out.iterdir()):
+        if not _LEFTOVERS.fullmatch(item.name) and item.resolve() not in allowed:
+            raise ValueError(
+                f"{out}: holds {item.name} and no data set; a data set needs a directory of its own, "
+                "choose one that is empty or does not exist yet"
+            )
 
 
 @contextmanager
 def work_folder(out: Path) -> Iterator[Path]:
-    """The work folder of a build of `out`; removed when the build is done.
+    """Yield the work directory of a build of `out`; it is removed when the build is done.
 
-    A change that a former build had begun is completed first. ValueError if another build holds the folder, or if the
-    folder has files that no build made.
+    A change that an earlier build had begun is completed first. ValueError if another build holds the directory, or if
+    it has files that no build made.
     """
     with _held(out, f"--out {out}", "choose another --out") as work:
         if complete(work):
@@ -71,7 +78,7 @@ def work_folder(out: Path) -> Iterator[Path]:
         try:
             yield work
         except ValueError:
-            # A user's mistake, found before there is anything to continue, leaves nothing behind.
+            # After a user's mistake, nothing stays if there is nothing to continue.
             if not any(work.rglob("examples-*.json")):
                 remove(work)
             raise
@@ -80,14 +87,14 @@ def work_folder(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def only_writer_of_packs(out: Path) -> Iterator[None]:
-    """For who writes a data set to `out` himself: no build writes `out` while this is entered.
+    """Keep builds from writing `out` while the caller writes a data set there without a work directory.
 
-    What a killed writer has left is removed; what a stopped build left to go on with stays. ValueError as
+    What a killed writer has left is removed; what a stopped build left to continue with stays. ValueError as
     `work_folder`.
     """
     with _held(out, str(out), "make room for it") as work:
         try:
-            if not (work / COMMIT).exists():  # else those are files of a build
+            if not (work / COMMIT).exists():  # else the files are those of a build
                 remove_leftovers(out)
             yield
         finally:
@@ -97,16 +104,17 @@ def only_writer_of_packs(out: Path) -> Iterator[None]:
 
 @contextmanager
 def work_of_tasks(out: Path, *, alone: bool = False, patience: Optional[float] = None) -> Iterator[Path]:
-    """The work folder of a build of `out` that many tasks do, each a process; it stays until the last has completed it.
+    """Yield the work directory of a build of `out` by many tasks, each a process; it stays until it is complete.
 
-    alone: for what one task does while no other is at work. ValueError as `work_folder`.
+    alone: for the work of one task while no other is at work. ValueError as `work_folder`.
     """
     while True:
         with ExitStack() as held:
-            called, way_out = f"--out {out}", "choose another --out"
             try:
-                work = held.enter_context(_held(out, called, way_out, shared=not alone, patience=patience))
-            except LockRemovedError:  # with the folder, by the task that has completed the data set
+                work = held.enter_context(
+                    _held(out, f"--out {out}", "choose another --out", shared=not alone, patience=patience)
+                )
+            except LockRemovedError:  # with the directory, by the task that has completed the data set
                 continue
             yield work
             return
@@ -116,131 +124,136 @@ def work_of_tasks(out: Path, *, alone: bool = False, patience: Optional[float] =
 def _held(
     out: Path, called: str, way_out: str, *, shared: bool = False, patience: Optional[float] = None
 ) -> Iterator[Path]:
-    """The work folder of `out`, locked. called, way_out: for the message where it cannot be."""
+    """Yield the work directory of `out`, locked. called, way_out: for the message if it cannot be."""
     work = out.with_name(f"{out.name}.building")
     busy = f"{out}: another build is writing this data set; wait for it or choose another --out"
     with ExitStack() as held:
-        made = False
+        is_made = False
         try:
             work.mkdir(parents=True, exist_ok=True)
-            made = True
+            is_made = True
             _check_made_by_a_build(work, out)
             held.enter_context(locked(work / _LOCK, busy, shared=shared, patience=patience))
         except OSError as error:
-            # At any moment the task that has completed the data set may remove the folder, also within mkdir.
-            removed = isinstance(error, FileExistsError) and not os.path.lexists(work)
-            if removed or (made and isinstance(error, FileNotFoundError)):
+            # At any moment the task that has completed the data set may remove the directory, also within mkdir.
+            is_removed = isinstance(error, FileExistsError) and not os.path.lexists(work)
+            if is_removed or (is_made and isinstance(error, FileNotFoundError)):
                 raise LockRemovedError(busy) from None
             raise ValueError(
-                f"{called}: the folder {work} cannot be made or read ({error.strerror}); {way_out}"
+                f"{called}: the directory {work} cannot be made or read ({error.strerror}); {way_out}"
             ) from None
         yield work
 
 
 def _check_made_by_a_build(work: Path, out: Path) -> None:
-    """ValueError for a folder of this name that holds something else."""
+    """Raise ValueError for a directory of this name that holds something else."""
     alone = re.compile(rf"{_LOCK}|{re.escape(COMMIT)}|{re.escape(PLAN)}[.\d]+\.tmp")
     names = [item.name for item in work.iterdir()]
     if all(map(alone.fullmatch, names)):
         return
     try:
-        made_by_a_build = "options" in read_object(work / PLAN, way_out="")
+        is_of_a_build = "options" in read_object(work / PLAN, way_out="")
     except ValueError:
-        made_by_a_build = PLAN in names and not (work / PLAN).exists()  # removed since, by the build that made it
-    if not made_by_a_build:
+        is_of_a_build = PLAN in names and not (work / PLAN).exists()  # removed since, by the build that made it
+    if not is_of_a_build:
         raise ValueError(
-            f"{work}: was not made by a build, but a build of {out} needs this folder; "
+            f"{work}: was not made by a build, but a build of {out} needs this directory; "
             "move it away or choose another --out"
         )
 
 
-_LAST = (PLAN, COMMIT, _LOCK)
-
-
 def clear(folder: Path, keep: Sequence[str] = (_LOCK,)) -> None:
-    """Removes what builds make; other files stay.
+    """Remove what builds make; other files stay.
 
-    The notes go last: what a kill leaves behind is still known as a build's, and while commit.json is there as that of
-    a build that is done.
+    The notes go last: what a kill leaves is still recognised as a build's, and while commit.json is there, as that of a
+    completed build.
     """
     for item in sorted(folder.iterdir(), key=lambda item: _LAST.index(item.name) if item.name in _LAST else -1):
         if item.is_dir() and not item.is_symlink() and item.name in (READY, HELD_OUT_WORK):
             clear(item)
             if not any(item.iterdir()):
                 item.rmdir()
-        elif _OWN.fullmatch(item.name) and item.name not in keep and item.is_file():
+        elif _WORK_FILES.fullmatch(item.name) and item.name not in keep and item.is_file():
             item.unlink()
 
 
 def remove(work: Path) -> None:
-    """Removes what builds make, and the folder if nothing else is in it."""
+    """Remove what builds make, and the directory if nothing else is in it."""
     clear(work, keep=())
     if not any(work.iterdir()):
         work.rmdir()
 
 
-# ---- the change from the former data sets to the new ones ------------------------------------------------------------
+# ---- the change from the previous data sets to the new ones ----------------------------------------------------------
 
 
 def announce(work: Path, targets: Sequence[Tuple[Path, Path]]) -> None:
-    """Notes in `work` what goes where.
+    """Write commit.json, which states which file goes where.
 
-    targets: of each data set its work folder, whose `ready` holds the files, and the folder that they go into. `work`
-    is the work folder of the first and holds those of the others.
+    targets: for each data set its work directory, whose `ready` holds the files, and the directory that they go into.
+    `work` is the work directory of the first and holds those of the others.
     """
     entries: List[Dict[str, Any]] = []
-    for own, out in targets:
-        new = named_files(own / READY / MANIFEST)
-        gone = sorted(named_files(out / MANIFEST) - new)
-        entries.append(
-            {"work": own.relative_to(work).as_posix(), "out": out.name, "files": sorted(new), "remove": gone}
-        )
-        sync_folder(own / READY)
+    for side_work, out in targets:
+        new = named_files(side_work / READY / MANIFEST)
+        gone = named_files(out / MANIFEST) - new
+        side = side_work.relative_to(work).as_posix()
+        entries.append({"work": side, "out": out.name, "files": sorted(new), "remove": sorted(gone)})
+        sync_folder(side_work / READY)
     write_atomically(work / COMMIT, (json.dumps(entries) + "\n").encode())
 
 
 def complete(work: Path) -> bool:
-    """Does what commit.json in `work` says and is not done yet. False if there is no commit.json."""
+    """Do what commit.json in `work` states and is not done yet. Return False if there is no commit.json."""
     note = work / COMMIT
     if not note.exists():
         return False
-    entries = _read_commit(note)
-    for entry in entries:
-        ready, out = work / entry["work"] / READY, work.parent / entry["out"]
-        out.mkdir(parents=True, exist_ok=True)
-        for name in entry["files"]:
-            _move(ready / name, out / name)
-        sync_folder(out)
-    # The first target's manifest comes last: where it is new, the others are.
-    for entry in reversed(entries):
-        out = work.parent / entry["out"]
-        _move(work / entry["work"] / READY / MANIFEST, out / MANIFEST)
-        sync_folder(out)
-    for entry in entries:
-        for name in entry["remove"]:
-            path = work.parent / entry["out"] / name
-            if path.exists():
-                path.unlink()
+    moves = _read_commit(note)
+    for move in moves:
+        move.out.mkdir(parents=True, exist_ok=True)
+        for name in move.files:
+            _move(move.ready / name, move.out / name)
+        sync_folder(move.out)
+    # The manifest of the first data set is moved last: once it is new, the others are.
+    for move in reversed(moves):
+        _move(move.ready / MANIFEST, move.out / MANIFEST)
+        sync_folder(move.out)
+    for move in moves:
+        for name in move.remove:
+            if (move.out / name).exists():
+                (move.out / name).unlink()
     return True
 
 
-def _read_commit(note: Path) -> List[Dict[str, Any]]:
-    """What `announce` wrote. ValueError where it names anything but files of this build and of its data sets."""
-    way_out = f"remove the folder {note.parent} and build again"
+class _Moves(NamedTuple):
+    """The files of a data set that move from `ready` to `out`, and those of the previous one that are removed."""
+
+    ready: Path
+    out: Path
+    files: List[str]
+    remove: List[str]
+
+
+def _read_commit(note: Path) -> List[_Moves]:
+    """Read what `announce` wrote. ValueError if it names anything but files of this build and of its data sets."""
+    work = note.parent
+    way_out = f"remove the directory {work} and build again"
     whole = Fields.of({"data_sets": read_json(note, way_out=way_out)}, note, way_out)
-    entries: List[Dict[str, Any]] = []
+    moves = []
     for entry in whole.list_of("data_sets", Fields.object):
-        out, work = entry.text("out", printable=False), entry.text("work", printable=False)
-        for name, value, beside in (("out", out, True), ("work", work, False)):
-            if (value != Path(value).name or value in ("", "..")) and (beside or value != "."):
-                raise entry.error(name, "must be the name of a folder, without a path")
-        names = {name: entry.list_of(name, Fields.plain_name) for name in ("files", "remove")}
-        entries.append({"out": out, "work": work, **names})
-    return entries
+        names = {name: entry.text(name, printable=False) for name in ("out", "work")}
+        for name, value in names.items():
+            is_name = value == Path(value).name and value not in ("", "..")
+            if not is_name and (name, value) != ("work", "."):
+                raise entry.error(name, "must be the name of a directory, without a path")
+        files = entry.list_of("files", Fields.plain_name)
+        remove = entry.list_of("remove", Fields.plain_name)
+        moves.append(_Moves(work / names["work"] / READY, work.parent / names["out"], files, remove))
+    return moves
 
 
 def _move(source: Path, target: Path) -> None:
-    """Renames, or copies to another file system. Does nothing if the file was moved before."""
+    """Rename a file, or copy it to another file system. Do nothing if it was moved before."""
     if not source.exists():
         return
     try:

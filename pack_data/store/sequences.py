@@ -1,4 +1,4 @@
-"""Columns of sequences: made by the tokenizer, consumed by the packer.
+"""Columns of sequences, which the tokenizer makes and the packer uses.
 
 A block of n sequences is a struct of arrays. A column with one value for each token is flat, one sequence after another
 ("ragged"), so that a step between text and pack is a few NumPy calls over all sequences.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-# The most tokens of a sequence and slots of a pack that anything here is made for.
+# The most tokens of a sequence, and slots of a pack, that this package supports.
 LONGEST = 1 << 24
 
 
@@ -21,7 +22,7 @@ class Example(NamedTuple):
 
     `input_ids`: [CLS] A [SEP] B [SEP]; `first_segment_length`: tokens up to and with the first [SEP];
     `masked_lm_positions`: positions in the example, ascending; `masked_lm_ids`: the original tokens there;
-    `next_sentence_label`: 1 where B is a random segment, 0 where it is the real next one.
+    `next_sentence_label`: 1 if B is a random segment, 0 if it is the real next one.
     """
 
     input_ids: List[int]
@@ -32,49 +33,52 @@ class Example(NamedTuple):
 
 
 def starts_of(lengths: np.ndarray) -> np.ndarray:
-    """Where each ragged row starts, int64 [n] for lengths [n]."""
+    """Return the start of each ragged row, int64 [n], for lengths [n]."""
     ends = np.cumsum(lengths, dtype=np.int64)
     return ends - lengths
 
 
 def rounded_up(lengths: np.ndarray, multiple_of: int) -> np.ndarray:
-    """Slots that sequences of these lengths take: the lengths, rounded up to a multiple as int64."""
-    return lengths if multiple_of == 1 else -(-np.asarray(lengths, np.int64) // multiple_of) * multiple_of
+    """Return the slots that sequences of these lengths take: the lengths, rounded up to a multiple as int64."""
+    if multiple_of == 1:
+        return lengths
+    return -(-np.asarray(lengths, np.int64) // multiple_of) * multiple_of
 
 
 def check_multiple(slots: int, multiple_of: int) -> None:
-    """ValueError unless rows of so many slots can hold sequences rounded up to multiples."""
+    """Raise ValueError unless rows of `slots` slots can hold sequences rounded up to multiples."""
     if slots % multiple_of:
         raise ValueError(f"max_sequence_length = {slots} is no multiple of {multiple_of} = multiple_of; choose another")
 
 
 def ragged_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Indices start, start + 1, ..., start + length - 1 of every row, one row after another, int64 [sum of lengths]."""
+    """Return indices start, ..., start + length - 1 of every row, concatenated, int64 [sum of lengths]."""
     lengths = np.asarray(lengths, dtype=np.int64)
     index = np.repeat(np.asarray(starts, dtype=np.int64) - starts_of(lengths), lengths)
     index += np.arange(len(index))
     return index
 
 
-# Values handled at a time, so that what is computed of them stays in the processor's cache.
+# Values handled at a time, so that intermediate results stay in the processor's cache.
 _BLOCK = 1 << 16
 
 
-def _alike(lengths: np.ndarray) -> Iterator[Tuple[int, np.ndarray]]:
-    """A length and the numbers of rows that have it, _BLOCK values at a time; every row once but the empty ones.
+def _rows_by_length(lengths: np.ndarray) -> Iterator[Tuple[int, np.ndarray]]:
+    """Yield a length and the numbers of rows that have it, _BLOCK values at a time; every row once but empty ones.
 
-    Rows of one length are a table, whose rows NumPy copies and sums whole; rows of any lengths need an index a value.
+    Rows of one length are a table, whose rows NumPy copies and sums whole; rows of any lengths need an index per value.
     """
     order = np.argsort(lengths)
-    found, first = np.unique(lengths[order], return_index=True)
-    for length, rows in zip(found.tolist(), np.split(order, first[1:])):
+    unique, first = np.unique(lengths[order], return_index=True)
+    for length, rows in zip(unique.tolist(), np.split(order, first[1:])):
         if length:
             step = max(1, _BLOCK // length)
-            yield from ((length, rows[at : at + step]) for at in range(0, len(rows), step))
+            for at in range(0, len(rows), step):
+                yield length, rows[at : at + step]
 
 
-def _cells(values: np.ndarray, length: int) -> np.ndarray:
-    """At every place the value there and those behind it, `length` of them, as one value; not copied."""
+def _windows(values: np.ndarray, length: int) -> np.ndarray:
+    """Return the windows of `length` values that begin at each place, each as one item; nothing is copied."""
     size = values.itemsize
     return np.ndarray(max(0, len(values) - length + 1), f"V{length * size}", values, 0, (size,))
 
@@ -82,11 +86,16 @@ def _cells(values: np.ndarray, length: int) -> np.ndarray:
 def ragged_copy(
     target: np.ndarray, target_starts: np.ndarray, source: np.ndarray, starts: np.ndarray, lengths: np.ndarray
 ) -> None:
-    """Copies rows of these lengths, each from its place in one flat column to its place in another of the same type."""
+    """Copy rows of these lengths, each from its start in one flat column to its start in another of the same type."""
     assert target.dtype == source.dtype, (target.dtype, source.dtype)
     source = np.ascontiguousarray(source)
-    for length, rows in _alike(lengths):
-        _cells(target, length)[target_starts[rows]] = _cells(source, length)[starts[rows]]
+    for length, rows in _rows_by_length(lengths):
+        _windows(target, length)[target_starts[rows]] = _windows(source, length)[starts[rows]]
+
+
+def _values_of_rows(lengths: np.ndarray, first: int, end: int) -> slice:
+    """Return the place of the values of rows `first` to `end` in a flat column."""
+    return slice(int(lengths[:first].sum(dtype=np.int64)), int(lengths[:end].sum(dtype=np.int64)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,82 +120,83 @@ class Sequences:
     def of_tokens(
         cls, lengths: np.ndarray, tokens: Mapping[str, np.ndarray], scalars: Optional[Mapping[str, np.ndarray]] = None
     ) -> Sequences:
-        """Sequences of any integer columns of equal length, without masked tokens."""
+        """Return sequences of any integer columns of equal length, without masked tokens."""
         lengths = np.asarray(lengths)
         return cls(lengths, dict(tokens), np.zeros(len(lengths), np.int64), {}, dict(scalars or {}))
 
     @classmethod
     def from_examples(cls, examples: Iterable[Example]) -> Sequences:
-        """Columns from examples, in their order."""
+        """Return the columns of examples, in their order."""
         examples = list(examples)
 
-        def flat(rows: Sequence[Sequence[int]]) -> np.ndarray:
-            return np.array([value for row in rows for value in row], dtype=np.int64)
+        def column(name: str) -> np.ndarray:
+            return np.array([getattr(example, name) for example in examples], dtype=np.int64)
+
+        def flat_column(name: str) -> np.ndarray:
+            rows = (getattr(example, name) for example in examples)
+            return np.array(list(chain.from_iterable(rows)), dtype=np.int64)
 
         return cls(
             lengths=np.array([len(example.input_ids) for example in examples], dtype=np.int64),
-            tokens={"input_ids": flat([example.input_ids for example in examples])},
+            tokens={"input_ids": flat_column("input_ids")},
             prediction_counts=np.array([len(example.masked_lm_ids) for example in examples], dtype=np.int64),
-            predictions={
-                "masked_lm_positions": flat([example.masked_lm_positions for example in examples]),
-                "masked_lm_ids": flat([example.masked_lm_ids for example in examples]),
-            },
+            predictions={name: flat_column(name) for name in ("masked_lm_positions", "masked_lm_ids")},
             scalars={
-                "first_segment_lengths": np.array([e.first_segment_length for e in examples], dtype=np.int64),
-                "next_sentence_labels": np.array([e.next_sentence_label for e in examples], dtype=np.int64),
+                "first_segment_lengths": column("first_segment_length"),
+                "next_sentence_labels": column("next_sentence_label"),
             },
         )
 
     def to_examples(self) -> List[Example]:
-        """Inverse of `from_examples`."""
-        token_ends, prediction_ends = np.cumsum(self.lengths), np.cumsum(self.prediction_counts)
-        return (
-            [
-                Example(ids.tolist(), int(first), positions.tolist(), labels.tolist(), int(label))
-                for ids, first, positions, labels, label in zip(
-                    np.split(self.tokens["input_ids"], token_ends[:-1]),
-                    self.scalars["first_segment_lengths"],
-                    np.split(self.predictions["masked_lm_positions"], prediction_ends[:-1]),
-                    np.split(self.predictions["masked_lm_ids"], prediction_ends[:-1]),
-                    self.scalars["next_sentence_labels"],
-                )
-            ]
-            if len(self)
-            else []
-        )
+        """Return the examples: the inverse of `from_examples`."""
+        ids = np.split(self.tokens["input_ids"], np.cumsum(self.lengths))
+        ends = np.cumsum(self.prediction_counts)
+        positions = np.split(self.predictions["masked_lm_positions"], ends)
+        labels = np.split(self.predictions["masked_lm_ids"], ends)
+        examples = []
+        for row in range(len(self)):
+            example = Example(
+                ids[row].tolist(),
+                int(self.scalars["first_segment_lengths"][row]),
+                positions[row].tolist(),
+                labels[row].tolist(),
+                int(self.scalars["next_sentence_labels"][row]),
+            )
+            examples.append(example)
+        return examples
 
     def part(self, first: int, end: int) -> Sequences:
-        """The sequences from number `first` up to `end`, which is not among them; not copied."""
-        token, last_token, masked, last_masked = (
-            int(counts[:row].sum(dtype=np.int64))
-            for counts in (self.lengths, self.prediction_counts)
-            for row in (first, end)
-        )
+        """Return the sequences from number `first` to `end`, exclusive; not copied."""
+        tokens = _values_of_rows(self.lengths, first, end)
+        predictions = _values_of_rows(self.prediction_counts, first, end)
         return Sequences(
             self.lengths[first:end],
-            {name: values[token:last_token] for name, values in self.tokens.items()},
+            {name: values[tokens] for name, values in self.tokens.items()},
             self.prediction_counts[first:end],
-            {name: values[masked:last_masked] for name, values in self.predictions.items()},
+            {name: values[predictions] for name, values in self.predictions.items()},
             {name: values[first:end] for name, values in self.scalars.items()},
         )
 
     def take(self, order: np.ndarray) -> Sequences:
-        """The sequences with the numbers `order` [m], in that order; each may come any number of times."""
-        lengths, counts = self.lengths[order], self.prediction_counts[order]
+        """Return the sequences with the numbers `order` [m], in that order; a number may occur any number of times."""
+        lengths = self.lengths[order]
+        counts = self.prediction_counts[order]
 
         def taken(columns: Mapping[str, np.ndarray], before: np.ndarray, after: np.ndarray) -> Dict[str, np.ndarray]:
-            found = {name: np.empty(int(after.sum()), values.dtype) for name, values in columns.items()}
+            copies = {}
             for name, values in columns.items():
-                ragged_copy(found[name], starts_of(after), values, starts_of(before)[order], after)
-            return found
+                copies[name] = np.empty(int(after.sum()), values.dtype)
+                ragged_copy(copies[name], starts_of(after), values, starts_of(before)[order], after)
+            return copies
 
         tokens = taken(self.tokens, self.lengths, lengths)
         predictions = taken(self.predictions, self.prediction_counts, counts)
-        return Sequences(lengths, tokens, counts, predictions, {name: v[order] for name, v in self.scalars.items()})
+        scalars = {name: values[order] for name, values in self.scalars.items()}
+        return Sequences(lengths, tokens, counts, predictions, scalars)
 
     @staticmethod
     def concatenate(blocks: Sequence[Sequences]) -> Sequences:
-        """One block after another; all have the same columns, and there is at least one."""
+        """Return the blocks as one; all have the same columns, and there is at least one."""
 
         def joined(columns: Sequence[Mapping[str, np.ndarray]]) -> Dict[str, np.ndarray]:
             return {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
@@ -201,7 +211,7 @@ class Sequences:
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014), in place on uint64: a mixture of all bits."""
+    """Mix all bits in place, uint64, by the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)
@@ -211,7 +221,7 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 
 def _weights(count: int, stream: int) -> np.ndarray:
-    """Odd pseudo-random multipliers, uint64, at least `count` of them, the same in every process."""
+    """Return at least `count` odd pseudo-random multipliers, uint64, the same in every process."""
     return _weights_of(1 << (count - 1).bit_length() if count else 1, stream)
 
 
@@ -223,31 +233,34 @@ def _weights_of(count: int, stream: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _sums_of_weights(count: int, stream: int) -> np.ndarray:
-    """Of the first 0, 1, ... `count` weights, modulo 2**64."""
+    """Return the sums of the first 0, 1, ... `count` weights, modulo 2**64."""
     sums: np.ndarray = np.append(np.uint64(0), np.cumsum(_weights_of(count, stream)))
     return sums
 
 
 def digest(sequences: Sequences) -> int:
-    """A number below 2**64 that depends on the content of the sequences and not on their order.
+    """Return a number below 2**64 that depends on the content of the sequences and not on their order.
 
     The digest of a data set is the sum of its blocks' digests modulo 2**64. It shows that every sequence is there
-    exactly once without holding the sequences: a lost, repeated or changed one gives another sum (but for a chance of
-    2**-64).
+    exactly once without holding the sequences: a lost, repeated or changed one gives another sum (with a probability of
+    2**-64 to the contrary).
     """
-    lengths, counts = sequences.lengths.astype(np.int64), sequences.prediction_counts.astype(np.int64)
+    lengths = sequences.lengths.astype(np.int64)
+    counts = sequences.prediction_counts.astype(np.int64)
     total = _mixed(lengths.astype(np.uint64) + np.uint64(1))
     stream = 0
-    for columns, rows in ((sequences.tokens, lengths), (sequences.predictions, counts)):
-        starts, most = starts_of(rows), int(rows.max(initial=0))
+    for columns, sizes in ((sequences.tokens, lengths), (sequences.predictions, counts)):
+        starts = starts_of(sizes)
+        longest = int(sizes.max(initial=0))
         for name in sorted(columns):
             stream += 1
-            values, weights = np.ascontiguousarray(columns[name]), _weights(most, stream)
+            values = np.ascontiguousarray(columns[name])
+            weights = _weights(longest, stream)
             # The sum of weight times value + 1, so that a value of 0 counts too.
-            total += _sums_of_weights(len(weights), stream)[rows]
-            for length, alike in _alike(rows):
-                table = _cells(values, length)[starts[alike]].view(values.dtype).reshape(-1, length)
-                total[alike] += table.astype(np.uint64) @ weights[:length]
+            total += _sums_of_weights(len(weights), stream)[sizes]
+            for length, rows in _rows_by_length(sizes):
+                table = _windows(values, length)[starts[rows]].view(values.dtype).reshape(-1, length)
+                total[rows] += table.astype(np.uint64) @ weights[:length]
             _mixed(total)
     for name in sorted(sequences.scalars):
         stream += 1

@@ -79,7 +79,7 @@ class Stopped(BaseException):
 def stop_at(monkeypatch: Any, name: str, *given: Any, **options: Any) -> None:
     """A small build that ends where it calls this function of its stages."""
     with monkeypatch.context() as patch:
-        patch.setattr(stages, name, lambda *_: (_ for _ in ()).throw(Stopped()))
+        patch.setattr(stages, name, lambda *_, **__: (_ for _ in ()).throw(Stopped()))
         with pytest.raises(Stopped):
             build_small(*given, **options)
 

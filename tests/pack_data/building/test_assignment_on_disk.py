@@ -18,6 +18,7 @@ from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.store.packs import SLOT, PackSchema, StoredColumn
 from tests.pack_data.building.test_assignment import assert_each_has_a_place_of_the_recipe, assert_spread, pairing_of
+from tests.refusals import refused
 
 
 class Job:
@@ -38,8 +39,7 @@ class Job:
         self.totals = [RunningTotals(len(each), int(each.sum()), 0) for each in parts]
 
     def run(self, runner=None):
-        recipe = self.folder / "recipe.json"
-        on_disk.assign_on_disk(self.folder, recipe, self.schema, self.totals, self.seed, runner or TaskRunner())
+        on_disk.assign_on_disk(self.folder, self.schema, self.totals, self.seed, runner or TaskRunner())
         return self.places()
 
     def places(self):
@@ -133,7 +133,14 @@ def test_numbers_that_are_missing_are_one_line(tmp_path):
         job.run(Stops(60))
     victim = sorted(job.folder.glob("shuffled-00001-*.bin"))[0]
     victim.write_bytes(victim.read_bytes()[:-4])
-    with pytest.raises(ValueError, match="remove the folder .* and build again"):
+    with refused(job.folder, "build again"):
+        job.run()
+
+
+def test_a_recipe_of_other_lengths_is_one_line(tmp_path):
+    job = Job(tmp_path / "work", [3] * 40, 32)
+    get_packer("none")(LengthHistogram.from_lengths([4] * 40, 32)).save(job.folder / "recipe.json")
+    with refused(job.folder, "more sequences of a length"):
         job.run()
 
 

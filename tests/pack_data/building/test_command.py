@@ -15,7 +15,7 @@ from pack_data.store.packs import disassemble
 from pack_data.store.sequences import digest
 from pack_data.text.vocabulary import load_vocabulary
 from tests.pack_data.text_corpus import build_small, content, words_of, write_corpus
-from tests.refusals import refusal_of
+from tests.refusals import refusal_of, refused
 
 pytestmark = pytest.mark.usefixtures("small_parts")
 
@@ -72,7 +72,7 @@ def test_whole_word_masking_is_kept_with_the_data_set(corpus, tmp_path):
         assert words.manifest.histogram == pieces.manifest.histogram
     assert "whole_word_masking" not in (tmp_path / "pieces" / "manifest.json").read_text()
     for folder, wanted, before in (("pieces", True, False), ("words", False, True)):
-        with pytest.raises(ValueError, match=rf"made with whole_word_masking {before} \(now {wanted}\)"):
+        with refused(tmp_path / folder, f"whole_word_masking {before} (now {wanted})"):
             build_small(corpus, tmp_path / folder, whole_word_masking=wanted, **how)
         build_small(corpus, tmp_path / folder, whole_word_masking=before, **how).close()
     with PackStore.open(tmp_path / "words") as store:
@@ -86,25 +86,33 @@ def test_whole_word_masking_is_kept_with_the_data_set(corpus, tmp_path):
     verify(tmp_path / "words")
 
 
-@pytest.mark.parametrize("given", [dict(synthetic="squad_1_1_384"), dict(source="x.tfrecord")])
-def test_words_are_masked_in_text_only(tmp_path, given):
-    with pytest.raises(ValueError, match="--whole-word-masking masks words of a text"):
-        BuildOptions(out=tmp_path / "data", whole_word_masking=True, **given)
-
-
 @pytest.mark.parametrize(
-    "given, said",
+    "given, names",
     [
-        (dict(sequences=5), "--sequences says how --synthetic is read, the input is --corpus; leave --sequences out"),
-        (dict(columns=("a",)), "--columns says how --from is read"),
-        (dict(source_format="jsonl"), "--format says how --from is read"),
-        (dict(synthetic="squad_1_1_384", json_field="body"), "--json-field says how --corpus is read"),
-        (dict(source="x.jsonl", document_separator="blank-line"), "--document-separator says how --corpus is read"),
+        (dict(whole_word_masking=True, synthetic="squad_1_1_384"), ["--whole-word-masking", "--synthetic"]),
+        (dict(whole_word_masking=True, source="x.tfrecord"), ["--whole-word-masking", "--from"]),
+        (dict(sequences=5), ["--sequences", "--synthetic", "--corpus"]),
+        (dict(columns=("a",)), ["--columns", "--from", "--corpus"]),
+        (dict(source_format="jsonl"), ["--format", "--from", "--corpus"]),
+        (dict(synthetic="squad_1_1_384", json_field="body"), ["--json-field", "--corpus", "--synthetic"]),
+        (dict(source="x.jsonl", document_separator="blank-line"), ["--document-separator", "--corpus", "--from"]),
+        (dict(tokenizer="t.json", vocabulary="vocab.txt"), ["--tokenizer", "--vocabulary"]),
+        (dict(tokenizer="t.json", lower_case=False), ["--tokenizer", "--keep-case"]),
+        (dict(tokenizer="t.json", synthetic="squad_1_1_384"), ["--tokenizer", "--synthetic"]),
+        (dict(workers=0), ["workers", "0"]),
+        (dict(workers=-1), ["workers", "-1"]),
+        (dict(workers=10**6), ["workers", "1000000"]),
+        (dict(workers=1.0), ["workers", "1.0"]),
     ],
 )
-def test_what_only_another_input_has_is_refused(tmp_path, given, said):
-    with pytest.raises(ValueError, match=said):
+def test_options_that_do_not_go_together_are_refused(tmp_path, given, names):
+    with refused(*names):
         BuildOptions(out=tmp_path / "data", **given)
+
+
+def test_a_build_takes_options_and_nothing_else(tmp_path):
+    with refused("BuildOptions", "corpus=", kind=TypeError):
+        build(str(tmp_path))
 
 
 def test_another_epoch_pairs_the_same_sequences_anew(corpus, tmp_path):
@@ -136,7 +144,7 @@ def test_a_given_vocabulary_and_a_given_recipe(corpus, tmp_path):
     ) as store:
         assert store.manifest.algorithm == "spfhp"
         assert store.manifest.shards == PackStore.open(tmp_path / "one").manifest.shards
-    with pytest.raises(ValueError, match="the histogram has"):
+    with refused("the histogram has"):
         build_small(corpus, tmp_path / "three", recipe=kept["recipe.json"], duplication_factor=3)
 
 

@@ -7,10 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-from pack_data import BuildOptions
-
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 from pack_data import BuildOptions, build
@@ -69,9 +65,3 @@ def test_ctrl_c_while_workers_start_is_one_line(tmp_path):
         time.sleep(0.01)
     os.killpg(running.pid, signal.SIGINT)  # a terminal's Ctrl-C goes to all of them
     assert (running.communicate(timeout=600)[1], running.returncode) == ("interrupted\n", 130)
-
-
-@pytest.mark.parametrize("workers", [0, -1, 10**6, 1.0])
-def test_a_number_of_workers_that_cannot_be(workers):
-    with pytest.raises(ValueError, match="workers = "):
-        BuildOptions(out="data", workers=workers)

@@ -6,14 +6,14 @@ import signal
 import pytest
 
 from pack_data.building import inputs, runner, stages
-from pack_data.building.runner import DaskRunner
+from pack_data.building.runner import _DaskRunner
 from pack_data.building.verify import verify
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 pytest.importorskip("distributed", reason="needs the extra 'dask'")
 
 
-class DeadlyRunner(DaskRunner):
+class DeadlyRunner(_DaskRunner):
     """Kills one of the workers after the first result of every stage."""
 
     killed = 0
@@ -32,7 +32,7 @@ def test_a_worker_dies_in_every_stage_and_nothing_is_lost(tmp_path, monkeypatch)
     monkeypatch.setattr(stages, "SLOTS_PER_SHARD", 64 * 50)
     corpus = write_corpus(tmp_path / "corpus", 60)
     build_small(corpus, tmp_path / "calm").close()
-    monkeypatch.setattr(runner, "DaskRunner", DeadlyRunner)
+    monkeypatch.setattr(runner, "_DaskRunner", DeadlyRunner)
     build_small(corpus, tmp_path / "data", on="dask:local:2").close()
     assert DeadlyRunner.killed == 3
     verify(tmp_path / "data")

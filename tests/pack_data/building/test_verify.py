@@ -14,9 +14,11 @@ from pack_data.inspection.verify_command import main
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
-from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, checksum, write_shard, write_table
+from pack_data.store.data_set import CHECKSUM, MANIFEST, PackStore, StoreWriter, _write_table, checksum, write_shard
+from pack_data.store.packs import SLOT, PackSchema, StoredColumn, assemble
+from pack_data.store.sequences import Sequences
 from tests.pack_data.text_corpus import build_small, write_corpus
-from tests.refusals import refusal_of
+from tests.refusals import refusal_of, refused
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def forge(data, change):
     for name in lengths.dtype.names:
         lengths[name][: len(records)] = records[name]
     manifest["shards"][0] = write_shard(data, 0, records).to_json()
-    table = write_table(data, "lengths", lengths.dtype, iter([lengths]), len(lengths))
+    table = _write_table(data, "lengths", lengths.dtype, [lengths], len(lengths))
     manifest["lengths"] = table.to_json()
     counts = np.bincount(lengths["lengths"].reshape(-1), minlength=65)[:65]
     counts[0] = 0
@@ -125,41 +127,103 @@ def copy_pack(records):
     records[1] = records[0]
 
 
+def before_its_sequence(records):
+    """A masked token of the second sequence of a pack, at the first place of the pack."""
+    row = int(np.argmax((records["prediction_counts"][:, :2] > 0).all(axis=1)))
+    records["masked_lm_positions"][row, records["prediction_counts"][row, 0]] = 0
+
+
 @pytest.mark.parametrize(
-    "change, said",
+    "change, names",
     [
-        (set_value("lengths", 3, 0, 65), "pack 3: lengths: more than 64"),
-        (set_value("lengths", 2, 0, 0), "pack 2: holds no sequence"),
-        (set_value("input_ids", 1, 5, 60000), "pack 1: input_ids: an id outside the vocabulary"),
-        (set_value("masked_lm_ids", 4, 0, 60000), "pack 4: masked_lm_ids: an id outside"),
-        (set_value("masked_lm_positions", 4, 0, 64), "pack 4: masked_lm_positions: outside the sequence"),
-        (set_value("first_segment_lengths", 0, 0, 65), "pack 0: first_segment_lengths"),
-        (set_value("next_sentence_labels", 5, 0, 2), "pack 5: next_sentence_labels: neither"),
-        (set_value("prediction_counts", 5, 0, 200), "pack 5: prediction_counts: more than"),
-        (set_value("input_ids", 6, 1, 7), "digest"),
-        (unused("input_ids", 63, has_padding), "input_ids: a value in the padding"),
-        (unused("masked_lm_ids", -1, has_padding), "masked_lm_ids: a value in an unused place"),
-        (unused("next_sentence_labels", 2, lambda lengths: lengths[:, 2] == 0), "labels: a value where no sequence"),
-        (gap, "lengths: a gap between its sequences"),
-        (drop_sequence, "digest"),
-        (copy_pack, "digest"),
+        (set_value("lengths", 3, 0, 65), ["pack 3: ", "lengths", "64"]),
+        (set_value("lengths", 2, 0, 0), ["pack 2: ", "no sequence"]),
+        (set_value("input_ids", 1, 5, 60000), ["pack 1: ", "input_ids", "vocabulary"]),
+        (set_value("masked_lm_ids", 4, 0, 60000), ["pack 4: ", "masked_lm_ids", "vocabulary"]),
+        (set_value("masked_lm_positions", 4, 0, 64), ["pack 4: ", "masked_lm_positions"]),
+        (before_its_sequence, ["masked_lm_positions"]),
+        (set_value("first_segment_lengths", 0, 0, 65), ["pack 0: ", "first_segment_lengths"]),
+        (set_value("next_sentence_labels", 5, 0, 2), ["pack 5: ", "next_sentence_labels"]),
+        (set_value("prediction_counts", 5, 0, 200), ["pack 5: ", "prediction_counts"]),
+        (set_value("input_ids", 6, 1, 7), ["digest"]),
+        (unused("input_ids", 63, has_padding), ["packs-00000", "input_ids", "outside"]),
+        (unused("masked_lm_ids", -1, has_padding), ["packs-00000", "masked_lm_ids", "outside"]),
+        (unused("next_sentence_labels", 2, lambda lengths: lengths[:, 2] == 0), ["next_sentence_labels", "outside"]),
+        (unused("prediction_counts", 2, lambda lengths: lengths[:, 2] == 0), ["prediction_counts"]),
+        (gap, ["lengths", "gap"]),
+        (drop_sequence, ["digest"]),
+        (copy_pack, ["digest"]),
     ],
 )
-def test_rules_that_checksums_do_not_see(data, capsys, change, said):
+def test_rules_that_checksums_do_not_see(data, capsys, change, names):
     forge(data, change)
-    assert said in refusal_of(main, [data], capsys)
+    refusal_of(main, [data], capsys, *names, unchanged=data)
 
 
-def test_packs_of_another_recipe(data, capsys):
-    """A recipe that places the same sequences in other packs, its checksum right."""
+def renewed(data, manifest, name):
+    """Renew the entry of a changed file in the manifest."""
+    content = (data / name).read_bytes()
+    entry = next(entry for entry in manifest["files"] if entry["file"] == name)
+    entry.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def another_recipe(data, manifest):
     recipe = Packing.load(data / "recipe.json")
     get_packer("none")(LengthHistogram(recipe.placed()), max_sequences_per_pack=3).save(data / "recipe.json")
-    content = (data / "recipe.json").read_bytes()
+    renewed(data, manifest, "recipe.json")
+
+
+def another_vocabulary(data, manifest):
+    (data / "vocab.txt").write_text((data / "vocab.txt").read_text() + "zzz\n")
+    renewed(data, manifest, "vocab.txt")
+
+
+def another_bound(data, manifest):
+    manifest["lower_bound"] = 1
+
+
+def another_length(data, manifest):
+    """One sequence of the longest length is a token shorter in the manifest."""
+    longest = max(map(int, manifest["histogram"]))
+    manifest["histogram"][str(longest)] -= 1
+    manifest["histogram"][str(longest - 1)] = manifest["histogram"].get(str(longest - 1), 0) + 1
+    manifest["histogram"] = {length: count for length, count in manifest["histogram"].items() if count}
+    manifest["tokens"] -= 1
+    manifest["efficiency"] = manifest["tokens"] / (manifest["packs"] * 64)
+
+
+def lengths_of_others(data, manifest):
+    with PackStore.open(data) as store:
+        lengths = np.array(store.lengths())[::-1]
+    manifest["lengths"] = _write_table(data, "lengths", lengths.dtype, [lengths], len(lengths)).to_json()
+
+
+@pytest.mark.parametrize(
+    "change, names",
+    [
+        (another_recipe, ["recipe.json", "packs"]),
+        (another_bound, ["recipe.json", "lower bound"]),
+        (another_vocabulary, ["vocab.txt", "manifest"]),
+        (another_length, ["sequences of length", "manifest"]),
+        (lengths_of_others, ["lengths-", "packs-00000"]),
+    ],
+)
+def test_files_that_contradict_each_other(data, capsys, change, names):
+    """Each has its right checksum."""
     manifest = json.loads((data / MANIFEST).read_text())
-    entry = next(entry for entry in manifest["files"] if entry["file"] == "recipe.json")
-    entry.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    change(data, manifest)
     seal(data, manifest)
-    assert "not the ones of this recipe" in refusal_of(main, [data], capsys)
+    refusal_of(main, [data], capsys, data, *names)
+
+
+def test_values_that_no_batch_can_hold(tmp_path):
+    schema = PackSchema.of_tokens(4, 1, [StoredColumn("ids", SLOT, "<u4")])
+    writer = StoreWriter(tmp_path, schema)
+    ids = {"ids": np.array([1, 2**31 - 1, 2**31], np.uint32)}
+    writer.add(assemble(schema, Sequences.of_tokens([2, 1], ids), np.arange(2), np.zeros(2, int), 2))
+    writer.finish(algorithm="none").close()
+    with refused("packs-00000", "pack 1: ", "ids", "int32"):
+        verify(tmp_path)
 
 
 def test_several_processes_read_the_same_and_find_the_same(tmp_path, capsys, monkeypatch):

@@ -1,0 +1,232 @@
+"""Refusals of builds and conversions that no other test meets: damaged work files, and mistakes that need a patch."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from pack_data.building import convert, runner
+from pack_data.building.command import BuildOptions, build
+from pack_data.building.held_out import _position
+from pack_data.store.data_set import StoreWriter
+from pack_data.store.packs import SLOT, PackSchema, StoredColumn
+from tests.pack_data.text_corpus import build_small, stop_at, write_corpus
+from tests.refusals import refusal_of, refused
+
+# The function of pack_data.building.stages at which a build is stopped, by what is then in the work directory.
+STEPS = {
+    "spread": "_growing",
+    "counted": "get_packer",
+    "assigned": "sort_part",
+    "sorted": "make_shard",
+    "written": "finish_data_set",
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A corpus, and the directories of builds of it that were stopped at each step."""
+    folder = tmp_path_factory.mktemp("stopped")
+    corpus = write_corpus(folder / "corpus", 12)
+    with pytest.MonkeyPatch.context() as patch:
+        for step, name in STEPS.items():
+            stop_at(patch, name, corpus, folder / step / "data")
+    return folder
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def no_object(path):
+    path.write_text("{}")
+
+
+def flip_first(path):
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+
+
+def too_long(path):
+    """One length is too long, and others are shorter by as much."""
+    count = json.loads(path.with_suffix(".json").read_text())["totals"][0]
+    values = np.fromfile(path, np.uint8)
+    excess = 65 - int(values[0])
+    values[0] = 65
+    for place in range(1, count):
+        shorter = min(excess, int(values[place]) - 1)
+        values[place] -= shorter
+        excess -= shorter
+    assert not excess
+    values.tofile(path)
+
+
+def far_packs(path):
+    """Every sequence is in the last pack of a shard that is not full: the fifth column of bytes, of as many each."""
+    count = int(np.load(path.with_suffix(".npy"))[-1, 0])
+    values = np.fromfile(path, np.uint8)
+    types = [np.uint8] * 4
+    start = sum(np.dtype(kind).itemsize * count for kind in types)
+    values[start : start + 4 * count] = 255
+    values.tofile(path)
+
+
+def no_numbers(path):
+    np.save(path, np.array(["a"]))
+
+
+def fractions(path):
+    np.save(path, np.load(path).astype(float))
+
+
+def far(path):
+    np.save(path, np.load(path).astype(np.int64) + 10**9)
+
+
+def falling(path):
+    index = np.load(path)
+    index[0] = 1
+    np.save(path, index)
+
+
+def another_digest(path):
+    note = json.loads(path.read_text())
+    path.write_text(json.dumps({**note, "digest": note["digest"] ^ 1}))
+
+
+@pytest.mark.parametrize(
+    "step, name, damage, names",
+    [
+        ("counted", "plan.json", empty, ["data.building"]),
+        ("spread", "text.json", no_object, ["text.json", "parts"]),
+        ("counted", "examples-00000.json", no_object, ["examples-00000.json", "digest"]),
+        ("counted", "examples-00000.bin", empty, ["examples-00000.bin"]),
+        ("counted", "examples-00000.bin", flip_first, ["examples-00000.bin"]),
+        ("counted", "examples-00000.bin", too_long, ["examples-00000.bin"]),
+        ("assigned", "examples-00000.bin", cut, ["examples-00000.bin"]),
+        ("assigned", "schema.json", no_object, ["schema.json", "max_sequence_length"]),
+        ("assigned", "pack-00000.npy", cut, ["pack-00000.npy"]),
+        ("assigned", "pack-00000.npy", fractions, ["pack-00000.npy", "whole numbers"]),
+        ("assigned", "pack-00000.npy", far, ["pack-00000.npy", "places"]),
+        ("assigned", "slot-00000.npy", far, ["slot-00000.npy", "places"]),
+        ("sorted", "sorted-00000.bin", cut, ["sorted-00000.bin"]),
+        ("sorted", "sorted-00000.bin", far_packs, ["place"]),
+        ("sorted", "sorted-00000.npy", no_numbers, ["sorted-00000.npy"]),
+        ("sorted", "sorted-00000.npy", falling, ["sorted-00000.npy", "index"]),
+        ("written", "shard-00000.npy", no_numbers, ["shard-00000.npy"]),
+        ("written", "shard-00000.json", no_object, ["shard-00000.json", "digest"]),
+        ("written", "shard-00000.json", another_digest, ["exactly the sequences"]),
+    ],
+)
+def test_a_damaged_work_file_is_named(stopped, tmp_path, step, name, damage, names):
+    shutil.copytree(stopped / step, tmp_path, dirs_exist_ok=True)
+    damage(tmp_path / "data.building" / name)
+    with refused("data.building", *names):
+        build_small(stopped / "corpus", tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_lost_part_is_named(stopped, tmp_path):
+    shutil.copytree(stopped / "assigned", tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "data.building" / "examples-00000.bin"
+    path.unlink()
+    with refused(path, kind=FileNotFoundError):
+        build_small(stopped / "corpus", tmp_path / "data")
+
+
+def test_a_side_without_a_token_is_refused(tmp_path):
+    """Control characters are text, but no tokens."""
+    texts = ["\x07" * count for count in range(1, 200)]
+    silent = next(text for text in texts if _position([text]) < 0.3)
+    spoken = next(text for text in map("The words of {}.".format, range(200)) if _position([text]) >= 0.3)
+    (tmp_path / "corpus").mkdir()
+    for name, text in (("a", silent), ("b", spoken)):
+        (tmp_path / "corpus" / f"{name}.txt").write_text(text)
+    with refused("--held-out 0.3", "held-out side"):
+        build_small(tmp_path / "corpus", tmp_path / "data", held_out=0.3)
+
+
+def test_a_source_without_a_record_is_refused(tmp_path):
+    schema = PackSchema.of_tokens(8, 1, [StoredColumn("input_ids", SLOT, "|u1")])
+    StoreWriter(tmp_path / "none", schema).finish(algorithm="none").close()
+    with refused(tmp_path / "none", "no record"):
+        build(BuildOptions(out=tmp_path / "data", source=tmp_path / "none", max_sequence_length=8))
+
+
+def test_a_system_without_locks_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with refused("POSIX", "fcntl", unchanged=tmp_path):
+        build_small(tmp_path, tmp_path / "data")
+
+
+def test_a_directory_that_cannot_be_written_is_refused(stopped, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with refused(f"--out {tmp_path / 'data'}", "written", unchanged=tmp_path):
+        build_small(stopped / "corpus", tmp_path / "data")
+
+
+def test_a_disk_that_fails_while_files_move_leaves_what_goes_on(stopped, tmp_path, monkeypatch):
+    replace = os.replace
+
+    def fails(source, target):
+        if str(target).startswith(str(tmp_path / "data" / "packs-")):
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fails)
+        with pytest.raises(OSError, match="Input/output"):
+            build_small(stopped / "corpus", tmp_path / "data")
+    build_small(stopped / "corpus", tmp_path / "data").close()
+
+
+def test_tokens_have_no_tfrecord(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"input_ids": [1]}\n')
+    arguments = [tmp_path / "a.jsonl", tmp_path / "b.tfrecord"]
+    refusal_of(convert.main, arguments, capsys, "b.tfrecord", ".parquet", unchanged=tmp_path)
+
+
+def test_workers_that_start_the_script_again_end_without_a_word(monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(SystemExit):
+        runner.check_not_in_a_starting_worker()
+
+
+@pytest.mark.parametrize("is_begun, names", [(True, ["--workers 1"]), (False, ["workers = 2", "__main__"])])
+def test_a_killed_worker_is_one_line_and_no_child_is_left(is_begun, names):
+    processes = runner.open_runner(2)
+    if not is_begun:
+        processes._begun = threading.Event()  # never set
+    with refused(*names):
+        list(processes.map(os._exit, [1]))
+    processes.close()
+    assert not multiprocessing.active_children()
+
+
+def test_workers_of_a_cluster_that_do_not_start_are_one_line(monkeypatch):
+    distributed = pytest.importorskip("distributed", reason="needs the extra 'dask'")
+
+    def fails(**_):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(distributed, "Client", fails)
+    with refused("--on dask:local:2", "no room", "__main__"):
+        runner.open_runner(None, "dask:local:2")
+
+
+def test_no_child_process_is_left(stopped, tmp_path, monkeypatch):
+    """After a build, and after one that stops while its workers run."""
+    build_small(stopped / "corpus", tmp_path / "data", workers=2).close()
+    assert not multiprocessing.active_children()
+    stop_at(monkeypatch, "finish_data_set", stopped / "corpus", tmp_path / "other", workers=2)
+    assert not multiprocessing.active_children()
