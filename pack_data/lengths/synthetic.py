@@ -19,64 +19,86 @@ what --synthetic takes:
   sample:wikipedia_512,n=1000000[,seed=0]                    drawn from a shipped histogram without replacement"""
 
 
+# Keys that are whole numbers, and the least of each.
+_WHOLE = {"max": 1, "n": 1, "min": 1, "seed": 0}
+
+
 def synthetic_histogram(specification: str) -> LengthHistogram:
-    """The histogram that the specification describes; see HELP for the three kinds."""
-    kind, _, rest = specification.partition(":")
-    if kind not in _KINDS:
-        raise ValueError(f"--synthetic {specification}: no kind is called {kind!r}; there are {', '.join(_KINDS)}")
-    draw, needed, allowed = _KINDS[kind]
-    values: Dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, text = part.partition("=")
-        if not equals and kind == "sample" and "histogram" not in values:
-            values["histogram"] = key
-            continue
-        try:
-            values[key] = float(text)
-        except ValueError:
-            raise ValueError(f"--synthetic {specification}: {part!r} is not KEY=NUMBER") from None
-    unknown = set(values) - set(needed) - set(allowed)
-    missing = set(needed) - set(values)
-    if unknown or missing:
-        problem = f"no key {sorted(unknown)[0]!r}" if unknown else f"{sorted(missing)[0]} is missing"
-        raise ValueError(f"--synthetic {specification}: {problem}; {kind} takes {', '.join(needed + allowed)}")
-    for key, least in (("max", 1), ("n", 1), ("min", 1), ("seed", 0)):
-        if key in values:
-            if not values[key].is_integer() or values[key] < least:
-                raise ValueError(
-                    f"--synthetic {specification}: {key}={values[key]:g} is not a whole number of at least {least}"
-                )
-            values[key] = int(values[key])
-    values.setdefault("seed", 0)
+    """Draw a histogram.
+
+    Args:
+        specification: `KIND:KEY=NUMBER,...`; see `HELP` for the kinds.
+
+    Raises:
+        ValueError: the specification names no kind, misses a key or has a wrong value.
+    """
     try:
-        return LengthHistogram(draw(np.random.default_rng(values.pop("seed")), **values), specification)
+        return LengthHistogram(_draw(specification), specification)
     except ValueError as error:
         raise ValueError(f"--synthetic {specification}: {error}") from None
 
 
+def _draw(specification: str) -> np.ndarray:
+    kind, _, rest = specification.partition(":")
+    if kind not in _KINDS:
+        raise ValueError(f"no kind is called {kind!r}; use one of {', '.join(_KINDS)}")
+    draw, required, optional = _KINDS[kind]
+    values: Dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        if kind == "sample" and "=" not in part and not values.get("histogram"):
+            values["histogram"] = part
+        else:
+            values[part.partition("=")[0]] = _number(part)
+    for key in values:
+        if key not in required + optional:
+            raise ValueError(f"no key {key!r}; {kind} takes {', '.join(required + optional)}")
+    for key in required:
+        if key not in values:
+            raise ValueError(f"{key} is missing; {kind} takes {', '.join(required + optional)}")
+    random = np.random.default_rng(values.pop("seed", 0))
+    return draw(random, **values)
+
+
+def _number(part: str) -> float:
+    """Return the value of `KEY=NUMBER`, an int for keys that are whole numbers."""
+    key, _, text = part.partition("=")
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{part!r} is not KEY=NUMBER") from None
+    if key not in _WHOLE:
+        return value
+    if not value.is_integer() or value < _WHOLE[key]:
+        raise ValueError(f"{key}={value:g} must be a whole number of at least {_WHOLE[key]}")
+    return int(value)
+
+
 def _lognormal(rng: np.random.Generator, *, max: int, n: int, sigma: float = 1.0, **centre: float) -> np.ndarray:
     if len(centre) != 1:
-        raise ValueError("give one of mean, mode and median")
+        raise ValueError("pass exactly one of mean, mode and median")
     ((kind, value),) = centre.items()
     if value <= 0 or sigma < 0:
-        raise ValueError(f"{kind} has to be positive, sigma at least 0")
+        raise ValueError(f"{kind} must be positive, sigma at least 0")
     shift = {"mean": -(sigma**2) / 2, "mode": sigma**2, "median": 0.0}[kind]
-    lengths = np.rint(rng.lognormal(math.log(value) + shift, sigma, n))
-    return np.bincount(np.clip(lengths, 1, max).astype(np.int64), minlength=max + 1)
+    drawn = np.rint(rng.lognormal(math.log(value) + shift, sigma, n))
+    lengths = np.clip(drawn, 1, max).astype(np.int64)
+    return np.bincount(lengths, minlength=max + 1)
 
 
 def _uniform(rng: np.random.Generator, *, max: int, n: int, min: int = 1) -> np.ndarray:
     if min > max:
-        raise ValueError(f"min={min} is above max={max}")
+        raise ValueError(f"min={min} must not be above max={max}")
     return np.bincount(rng.integers(min, max + 1, n), minlength=max + 1)
 
 
 def _sample(rng: np.random.Generator, *, histogram: str, n: int) -> np.ndarray:
     whole = LengthHistogram.published(histogram)
     if n > whole.sequences:
-        raise ValueError(f"{histogram} has {whole.sequences} sequences; n is at most that")
-    lengths = np.repeat(whole.lengths.astype(np.int32), whole.counts[whole.lengths])
-    return np.bincount(rng.permutation(lengths)[:n], minlength=len(whole.counts))
+        raise ValueError(f"n={n} must be at most {whole.sequences}, the sequences of {histogram}")
+    counts = whole.counts[whole.lengths]
+    lengths = np.repeat(whole.lengths.astype(np.int32), counts)
+    drawn = rng.permutation(lengths)[:n]
+    return np.bincount(drawn, minlength=len(whole.counts))
 
 
 _Kind = Tuple[Callable[..., np.ndarray], Tuple[str, ...], Tuple[str, ...]]

@@ -121,7 +121,7 @@ def array_file(*values, **options):
         ("x.npy", array_file([None], dtype=object), [".npy"]),
         ("x.npy", array_file([1 + 2j]), [".npy"]),
         ("manifest.json", b"{}", ["version"]),
-        ("manifest.json", None, ["shipped", *PUBLISHED]),
+        ("manifest.json", None, [*PUBLISHED]),
     ],
 )
 def test_bad_files_are_told_with_the_place(tmp_path, name, content, names):
