@@ -48,9 +48,9 @@ def _losses(records: _Records, evaluations: _Records, unigram: Optional[float]) 
     sequences_seen = dict(zip(steps, accumulate(record["sequences"] for record in records)))
 
     def line(name: str, lines: _Records) -> Line:
-        drawn = [each for each in lines if each["step"] in sequences_seen and each.get(measure) is not None]
-        x = tuple(float(sequences_seen[each["step"]]) for each in drawn)
-        return Line(name, x, tuple(each[measure] for each in drawn))
+        finite = [record for record in lines if record.get(measure) is not None and record["step"] in sequences_seen]
+        x = tuple(float(sequences_seen[record["step"]]) for record in finite)
+        return Line(name, x, tuple(record[measure] for record in finite))
 
     training = line("training", records)
     return _Losses(measure, training, line("held out", evaluations), unigram=unigram if measure == "mlm_loss" else None)
@@ -92,25 +92,31 @@ def _slots_picture(records: _Records, max_sequence_length: int) -> Bars:
     return padding_bars("Slots of the rows that these sequences need", names, tokens, paddings)
 
 
-def curves(
-    records: _Records, evaluations: _Records, *, max_sequence_length: int, unigram: Optional[float] = None
-) -> Tuple[Lines, Bars]:
-    """Draw the losses of a run and the slots of its rows.
+def draw_curves(
+    path: Path,
+    records: _Records,
+    evaluations: _Records,
+    *,
+    title: str,
+    max_sequence_length: int,
+    unigram: Optional[float],
+) -> None:
+    """Draw the losses of a run and the slots of its rows into one file.
 
     Args:
+        path: the file, .png, .pdf or .svg.
         records: lines of `log.jsonl`.
         evaluations: lines of `evaluation.jsonl`.
+        title: begins the title of the picture.
         max_sequence_length: slots of a row.
         unigram: loss of always predicting the token frequencies, in nats, if it was evaluated.
+
+    Raises:
+        ValueError: matplotlib is not installed.
     """
-    losses = _losses(records, evaluations, unigram)
-    return _loss_picture(losses), _slots_picture(records, max_sequence_length)
-
-
-def draw(pictures: Tuple[Lines, Bars], path: Path, *, title: str) -> None:
-    """Write the pictures of `curves` into one file. ValueError if matplotlib is not installed."""
-    losses, slots = pictures
-    write([losses._replace(title=f"{title}: {losses.title.lower()}"), slots], path)
+    losses = _loss_picture(_losses(records, evaluations, unigram))
+    losses = losses._replace(title=f"{title}: {losses.title.lower()}")
+    write([losses, _slots_picture(records, max_sequence_length)], path)
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

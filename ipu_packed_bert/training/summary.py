@@ -16,7 +16,7 @@ from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, PICTURE, SUMMARY,
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, SideBySide, compare_unpacked
 from ipu_packed_bert.training.log import RunLog, Totals, in_words
 from ipu_packed_bert.training.loop import Outcome
-from ipu_packed_bert.training.picture import curves, draw, padding_avoided
+from ipu_packed_bert.training.picture import draw_curves, padding_avoided
 from ipu_packed_bert.training.prepared import Prepared, resume_command
 from pack_data.cli.command import NotFinite, typed
 from pack_data.display.table import text_table
@@ -181,9 +181,16 @@ def _picture(
 ) -> str:
     """Draw the picture; return its path, or why there is none."""
     unigram = (summary.held_out or {}).get("unigram_loss")
-    drawn = curves(records, evaluations, max_sequence_length=max_sequence_length, unigram=unigram)
+    title = f"{summary.task}, {folder.name}"
     try:
-        draw(drawn, folder / PICTURE, title=f"{summary.task}, {folder.name}")
+        draw_curves(
+            folder / PICTURE,
+            records,
+            evaluations,
+            title=title,
+            max_sequence_length=max_sequence_length,
+            unigram=unigram,
+        )
     except (ValueError, OSError) as error:
         return f"not drawn: {error}"
     return str(folder / PICTURE)

@@ -1,1 +1,1 @@
-"""Where lengths come from: files, published histograms, distributions; and the command-line options that name them."""
+"""Lengths of files, published histograms and distributions, and the command-line options that name them."""

@@ -13,18 +13,20 @@ from pack_data.store.data_set import MANIFEST
 
 
 def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds `--histogram`, `--synthetic` and `--max-sequence-length`; `histogram_from` reads them."""
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
+    """Add `--histogram`, `--synthetic` and `--max-sequence-length`; `histogram_from` reads them."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
         "--histogram",
         metavar="NAME|FILE|DIR",
         default=PUBLISHED[0],
-        help=f"a shipped histogram ({', '.join(PUBLISHED)}), a CSV file 'length,count', a file with a length a line "
-        "(.txt, .lengths), an array of lengths (.npy), a data set's folder, or a file or folder of sequences "
+        help=f"a bundled histogram ({', '.join(PUBLISHED)}), a CSV file 'length,count', a file with one length per line "
+        "(.txt, .lengths), an array of lengths (.npy), a packed data set, or a file or directory of sequences "
         f"(TFRecord, HDF5, Parquet, Arrow, JSONL); default {PUBLISHED[0]}",
     )
-    where.add_argument(
-        "--synthetic", metavar="SPEC", help="made-up lengths instead, e.g. sample:wikipedia_512,n=1000000; kinds below"
+    source.add_argument(
+        "--synthetic",
+        metavar="SPEC",
+        help="synthetic lengths instead, e.g. sample:wikipedia_512,n=1000000; kinds below",
     )
     parser.epilog = HELP
     parser.add_argument(
@@ -36,37 +38,37 @@ def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def histogram_from(args: argparse.Namespace) -> LengthHistogram:
-    """The histogram that the options of `add_histogram_arguments` name, of the lengths as they are."""
+    """Return the histogram that the options of `add_histogram_arguments` name, with unrounded lengths."""
+    S = args.max_sequence_length
     if args.synthetic is None:
-        return named_histogram(args.histogram, args.max_sequence_length)
+        return named_histogram(args.histogram, S)
     histogram = synthetic_histogram(args.synthetic)
-    return (
-        histogram if args.max_sequence_length is None else histogram.with_max_sequence_length(args.max_sequence_length)
-    )
+    return histogram if S is None else histogram.with_max_sequence_length(S)
 
 
 def named_histogram(name: str, max_sequence_length: Optional[int] = None) -> LengthHistogram:
-    """The histogram of a `--histogram` option: whatever `pack_data.packing.histogram` takes as a source.
+    """Return the histogram of a `--histogram` option.
 
-    Shipped names and data sets know their slots. Any other file (a CSV histogram `length,count`; a length a line in
-    .txt or .lengths, plain or .gz, .xz, .bz2; an array in .npy; sequences in a format of pack_data.formats), or a
-    folder of such files, needs max_sequence_length. ValueError, one line, for anything else.
+    Args:
+        name: a bundled name or a packed data set, which know their slots, or anything else that `count` reads.
+        max_sequence_length: slots of a pack.
+
+    Raises:
+        ValueError: there is no such source, it holds no sequences, or it does not tell the slots of a pack.
     """
     from pack_data.lengths.counting import count
 
     path = Path(name)
-    known = name in PUBLISHED or (path / MANIFEST).is_file()
-    if not known and not path.exists():
+    tells_slots = name in PUBLISHED or (path / MANIFEST).is_file()
+    if not tells_slots and not path.exists():
         raise ValueError(
-            f"--histogram {name}: neither a file, nor a folder, nor a shipped name; shipped are {', '.join(PUBLISHED)}"
+            f"--histogram {name}: no such file, directory or bundled histogram; bundled are {', '.join(PUBLISHED)}"
         )
-    if not known and max_sequence_length is None:
-        raise ValueError(
-            f"--histogram {name}: a file of lengths does not say how long a pack is; add --max-sequence-length"
-        )
+    if not tells_slots and max_sequence_length is None:
+        raise ValueError(f"--histogram {name}: does not tell the slots of a pack; add --max-sequence-length")
     histogram = count([name], max_sequence_length, workers=1)
     if not histogram.sequences:
         raise ValueError(
-            f"--histogram {name}: holds no sequence; a CSV file has a line `length,count` for each length that occurs"
+            f"--histogram {name}: contains no sequences; a CSV file has a line `length,count` for each length"
         )
     return histogram

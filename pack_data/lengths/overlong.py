@@ -7,7 +7,7 @@
 The rules:
 - raise: a ValueError names the example.
 - truncate: its first max_sequence_length tokens stay.
-- split: it becomes pieces of max_sequence_length tokens and a rest.  No token is lost, but a piece does not see the
+- split: it becomes pieces of max_sequence_length tokens and a rest. No token is lost, but a piece does not see the
   pieces before it.
 - drop: the whole example is left out.
 """
@@ -25,7 +25,7 @@ from pack_data.reading.fields import shown
 RULES = ("raise", "truncate", "split", "drop")
 
 
-class Span(NamedTuple):
+class _Span(NamedTuple):
     """Tokens start..stop - 1 of an example."""
 
     start: int
@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Longer:
-    """A rule for the examples that are longer than a row, and what it has done so far."""
+    """A rule for the examples that are longer than a row, and counts of what it did."""
 
     rule: str
     max_sequence_length: int  # tokens of a row
@@ -49,44 +49,55 @@ class Longer:
             raise ValueError(f"longer = {shown(self.rule)}; choose one of {', '.join(RULES)}")
         self.max_sequence_length = whole_slots(self.max_sequence_length)
 
-    def spans(self, length: int, name: str) -> List[Span]:
-        """What is used of an example of `length` tokens: one span, several where it is split, none where it is dropped.
+    def spans(self, length: int, name: str) -> List[_Span]:
+        """Return what is used of an example, and count it.
 
-        name: of the example, for the ValueError about one that is empty, or longer where the rule is "raise".
+        Args:
+            length: tokens of the example.
+            name: of the example, for the error.
+
+        Returns:
+            One span; several if the example is split, none if it is dropped.
+
+        Raises:
+            ValueError: the example is empty, or longer than a row under the rule "raise".
         """
         row = self.max_sequence_length
-        if length < 1 or (length > row and self.rule == "raise"):
-            way_out = (
-                "leave it out" if length < 1 else "drop or cut it first, or choose longer = truncate, split or drop"
-            )
-            raise ValueError(f"{name} has length {length}; lengths go from 1 to max_sequence_length = {row}: {way_out}")
+        limits = f"{name} has length {length}; lengths go from 1 to max_sequence_length = {row}"
+        if length < 1:
+            raise ValueError(f"{limits}: leave it out")
+        if length > row and self.rule == "raise":
+            raise ValueError(f"{limits}: drop or cut it first, or choose longer = truncate, split or drop")
         self.examples += 1
         self.tokens += length
         if length <= row:
-            return [Span(0, length)]
-        spans = {
-            "truncate": [Span(0, row)],
-            "split": [Span(start, min(start + row, length)) for start in range(0, length, row)],
-            "drop": [],
-        }[self.rule]
+            return [_Span(0, length)]
+
+        spans = []
+        if self.rule == "truncate":
+            spans = [_Span(0, row)]
+        elif self.rule == "split":
+            spans = [_Span(start, min(start + row, length)) for start in range(0, length, row)]
         self.longer += 1
         self.pieces += len(spans)
         self.lost_tokens += length - sum(stop - start for start, stop in spans)
         return spans
 
     def __str__(self) -> str:
-        """One sentence: how many examples are longer than a row, and what became of them."""
-        which = f"{self.longer:,} of {self.examples:,} examples {'is' if self.longer == 1 else 'are'} longer than "
-        which += f"{self.max_sequence_length:,} tokens"
+        """Return one sentence: the number of examples longer than a row, and what became of them."""
+        verb = "is" if self.longer == 1 else "are"
+        sentence = (
+            f"{self.longer:,} of {self.examples:,} examples {verb} longer than {self.max_sequence_length:,} tokens"
+        )
         if not self.longer:
-            return which
+            return sentence
         lost = f"{self.lost_tokens:,} of {self.tokens:,} tokens"
-        done = {
+        outcomes = {
             "truncate": f"truncated, which cuts off {lost}",
             "split": f"split into {self.pieces:,} pieces",
             "drop": f"dropped, with {lost}",
         }
-        return f"{which}: {done[self.rule]}"
+        return f"{sentence}: {outcomes[self.rule]}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,55 +106,64 @@ class Fitted:
 
     lengths: np.ndarray  # integers [pieces], tokens of each piece
     longer: Longer  # the rule and its counts
-    # int64 [pieces]; None where piece i is the beginning of example i
+    # int64 [pieces]; None if piece i is the beginning of example i
     _example: Optional[np.ndarray] = None
     _start: Optional[np.ndarray] = None
 
     def beginning(self, piece: int) -> Tuple[int, int]:
-        """The example that one piece is of, and the token at which it begins there."""
+        """Return the example of one piece, and the token at which it begins there."""
         if self._example is None or self._start is None:
             return piece, 0
         return int(self._example[piece]), int(self._start[piece])
 
     @property
     def example(self) -> np.ndarray:
-        """The example that each piece is of: integers [pieces]."""
+        """The example of each piece, integers [pieces]."""
         return np.arange(len(self.lengths)) if self._example is None else self._example
 
     @property
     def start(self) -> np.ndarray:
-        """The token at which each piece begins in its example: integers [pieces]."""
+        """The token at which each piece begins in its example, integers [pieces]."""
         return np.zeros(len(self.lengths), np.int64) if self._start is None else self._start
 
     @property
     def stop(self) -> np.ndarray:
-        """The token behind each piece: integers [pieces]."""
+        """The token behind each piece, integers [pieces]."""
         return self.start + self.lengths.astype(np.int64)
 
 
 def fit(lengths: Any, max_sequence_length: int, longer: str = "raise") -> Fitted:
-    """The pieces of examples of these lengths (integers [n]) by the rule `longer`.
+    """Cut examples into pieces that fit a row.
 
-    Raises ValueError, which names the sequence, for a length below 1, and for one above max_sequence_length where the
-    rule is "raise".
+    Args:
+        lengths: tokens of each example, integers [n].
+        max_sequence_length: tokens of a row.
+        longer: the rule for examples that are longer.
+
+    Raises:
+        ValueError: a length is below 1, or above max_sequence_length under the rule "raise"; it names the sequence.
     """
     counts = Longer(longer, max_sequence_length)
     lengths = np.asarray(lengths)
     if not lengths.size:
         return Fitted(np.zeros(0, np.int64), counts)
     if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer):
-        raise ValueError(f"lengths are whole numbers of tokens, one for each sequence; got {lengths.dtype}")
+        raise ValueError(f"lengths must be whole numbers of tokens, one for each sequence; got {lengths.dtype}")
     unusual = np.flatnonzero((lengths < 1) | (lengths > counts.max_sequence_length)).tolist()
     spans = {number: counts.spans(int(lengths[number]), f"sequence {number}") for number in unusual}
-    counts.examples, counts.tokens = len(lengths), int(lengths.sum(dtype=np.int64))
+    counts.examples = len(lengths)
+    counts.tokens = int(lengths.sum(dtype=np.int64))
     if not unusual:
         return Fitted(lengths, counts)
-    pieces = np.ones(len(lengths), np.int64)
+
+    pieces = np.ones(len(lengths), np.int64)  # of each example
     pieces[unusual] = [len(spans[number]) for number in unusual]
-    example = np.repeat(np.arange(len(lengths)), pieces)
-    start, made = np.zeros(len(example), np.int64), lengths.astype(np.int64)[example]
     firsts = np.cumsum(pieces) - pieces
+    example = np.repeat(np.arange(len(lengths)), pieces)
+    start = np.zeros(len(example), np.int64)
+    fitted = lengths.astype(np.int64)[example]
     for number in unusual:
         for piece, span in enumerate(spans[number], start=int(firsts[number])):
-            start[piece], made[piece] = span.start, span.stop - span.start
-    return Fitted(made, counts, example, start)
+            start[piece] = span.start
+            fitted[piece] = span.stop - span.start
+    return Fitted(fitted, counts, example, start)
