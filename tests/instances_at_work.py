@@ -145,7 +145,7 @@ def ran(work: Work, *, arguments: Sequence[str], at: int = 0, happens: str = "")
     last = work.rank == work.size - 1
     if last and happens:
         _to_happen(work.sdk.engine.IpuEngine, at, happens)
-    run_summary.draw = not_drawn
+    run_summary.draw_curves = not_drawn
     out, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         try:

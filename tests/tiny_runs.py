@@ -106,7 +106,7 @@ def tiny_settings(data: Optional[Path] = None) -> Dict[str, Dict[str, Any]]:
 
 
 def not_drawn(*_: Any, **__: Any) -> None:
-    """In place of `run_summary.draw`, which takes as long as a tiny run."""
+    """In place of `run_summary.draw_curves`, which takes as long as a tiny run."""
     raise ValueError("nobody looks at it")
 
 

@@ -19,8 +19,8 @@ def add_histogram_arguments(parser: argparse.ArgumentParser) -> None:
         "--histogram",
         metavar="NAME|FILE|DIR",
         default=PUBLISHED[0],
-        help=f"a bundled histogram ({', '.join(PUBLISHED)}), a CSV file 'length,count', a file with one length per line "
-        "(.txt, .lengths), an array of lengths (.npy), a packed data set, or a file or directory of sequences "
+        help=f"a bundled histogram ({', '.join(PUBLISHED)}), a CSV file 'length,count', a file with one length per "
+        "line (.txt, .lengths), an array of lengths (.npy), a packed data set, or a file or directory of sequences "
         f"(TFRecord, HDF5, Parquet, Arrow, JSONL); default {PUBLISHED[0]}",
     )
     source.add_argument(

@@ -41,9 +41,9 @@ def picture_of_a_run():
         return
     from tests.tiny_runs import not_drawn
 
-    draw, run_summary.draw = run_summary.draw, not_drawn
+    draw, run_summary.draw_curves = run_summary.draw_curves, not_drawn
     yield draw
-    run_summary.draw = draw
+    run_summary.draw_curves = draw
 
 
 @pytest.fixture
@@ -51,4 +51,4 @@ def pictures(picture_of_a_run, monkeypatch):
     """Runs draw their picture, as they do for users."""
     from ipu_packed_bert.training import summary as run_summary
 
-    monkeypatch.setattr(run_summary, "draw", picture_of_a_run)
+    monkeypatch.setattr(run_summary, "draw_curves", picture_of_a_run)

@@ -116,7 +116,7 @@ def started(arguments, complaint):
 
 
 def _pretrain(arguments, complaint):
-    run_summary.draw = not_drawn
+    run_summary.draw_curves = not_drawn
     with open(complaint, "w") as error, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(error):
         raise SystemExit(run_main(pretrain.main, arguments))
 

@@ -139,7 +139,7 @@ def _rank(main, rank, size, port, file):
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
     os.environ.update(environment)
-    run_summary.draw = not_drawn
+    run_summary.draw_curves = not_drawn
 
     if hasattr(main, "prepare"):
         main.prepare(rank)
