@@ -1,15 +1,15 @@
 """`python -m evidence.figures`: every table and picture of docs/evidence.md from committed results.
 
-`evidence/results` has a folder for each run of an experiment, NAME or NAME_SIZE after its module: its settings,
-the facts of its data, and a JSON file for each finished cell, as the run's own folder has them. The module's
-`shown(folder)` reads them. Nothing is trained. The tables of a run are docs/evidence/NAME_SIZE.md, its pictures
-docs/evidence/NAME_SIZE_KIND.png. What came of a claim of `claims.yml` stands in docs/evidence.md between
+`evidence/results` has a directory for each run of an experiment, NAME or NAME_SIZE after its module: its settings, the
+facts of its data, and a JSON file for each finished cell, as in the run's own directory.  The module's `shown(folder)`
+reads them.  Nothing is trained.  The tables of a run are docs/evidence/NAME_SIZE.md, its pictures
+docs/evidence/NAME_SIZE_KIND.png.  The result of a claim of `claims.yml` is written into docs/evidence.md between
 
     <!-- results: CLAIM -->
     <!-- end of results -->
 
-and is written anew. `pictures.json` beside the results says from which of them the pictures were drawn, so that a test
-finds those of other results; it does not find those that older code drew.
+`pictures.json`, next to the results, records from which of them the pictures were drawn, so that a test detects
+pictures of other results; it does not detect those that older code drew.
 """
 
 from __future__ import annotations
@@ -37,69 +37,78 @@ _BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", 
 
 
 def shown_by(folder: Path) -> Callable[[Path], Shown]:
-    """`shown` of the experiment that a folder's name begins with: the longest name that fits.
+    """Return `shown` of the experiment whose name a directory's name begins with, the longest one.
 
-    ValueError where there is none.
+    Raise ValueError if there is none.
     """
     fitting = [name for name in EXPERIMENTS if f"{folder.name}_".startswith(f"{name}_")]
     if not fitting:
         raise ValueError(
-            f"{folder}: no results of an experiment; call it NAME or NAME_SIZE with one of {', '.join(EXPERIMENTS)}"
+            f"{folder}: not the results of an experiment; name it NAME or NAME_SIZE, with NAME one of "
+            f"{', '.join(EXPERIMENTS)}"
         )
     return importlib.import_module(f"evidence.{max(fitting, key=len)}").shown
 
 
 def results(root: Path) -> Dict[str, Shown]:
-    """The committed runs by name. ValueError where a folder is not one."""
-    found = {}
-    for folder in sorted(path for path in (root / RESULTS).glob("*") if path.is_dir()):
+    """Read the committed runs, by name; raise ValueError for a directory without one."""
+    runs = {}
+    for folder in sorted((root / RESULTS).glob("*/")):
         shown = shown_by(folder)
         if not (folder / SETTINGS).exists():
-            raise ValueError(f"{folder}: has no {SETTINGS}; take the run anew with --take, or remove the folder")
-        found[folder.name] = shown(folder)
-    return found
+            raise ValueError(f"{folder}: has no {SETTINGS}; copy the run again with --take, or remove the directory")
+        runs[folder.name] = shown(folder)
+    return runs
 
 
 def page(text: str, found: Mapping[str, Finding]) -> str:
-    """The page with what came of each claim. ValueError where a claim has no block, or two, or a block no claim."""
-    blocks, claims = [match.group(2) for match in _BLOCK.finditer(text)], told()
+    """Return the page with the result of each claim; raise ValueError unless each claim has one block."""
+    blocks = [match.group(2) for match in _BLOCK.finditer(text)]
+    claims = told()
     if sorted(blocks) != sorted(claims):
         raise ValueError(
-            f"{PAGE} has blocks for the claims {sorted(blocks)}, {FILE.name} has {sorted(claims)}; each needs one "
-            f"block, <!-- results: CLAIM --> and <!-- end of results --> on lines of their own"
+            f"{PAGE} has blocks for the claims {sorted(blocks)}, {FILE.name} has {sorted(claims)}; add one block per "
+            "claim, <!-- results: CLAIM --> and <!-- end of results --> on lines of their own"
         )
     words = verdicts(found)
 
-    def block(name: str) -> str:
-        sentence = (
-            f"**{claims[name]['sentence'].strip()}** {words[name][0].upper()}{words[name][1:]}: {found[name].figures}"
-        )
-        picture = f"\n![The claim above A/A, in margins]({PICTURES.split('/')[-1]}/claim_{name}.png)\n"
-        return f"{sentence}\n" + (picture if found[name].picture else "")
+    def block(match: Any) -> str:
+        begin, name, end = match.groups()
+        sentence = claims[name]["sentence"].strip()
+        verdict = words[name][0].upper() + words[name][1:]
+        lines = [begin, f"**{sentence}** {verdict}: {found[name].figures}", ""]
+        if found[name].picture:
+            folder = PICTURES.split("/")[-1]
+            lines += [f"![The claim above A/A, in margins]({folder}/claim_{name}.png)", ""]
+        return "\n".join([*lines, end])
 
-    return _BLOCK.sub(lambda match: f"{match.group(1)}\n{block(match.group(2))}\n{match.group(3)}", text)
+    return _BLOCK.sub(block, text)
 
 
 def tables(name: str, shown: Shown) -> str:
-    """The page of a run's tables."""
-    return (
-        f"# Tables: {name.replace('_', ', ')}\n\n<!-- a generated page: python -m evidence.figures -->\n\n"
-        f"What it means: [evidence](../evidence.md).\n\n{shown.text()}"
-        + "".join(f"\n![{kind.replace('_', ' ')}]({name}_{kind}.png)\n" for kind in shown.pictures())
-    )
+    """Return the page with a run's tables."""
+    title = name.replace("_", ", ")
+    lines = [
+        f"# Tables: {title}",
+        "<!-- a generated page: python -m evidence.figures -->",
+        "What it means: [evidence](../evidence.md).",
+        shown.text(),
+    ]
+    pictures = [f"\n![{kind.replace('_', ' ')}]({name}_{kind}.png)\n" for kind in shown.pictures()]
+    return "\n\n".join(lines) + "".join(pictures)
 
 
 def check_run(run: Path) -> None:
-    """Raises ValueError where a folder is not that of an experiment's run."""
+    """Raise ValueError if a directory is not that of an experiment's run."""
     shown_by(run)
     if not (run / SETTINGS).exists() or not any((run / CELLS).glob("*.json")):
-        raise ValueError(f"{run}: has no finished cell; --take names the --out of an experiment that has one")
+        raise ValueError(f"{run}: has no finished cell; pass the --out of an experiment that has one to --take")
 
 
 def take(run: Path, root: Path) -> List[Path]:
-    """Copies settings, facts and finished cells of a run into the results, under the name of its folder.
+    """Copy settings, facts and finished cells of a run into the results, under the name of its directory.
 
-    Cells that are there already stay, except where they were measured with other settings.
+    Existing cells stay, unless they were measured with other settings.
     """
     check_run(run)
     folder = root / RESULTS / run.name
@@ -113,17 +122,21 @@ def take(run: Path, root: Path) -> List[Path]:
 
 
 def drawn(folder: Path, pictures: Sequence[Path]) -> Dict[str, Any]:
-    """What a run's results and its pictures are now, as `pictures.json` keeps it."""
+    """Return the digests of a run's results and pictures, as in `pictures.json`."""
     whole = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*.json") if path.name != DRAWN):
-        whole.update(f"{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
+    for path in sorted(folder.rglob("*.json")):
+        if path.name != DRAWN:
+            name = path.relative_to(folder).as_posix()
+            whole.update(f"{name}\n".encode() + path.read_bytes())
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in pictures}
     return {"results": whole.hexdigest(), "pictures": digests}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(prog="python -m evidence.figures", description=__doc__.split("\n")[0].split(": ", 1)[1])
-    parser.add_argument("--root", type=Path, default=Path(), metavar="DIR", help="of a checkout; default: this folder")
+    parser.add_argument(
+        "--root", type=Path, default=Path(), metavar="DIR", help="of a checkout; default: this directory"
+    )
     parser.add_argument(
         "--take", type=Path, action="append", default=[], metavar="OUT", help="first copy the cells of this run"
     )
@@ -142,13 +155,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for name, finding in found.items():
         if finding.picture is not None:
             write([finding.picture], options.root / PICTURES / f"claim_{name}.png")
-    for name, each in shown.items():
-        write_atomically(options.root / PICTURES / f"{name}.md", tables(name, each).encode())
-        pictures = each.draw(options.root / PICTURES, f"{name}_")
+    for name, run_shown in shown.items():
+        write_atomically(options.root / PICTURES / f"{name}.md", tables(name, run_shown).encode())
+        pictures = run_shown.draw(options.root / PICTURES, f"{name}_")
         for picture in pictures:
             print(picture)
         folder = options.root / RESULTS / name
-        write_atomically(folder / DRAWN, (json.dumps(drawn(folder, pictures), indent=1) + "\n").encode())
+        digests = json.dumps(drawn(folder, pictures), indent=1)
+        write_atomically(folder / DRAWN, f"{digests}\n".encode())
     return 0
 
 

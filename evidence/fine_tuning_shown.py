@@ -1,4 +1,4 @@
-"""What the fine-tuning experiment says, from the files of its finished cells alone."""
+"""The results of the fine-tuning experiment, from the files of its finished cells."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, 
 import numpy as np
 
 from evidence.runner import Cell, Row
-from evidence.statistics import CONFIDENCE, TWICE, Interval, median_interval, students
+from evidence.statistics import CONFIDENCE, TWICE, Interval, extremes, median_interval, students
 from evidence.ways import AGAIN, INFERENCE, LONGEST, MAXIMUM, NO_MASK, PACKED, SORTED, TRAINING, WAYS
 from evidence.ways import WORDS as WAY_WORDS
 from evidence.writer import Shown, Table, bars, small, spread
@@ -16,13 +16,13 @@ from pack_data.display.picture import Picture
 
 WORDS = {"banking77": "BANKING77 at 64", "squad": "SQuAD at 384"}
 SCORE = {"banking77": "accuracy", "squad": "F1"}
-# Updates may part by rounding, which Adam enlarges; without the mask they must part by so many times more.
+# Updates may differ by rounding, which Adam enlarges; without the mask they must differ by so many times more.
 CLEARLY = 100.0
 _Line = Tuple[str, str]  # of a table: task and way
 
 
 class Answers(NamedTuple):
-    """How many answers of the same model differ from those of each question alone in its row."""
+    """Answers of the same model that differ from those of each question alone in its row."""
 
     packed: int
     no_mask: int
@@ -30,51 +30,58 @@ class Answers(NamedTuple):
 
 
 class FineTuningShown(Shown):
-    """What the cells of one folder say, whichever of them are finished."""
+    """The results in one run's directory: its finished cells."""
 
     @property
     def tasks(self) -> List[str]:
-        """Those with a finished cell."""
+        """The tasks with a finished cell."""
+        variants = {cell.variant for cell in self.cells}
         kinds = (PACKED, SORTED, NO_MASK, "same", "times")
-        return [t for t in WORDS if any(cell.variant in [f"{t}_{kind}" for kind in kinds] for cell in self.cells)]
+        return [task for task in WORDS if variants & {f"{task}_{kind}" for kind in kinds}]
 
     # ---- scores
 
     def lasts(self, task: str, way: str) -> List[Row]:
-        """The last row of each seed."""
+        """Return the last row of each seed."""
         variant = f"{task}_{way}"
         return [self.cells[Cell(variant, seed)][-1] for seed in self.seeds(variant)]
 
     def percent(self, task: str, way: str) -> List[float]:
-        """Scores, by seed."""
+        """Return the score of each seed."""
         return [float(np.mean(row["points"])) for row in self.lasts(task, way)]
 
     def score_against_sorted(self, task: str, way: str) -> Optional[Interval]:
-        """Points above those of rows sorted by length, over the seeds that both have; None where there is none."""
-        names = [f"{task}_{each}" for each in (way, SORTED)]
-        points = [
-            [np.mean(self.cells[Cell(name, seed)][-1]["points"]) for seed in self.common(*names)] for name in names
-        ]
-        return students([one - other for one, other in zip(*points)]) if points[0] else None
+        """Return the points above rows sorted by length, over the seeds that both have; None if they have none."""
+        variant, reference = f"{task}_{way}", f"{task}_{SORTED}"
+        differences = []
+        for seed in self.common(variant, reference):
+            points, others = (np.mean(self.cells[Cell(name, seed)][-1]["points"]) for name in (variant, reference))
+            differences.append(points - others)
+        return students(differences) if differences else None
 
     def answers(self, task: str) -> Optional[Answers]:
-        """Over all seeds; None where no packed run is finished."""
+        """Return the answers of all seeds; None if no packed run is finished."""
         rows = self.lasts(task, PACKED)
         if not rows:
             return None
-        packed, no_mask = (sum(row[f"answered_{way}"]["different"] for row in rows) for way in (PACKED, NO_MASK))
-        return Answers(packed, no_mask, sum(row[f"answered_{PACKED}"]["answers"] for row in rows))
+        packed = [row[f"answered_{PACKED}"] for row in rows]
+        no_mask = [row[f"answered_{NO_MASK}"] for row in rows]
+        return Answers(
+            sum(answered["different"] for answered in packed),
+            sum(answered["different"] for answered in no_mask),
+            sum(answered["answers"] for answered in packed),
+        )
 
     # ---- the same updates
 
     def same(self, task: str) -> Optional[Dict[str, float]]:
-        """How far logits are from those after packed updates, by way; None where it is not measured."""
+        """Return the distance of logits from those after packed updates, by way; None if it is not measured."""
         rows = self.cells.get(Cell(f"{task}_same", 1))
         return None if rows is None else {row["way"]: row["logits"] for row in rows}
 
     def same_shown(self, task: str) -> bool:
-        found = self.same(task)
-        return found is not None and found[NO_MASK] > CLEARLY * max(found[MAXIMUM], found[LONGEST])
+        distances = self.same(task)
+        return distances is not None and distances[NO_MASK] > CLEARLY * max(distances[MAXIMUM], distances[LONGEST])
 
     # ---- times
 
@@ -82,24 +89,27 @@ class FineTuningShown(Shown):
         return bool(self._seconds(task, TRAINING, PACKED))
 
     def per_sequence(self, task: str, what: str, way: str) -> Interval:
-        """Milliseconds of a sequence: the median round's."""
+        """Return the milliseconds of a sequence: the median of the rounds."""
         return median_interval([1e3 * seconds for seconds in self._seconds(task, what, way)])
 
     def against_packed(self, task: str, what: str, way: str) -> Interval:
-        """Times of the packed way's time, round by round."""
-        found = (self._seconds(task, what, each) for each in (way, PACKED))
-        return median_interval([seconds / packed for seconds, packed in zip(*found)])
+        """Return the time over that of the packed way: the median of the rounds."""
+        pairs = zip(self._seconds(task, what, way), self._seconds(task, what, PACKED))
+        return median_interval([seconds / packed for seconds, packed in pairs])
 
     def _seconds(self, task: str, what: str, way: str) -> List[float]:
-        """Of a sequence in each round, scaled by slots from those that were timed to all there are: fewer sequences
-        that are sorted by length differ more in length within a pass."""
-        rows = [r for r in self.cells.get(Cell(f"{task}_times", 1), []) if (r["what"], r["way"]) == (what, way)]
-        known = self.facts[task][what]
-        slots = known["slots_per_token"][PACKED if way == AGAIN else way] * known["tokens"] / known["sequences"]
-        return [slots * row["seconds"] / row["slots"] for row in rows]
+        """Return the time of a sequence in each round, scaled by slots from those that were timed to all.
+
+        Fewer sequences that are sorted by length differ more in length within a pass.
+        """
+        rows = self.cells.get(Cell(f"{task}_times", 1), [])
+        facts = self.facts[task][what]
+        slots_per_token = facts["slots_per_token"][PACKED if way == AGAIN else way]
+        slots = slots_per_token * facts["tokens"] / facts["sequences"]
+        return [slots * row["seconds"] / row["slots"] for row in rows if (row["what"], row["way"]) == (what, way)]
 
     def timing_shown(self, task: str, what: str) -> bool:
-        """Whether the same way timed twice takes as long, by an interval that is narrow enough to tell."""
+        """Return True if the same way timed twice takes as long, by an interval that is narrow enough."""
         again = self.against_packed(task, what, AGAIN)
         return 1 - TWICE < again.low <= 1.0 <= again.high < 1 + TWICE
 
@@ -115,37 +125,36 @@ class FineTuningShown(Shown):
 
     def _table(self, what: str) -> Table:
         def of_time(words: Callable[[str, str], str]) -> Callable[[_Line], Optional[str]]:
-            return lambda line: words(*line) if line[1] in (*WAYS, AGAIN) and self.timed(line[0]) else None
+            def cell(line: _Line) -> Optional[str]:
+                task, way = line
+                return words(task, way) if way in (*WAYS, AGAIN) and self.timed(task) else None
+
+            return cell
 
         def slots(line: _Line) -> Optional[str]:
             task, way = line
-            found = self.facts[task][what]["slots_per_token"].get(PACKED if way == NO_MASK else way)
-            return None if found is None else f"{found:.2f}"
+            per_token = self.facts[task][what]["slots_per_token"].get(PACKED if way == NO_MASK else way)
+            return None if per_token is None else f"{per_token:.2f}"
 
         def milliseconds(task: str, way: str) -> str:
-            each = self.per_sequence(task, what, way)
-            return each.words(".2f" if each.mean < 10 else ".1f")
+            interval = self.per_sequence(task, what, way)
+            return interval.words(".2f" if interval.mean < 10 else ".1f")
 
         def tokens(task: str, way: str) -> str:
-            known = self.facts[task][what]
-            return f"{1e3 * known['tokens'] / known['sequences'] / self.per_sequence(task, what, way).mean:,.0f}"
+            facts = self.facts[task][what]
+            per_sequence = facts["tokens"] / facts["sequences"]
+            return f"{1e3 * per_sequence / self.per_sequence(task, what, way).mean:,.0f}"
 
         def ratio(task: str, way: str) -> str:
             return "" if way == PACKED else self.against_packed(task, what, way).words(".2f")
 
         def name(line: _Line) -> str:
-            return f"{WORDS[line[0]]}, {WAY_WORDS.get(line[1], line[1])}"
+            task, way = line
+            return f"{WORDS[task]}, {WAY_WORDS.get(way, way)}"
 
-        no_model = "most frequent answer (no model)"
-        lines = []
-        for task in self.tasks:
-            lines += [(task, way) for way in WAYS]
-            lines += [(task, AGAIN)] if self.timed(task) else []
-            lines += [(task, NO_MASK)] if self.lasts(task, PACKED) else []
-            lines += [(task, no_model)] if what == TRAINING else []
-        first = (
-            ("score, %", self._score) if what == TRAINING else ("answers that differ from padded ones", self._differ)
-        )
+        first = ("answers that differ from padded ones", self._differ)
+        if what == TRAINING:
+            first = ("score, %", self._score)
         return Table(
             [
                 (what, name),
@@ -155,8 +164,21 @@ class FineTuningShown(Shown):
                 ("tokens/s", of_time(tokens)),
                 ("time, packed = 1", of_time(ratio)),
             ],
-            lines,
+            self._table_lines(what),
         )
+
+    def _table_lines(self, what: str) -> List[_Line]:
+        lines = []
+        for task in self.tasks:
+            ways = list(WAYS)
+            if self.timed(task):
+                ways.append(AGAIN)
+            if self.lasts(task, PACKED):
+                ways.append(NO_MASK)
+            if what == TRAINING:
+                ways.append("most frequent answer (no model)")
+            lines += [(task, way) for way in ways]
+        return lines
 
     def _score(self, line: _Line) -> str:
         task, way = line
@@ -169,23 +191,26 @@ class FineTuningShown(Shown):
 
     def _differ(self, line: _Line) -> str:
         task, way = line
-        found = self.answers(task) if way in (PACKED, NO_MASK) else None
-        return "" if found is None else f"{getattr(found, way):,} of {found.answers:,}"
+        answers = self.answers(task) if way in (PACKED, NO_MASK) else None
+        return "" if answers is None else f"{getattr(answers, way):,} of {answers.answers:,}"
 
     def _claims(self, task: str) -> List[str]:
-        lines = [] if self.same(task) is None else [self._same_words(task)]
+        lines = []
+        if self.same(task) is not None:
+            lines.append(self._same_words(task))
         lines.append(self._score_words(task) if self.lasts(task, PACKED) else "No run that is scored is finished yet.")
-        return [*filter(None, lines)] + [
-            self._time_words(task, what) for what in (TRAINING, INFERENCE) if self.timed(task)
-        ]
+        if self.timed(task):
+            lines += [self._time_words(task, what) for what in (TRAINING, INFERENCE)]
+        return list(filter(None, lines))
 
     def _same_words(self, task: str) -> str:
-        found, timing = self.same(task), self.settings["timing"][task]
-        assert found is not None
+        distances = self.same(task)
+        assert distances is not None
+        updates = counted(self.settings["timing"][task]["updates"], "update")
+        largest = small(max(distances[MAXIMUM], distances[LONGEST]))
         numbers = (
-            f"after {counted(timing['updates'], 'update')} from one start the logits of held-out sequences are at "
-            f"most {small(max(found[MAXIMUM], found[LONGEST]))} apart, without the mask {small(found[NO_MASK])}; the "
-            f"updates moved them by {small(found['start'])}"
+            f"after {updates} from one start the logits of held-out sequences are at most {largest} apart, without the "
+            f"mask {small(distances[NO_MASK])}; the updates moved them by {small(distances['start'])}"
         )
         if not self.same_shown(task):
             return f"Same updates: **shows nothing**, as the missing mask does not stand out from rounding: {numbers}."
@@ -195,17 +220,21 @@ class FineTuningShown(Shown):
         )
 
     def _score_words(self, task: str) -> str:
-        found = {way: self.score_against_sorted(task, way) for way in (PACKED, NO_MASK)}
-        words = "; ".join(f"{WAY_WORDS[way]} {each.words('+.2f')}" for way, each in found.items() if each)
-        return (
-            words
-            and f"Observed over the seeds that both have, {SCORE[task]} in points above rows sorted by length: {words}."
-        )
+        parts = []
+        for way in (PACKED, NO_MASK):
+            interval = self.score_against_sorted(task, way)
+            if interval:
+                parts.append(f"{WAY_WORDS[way]} {interval.words('+.2f')}")
+        if not parts:
+            return ""
+        words = "; ".join(parts)
+        return f"Observed over the seeds that both have, {SCORE[task]} in points above rows sorted by length: {words}."
 
     def _time_words(self, task: str, what: str) -> str:
-        """A difference counts where its interval is apart from that of the same way timed twice."""
+        """Describe the times; a difference counts if its interval is apart from that of the same way timed twice."""
         again = self.against_packed(task, what, AGAIN)
-        head, twice = f"{what.capitalize()} on this device", again.words(".2f")
+        head = f"{what.capitalize()} on this device"
+        twice = again.words(".2f")
         if not self.timing_shown(task, what):
             return f"{head}: **shows nothing**, the packed way timed twice takes {twice} of its own time."
         groups: Dict[str, List[str]] = {}
@@ -217,22 +246,24 @@ class FineTuningShown(Shown):
             elif ratio.low > again.high:
                 words = "packing is faster than rows"
             groups.setdefault(words, []).append(f"{WAY_WORDS[way]} ({ratio.words('.2f')})")
-        said = "; ".join(f"{words} {', '.join(found)}" for words, found in groups.items())
+        verdict = "; ".join(f"{words} {', '.join(ways)}" for words, ways in groups.items())
         return (
-            f"{head}: **{said}**. Control: packed timed twice, {twice}, has to hold 1.00 and lie within {TWICE:.0%} of "
-            f"it; a gain lies wholly above this interval."
+            f"{head}: **{verdict}**. Control: packed timed twice, {twice}, has to hold 1.00 and lie within {TWICE:.0%} "
+            "of it; a gain lies wholly above this interval."
         )
 
     def _origin(self) -> List[str]:
         lines = []
         for task in self.tasks:
-            known, epochs = self.facts[task], counted(self.settings[task]["epochs"], "epoch")
-            training, updates = known[TRAINING], known["updates_per_epoch"]
+            facts = self.facts[task]
+            epochs = counted(self.settings[task]["epochs"], "epoch")
+            training = facts[TRAINING]
+            updates = facts["updates_per_epoch"]
             lines.append(
                 f"{WORDS[task]}: {training['sequences']:,} sequences in {epochs} of {updates:,} updates, "
                 f"{training['sequences'] / updates:.1f} sequences an update in every way, "
-                f"{training['packing_factor']:.2f} in a packed row, packing takes {known['packing_seconds']:.2g} s "
-                f"once; {known[INFERENCE]['sequences']:,} sequences answered."
+                f"{training['packing_factor']:.2f} in a packed row, packing takes {facts['packing_seconds']:.2g} s "
+                f"once; {facts[INFERENCE]['sequences']:,} sequences answered."
             )
         return [
             *lines,
@@ -248,26 +279,29 @@ class FineTuningShown(Shown):
     # ---- the picture
 
     def pictures(self) -> Dict[str, Sequence[Picture]]:
-        """Time of a sequence in each way, and its score, for each task."""
+        """Draw the time of a sequence in each way, and its score, for each task."""
         drawn: List[Picture] = []
         for task in self.tasks:
             if self.timed(task):
-                times = {
-                    f"{what}, median with its {CONFIDENCE:.0%} interval": {
-                        WAY_WORDS[way]: self.per_sequence(task, what, way) for way in WAYS
-                    }
-                    for what in (TRAINING, INFERENCE)
-                }
-                drawn.append(bars(f"{WORDS[task]}: time", "ms a sequence, one thread", times))
-            found = {WAY_WORDS[way]: self.percent(task, way) for way in (PACKED, SORTED, NO_MASK)}
+                drawn.append(self._times_picture(task))
             if self.lasts(task, PACKED):
-                scores = {
-                    name: Interval(float(np.mean(each)), min(each), max(each), len(each))
-                    for name, each in found.items()
-                    if each
-                }
-                level = ("most frequent answer, no model", self.facts[task]["no_model"])
-                unit = f"{SCORE[task]} on held-out examples, %"
-                series = {"mean, lowest and highest seed": scores}
-                drawn.append(bars(f"{WORDS[task]}: score", unit, series, [level], form=".2f"))
+                drawn.append(self._scores_picture(task))
         return {"ways": drawn} if drawn else {}
+
+    def _times_picture(self, task: str) -> Picture:
+        times = {}
+        for what in (TRAINING, INFERENCE):
+            intervals = {WAY_WORDS[way]: self.per_sequence(task, what, way) for way in WAYS}
+            times[f"{what}, median with its {CONFIDENCE:.0%} interval"] = intervals
+        return bars(f"{WORDS[task]}: time", "ms a sequence, one thread", times)
+
+    def _scores_picture(self, task: str) -> Picture:
+        scores = {}
+        for way in (PACKED, SORTED, NO_MASK):
+            values = self.percent(task, way)
+            if values:
+                scores[WAY_WORDS[way]] = extremes(values)
+        series = {"mean, lowest and highest seed": scores}
+        level = ("most frequent answer, no model", self.facts[task]["no_model"])
+        unit = f"{SCORE[task]} on held-out examples, %"
+        return bars(f"{WORDS[task]}: score", unit, series, [level], form=".2f")

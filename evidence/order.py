@@ -50,8 +50,7 @@ SUMMARY = (
 
 
 def settings(options: Any) -> Dict[str, Any]:
-    size = SIZES[options.size].size
-    return {"size": options.size, **size._asdict(), "corpus": packed_runs.corpus_of(size, options.data_dir)}
+    return packed_runs.settings(options, SIZES[options.size].size)
 
 
 def regrouped(arm: str, seed: int) -> Regroup:

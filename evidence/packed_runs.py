@@ -340,9 +340,8 @@ def setup(options: Any, size: Size, checkpoint: Optional[Path] = None) -> Pretra
     return PretrainingSetup(folder, size, options.data_dir, checkpoint=checkpoint)
 
 
-def settings(options: Any, sizes: Mapping[str, Any]) -> Dict[str, Any]:
-    """What decides the cells of an experiment of one of these sizes."""
-    size = sizes[options.size]
+def settings(options: Any, size: Any) -> Dict[str, Any]:
+    """Return all that decides the cells of an experiment of this size."""
     return {"size": options.size, **size._asdict(), "corpus": corpus_of(size, options.data_dir)}
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from evidence.benches.llama import new_llama
 from evidence.benches.texts import TextSet, TokenSet, encode, text_sets
 from evidence.runner import Cell, Row, Runner
-from evidence.statistics import Interval, students
+from evidence.statistics import Interval, extremes, students
 from evidence.writer import Shown, Table, bars, spread
 from ipu_packed_bert.engine.host.devices import find_device
 from ipu_packed_bert.settings.schema import EngineConfig
@@ -377,11 +377,7 @@ class PositionIdsShown(Shown):
         def of(column: str) -> Dict[str, Dict[str, Interval]]:
             values = {name: {way: self.values(name, way, column) for way in self._ways} for name in self._data}
             return {
-                f"{name}: mean, lowest and highest seed": {
-                    way: Interval(float(np.mean(found)), min(found), max(found), len(found))
-                    for way, found in ways.items()
-                    if found
-                }
+                f"{name}: mean, lowest and highest seed": {way: extremes(found) for way, found in ways.items() if found}
                 for name, ways in values.items()
             }
 

@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings(options: Any) -> Dict[str, Any]:
-    return packed_runs.settings(options, SIZES)
+    return packed_runs.settings(options, SIZES[options.size])
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------

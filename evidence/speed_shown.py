@@ -1,9 +1,10 @@
-"""What the experiment `speed` says, from its finished cells alone: nothing is timed."""
+"""The results of the experiment `speed`, from its finished cells; nothing is timed."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from evidence.runner import Row
 from evidence.statistics import CONFIDENCE, LEVEL, TWICE, Interval, above, ratio
@@ -30,44 +31,61 @@ class Case(NamedTuple):
 
 
 class Timings:
-    """The rounds of one case. layers: that were timed; None: all."""
+    """The rounds of one case.  layers: that were timed; None: all."""
 
     def __init__(self, case: Case, rows: Sequence[Row], layers: Optional[int]) -> None:
-        self.case, self.rows, self._timed = case, rows, layers
-        self.factor = sum(row["sequences"] for row in rows) / sum(row["packs"] for row in rows)
+        self.case = case
+        self.rows = rows
+        self._timed = layers
+        packs = sum(row["packs"] for row in rows)
+        self.factor = sum(row["sequences"] for row in rows) / packs
 
     def has(self, attention: str) -> bool:
         return f"packed_{attention}_s" in self.rows[0]
 
-    def speed_ups(self, packed: str, unpacked: str = "", *, layers: Optional[int] = None) -> List[float]:
-        """Of packed rows with one attention over unpacked ones with the same or another one, in each round.
+    def attentions(self) -> List[str]:
+        """Return the attentions that were timed."""
+        return [name for name in ATTENTIONS if self.has(name)]
 
-        The rounds have packs of other factors: what is taken is the share of its factor that each realises, times the
-        factor of all. layers: of a model in which so many of them do what the timed ones did.
+    def speed_ups(
+        self,
+        packed: str,
+        unpacked: str = "",
+        *,
+        layers: Optional[int] = None,
+    ) -> List[float]:
+        """Return the speed-ups of the rounds: packed rows over unpacked ones, with the same attention or another.
+
+        The rounds have packs of other factors: the result is the share of its factor that each realises, times the
+        factor of all.  layers: of a model in which so many layers do what the timed ones did.
         """
         grown = None if layers is None or self._timed is None else layers / self._timed
 
         def seconds(row: Row, layout: str, attention: str) -> float:
-            found = row[f"{layout}_{attention}_s"]
-            return found if grown is None else row[f"{layout}_heads_s"] + grown * (found - row[f"{layout}_heads_s"])
+            timed = row[f"{layout}_{attention}_s"]
+            if grown is None:
+                return timed
+            heads = row[f"{layout}_heads_s"]
+            return heads + grown * (timed - heads)
 
-        return [
-            self.factor
-            * (seconds(row, "unpacked", unpacked or packed) / seconds(row, "packed", packed))
-            / (row["sequences"] / row["packs"])
-            for row in self.rows
-        ]
+        speed_ups = []
+        for row in self.rows:
+            speed_up = seconds(row, "unpacked", unpacked or packed) / seconds(row, "packed", packed)
+            factor = row["sequences"] / row["packs"]
+            speed_ups.append(self.factor * speed_up / factor)
+        return speed_ups
 
     def wholes(self, packed: str, unpacked: str = "") -> List[float]:
-        """As `speed_ups`, of the whole model of this width, where embeddings and heads were timed too."""
-        return self.speed_ups(packed, unpacked, layers=LAYERS[self.case.width] if self.has("heads") else None)
+        """Return `speed_ups` of the whole model of this width, if embeddings and heads were timed too."""
+        layers = LAYERS[self.case.width] if self.has("heads") else None
+        return self.speed_ups(packed, unpacked, layers=layers)
 
     def whole(self, packed: str, unpacked: str = "") -> Interval:
         return ratio(self.wholes(packed, unpacked))
 
-    def share(self, found: Interval) -> float:
-        """Percent of the factor."""
-        return 100 * found.mean / self.factor
+    def share(self, speed_up: Interval) -> float:
+        """Return a speed-up in percent of the factor."""
+        return 100 * speed_up.mean / self.factor
 
     @property
     def again(self) -> Interval:
@@ -81,20 +99,24 @@ class Timings:
 
     @property
     def gradients(self) -> float:
-        """The largest difference of an update's gradients, packed and unpacked, relative."""
-        return max(value for row in self.rows for name, value in row.items() if name.endswith("_gradients"))
+        """The largest relative difference of an update's gradients, packed and unpacked."""
+        differences = []
+        for row in self.rows:
+            differences += [value for name, value in row.items() if name.endswith("_gradients")]
+        return max(differences)
 
     @property
     def p(self) -> float:
-        """That the speed-up, with the better attention, is within `MARGIN` of the factor or above; two may try."""
-        found = [above(self.wholes(each), (1 - MARGIN) * self.factor) for each in ATTENTIONS if self.has(each)]
-        return min(1.0, len(found) * min(found))
+        """P value that the speed-up, with the better of the attentions, is within `MARGIN` of the factor or above."""
+        bound = (1 - MARGIN) * self.factor
+        p_values = [above(self.wholes(name), bound) for name in self.attentions()]
+        return min(1.0, len(p_values) * min(p_values))
 
     def realised(self) -> bool:
         return self.p < LEVEL
 
     def why_nothing(self) -> str:
-        """Why these timings show nothing; empty where they show something."""
+        """Return why these timings show nothing, or "" if they show something."""
         if self.again.low <= 1 - TWICE or self.again.high >= 1 + TWICE:
             return f"the same packs timed twice differ, {self.again.words('.2f')}"
         if (1 - MARGIN) * self.factor < self.one.high:
@@ -105,70 +127,67 @@ class Timings:
 
 
 class SpeedShown(Shown):
-    """What the cells of one folder say, whichever of them are finished."""
+    """The results in one run's directory: its finished cells."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         rows: Dict[Tuple[Case, bool], List[Row]] = {}
         self.emulated: List[Case] = []
-        for cell, found in self.cells.items():
+        for cell, of_cell in self.cells.items():
             slots, width, precision = cell.variant.replace(WHOLE, "").split()
             case = Case(int(slots), width, precision)
-            if found[0].get(EMULATED):
-                self.emulated += [case] if case not in self.emulated else []
-            else:
-                rows.setdefault((case, cell.variant.endswith(WHOLE)), []).extend(found)
-        widths = list(self.settings["widths"])
+            if not of_cell[0].get(EMULATED):
+                is_whole = cell.variant.endswith(WHOLE)
+                rows.setdefault((case, is_whole), []).extend(of_cell)
+            elif case not in self.emulated:
+                self.emulated.append(case)
 
-        def place(key: Tuple[Case, bool]) -> Any:
-            return key[0].slots, widths.index(key[0].width), PRECISIONS.index(key[0].precision)
-
-        keys = sorted(rows, key=place)
         layers = self.settings["layers"]
-        self.timings = [Timings(case, rows[case, whole], layers) for case, whole in keys if not whole]
-        self.wholes = [Timings(case, rows[case, whole], None) for case, whole in keys if whole]
+        keys = sorted(rows, key=self._place)
+        self.timings = [Timings(case, rows[case, False], layers) for case, is_whole in keys if not is_whole]
+        self.wholes = [Timings(case, rows[case, True], None) for case, is_whole in keys if is_whole]
+
+    def _place(self, key: Tuple[Case, bool]) -> Tuple[int, int, int]:
+        case, _ = key
+        width = list(self.settings["widths"]).index(case.width)
+        return case.slots, width, PRECISIONS.index(case.precision)
 
     @property
     def nothing(self) -> List[Timings]:
-        return [each for each in self.timings if each.why_nothing()]
+        """The cases that show nothing."""
+        return [timings for timings in self.timings if timings.why_nothing()]
 
     @property
     def draws(self) -> int:
-        """How many draws of packs every case has."""
-        cases = {cell.variant for cell in self.cells if not cell.variant.endswith(WHOLE)}
-        return min((len(self.seeds(each)) for each in cases), default=0)
+        """Draws of packs that every case has."""
+        variants = {cell.variant for cell in self.cells if not cell.variant.endswith(WHOLE)}
+        return min((len(self.seeds(variant)) for variant in variants), default=0)
 
     @property
     def all_pass(self) -> bool:
-        """Whether every case shows something, and has the speed-up that is claimed."""
-        return bool(self.timings) and not self.nothing and all(each.realised() for each in self.timings)
+        """True if every case shows something, and has the speed-up that is claimed."""
+        return bool(self.timings) and not self.nothing and all(timings.realised() for timings in self.timings)
 
     @property
     def p(self) -> float:
-        """That the speed-up of every case is as claimed: the largest P value of a case, with its better attention."""
-        return max(each.p for each in self.timings)
+        """P value that the speed-up of every case is as claimed: the largest of all cases."""
+        return max(timings.p for timings in self.timings)
 
     # ---- the block ---------------------------------------------------------------------------------------------------
 
     def table(self) -> Table:
         kind = "timed" if self.settings["layers"] is None else "whole model"
-
-        def whole(packed: str, unpacked: str = "") -> Callable[[Timings], Optional[str]]:
-            return lambda each: each.whole(packed, unpacked).words(".2f") if each.has(packed) else None
-
-        def each_attention(words: Callable[[Timings, str], str]) -> Callable[[Timings], str]:
-            return lambda each: ", ".join(words(each, name) for name in ATTENTIONS if each.has(name))
-
+        wholes = [(f"{words}, {kind}", _whole_words(name)) for name, words in ATTENTIONS.items()]
         return Table(
             [
                 ("slots", lambda each: f"{each.case.slots:,}"),
                 ("width", lambda each: each.case.width),
                 ("type", lambda each: each.case.precision),
                 ("factor", lambda each: f"{each.factor:.2f}"),
-                *((f"{words}, {kind}", whole(name)) for name, words in ATTENTIONS.items()),
-                ("of the factor", each_attention(lambda each, name: f"{each.share(each.whole(name)):.0f} %")),
-                ("packed within, unpacked mask", whole("within", "dense")),
-                ("timed: mask, within", each_attention(lambda each, name: f"{ratio(each.speed_ups(name)).mean:.2f}")),
+                *wholes,
+                ("of the factor", _shares),
+                ("packed within, unpacked mask", _whole_words("within", "dense")),
+                ("timed: mask, within", _timed_words),
                 ("packs of one", lambda each: each.one.words(".2f")),
                 ("same packs twice", _twice),
             ],
@@ -177,11 +196,13 @@ class SpeedShown(Shown):
         )
 
     def parts(self) -> List[Union[str, Table]]:
-        facts, size, layers = self.facts, self.settings, self.settings["layers"]
+        facts = self.facts
+        size = self.settings
+        layers = size["layers"]
         lines: List[Union[str, Table]] = [
             self.table(),
             f"Claim: the speed-up is at least {1 - MARGIN:.0%} of the packing factor, with the better attention. "
-            f"Control: packs of one sequence may not pass this test, and the same packs timed twice have to agree "
+            "Control: packs of one sequence may not pass this test, and the same packs timed twice have to agree "
             f"within {TWICE:.0%}. **{self.verdict()}.**",
             f"Geometric mean of the rounds, {CONFIDENCE:.0%} interval in brackets (Student's t of the logarithms), "
             f"{facts['clock']}; forward and backward pass, packed and unpacked in turn in one process, each round on "
@@ -196,17 +217,21 @@ class SpeedShown(Shown):
                 f"Timed: {timed} with embeddings and heads, and embeddings and heads alone. Whole model, estimated: "
                 f"embeddings and heads once, and {times} what the layer adds."
             )
-            estimates = {each.case: each for each in self.timings}
-            lines += [_checked(each, estimates[each.case]) for each in self.wholes if each.case in estimates]
+            estimates = {timings.case: timings for timings in self.timings}
+            lines += [_checked(whole, estimates[whole.case]) for whole in self.wholes if whole.case in estimates]
         if self.emulated:
             lines.append("No bfloat16: this processor has no products of this type, so nothing was timed.")
-        worst = {name: [each.gradients for each in self.timings if each.case.precision == name] for name in EXPECTED}
-        differ = ", ".join(f"{max(found):.0e} in {name}" for name, found in worst.items() if found)
+        differences = []
+        for precision in EXPECTED:
+            gradients = [timings.gradients for timings in self.timings if timings.case.precision == precision]
+            if gradients:
+                differences.append(f"{max(gradients):.0e} in {precision}")
+        differ = ", ".join(differences)
         if differ:
             lines.append(f"Packed and unpacked gradients of an update differ by at most {differ}.")
         factors = ", ".join(
-            f"{found['packing_factor']:.2f} at {int(slots):,} (depth {found['depth']})"
-            for slots, found in facts["rows"].items()
+            f"{row['packing_factor']:.2f} at {int(slots):,} (depth {row['depth']})"
+            for slots, row in facts["rows"].items()
         )
         return [
             *lines,
@@ -215,46 +240,73 @@ class SpeedShown(Shown):
         ]
 
     def verdict(self) -> str:
+        """Describe which cases pass the test, and whether the controls fail."""
         if not self.timings:
             return "shows nothing yet: no case is timed"
-        telling = [each for each in self.timings if not each.why_nothing()]
-        missed = [str(each.case) for each in telling if not each.realised()]
-        said = f"{len(telling) - len(missed)} of {len(telling)} cases pass"
-        said += f" (not shown: {' / '.join(missed)})" if missed else ""
-        said += f"; the control fails in all {len(telling)} as it must" if telling else ""
-        return said + "".join(f"; {each.case} shows nothing: {each.why_nothing()}" for each in self.nothing)
+        telling = [timings for timings in self.timings if not timings.why_nothing()]
+        missed = [str(timings.case) for timings in telling if not timings.realised()]
+        words = f"{len(telling) - len(missed)} of {len(telling)} cases pass"
+        if missed:
+            words += f" (not shown: {' / '.join(missed)})"
+        if telling:
+            words += f"; the control fails in all {len(telling)} as it must"
+        for timings in self.nothing:
+            words += f"; {timings.case} shows nothing: {timings.why_nothing()}"
+        return words
 
     # ---- the picture -------------------------------------------------------------------------------------------------
 
     def pictures(self) -> Dict[str, Sequence[Picture]]:
-        """Speed-ups of whole models over the row length for each width, beside the packing factor."""
-        factors = {int(slots): found["packing_factor"] for slots, found in self.facts["rows"].items()}
+        """Draw the speed-ups of whole models over the row length for each width, with the packing factor."""
         drawn: List[Picture] = []
         for width in self.settings["widths"]:
-            cases = [each for each in self.timings if each.case.width == width]
-            slots = sorted({each.case.slots for each in cases})
-            lines = [Line("packing factor", tuple(map(float, slots)), tuple(factors[each] for each in slots))]
-            for precision in PRECISIONS:
-                for name, words in ATTENTIONS.items():
-                    of = [each for each in cases if each.case.precision == precision and each.has(name)]
-                    # The share of the factor timed, times that of all packs.
-                    found = [(factors[each.case.slots] / each.factor, each.whole(name)) for each in of]
-                    ends = [tuple(scale * interval[end] for scale, interval in found) for end in range(3)]
-                    x = tuple(float(each.case.slots) for each in of)
-                    if of:
-                        lines.append(Line(f"{precision}, {words}", x, ends[0], lower=ends[1], upper=ends[2]))
+            cases = [timings for timings in self.timings if timings.case.width == width]
             if cases:
-                x_axis, y_axis = Axis("slots of a row", log=2), Axis("speed-up over unpacked rows")
-                drawn.append(Lines(f"BERT-{width}", x_axis, y_axis, tuple(lines)))
+                axes = Axis("slots of a row", log=2), Axis("speed-up over unpacked rows")
+                drawn.append(Lines(f"BERT-{width}", *axes, tuple(self._lines(cases))))
         return {"speed_ups": drawn} if drawn else {}
 
+    def _lines(self, cases: Sequence[Timings]) -> List[Line]:
+        factors = {int(slots): row["packing_factor"] for slots, row in self.facts["rows"].items()}
+        slots = sorted({timings.case.slots for timings in cases})
+        of_all = tuple(factors[number] for number in slots)
+        lines = [Line("packing factor", tuple(map(float, slots)), of_all)]
+        for precision, (attention, words) in itertools.product(PRECISIONS, ATTENTIONS.items()):
+            points = []
+            for timings in cases:
+                if timings.case.precision == precision and timings.has(attention):
+                    # The share of the factor timed, times that of all packs.
+                    scale = factors[timings.case.slots] / timings.factor
+                    mean, low, high, _ = timings.whole(attention)
+                    points.append((float(timings.case.slots), scale * mean, scale * low, scale * high))
+            if points:
+                x, mean_ends, low_ends, high_ends = zip(*points)
+                lines.append(Line(f"{precision}, {words}", x, mean_ends, lower=low_ends, upper=high_ends))
+        return lines
 
-def _twice(each: Timings) -> str:
-    return each.again.words(".2f") + (" shows nothing" if each.why_nothing() else "")
+
+def _whole_words(packed: str, unpacked: str = "") -> Callable[[Timings], Optional[str]]:
+    """Return a cell: the speed-up of the whole model, if the attention was timed."""
+    return lambda each: each.whole(packed, unpacked).words(".2f") if each.has(packed) else None
+
+
+def _shares(timings: Timings) -> str:
+    return ", ".join(f"{timings.share(timings.whole(name)):.0f} %" for name in timings.attentions())
+
+
+def _timed_words(timings: Timings) -> str:
+    return ", ".join(f"{ratio(timings.speed_ups(name)).mean:.2f}" for name in timings.attentions())
+
+
+def _twice(timings: Timings) -> str:
+    words = timings.again.words(".2f")
+    return f"{words} shows nothing" if timings.why_nothing() else words
 
 
 def _checked(whole: Timings, estimate: Timings) -> str:
-    timed, estimated = whole.share(ratio(whole.speed_ups("dense"))), estimate.share(estimate.whole("dense"))
+    """Compare the estimate of a whole model with its time."""
+    timed = whole.share(ratio(whole.speed_ups("dense")))
+    estimated = estimate.share(estimate.whole("dense"))
     return (
         f"The estimate against all {LAYERS[whole.case.width]} layers, mask over the row, {whole.case}: "
         f"{estimated:.1f} % of the factor estimated, {timed:.1f} % timed."

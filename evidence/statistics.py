@@ -32,6 +32,11 @@ class Interval(NamedTuple):
         return f"{mean} ({self.low:{form}} to {self.high:{form}})"
 
 
+def extremes(values: Sequence[float]) -> Interval:
+    """Return the mean, and the least and the largest value as its ends."""
+    return Interval(float(np.mean(values)), min(values), max(values), len(values))
+
+
 def students(values: Sequence[float]) -> Interval:
     """Return the mean of one value per seed or round, with Student's interval; an infinite one for one value."""
     number = len(values)

@@ -1,4 +1,4 @@
-"""What the pre-training experiments say, from their finished cells alone: nothing is trained."""
+"""The results of the pre-training experiments, from their finished cells; nothing is trained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METRICS = {"loss": "loss", "mlm_loss": "masked tokens", "nsp_loss": "next senten
 
 
 class TrainingShown(Shown):
-    """What the cells of one folder say, whichever of them are finished."""
+    """The results in one run's directory: its finished cells."""
 
     words: Mapping[str, str]  # arm -> words
     reference: str
@@ -26,38 +26,44 @@ class TrainingShown(Shown):
     # ---- numbers
 
     def value(self, arm: str, seed: int, metric: str) -> float:
-        """Of the last measurement, over all scored sequences."""
+        """Return the last measurement, over all scored sequences."""
         row = self.cells[Cell(arm, seed)][-1]
-        return float(row[f"all_{metric}"] if f"all_{metric}" in row else row[metric])
+        return float(row.get(f"all_{metric}", row[metric]))
 
     def differences(self, first: str, second: str, metric: str, seeds: Optional[Sequence[int]] = None) -> List[float]:
-        """Of the first arm from the second one, seed by seed. KeyError where a cell is missing."""
+        """Return the first arm minus the second, seed by seed; raise KeyError for a missing cell."""
         chosen = self.common(first, second) if seeds is None else seeds
         return [self.value(first, seed, metric) - self.value(second, seed, metric) for seed in chosen]
 
     def over_sequences(self, first: str, second: str, seeds: Sequence[int]) -> float:
-        """Standard error over the held-out sequences of the difference of the loss, the mean of these seeds."""
+        """Return the standard error of the difference of the loss over the held-out sequences, the mean of seeds."""
 
-        def of(arm: str, name: str) -> Any:
-            return np.mean([self.cells[Cell(arm, seed)][-1][name] for seed in seeds], axis=0)
+        def difference(name: str) -> Any:
+            means = [
+                np.mean([self.cells[Cell(arm, seed)][-1][name] for seed in seeds], axis=0) for arm in (first, second)
+            ]
+            return means[0] - means[1]
 
-        mlm, nsp = (of(first, name) - of(second, name) for name in ("mlm_centinats", "nsp_millinats"))
-        return error_over_sequences(np.array(self.facts["masked"], dtype=float), mlm / 100, nsp / 1000)
+        masked = np.array(self.facts["masked"], dtype=float)
+        return error_over_sequences(masked, difference("mlm_centinats") / 100, difference("nsp_millinats") / 1000)
 
     def against(self, arm: str, metric: str = "loss") -> Optional[Interval]:
-        """From the reference, over the seeds that both have."""
+        """Return the difference from the reference, over the seeds that both have."""
         reference = self.reference + (arms.DOUBLE if arm.endswith(arms.DOUBLE) else "")
-        found = [] if arm == reference else self.differences(arm, reference, metric)
-        return students(found) if found else None
+        if arm == reference:
+            return None
+        differences = self.differences(arm, reference, metric)
+        return students(differences) if differences else None
 
     # ---- the page
 
     def named(self) -> List[str]:
-        """Arms with a finished seed that counts."""
+        """Return the arms with a finished seed that counts."""
         return [arm for arm in self.words if self.seeds(arm)]
 
     def parts(self) -> List[Union[str, Table]]:
-        size, facts = self.settings, self.facts
+        size = self.settings
+        facts = self.facts
         return [
             self.table(),
             "±: one standard deviation of the seeds. Against the reference: mean over the seeds, "
@@ -79,8 +85,10 @@ class TrainingShown(Shown):
             return lambda arm: _words(self.against(arm, metric))
 
         def updates(arm: str) -> str:
-            return f"{self.cells[Cell(arm, self.seeds(arm)[0])][-1]['updates']:,}"
+            first = Cell(arm, self.seeds(arm)[0])
+            return f"{self.cells[first][-1]['updates']:,}"
 
+        reference = self.words[self.reference]
         return Table(
             [
                 ("run", self.words.get),
@@ -88,7 +96,7 @@ class TrainingShown(Shown):
                 ("right, %", last("mlm_accuracy", 1, 100)),
                 ("next sentence, nats", last("nsp_loss", 4)),
                 ("right, %", last("nsp_accuracy", 1, 100)),
-                *((f"{words}, against {self.words[self.reference]}", against(name)) for name, words in METRICS.items()),
+                *((f"{words}, against {reference}", against(metric)) for metric, words in METRICS.items()),
                 ("updates", updates),
                 ("seeds", lambda arm: str(len(self.seeds(arm)))),
             ],
@@ -102,17 +110,18 @@ class TrainingShown(Shown):
         return {"curves": self.curves()} if self.named() else {}
 
     def curves(self) -> List[Lines]:
-        """Of the arms in float32."""
-        constant, drawn = self.facts["baseline"], [arm for arm in self.named() if not arm.endswith(arms.DOUBLE)]
-        found = []
-        for metric, words in list(METRICS.items())[1:]:
-            lines = [
-                curve(self.words[arm], 1e-3 * self.columns(arm, "sequences"), self.columns(arm, metric))
-                for arm in drawn
-            ]
-            level = ("most frequent answers, no model", constant[metric])
-            found.append(curves(words, "sequences processed, thousands", "held-out loss, nats", lines, [level]))
-        return found
+        """Draw the arms in float32."""
+        drawn = [arm for arm in self.named() if not arm.endswith(arms.DOUBLE)]
+        pictures = []
+        for metric in ("mlm_loss", "nsp_loss"):
+            lines = []
+            for arm in drawn:
+                thousands = 1e-3 * self.columns(arm, "sequences")
+                lines.append(curve(self.words[arm], thousands, self.columns(arm, metric)))
+            level = ("most frequent answers, no model", self.facts["baseline"][metric])
+            x, y = "sequences processed, thousands", "held-out loss, nats"
+            pictures.append(curves(METRICS[metric], x, y, lines, [level]))
+        return pictures
 
 
 class UpdatesShown(TrainingShown):
@@ -120,11 +129,12 @@ class UpdatesShown(TrainingShown):
     reference = arms.UNPACKED
 
     def apart(self, first: str, second: str) -> Tuple[np.ndarray, np.ndarray]:
-        """Along the runs: updates and |difference| of the loss, [seeds, points]."""
+        """Return updates and |difference| of the loss along the runs, [seeds, points]."""
         seeds = self.common(first, second)
 
         def of(arm: str, name: str) -> np.ndarray:
-            return np.array([[row[name] for row in self.cells[Cell(arm, seed)]] for seed in seeds])
+            rows = [self.cells[Cell(arm, seed)] for seed in seeds]
+            return np.array([[row[name] for row in points] for points in rows])
 
         return of(first, "step"), np.abs(of(first, "loss") - of(second, "loss"))
 
@@ -136,17 +146,17 @@ class UpdatesShown(TrainingShown):
             "losses as means over micro-batches, float64": (arms.MEANS + arms.DOUBLE, arms.UNPACKED + arms.DOUBLE),
             "without the mask": (arms.NO_MASK, arms.UNPACKED),
         }
-        lines = [
-            curve(words, steps, np.maximum(apart, 1e-17))
-            for words, pair in pairs.items()
-            if self.common(*pair)
-            for steps, apart in [self.apart(*pair)]
-        ]
-        found = super().pictures()
+        lines = []
+        for words, pair in pairs.items():
+            if self.common(*pair):
+                steps, differences = self.apart(*pair)
+                lines.append(curve(words, steps, np.maximum(differences, 1e-17)))
+        pictures = super().pictures()
         if lines:
-            title, y = "How far runs are from unpacked ones", "difference of held-out losses, nats"
-            found["apart"] = [curves(title, "updates", y, lines, [("limit in float64", 1e-6)], log=10)]
-        return found
+            title = "How far runs are from unpacked ones"
+            y = "difference of held-out losses, nats"
+            pictures["apart"] = [curves(title, "updates", y, lines, [("limit in float64", 1e-6)], log=10)]
+        return pictures
 
 
 class OrderShown(TrainingShown):
@@ -154,14 +164,14 @@ class OrderShown(TrainingShown):
     reference = "random"
 
 
-def _words(found: Optional[Interval]) -> Optional[str]:
-    if found is None:
+def _words(difference: Optional[Interval]) -> Optional[str]:
+    if difference is None:
         return None
-    return small(found.mean) if abs(found.mean) < 1e-5 else found.words("+.4f")
+    return small(difference.mean) if abs(difference.mean) < 1e-5 else difference.words("+.4f")
 
 
 def _constant(baseline: Mapping[str, float]) -> List[str]:
-    """What constant answers score, as a line of the table."""
+    """Return the scores of constant answers as a line of the table."""
     return [
         "most frequent answers (no model)",
         f"{baseline['mlm_loss']:.4f}",

@@ -83,12 +83,7 @@ def settings(options: Any) -> Dict[str, Any]:
     if size.start is not None and options.data_dir is None:
         raise ValueError("trained needs data: --data-dir DIR, a folder with wikipedia/")
     start = {} if size.start is None else size.start._asdict()
-    return {
-        "size": options.size,
-        **size.size._asdict(),
-        "corpus": packed_runs.corpus_of(size.size, options.data_dir),
-        **start,
-    }
+    return {**packed_runs.settings(options, size.size), **start}
 
 
 def cells(size: Updates, arms: Optional[Sequence[str]]) -> List[Cell]:

@@ -1,12 +1,13 @@
-"""Ways to lay out the same sequences for a network: in packs, and each alone in its row under three kinds of padding.
+"""Ways to lay out the same sequences for a network: in packs, and each alone in its row with three kinds of padding.
 
 In every way a forward pass has at most the same number of slots, so about the same memory, and an update has as many
-sequences on average. Packed, padded to the maximum and padded to the longest have the same sequences in the same
-updates. Sorted has its own: sequences nearly as long, the updates in random order.
+sequences on average.  Packed, padded to the maximum and padded to the longest have the same sequences in the same
+updates.  Sorted has its own: sequences of about the same length, the updates in random order.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Iterable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -32,14 +33,14 @@ _SORTED = 3  # the stream of random numbers that orders the sequences of equal l
 
 
 class Pass(NamedTuple):
-    """One forward pass: which sequences each row holds, by number, and the slots of a row."""
+    """One forward pass: the numbers of the sequences in each row, and the slots of a row."""
 
     rows: Tuple[Tuple[int, ...], ...]
     slots: int
 
     @property
     def sequences(self) -> List[int]:
-        return [number for row in self.rows for number in row]
+        return list(chain(*self.rows))
 
     @property
     def size(self) -> int:
@@ -53,47 +54,61 @@ Passes = Tuple[Pass, ...]
 class Ways:
     """The passes of a set of sequences.
 
-    lengths: of the sequences [n]. packing: of them. rows_of_pass: packed rows in a pass. rows_of_update: packed rows in
-    an update. seed: of the order, which is another one in each epoch.
+    lengths: of the sequences [n].  packing: of them.  rows_of_pass: packed rows in a pass.  rows_of_update: packed rows
+    in an update.  seed: of the order, which differs in each epoch.
     """
 
     def __init__(
-        self, lengths: np.ndarray, packing: Packing, *, rows_of_pass: int, rows_of_update: int = 0, seed: int = 0
+        self,
+        lengths: np.ndarray,
+        packing: Packing,
+        *,
+        rows_of_pass: int,
+        rows_of_update: int = 0,
+        seed: int = 0,
     ) -> None:
-        self.lengths, self.packing, self.seed = np.asarray(lengths), packing, seed
-        self.rows_of_pass, self.rows_of_update = rows_of_pass, rows_of_update or rows_of_pass
+        self.lengths = np.asarray(lengths)
+        self.packing = packing
+        self.seed = seed
+        self.rows_of_pass = rows_of_pass
+        self.rows_of_update = rows_of_update or rows_of_pass
         self.slots = packing.max_sequence_length
 
     # ---- training
 
     @property
     def updates_per_epoch(self) -> int:
-        """The same in every way."""
+        """Updates of an epoch, the same number in every way."""
         return -(-self.packing.packs // self.rows_of_update)
 
     def updates(self, way: str, epoch: int = 0) -> List[Passes]:
-        """The passes of each update; every sequence comes once in an epoch."""
+        """Return the passes of each update; every sequence comes once in an epoch."""
         if way == SORTED:
             parts = self._parts(epoch)
             random = np.random.default_rng([self.seed, _SORTED, epoch, 1])
             return [self._padded(parts[number]) for number in random.permutation(len(parts))]
+        updates = []
         rows = self._packed_rows(epoch)
-        parts_of_rows = [rows[each : each + self.rows_of_update] for each in range(0, len(rows), self.rows_of_update)]
-        if way == PACKED:
-            return [self._of_rows(part) for part in parts_of_rows]
-        numbers = [[number for row in part for number in row] for part in parts_of_rows]
-        return [self._full(each) if way == MAXIMUM else self._padded(each) for each in numbers]
+        for begin in range(0, len(rows), self.rows_of_update):
+            of_update = rows[begin : begin + self.rows_of_update]
+            numbers = list(chain(*of_update))
+            if way == PACKED:
+                updates.append(self._of_rows(of_update))
+            else:
+                updates.append(self._full(numbers) if way == MAXIMUM else self._padded(numbers))
+        return updates
 
     def sample(self, way: str, number: int) -> List[Passes]:
-        """Some updates that stand for all: of the sorted ones, as many at each length as among all."""
+        """Return some updates that stand for all; the sorted ones are of all lengths alike."""
         if way != SORTED:
             return self.updates(way)[:number]
         parts = self._parts(0)
         number = min(number, len(parts))
-        return [self._padded(parts[int((each + 0.5) * len(parts) / number)]) for each in range(number)]
+        chosen = [int((index + 0.5) * len(parts) / number) for index in range(number)]
+        return [self._padded(parts[index]) for index in chosen]
 
     def _parts(self, epoch: int) -> List[np.ndarray]:
-        """The sequences by length, in as many parts as there are updates."""
+        """Sort the sequences by length, in as many parts as there are updates."""
         order = np.random.default_rng([self.seed, _SORTED, epoch]).permutation(len(self.lengths))
         order = order[np.argsort(self.lengths[order], kind="stable")]
         return np.array_split(order, self.updates_per_epoch)
@@ -101,7 +116,7 @@ class Ways:
     # ---- inference
 
     def all_passes(self, way: str) -> Passes:
-        """Every sequence once, without updates."""
+        """Return passes with every sequence once, without updates."""
         order = np.arange(len(self.lengths))
         if way == PACKED:
             return self._of_rows(self._packed_rows(0))
@@ -118,33 +133,36 @@ class Ways:
         return [tuple(row.tolist()) for row in np.split(order, ends[:-1])]
 
     def _full(self, numbers: Iterable[int]) -> Passes:
-        """Each alone in a row of full length."""
+        """Put each sequence alone in a row of full length."""
         return self._of_rows([(int(number),) for number in numbers])
 
     def _of_rows(self, rows: Sequence[Tuple[int, ...]]) -> Passes:
-        """Rows of full length."""
+        """Distribute rows of full length over passes."""
         return tuple(
             Pass(tuple(rows[first : first + self.rows_of_pass]), self.slots)
             for first in range(0, len(rows), self.rows_of_pass)
         )
 
     def _padded(self, numbers: Iterable[int]) -> Passes:
-        """Each alone in a row as long as the longest of its pass; as many in a pass as have room in a packed one's."""
-        found: List[Pass] = []
+        """Put each sequence in a row as long as the longest of its pass, which has at most a packed pass's slots."""
+        passes: List[Pass] = []
         rows: List[Tuple[int, ...]] = []
         longest = 0
         for number in map(int, numbers):
             length = int(self.lengths[number])
             if rows and (len(rows) + 1) * max(longest, length) > self.rows_of_pass * self.slots:
-                found.append(Pass(tuple(rows), longest))
-                rows, longest = [], 0
+                passes.append(Pass(tuple(rows), longest))
+                rows = []
+                longest = 0
             rows.append((number,))
             longest = max(longest, length)
-        return (*found, Pass(tuple(rows), longest)) if rows else tuple(found)
+        if rows:
+            passes.append(Pass(tuple(rows), longest))
+        return tuple(passes)
 
 
 def slots_per_token(updates: Sequence[Passes], lengths: np.ndarray) -> float:
-    """How many slots are computed for each token."""
-    passes = [each for update in updates for each in update]
-    tokens = sum(int(lengths[each.sequences].sum()) for each in passes)
-    return sum(each.size for each in passes) / tokens
+    """Return the slots that are computed for each token."""
+    passes = list(chain(*updates))
+    tokens = sum(int(lengths[part.sequences].sum()) for part in passes)
+    return sum(part.size for part in passes) / tokens

@@ -1,4 +1,4 @@
-"""The one writer of what experiments show: a page of tables below docs/evidence/, and pictures."""
+"""The writer of the results of all experiments: a page of tables below docs/evidence/, and pictures."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ from pack_data.display.table import markdown
 
 
 def spread(values: Union[Sequence[float], np.ndarray], digits: int = 3) -> str:
-    """Mean and standard deviation over the seeds: `5.123 ± 0.012`; a single value stands alone."""
+    """Format mean and standard deviation over the seeds, `5.123 ± 0.012`; a single value stands alone."""
     mean = f"{float(np.mean(values)):.{digits}f}"
-    return f"{mean} ± {float(np.std(values, ddof=1)):.{digits}f}" if len(values) > 1 else mean
+    if len(values) < 2:
+        return mean
+    return f"{mean} ± {float(np.std(values, ddof=1)):.{digits}f}"
 
 
 def small(value: float) -> str:
-    """A number that may be very small: `3.1e-12`."""
+    """Format a number that may be very small: `3.1e-12`."""
     return "0" if value == 0 or math.isnan(value) else f"{value:.1e}"
 
 
-# ---- what an experiment declares -------------------------------------------------------------------------------------
+# ---- the parts of an experiment's page -------------------------------------------------------------------------------
 
 
 class Table(NamedTuple):
-    """columns: heading, and the cell of a row, empty for None. rows: what the columns are asked of.
+    """A table of a page.
 
-    last: cells of lines below them; columns that they lack are empty.
+    columns: heading, and a function from a row to its cell, None for an empty one.  rows: the arguments of these
+    functions.  last: cells of lines below them; missing columns are empty.
     """
 
     columns: Sequence[Tuple[str, Callable[[Any], Optional[str]]]]
@@ -42,13 +45,17 @@ class Table(NamedTuple):
     last: Sequence[Sequence[str]] = ()
 
     def markdown(self) -> str:
-        lines = [[cell(row) or "" for _, cell in self.columns] for row in self.rows]
-        lines += [[*each, *[""] * (len(self.columns) - len(each))] for each in self.last]
+        lines = []
+        for row in self.rows:
+            lines.append([cell(row) or "" for _, cell in self.columns])
+        for cells in self.last:
+            missing = len(self.columns) - len(cells)
+            lines.append([*cells, *[""] * missing])
         return markdown([heading for heading, _ in self.columns], lines)
 
 
 class Shown(ABC):
-    """What the finished cells of a run's folder say, whichever of them there are."""
+    """The results in a run's directory: its finished cells."""
 
     uncounted: Sequence[int] = ()  # seeds of a pilot
 
@@ -58,39 +65,42 @@ class Shown(ABC):
 
     @abstractmethod
     def parts(self) -> Iterable[Union[str, Table]]:
-        """Of the page: tables, what they say, where the numbers come from."""
+        """Return the parts of the page: tables, their meaning, the origin of the numbers."""
 
     @abstractmethod
     def pictures(self) -> Mapping[str, Sequence[Picture]]:
-        """Kind -> the pictures of one file, below each other; no kind without a finished cell."""
+        """Return kind -> the pictures of one file, below each other; no kind without a finished cell."""
 
     # ---- numbers
 
     def seeds(self, variant: str) -> List[int]:
-        """The finished seeds of a variant that count."""
-        return sorted(cell.seed for cell in self.cells if cell.variant == variant and cell.seed not in self.uncounted)
+        """Return the finished seeds of a variant, without those of a pilot."""
+        finished = {cell.seed for cell in self.cells if cell.variant == variant}
+        return sorted(finished.difference(self.uncounted))
 
     def common(self, first: str, second: str) -> List[int]:
-        """The seeds that both variants have."""
-        return [seed for seed in self.seeds(first) if seed in self.seeds(second)]
+        """Return the seeds that both variants have."""
+        return sorted({*self.seeds(first)} & {*self.seeds(second)})
 
     def columns(self, variant: str, value: str) -> np.ndarray:
-        """One value of a variant's rows: [seeds, points]."""
-        return np.array([[row[value] for row in self.cells[Cell(variant, seed)]] for seed in self.seeds(variant)])
+        """Return one value of a variant's rows, [seeds, points]."""
+        rows = [self.cells[Cell(variant, seed)] for seed in self.seeds(variant)]
+        return np.array([[row[value] for row in points] for points in rows])
 
-    # ---- written
+    # ---- output
 
     def text(self) -> str:
-        """Markdown."""
+        """Return the page in Markdown."""
         written = [part if isinstance(part, str) else part.markdown() for part in self.parts()]
         return "\n".join(written).rstrip("\n") + "\n"
 
     def draw(self, folder: Path, stem: str = "") -> List[Path]:
-        """Pictures, folder/{stem}KIND.png."""
+        """Write the pictures, folder/{stem}KIND.png."""
         paths = []
         for kind, pictures in self.pictures().items():
-            paths.append(Path(folder) / f"{stem}{kind}.png")
-            write(pictures, paths[-1])
+            path = Path(folder) / f"{stem}{kind}.png"
+            write(pictures, path)
+            paths.append(path)
         return paths
 
 
@@ -98,18 +108,39 @@ class Shown(ABC):
 
 
 def curve(name: str, x: np.ndarray, y: np.ndarray) -> Line:
-    """[seeds, points] each: a line through the means, and a band from the lowest to the highest seed."""
-    middle, low, high = (tuple(each.tolist()) for each in (y.mean(axis=0), y.min(axis=0), y.max(axis=0)))
-    return Line(name, tuple(x.mean(axis=0).tolist()), middle, lower=low, upper=high)
+    """Return a line through the means, and a band from the lowest to the highest seed; x, y: [seeds, points]."""
+    return Line(
+        name,
+        _tuple(x.mean(axis=0)),
+        _tuple(y.mean(axis=0)),
+        lower=_tuple(y.min(axis=0)),
+        upper=_tuple(y.max(axis=0)),
+    )
+
+
+def _tuple(values: np.ndarray) -> Tuple[float, ...]:
+    return tuple(values.tolist())
 
 
 def curves(
-    title: str, x: str, y: str, lines: Sequence[Line], levels: Sequence[Tuple[str, float]] = (), *, log: int = 0
+    title: str,
+    x: str,
+    y: str,
+    lines: Sequence[Line],
+    levels: Sequence[Tuple[str, float]] = (),
+    *,
+    log: int = 0,
 ) -> Lines:
-    """Curves whose axis begins below the least value. log: base of the y axis."""
-    found = [value for line in lines for value in line.lower if value is not None] + [level for _, level in levels]
-    room = 0.05 * (max([*found, *(value or 0.0 for line in lines for value in line.upper)]) - min(found))
-    return Lines(title, Axis(x), Axis(y, log=log, least=min(found) - room), tuple(lines), tuple(levels))
+    """Return curves whose axis begins below the least value; log: base of the y axis."""
+    heights = [level for _, level in levels]
+    for line in lines:
+        heights += [value for value in line.lower if value is not None]
+    least = min(heights)
+    for line in lines:
+        heights += [value or 0.0 for value in line.upper]
+    margin = 0.05 * (max(heights) - least)
+    y_axis = Axis(y, log=log, least=least - margin)
+    return Lines(title, Axis(x), y_axis, tuple(lines), tuple(levels))
 
 
 def bars(
@@ -120,14 +151,25 @@ def bars(
     *,
     form: str = "",
 ) -> Bars:
-    """A bar with its interval for each name of each series, to the right. form: of the mean of a single series."""
+    """Return a bar with its interval for each name of each series; form: of the mean of a single series."""
     names = tuple(dict.fromkeys(name for values in series.values() for name in values))
-    drawn, ends = [], []
+    drawn = []
+    ends: List[str] = []
     for label, values in series.items():
-        found = [values.get(name) for name in names]
-        middle, low, high = (tuple(each and float(each[end]) for each in found) for end in range(3))
-        drawn.append(Series(label, middle, low, high))
-        ends = [format(each.mean, form) if each else "" for each in found]
+        intervals = [values.get(name) for name in names]
+        drawn.append(Series(label, _ends(intervals, 0), _ends(intervals, 1), _ends(intervals, 2)))
+        ends = [format(interval.mean, form) if interval else "" for interval in intervals]
     return Bars(
-        title, names, Axis(unit), tuple(drawn), across=True, ends=tuple(ends) if form else (), levels=tuple(levels)
-    )  # fmt: skip
+        title,
+        names,
+        Axis(unit),
+        tuple(drawn),
+        across=True,
+        ends=tuple(ends) if form else (),
+        levels=tuple(levels),
+    )
+
+
+def _ends(intervals: Sequence[Optional[Interval]], place: int) -> Tuple[Optional[float], ...]:
+    """Return the mean (0), the lower (1) or the upper ends (2) of the intervals."""
+    return tuple(interval and float(interval[place]) for interval in intervals)
