@@ -55,8 +55,8 @@ class FineTuningShown(Shown):
         variant, reference = f"{task}_{way}", f"{task}_{SORTED}"
         differences = []
         for seed in self.common(variant, reference):
-            points, others = (np.mean(self.cells[Cell(name, seed)][-1]["points"]) for name in (variant, reference))
-            differences.append(points - others)
+            points, others = (self.cells[Cell(name, seed)][-1]["points"] for name in (variant, reference))
+            differences.append(float(np.mean(points) - np.mean(others)))
         return students(differences) if differences else None
 
     def answers(self, task: str) -> Optional[Answers]:

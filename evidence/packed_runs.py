@@ -1,7 +1,7 @@
-"""What the pre-training experiments share: data with documents held out, one run a cell, scored sequence by sequence.
+"""The common part of the pre-training experiments: data with documents held out, a run per cell, scored by sequence.
 
-The runs are those of `run_pretraining.py`: the same build, `GlobalBatches`, `HostEngine` and `train`. An experiment
-only chooses the configuration and changes batches before the engine sees them. Held-out losses are always those of
+The runs are those of `run_pretraining.py`: the same build, `GlobalBatches`, `HostEngine` and `train`.  An experiment
+only chooses the configuration and changes batches before the engine gets them.  Held-out losses are always those of
 unpacked sequences of documents that no training sequence comes from.
 """
 
@@ -47,20 +47,20 @@ from pack_data.store.sequences import Sequences
 from pack_data.text.corpus import EMBEDDED, documents
 from pack_data.text.vocabulary import load_either, vocabulary_in
 
-SCORED = 2048  # held-out sequences at most, the same ones in all runs
+SCORED = 2048  # held-out sequences at most, the same in all runs
 _BUILD_SEED = 5
 _SCORED_ROWS = 32  # at once
 _SLOTS = ("input_ids", "input_mask", "segment_ids", "positions")
 _MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
 _OF_DATA = ("amount", "held_out", "max_sequence_length", "short_sequence_probability", "depth", "vocabulary_size")
 
-Change = Callable[[Batch], Batch]  # what a variant does to a batch before the engine sees it
+Change = Callable[[Batch], Batch]  # applied to a batch before the engine gets it
 # From the numbers of the sequences that each update has by its packs, and these sequences: those of other updates.
 Regroup = Callable[[List[np.ndarray], Sequences], List[np.ndarray]]
 
 
 class Size(NamedTuple):
-    """How large an experiment is."""
+    """The size of an experiment."""
 
     corpus: str  # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus
     amount: int  # documents of topics, or characters of text
@@ -87,9 +87,9 @@ WIKIPEDIA = Size("text", 10**9, 0.03, 192, 0.9, 3, 4096, 128, 4, 4, 6, 8, 96_000
 
 
 class BuiltData:
-    """Documents, and data sets built from them, each once, in a folder that processes may share.
+    """Documents, and data sets built from them, each once, in a directory that processes may share.
 
-    corpus: the folder of JSONL files `wikipedia` in --data-dir, "embedded", or "topics".
+    corpus: the directory of JSONL files `wikipedia` in --data-dir, "embedded", or "topics".
     """
 
     def __init__(self, folder: Path, size: Any, data_dir: Optional[Path]) -> None:
@@ -106,7 +106,7 @@ class BuiltData:
         return path
 
     def built(self, name: str, **options: Any) -> Path:
-        """The folder of a data set; the caller has the folder alone."""
+        """Build a data set if it is missing, and return its directory; the caller holds the lock."""
         out = self.folder / name
         if not (out / MANIFEST).exists():
             print(f"building the {name.replace('_', ' ')} sequences in {out}", flush=True)
@@ -116,9 +116,9 @@ class BuiltData:
 
 
 class PretrainingSetup(BuiltData):
-    """The data sets of one size, in a folder that all experiments of that size use.
+    """The data sets of one size, in a directory that all experiments of that size use.
 
-    checkpoint: a folder of trained weights, whose vocabulary the data has and whose sizes the network has.
+    checkpoint: a directory of trained weights; the data have its vocabulary, and the network its sizes.
     """
 
     def __init__(
@@ -132,10 +132,10 @@ class PretrainingSetup(BuiltData):
             if self.pretrained is not None:
                 made_from.update(Identity.of(self.pretrained.vocabulary).recorded)
             settle(self.folder / SETTINGS, made_from, "data made")
-            own = {} if checkpoint is None else _given(vocabulary_in(checkpoint))
-            if self.pretrained is not None and "vocabulary" in own:  # a tokenizer.json says so itself
-                own["lower_case"] = bool(self.pretrained.vocabulary.lower_case)
-            self._build("unpacked", packer="none", depth=1, corpus=self.documents(), held_out=size.held_out, **own)
+            words = {} if checkpoint is None else _given(vocabulary_in(checkpoint))
+            if self.pretrained is not None and "vocabulary" in words:  # a tokenizer.json includes it
+                words["lower_case"] = bool(self.pretrained.vocabulary.lower_case)
+            self._build("unpacked", packer="none", depth=1, corpus=self.documents(), held_out=size.held_out, **words)
         # As many micro-batches as make the packed update, a whole number of them too, hold nearly as many sequences.
         factor = self.packing_factor("packed")
         around = range(max(2, size.accumulation - 4), size.accumulation + 5)
@@ -146,7 +146,7 @@ class PretrainingSetup(BuiltData):
     # ---- data --------------------------------------------------------------------------------------------------------
 
     def store(self, name: str) -> PackStore:
-        """`unpacked`; `packed` (optimal, the size's depth) and `depth_D` of the same sequences; `held_out`."""
+        """Open `unpacked`; `packed` (optimal, the size's depth) and `depth_D` of the same sequences; `held_out`."""
         unpacked = self.folder / "unpacked"
         if name == "held_out":
             return PackStore.open(held_out_folder(unpacked))
@@ -165,7 +165,7 @@ class PretrainingSetup(BuiltData):
 
     @property
     def vocabulary(self) -> Path:
-        """Its file, with the data."""
+        """The file of the vocabulary, with the data."""
         return vocabulary_in(self.folder / "unpacked")
 
     def packing_factor(self, name: str) -> float:
@@ -173,20 +173,20 @@ class PretrainingSetup(BuiltData):
             return store.manifest.packing_factor
 
     def _build(self, name: str, *, packer: str, depth: int, **options: Any) -> None:
-        lengths = {each: getattr(self.size, each) for each in ("max_sequence_length", "short_sequence_probability")}
+        lengths = {name: getattr(self.size, name) for name in ("max_sequence_length", "short_sequence_probability")}
         self.built(name, packer=packer, max_sequences_per_pack=depth, workers=1, **lengths, **options)
 
     def facts(self) -> Dict[str, Any]:
-        """Of the data: masked tokens of each scored sequence; what constant predictions score on all held out."""
+        """Return facts of the data: masked tokens of each scored sequence; the scores of constant predictions."""
         with self.store("unpacked") as training, self.store("held_out") as held_out:
-            found = unigram_baseline(training, held_out, vocabulary=training.manifest.vocabulary_size)
+            baseline = unigram_baseline(training, held_out, vocabulary=training.manifest.vocabulary_size)
             scored = held_out.batch(scored_rows(held_out))
             sequences = {"training": training.manifest.sequences, "held_out": len(scored["input_ids"])}
-        right = found["most_frequent_next_sentence_accuracy"]
+        right = baseline["most_frequent_next_sentence_accuracy"]
         return {
             "baseline": {
-                "mlm_loss": round(found["unigram_loss"], 6),
-                "mlm_accuracy": round(found["most_frequent_token_accuracy"], 6),
+                "mlm_loss": round(baseline["unigram_loss"], 6),
+                "mlm_accuracy": round(baseline["most_frequent_token_accuracy"], 6),
                 "nsp_accuracy": round(right, 6),
                 "nsp_loss": round(-sum(share * math.log(share) for share in (right, 1 - right) if share > 0), 6),
             },
@@ -200,7 +200,7 @@ class PretrainingSetup(BuiltData):
     def config(
         self, store: str, *, seed: int, adjustment: str = "accumulation", rate: float = 1.0, attention: str = "auto"
     ) -> Config:
-        """A run over the sequences of the size; `rate` multiplies its learning rate.
+        """Configure a run over the sequences of the size; `rate` multiplies its learning rate.
 
         No dropout, so that seeds differ in the first weights and in the order of the data.
         """
@@ -260,16 +260,16 @@ class PretrainingSetup(BuiltData):
         along: Optional[int] = None,
         keep: Optional[Path] = None,
     ) -> List[Row]:
-        """A row for each measurement of the held-out sequences; the last one has what each of them scored.
+        """Train, and return a row for each measurement of the held-out sequences; the last one has each one's scores.
 
-        unfinished: where a run that was killed goes on from.
-        alone: each update has the sequences of its packs, each alone in its row. regroup: the same sequences in the
-        same number of updates, but in others.
+        unfinished: directory from which a run that was killed continues.
+        alone: each update has the sequences of its packs, each alone in its row.  regroup: the same sequences in the
+        same number of updates, but grouped differently.
         double: weights, moments and arithmetic are float64.
-        weights: that it begins with; parameters which they lack are drawn from the seed.
-        along: only so many of the scored sequences are scored along the run. All of them are scored at its end; what
-        they have together stands in the last row under `all_` and the name.
-        keep: a Hugging Face folder for the weights at the end, beside their vocabulary.
+        weights: initial ones; missing parameters are drawn from the seed.
+        along: only so many of the scored sequences are scored along the run.  All of them are scored at its end, in the
+        last row under `all_` and the name.
+        keep: a Hugging Face directory for the weights at the end, with their vocabulary.
         """
         with self.store(Path(config.data.directory).name) as store, self.store("held_out") as held_out:
             factor = store.manifest.packing_factor
@@ -294,7 +294,7 @@ class PretrainingSetup(BuiltData):
                 engine.compile(change(batches.first()))
                 every = config.run.evaluate_every if folder is not None else 0
                 config = replace(config, run=replace(config.run, checkpoint_every=every))
-                # Interrupted, it ends the experiment, whose unfinished cell goes on from its last checkpoint.
+                # An interrupted run ends the experiment; its unfinished cell continues from the last checkpoint.
                 if train(config, engine, batches, log, folder, steps=config.run.steps, first_step=step).stopped_by:
                     raise KeyboardInterrupt
                 rows = log.rows
@@ -313,7 +313,7 @@ class PretrainingSetup(BuiltData):
         return rows
 
     def _keep(self, engine: HostEngine, task: Pretraining, folder: Path) -> None:
-        """The weights as a Hugging Face folder, which is there whole or not at all."""
+        """Write the weights as a Hugging Face directory, whole or not at all."""
         vocabulary = load_either(self.vocabulary) if self.pretrained is None else self.pretrained.vocabulary
         partial = folder.with_name(folder.name + ".partial")
         for path in (partial, folder):
@@ -323,19 +323,19 @@ class PretrainingSetup(BuiltData):
 
 
 def _given(vocabulary: Path) -> Dict[str, Any]:
-    """As an option of a build."""
+    """Return a vocabulary as an option of a build."""
     return {"tokenizer" if vocabulary.suffix == ".json" else "vocabulary": vocabulary}
 
 
 def corpus_of(size: Any, data_dir: Optional[Path]) -> str:
-    """Its name."""
+    """Return the name of the corpus."""
     if size.corpus == "topics":
         return "topics"
     return EMBEDDED if data_dir is None else "wikipedia"
 
 
 def setup(options: Any, size: Size, checkpoint: Optional[Path] = None) -> PretrainingSetup:
-    """The one that the experiments of this size and corpus beside `options.out` share."""
+    """Return the setup that the experiments of this size and corpus share, next to `options.out`."""
     folder = options.out.parent / f"data_{options.size}_{corpus_of(size, options.data_dir)}"
     return PretrainingSetup(folder, size, options.data_dir, checkpoint=checkpoint)
 
@@ -346,14 +346,14 @@ def settings(options: Any, size: Any) -> Dict[str, Any]:
 
 
 def write_documents(source: str, path: Path, *, amount: int) -> None:
-    """A JSONL file of so many made-up documents, or of documents drawn at random until they have so many characters."""
+    """Write a JSONL file of `amount` synthetic documents, or of random documents of `amount` characters."""
     if source == "topics":
         lines = [json.dumps({"text": text}) + "\n" for text in topic_documents(amount, seed=_BUILD_SEED)]
         return write_atomically(path, "".join(lines).encode())
     if source != EMBEDDED and not Path(source).is_dir():
         raise ValueError(
-            f"{source}: no such folder; --data-dir names one that has the folder wikipedia, without it the embedded "
-            f"corpus is used"
+            f"{source}: no such directory; pass --data-dir DIR with DIR/wikipedia, or no --data-dir for the embedded "
+            "corpus"
         )
     drawn = list(documents(source))
     random.Random(_BUILD_SEED).shuffle(drawn)
@@ -370,15 +370,15 @@ def write_documents(source: str, path: Path, *, amount: int) -> None:
 
 
 def scored_rows(store: PackStore) -> np.ndarray:
-    """The numbers of the rows of an unpacked data set that are scored, rising."""
+    """Return the numbers of the rows of an unpacked data set that are scored, rising."""
     return np.sort(np.random.default_rng(_BUILD_SEED).permutation(len(store))[:SCORED])
 
 
 def trimmed(store: PackStore, number: Optional[int] = None) -> Iterator[Batch]:
-    """The scored rows in batches of rows nearly as long, each cut to the longest of its rows and to the most masked
-    tokens; or only `number` of them, as many of each length as in all.
+    """Iterate over the scored rows in batches of about equal lengths, cut to the longest row and most masked tokens.
 
-    A batch has the field `number`: which of the scored rows a sequence is, [rows, 1].
+    number: only so many of them, of all lengths alike.  A batch has the field `number`: the index of each sequence
+    among the scored rows, [rows, 1].
     """
     rows = scored_rows(store)
     lengths = store.lengths(rows)["lengths"].reshape(len(rows), -1)[:, 0]
@@ -394,9 +394,9 @@ def trimmed(store: PackStore, number: Optional[int] = None) -> Iterator[Batch]:
 
 
 class ScoredPretraining(Pretraining):
-    """Pre-training whose evaluation keeps what each held-out sequence scores.
+    """Pre-training whose evaluation keeps the scores of each held-out sequence.
 
-    Its batches say in the field `number` which sequences they hold: those of `trimmed`.
+    The field `number` of its batches identifies the sequences: those of `trimmed`.
     """
 
     def __init__(self, *arguments: Any):
@@ -404,7 +404,8 @@ class ScoredPretraining(Pretraining):
         self.by_sequence: Dict[str, Any] = {}
 
     def evaluate(self, engine: Any, batches: Iterable[Batch]) -> Optional[Evaluation]:
-        start, parts = time.perf_counter(), []
+        start = time.perf_counter()
+        parts = []
         engine.model.eval()
         device = next(engine.model.parameters()).device
         for batch in batches:
@@ -429,14 +430,14 @@ class ScoredPretraining(Pretraining):
         return Evaluation(counts, {"loss": loss, **metrics}, time.perf_counter() - start, loss)
 
     def scored(self, engine: Any, batches: Iterable[Batch]) -> Row:
-        """The metrics of these batches, rounded as they are kept."""
-        found = self.evaluate(engine, batches)
-        assert found is not None  # there are held-out sequences
-        return rounded(found.metrics)
+        """Return the metrics of these batches, rounded as they are kept."""
+        evaluation = self.evaluate(engine, batches)
+        assert evaluation is not None  # there are held-out sequences
+        return rounded(evaluation.metrics)
 
 
 def rounded(metrics: Mapping[str, float]) -> Row:
-    """To 15 digits: float64 runs are compared to a part in a million million."""
+    """Round to 15 digits: float64 runs are compared to one part in 1e12."""
     return {name: float(f"{value:.15g}") for name, value in metrics.items()}
 
 
@@ -445,28 +446,31 @@ def prefixed(prefix: str, row: Row) -> Row:
 
 
 def _sequence_scores(model: Any, fields: Dict[str, torch.Tensor]) -> List[np.ndarray]:
-    """Of each sequence of each row, [rows, depth]: masked tokens, their losses, how many are right; the next
-    sentence's."""
+    """Return scores of each sequence of each row, [rows, depth].
+
+    Masked tokens, the sum of their losses, how many are right; loss and correctness of the next sentence.
+    """
     logits = model.logits(
         *(fields[name] for name in ("input_ids", "input_mask", "segment_ids", "positions")),
         fields["masked_lm_positions"],
         fields["next_sentence_positions"],
     )
-    labels, depth = fields["masked_lm_ids"], fields["next_sentence_labels"].shape[1]
+    labels = fields["masked_lm_ids"]
+    depth = fields["next_sentence_labels"].shape[1]
     used = membership(fields["masked_lm_weights"], depth, torch.float64)
     of_tokens = (cross_entropy(logits.mlm_BPV, labels), correct(logits.mlm_BPV, labels))
     sums = [used.sum(2), *((used * each.double().unsqueeze(1)).sum(2) for each in of_tokens)]
-    found = [each.cpu().numpy() for each in sums]
-    found[0] = found[0].astype(np.int64)
+    scores = [each.cpu().numpy() for each in sums]
+    scores[0] = scores[0].astype(np.int64)
     if logits.nsp_BD2 is None:
-        return [*found, np.zeros(found[0].shape), np.zeros(found[0].shape)]
+        return [*scores, np.zeros(scores[0].shape), np.zeros(scores[0].shape)]
     labels = fields["next_sentence_labels"]
     nsp, right = cross_entropy(logits.nsp_BD2, labels), correct(logits.nsp_BD2, labels)
-    return [*found, nsp.double().cpu().numpy(), right.double().cpu().numpy()]
+    return [*scores, nsp.double().cpu().numpy(), right.double().cpu().numpy()]
 
 
 class HeldOutLosses(Log):
-    """The held-out losses of a run over what it has processed; checkpoints keep them with the state of the batches."""
+    """The held-out losses along a run; checkpoints keep them with the state of the batches."""
 
     def __init__(self) -> None:
         self.rows: List[Row] = []
@@ -474,7 +478,7 @@ class HeldOutLosses(Log):
         self._begun = 0.0
 
     def begin(self) -> None:
-        """An update begins."""
+        """Start an update."""
         self._begun = time.process_time()
 
     def step(self, step: int, learning_rate: float, counts: Counts, result: StepResult) -> None:
@@ -491,18 +495,18 @@ class HeldOutLosses(Log):
         return not any(row["step"] == step for row in self.rows)
 
     def sync(self) -> None:
-        """Nothing is written but checkpoints."""
+        """Do nothing: only checkpoints are written."""
 
 
 def updates_of(packs: StoredPacks, size: int, updates: int) -> List[np.ndarray]:
-    """The packs of so many updates of `size` packs, over epochs, as `GlobalBatches` has them."""
-    found: List[np.ndarray] = []
+    """Return the packs of the first updates of `size` packs, over epochs, in the order of `GlobalBatches`."""
+    of_updates: List[np.ndarray] = []
     for epoch in itertools.count():
+        if len(of_updates) >= updates:
+            break
         order = packs.order(epoch)
-        found += np.split(order, range(size, len(order), size))
-        if len(found) >= updates:
-            return found[:updates]
-    raise AssertionError
+        of_updates += np.split(order, range(size, len(order), size))
+    return of_updates[:updates]
 
 
 class Regrouped(StoredPacks):
@@ -543,7 +547,10 @@ class ChangedBatches(GlobalBatches):
         *,
         alone: Optional[int] = None,
     ) -> None:
-        self._scored, self._change, self._log, self._alone = held_out, change, log, alone
+        self._scored = held_out
+        self._change = change
+        self._log = log
+        self._alone = alone
         super().__init__(packs, layout)
 
     def __next__(self) -> Batch:
@@ -570,21 +577,20 @@ class ChangedBatches(GlobalBatches):
 
 
 def _go_on(engine: HostEngine, batches: GlobalBatches, folder: Optional[Path]) -> int:
-    """The update after which the run goes on; 0 for one that begins."""
+    """Load the newest checkpoint, and return its update; 0 without one."""
     if folder is None or not folder.is_dir() or not saved(folder):
         return 0
-    found = load_newest(folder)
-    engine.load_state(found.engine)
-    batches.load_state(found.batches)
-    return found.step
+    checkpoint = load_newest(folder)
+    engine.load_state(checkpoint.engine)
+    batches.load_state(checkpoint.batches)
+    return checkpoint.step
 
 
 # ---- scales ----------------------------------------------------------------------------------------------------------
 
 
 def update_scales(batch: Batch, micro_batch: int) -> Batch:
-    """The batch with float64 scales that normalise over the whole update: what `GlobalBatches` gives, in double
-    precision."""
+    """Return the batch with scales that normalise over the whole update, as `GlobalBatches` does, in float64."""
     rows = len(batch["input_ids"])
     masked, sequences = _counts(batch)
     return {
@@ -595,8 +601,11 @@ def update_scales(batch: Batch, micro_batch: int) -> Batch:
 
 
 def micro_batch_means(batch: Batch, micro_batch: int) -> Batch:
-    """The batch with the scales of common implementations: every micro-batch is a mean over its own tokens and
-    sequences, so that a sequence weighs the less the more others are packed beside it. Types as they are."""
+    """Return the batch with the scales of common implementations, in the same types.
+
+    Every micro-batch is a mean over its own tokens and sequences, so that a sequence has less weight the more others
+    are packed with it.
+    """
 
     def scale(counts: np.ndarray, like: np.ndarray) -> np.ndarray:
         sums = counts.reshape(-1, micro_batch).sum(axis=1)
@@ -607,5 +616,5 @@ def micro_batch_means(batch: Batch, micro_batch: int) -> Batch:
 
 
 def _counts(batch: Batch):
-    """Masked tokens and sequences of every pack."""
+    """Count masked tokens and sequences of every pack."""
     return (batch["masked_lm_weights"] > 0).sum(axis=1), (batch["next_sentence_weights"] > 0).sum(axis=1)

@@ -28,7 +28,8 @@ class TrainingShown(Shown):
     def value(self, arm: str, seed: int, metric: str) -> float:
         """Return the last measurement, over all scored sequences."""
         row = self.cells[Cell(arm, seed)][-1]
-        return float(row.get(f"all_{metric}", row[metric]))
+        name = f"all_{metric}" if f"all_{metric}" in row else metric
+        return float(row[name])
 
     def differences(self, first: str, second: str, metric: str, seeds: Optional[Sequence[int]] = None) -> List[float]:
         """Return the first arm minus the second, seed by seed; raise KeyError for a missing cell."""

@@ -1,7 +1,7 @@
-"""Many data sets, lengths and depths beside other people's packers: `python -m evidence.benches.packing --cases 50`.
+"""Compare our packer with others on many data sets: `python -m evidence.benches.packing --cases 50`.
 
-The cases are drawn with a fixed seed from all combinations below. Ours packs lengths into bins, as the others do, and
-its time counts the bound as well. Where the depth is limited only ours can obey it.
+The cases are drawn with a fixed seed from all combinations of lengths, rows and depths below.  Our packer puts lengths
+into bins, as the others do, and its time includes the bound.  Only ours obeys a limited depth.
 """
 
 from __future__ import annotations
@@ -38,29 +38,40 @@ def _whole(drawn: np.ndarray, slots: int) -> np.ndarray:
 
 
 def _triplets(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
-    """Lengths of which three fill a row exactly, between a quarter and a half of it, and some that are left."""
+    """Draw lengths of which three fill a row exactly, between a quarter and a half of it, and some that are left."""
     first, second = np.rint(random.uniform(0.25 * slots, 0.5 * slots, (2, -(-n // 3))))
     return _whole(np.concatenate([first, second, slots - first - second])[:n], slots)
 
 
 def _wikipedia(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
-    """The lengths of the paper's Wikipedia, stretched to the slots."""
+    """Draw the lengths of the paper's Wikipedia, stretched to the slots."""
     counts = LengthHistogram.published("wikipedia_512").counts
-    return _whole(random.choice(len(counts), n, p=counts / counts.sum()) * (slots / 512), slots)
+    lengths = random.choice(len(counts), n, p=counts / counts.sum())
+    return _whole(lengths * (slots / 512), slots)
 
 
 def _one_short(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
     return np.append(_whole(random.normal(slots / 2, 0.08 * slots, n - 1), slots), 1)
 
 
+def _bimodal(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
+    is_short = random.random(n) < 0.7
+    short = random.normal(0.1, 0.03, n)
+    long = random.normal(0.55, 0.08, n)
+    return _whole(np.where(is_short, short, long) * slots, slots)
+
+
+def _log_normal(center: float, sigma: float, random: np.random.Generator, n: int, slots: int) -> np.ndarray:
+    """Draw lengths around slots / center."""
+    return _whole(random.lognormal(math.log(slots / center), sigma, n), slots)
+
+
 _DRAWN: Dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
     "uniform": lambda random, n, slots: random.integers(1, slots + 1, n),
-    "bimodal": lambda random, n, slots: _whole(
-        np.where(random.random(n) < 0.7, random.normal(0.1, 0.03, n), random.normal(0.55, 0.08, n)) * slots, slots
-    ),
+    "bimodal": _bimodal,
     "triplets": _triplets,
-    "around S / 3.5": lambda random, n, slots: _whole(random.lognormal(math.log(slots / 3.5), 0.6, n), slots),
-    "log-normal": lambda random, n, slots: _whole(random.lognormal(math.log(slots / 8), 1.0, n), slots),
+    "around S / 3.5": partial(_log_normal, 3.5, 0.6),
+    "log-normal": partial(_log_normal, 8, 1.0),
     "one short": _one_short,
     "Wikipedia": _wikipedia,
 }
@@ -68,7 +79,7 @@ _DRAWN: Dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class PackingCase:
-    """One packing, and what the peers made of the same lengths."""
+    """One packing, and those of the peers for the same lengths."""
 
     kind: str
     sequences: int
@@ -86,14 +97,16 @@ class PackingCase:
 
     @property
     def near(self) -> bool:
-        """Whether the gap is one pack or a ten-thousandth at most."""
+        """True if the gap is at most one pack or a ten-thousandth."""
         return self.gap <= max(1, _NEAR * self.lower_bound)
 
     @property
     def ratio(self) -> Optional[float]:
-        """Time over lightbinpack's where it made as few packs; 0 where ours takes next to nothing."""
+        """Time over lightbinpack's if it made as few packs; 0 if ours takes next to nothing."""
         packs, seconds = self.peers.get("lightbinpack", (-1, 0.0))
-        return None if packs != self.packs else self.seconds / seconds if self.seconds > _ALLOWED else 0.0
+        if packs != self.packs:
+            return None
+        return self.seconds / seconds if self.seconds > _ALLOWED else 0.0
 
 
 def _measure(number: int, combination: Tuple[str, int, int, Optional[int]], peers: Sequence[Peer]) -> PackingCase:
@@ -106,45 +119,47 @@ def _measure(number: int, combination: Tuple[str, int, int, Optional[int]], peer
         return min(seconds for seconds, _ in runs), runs[0][1]
 
     def ours() -> Packing:
-        """As `pack_data.pack`: count, pack, and a pack for each sequence."""
+        """Count, pack, and assign a pack to each sequence, as `pack_data.pack` does."""
         packing = pack(LengthHistogram.from_lengths(lengths, slots), max_sequences_per_pack=depth)
         assign(lengths, packing, 0)
         return packing
 
     seconds, packing = least(ours)
-    found: Dict[str, Tuple[int, float]] = {}
-    for peer in peers if depth is None else ():
-        if lengths.sum() <= peer.most_tokens:
+    of_peers: Dict[str, Tuple[int, float]] = {}
+    for peer in peers:
+        if depth is None and lengths.sum() <= peer.most_tokens:
             taken, packs = least(partial(peer.pack, lengths, slots))
-            found[peer.name] = packs, taken
-    return PackingCase(kind, sequences, slots, depth, packing.packs, packing.lower_bound or 0, seconds, found)
+            of_peers[peer.name] = packs, taken
+    return PackingCase(*combination, packing.packs, packing.lower_bound or 0, seconds, of_peers)
 
 
 def _cases(number: int, peers: Sequence[Peer], most: int = _SEQUENCES[-1]) -> List[PackingCase]:
-    """So many cases, all different; most: sequences of the largest."""
-    every = list(product(_DRAWN, [n for n in _SEQUENCES if n <= most], _SLOTS, _DEPTHS))
+    """Measure different cases; most: sequences of the largest."""
+    sequences = [number for number in _SEQUENCES if number <= most]
+    every = list(product(_DRAWN, sequences, _SLOTS, _DEPTHS))
     chosen = np.random.default_rng(0).permutation(len(every))[:number].tolist()
     with progress_bar(len(chosen), "packing", unit=" cases") as bar:
         return [_measure(index, every[index], peers) for index in chosen if not bar.update()]
 
 
 def _summary(found: Sequence[PackingCase]) -> List[Tuple[str, str, str]]:
-    """Rows of text: what was measured, the value, what it counts."""
-    equal = [case.ratio for case in found if case.ratio is not None]
-    more = [case for case in found if any(packs < case.packs for packs, _ in case.peers.values())]
-    few = [case for case in found if case.sequences <= _FEW]
-    ordinary = [case for case in found if case.kind != "uniform"]
-    uniform = [case for case in found if case.kind == "uniform"]
+    """Return rows of text: what was measured, the value, what it counts."""
+    ratios = [case.ratio for case in found if case.ratio is not None]
+    unlimited = [case for case in found if case.peers]
+    more = [case for case in unlimited if min(packs for packs, _ in case.peers.values()) < case.packs]
+    milliseconds = [1e3 * case.seconds for case in found if case.sequences <= _FEW]
+    ordinary = [case.near for case in found if case.kind != "uniform"]
+    uniform = [case.near for case in found if case.kind == "uniform"]
     return [
-        ("time over lightbinpack's", _quantiles(equal, 1), f"median, 90 %, most of {len(equal)} with as few packs"),
-        ("  above 3", str(sum(ratio > 3 for ratio in equal)), "5 ms are always allowed"),
-        ("more packs than a peer", str(len(more)), f"of {sum(bool(case.peers) for case in found)} without a limit"),
-        ("gap of one or 0.01 %", _share(case.near for case in ordinary), f"of {len(ordinary)}, uniform ones apart"),
-        ("  the same of uniform", _share(case.near for case in uniform), f"of {len(uniform)}"),
+        ("time over lightbinpack's", _quantiles(ratios, 1), f"median, 90 %, most of {len(ratios)} with as few packs"),
+        ("  above 3", str(sum(ratio > 3 for ratio in ratios)), "5 ms are always allowed"),
+        ("more packs than a peer", str(len(more)), f"of {len(unlimited)} without a limit"),
+        ("gap of one or 0.01 %", _share(ordinary), f"of {len(ordinary)}, uniform ones apart"),
+        ("  the same of uniform", _share(uniform), f"of {len(uniform)}"),
         (
             f"ms, up to {_FEW:,} lengths",
-            _quantiles([1e3 * case.seconds for case in few], 1),
-            f"median, 90 %, most of {len(few)}",
+            _quantiles(milliseconds, 1),
+            f"median, 90 %, most of {len(milliseconds)}",
         ),
     ]
 
@@ -155,9 +170,8 @@ def _quantiles(values: Sequence[float], digits: int) -> str:
     return " / ".join(f"{value:.{digits}f}" for value in np.quantile(values, (0.5, 0.9, 1.0)).tolist())
 
 
-def _share(flags: Any) -> str:
-    values = list(flags)
-    return f"{sum(values) / len(values):.1%}" if values else "-"
+def _share(flags: Sequence[bool]) -> str:
+    return f"{sum(flags) / len(flags):.1%}" if flags else "-"
 
 
 _COLUMNS = (
@@ -191,7 +205,7 @@ def _worst(found: Sequence[PackingCase], title: str, key: Callable[[PackingCase]
 
 
 def main(number: int, most: Optional[int]) -> None:
-    """Prints the summary and the worst ten by gap and by time."""
+    """Print the summary and the worst ten by gap and by time."""
     peers, missing = installed_peers()
     for name in missing:
         print(f"not installed: {name} (pip install {name})")

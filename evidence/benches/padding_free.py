@@ -1,19 +1,20 @@
-"""How fast padding-free rows are: the same examples padded at random, padded sorted, under a dense mask, and with ours.
+"""Time padding-free rows: the same examples padded at random, padded sorted, with a dense mask, and with our attention.
 
     python -m evidence.benches.padding_free
     python -m evidence.benches.padding_free --data-dir DIR --rows 1024,2048 --rounds 7
 
-Two tables, of forward and backward.  The first: one row of each number of tokens, and its examples in padded batches.
-The second: the loss over a large vocabulary, of whole logits and in blocks of tokens.  All sides of a line take turns
-in one process, and each ratio is the median over the rounds of ratios within a round, so that another load on the
-machine moves all sides alike.  On a CPU times are of this process (not of the clock), on CUDA of the clock; freed
-buffers are kept on all sides.
+It prints two tables, of forward and backward passes.  The first: one row of each number of tokens, and its examples in
+padded batches.  The second: the loss over a large vocabulary, from whole logits and in blocks of tokens.  All sides of
+a line take turns in one process, and each ratio is the median over the rounds of ratios within a round, so that another
+load on the machine affects all sides alike.  On a CPU, times are processor time of this process; on CUDA, wall-clock
+time.  Freed buffers are kept on all sides.
 """
 
 from __future__ import annotations
 
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
@@ -59,16 +60,20 @@ class _Timed(NamedTuple):
     """One side of a line."""
 
     seconds: np.ndarray  # one value a round
-    memory: Optional[int]  # bytes above what was there before; None where the system does not tell
+    memory: Optional[int]  # bytes above those in use before; None if the system does not report them
     loss: float
 
 
 def _in_turn(sides: Dict[str, Callable[[], float]], setup: Setup) -> Dict[str, _Timed]:
-    """Each side, which returns its loss, once for its memory, then round by round.  RuntimeError for other losses."""
+    """Run each side, which returns its loss, once for its memory, then round by round.
+
+    Raise RuntimeError if the losses differ.
+    """
     cuda = torch.cuda if setup.device != "cpu" else None
     memory, losses = {}, {}
     for name, work in sides.items():
-        peak, before = PeakMemory(), cuda.memory_allocated() if cuda else 0
+        peak = PeakMemory()
+        before = cuda.memory_allocated() if cuda else 0
         if cuda:
             cuda.reset_peak_memory_stats()
         losses[name] = work()
@@ -77,49 +82,58 @@ def _in_turn(sides: Dict[str, Callable[[], float]], setup: Setup) -> Dict[str, _
     worst = max(abs(loss / first - 1) for loss in others)
     if not worst < 1e-4:
         raise RuntimeError(f"the losses of {', '.join(sides)} differ by {worst:.1e}; times mean nothing then")
-    times = seconds_in_turn(sides, setup.rounds, clock_of(torch.device(setup.device), of_process=True), warm_up=False)
+    clock = clock_of(torch.device(setup.device), of_process=True)
+    times = seconds_in_turn(sides, setup.rounds, clock, warm_up=False)
     return {name: _Timed(times[name], memory[name], losses[name]) for name in sides}
 
 
 def _lengths_of(name: str, count: int, draw: np.random.Generator) -> np.ndarray:
-    """Lengths drawn from a distribution, at least 2 tokens."""
+    """Draw lengths from a distribution, at least 2 tokens."""
     if name == LONG_TAILED:
         return np.maximum(2, draw.lognormal(np.log(100), 1.2, count)).astype(int)
     quantiles = QUANTILES[name]
-    return np.interp(draw.random(count), np.linspace(0, 1, len(quantiles)), quantiles).round().astype(int)
+    shares = np.linspace(0, 1, len(quantiles))
+    return np.interp(draw.random(count), shares, quantiles).round().astype(int)
 
 
 def _model_of(setup: Setup, positions: int) -> Any:
-    """A small new Llama."""
+    """Build a small new Llama with our attention."""
     torch.manual_seed(0)
     model = new_llama(
-        hidden_size=setup.hidden_size, layers=setup.layers, vocabulary_size=setup.vocabulary, positions=positions
+        hidden_size=setup.hidden_size,
+        layers=setup.layers,
+        vocabulary_size=setup.vocabulary,
+        positions=positions,
     )
+    model.set_attn_implementation(NAME)
     return model.to(setup.device)
 
 
 def _examples_of(lengths: np.ndarray, slots: int, setup: Setup) -> List[Dict[str, np.ndarray]]:
-    """The first examples that fit into a row, of random tokens; longer ones are cut, as their row would be."""
-    draw, free, found = np.random.default_rng(slots), slots, []
+    """Draw the first examples that fit into a row, of random tokens; longer ones are cut, as their row would be."""
+    draw = np.random.default_rng(slots)
+    free = slots
+    examples = []
     for length in np.minimum(lengths, slots).tolist():
         if length <= free:
-            found.append({"input_ids": draw.integers(1, setup.vocabulary, length)})
+            examples.append({"input_ids": draw.integers(1, setup.vocabulary, length)})
             free -= length
         if not free:
             break
-    return found
+    return examples
 
 
 def _measure_row(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Dict[str, Any]:
-    """Padded and padding-free, the same examples, in turns: a row of `_ROWS`."""
-    examples, model, size = _examples_of(lengths, slots, setup), _model_of(setup, slots), setup.batch_size
-    by_length = sorted(examples, key=lambda example: len(example["input_ids"]))
+    """Time the same examples padded and padding-free, in turns; return a row of `_ROWS`."""
+    examples = _examples_of(lengths, slots, setup)
+    model = _model_of(setup, slots)
+    size = setup.batch_size
 
     def padded(order: Sequence[Any]) -> List[Inputs]:
         return [PaddingCollator()(order[at : at + size]) for at in range(0, len(order), size)]
 
+    by_length = sorted(examples, key=lambda example: len(example["input_ids"]))
     batches: Dict[str, List[Inputs]] = {PADDED: padded(examples), SORTED: padded(by_length)}
-    model.set_attn_implementation(NAME)
     ours = PaddingFreeCollator(model)(examples)
     if slots <= setup.dense_up_to:  # Transformers' own mask, made of the positions
         batches[DENSE] = [{name: ours[name] for name in ("input_ids", "labels", "position_ids")}]
@@ -135,31 +149,37 @@ def _measure_row(data: str, lengths: np.ndarray, slots: int, setup: Setup) -> Di
         model.zero_grad(set_to_none=True)
         return total
 
-    found = _in_turn({side: partial(turn, side) for side in batches}, setup)
+    sides = _in_turn({side: partial(turn, side) for side in batches}, setup)
     padded_slots = sum(inputs["input_ids"].numel() for inputs in batches[PADDED])
-    tokens, base = ours["input_ids"].numel(), found[PADDED].seconds
+    tokens = ours["input_ids"].numel()
+    base = sides[PADDED].seconds
     return {
         "data": data,
         "slots": slots,
         "examples": len(examples),
         "real": tokens / padded_slots,
-        **{side: float(np.median(each.seconds / base)) for side, each in found.items()},
-        "padded_rate": tokens / float(np.median(base)),
-        "rate": tokens / float(np.median(found[OURS].seconds)),
-        **{f"{side}, memory": each.memory for side, each in found.items()},
+        **{side: _median(timed.seconds / base) for side, timed in sides.items()},
+        "padded_rate": tokens / _median(base),
+        "rate": tokens / _median(sides[OURS].seconds),
+        **{f"{side}, memory": timed.memory for side, timed in sides.items()},
     }
 
 
+def _median(values: np.ndarray) -> float:
+    return float(np.median(values))
+
+
 def _measure_loss(slots: int, setup: Setup) -> List[Dict[str, Any]]:
-    """Transformers' own loss, ours of whole logits, and ours in blocks of tokens, in turns: rows of `_LOSSES`."""
+    """Time Transformers' own loss, ours from whole logits, and ours in blocks, in turns; return rows of `_LOSSES`."""
     model = _model_of(setup, slots)
-    model.set_attn_implementation(NAME)
-    examples = _examples_of(_lengths_of("GSM8K", slots, np.random.default_rng(0)), slots, setup)
+    lengths = _lengths_of("GSM8K", slots, np.random.default_rng(0))
+    examples = _examples_of(lengths, slots, setup)
     inputs = to_device(PaddingFreeCollator(model)(examples), torch.device(setup.device))
-    predicted = int((inputs["labels"][:, 1:] != IGNORED).sum())
+    labels = inputs["labels"]
+    predicted = int((labels[:, 1:] != IGNORED).sum())
     ways = {
         "Transformers": lambda: model(**inputs, use_cache=False).loss,
-        "whole logits": lambda: cross_entropy_sum(logits_of(model, inputs), inputs["labels"]) / predicted,
+        "whole logits": lambda: cross_entropy_sum(logits_of(model, inputs), labels) / predicted,
         "in blocks": lambda: loss_sum(model, inputs) / predicted,
     }
 
@@ -168,13 +188,14 @@ def _measure_loss(slots: int, setup: Setup) -> List[Dict[str, Any]]:
         loss.backward()
         return float(loss.detach())
 
-    turn("in blocks")  # gradients and buffers that stay are there before all sides
-    found = _in_turn({way: partial(turn, way) for way in ways}, setup)
-    whole = found["whole logits"].seconds
-    return [
-        {"way": way, "memory": each.memory, "relative": float(np.median(each.seconds / whole)), "loss": each.loss}
-        for way, each in found.items()
-    ]
+    turn("in blocks")  # gradients and buffers that stay exist before all sides
+    sides = _in_turn({way: partial(turn, way) for way in ways}, setup)
+    whole = sides["whole logits"].seconds
+    rows = []
+    for way, timed in sides.items():
+        relative = _median(timed.seconds / whole)
+        rows.append({"way": way, "memory": timed.memory, "relative": relative, "loss": timed.loss})
+    return rows
 
 
 _ROWS = (
@@ -182,7 +203,9 @@ _ROWS = (
     Column("slots", "row, tokens", form=","),
     Column("examples", "examples", form=","),
     Column("real", "real / padded", form=".2f"),
-    *(Column(side, title, form=".2f") for side, title in ((SORTED, "sorted"), (DENSE, "dense mask"), (OURS, "ours"))),
+    Column(SORTED, "sorted", form=".2f"),
+    Column(DENSE, "dense mask", form=".2f"),
+    Column(OURS, "ours", form=".2f"),
     Column("padded_rate", "tokens/s padded", form=",.0f"),
     Column("rate", "tokens/s ours", form=",.0f"),
     *(Column(f"{side}, memory", f"MiB {side}", form=",.0f", scale=2**20) for side in (PADDED, DENSE, OURS)),
@@ -202,7 +225,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="(default: 5)")
     options = parser.parse_args(arguments)
     if min(options.rows) < 2:
-        raise ValueError(f"--rows {min(options.rows)}: a row of one token predicts nothing; give at least 2")
+        raise ValueError(f"--rows {min(options.rows)}: a row of one token predicts nothing; pass at least 2")
     setup = Setup(options.rounds, "cuda" if torch.cuda.is_available() else "cpu")
     kept = setup.device == "cpu" and keep_buffers()
     lengths = _all_lengths(options.data_dir)
@@ -212,18 +235,19 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         "Time of forward and backward relative to the same examples padded at random (below 1: faster).\n"
     )
     rows = []
-    for name, slots in ((name, slots) for name in lengths for slots in options.rows):
+    for name, slots in product(lengths, options.rows):
         rows.append(_measure_row(name, lengths[name], slots, setup))
         print(f"{name} {slots:,}: {rows[-1][OURS]:.2f}", file=sys.stderr, flush=True)
     print(Table("rows", "", _ROWS, rows).markdown())
-    slots, setup = min(4096, max(options.rows)), setup._replace(vocabulary=32_000)
+    slots = min(4096, max(options.rows))
+    setup = setup._replace(vocabulary=32_000)
     print(f"\nThe loss of {slots:,} tokens over a vocabulary of {setup.vocabulary:,}, forward and backward.\n")
     print(Table("loss", "", _LOSSES, _measure_loss(slots, setup)).markdown())
     return 0
 
 
 def _all_lengths(data_dir: Optional[Path]) -> Dict[str, np.ndarray]:
-    """Enough of each data set for the longest rows."""
+    """Draw enough lengths of each data set for the longest rows."""
     draw = np.random.default_rng(0)
     lengths = {name: _lengths_of(name, 20000, draw) for name in [*QUANTILES, LONG_TAILED]}
     if data_dir is not None:

@@ -10,21 +10,21 @@ import numpy as np
 
 
 class Peer(NamedTuple):
-    """A packer of somebody else's. pack: (lengths, slots) -> packs."""
+    """A packer of another project.  pack: (lengths, slots) -> packs."""
 
     name: str
     pack: Callable[[np.ndarray, int], int]
-    most_tokens: float = math.inf  # in all, beyond which it is left out
+    most_tokens: float = math.inf  # in all; it is left out beyond
 
 
 def installed_peers() -> Tuple[List[Peer], List[str]]:
-    """The packers that are installed, and the names of the packages that are not."""
+    """Return the packers that are installed, and the names of the packages that are not."""
     found: List[Peer] = []
     missing: List[str] = []
     for name, make in _PEERS.items():
         try:
             found.append(Peer(name, make(), _MOST_TOKENS.get(name, math.inf)))
-        except (ImportError, RuntimeError):  # transformers says with a RuntimeError what it lacks
+        except (ImportError, RuntimeError):  # transformers raises a RuntimeError for what it lacks
             missing.append(name)
     return found, missing
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
@@ -24,14 +25,16 @@ class TextSet(NamedTuple):
 
 
 def text_sets(data_dir: Optional[Path], training: int, held_out: int) -> List[TextSet]:
-    """At most so many examples of each data set.  Raises ValueError where a file is missing."""
+    """Read at most so many examples of each data set; raise ValueError if a file is missing."""
     if data_dir is None:
         lines = [("", line) for document in documents("embedded") for line in document.lines if len(line) > 40]
         return [_split("embedded", _shuffled(lines), training, held_out)]
+
     parts = []
     for part, most in (("train", training), ("test", held_out)):
         records = map(json.loads, _read(data_dir, f"gsm8k/{part}.jsonl.xz").splitlines())
-        parts.append(_shuffled([(record["question"], record["answer"]) for record in records])[:most])
+        pairs = [(record["question"], record["answer"]) for record in records]
+        parts.append(_shuffled(pairs)[:most])
     texts = []
     for part in ("roleplay", "codegen"):
         for record in json.loads(_read(data_dir, f"gpteacher/{part}.json.xz")):
@@ -44,8 +47,8 @@ def _read(data_dir: Path, name: str) -> str:
     path = data_dir / name
     if not path.exists():
         raise ValueError(
-            f"{path}: no such file; --data-dir names the folder that has gsm8k/ and gpteacher/, "
-            "without it the embedded corpus is used"
+            f"{path}: no such file; pass --data-dir DIR with gsm8k/ and gpteacher/, or no --data-dir for the embedded "
+            "corpus"
         )
     with lzma.open(path, "rt", encoding="utf-8") as file:
         return file.read()
@@ -74,10 +77,10 @@ class TokenSet(NamedTuple):
 
 
 def encode(data: TextSet, *, max_sequence_length: int, vocabulary_size: int, model: Optional[str] = None) -> TokenSet:
-    """Tokens of each example, at most `max_sequence_length`; the rest is cut off.
+    """Encode each example, cut to `max_sequence_length` tokens.
 
-    model: a Hugging Face folder, whose tokenizer is used.  Without one, an example is [CLS] prompt [SEP] answer [SEP],
-    in a vocabulary of `vocabulary_size` that is trained on the training texts.
+    model: a Hugging Face directory, whose tokenizer is used.  Without one, an example is [CLS] prompt [SEP] answer
+    [SEP], in a vocabulary of `vocabulary_size` that is trained on the training texts.
     """
     if model:
         from transformers import AutoTokenizer
@@ -90,10 +93,12 @@ def encode(data: TextSet, *, max_sequence_length: int, vocabulary_size: int, mod
         vocabulary = train_vocabulary([document], vocabulary_size)
         size = len(vocabulary)
         parts = [_by_vocabulary(vocabulary, texts) for texts in (data.training, data.held_out)]
-    training, held_out = (
-        [{"input_ids": np.asarray(ids[:max_sequence_length], np.int64)} for ids in part] for part in parts
-    )
+    training, held_out = map(partial(_examples, max_sequence_length), parts)
     return TokenSet(data.name, training, held_out, size)
+
+
+def _examples(most: int, part: List[List[int]]) -> List[Dict[str, np.ndarray]]:
+    return [{"input_ids": np.asarray(ids[:most], np.int64)} for ids in part]
 
 
 def _by_tokenizer(tokenizer: Any, texts: _Texts) -> List[List[int]]:
@@ -102,7 +107,8 @@ def _by_tokenizer(tokenizer: Any, texts: _Texts) -> List[List[int]]:
 
 
 def _by_vocabulary(vocabulary: Any, texts: _Texts) -> List[List[int]]:
-    first, end = vocabulary.ids["[CLS]"], vocabulary.ids["[SEP]"]
+    first = vocabulary.ids["[CLS]"]
+    end = vocabulary.ids["[SEP]"]
     ids, lengths = vocabulary.encode([text for pair in texts for text in pair])
     pieces = iter(np.split(ids, np.cumsum(lengths)[:-1]))
     return [
