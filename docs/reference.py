@@ -6,14 +6,13 @@ python docs/reference.py            # a test compares the committed pages with t
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import inspect
 import io
 import re
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, get_type_hints
+from typing import Any, Dict, List, Mapping, NamedTuple
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,9 +21,9 @@ if str(ROOT) not in sys.path:
 
 from evidence import __main__ as evidence  # noqa: E402
 from ipu_packed_bert import __main__ as packed_bert  # noqa: E402
-from ipu_packed_bert.settings import finetuning as fine_tuning  # noqa: E402
-from ipu_packed_bert.settings import pretraining as config  # noqa: E402
-from ipu_packed_bert.settings.reader import shown  # noqa: E402
+from ipu_packed_bert.settings.config import Config, settings_of  # noqa: E402
+from ipu_packed_bert.settings.declare import Setting, shown  # noqa: E402
+from ipu_packed_bert.settings.finetuning import TASKS  # noqa: E402
 from pack_data.packers import PACKERS  # noqa: E402
 
 PAGES = ("configuration.md", "commands.md")
@@ -34,46 +33,69 @@ PAGES = ("configuration.md", "commands.md")
 _TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text"}
 
 
-def setting_sections() -> Dict[str, Mapping[str, type]]:
-    """Return the sections of configurations; the sections that both kinds share are listed under pre-training only."""
-    tasks = {f"task ({name})": kind for name, kind in fine_tuning.SETTINGS_OF.items()}
-    own = {name: kind for name, kind in fine_tuning.SECTIONS.items() if kind not in config.SECTIONS.values()}
-    return {"pre-training": config.SECTIONS, "fine-tuning": {**_joined(tasks), **own}}
+class Section(NamedTuple):
+    """A table of settings."""
+
+    meaning: str
+    settings: List[Setting]
 
 
-def _joined(tasks: Mapping[str, type]) -> Dict[str, type]:
-    """Join tasks that have the same settings under one heading."""
-    names: Dict[type, List[str]] = {}
-    for name, kind in tasks.items():
-        names.setdefault(kind, []).append(name[len("task (") : -1])
-    return {f"task ({', '.join(each)})": kind for kind, each in names.items()}
+def setting_sections() -> Dict[str, Dict[str, Section]]:
+    """Return the sections of pre-training, and those of fine-tuning with its own settings and its own defaults."""
+    pretraining = settings_of("pretrain")
+    tasks: Dict[type, List[str]] = {}  # tasks with the same settings have one heading
+    for name, task in TASKS.items():
+        tasks.setdefault(task.settings, []).append(name)
+    fine_tuning: Dict[str, Section] = {}
+    for kind, names in tasks.items():
+        own = [setting for key, setting in settings_of("finetune", kind).items() if key.startswith("task.")]
+        fine_tuning[f"task ({', '.join(names)})"] = Section(_doc(kind), own)
+    others = {
+        key: setting
+        for key, setting in settings_of("finetune").items()
+        if not key.startswith("task.") and (key not in pretraining or pretraining[key].default != setting.default)
+    }
+    return {"pre-training": _by_section(pretraining), "fine-tuning": {**fine_tuning, **_by_section(others)}}
 
 
-def without_meaning(sections: Mapping[str, type]) -> List[str]:
+def _by_section(settings: Mapping[str, Setting]) -> Dict[str, Section]:
+    sections: Dict[str, Section] = {}
+    for key, setting in settings.items():
+        section = key.partition(".")[0]
+        if section not in sections:
+            sections[section] = Section(_doc(type(getattr(Config(), setting.attribute))), [])
+        sections[section].settings.append(setting)
+    return sections
+
+
+def _doc(kind: type) -> str:
+    """Return the docstring of a dataclass; one without a docstring gets its signature as one."""
+    text = inspect.cleandoc(kind.__doc__ or "")
+    return "" if text.startswith(f"{kind.__name__}(") else text
+
+
+def without_meaning(sections: Mapping[str, Section]) -> List[str]:
     """Return the settings without a meaning, and the sections without a docstring of their own."""
     missing = []
-    for section, kind in sections.items():
-        fields = dataclasses.fields(kind)
-        missing += [f"{section}.{field.name}" for field in fields if not field.metadata.get("meaning")]
-        # A dataclass without a docstring gets its signature as one.
-        if (kind.__doc__ or f"{kind.__name__}(").startswith(f"{kind.__name__}("):
-            missing.append(section)
+    for name, section in sections.items():
+        missing += [f"{name}.{setting.name}" for setting in section.settings if not setting.meaning]
+        if not section.meaning:
+            missing.append(name)
     return missing
 
 
-def settings_tables(sections: Mapping[str, type]) -> str:
+def settings_tables(sections: Mapping[str, Section]) -> str:
     """Return a Markdown heading and table for each section; raise ValueError if a setting has no meaning."""
     missing = without_meaning(sections)
     if missing:
         raise ValueError(f"settings without a meaning: {', '.join(missing)}")
     lines: List[str] = []
-    for section, kind in sections.items():
-        types = get_type_hints(kind)
-        lines += ["", f"### {section}", "", inspect.cleandoc(kind.__doc__ or "").replace("``", "`"), ""]
+    for name, section in sections.items():
+        lines += ["", f"### {name}", "", section.meaning.replace("``", "`"), ""]
         lines += ["| setting | type | default | meaning |", "| --- | --- | --- | --- |"]
-        for each in dataclasses.fields(kind):
-            cells = [f"`{each.name}`", _type(types[each.name], each.metadata["rule"]), f"`{shown(each.default)}`"]
-            lines.append("| " + " | ".join([*cells, each.metadata["meaning"].replace("|", "\\|")]) + " |")
+        for setting in section.settings:
+            cells = [f"`{setting.name}`", _type(setting.kind, setting.rule), f"`{shown(setting.default)}`"]
+            lines.append("| " + " | ".join([*cells, setting.meaning.replace("|", "\\|")]) + " |")
     return "\n".join(lines) + "\n"
 
 

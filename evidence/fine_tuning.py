@@ -16,7 +16,8 @@ from evidence.fine_tuning_runs import Learner, Timing, facts, same_updates, time
 from evidence.fine_tuning_shown import FineTuningShown
 from evidence.runner import Cell, Row, Runner
 from evidence.ways import NO_MASK, PACKED, SORTED
-from ipu_packed_bert.settings.finetuning import FinetuneConfig, config_from_tree
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.training.examples import ExamplesRun, prepare
 from pack_data.cli.memory import keep_buffers
@@ -129,7 +130,7 @@ def settings(options: Any) -> Dict[str, Any]:
     }
 
 
-def configuration(name: str, part: Amounts, *, checkpoint: Optional[str], seed: int) -> FinetuneConfig:
+def configuration(name: str, part: Amounts, *, checkpoint: Optional[str], seed: int) -> Config:
     tree = {section: dict(values) for section, values in TASKS[name].items()}
     tree["data"].update(
         seed=seed, training_examples=part.training_examples, evaluation_examples=part.evaluation_examples

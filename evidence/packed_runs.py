@@ -33,8 +33,16 @@ from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.run_files.checkpoints import checkpoints as saved
 from ipu_packed_bert.run_files.checkpoints import load_newest
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, OptimizerConfig, RunConfig
-from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig, PlacementConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import (
+    BatchConfig,
+    DataConfig,
+    EngineConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PlacementConfig,
+    RunConfig,
+)
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from ipu_packed_bert.training.loop import Log, train

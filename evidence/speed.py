@@ -29,8 +29,15 @@ from ipu_packed_bert.engine.base import Gradients, StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.engine.host.attention import dense_attention
 from ipu_packed_bert.engine.host.devices import clock_of, computes_in, find_device
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, OptimizerConfig
-from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig, PlacementConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import (
+    BatchConfig,
+    DataConfig,
+    EngineConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PlacementConfig,
+)
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import gradient_difference, seconds_of
 from pack_data.cli.memory import keep_buffers

@@ -20,7 +20,7 @@ from evidence.packed_runs import QUICK, TOPICS, WIKIPEDIA, Size
 from evidence.runner import Cell, Row, Runner, finished_cells
 from evidence.training_shown import UpdatesShown
 from ipu_packed_bert.model.hugging_face import SAFETENSORS, Weights, read_folder
-from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of
 
 shown = UpdatesShown

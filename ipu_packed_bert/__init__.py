@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ipu_packed_bert.run_files.checkpoints import load_checkpoint as load_checkpoint
     from ipu_packed_bert.run_files.checkpoints import newest_checkpoint as newest_checkpoint
     from ipu_packed_bert.run_files.folder import read_log as read_log
-    from ipu_packed_bert.settings.pretraining import Config as Config
-    from ipu_packed_bert.settings.pretraining import ConfigError as ConfigError
-    from ipu_packed_bert.settings.pretraining import load_config as load_config
+    from ipu_packed_bert.settings.config import Config as Config
+    from ipu_packed_bert.settings.config import ConfigError as ConfigError
+    from ipu_packed_bert.settings.loading import load_config as load_config
     from ipu_packed_bert.settings.shipped import config_file as config_file
     from ipu_packed_bert.tasks.pretraining import Pretraining as Pretraining
     from ipu_packed_bert.training.export import export_run as export_run
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "Checkpoint": "run_files.checkpoints",
-    "Config": "settings.pretraining",
-    "ConfigError": "settings.pretraining",
+    "Config": "settings.config",
+    "ConfigError": "settings.config",
     "Engine": "engine.base",
     "GlobalBatches": "data.global_batches",
     "Outcome": "training.loop",
@@ -50,7 +50,7 @@ _PLACES = {
     "export_run": "training.export",
     "import_folder": "training.export",
     "load_checkpoint": "run_files.checkpoints",
-    "load_config": "settings.pretraining",
+    "load_config": "settings.loading",
     "newest_checkpoint": "run_files.checkpoints",
     "read_log": "run_files.folder",
 }

@@ -17,7 +17,8 @@ import torch
 
 from ipu_packed_bert.model.bert import BertModel
 from ipu_packed_bert.model.hugging_face import write_folder
-from ipu_packed_bert.settings.finetuning import FinetuneConfig, config_from_tree
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import Tokenizer
 from pack_data.text.vocabulary import SPECIAL_TOKENS, Vocabulary
@@ -163,7 +164,7 @@ def tiny_config(
     of_task: Optional[Dict[str, Any]] = None,
     evaluation: Optional[Path] = None,
     **sections: Dict[str, Any],
-) -> FinetuneConfig:
+) -> Config:
     """Any setting may be given by its section: tiny_config(..., batch={"micro_batch": 1})."""
     tree: Dict[str, Dict[str, Any]] = {
         "data": {

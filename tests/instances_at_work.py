@@ -24,7 +24,7 @@ from ipu_packed_bert import engine as engines
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
 from ipu_packed_bert.processes.ranks import end_group, joined
-from ipu_packed_bert.settings.pretraining import config_from_tree
+from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training import summary as run_summary
 from ipu_packed_bert.training.examples import prepare

@@ -7,8 +7,8 @@ import enum
 
 import numpy as np
 
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, OptimizerConfig
-from ipu_packed_bert.settings.schema import EngineConfig, PlacementConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import BatchConfig, DataConfig, EngineConfig, OptimizerConfig, PlacementConfig
 from pack_data.store.packs import PackSchema
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
 from tests.tiny_runs import TINY

@@ -9,8 +9,8 @@ import torch
 from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
 from ipu_packed_bert.engine.base import build_network
 from ipu_packed_bert.engine.host import HostEngine
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.placement import Placement, place
-from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.store.data_set import PackStore
 from pack_data.store.packs import PackSchema

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.processes.ranks import Processes, Ranks
-from ipu_packed_bert.settings.pretraining import config_from_tree
+from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.examples import prepare
 from pack_data.store.data_set import PackStore

@@ -114,7 +114,7 @@ def test_who_may_import_what(path):
             assert name == "ipu_packed_bert.engine.ipu.poprun", f"only engine/ipu/poprun.py knows poprun, {name} does"
         if name in (
             "ipu_packed_bert.settings.reader",
-            "ipu_packed_bert.settings.pretraining",
+            "ipu_packed_bert.settings.loading",
             "ipu_packed_bert.settings.placement",
         ):
             assert root != "torch", f"{name} imports {imported}"
@@ -145,7 +145,7 @@ def test_the_model_knows_no_device():
         "import pack_data, pkgutil\n"
         "for module in pkgutil.iter_modules(pack_data.__path__):\n"
         "    __import__('pack_data.' + module.name)",
-        "import ipu_packed_bert.settings.pretraining, ipu_packed_bert.data.data_sets",
+        "import ipu_packed_bert.settings.loading, ipu_packed_bert.data.data_sets",
         "import ipu_packed_bert.planning.plan, ipu_packed_bert.report.command, ipu_packed_bert.report.calibrate, "
         "ipu_packed_bert.commands.look",
     ],

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from ipu_packed_bert.settings.reader import keys_of, setting
+from ipu_packed_bert.settings.declare import declared, setting
 from tests.imports import SOURCES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,8 +89,8 @@ def test_a_public_name_without_a_docstring_is_found(monkeypatch):
 def test_every_setting_has_a_meaning_and_a_row():
     for sections in reference.setting_sections().values():
         table = reference.settings_tables(sections)
-        for key in keys_of(sections):
-            assert f"\n| `{key.rpartition('.')[2]}` |" in table
+        for section in sections.values():
+            assert all(f"\n| `{declaration.name}` |" in table for declaration in section.settings)
 
 
 def test_a_setting_without_a_meaning_is_found():
@@ -101,9 +101,11 @@ def test_a_setting_without_a_meaning_is_found():
         named: int = setting(1, "with | a meaning", minimum=0)
         silent: int = setting(1)
 
-    assert reference.without_meaning({"section": Section}) == ["section.silent"]
+    settings = declared([("section", "section", Section)], "pretrain")
+    sections = {"section": reference.Section("A section.", list(settings.values()))}
+    assert reference.without_meaning(sections) == ["section.silent"]
     with pytest.raises(ValueError, match="without a meaning: section.silent"):
-        reference.settings_tables({"section": Section})
+        reference.settings_tables(sections)
 
 
 def options_of(source):

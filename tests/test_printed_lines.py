@@ -17,8 +17,9 @@ import pytest
 
 from ipu_packed_bert import __main__ as packed_bert
 from ipu_packed_bert.report.ipu_bundle import way_out
-from ipu_packed_bert.settings import finetuning, pretraining
 from ipu_packed_bert.settings.launch_lines import compiled_words, start_lines
+from ipu_packed_bert.settings.loading import load_config
+from ipu_packed_bert.settings.rules import schedule_too_short
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +33,7 @@ EXECUTED = set()  # (line, where it is printed)
 
 
 def loaded(name, settings=()):
-    return (finetuning if name.startswith("finetune") else pretraining).load_config(config_file(name), settings)
+    return load_config(config_file(name), settings)
 
 
 shipped = lru_cache(None)(loaded)
@@ -84,9 +85,7 @@ def settings_in_sources():
 
 def setting(config, key):
     """A (value, whether there is such a setting) of a configuration."""
-    section, _, name = key.partition(".")
-    values = config.sections.get(section)
-    return getattr(values, name, None), hasattr(values, name)
+    return (config.value(key), True) if key in config.settings else (None, False)
 
 
 def as_typed(value):
@@ -118,9 +117,9 @@ def test_each_setting_that_is_printed_for_a_configuration_is_taken(name):
     """The ways out of a full IPU, fewer replicas, a longer schedule, a program compiled elsewhere."""
     config = shipped(name)
     texts = [config.on_replicas(1), compiled_words("program", 1)]
-    if isinstance(config, pretraining.Config):
+    if config.command == "pretrain":
         texts += way_out(config, ipu=None, smaller=None)
-        texts.append(pretraining.schedule_too_short("", 2 * config.run.steps, config.run.steps))
+        texts.append(schedule_too_short("", 2 * config.run.steps, config.run.steps))
     lines = dict.fromkeys(tuple(each.rstrip(",") for each in SET.findall(text)) for text in texts)
     assert len(lines) >= (2 if name.startswith("finetune") else 4)
     for settings in lines:

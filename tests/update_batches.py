@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.config import Config
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 
 SLOTS = 24

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.host.devices import autocast, numerics_of
 from ipu_packed_bert.model.hugging_face import bert_settings
-from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.config import Config
 
 
 class _Forward(NamedTuple):

@@ -8,8 +8,8 @@ from typing import List, NamedTuple, Tuple
 import numpy as np
 
 from ipu_packed_bert.data.global_batches import Batch
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig
-from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import BatchConfig, DataConfig, EngineConfig, ModelConfig
 from pack_data.cli.command import available_cores, counted
 from pack_data.packing.packing import Packing
 from pack_data.store.packs import PackSchema, assemble, decode

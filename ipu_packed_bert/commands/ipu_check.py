@@ -32,7 +32,8 @@ from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.planning.plan import plan
 from ipu_packed_bert.report import ipu_bundle, popvision
-from ipu_packed_bert.settings.pretraining import Config, load_config
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file
 from pack_data.cli.command import ArgumentParser, typed
 from pack_data.packing.histogram import LengthHistogram
@@ -54,7 +55,7 @@ def _parse(argv: Optional[Sequence[str]]) -> Any:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     args = _parse(argv)
-    config, _ = described(load_config(config_file(args.config), args.overrides))
+    config, _ = described(load_config(config_file(args.config), args.overrides, command="pretrain"))
     from ipu_packed_bert.engine import choose_engine
 
     config = replace(config, engine=replace(config.engine, kind="ipu", offline_export=None), without_ipus=())

@@ -9,9 +9,11 @@ from typing import Optional, Sequence
 
 from ipu_packed_bert.commands import finetune, pretrain
 from ipu_packed_bert.run_files.folder import CONFIG
-from ipu_packed_bert.settings.reader import ConfigError, load_yaml, peek
+from ipu_packed_bert.settings.config import ConfigError
+from ipu_packed_bert.settings.reader import peek
 from ipu_packed_bert.settings.schema import PRETRAINING
 from ipu_packed_bert.settings.shipped import config_file
+from ipu_packed_bert.settings.yaml_files import load_yaml
 from pack_data.cli.command import ArgumentParser, typed
 
 _ABOUT = """Print what a configuration would run and where, without a device, and whether it fits: --config, and every

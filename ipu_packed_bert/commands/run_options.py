@@ -10,14 +10,15 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Collection, List, Optional, Sequence
+from typing import TYPE_CHECKING, Collection, List, Optional, Sequence
 
 from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.data.factors import parse_factor
 from ipu_packed_bert.engine import instances
 from ipu_packed_bert.processes.ranks import Processes, joined
 from ipu_packed_bert.run_files.folder import CONFIG
-from ipu_packed_bert.settings import finetuning, pretraining
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file, refuse_no_run
 from ipu_packed_bert.settings.user_task import trust_what_was_named
 from ipu_packed_bert.tasks.files import located
@@ -201,15 +202,13 @@ def _add_setting(parser: argparse.ArgumentParser, option: str, metavar: str, key
     )
 
 
-def _load(args: argparse.Namespace) -> Any:
+def _load(args: argparse.Namespace) -> Config:
     """Return the configuration of a new run, or that of a resumed one, which states the schedule's length."""
     path = Path(args.resume, CONFIG) if args.resume else config_file(args.config)
-    if args.command == "pretrain":
-        return pretraining.load_config(path, args.overrides)
-    return finetuning.load_config(path, args.overrides, stored=bool(args.resume))
+    return load_config(path, args.overrides, command=args.command, stored=bool(args.resume))
 
 
-def _plan(config: Any, args: argparse.Namespace) -> RunPlan:
+def _plan(config: Config, args: argparse.Namespace) -> RunPlan:
     from ipu_packed_bert.planning.plan import plan
 
     manifest = None
@@ -221,7 +220,7 @@ def _plan(config: Any, args: argparse.Namespace) -> RunPlan:
 def _settled(args: argparse.Namespace) -> Collection[str]:
     """Return the settings that a run decided when it began: options of --resume-if-there do not change them."""
     if args.command == "pretrain":
-        return [key for key, _ in pretraining.load_config(config_file(args.config)).without_ipus]
+        return [key for key, _ in load_config(config_file(args.config), command="pretrain").without_ipus]
     return ["batch.micro_batch"]  # made to divide an update evenly
 
 

@@ -28,7 +28,7 @@ from ipu_packed_bert.cycles.tracing import POPART, UNPACKED
 from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.settings import shipped as configurations
-from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.loading import load_config
 
 STORED = Path(__file__).resolve().parent / "calibration.json"
 _THROUGHPUT_SIGMA = 0.10  # of the logarithm of a published throughput

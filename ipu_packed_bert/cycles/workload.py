@@ -10,8 +10,8 @@ from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.pipeline import Pipeline, PipelinePlacement, assemble
 from ipu_packed_bert.cycles.target import Target
 from ipu_packed_bert.cycles.tracing import UNPACKED, Graph, cached, capture, capture_update, sources_digest
-from ipu_packed_bert.settings.pretraining import Config
-from ipu_packed_bert.settings.schema import Configuration, mask_columns
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import mask_columns
 
 _TRACED_LAYERS = 3  # first, last, and one between that stands for all
 
@@ -43,7 +43,7 @@ def shape_of(config: Config, *, depth: Optional[int] = None) -> MicroBatchShape:
     )
 
 
-def _placement_of(config: Configuration) -> PipelinePlacement:
+def _placement_of(config: Config) -> PipelinePlacement:
     placement, engine = config.placement, config.engine
     return PipelinePlacement(
         tuple(placement.layers_per_ipu),

@@ -13,7 +13,8 @@ import numpy as np
 from ipu_packed_bert.data.factors import PackingFactor, checked_factor, planned_factor
 from ipu_packed_bert.data.global_batches import MixedStore
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
-from ipu_packed_bert.settings.pretraining import Config, ConfigError
+from ipu_packed_bert.settings.config import Config, ConfigError
+from ipu_packed_bert.settings.loading import filled_in
 from ipu_packed_bert.settings.reader import OVERRIDE
 from pack_data.building.held_out import of_one_build, overlap
 from pack_data.building.options import stated
@@ -75,7 +76,7 @@ def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
     manifest = read_manifest(folder)
     if config.data.mixed_with:
         manifest = _mixed(config, [manifest, *map(read_manifest, map(Path, config.data.mixed_with))])
-    filled = config.filled_in(facts(config, manifest), f"the data set in {folder}")
+    filled = filled_in(config, facts(config, manifest), f"the data set in {folder}")
     _check_data(filled, manifest)
     return filled, manifest
 

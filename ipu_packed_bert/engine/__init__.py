@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from ipu_packed_bert.processes.ranks import ONE, Processes, Ranks
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _ipu_modules():
     return devices, engine
 
 
-def choose_engine(config: Configuration, *, simulated: bool = True) -> EngineChoice:
+def choose_engine(config: Config, *, simulated: bool = True) -> EngineChoice:
     """What `engine.kind` means on this machine: IPU hardware, else the Poplar IPU Model, else CUDA, else the CPU.
 
     config: of any task. simulated: whether `auto` may take an IPU Model that nobody asked for.
@@ -66,7 +66,7 @@ def choose_engine(config: Configuration, *, simulated: bool = True) -> EngineCho
     return _host(config, "the Poplar SDK is here but no IPU is attached")
 
 
-def _host(config: Configuration, why: str) -> EngineChoice:
+def _host(config: Config, why: str) -> EngineChoice:
     from ipu_packed_bert.engine.host.devices import device_name, find_device
 
     device = find_device(config.engine)
@@ -75,7 +75,7 @@ def _host(config: Configuration, why: str) -> EngineChoice:
 
 
 def build_engine(
-    config: Configuration, task: Task, choice: EngineChoice, *, packing_factor: float, processes: Processes = ONE
+    config: Config, task: Task, choice: EngineChoice, *, packing_factor: float, processes: Processes = ONE
 ):
     """The engine that `choose_engine` picked, for batches of `task`.
 

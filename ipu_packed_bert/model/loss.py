@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ipu_packed_bert.settings.pretraining import LossConfig
+from ipu_packed_bert.settings.schema import LossConfig
 
 
 class PretrainingOutput(NamedTuple):

@@ -8,7 +8,8 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Tuple
 import torch
 from torch.optim.adamw import adamw
 
-from ipu_packed_bert.settings.schema import Configuration, OptimizerSettings
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import EPSILON, MAX_WEIGHT_NORM, OptimizerConfig
 from pack_data.reading.fields import named
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of an optimiser's state, by parameter
@@ -142,16 +143,16 @@ def parameter_groups(named_parameters: Iterable[Tuple[str, torch.nn.Parameter]],
 
 
 def build_optimizer(
-    model: torch.nn.Module, optimizer: OptimizerSettings, *, betas: Tuple[float, float]
+    model: torch.nn.Module, optimizer: OptimizerConfig, *, betas: Tuple[float, float]
 ) -> torch.optim.Optimizer:
     """The configured optimiser; `betas` are those after the adjustment for packing (`Config.betas`)."""
     options: Dict[str, Any] = dict(
-        lr=optimizer.learning_rate, betas=betas, eps=optimizer.eps, bias_correction=optimizer.bias_correction
+        lr=optimizer.learning_rate, betas=betas, eps=EPSILON, bias_correction=optimizer.bias_correction
     )
     groups = parameter_groups(model.named_parameters(), weight_decay=optimizer.weight_decay)
     if optimizer.name == "adamw":
         return _AdamW([{**group, "max_weight_norm": 0.0} for group in groups], **options)
-    return _Lamb(groups, max_weight_norm=optimizer.max_weight_norm, **options)
+    return _Lamb(groups, max_weight_norm=MAX_WEIGHT_NORM, **options)
 
 
 def gradient_norm(gradients: List[torch.Tensor]) -> torch.Tensor:
@@ -232,6 +233,6 @@ def _scheduled_rate(step: int, optimizer: Any, *, steps: int) -> float:
     return optimizer.learning_rate * share
 
 
-def learning_rate(step: int, config: Configuration) -> float:
+def learning_rate(step: int, config: Config) -> float:
     """Learning rate of update `step` of the run."""
     return _scheduled_rate(step, config.optimizer, steps=config.schedule_steps)

@@ -14,8 +14,7 @@ from torch import nn
 
 from ipu_packed_bert.model.bert import ATTENTIONS, BertModel, BertPreTrainingHeads, initialise
 from ipu_packed_bert.model.loss import PretrainingLoss, PretrainingOutput
-from ipu_packed_bert.settings.pretraining import LossConfig
-from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.settings.schema import LossConfig, ModelConfig
 from pack_data.store.packs import FIELDS
 
 BATCH_FIELDS = (*FIELDS, "mlm_scale", "nsp_scale")

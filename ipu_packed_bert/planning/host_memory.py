@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ipu_packed_bert.settings.schema import Configuration, ModelConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import ModelConfig
 
 _FULL = 4  # bytes of float32
 
@@ -29,9 +30,7 @@ class HostMemory(NamedTuple):
         return self.held + max(self.activations, self.update)
 
 
-def host_memory(
-    config: Configuration, model: ModelConfig, *, parameters: int, slots: int, predictions: int
-) -> HostMemory:
+def host_memory(config: Config, model: ModelConfig, *, parameters: int, slots: int, predictions: int) -> HostMemory:
     """`config`: of any task, with its sections `engine` and `batch`; `predictions`: masked slots of a pack, P."""
     half = config.engine.precision == "bfloat16"
     rows, layers = config.batch.micro_batch, model.num_layers

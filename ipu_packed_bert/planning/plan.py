@@ -18,11 +18,12 @@ from ipu_packed_bert.cycles.target import MK2, TARGETS
 from ipu_packed_bert.data.data_sets import known_packing_factor
 from ipu_packed_bert.data.factors import PackingFactor, checked_factor, planned_factor, published_for
 from ipu_packed_bert.planning.host_memory import TORCH, HostMemory, host_memory, multiply_adds
-from ipu_packed_bert.settings.finetuning import SQUAD, FinetuneConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.finetuning import SQUAD
 from ipu_packed_bert.settings.launch_lines import start_lines
 from ipu_packed_bert.settings.placement import Block, Placement, place
-from ipu_packed_bert.settings.pretraining import Config, check_accumulation
-from ipu_packed_bert.settings.schema import Configuration, ModelConfig, mask_columns
+from ipu_packed_bert.settings.rules import check_accumulation, check_for_ipus
+from ipu_packed_bert.settings.schema import FINETUNE, ModelConfig, mask_columns
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.files import located
 from ipu_packed_bert.tasks.pretraining import Pretraining
@@ -115,7 +116,7 @@ class _Words(NamedTuple):
 class RunPlan:
     """What a configuration of any task amounts to."""
 
-    config: Configuration  # with the micro-batch that runs, where the packing factor is known
+    config: Config  # with the micro-batch that runs, where the packing factor is known
     model: ModelConfig
     update: Optional[Update]  # None while no packing factor is known
     placement: Placement
@@ -182,7 +183,7 @@ class RunPlan:
 
 
 def plan(
-    config: Configuration,
+    config: Config,
     manifest: Optional[Manifest] = None,
     *,
     data_dir: Optional[Path] = None,
@@ -194,9 +195,8 @@ def plan(
     Raises ConfigError where an update has fewer micro-batches than the pipeline has stages, or the placement does not
     fit the network.
     """
-    if isinstance(config, FinetuneConfig):
+    if config.command == FINETUNE:
         return _of_examples(config, data_dir, packing_factor)
-    assert isinstance(config, Config)
     return _of_packs(config, manifest, packing_factor)
 
 
@@ -244,22 +244,22 @@ def _of_packs(config: Config, manifest: Optional[Manifest], packing_factor: Opti
     )
 
 
-def _of_examples(config: FinetuneConfig, data_dir: Optional[Path], packing_factor: Optional[float]) -> RunPlan:
+def _of_examples(config: Config, data_dir: Optional[Path], packing_factor: Optional[float]) -> RunPlan:
     """What is there is read: the checkpoint's sizes, and the files, which are packed. Of the rest it is said."""
     from ipu_packed_bert.tasks.examples import Tokenizer
-    from ipu_packed_bert.tasks.starting_weights import find_start, is_there  # load torch
+    from ipu_packed_bert.tasks.starting_weights import find_start, is_there, with_dropout  # load torch
 
     task, start, missing = None, None, ""
     try:
         config = located(config, data_dir)
     except ValueError as error:
         missing = str(error).partition(":")[0]
-    if config.model.checkpoint is not None and not is_there(config.model.checkpoint):
-        missing = missing or config.model.checkpoint
-    elif config.model.checkpoint is not None or not missing:
+    if config.start.checkpoint is not None and not is_there(config.start.checkpoint):
+        missing = missing or config.start.checkpoint
+    elif config.start.checkpoint is not None or not missing:
         start = find_start(config)
     on_ipus, kind = config.engine.kind != "host", task_class(config.task.name)
-    model = config.model.stated_sizes() if start is None else start.model
+    model = with_dropout(config.model, config) if start is None else start.model
     config = config.for_model(model, ipus=on_ipus)
     if start is not None and not missing:
         task = kind(config, Tokenizer(start.vocabulary), start.model, start.labels)
@@ -267,7 +267,7 @@ def _of_examples(config: FinetuneConfig, data_dir: Optional[Path], packing_facto
     if factor is not None:
         config = config.with_micro_batch(factor.value)
         if on_ipus:
-            config.check_for_ipus(factor.value)
+            check_for_ipus(config, factor.value)
         update = _update(config, factor)
     depth, slots = config.data.max_sequences_per_pack or _GUESSED_DEPTH, config.data.max_sequence_length
     fields = 4 * slots + 4 * depth + 1
@@ -313,7 +313,7 @@ def _of_examples(config: FinetuneConfig, data_dir: Optional[Path], packing_facto
     )
 
 
-def _update(config: Configuration, factor: PackingFactor, unpacked: Optional[int] = None) -> Update:
+def _update(config: Config, factor: PackingFactor, unpacked: Optional[int] = None) -> Update:
     packs = config.packs_per_update(factor.value)
     return Update(factor, config.accumulation(factor.value), packs, packs * factor.value, unpacked)
 
@@ -322,7 +322,7 @@ def _updates_per_epoch(packs: Optional[int], update: Optional[Update]) -> Option
     return None if packs is None or update is None else -(-packs // update.packs)
 
 
-def _factor(config: FinetuneConfig, task: Optional[ExampleTask], given: Optional[float]) -> Optional[PackingFactor]:
+def _factor(config: Config, task: Optional[ExampleTask], given: Optional[float]) -> Optional[PackingFactor]:
     """Of the files if they are there, else the one given, else for SQuAD of the histogram published at this length."""
     data = config.data
     if given is not None:
@@ -636,7 +636,7 @@ def _memory_lines(made: RunPlan) -> List[str]:
     ]
 
 
-def _machine(config: Configuration) -> str:
+def _machine(config: Config) -> str:
     target = TARGETS[config.placement.machine]
     return f"{target.name.capitalize()}, {target.clock_hz / 1e9:.2f} GHz"
 

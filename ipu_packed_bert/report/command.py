@@ -38,7 +38,8 @@ from ipu_packed_bert.report import measured, paper, pictures
 from ipu_packed_bert.report.breakdown import breakdown
 from ipu_packed_bert.report.headline import headline
 from ipu_packed_bert.report.packings import factor_of, packing
-from ipu_packed_bert.settings.pretraining import Config, load_config
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import FOLDER, config_file
 from pack_data import sort
 from pack_data.cli.command import ArgumentParser, check_page, progress_bar, typed
@@ -81,7 +82,7 @@ def _parser() -> ArgumentParser:
 
 def _load(name: str, overrides: Sequence[str] = ()) -> Config:
     """Load a configuration for IPUs."""
-    return load_config(config_file(name), ["without_ipus=null", *overrides])
+    return load_config(config_file(name), ["without_ipus=null", *overrides], command="pretrain")
 
 
 class _Report:

@@ -8,7 +8,7 @@ from ipu_packed_bert.cycles.calibration import Interval
 from ipu_packed_bert.cycles.pipeline import Parameters, Pipeline
 from ipu_packed_bert.report.fields import Field, table_of
 from ipu_packed_bert.report.paper import ModelledOverhead
-from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.config import Config
 from pack_data.display.table import CONFIGURED, MODEL, Column, Table, percent
 
 _DAY = 86_400.0  # seconds

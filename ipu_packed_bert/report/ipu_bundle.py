@@ -7,7 +7,6 @@ numbers, switches and choices are taken, and every text passes `clean`.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import getpass
 import json
 import math
@@ -17,8 +16,8 @@ import socket
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from ipu_packed_bert.settings.pretraining import Config
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.declare import nested
 from pack_data.display.table import text_table
 from pack_data.reading.fields import read_object
 from pack_data.reading.files import write_atomically
@@ -69,16 +68,15 @@ def _cleaned(value: Any) -> Any:
     return clean(value) if isinstance(value, str) else value
 
 
-def public_settings(config: Configuration) -> Dict[str, Dict[str, Any]]:
+def public_settings(config: Config) -> Dict[str, Dict[str, Any]]:
     """Of a configuration the numbers, the switches and the texts that are one of several choices; no name of a file."""
-    found: Dict[str, Dict[str, Any]] = {}
-    for section, settings in config.sections.items():
-        for field in dataclasses.fields(settings):
-            # The annotation is a text: "str", "Optional[str]".
-            if "str" not in str(field.type) or field.metadata["rule"].choices:
-                value = getattr(settings, field.name)
-                found.setdefault(section, {})[field.name] = list(value) if isinstance(value, tuple) else value
-    return found
+    return nested(
+        {
+            key: config.value(key)
+            for key, setting in config.settings.items()
+            if "str" not in str(setting.kind) or setting.rule.choices  # the type: <class 'str'>, typing.Optional[str]
+        }
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

@@ -17,8 +17,10 @@ from ipu_packed_bert.report.fields import Field, table_of
 from ipu_packed_bert.report.ipu_bundle import read_bundle
 from ipu_packed_bert.report.popvision import Work, read_profile
 from ipu_packed_bert.run_files.folder import CONFIG, LOG, read_log
-from ipu_packed_bert.settings.pretraining import Config, config_from_tree
-from ipu_packed_bert.settings.reader import load_yaml, plain
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.declare import plain
+from ipu_packed_bert.settings.loading import config_from_tree
+from ipu_packed_bert.settings.yaml_files import load_yaml
 from pack_data.display.table import COMPUTED, CONFIGURED, HARDWARE, MODEL, PROFILE, Column, Table, percent
 from pack_data.reading.fields import Fields, named, shown
 
@@ -161,7 +163,7 @@ def configuration(measured: Measured, given: Optional[Config]) -> Config:
     if "model" not in measured.settings:
         raise ValueError(f"{measured.detail}: does not state its settings; name the configuration with --config")
     tree = {section: dict(values) for section, values in measured.settings.items() if section != "without_ipus"}
-    return config_from_tree(tree, measured.detail)
+    return config_from_tree(tree, measured.detail, command="pretrain")
 
 
 def _check_settings(measured: Measured, config: Config) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Optional, Tuple
 import pack_data
 from ipu_packed_bert.cycles.matmul import write_cache
 from ipu_packed_bert.data.factors import PackingFactor, planned_factor
-from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.config import Config
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 

@@ -11,7 +11,7 @@ from ipu_packed_bert.cycles.tracing import POPART, UNPACKED
 from ipu_packed_bert.cycles.workload import Machine, shape_of
 from ipu_packed_bert.report.fields import INTERVALS, Field, in_percent, table_of
 from ipu_packed_bert.report.packings import PackingKey, PackingSummary
-from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.config import Config
 from pack_data.display.table import (
     COMPUTED,
     CONFIGURED,

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import List, Optional, Sequence
 
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.shipped import FOLDER
 from pack_data.cli.command import typed
 
@@ -19,9 +19,7 @@ _IPUS_OF_A_HOST = 16
 _MEETING_POINT = "--mpi-local-args=-x MASTER_ADDR=HOST0"
 
 
-def start_lines(
-    config: Configuration, options: Sequence[str] = (), *, micro_batches: Optional[int] = None
-) -> List[str]:
+def start_lines(config: Config, options: Sequence[str] = (), *, micro_batches: Optional[int] = None) -> List[str]:
     """The lines to type that start a run of a configuration, of any task, each with a label.
 
     options: of the command, without those for the plan; none: the configuration alone.  micro_batches: of an update.
@@ -46,16 +44,16 @@ def start_lines(
     return found
 
 
-def _ipus(config: Configuration) -> int:
+def _ipus(config: Config) -> int:
     return config.placement.replicas * config.placement.ipus_per_replica
 
 
-def instances_for(config: Configuration, least: int = 1) -> int:
+def instances_for(config: Config, least: int = 1) -> int:
     """How many processes of poprun, of as many replicas each: `least`, or as many more as it takes."""
     return _divisor(config.placement.replicas, max(least, -(-_ipus(config) // IPUS_OF_A_PROGRAM)))
 
 
-def _on_the_host(config: Configuration, options: List[str], micro_batches: Optional[int]) -> List[str]:
+def _on_the_host(config: Config, options: List[str], micro_batches: Optional[int]) -> List[str]:
     number = config.engine.processes
     if number == 1:
         return _lines("start", [], shlex.split(typed(config.command)) + options)
@@ -96,7 +94,7 @@ def compiled_words(file: str, processes: int) -> str:
     return f"{file}; where the IPUs are: --set engine.executable={file}, with {file}.json beside it"
 
 
-def _name(config: Configuration) -> str:
+def _name(config: Config) -> str:
     """As --config takes it: the name of a configuration that comes with the program, else its file."""
     path = Path(config.path)
     return path.stem if path.parent.resolve() == FOLDER.resolve() else str(path)

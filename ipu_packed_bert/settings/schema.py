@@ -1,116 +1,294 @@
-"""What the configuration of every run has: its sections, the rules between settings, what follows from them.
+"""The sections of a configuration: each setting with its default, range, meaning, and what a resumed run may change.
 
-What pre-training adds stands in `ipu_packed_bert.settings.pretraining`, what tasks with files of examples add in
-`ipu_packed_bert.settings.finetuning`.  Loads neither torch nor poptorch.
+What must hold between settings, and what follows from them, is in `ipu_packed_bert.settings.config`; the sections
+`task` of fine-tuning are in `ipu_packed_bert.settings.finetuning`.  Loads neither torch nor poptorch.
 """
 
 from __future__ import annotations
 
-import abc
-import dataclasses
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
-import yaml
+from ipu_packed_bert.settings.declare import FREE, setting
+from ipu_packed_bert.settings.user_task import PATTERN
+from pack_data.packers import PACKERS
 
-from ipu_packed_bert.settings.reader import ConfigError, annotated, as_tree, broken_rules, problems_message, setting
-from pack_data.packers import packs_at_depth
-
-PRETRAINING = "pretraining"
-# How the learning rate goes on after its warm-up; `optim.scheduled_rate` has the formulas.
+PRETRAIN, FINETUNE = "pretrain", "finetune"  # the commands, each with settings and defaults of its own
+PRETRAINING = "pretraining"  # the task of the first
+SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS = "squad", "single_label", "multi_label", "regression", "tokens"
+# The learning rate after its warm-up; `optimizer.scheduled_rate` has the formulas.
 SCHEDULES = ("linear", "polynomial", "cosine", "constant")
 
-Rules = List[Tuple[str, Any, str]]  # (settings a rule is about, whether it is broken, what is wrong)
-_Same = TypeVar("_Same", bound="Configuration")
+# Why a resumed run never changes a setting.
+SAME_SIZES = "a run goes on with the sizes it has"
+_DATA = "a run goes on with the data it has"
+_ORDER = "the order of the packs follows from it, and a run goes on in that order"
+_TASK = "a run goes on with the task it has"
+
+_MAX_SEED = 2**31 - 1
+# LAMB and AdamW, as published for BERT; nobody has asked for other values.
+EPSILON = 1.0e-6  # added to the root of the second moment
+MAX_WEIGHT_NORM = 65500.0  # LAMB: bound of a tensor's norm in its trust ratio, the largest that float16 holds
+# Settings of version 1.0 that are constants now. A file may still state them, with these values.
+FIXED: Mapping[str, Any] = {
+    "optimizer.eps": EPSILON,
+    "optimizer.max_weight_norm": MAX_WEIGHT_NORM,
+    "run.on_nonfinite": "stop",
+}
 
 
 @dataclass(frozen=True)
-class TaskSettings:
-    """What is learnt; each task adds its own settings."""
+class TaskConfig:
+    """What is trained on packs; each task of fine-tuning adds settings of its own."""
 
-    name: str = setting(PRETRAINING, "what is trained on packs")
-
-
-class DataSettings:
-    """What every section `data` has; the tasks have their own defaults."""
-
-    max_sequence_length: int
-    packer: str
-    max_sequences_per_pack: Optional[int]
-
-
-class ModelSettings:
-    """What every section `model` has."""
-
-    vocabulary_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    intermediate_size: int
+    name: str = setting(
+        PRETRAINING,
+        "which task",
+        default_of={FINETUNE: SQUAD},
+        choices=(PRETRAINING, SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS),
+        pattern=PATTERN,
+        note=", or FILE.py:CLASS, a task of your own",
+        resume=_TASK,
+    )
 
 
 @dataclass(frozen=True)
-class ModelConfig(ModelSettings):
+class DataConfig:
+    """The data, and how they are packed.
+
+    Pre-training: the packed data set, and how it is built if its directory is empty. Fine-tuning: files of examples,
+    looked for in --data-dir first.
+    """
+
+    directory: str = setting("data/packed", "directory of the data set", of=PRETRAIN, resume=FREE)
+    mixed_with: Optional[Tuple[str, ...]] = setting(
+        None, "further data sets, built alike; an epoch mixes all packs", of=PRETRAIN, resume=FREE
+    )
+    shares: Optional[Tuple[float, ...]] = setting(
+        None,
+        "weight of each data set in an epoch, that of directory first; null: its number of packs",
+        of=PRETRAIN,
+        above=0.0,
+    )
+    corpus: str = setting("embedded", "the embedded corpus, a file or a directory", of=PRETRAIN, resume=FREE)
+    json_field: str = setting("text", "field with the text of a JSONL corpus", of=PRETRAIN, resume=FREE)
+    vocabulary: Optional[str] = setting(None, "vocab.txt; null: train one on the corpus", of=PRETRAIN, resume=FREE)
+    vocabulary_size: int = setting(
+        30522,
+        "tokens of a vocabulary that is trained; default: model.vocabulary_size",
+        of=PRETRAIN,
+        minimum=128,
+        maximum=2**31 - 1,
+        resume=_DATA,
+    )
+    training: Optional[str] = setting(None, "file to train on; null: only evaluate", of=FINETUNE, resume=FREE)
+    evaluation: Optional[str] = setting(None, "file to evaluate on; null: none", of=FINETUNE, resume=FREE)
+    training_examples: Optional[int] = setting(
+        None, "questions or texts drawn at random; null: all", of=FINETUNE, minimum=1, resume=_DATA
+    )
+    evaluation_examples: Optional[int] = setting(
+        None, "drawn at random, the same for every seed; null: all", of=FINETUNE, minimum=1, resume=FREE
+    )
+    max_sequence_length: int = setting(512, "slots per pack, S", default_of={FINETUNE: 384}, minimum=8, resume=_DATA)
+    max_predictions_per_sequence: Optional[int] = setting(
+        None,
+        "masked tokens; null: 20, 56, 76 at 128, 384, 512, else 15 %",
+        of=PRETRAIN,
+        minimum=1,
+        resume=_DATA,
+    )
+    packer: str = setting(
+        "nnlshp",
+        "how sequences are packed; none: unpacked",
+        default_of={FINETUNE: "optimal"},
+        choices=PACKERS,
+        resume=_DATA,
+    )
+    max_sequences_per_pack: Optional[int] = setting(
+        3, "packing depth, D; null: unlimited", default_of={FINETUNE: None}, minimum=1, resume=_DATA
+    )
+    duplication_factor: int = setting(
+        5, "passes over the corpus, each with new masks", of=PRETRAIN, minimum=1, resume=_DATA
+    )
+    whole_word_masking: bool = setting(False, "mask all pieces of a word or none", of=PRETRAIN, resume=_DATA)
+    seed: int = setting(
+        5,
+        "pre-training: segments, masks, order of the corpus; fine-tuning: which examples are drawn",
+        minimum=0,
+        maximum=_MAX_SEED,
+        resume=_DATA,
+    )
+    held_out: float = setting(
+        0.0,
+        "fraction of the documents that a build holds out, in DIRECTORY-held-out",
+        of=PRETRAIN,
+        minimum=0.0,
+        below=1.0,
+        resume=FREE,
+    )
+    evaluation_directory: Optional[str] = setting(
+        None, "data set to evaluate on; null: the held-out documents", of=PRETRAIN, resume=FREE
+    )
+
+    @property
+    def folders(self) -> Tuple[str, ...]:
+        """Directories of the data sets to train on."""
+        return (self.directory, *(self.mixed_with or ()))
+
+    @property
+    def named(self) -> str:
+        """The directories for a message, with their shares if these are stated."""
+        if self.shares is None:
+            return " + ".join(self.folders)
+        return " + ".join(f"{share:g} x {folder}" for share, folder in zip(self.shares, self.folders))
+
+    @property
+    def depth_shown(self) -> str:
+        """The packing depth for a message."""
+        return "null (unlimited)" if self.max_sequences_per_pack is None else str(self.max_sequences_per_pack)
+
+
+@dataclass(frozen=True)
+class StartConfig:
+    """The initial weights of fine-tuning. The sizes apply only to a model that is trained from scratch."""
+
+    checkpoint: Optional[str] = setting(
+        None, "Hugging Face directory, a run, or an installed package of weights; null: from scratch", of=FINETUNE
+    )
+    vocabulary: Optional[str] = setting(
+        None, "vocab.txt; null: the checkpoint's, or one trained on the texts", of=FINETUNE, resume=FREE
+    )
+    hidden_dropout: Optional[float] = setting(
+        None, "dropout rate of features; null: the checkpoint's", of=FINETUNE, minimum=0.0, below=1.0
+    )
+    attention_dropout: Optional[float] = setting(
+        None, "dropout rate of attention weights; null: the checkpoint's", of=FINETUNE, minimum=0.0, below=1.0
+    )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
     """The sizes of a BERT; names as in the published configurations, spelled out."""
 
+    # The maxima are beyond every existing network: a slip of the keyboard is reported before anything is allocated.
     vocabulary_size: int = setting(
-        30522, "rows of the embedding table; left out: as the data set", minimum=8, maximum=1 << 24
+        30522,
+        "rows of the embedding table; pre-training, left out: the data set's vocabulary; fine-tuning: of one that is "
+        "trained",
+        default_of={FINETUNE: 4096},
+        minimum=8,
+        maximum=1 << 24,
+        resume=SAME_SIZES,
     )
-    # The maxima are beyond every network there is: a slip of the keyboard is told before anything is allocated.
-    hidden_size: int = setting(768, "features of a token", minimum=1, maximum=1 << 16)
-    num_layers: int = setting(12, "encoder layers", minimum=1, maximum=1 << 12)
-    num_heads: int = setting(12, "attention heads of a layer", minimum=1, maximum=1 << 12)
-    intermediate_size: int = setting(3072, "features inside a feed-forward block", minimum=1, maximum=1 << 20)
+    hidden_size: int = setting(
+        768, "features of a token", default_of={FINETUNE: 256}, minimum=1, maximum=1 << 16, resume=SAME_SIZES
+    )
+    num_layers: int = setting(
+        12, "encoder layers", default_of={FINETUNE: 4}, minimum=1, maximum=1 << 12, resume=SAME_SIZES
+    )
+    num_heads: int = setting(
+        12, "attention heads per layer", default_of={FINETUNE: 4}, minimum=1, maximum=1 << 12, resume=SAME_SIZES
+    )
+    intermediate_size: int = setting(
+        3072,
+        "features inside a feed-forward block",
+        default_of={FINETUNE: 1024},
+        minimum=1,
+        maximum=1 << 20,
+        resume=SAME_SIZES,
+    )
     max_position_embeddings: int = setting(
-        512, "left out: at least data.max_sequence_length", minimum=8, maximum=1 << 20
+        512, "left out: at least data.max_sequence_length", of=PRETRAIN, minimum=8, maximum=1 << 20, resume=SAME_SIZES
     )
-    type_vocabulary_size: int = setting(2, "segments", minimum=2, maximum=1 << 16)
-    hidden_dropout: float = setting(0.1, "share of features set to 0", minimum=0.0, below=1.0)
-    attention_dropout: float = setting(0.0, "share of attention weights set to 0", minimum=0.0, below=1.0)
-    layer_norm_eps: float = setting(1.0e-3, "as published for IPUs; BERT's own is 1.0e-12", above=0.0)
-    initializer_range: float = setting(0.02, "standard deviation of fresh weights", above=0.0)
+    type_vocabulary_size: int = setting(
+        2, "number of segments", of=PRETRAIN, minimum=2, maximum=1 << 16, resume=SAME_SIZES
+    )
+    hidden_dropout: float = setting(0.1, "dropout rate of features", of=PRETRAIN, minimum=0.0, below=1.0)
+    attention_dropout: float = setting(0.0, "dropout rate of attention weights", of=PRETRAIN, minimum=0.0, below=1.0)
+    layer_norm_eps: float = setting(
+        1.0e-3, "as published for IPUs; the original BERT has 1.0e-12", of=PRETRAIN, above=0.0
+    )
+    initializer_range: float = setting(
+        0.02, "standard deviation of initial weights", of=PRETRAIN, above=0.0, resume=FREE
+    )
 
 
 @dataclass(frozen=True)
-class OptimizerSettings:
-    """The optimiser."""
+class LossConfig:
+    """The terms of an update's loss, and its normalisation (packedBERT, section 3.2.3)."""
 
-    name: str = setting("adamw", "which optimiser", choices=("lamb", "adamw"))
-    learning_rate: float = setting(5.0e-5, "the peak, reached after the warm-up", above=0.0)
-    warmup_fraction: float = setting(0.1, "share of the schedule's updates", minimum=0.0, maximum=1.0)
-    schedule: str = setting("linear", "after the warm-up, from the peak to 0; constant stays there", choices=SCHEDULES)
-    schedule_power: float = setting(1.0, "polynomial: of the share of its updates that is left", above=0.0)
+    normalisation: str = setting(
+        "token", "mean over tokens, or over sequences", of=PRETRAIN, choices=("token", "sequence")
+    )
+    next_sentence: bool = setting(True, "also train next-sentence prediction", of=PRETRAIN, resume=SAME_SIZES)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimiser; in pre-training as for unpacked data, with what packing changes (packedBERT, section 3.3)."""
+
+    name: str = setting("lamb", "which optimiser", default_of={FINETUNE: "adamw"}, choices=("lamb", "adamw"))
+    learning_rate: float = setting(
+        2.828e-3, "the peak, reached after the warm-up", default_of={FINETUNE: 5.0e-5}, above=0.0
+    )
+    warmup_fraction: float = setting(
+        0.128, "fraction of the schedule's updates", default_of={FINETUNE: 0.1}, minimum=0.0, maximum=1.0
+    )
+    schedule: str = setting("linear", "after the warm-up, from the peak to 0; constant: no decay", choices=SCHEDULES)
+    schedule_power: float = setting(1.0, "polynomial: exponent of the remaining fraction of updates", above=0.0)
     schedule_steps: Optional[int] = setting(
-        None, "its updates, those of the warm-up included; null: those of the run when it starts", minimum=1
+        None, "updates of the schedule, warm-up included; null: those of the run when it starts", minimum=1, resume=FREE
     )
     beta1: float = setting(0.9, "decay of the first moment, the mean gradient", minimum=0.0, below=1.0)
     beta2: float = setting(0.999, "decay of the second moment, the mean square", minimum=0.0, below=1.0)
-    eps: float = setting(1.0e-6, "added to the root of the second moment", above=0.0)
-    weight_decay: float = setting(0.01, "decoupled; not of biases and LayerNorms", minimum=0.0)
-    bias_correction: bool = setting(True, "of the moments")
-    max_weight_norm: float = setting(65500.0, "LAMB: bound of a tensor's norm in its trust ratio", minimum=0.0)
+    weight_decay: float = setting(0.01, "decoupled; not applied to biases and LayerNorms", minimum=0.0)
+    bias_correction: bool = setting(True, "correct the moments for their start at 0")
     max_gradient_norm: Optional[float] = setting(
-        1.0, "bound of the whole update's; null: not clipped; on IPUs with adamw only", above=0.0
+        None,
+        "clip the norm of the whole update's gradient; null: no clipping; on IPUs with adamw only",
+        default_of={FINETUNE: 1.0},
+        above=0.0,
+    )
+    packing_adjustment: str = setting(
+        "accumulation",
+        "what the packing factor changes",
+        of=PRETRAIN,
+        choices=("accumulation", "betas", "none"),
     )
 
 
 @dataclass(frozen=True)
-class BatchSettings:
-    """A forward pass in rows, on which memory depends."""
+class BatchConfig:
+    """The size of an update, and of the forward passes that it is computed in, on which memory depends.
 
-    micro_batch: int = setting(4, "rows in one forward pass of one replica, at most", minimum=1, maximum=1 << 20)
+    Pre-training states the batch of the unpacked run; the packed one follows from it and the packing factor.
+    """
+
+    micro_batch: int = setting(
+        2,
+        "packs in one forward pass of one replica; fine-tuning: at most",
+        default_of={FINETUNE: 4},
+        minimum=1,
+        maximum=1 << 20,
+    )
+    sequences_per_update: int = setting(32, "approximate: an update has whole packs", of=FINETUNE, minimum=1)
+    gradient_accumulation: int = setting(
+        2048, "micro-batches per update and replica, unpacked", of=PRETRAIN, minimum=1, maximum=1 << 24
+    )
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What runs the steps.  The settings after ``processes`` are read by the IPU engine only, but for
-    ``recompute_layers``, and checked always."""
+    """The device that runs the steps. Only the IPU engine reads the settings after ``processes``, except
+    ``recompute_layers``; they are always checked."""
 
     kind: str = setting(
-        "auto", "auto: IPUs, the IPU Model, CUDA, the CPU, in this order", choices=("auto", "ipu", "host")
+        "auto",
+        "auto: IPUs, the IPU Model, CUDA, the CPU, in this order",
+        choices=("auto", "ipu", "host"),
+        resume=FREE,
     )
-    device: str = setting("auto", "host; auto: CUDA, else the CPU", choices=("auto", "cpu", "cuda"))
+    device: str = setting("auto", "host; auto: CUDA, else the CPU", choices=("auto", "cpu", "cuda"), resume=FREE)
     precision: str = setting(
         "float32",
         "CPU and GPU only: the number type of matrix products",
@@ -118,37 +296,55 @@ class EngineConfig:
         note="; float16 would need a scaled loss, bfloat16 needs none",
     )
     attention: str = setting(
-        "auto", "CPU and GPU only: the attention kernel", choices=("auto", "eager", "sdpa", "varlen")
+        "auto",
+        "CPU and GPU only: the attention kernel",
+        choices=("auto", "eager", "sdpa", "varlen"),
+        resume=FREE,
     )
-    compile: bool = setting(False, "host: torch.compile")
-    deterministic: bool = setting(False, "CUDA: the same bits in every run, slower; CPUs always give them")
-    threads: Optional[int] = setting(None, "host; null: as many as torch chooses", minimum=1)
-    processes: int = setting(1, "host: how many it is made for, by torchrun; any number may run it", minimum=1)
-    mask: str = setting("product", "inside the score product, or added to the scores", choices=("product", "additive"))
+    compile: bool = setting(False, "host: use torch.compile", resume=FREE)
+    deterministic: bool = setting(False, "CUDA: the same bits in every run, slower; CPUs always give them", resume=FREE)
+    threads: Optional[int] = setting(None, "host; null: as many as torch chooses", minimum=1, resume=FREE)
+    processes: int = setting(
+        1, "host: the number of torchrun processes it is tuned for; any number works", minimum=1, resume=FREE
+    )
+    mask: str = setting(
+        "product",
+        "inside the score product, or added to the scores",
+        choices=("product", "additive"),
+        resume=FREE,
+    )
     half_weights: bool = setting(True, "weights in float16")
     half_logits: bool = setting(
         False, "soft-max and loss of masked tokens in the weights' type: a third of the memory for logits"
     )
     half_partials: bool = setting(True, "partial sums of products in float16")
-    stochastic_rounding: bool = setting(True, "of float16 results")
+    stochastic_rounding: bool = setting(True, "round float16 results at random, without bias")
     loss_scaling: float = setting(8192.0, "keeps float16 gradients in range", above=0.0)
-    automatic_loss_scaling: bool = setting(False, "the device adapts it")
-    first_moment_type: str = setting("float32", "of the optimiser", choices=("float16", "float32"))
-    gradient_accumulator_type: str = setting("float16", "sums of gradients", choices=("float16", "float32"))
-    executable_cache: Optional[str] = setting(None, "folder of compiled programs")
+    automatic_loss_scaling: bool = setting(False, "the device adapts loss_scaling")
+    first_moment_type: str = setting(
+        "float32", "number type of the optimiser's first moment", choices=("float16", "float32")
+    )
+    gradient_accumulator_type: str = setting(
+        "float16", "number type of the summed gradients", choices=("float16", "float32")
+    )
+    executable_cache: Optional[str] = setting(None, "directory of compiled programs", resume=FREE)
     synthetic_data: bool = setting(False, "no batch leaves the host: to measure the device alone")
-    ipu_model: bool = setting(False, "the simulated IPU instead of hardware")
-    offline_export: Optional[str] = setting(None, "file: compile into it, run nothing")
-    executable: Optional[str] = setting(None, "file of engine.offline_export: run it, compile no training program")
-    profile_directory: Optional[str] = setting(None, "folder for PopVision's profile")
-    asynchronous_loading: bool = setting(True, "the next batch is made while a step runs")
-    log_cycles: bool = setting(False, "count the cycles of each step")
+    ipu_model: bool = setting(False, "the simulated IPU instead of hardware", resume=FREE)
+    offline_export: Optional[str] = setting(None, "file: compile into it, run nothing", resume=FREE)
+    executable: Optional[str] = setting(
+        None, "file written by engine.offline_export: run it, compile no training program", resume=FREE
+    )
+    profile_directory: Optional[str] = setting(None, "directory for PopVision's profile", resume=FREE)
+    asynchronous_loading: bool = setting(True, "prepare the next batch during a step", resume=FREE)
+    log_cycles: bool = setting(False, "count the cycles of each step", resume=FREE)
     recompute_layers: Optional[bool] = setting(
-        None, "keep only each layer's input for the backward pass; null: on IPUs yes, on the host no"
+        None,
+        "keep only each layer's input for the backward pass; null: on IPUs yes, on the host no",
+        resume=FREE,
     )
 
     def recomputes(self, *, ipus: bool) -> bool:
-        """Whether the backward pass computes each layer again from its input."""
+        """Return True if the backward pass recomputes each layer from its input."""
         return ipus if self.recompute_layers is None else self.recompute_layers
 
 
@@ -157,31 +353,49 @@ class PlacementConfig:
     """Replicas, and what each IPU of a replica holds; embeddings and heads are always on the first."""
 
     machine: str = setting(
-        "mk2", "its clock: mk2 1.33 GHz, bow 1.85 GHz; the program is the same", choices=("mk2", "bow")
+        "mk2",
+        "its clock: mk2 1.33 GHz, bow 1.85 GHz; the program is the same",
+        choices=("mk2", "bow"),
+        resume=FREE,
     )
     replicas: int = setting(1, "copies of the model", minimum=1)
-    ipus_per_replica: int = setting(1, "that a copy of the model is spread over", minimum=1)
-    layers_per_ipu: Tuple[int, ...] = setting((12,), "left out with one IPU: model.num_layers", minimum=0)
+    ipus_per_replica: int = setting(1, "IPUs that hold one copy of the model", minimum=1, resume=FREE)
+    layers_per_ipu: Tuple[int, ...] = setting((12,), "left out with one IPU: model.num_layers", minimum=0, resume=FREE)
     available_memory_proportion: Tuple[float, ...] = setting(
-        (0.28,), "of products, for each IPU", above=0.0, maximum=1.0
+        (0.28,), "memory for products, for each IPU", above=0.0, maximum=1.0, resume=FREE
     )
-    embedding_serialization_factor: int = setting(1, "parts of the vocabulary projection", minimum=1)
-    optimizer_state_off_chip: bool = setting(True, "in the memory beside the chip")
-    replicated_tensor_sharding: bool = setting(False, "share optimiser state out among the replicas")
+    embedding_serialization_factor: int = setting(1, "parts of the vocabulary projection", minimum=1, resume=FREE)
+    optimizer_state_off_chip: bool = setting(True, "in the memory beside the chip", resume=FREE)
+    replicated_tensor_sharding: bool = setting(False, "divide the optimiser state among the replicas", resume=FREE)
 
 
 @dataclass(frozen=True)
-class RunSettings:
-    """How often a run is written down, and from which seed."""
+class RunConfig:
+    """The length of a run, how often it is saved and evaluated, and its seed."""
 
-    seed: int = setting(5, "weights, dropout, order of the packs", minimum=0, maximum=2**31 - 1)
-    evaluate_every: int = setting(0, "updates; 0: never, or where a task has scores only at the end", minimum=0)
-    checkpoint_every: int = setting(0, "updates; 0: only at the end", minimum=0)
-    keep_checkpoints: int = setting(2, "the newest ones, and one known to be good", minimum=1)
-    compare_unpacked: int = setting(
-        0, "updates made again, unpacked, after the last checkpoint, for speed and equality; 0: none", minimum=0
+    seed: int = setting(5, "initial weights, dropout, order of the packs", minimum=0, maximum=_MAX_SEED, resume=_ORDER)
+    evaluate_every: int = setting(
+        0, "updates between evaluations; 0: never, or for tasks with scores only at the end", minimum=0, resume=FREE
     )
-    track: Optional[str] = setting(None, "a service that shows the curves, too", choices=("wandb", "mlflow"))
+    checkpoint_every: int = setting(0, "updates between checkpoints; 0: only at the end", minimum=0, resume=FREE)
+    keep_checkpoints: int = setting(
+        2,
+        "number of newest checkpoints to keep, and one known to be good",
+        default_of={FINETUNE: 1},
+        minimum=1,
+        resume=FREE,
+    )
+    compare_unpacked: int = setting(
+        0,
+        "updates repeated unpacked after the last checkpoint, to compare speed and results; 0: none",
+        minimum=0,
+        resume=FREE,
+    )
+    track: Optional[str] = setting(
+        None, "a service that also shows the curves", choices=("wandb", "mlflow"), resume=FREE
+    )
+    steps: int = setting(100, "weight updates", of=PRETRAIN, minimum=1, resume=FREE)
+    epochs: int = setting(2, "passes over the training examples", of=FINETUNE, minimum=1, resume=FREE)
 
 
 def training_stages(layers_per_ipu: Sequence[int], *, heads_return: bool = True) -> int:
@@ -203,208 +417,3 @@ def mask_columns(model: ModelConfig, depth: int) -> int:
     """
     head = model.hidden_size // model.num_heads
     return -(-(head + 2 * depth.bit_length()) // 16) * 16 - head
-
-
-class Change(NamedTuple):
-    """One override applied to a configuration."""
-
-    key: str
-    before: Any
-    after: Any
-
-
-@dataclass(frozen=True)
-class Configuration(abc.ABC):
-    """A whole, checked configuration of any run; `sections_of` names the classes of its sections."""
-
-    task: TaskSettings = TaskSettings()
-    data: DataSettings = DataSettings()
-    model: ModelSettings = ModelSettings()
-    optimizer: OptimizerSettings = OptimizerSettings()
-    batch: BatchSettings = BatchSettings()
-    engine: EngineConfig = EngineConfig()
-    placement: PlacementConfig = PlacementConfig()
-    run: RunSettings = RunSettings()
-    path: str = field(default="config", compare=False)  # where it came from, for messages
-    origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
-
-    section_names: ClassVar[Tuple[str, ...]] = ()
-    command: ClassVar[str]  # that makes such a run
-    heads_return: ClassVar[bool] = True  # the heads are on the first IPU, as in pre-training
-
-    @property
-    def name(self) -> str:
-        """The file's name without its ending: names the run folder."""
-        return Path(self.path).stem
-
-    @property
-    @abc.abstractmethod
-    def packed(self) -> bool:
-        """Whether a pack may hold more than one sequence."""
-
-    @property
-    def ipus(self) -> int:
-        """IPUs of all replicas."""
-        return self.placement.replicas * self.placement.ipus_per_replica
-
-    @property
-    def pipeline_stages(self) -> int:
-        """Stages of the training pipeline."""
-        return training_stages(self.placement.layers_per_ipu, heads_return=self.heads_return)
-
-    @property
-    @abc.abstractmethod
-    def schedule_steps(self) -> int:
-        """Updates of the learning rate's schedule, after which it is 0, or stays where it is constant."""
-
-    @abc.abstractmethod
-    def accumulation(self, packing_factor: float) -> int:
-        """Micro-batches of an update for each replica."""
-
-    def micro_batches_per_update(self, packing_factor: float) -> int:
-        """Micro-batches of all replicas in one update."""
-        return self.accumulation(packing_factor) * self.placement.replicas
-
-    def packs_per_update(self, packing_factor: float) -> int:
-        """Packs in one global batch, the rows of one ``Engine.step``."""
-        return self.micro_batches_per_update(packing_factor) * self.batch.micro_batch
-
-    def betas(self, packing_factor: float) -> Tuple[float, float]:
-        """(beta1, beta2) of the optimiser at this packing factor."""
-        return self.optimizer.beta1, self.optimizer.beta2
-
-    @abc.abstractmethod
-    def check_for_ipus(self, packing_factor: float) -> None:
-        """Raise ConfigError for what IPUs do not have, and for an update that does not fill their pipeline."""
-
-    def on_replicas(self, replicas: int) -> str:
-        """The --set options for fewer replicas, with as many sequences in an update."""
-        alone = " --set placement.replicated_tensor_sharding=false" if replicas == 1 else ""
-        return f"--set placement.replicas={replicas}{alone}"
-
-    def on_micro_batch(self, rows: int) -> str:
-        """How a smaller micro-batch that fits is asked for, with as many sequences in an update."""
-        return f"--set batch.micro_batch={rows} fits; an update stays as large"
-
-    @property
-    def sections(self) -> Dict[str, Any]:
-        """The dataclass of each section."""
-        return {name: getattr(self, name) for name in self.section_names}
-
-    def as_dict(self) -> Dict[str, Any]:
-        """Nested plain values, ready for YAML; reading them gives an equal configuration."""
-        return as_tree(self.sections)
-
-    def to_yaml(self) -> str:
-        """All settings, as a file that can be read again."""
-        return yaml.safe_dump(self.as_dict(), sort_keys=False, default_flow_style=False)
-
-    def annotated(self) -> str:
-        """As :meth:`to_yaml`, with origin and meaning of each setting behind its value."""
-        return annotated(self.sections, self.origins)
-
-    def on_engine(self: _Same, kind: str) -> _Same:
-        """As it runs on this kind of engine (host, ipu, ipu_model), which is written down: a resumed run keeps it."""
-        engine = dataclasses.replace(
-            self.engine, kind="host" if kind == "host" else "ipu", ipu_model=kind == "ipu_model"
-        )
-        return dataclasses.replace(self, engine=engine)
-
-    def with_schedule(self: _Same, steps: Optional[int] = None) -> _Same:
-        """The same, with the length of the schedule stated, so that a run resumed with other steps keeps it."""
-        steps = self.schedule_steps if steps is None else steps
-        return dataclasses.replace(self, optimizer=dataclasses.replace(self.optimizer, schedule_steps=steps))
-
-
-def shown_depth(data: DataSettings) -> str:
-    """The packing depth of a section `data`, in a message."""
-    return "null (unlimited)" if data.max_sequences_per_pack is None else str(data.max_sequences_per_pack)
-
-
-def shared_rules(config: Configuration) -> Rules:
-    """What the settings of every run must fulfil together."""
-    data, model = config.data, config.model
-    return [
-        (
-            "data.packer data.max_sequences_per_pack",
-            not packs_at_depth(data.packer, data.max_sequences_per_pack),
-            f"data.max_sequences_per_pack is {shown_depth(data)}; too deep for data.packer {data.packer}",
-        ),
-        (
-            "model.hidden_size model.num_heads",
-            model.hidden_size % model.num_heads != 0,
-            f"model.hidden_size is {model.hidden_size}; must be a multiple of model.num_heads, {model.num_heads}",
-        ),
-        *_engine_rules(config.engine, config.placement),
-        *(_rules_on_ipus(config) if config.engine.kind == "ipu" else ()),
-    ]
-
-
-def _engine_rules(engine: EngineConfig, placement: PlacementConfig) -> Rules:
-    layers, proportions = len(placement.layers_per_ipu), len(placement.available_memory_proportion)
-    each_ipu = f"must have one for each of the {placement.ipus_per_replica} IPUs of a replica"
-    ipus = placement.replicas * placement.ipus_per_replica
-    return [
-        (
-            "placement.layers_per_ipu placement.ipus_per_replica",
-            layers != placement.ipus_per_replica,
-            f"placement.layers_per_ipu has {layers} values; {each_ipu}",
-        ),
-        (
-            "placement.available_memory_proportion placement.ipus_per_replica",
-            proportions != placement.ipus_per_replica,
-            f"placement.available_memory_proportion has {proportions} values; {each_ipu}",
-        ),
-        (
-            "placement.replicas placement.ipus_per_replica",
-            ipus & (ipus - 1) != 0,
-            f"placement.replicas x placement.ipus_per_replica is {placement.replicas} x {placement.ipus_per_replica}"
-            f" = {ipus}; must be a power of two",
-        ),
-        (
-            "placement.replicated_tensor_sharding placement.replicas",
-            placement.replicated_tensor_sharding and placement.replicas == 1,
-            "placement.replicated_tensor_sharding is true; must be false with one replica",
-        ),
-        (
-            "engine.ipu_model engine.offline_export",
-            engine.ipu_model and engine.offline_export is not None,
-            "engine.ipu_model is true; must be false where engine.offline_export compiles for real IPUs",
-        ),
-        (
-            "engine.executable engine.offline_export engine.ipu_model engine.log_cycles",
-            engine.executable is not None
-            and (engine.offline_export is not None or engine.ipu_model or engine.log_cycles),
-            "engine.executable names a program compiled without a device; engine.offline_export must be null, "
-            "engine.ipu_model false, and engine.log_cycles false: such a program runs on IPUs and counts no cycles",
-        ),
-    ]
-
-
-def _rules_on_ipus(config: Configuration) -> Rules:
-    """What the settings must fulfil together where IPUs make the updates."""
-    bound = config.optimizer.max_gradient_norm
-    return [
-        (
-            "optimizer.max_gradient_norm optimizer.name engine.kind",
-            bound is not None and config.optimizer.name != "adamw",
-            f"optimizer.max_gradient_norm is {bound}; must be null on IPUs with optimizer.name "
-            f"{config.optimizer.name}: PopTorch clips for adamw only",
-        ),
-    ]
-
-
-def check_on_ipus(config: Configuration) -> None:
-    """Raise ConfigError, with every problem, for settings of any task that IPUs do not have."""
-    problems = broken_rules(_rules_on_ipus(config))
-    if problems:
-        raise ConfigError(problems_message(config.path, problems))
-
-
-def schedule_too_short(setting: str, steps: int, schedule_steps: int) -> str:
-    """What is wrong where a run makes more updates than its schedule has, and the way out."""
-    return (
-        f"{setting}; optimizer.schedule_steps is {schedule_steps}, where the learning rate reaches 0; "
-        f"--set optimizer.schedule_steps={steps} makes the schedule longer, which changes the rates of the updates "
-        "to come"
-    )

@@ -19,5 +19,5 @@ def task_class(name: str) -> Any:
     """The class of a task that learns from files, by its name in the configuration; loaded when it is asked for."""
     if is_own(name):
         return own_class(name)
-    module, _, kind = TASKS[name].partition(".")
+    module, _, kind = TASKS[name].implementation.partition(".")
     return getattr(import_module(f"ipu_packed_bert.tasks.{module}"), kind)

@@ -17,13 +17,8 @@ from torch.nn import functional as F
 from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
-from ipu_packed_bert.settings.finetuning import (
-    MULTI_LABEL,
-    REGRESSION,
-    SINGLE_LABEL,
-    ClassificationConfig,
-    FinetuneConfig,
-)
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.finetuning import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ClassificationConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, LabelTask, LossAndCorrect, Scored
@@ -107,7 +102,7 @@ class ClassificationTask(LabelTask):
     label_setting = "label_column"
 
     @classmethod
-    def read(cls, source: ExampleSource, config: FinetuneConfig, *, labels: bool) -> List[_Text]:
+    def read(cls, source: ExampleSource, config: Config, *, labels: bool) -> List[_Text]:
         columns = config.of_task(ClassificationConfig)
         wanted = [columns.text_column] + ([columns.second_text_column] if columns.second_text_column else [])
 
@@ -131,7 +126,7 @@ class ClassificationTask(LabelTask):
         found = super().begin(read, () if self.name == REGRESSION else labels)
         if self.name != REGRESSION and len(found) < 2:
             raise ValueError(
-                f"{self.sources.get('training', self.config.model.checkpoint)}: has {len(found)} different labels in "
+                f"{self.sources.get('training', self.config.start.checkpoint)}: has {len(found)} different labels in "
                 f"{shown(self.config.of_task(ClassificationConfig).label_column)}; there must be two at least"
             )
         return found

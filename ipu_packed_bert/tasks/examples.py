@@ -30,7 +30,8 @@ from typing import (
 import numpy as np
 
 from ipu_packed_bert.data.global_batches import Batch, Packs
-from ipu_packed_bert.settings.finetuning import FinetuneConfig, TaskConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.finetuning import TaskConfig
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.files import ExampleSource, Faults
 from ipu_packed_bert.tasks.task import Counts, Evaluation, Metric, Task
@@ -273,7 +274,7 @@ class ExampleTask(Task):
 
     def __init__(
         self,
-        config: FinetuneConfig,
+        config: Config,
         tokenizer: Tokenizer,
         model: ModelConfig,
         labels: Optional[Sequence[str]] = None,
@@ -299,7 +300,7 @@ class ExampleTask(Task):
 
     @classmethod
     @abc.abstractmethod
-    def read(cls, source: ExampleSource, config: FinetuneConfig, *, labels: bool) -> List[Any]:
+    def read(cls, source: ExampleSource, config: Config, *, labels: bool) -> List[Any]:
         """The examples of a file, in their order. labels: False leaves them unread."""
 
     def begin(self, read: Dict[str, List[Any]], labels: Optional[Sequence[str]]) -> Optional[List[str]]:
@@ -347,7 +348,7 @@ class ExampleTask(Task):
         """What of an example is cut into tokens."""
 
     @classmethod
-    def texts(cls, config: FinetuneConfig) -> List[str]:
+    def texts(cls, config: Config) -> List[str]:
         """All that is read in training, each text once: what a vocabulary is learnt from."""
         read = cls.read(ExampleSource.of(str(config.data.training)), config, labels=True)
         return list(dict.fromkeys(text for example in read for text in cls.texts_of(example)))
@@ -437,7 +438,7 @@ class LabelTask(ExampleTask):
             labels = labels if labels and learnt <= set(labels) else sorted(learnt, key=_in_order)
         if labels is None:
             raise ValueError(
-                f"{self.config.model.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint "
+                f"{self.config.start.checkpoint}: its config.json names no labels (id2label); evaluate a checkpoint "
                 "that was trained on them"
             )
         self._numbers = {label: number for number, label in enumerate(labels)}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, TypeVar, Union
 
-from ipu_packed_bert.settings.finetuning import FinetuneConfig
+from ipu_packed_bert.settings.config import Config
 from pack_data.cli.command import Problems
 from pack_data.reading.fields import Fields, named, one_line, parse_json, shown
 from pack_data.reading.files import open_unpacked
@@ -143,7 +143,7 @@ def is_label(value: Any) -> bool:
     return isinstance(value, (bool, int, float))
 
 
-def located(config: FinetuneConfig, data_dir: Optional[Path]) -> FinetuneConfig:
+def located(config: Config, data_dir: Optional[Path]) -> Config:
     """The configuration with the places of its files, looked for in `data_dir` first."""
     if data_dir is not None and not data_dir.is_dir():
         raise ValueError(f"--data-dir {data_dir}: no such folder; name the one in which the data files lie")

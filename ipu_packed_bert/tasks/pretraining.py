@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Optional, Tuple
 
 from ipu_packed_bert.data.data_sets import check_schema
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.placement import PlacedPart
-from ipu_packed_bert.settings.pretraining import Config
 from ipu_packed_bert.tasks.task import Metric, Task
 from pack_data.store.packs import FIELDS, PackSchema
 

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct
 from ipu_packed_bert.model.packed import PackedBert, hidden_score
-from ipu_packed_bert.settings.finetuning import FinetuneConfig, SquadConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.finetuning import SquadConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, LossAndCorrect, Scored, Tokenizer, Tokens
@@ -98,7 +99,7 @@ class QuestionsTask(ExampleTask):
         return self.config.of_task(SquadConfig)
 
     @classmethod
-    def read(cls, source: ExampleSource, config: FinetuneConfig, *, labels: bool) -> List[Question]:
+    def read(cls, source: ExampleSource, config: Config, *, labels: bool) -> List[Question]:
         """Of a SQuAD file, version 1.1 or 2; or of JSONL, a question and its context a line."""
         found = _Questions(source, labels)
         if source.format == "jsonl":

@@ -13,10 +13,11 @@ from ipu_packed_bert.model.hugging_face import Weights, read_folder
 from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_newest
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, MODEL
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
-from ipu_packed_bert.settings.finetuning import FinetuneConfig
-from ipu_packed_bert.settings.pretraining import config_from_tree
-from ipu_packed_bert.settings.reader import parse_yaml, peek
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.loading import config_from_tree
+from ipu_packed_bert.settings.reader import peek
 from ipu_packed_bert.settings.schema import PRETRAINING, ModelConfig
+from ipu_packed_bert.settings.yaml_files import parse_yaml
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.reading.fields import Fields, read_object
@@ -36,10 +37,10 @@ class Start(NamedTuple):
     description: str
 
 
-def find_start(config: FinetuneConfig) -> Start:
+def find_start(config: Config) -> Start:
     """ValueError in one line where there is nothing to begin with, or it doesn't fit the configuration."""
     start = (
-        _from_nothing(config) if config.model.checkpoint is None else _from_checkpoint(config, config.model.checkpoint)
+        _from_nothing(config) if config.start.checkpoint is None else _from_checkpoint(config, config.start.checkpoint)
     )
     model = start.model
     if config.data.max_sequence_length > model.max_position_embeddings:
@@ -49,7 +50,7 @@ def find_start(config: FinetuneConfig) -> Start:
         )
     if len(start.vocabulary) > model.vocabulary_size:
         raise ValueError(
-            f"{config.model.vocabulary or config.model.checkpoint}: the vocabulary has "
+            f"{config.start.vocabulary or config.start.checkpoint}: the vocabulary has "
             f"{len(start.vocabulary):,} tokens, "
             f"the checkpoint rows for {model.vocabulary_size:,}; give its own with --set "
             "model.vocabulary=FILE"
@@ -57,12 +58,12 @@ def find_start(config: FinetuneConfig) -> Start:
     return start._replace(model=with_dropout(model, config))
 
 
-def with_dropout(model: ModelConfig, config: FinetuneConfig) -> ModelConfig:
+def with_dropout(model: ModelConfig, config: Config) -> ModelConfig:
     """A checkpoint's model with the dropout that is in force, which decides the attention, too.
 
     None where nothing is trained, whatever the checkpoint had; else that of the settings, else the checkpoint's.
     """
-    settings = {name: getattr(config.model, name) for name in ("hidden_dropout", "attention_dropout")}
+    settings = {name: getattr(config.start, name) for name in ("hidden_dropout", "attention_dropout")}
     if config.data.training is None:
         settings = dict.fromkeys(settings, 0.0)
     return dataclasses.replace(model, **{name: value for name, value in settings.items() if value is not None})
@@ -80,9 +81,9 @@ def is_there(checkpoint: str) -> bool:
         return False
 
 
-def _from_checkpoint(config: FinetuneConfig, name: str) -> Start:
+def _from_checkpoint(config: Config, name: str) -> Start:
     folder = folder_of(name)
-    given = config.model.vocabulary
+    given = config.start.vocabulary
     if (folder / CHECKPOINTS).is_dir():
         found = learnt(folder, vocabulary=Path(given) if given else None, option="--set model.vocabulary=FILE")
         description = f"{folder} after {found.checkpoint.step:,} updates" + (f"; {found.note}" if found.note else "")
@@ -174,17 +175,14 @@ def _package_folder(name: str) -> Path:
     return folder
 
 
-def _from_nothing(config: FinetuneConfig) -> Start:
-    sizes = config.model
-    if sizes.vocabulary:
-        vocabulary, source = load_either(sizes.vocabulary), sizes.vocabulary
+def _from_nothing(config: Config) -> Start:
+    if config.start.vocabulary:
+        vocabulary, source = load_either(config.start.vocabulary), config.start.vocabulary
     else:
         vocabulary = train_vocabulary(
-            [Document("texts", task_class(config.task.name).texts(config))], sizes.vocabulary_size
+            [Document("texts", task_class(config.task.name).texts(config))], config.model.vocabulary_size
         )
         source = "the training texts"
     positions = max(8, config.data.max_sequence_length)
-    model = dataclasses.replace(
-        sizes.stated_sizes(), vocabulary_size=len(vocabulary), max_position_embeddings=positions
-    )
+    model = dataclasses.replace(config.model, vocabulary_size=len(vocabulary), max_position_embeddings=positions)
     return Start(model, {}, vocabulary, None, f"from scratch, vocabulary of {len(vocabulary):,} from {source}")

@@ -9,8 +9,9 @@ import abc
 from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.data.global_batches import Batch, Layout
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.placement import PlacedPart
-from ipu_packed_bert.settings.schema import Configuration, ModelConfig
+from ipu_packed_bert.settings.schema import ModelConfig
 
 if TYPE_CHECKING:
     from ipu_packed_bert.model.packed import PackedBert
@@ -115,7 +116,7 @@ class Task(abc.ABC):
             **{name: int((batch[field] > 0).sum()) for name, field in self.counts.items()},
         }
 
-    def layout(self, config: Configuration, packing_factor: float) -> Layout:
+    def layout(self, config: Config, packing_factor: float) -> Layout:
         """The shape of the global batches of a configuration."""
         return Layout(
             self.carried,

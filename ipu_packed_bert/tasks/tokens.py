@@ -18,7 +18,8 @@ from torch import nn
 from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import PackedBert
-from ipu_packed_bert.settings.finetuning import FinetuneConfig, TokensConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.finetuning import TokensConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, LabelTask, LossAndCorrect, Scored
@@ -70,7 +71,7 @@ class TokensTask(LabelTask):
     label_setting = "labels_column"
 
     @classmethod
-    def read(cls, source: ExampleSource, config: FinetuneConfig, *, labels: bool) -> List[_Sentence]:
+    def read(cls, source: ExampleSource, config: Config, *, labels: bool) -> List[_Sentence]:
         """JSONL with a list of words and one of labels; or, in any other file but CSV, a word and its label a line,
         sentences apart by an empty line, as in the CoNLL files.
         """

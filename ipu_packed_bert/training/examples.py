@@ -15,9 +15,8 @@ from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.run_files.folder import MODEL
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
 from ipu_packed_bert.settings.allowed_changes import stored_config
-from ipu_packed_bert.settings.finetuning import FinetuneConfig
-from ipu_packed_bert.settings.pretraining import ConfigError
-from ipu_packed_bert.settings.schema import schedule_too_short
+from ipu_packed_bert.settings.config import Config, ConfigError
+from ipu_packed_bert.settings.rules import schedule_too_short
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import ExampleTask, Tokenizer
 from ipu_packed_bert.tasks.starting_weights import Start, find_start
@@ -26,7 +25,7 @@ from pack_data.packing.packing import Packing
 
 
 @dataclasses.dataclass(frozen=True)
-class ExamplesRun(Prepared[FinetuneConfig]):
+class ExamplesRun(Prepared):
     """A run that learns from files of examples.
 
     `simulated` stays False: a network of full size takes hours there, so the user has to choose it.
@@ -37,7 +36,7 @@ class ExamplesRun(Prepared[FinetuneConfig]):
     fresh: Tuple[str, ...]  # weights that the checkpoint does not have
 
     @classmethod
-    def make(cls, config: FinetuneConfig, begun: Begun) -> ExamplesRun:
+    def make(cls, config: Config, begun: Begun) -> ExamplesRun:
         """Read and pack the files."""
         prepared = _prepare(config, begun)
         task, batches = prepared.task, prepared.batches
@@ -86,7 +85,7 @@ class ExamplesRun(Prepared[FinetuneConfig]):
         partial.rename(folder)
 
 
-def prepare(config: FinetuneConfig, *, processes: Processes = ONE) -> ExamplesRun:
+def prepare(config: Config, *, processes: Processes = ONE) -> ExamplesRun:
     """Read and pack the files of a new run, and build its engine.
 
     Args:
@@ -101,7 +100,7 @@ def prepare(config: FinetuneConfig, *, processes: Processes = ONE) -> ExamplesRu
     return _prepare(config.on_engine(choice.kind), begun)
 
 
-def _prepare(config: FinetuneConfig, begun: Begun) -> ExamplesRun:
+def _prepare(config: Config, begun: Begun) -> ExamplesRun:
     checkpoint = begun.begin.checkpoint
     start = find_start(config)
     vocabulary = Identity.of(start.vocabulary)
@@ -125,7 +124,7 @@ def _prepare(config: FinetuneConfig, begun: Begun) -> ExamplesRun:
     digest = f"{packs.digest:016x}"
     same = {"the training file's digest": digest, "the vocabulary's sha256": vocabulary.sha256}
     engine, batches = engine_and_batches(config, task, packs, task.evaluation_packs, begun, factor=factor, same=same)
-    fresh = load_weights(engine, start.weights, f"{config.model.checkpoint}", whole=config.data.training is None)
+    fresh = load_weights(engine, start.weights, f"{config.start.checkpoint}", whole=config.data.training is None)
     return ExamplesRun(
         config=config,
         task=task,
@@ -148,7 +147,7 @@ def _prepare(config: FinetuneConfig, begun: Begun) -> ExamplesRun:
     )
 
 
-def _longer(config: FinetuneConfig, steps: int) -> str:
+def _longer(config: Config, steps: int) -> str:
     """Return the options that train for twice as many epochs."""
     schedule = "" if config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={2 * steps}"
     return f"--set run.epochs={2 * config.run.epochs}{schedule}"
@@ -187,7 +186,7 @@ def load_weights(engine: Engine, weights: Weights, source: str, *, whole: bool) 
     return loaded.fresh
 
 
-def _with_schedule(config: FinetuneConfig, steps: int, default: int) -> FinetuneConfig:
+def _with_schedule(config: Config, steps: int, default: int) -> Config:
     """State the length of the learning rate's schedule; ``default`` updates unless the configuration states it."""
     length = config.optimizer.schedule_steps or default
     if steps > length and config.optimizer.schedule != "constant":

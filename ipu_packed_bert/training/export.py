@@ -10,8 +10,8 @@ import yaml
 
 from ipu_packed_bert.data.constant_baseline import BESIDE
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, ENVIRONMENT, SUMMARY
-from ipu_packed_bert.settings.pretraining import config_from_tree
-from ipu_packed_bert.settings.reader import parse_yaml
+from ipu_packed_bert.settings.loading import config_from_tree
+from ipu_packed_bert.settings.yaml_files import parse_yaml
 from pack_data.reading.fields import Fields, read_object, said_of
 from pack_data.reading.files import write_atomically
 

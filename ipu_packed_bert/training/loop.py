@@ -16,7 +16,7 @@ from ipu_packed_bert.model.optimizer import learning_rate
 from ipu_packed_bert.processes.ranks import Processes
 from ipu_packed_bert.run_files.checkpoints import Checkpoint, checkpoint_path, evict, save_checkpoint
 from ipu_packed_bert.run_files.vocabulary_identity import UNKNOWN, Identity
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.task import Counts, Evaluation
 from pack_data.cli.command import NotFinite
 
@@ -60,7 +60,7 @@ class Outcome(NamedTuple):
 
 
 def train(
-    config: Configuration,
+    config: Config,
     engine: Engine,
     batches: GlobalBatches,
     log: Log,
@@ -120,7 +120,7 @@ def train(
 
 
 class _Run(NamedTuple):
-    config: Configuration
+    config: Config
     engine: Engine
     batches: GlobalBatches
     log: Log

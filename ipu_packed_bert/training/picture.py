@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ipu_packed_bert.run_files.folder import CONFIG, ENVIRONMENT, EVALUATIONS, LOG, SUMMARY, read_log
-from ipu_packed_bert.settings.reader import load_yaml
+from ipu_packed_bert.settings.yaml_files import load_yaml
 from pack_data.display.page import Figure, Page, Section
 from pack_data.display.picture import Axis, Bars, Line, Lines, Series, padding_bars, write
 from pack_data.display.table import Column, Table

@@ -21,19 +21,13 @@ from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.model.hugging_face import Weights, read_folder
 from ipu_packed_bert.run_files.folder import CONFIG, MODEL
-from ipu_packed_bert.settings.finetuning import (
-    MULTI_LABEL,
-    REGRESSION,
-    SINGLE_LABEL,
-    SQUAD,
-    TASKS,
-    TOKENS,
-    FinetuneConfig,
-    config_from_tree,
-)
-from ipu_packed_bert.settings.reader import OVERRIDE, load_yaml, peek
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.finetuning import MULTI_LABEL, REGRESSION, SINGLE_LABEL, SQUAD, TASKS, TOKENS
+from ipu_packed_bert.settings.loading import config_from_tree
+from ipu_packed_bert.settings.reader import OVERRIDE, peek
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.settings.user_task import full_name, is_own
+from ipu_packed_bert.settings.yaml_files import load_yaml
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.classification import PROBLEM_TYPES
 from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Tokenizer
@@ -145,13 +139,13 @@ def _of_folder(folder: Path, task: Optional[str]) -> _Trained:
 
 
 class _Prepared(NamedTuple):
-    config: FinetuneConfig
+    config: Config
     task: ExampleTask
     engine: Engine
     layout: Layout
 
 
-def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) -> FinetuneConfig:
+def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) -> Config:
     """The settings with which a model answers; ConfigError with every problem found."""
     name = full_name(str(peek("task.name", trained.tree, overrides)))
     if name != trained.tree["task"]["name"]:  # before its settings, which are those of another task
@@ -197,7 +191,7 @@ def prepare(
     return _Prepared(config, task, engine, task.layout(config, 1.0))
 
 
-def _in_calls(config: FinetuneConfig, rows: int, *, ipus: bool) -> FinetuneConfig:
+def _in_calls(config: Config, rows: int, *, ipus: bool) -> Config:
     """The same with a batch that is one call: a micro-batch on the host; on IPUs enough to fill the pipeline."""
     replicas, size = config.placement.replicas, min(config.batch.micro_batch, rows)
     number = 1

@@ -11,7 +11,7 @@ import shlex
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Dict, Generic, Mapping, NamedTuple, Optional, Tuple, TypeVar
+from typing import Any, ClassVar, Dict, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -21,12 +21,10 @@ from ipu_packed_bert.engine.base import Engine, saved_by
 from ipu_packed_bert.processes.ranks import Processes, flat
 from ipu_packed_bert.run_files.checkpoints import Checkpoint
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.task import Task
 from pack_data.cli.command import typed
 from pack_data.reading.fields import said_of
-
-C = TypeVar("C", bound=Configuration)
 
 
 class Beginning(NamedTuple):
@@ -52,10 +50,10 @@ class Begun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Prepared(abc.ABC, Generic[C]):
+class Prepared(abc.ABC):
     """A run that is ready for its first update."""
 
-    config: C  # completed by the data
+    config: Config  # completed by the data
     task: Task
     engine: Engine
     batches: Any  # GlobalBatches, read in the way that suits the engine
@@ -68,18 +66,18 @@ class Prepared(abc.ABC, Generic[C]):
     simulated: ClassVar[bool] = False  # True: engine.kind auto may choose the simulated IPU
 
     @classmethod
-    def settle(cls, config: C, begun: Begun) -> C:
+    def settle(cls, config: Config, begun: Begun) -> Config:
         """Return the configuration as it will run on this machine."""
         return config
 
     @classmethod
-    def nothing_left(cls, config: C, begin: Beginning) -> Optional[str]:
+    def nothing_left(cls, config: Config, begin: Beginning) -> Optional[str]:
         """Return what to print instead of resuming a run that has made all its updates; None to resume it."""
         return None
 
     @classmethod
     @abc.abstractmethod
-    def make(cls, config: C, begun: Begun) -> Prepared[C]:
+    def make(cls, config: Config, begun: Begun) -> Prepared:
         """Open the data, build the engine and print both; what else is opened is closed with ``begun.resources``."""
 
     def baseline(self) -> Mapping[str, float]:
@@ -109,7 +107,7 @@ class Prepared(abc.ABC, Generic[C]):
 
 
 def engine_and_batches(
-    config: Configuration,
+    config: Config,
     task: Task,
     packs: Packs,
     held_out: Optional[Packs],
@@ -141,7 +139,7 @@ def engine_and_batches(
     return engine, engine.feed(batches)
 
 
-def resume_command(config: Configuration, folder: Any) -> str:
+def resume_command(config: Config, folder: Any) -> str:
     """Return the command that resumes the run in a directory."""
     return f"{typed(config.command)} --resume {shlex.quote(str(folder))}"
 

@@ -19,9 +19,9 @@ from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
 from ipu_packed_bert.run_files.folder import CONFIG
 from ipu_packed_bert.run_files.vocabulary_identity import Identity, agree
 from ipu_packed_bert.settings.allowed_changes import SIZES, stated_differences
-from ipu_packed_bert.settings.pretraining import Config, check_accumulation
-from ipu_packed_bert.settings.reader import shown
-from ipu_packed_bert.settings.schema import check_on_ipus
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.declare import shown
+from ipu_packed_bert.settings.rules import check_accumulation, check_on_ipus
 from ipu_packed_bert.settings.shipped import for_one_gpu
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.prepared import Beginning, Begun, Prepared, engine_and_batches, resume_command
@@ -33,7 +33,7 @@ _NETWORK = sorted(SIZES - {"model.vocabulary_size", "model.max_position_embeddin
 
 
 @dataclass(frozen=True)
-class PacksRun(Prepared[Config]):
+class PacksRun(Prepared):
     """A run that learns from a data set of packs."""
 
     store: PackStore

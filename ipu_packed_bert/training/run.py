@@ -13,11 +13,11 @@ from ipu_packed_bert.processes.ranks import Processes
 from ipu_packed_bert.run_files.checkpoints import load_newest, newest_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS
 from ipu_packed_bert.settings.allowed_changes import Changes, check_allowed, compare
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.launch_lines import compiled_words
-from ipu_packed_bert.settings.schema import Configuration
 from ipu_packed_bert.training.log import RunLog
 from ipu_packed_bert.training.loop import Log, Outcome, train
-from ipu_packed_bert.training.prepared import Beginning, Begun, C, Prepared
+from ipu_packed_bert.training.prepared import Beginning, Begun, Prepared
 from ipu_packed_bert.training.run_folder import environment, locked_run, open_run_folder, refuse_a_run_in
 from ipu_packed_bert.training.summary import finish, summary_if_not_finite
 from ipu_packed_bert.training.trackers import tracker
@@ -25,7 +25,7 @@ from pack_data.cli.memory import keep_buffers
 from pack_data.reading.packages import require
 
 
-def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes: Processes) -> int:
+def run(kind: Type[Prepared], config: Config, args: argparse.Namespace, processes: Processes) -> int:
     """Make the updates of a run and write it down.
 
     Args:
@@ -42,7 +42,7 @@ def run(kind: Type[Prepared[C]], config: C, args: argparse.Namespace, processes:
         begun = Begun(begin, processes, choose_engine(config, simulated=kind.simulated), resources)
         config = kind.settle(config.on_engine(begun.choice.kind), begun)
         changes = Changes()
-        allowed = check_allowed(args.allow_change, config.sections)
+        allowed = check_allowed(args.allow_change, config)
         if begin.checkpoint:
             changes = compare(begin.folder, begin.checkpoint.config, config, allowed=allowed)
         done = kind.nothing_left(config, begin)
@@ -100,7 +100,7 @@ def _beginning(resume: Optional[str], start_from: Optional[str]) -> Beginning:
     return Beginning(resume, checkpoint)
 
 
-def _require_packages(config: Configuration) -> None:
+def _require_packages(config: Config) -> None:
     """Raise ValueError before the work if a package that writes the run is missing."""
     if config.engine.offline_export:
         return

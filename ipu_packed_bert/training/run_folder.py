@@ -19,7 +19,7 @@ import torch
 from ipu_packed_bert.run_files.checkpoints import checkpoints
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOCK, LOG, SUMMARY, environment_of
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.training.trackers import RUN_OF_MLFLOW
 from pack_data.cli.command import check_folder
 from pack_data.reading.files import locked, write_atomically
@@ -67,7 +67,7 @@ def resumes(folder: Union[str, Path]) -> bool:
 
 @contextlib.contextmanager
 def open_run_folder(
-    folder: Optional[str], config: Configuration, *, first_step: int, environment: Dict[str, Any]
+    folder: Optional[str], config: Config, *, first_step: int, environment: Dict[str, Any]
 ) -> Iterator[Path]:
     """The folder of a run with its config.yml and environment.json, locked while entered.
 

@@ -19,9 +19,8 @@ from ipu_packed_bert.report import command as report_command
 from ipu_packed_bert.report.measured import read as read_measured
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.allowed_changes import SIZES
-from ipu_packed_bert.settings.finetuning import FinetuneConfig
-from ipu_packed_bert.settings.finetuning import load_config as load_finetune_config
-from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.examples import Tokenizer
 from ipu_packed_bert.tasks.starting_weights import find_start
@@ -62,8 +61,7 @@ def _make_settings(folder: Path) -> None:
 
 def _settings(folder: Path) -> Found:
     config = load_config(folder / "run.yml")
-    for section in config.sections.values():
-        typed(section)
+    typed(config)
     made = plan(config, packing_factor=1.5)
     return Found([], (config.as_dict(), config.to_yaml(), repr(made.fits)))
 
@@ -73,9 +71,8 @@ def _make_finetune_settings(folder: Path) -> None:
 
 
 def _finetune_settings(folder: Path) -> Found:
-    config = load_finetune_config(folder / "task.yml")
-    for section in config.sections.values():
-        typed(section)
+    config = load_config(folder / "task.yml")
+    typed(config)
     return Found([], (config.as_dict(), config.to_yaml()))
 
 
@@ -304,7 +301,7 @@ def _task(name: str, kind: str, suffix: str) -> Reader:
         if path.suffix in (".gz", ".xz"):
             compressed(path)
 
-    def config_of(folder: Path) -> FinetuneConfig:
+    def config_of(folder: Path) -> Config:
         return fine_tuning_files.tiny_config(None, folder / file, task=kind)
 
     def read(folder: Path) -> Found:

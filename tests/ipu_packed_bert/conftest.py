@@ -26,7 +26,7 @@ def machine(cycle_cache):
 @pytest.fixture(scope="session")
 def load():
     """load("packed_phase2_pod16.yml", "model.num_layers=4", ...) -> Config for IPUs."""
-    from ipu_packed_bert.settings.pretraining import load_config
+    from ipu_packed_bert.settings.loading import load_config
 
     return lambda name, *overrides: load_config(CONFIGS / name, ("without_ipus=null",) + overrides)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ipu_packed_bert.model.loss import _sequence_means, correct, cross_entropy
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
-from ipu_packed_bert.settings.pretraining import LossConfig
+from ipu_packed_bert.settings.schema import LossConfig
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.tiny_runs import TINY
 from tests.tolerances import assert_same, relative_error, relative_tolerance

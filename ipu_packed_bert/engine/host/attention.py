@@ -9,7 +9,8 @@ import torch
 from ipu_packed_bert.engine.host.devices import AMPERE, arithmetic, capability
 from ipu_packed_bert.model.blocks import AttentionBlocks
 from ipu_packed_bert.model.varlen import SDPA_BLOCKS, BlockRule
-from ipu_packed_bert.settings.schema import Configuration, ModelConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.task import Task
 
 
@@ -110,7 +111,7 @@ def _without_kernel(
     return "" if hasattr(varlen, "varlen_attn") else f"torch {torch.__version__} has none"
 
 
-def pick_attention(config: Configuration, task: Task, device: torch.device) -> Attention:
+def pick_attention(config: Config, task: Task, device: torch.device) -> Attention:
     """The attention that is fastest and exact on this device; `engine.attention` decides where it isn't "auto".
 
     On CUDA: the variable-length kernel, which skips what a mask would throw away and has static shapes, else

@@ -42,7 +42,7 @@ from ipu_packed_bert.model.optimizer import (
 from ipu_packed_bert.model.packed import AttentionMask, PaddingMask, hidden_score
 from ipu_packed_bert.model.varlen import SDPA_BLOCKS, attend_within_sequences
 from ipu_packed_bert.processes.ranks import ONE, Processes
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.task import Task
 from pack_data.reading.fields import one_line
 
@@ -112,7 +112,7 @@ class HostEngine(Engine):
 
     def __init__(
         self,
-        config: Configuration,
+        config: Config,
         task: Task,
         *,
         packing_factor: float,

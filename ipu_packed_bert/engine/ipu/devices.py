@@ -7,8 +7,8 @@ import re
 from typing import NamedTuple, Optional
 
 from ipu_packed_bert.engine.ipu.poprun import Instance, find_instance
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.launch_lines import IPUS_OF_A_PROGRAM, instances_for
-from ipu_packed_bert.settings.schema import Configuration
 
 try:
     import poptorch
@@ -27,7 +27,7 @@ class Device(NamedTuple):
     offline: bool = False
 
 
-def find_device(config: Configuration, *, simulated: bool = True) -> Optional[Device]:
+def find_device(config: Config, *, simulated: bool = True) -> Optional[Device]:
     """The device that `config`, of any task, can have on this machine, None without one.
 
     A simulated device that was asked for, by `engine.ipu_model` or PopTorch's environment variables, wins over
@@ -58,7 +58,7 @@ def find_device(config: Configuration, *, simulated: bool = True) -> Optional[De
     return None
 
 
-def _device_of_instance(config: Configuration, instance: Instance) -> Device:
+def _device_of_instance(config: Config, instance: Instance) -> Device:
     placement, number = config.placement, instance.instances
     if config.engine.offline_export is not None:
         file = instance.own(config.engine.offline_export)
@@ -83,7 +83,7 @@ def _device_of_instance(config: Configuration, instance: Instance) -> Device:
     )
 
 
-def _model_asked_by(config: Configuration) -> Optional[str]:
+def _model_asked_by(config: Config) -> Optional[str]:
     """What asks for a simulated device, None if nothing does."""
     if _switched_on("POPTORCH_IPU_MODEL"):  # wins over the small one in PopTorch
         return "POPTORCH_IPU_MODEL"
@@ -108,7 +108,7 @@ def _fewer_attached(wanted: int) -> int:
     return number
 
 
-def _too_few(config: Configuration, attached: int) -> str:
+def _too_few(config: Config, attached: int) -> str:
     """What is wrong where fewer IPUs are attached than a configuration wants, and the way out."""
     are = "1 IPU is" if attached == 1 else f"{attached} IPUs are"
     found = f"{config.path}: {are} attached, wanted are {_ipus_of(config)}"
@@ -121,14 +121,14 @@ def _too_few(config: Configuration, attached: int) -> str:
     )
 
 
-def _ipus_of(config: Configuration) -> str:
+def _ipus_of(config: Config) -> str:
     """ "16 IPUs (4 x 4)": all replicas' IPUs, in words."""
     placement = config.placement
     plural = "" if config.ipus == 1 else "s"
     return f"{config.ipus} IPU{plural} ({placement.replicas} x {placement.ipus_per_replica})"
 
 
-def refuse_too_many(config: Configuration, replicas: int) -> None:
+def refuse_too_many(config: Config, replicas: int) -> None:
     """Raise ValueError where the program of this process, with `replicas` of the run's, has more IPUs than it can."""
     ipus = replicas * config.placement.ipus_per_replica
     if ipus > IPUS_OF_A_PROGRAM:
@@ -146,7 +146,7 @@ class _Inventory(NamedTuple):
     model_asked_by: Optional[str]  # what asks for a simulated device
 
 
-def inventory(config: Configuration) -> _Inventory:
+def inventory(config: Config) -> _Inventory:
     """Raises ValueError in one of several instances that poprun started."""
     if find_instance(config).instances > 1:
         raise ValueError(f"{config.path}: poprun started several instances; the check is one process, without poprun")

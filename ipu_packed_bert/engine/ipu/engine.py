@@ -21,8 +21,9 @@ from ipu_packed_bert.engine.ipu.program import Predictions, build_program
 from ipu_packed_bert.engine.ipu.state import fill, moments, plain
 from ipu_packed_bert.model.optimizer import MOMENTS, refuse_other_shapes
 from ipu_packed_bert.processes.ranks import ONE, Processes
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.placement import place
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings.rules import check_for_ipus
 from ipu_packed_bert.tasks.task import Task
 
 
@@ -61,9 +62,9 @@ class IpuEngine(Engine):
     """
 
     def __init__(
-        self, config: Configuration, task: Task, device: Device, *, packing_factor: float, processes: Processes = ONE
+        self, config: Config, task: Task, device: Device, *, packing_factor: float, processes: Processes = ONE
     ):
-        config.check_for_ipus(packing_factor)
+        check_for_ipus(config, packing_factor)
         if device.kind == "ipu_model" and config.placement.replicas > 1:
             raise ValueError(
                 f"the Poplar IPU Model runs one replica, placement.replicas is {config.placement.replicas}; use"

@@ -8,13 +8,14 @@ from typing import Any, Dict, Tuple
 
 from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.ipu.poprun import Instance
-from ipu_packed_bert.settings.reader import plain, shown
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.declare import plain, shown
 from ipu_packed_bert.tasks.task import Task
 from pack_data.reading.fields import Fields, read_object
 from pack_data.reading.files import write_atomically
 
 _FORMAT = 1
+_SECTIONS = ("loss", "optimizer", "batch", "engine", "placement")  # that decide a program, beside the model
 # Settings of the program's sections that are not in it: of the host, of where it runs and where its parts lie, or
 # values that are sent to the device with every update. What is not named here decides.
 _NOT_COMPILED = frozenset(
@@ -33,7 +34,7 @@ Facts = Dict[str, Any]  # name -> plain value
 
 
 def program_facts(
-    config: Configuration,
+    config: Config,
     task: Task,
     *,
     accumulation: int,
@@ -46,11 +47,10 @@ def program_facts(
     `instance`: this process; `accumulation` and `betas`: as the packing factor leaves them.
     """
     facts: Facts = dict(versions)
-    sections = {name: getattr(config, name, None) for name in ("loss", "optimizer", "batch", "engine", "placement")}
-    sections["model"] = task.model
-    for section, settings in sections.items():
-        if settings is not None:  # fine-tuning has no section `loss`
-            facts.update((f"{section}.{name}", plain(value)) for name, value in vars(settings).items())
+    for key in config.settings:
+        if key.partition(".")[0] in _SECTIONS:
+            facts[key] = plain(config.value(key))
+    facts.update((f"model.{name}", plain(value)) for name, value in vars(task.model).items())
     facts.update(task.program_facts)
     facts = {name: value for name, value in facts.items() if name not in _NOT_COMPILED}
     facts["engine.recompute_layers"] = config.engine.recomputes(ipus=True)

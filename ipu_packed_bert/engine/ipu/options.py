@@ -11,12 +11,13 @@ from ipu_packed_bert.engine.ipu.devices import Device, poptorch
 from ipu_packed_bert.engine.ipu.poprun import Instance
 from ipu_packed_bert.engine.ipu.program import Program
 from ipu_packed_bert.model.optimizer import parameter_groups
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import EPSILON, MAX_WEIGHT_NORM
 
 _TYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
-def _common_options(config: Configuration, device: Device, instance: Instance, *, name: str) -> poptorch.Options:
+def _common_options(config: Config, device: Device, instance: Instance, *, name: str) -> poptorch.Options:
     """What training and evaluation share."""
     engine, placement = config.engine, config.placement
     if instance.distributed:
@@ -49,9 +50,7 @@ def _common_options(config: Configuration, device: Device, instance: Instance, *
     return options
 
 
-def training_options(
-    config: Configuration, device: Device, instance: Instance, *, accumulation: int
-) -> poptorch.Options:
+def training_options(config: Config, device: Device, instance: Instance, *, accumulation: int) -> poptorch.Options:
     """Options of the training program: one update a call."""
     engine, placement = config.engine, config.placement
     options = _common_options(config, device, instance, name="training")
@@ -93,7 +92,7 @@ def _tune_backend(options: poptorch.Options) -> None:
 
 
 def evaluation_options(
-    config: Configuration, device: Device, instance: Instance, *, iterations: int, name: str = "evaluation"
+    config: Config, device: Device, instance: Instance, *, iterations: int, name: str = "evaluation"
 ) -> poptorch.Options:
     """Options of an inference program; the micro-batches of a call are device iterations, since nothing
     accumulates.
@@ -108,7 +107,7 @@ def evaluation_options(
     return options
 
 
-def build_optimizer(program: Program, config: Configuration, *, betas: Tuple[float, float]) -> torch.optim.Optimizer:
+def build_optimizer(program: Program, config: Config, *, betas: Tuple[float, float]) -> torch.optim.Optimizer:
     """PopTorch's LAMB or AdamW with the parameter groups of every engine; constants are compiled in, the rate is
     not."""
     settings, engine = config.optimizer, config.engine
@@ -116,7 +115,7 @@ def build_optimizer(program: Program, config: Configuration, *, betas: Tuple[flo
     shared = dict(
         lr=settings.learning_rate,
         betas=betas,
-        eps=settings.eps,
+        eps=EPSILON,
         weight_decay=settings.weight_decay,
         bias_correction=settings.bias_correction,
         # Automatic scaling starts from 1 and finds its own factor.
@@ -129,7 +128,7 @@ def build_optimizer(program: Program, config: Configuration, *, betas: Tuple[flo
         groups = [{name: value for name, value in group.items() if name != "max_weight_norm"} for group in groups]
         optimizer = poptorch.optim.AdamW(groups, max_grad_norm=settings.max_gradient_norm, **shared)
     else:
-        optimizer = poptorch.optim.LAMB(groups, max_weight_norm=settings.max_weight_norm, **shared)
+        optimizer = poptorch.optim.LAMB(groups, max_weight_norm=MAX_WEIGHT_NORM, **shared)
         optimizer.variable_attrs.markAsConstant("max_weight_norm")
     optimizer.variable_attrs.markAsConstant("weight_decay")
     return optimizer

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, List, Mapping, NamedTuple, Optional
 
 from ipu_packed_bert.processes.ranks import Ranks, of_poprun
-from ipu_packed_bert.settings.schema import Configuration
+from ipu_packed_bert.settings.config import Config
 
 _begun: List[Any] = []  # popdist, once it is ready
 
@@ -58,7 +58,7 @@ class Instance(NamedTuple):
         return path if self.instances == 1 else f"{path}-{self.rank}-of-{self.instances}"
 
 
-def find_instance(config: Configuration) -> Instance:
+def find_instance(config: Config) -> Instance:
     """Raises ValueError where poprun was asked for another number of replicas than the configuration."""
     replicas = config.placement.replicas
     popdist = begun()

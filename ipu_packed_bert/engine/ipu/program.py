@@ -13,8 +13,9 @@ from ipu_packed_bert.model.bert import VocabularyProduct
 from ipu_packed_bert.model.loss import PretrainingLoss
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.model.products import OneHotSlots, mask_in_product
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.placement import Placement
-from ipu_packed_bert.settings.schema import Configuration, mask_columns
+from ipu_packed_bert.settings.schema import mask_columns
 from ipu_packed_bert.tasks.task import Task
 
 
@@ -42,7 +43,7 @@ def _checkpoint(module: nn.Module, inputs: Tuple, output: torch.Tensor) -> torch
     return poptorch.recomputationCheckpoint(output)
 
 
-def _adapt(network: PackedBert, config: Configuration, task: Task) -> None:
+def _adapt(network: PackedBert, config: Config, task: Task) -> None:
     """Put into a network what the device needs differently, in place; names, shapes and values of its weights stay."""
     if config.engine.mask == "product":
         depth = task.max_sequences_per_pack
@@ -97,7 +98,7 @@ class Predictions(nn.Module):
         return network.predictions(*fields)
 
 
-def build_program(config: Configuration, task: Task, placement: Placement) -> Program:
+def build_program(config: Config, task: Task, placement: Placement) -> Program:
     """The network as PopTorch gets it, with its initial weights."""
     network = build_network(task, config.run.seed, attention="eager")
     _adapt(network, config, task)

@@ -19,8 +19,7 @@ from ipu_packed_bert.benchmarks.work import SIZES, config_of, draw_work
 from ipu_packed_bert.commands.benchmark import _report, main
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining, PaddingMask
-from ipu_packed_bert.settings.pretraining import LossConfig
-from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
+from ipu_packed_bert.settings.schema import EngineConfig, LossConfig, ModelConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import SideBySide
 from pack_data.cli.command import run_main

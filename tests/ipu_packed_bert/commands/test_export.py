@@ -19,7 +19,8 @@ from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.run_files.checkpoints import Checkpoint, load_checkpoint, newest_checkpoint, save_checkpoint
 from ipu_packed_bert.run_files.safetensors_files import file_bytes
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
-from ipu_packed_bert.settings.pretraining import LossConfig, config_from_tree, load_config
+from ipu_packed_bert.settings.loading import config_from_tree, load_config
+from ipu_packed_bert.settings.schema import LossConfig
 from ipu_packed_bert.training.export import export_run, import_folder
 from pack_data.cli.command import run_main
 from pack_data.text.vocabulary import SPECIAL_TOKENS, TokenizerFile, Vocabulary, load_vocabulary

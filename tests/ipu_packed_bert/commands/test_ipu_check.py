@@ -21,7 +21,7 @@ from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.report import ipu_bundle, popvision
-from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.loading import load_config
 from pack_data.cli.command import run_main
 from tests.fakes import profiles, pva
 from tests.fakes.machine import machine

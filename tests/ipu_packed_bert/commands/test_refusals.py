@@ -10,7 +10,7 @@ from ipu_packed_bert.commands import benchmark, check_model, predict
 from ipu_packed_bert.engine import EngineChoice, build_engine
 from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.engine.host import engine as host
-from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.examples import load_weights
 from tests.pretraining import host_engine

@@ -18,7 +18,7 @@ from ipu_packed_bert.model.optimizer import learning_rate
 from ipu_packed_bert.processes.ranks import Processes
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOG, read_log
-from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.training import pretraining
 from ipu_packed_bert.training import run as training
 from pack_data.cli.command import run_main

@@ -29,8 +29,8 @@ from ipu_packed_bert.cycles.target import MK2
 from ipu_packed_bert.cycles.tracing import ADDITIVE, PACKED, Value, capture, capture_update, layer_of
 from ipu_packed_bert.cycles.workload import MicroBatchShape, _batch_shapes, shape_of
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
-from ipu_packed_bert.settings.pretraining import Config, LossConfig
-from ipu_packed_bert.settings.schema import ModelConfig, mask_columns
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import LossConfig, ModelConfig, mask_columns
 
 MODEL = ModelConfig(
     vocabulary_size=320, hidden_size=64, num_layers=3, num_heads=4, intermediate_size=128, max_position_embeddings=32
@@ -234,7 +234,7 @@ def test_a_mask_application_at_512_costs_what_the_paper_needs(machine, load):
 def test_update_of_lamb_costs_forty_to_sixty_worker_cycles_for_two_parameters():
     """Reference: PopART's LAMB, moments, updater, two norms and the weight update."""
     from ipu_packed_bert.model.optimizer import build_optimizer
-    from ipu_packed_bert.settings.pretraining import OptimizerConfig
+    from ipu_packed_bert.settings.schema import OptimizerConfig
 
     wide = replace(MODEL, hidden_size=512, intermediate_size=2048, num_layers=1)
     graph = capture_update(
@@ -252,8 +252,7 @@ def test_update_of_lamb_costs_forty_to_sixty_worker_cycles_for_two_parameters():
 @pytest.mark.parametrize("mask, arrangement", [("product", PACKED), ("additive", ADDITIVE)])
 def test_the_default_arrangements_are_what_the_ipu_engine_runs(mask, arrangement):
     """engine/ipu/ adapts the network for the device; the traced default is that graph, operator by operator."""
-    from ipu_packed_bert.settings.pretraining import DataConfig
-    from ipu_packed_bert.settings.schema import EngineConfig, PlacementConfig
+    from ipu_packed_bert.settings.schema import DataConfig, EngineConfig, PlacementConfig
     from ipu_packed_bert.tasks.pretraining import Pretraining
     from tests.fakes.sdk import installed
 

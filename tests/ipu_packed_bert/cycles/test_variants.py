@@ -6,8 +6,7 @@ import torch
 from ipu_packed_bert.cycles import variants
 from ipu_packed_bert.cycles.tracing import ADDITIVE, PACKED, POPART, UNPACKED
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
-from ipu_packed_bert.settings.pretraining import LossConfig
-from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.settings.schema import LossConfig, ModelConfig
 
 MODEL = ModelConfig(
     vocabulary_size=97,

@@ -10,7 +10,8 @@ import yaml
 
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.data.data_sets import built_otherwise, described, facts, open_evaluation, open_or_build
-from ipu_packed_bert.settings.pretraining import ConfigError, config_from_tree, load_config
+from ipu_packed_bert.settings.config import ConfigError
+from ipu_packed_bert.settings.loading import config_from_tree, load_config
 from ipu_packed_bert.settings.reader import DEFAULT, OVERRIDE
 from ipu_packed_bert.training.pretraining import _print_data
 from pack_data.building.command import main as build_main
@@ -221,7 +222,7 @@ def test_a_data_set_that_the_user_names_is_not_built(corpus, tmp_path, capsys):
     error = capsys.readouterr().err
     assert f"--corpus {corpus} --out DIR" in error and error.count("\n") == 1
     # Nor is one built into a folder of texts that the file names.
-    with pytest.raises(ValueError, match="a data set needs a folder of its own"):
+    with pytest.raises(ValueError, match="a data set needs a directory of its own"):
         open_or_build(for_corpus("embedded", corpus))
     assert before == (sorted(tmp_path.rglob("*")), sorted(corpus.rglob("*")))
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipu_packed_bert.data.global_batches import GlobalBatches, StoredPacks
-from ipu_packed_bert.settings.pretraining import config_from_tree
+from ipu_packed_bert.settings.loading import config_from_tree
 from pack_data.building.held_out import held_out_folder
 from pack_data.store.data_set import PackStore
 from pack_data.store.packs import FIELDS

@@ -9,7 +9,7 @@ from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.data import global_batches as global_batches_
 from ipu_packed_bert.data.data_sets import open_or_build
 from ipu_packed_bert.data.global_batches import StoredPacks
-from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.loading import load_config
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore
 from tests.ipu_packed_bert.commands.test_resume import results, stop_at

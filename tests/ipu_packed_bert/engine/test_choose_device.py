@@ -11,7 +11,7 @@ import pytest
 from ipu_packed_bert.commands import pretrain
 from ipu_packed_bert.engine import choose_engine
 from ipu_packed_bert.processes.ranks import ONE
-from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.training import run
 from ipu_packed_bert.training.prepared import Beginning, Begun
 from ipu_packed_bert.training.pretraining import PacksRun

@@ -17,8 +17,8 @@ import torch
 from ipu_packed_bert.engine.host.attention import _without_kernel
 from ipu_packed_bert.engine.host.devices import capability
 from ipu_packed_bert.model.optimizer import build_optimizer
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig
-from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import BatchConfig, DataConfig, EngineConfig, ModelConfig
 from tests.graphs import count_graphs
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import host_engine, initial_network

@@ -11,8 +11,8 @@ import torch
 
 from ipu_packed_bert.engine.host.attention import Attention, _without_kernel, pick_attention
 from ipu_packed_bert.engine.host.devices import find_device, numerics_of, refuse_precision
-from ipu_packed_bert.settings.pretraining import Config, load_config
-from ipu_packed_bert.settings.reader import ConfigError
+from ipu_packed_bert.settings.config import Config, ConfigError
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.fakes.cuda import pretend
 from tests.pretraining import host_engine
@@ -87,14 +87,12 @@ def test_the_engine_refuses_it_before_it_builds_a_network():
         host_engine(change(Config(model=TINY), engine={"precision": "tf32"}), device="cpu")
 
 
-@pytest.mark.parametrize("name", ["pretraining", "fine-tuning"])
-def test_float16_is_refused_with_the_way_out(name, tmp_path):
-    from ipu_packed_bert.settings import finetuning as settings
-
+@pytest.mark.parametrize("command", ["pretrain", "finetune"])
+def test_float16_is_refused_with_the_way_out(command, tmp_path):
     path = tmp_path / "half.yml"
     path.write_text("engine: {precision: float16}\n")
     with pytest.raises(ConfigError, match="engine.precision is 'float16'; .*bfloat16.* needs none"):
-        (load_config if name == "pretraining" else settings.load_config)(path)
+        load_config(path, command=command)
 
 
 def test_the_process_keeps_its_choices_and_inside_they_are_the_engine_s(monkeypatch):

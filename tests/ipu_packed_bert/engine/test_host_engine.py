@@ -11,7 +11,8 @@ import torch
 from ipu_packed_bert.engine.host.attention import Attention, pick_attention
 from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.model.packed import BATCH_FIELDS
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config, OptimizerConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import BatchConfig, OptimizerConfig
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.graphs import count_graphs, count_programs
 from tests.packed_examples import lay_out, with_scales

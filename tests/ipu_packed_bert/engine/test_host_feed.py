@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipu_packed_bert.engine.host.feed import _CudaFeed, cut, feed_for
 from ipu_packed_bert.model import varlen
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config, OptimizerConfig
-from ipu_packed_bert.settings.schema import EngineConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import BatchConfig, EngineConfig, OptimizerConfig
 from tests.fakes.cuda import Streams
 from tests.pretraining import host_engine
 from tests.tiny_runs import TINY

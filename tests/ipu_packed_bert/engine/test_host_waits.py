@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import BatchConfig
 from tests.pretraining import host_engine
 from tests.tiny_runs import TINY
 from tests.update_batches import change, make_batches

@@ -16,7 +16,9 @@ import torch
 from ipu_packed_bert.data.global_batches import GlobalBatches
 from ipu_packed_bert.engine import build_engine, choose_engine
 from ipu_packed_bert.model.packed import BATCH_FIELDS
-from ipu_packed_bert.settings.pretraining import ConfigError, cross_check, load_config
+from ipu_packed_bert.settings.config import ConfigError
+from ipu_packed_bert.settings.loading import load_config
+from ipu_packed_bert.settings.rules import cross_check
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.store.data_set import PackStore
 from pack_data.store.packs import PackSchema
@@ -94,7 +96,6 @@ VARIANTS = {
     "LAMB without bias correction": {"optimizer": {"bias_correction": False}},
     "no recomputation": {"engine": {"recompute_layers": False}},
     "no serialisation": {"placement": {"embedding_serialization_factor": 1}},
-    "a bound on the weight norm": {"optimizer": {"max_weight_norm": 0.5}},
 }
 
 

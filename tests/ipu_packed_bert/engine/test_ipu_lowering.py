@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ipu_packed_bert.model.packed import BATCH_FIELDS
-from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from tests.fakes.lowering import ALLOWED, DEVICE, Recorder, Traced, wide_types

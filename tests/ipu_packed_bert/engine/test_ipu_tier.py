@@ -33,7 +33,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.data.data_sets import known_packing_factor
-from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from tests.fakes import poptorch as stand_in
 from tests.fakes.lowering import API

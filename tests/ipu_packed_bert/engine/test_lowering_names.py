@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
-from ipu_packed_bert.settings.pretraining import LossConfig
+from ipu_packed_bert.settings.schema import LossConfig
 from tests.packed_examples import lay_out, random_sequences, with_scales
 from tests.tiny_runs import TINY
 

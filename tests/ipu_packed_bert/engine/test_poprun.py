@@ -16,7 +16,7 @@ from ipu_packed_bert.processes.ranks import joined, refuse_several
 from ipu_packed_bert.run_files.checkpoints import newest_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, EVALUATIONS, LOG, read_log
 from ipu_packed_bert.settings.launch_lines import compiled_words
-from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import PackStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config
-from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import BatchConfig, ModelConfig
 from tests.graphs import count_graphs
 from tests.pretraining import host_engine
 from tests.refusals import refused

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ipu_packed_bert.model.packed import BATCH_FIELDS, PackedBertForPreTraining
-from ipu_packed_bert.settings.pretraining import LossConfig
+from ipu_packed_bert.settings.schema import LossConfig
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
 from tests.tiny_runs import TINY
 from tests.tolerances import assert_same

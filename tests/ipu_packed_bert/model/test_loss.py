@@ -17,7 +17,7 @@ from ipu_packed_bert.model.loss import (
     cross_entropy,
     membership,
 )
-from ipu_packed_bert.settings.pretraining import LossConfig
+from ipu_packed_bert.settings.schema import LossConfig
 
 LOG2, LOG4 = math.log(2.0), math.log(4.0)
 

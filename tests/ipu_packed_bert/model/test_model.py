@@ -17,7 +17,7 @@ from ipu_packed_bert.model.packed import (
     PaddingMask,
     hidden_score,
 )
-from ipu_packed_bert.settings.pretraining import LossConfig
+from ipu_packed_bert.settings.schema import LossConfig
 from tests.packed_examples import lay_out, random_sequences, with_scales
 from tests.refusals import refused
 from tests.tiny_runs import TINY

@@ -25,8 +25,9 @@ from ipu_packed_bert.model.optimizer import (
     warmup_linear,
 )
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
-from ipu_packed_bert.settings.pretraining import Config, LossConfig, OptimizerConfig, RunConfig, cross_check
-from ipu_packed_bert.settings.schema import SCHEDULES, ModelConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.rules import cross_check
+from ipu_packed_bert.settings.schema import SCHEDULES, LossConfig, ModelConfig, OptimizerConfig, RunConfig
 from tests.refusals import refused
 
 SHAPES = [(5, 3), (7,), (1,), (2, 2, 4)]
@@ -187,8 +188,8 @@ def test_three_groups(model):
     assert "bert.embeddings.word_embeddings.weight" in matrices
     assert len(biases) + len(vectors) + len(matrices) == len(names)
     assert [group["weight_decay"] for group in groups] == [0.0, 0.0, 0.01]
-    lamb = build_optimizer(model, OptimizerConfig(max_weight_norm=7.0), betas=(0.5, 0.6))
-    assert [group["max_weight_norm"] for group in lamb.param_groups] == [0.0, 7.0, 7.0]
+    lamb = build_optimizer(model, OptimizerConfig(), betas=(0.5, 0.6))
+    assert [group["max_weight_norm"] for group in lamb.param_groups] == [0.0, 65500.0, 65500.0]
     assert {group["betas"] for group in lamb.param_groups} == {(0.5, 0.6)}
     adamw = build_optimizer(model, OptimizerConfig(name="adamw"), betas=(0.5, 0.6))
     assert [group["max_weight_norm"] for group in adamw.param_groups] == [0.0, 0.0, 0.0]

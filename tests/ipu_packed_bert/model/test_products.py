@@ -6,15 +6,17 @@ import torch
 
 from ipu_packed_bert.model.packed import BATCH_FIELDS, GatherSlots
 from ipu_packed_bert.model.products import OneHotSlots, _SequenceCodes, mask_in_product
-from ipu_packed_bert.settings.pretraining import (
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.loading import load_config
+from ipu_packed_bert.settings.schema import (
     BatchConfig,
-    Config,
     DataConfig,
+    EngineConfig,
     LossConfig,
+    ModelConfig,
     OptimizerConfig,
-    load_config,
+    mask_columns,
 )
-from ipu_packed_bert.settings.schema import EngineConfig, ModelConfig, mask_columns
 from tests.packed_examples import lay_out, random_packs, random_sequences, with_scales
 from tests.pretraining import initial_network
 from tests.tolerances import relative_error

@@ -23,8 +23,8 @@ from ipu_packed_bert.model.varlen import (
     _SequenceBoundaries,
     attend_within_sequences,
 )
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config, DataConfig, LossConfig, OptimizerConfig
-from ipu_packed_bert.settings.schema import EngineConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import BatchConfig, DataConfig, EngineConfig, LossConfig, OptimizerConfig
 from tests.fakes.varlen_kernel import on_cpu
 from tests.graphs import count_graphs
 from tests.packed_examples import fill_up, lay_out, random_packs, random_sequences, with_scales

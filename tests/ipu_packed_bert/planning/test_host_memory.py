@@ -10,8 +10,8 @@ import torch
 
 from ipu_packed_bert.planning.host_memory import _layer_bytes, host_memory, multiply_adds
 from ipu_packed_bert.planning.plan import _lines, plan
-from ipu_packed_bert.settings.pretraining import BatchConfig, Config
-from ipu_packed_bert.settings.schema import ModelConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.schema import BatchConfig, ModelConfig
 from tests.ipu_packed_bert.engine.test_recompute import kept
 from tests.update_batches import SLOTS, change, make_batches
 

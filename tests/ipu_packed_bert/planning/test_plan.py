@@ -13,8 +13,8 @@ from ipu_packed_bert.cycles.points import POINTS
 from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
 from ipu_packed_bert.planning.plan import FULLEST_THAT_RAN, IPU_BYTES, MIB, _lines, _parameters, plan, print_plan
-from ipu_packed_bert.settings.finetuning import load_config as load_finetune_config
-from ipu_packed_bert.settings.pretraining import ConfigError, load_config
+from ipu_packed_bert.settings.config import ConfigError
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import shipped_names
 from pack_data.store.data_set import PackStore
 from tests.pretraining import global_batches, placed
@@ -263,7 +263,7 @@ def test_a_packing_factor_above_the_depth_is_refused_by_every_plan(tmp_path):
     for refused in (
         lambda: planned("packed_phase2_pod16", factor=3.1),
         lambda: plan(built, manifest, packing_factor=built.data.max_sequences_per_pack + 0.1),
-        lambda: plan(load_finetune_config(task, ["data.max_sequences_per_pack=4"]), packing_factor=4.1),
+        lambda: plan(load_config(task, ["data.max_sequences_per_pack=4"]), packing_factor=4.1),
     ):
         with pytest.raises(ValueError, match="at most [0-9]+ sequences"):
             refused()

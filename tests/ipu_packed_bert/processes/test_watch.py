@@ -18,8 +18,9 @@ from ipu_packed_bert.model.optimizer import build_optimizer, clip, gradient_norm
 from ipu_packed_bert.processes.ranks import ONE
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, LOG, read_log
-from ipu_packed_bert.settings.pretraining import ConfigError, config_from_tree
-from ipu_packed_bert.settings.schema import check_on_ipus
+from ipu_packed_bert.settings.config import ConfigError
+from ipu_packed_bert.settings.loading import config_from_tree
+from ipu_packed_bert.settings.rules import check_on_ipus
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.log import RunLog
 from ipu_packed_bert.training.loop import train

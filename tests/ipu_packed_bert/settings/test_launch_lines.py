@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from ipu_packed_bert.commands import finetune, pretrain
-from ipu_packed_bert.settings.finetuning import load_config as load_finetuning
 from ipu_packed_bert.settings.launch_lines import IPUS_OF_A_PROGRAM, instances_for, start_lines
-from ipu_packed_bert.settings.pretraining import load_config
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import FOLDER
 
 # Name -> instances that are offered, on one host and on several; 0: one process that poprun does not start.
@@ -88,7 +87,7 @@ def test_fine_tuning_has_its_lines(capsys, tmp_path):
     given = ["--config", "finetune_squad_packed_pod16", "--data-dir", str(tmp_path), "--plan"]
     assert finetune.main(given) == 0
     found = commands([line for line in capsys.readouterr().out.splitlines()[-3:] if "verdict" not in line])
-    replicas = load_finetuning(FOLDER / "finetune_squad_packed_pod16.yml").placement.replicas
+    replicas = load_config(FOLDER / "finetune_squad_packed_pod16.yml").placement.replicas
     assert value(found["poprun"], "--num-replicas") == str(replicas)
     program = ["python", "-m", "ipu_packed_bert", "finetune", "--config", given[1], "--data-dir", str(tmp_path)]
     assert found["start"] == [*program, "--engine", "ipu"]

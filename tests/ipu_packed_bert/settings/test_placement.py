@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ipu_packed_bert.settings.pretraining import Config, LossConfig, load_config
-from ipu_packed_bert.settings.schema import ModelConfig, PlacementConfig
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.loading import load_config
+from ipu_packed_bert.settings.schema import LossConfig, ModelConfig, PlacementConfig
 from ipu_packed_bert.settings.shipped import shipped_names
 from tests.pretraining import placed
 

@@ -13,14 +13,17 @@ import yaml
 from ipu_packed_bert.commands import plan as plan_command
 from ipu_packed_bert.planning.plan import host_needs, memory_words, plan
 from ipu_packed_bert.report.ipu_bundle import way_out
-from ipu_packed_bert.settings import finetuning, pretraining
-from ipu_packed_bert.settings.pretraining import Config
-from ipu_packed_bert.settings.reader import load_yaml
+from ipu_packed_bert.settings import loading as configurations
+from ipu_packed_bert.settings.config import Config
+from ipu_packed_bert.settings.declare import plain
+from ipu_packed_bert.settings.rules import check_for_ipus, schedule_too_short
+from ipu_packed_bert.settings.schema import EPSILON, FIXED
 from ipu_packed_bert.settings.shipped import config_file, for_one_gpu, shipped_names
+from ipu_packed_bert.settings.yaml_files import load_yaml
 from pack_data.cli.command import run_main
 
 FOLDER = Path(__file__).resolve().parents[3] / "configs"
-load_config = lru_cache(None)(pretraining.load_config)  # each file is read once, whatever is asked of it
+load_config = lru_cache(None)(configurations.load_config)  # each file is read once, whatever is asked of it
 FINE_TUNING = [FOLDER / f"{name}.yml" for name in shipped_names() if name.startswith("finetune_")]
 PATHS = [FOLDER / f"{name}.yml" for name in shipped_names() if not name.startswith("finetune_")]
 FILES = [path for path in PATHS if path.is_file()]  # the others are derived from them
@@ -131,8 +134,8 @@ def test_what_the_name_says(path):
     if name["machine"].endswith("pod64") and (size, length) in PUBLISHED_POD64:
         wanted["engine.loss_scaling"], first, others = PUBLISHED_POD64[size, length]
         wanted["placement.available_memory_proportion"] = [first, others, others, others]
-    tree = config.as_dict()
-    assert {key: tree[key.split(".")[0]][key.split(".")[1]] for key in wanted} == wanted and len(wanted) == 60
+    values = {key: FIXED[key] if key in FIXED else plain(config.value(key)) for key in wanted}
+    assert values == wanted and len(wanted) == 60
     assert config.packs_per_update(1.0) == {128: 65536}.get(length, 16384)
 
 
@@ -142,7 +145,7 @@ def for_gpus(config, size, length, memory):
     assert (config.packs_per_update(1.0), config.run.steps) == PUBLISHED_GPU[length][:2]
     assert (optimizer.learning_rate, optimizer.warmup_fraction) == PUBLISHED_GPU[length][2:]
     assert (optimizer.name, optimizer.schedule, optimizer.schedule_power) == ("lamb", "polynomial", 0.5)
-    assert (optimizer.max_gradient_norm, optimizer.eps, optimizer.weight_decay) == (1.0, 1e-6, 0.01)
+    assert (optimizer.max_gradient_norm, EPSILON, optimizer.weight_decay) == (1.0, 1e-6, 0.01)
     assert model.layer_norm_eps == 1e-12 and optimizer.bias_correction and not config.without_ipus
     # What takes the variable-length kernel, and is refused where no GPU is.
     assert (engine.kind, engine.device, engine.precision) == ("host", "cuda", "bfloat16")
@@ -249,11 +252,11 @@ def test_fine_tuning_what_the_name_says(path):
     assert name, (
         "a name says finetune, the data or the task, packed or unpacked, and size and machine where it has IPUs"
     )
-    config, tasks = finetuning.load_config(path), {"squad": "squad", "tokens": "tokens"}
+    config, tasks = load_config(path), {"squad": "squad", "tokens": "tokens"}
     assert config.task.name == tasks.get(name["data"], "single_label")
     assert config.packed == (name["packing"] == "packed")
     assert not path.is_file() or name["packing"] in path.read_text().split("\n")[0]
-    assert not finetuning.load_config(path, ["data.packer=none"]).packed
+    assert not configurations.load_config(path, ["data.packer=none"]).packed
     if name["machine"] is None:
         files = config.data.training, config.data.evaluation
         assert all(file.startswith(name["data"] + "/") for file in files) and config.ipus == 1
@@ -266,7 +269,7 @@ def test_fine_tuning_what_the_name_says(path):
     assert not path.is_file() or name["machine"].upper() in path.read_text().split("\n")[0]
     # Full pipelines at packing factors that were met: SQuAD at 384, and short texts and sentences at 128.
     for factor in {384: (1.0, 2.17, 2.232), 128: (1.0, 5.0, 9.0)}[config.data.max_sequence_length]:
-        config.with_micro_batch(factor).check_for_ipus(factor)
+        check_for_ipus(config.with_micro_batch(factor), factor)
 
 
 # Published Graphcore configurations (graphcore/examples, nlp/bert/pytorch, configs_squad.yml): sequences an update
@@ -290,21 +293,21 @@ PUBLISHED_SQUAD = {
 
 @pytest.mark.parametrize("name", PUBLISHED_SQUAD)
 def test_published_settings_of_squad(name):
-    config = finetuning.load_config(FOLDER / f"finetune_squad_packed_{name}.yml")
+    config = load_config(FOLDER / f"finetune_squad_packed_{name}.yml")
     optimizer, placement = config.optimizer, config.placement
     found = (
         config.batch.sequences_per_update,
         placement.replicas,
         optimizer.learning_rate,
         optimizer.warmup_fraction,
-        config.model.attention_dropout,
+        config.start.attention_dropout,
         placement.layers_per_ipu,
         placement.available_memory_proportion,
     )
     assert all(theirs in (None, ours) for ours, theirs in zip(found, PUBLISHED_SQUAD[name]))
     assert (optimizer.name, optimizer.schedule, optimizer.weight_decay) == ("adamw", "linear", 0.01)
-    assert (optimizer.bias_correction, optimizer.max_gradient_norm, optimizer.eps) == (False, None, 1e-6)
-    assert (optimizer.beta1, optimizer.beta2, config.model.hidden_dropout) == (0.9, 0.999, 0.1)
+    assert (optimizer.bias_correction, optimizer.max_gradient_norm, EPSILON) == (False, None, 1e-6)
+    assert (optimizer.beta1, optimizer.beta2, config.start.hidden_dropout) == (0.9, 0.999, 0.1)
     assert (config.engine.loss_scaling, config.engine.first_moment_type, config.run.epochs) == (64.0, "float16", 3)
     assert placement.optimizer_state_off_chip == (name == "pod4") and config.data.max_sequence_length == 384
     assert placement.replicated_tensor_sharding == (placement.replicas > 1)
@@ -319,7 +322,7 @@ def of_each_placement():
     """A configuration of each shape of placement, with and without a block without_ipus, of pre-training and tasks."""
     found = {}
     for path in PATHS + FINE_TUNING:
-        config = finetuning.load_config(path) if path in FINE_TUNING else load_config(path)
+        config = load_config(path)
         small = bool(getattr(config, "without_ipus", ()))
         placement = dataclasses.replace(config.placement, machine="mk2", available_memory_proportion=())
         found.setdefault((placement, small, path in FINE_TUNING), path)
@@ -332,7 +335,7 @@ SHAPES = of_each_placement()
 def printed_for(config):
     """The settings of each line that a message tells the user to type, whichever IPU is full and whatever fits."""
     texts = [config.on_replicas(1)]
-    if isinstance(config, Config):
+    if config.command == "pretrain":
         # As a run that keeps everything, so that every way out is printed.
         engine = dataclasses.replace(config.engine, recompute_layers=False, half_logits=False)
         placement = dataclasses.replace(config.placement, optimizer_state_off_chip=False)
@@ -341,7 +344,7 @@ def printed_for(config):
             for smaller in (None, 1):
                 texts += way_out(full, ipu=ipu, smaller=smaller)
         texts += memory_words(plan(full, packing_factor=1.0), 1)
-        texts.append(pretraining.schedule_too_short("", 2 * config.run.steps, config.run.steps))
+        texts.append(schedule_too_short("", 2 * config.run.steps, config.run.steps))
     found = [tuple(SET.findall(text)) for text in texts]
     return list(dict.fromkeys(settings for settings in found if settings))
 
@@ -353,13 +356,12 @@ def test_there_is_a_configuration_of_each_shape_of_placement():
 
 @pytest.mark.parametrize("path", SHAPES, ids=lambda path: path.stem)
 def test_every_set_that_a_message_prints_is_taken(path):
-    loaded = finetuning.load_config if path in FINE_TUNING else pretraining.load_config
-    before = loaded(path)
+    before = load_config(path)
     lines = printed_for(before)
     assert len(lines) >= (1 if path in FINE_TUNING else 7)
-    for settings in lines:
-        changed = loaded(path, settings)
-        assert all(changed.origins[setting.partition("=")[0]] == "--set" for setting in settings)
+    for options in lines:
+        changed = configurations.load_config(path, options)
+        assert all(changed.origins[setting.partition("=")[0]] == "--set" for setting in options)
         if path in FINE_TUNING:
             continue
         assert plan(changed, packing_factor=1.0).update is not None
@@ -382,19 +384,18 @@ def test_every_set_that_a_page_prints_is_taken():
     read = 0
     for page in [FOLDER.parent / "README.md", *sorted((FOLDER.parent / "docs").rglob("*.md"))]:
         for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
-            settings = [shlex.split(each)[0] for each in SET.findall(line)]
+            options = [shlex.split(each)[0] for each in SET.findall(line)]
             # In running text some values are words in capitals, and tasks have settings of their own.
-            settings = [each for each in settings if not re.search(r"=([A-Z]+|\.\.\.)$|^a\.b=|^(?i:section)\.", each)]
+            options = [each for each in options if not re.search(r"=([A-Z]+|\.\.\.)$|^a\.b=|^(?i:section)\.", each)]
             named = re.search(r"--config (?:configs/)?(\w+)", line)
             paths = [path for path in SHAPES if path in PATHS]
             if named:
                 paths = [path for path in PATHS + FINE_TUNING if path.stem == named[1]]
             elif re.search(r"task\.|predict|data\.|--resume", line):
                 continue
-            if not settings or not paths:
+            if not options or not paths:
                 continue
             for path in paths:
-                loaded = finetuning.load_config if path in FINE_TUNING else pretraining.load_config
-                loaded(path, settings)
+                configurations.load_config(path, options)
             read += 1
     assert read >= 9

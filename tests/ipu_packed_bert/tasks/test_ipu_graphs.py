@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ipu_packed_bert.settings.finetuning import load_config
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.placement import place
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.settings.shipped import config_file, shipped_names

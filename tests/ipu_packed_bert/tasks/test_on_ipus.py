@@ -18,7 +18,7 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.run_files.checkpoints import checkpoint_path, load_newest
 from ipu_packed_bert.run_files.folder import read_log
-from ipu_packed_bert.settings.finetuning import load_config
+from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.training.examples import prepare
 from ipu_packed_bert.training.export import import_folder
 from pack_data.cli.command import run_main

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ipu_packed_bert.settings.finetuning import config_from_tree, load_config
+from ipu_packed_bert.settings.loading import config_from_tree, load_config
 from ipu_packed_bert.settings.user_task import trust
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.classification import ClassificationTask

@@ -16,9 +16,9 @@ import yaml
 from scipy import stats
 
 from ipu_packed_bert.commands import finetune
-from ipu_packed_bert.settings.finetuning import config_from_tree
-from ipu_packed_bert.settings.pretraining import ConfigError
-from ipu_packed_bert.settings.pretraining import config_from_tree as pretraining_config
+from ipu_packed_bert.settings.config import ConfigError
+from ipu_packed_bert.settings.loading import config_from_tree
+from ipu_packed_bert.settings.loading import config_from_tree as pretraining_config
 from ipu_packed_bert.tasks import questions as module
 from ipu_packed_bert.tasks import scores as metrics
 from ipu_packed_bert.tasks.classification import ClassificationTask

@@ -9,7 +9,7 @@ import torch
 from ipu_packed_bert.data.global_batches import SameSequences
 from ipu_packed_bert.engine.base import Engine, Gradients, StepResult
 from ipu_packed_bert.model.optimizer import build_optimizer
-from ipu_packed_bert.settings.pretraining import config_from_tree
+from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.training.compare_unpacked import EXPECTED, compare_unpacked, gradient_difference, side_by_side
 from pack_data.cli.command import progress_bar
 from pack_data.store.data_set import PackStore

@@ -13,7 +13,7 @@ import torch
 
 from ipu_packed_bert.engine.base import StepResult
 from ipu_packed_bert.run_files.folder import CHECKPOINTS, EVALUATIONS, LOG, read_log
-from ipu_packed_bert.settings.pretraining import Config
+from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.task import Evaluation
 from ipu_packed_bert.training import log as runlog
 from ipu_packed_bert.training import run_folder

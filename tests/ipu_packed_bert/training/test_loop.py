@@ -14,7 +14,7 @@ from ipu_packed_bert.model.optimizer import learning_rate
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.run_files.checkpoints import checkpoints, load_checkpoint
 from ipu_packed_bert.run_files.folder import EVALUATIONS, LOG, read_log
-from ipu_packed_bert.settings.pretraining import config_from_tree
+from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.log import RunLog
 from ipu_packed_bert.training.loop import _Interruption, train

@@ -8,18 +8,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipu_packed_bert.settings.pretraining import (
-    SECTIONS,
-    BatchConfig,
-    Config,
-    ConfigError,
-    OptimizerConfig,
-    check_accumulation,
-    config_from_tree,
-    load_config,
-)
+from ipu_packed_bert.settings.config import Config, ConfigError, settings_of
+from ipu_packed_bert.settings.loading import config_from_tree, filled_in, load_config
 from ipu_packed_bert.settings.reader import SettingsReader
-from ipu_packed_bert.settings.schema import EngineConfig, PlacementConfig
+from ipu_packed_bert.settings.rules import check_accumulation
+from ipu_packed_bert.settings.schema import BatchConfig, EngineConfig, OptimizerConfig, PlacementConfig
 from tests.tiny_runs import tiny_settings
 
 
@@ -70,7 +63,7 @@ placement: {replicas: 3}
         ({"optimizer": {"learning_rate": "1e"}}, "optimizer.learning_rate is '1e'; must be a number"),
         ({"optimizer": {"learning_rate": "1e999"}}, "optimizer.learning_rate is '1e999'; must be finite"),
         ({"optimizer": {"learning_rate": "0.001"}}, "optimizer.learning_rate is '0.001'; must be a number"),
-        ({"data": {"packer": "none"}}, "must be 1 where data.packer is none"),
+        ({"data": {"packer": "none"}}, "must be 1 if data.packer is none"),
         ({"data": {"max_sequences_per_pack": 4}}, "data.max_sequences_per_pack is 4; too deep for data.packer nnlshp"),
         (
             {"data": {"max_sequence_length": 1024}, "model": {"max_position_embeddings": 512}},
@@ -88,7 +81,10 @@ placement: {replicas: 3}
         ({"placement": {"embedding_serialization_factor": 4}}, "must divide model.vocabulary_size, 30522"),
         ({"placement": {"machine": "mk1"}}, "placement.machine"),
         ({"placement": {"replicated_tensor_sharding": True}}, "must be false with one replica"),
-        ({"engine": {"ipu_model": True, "offline_export": "x.poptorch"}}, "must be false where engine.offline_export"),
+        (
+            {"engine": {"ipu_model": True, "offline_export": "x.poptorch"}},
+            "engine.ipu_model is true; must be false if engine.offline_export",
+        ),
         (
             {"run": {"evaluate_every": 5}},
             "packed-bert build --corpus embedded --out data/packed --held-out 0.01",
@@ -126,7 +122,7 @@ AT_LEAST_ONE = """
 FROM_ZERO = """
     data.seed data.held_out
     model.hidden_dropout model.attention_dropout
-    optimizer.warmup_fraction optimizer.beta1 optimizer.beta2 optimizer.weight_decay optimizer.max_weight_norm
+    optimizer.warmup_fraction optimizer.beta1 optimizer.beta2 optimizer.weight_decay
     run.seed run.evaluate_every run.checkpoint_every
 """.split()
 ABOVE_ZERO = "model.layer_norm_eps optimizer.learning_rate optimizer.schedule_power engine.loss_scaling".split()
@@ -138,7 +134,7 @@ def test_where_the_range_of_a_setting_begins(key):
     lowest = 0 if key in FROM_ZERO else 1 if key in AT_LEAST_ONE else 1e-12
     refused = {0: -1, 1: 0, 1e-12: 0}[lowest]
     for value, wrong in ((lowest, False), (refused, True)):
-        reader = SettingsReader(SECTIONS, "a.yml")
+        reader = SettingsReader(settings_of("pretrain"), "a.yml")
         reader.read({section: {name: value}}, "file")
         assert bool(reader.problems) == wrong
 
@@ -162,13 +158,23 @@ def test_four_ipus_need_an_accumulation_of_nine():
         check_accumulation(config, 2.0)
 
 
-def test_a_former_setting_is_accepted_with_the_value_it_is_fixed_at():
+@pytest.mark.parametrize(
+    "key, value, fixed",
+    [
+        ("run.on_nonfinite", "skip", "stop"),
+        ("optimizer.eps", 1e-8, "1e-06"),
+        ("optimizer.max_weight_norm", 0.0, "65500.0"),
+    ],
+)
+def test_a_former_setting_is_accepted_with_the_value_it_is_fixed_at(key, value, fixed):
     """Files and checkpoints of version 1.0 state it."""
-    assert config_from_tree({"run": {"on_nonfinite": "stop"}}, "a.yml") == Config()
-    (problem,) = problems({"run": {"on_nonfinite": "skip"}})
-    assert "run.on_nonfinite is 'skip'" in problem and "fixed at stop" in problem
-    (problem,) = problems({}, "run.on_nonfinite=skip")
-    assert problem.startswith("--set run.on_nonfinite is 'skip'")
+    section, name = key.split(".")
+    for text in (fixed, "1e-6") if "eps" in key else (fixed,):
+        assert config_from_tree({section: {name: yaml.safe_load(text)}}, "a.yml", [f"{key}={text}"]) == Config()
+    (problem,) = problems({section: {name: value}})
+    assert f"{key} is {value!r}" in problem and f"fixed at {fixed}" in problem
+    (problem,) = problems({}, f"{key}={value}")
+    assert problem.startswith(f"--set {key} is ")
 
 
 def test_overrides_win_over_the_file_and_over_without_ipus():
@@ -211,7 +217,8 @@ def test_yaml_of_a_config_is_that_config():
     tree = {**tiny_settings(), "without_ipus": {"placement": {"layers_per_ipu": [2]}, "run": {"steps": 3}}}
     config = config_from_tree(tree, "a.yml")
     assert config_from_tree(yaml.safe_load(config.to_yaml()), "b.yml") == config
-    assert set(yaml.safe_load(config.to_yaml())) == set(SECTIONS) | {"without_ipus"}
+    sections = {key.partition(".")[0] for key in config.settings}
+    assert set(yaml.safe_load(config.to_yaml())) == sections | {"without_ipus"} and "loss" in sections
 
 
 @pytest.mark.parametrize(
@@ -323,9 +330,7 @@ def test_each_value_has_its_origin():
         "without_ipus": {"batch": {"micro_batch": 1}},
     }
     config = config_from_tree(tree, "a.yml", ["run.steps=7"])
-    assert set(config.origins) == {
-        f"{section}.{name}" for section, values in config.as_dict().items() if section in SECTIONS for name in values
-    }
+    assert set(config.origins) == set(config.settings)
     assert config.origins["batch.micro_batch"] == "file" and config.origins["run.steps"] == "--set"
     assert config.origins["run.seed"] == "default"
     assert (
@@ -333,10 +338,10 @@ def test_each_value_has_its_origin():
         and config.origins["model.vocabulary_size"] == "default, from data.vocabulary_size"
     )
     assert config.applied_without_ipus()[0].origins["batch.micro_batch"] == "without_ipus"
-    filled = config.filled_in({"run.seed": 9, "batch.micro_batch": 9, "model.vocabulary_size": 400}, "data set")
+    filled = filled_in(config, {"run.seed": 9, "batch.micro_batch": 9, "model.vocabulary_size": 400}, "data set")
     assert (filled.run.seed, filled.batch.micro_batch, filled.model.vocabulary_size) == (9, 3, 400)
     assert filled.origins["run.seed"] == "data set"
-    assert Config().filled_in({"run.seed": 9}, "data set") == Config()  # built in code: every value is meant
+    assert filled_in(Config(), {"run.seed": 9}, "data set") == Config()  # built in code: every value is meant
 
 
 def test_what_follows_from_another_setting_need_not_be_typed():

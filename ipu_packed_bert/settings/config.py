@@ -1,0 +1,347 @@
+"""The configuration of a run: one type for both commands, and the batch arithmetic that follows from it.
+
+Settings are declared in `ipu_packed_bert.settings.schema`, the rules between them in `ipu_packed_bert.settings.rules`;
+`ipu_packed_bert.settings.loading` reads them.  What follows from the settings (accumulation, packs per update, betas,
+pipeline stages) is a method of :class:`Config` and is never stored.  Loads neither torch nor poptorch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Type, TypeVar
+
+import yaml
+
+from ipu_packed_bert.settings.declare import Setting, declared, nested, plain
+from ipu_packed_bert.settings.schema import (
+    FINETUNE,
+    PRETRAIN,
+    PRETRAINING,
+    BatchConfig,
+    DataConfig,
+    EngineConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PlacementConfig,
+    RunConfig,
+    StartConfig,
+    TaskConfig,
+    training_stages,
+)
+from ipu_packed_bert.settings.yaml_files import ConfigError as ConfigError
+from pack_data.building.held_out import held_out_folder
+from pack_data.store.packs import default_predictions
+
+# (attribute of Config, section of a file, class), without the task, whose class depends on its name.
+PARTS = (
+    ("data", "data", DataConfig),
+    ("start", "model", StartConfig),
+    ("model", "model", ModelConfig),
+    ("loss", "loss", LossConfig),
+    ("optimizer", "optimizer", OptimizerConfig),
+    ("batch", "batch", BatchConfig),
+    ("engine", "engine", EngineConfig),
+    ("placement", "placement", PlacementConfig),
+    ("run", "run", RunConfig),
+)
+BLOCK = "without_ipus"  # a block of settings for a machine without IPUs; pre-training only
+_Task = TypeVar("_Task", bound=TaskConfig)
+
+
+@lru_cache(None)
+def settings_of(command: str, task: type = TaskConfig) -> Dict[str, Setting]:
+    """Return the settings of a command by full name, section.name, in the order in which they are written.
+
+    Args:
+        command: ``"pretrain"`` or ``"finetune"``.
+        task: the class of the section `task`.
+    """
+    return declared([("task", "task", task), *PARTS], command)
+
+
+class Change(NamedTuple):
+    """One setting of a configuration that was changed."""
+
+    key: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole, checked configuration of pre-training or fine-tuning; ``task.name`` decides which.
+
+    Settings of the other command have their defaults and are not written.
+    """
+
+    task: TaskConfig = TaskConfig()
+    data: DataConfig = DataConfig()
+    start: StartConfig = StartConfig()  # in the section `model` of fine-tuning
+    model: ModelConfig = ModelConfig()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch: BatchConfig = BatchConfig()
+    engine: EngineConfig = EngineConfig()
+    placement: PlacementConfig = PlacementConfig()
+    run: RunConfig = RunConfig()
+    without_ipus: Tuple[Tuple[str, Any], ...] = ()  # ("batch.micro_batch", 4), ...
+    path: str = field(default="config", compare=False)  # the file, for messages
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
+
+    @property
+    def command(self) -> str:
+        """The command that makes such a run."""
+        return PRETRAIN if self.task.name == PRETRAINING else FINETUNE
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending, which names the run directory."""
+        return Path(self.path).stem
+
+    # ---------------------------------------------------------------------------------------------- values as settings
+
+    @property
+    def settings(self) -> Dict[str, Setting]:
+        """The settings of this configuration's command and task, by full name."""
+        task: Any = type(self.task)
+        return settings_of(self.command, task)
+
+    def value(self, key: str) -> Any:
+        """Return the value of a setting by its full name."""
+        setting = self.settings[key]
+        return getattr(getattr(self, setting.attribute), setting.name)
+
+    def of_task(self, kind: Type[_Task]) -> _Task:
+        """Return the section `task`, which has this class."""
+        assert isinstance(self.task, kind)
+        return self.task
+
+    def as_dict(self) -> Dict[str, Any]:
+        """Return nested plain values, ready for YAML; reading them gives an equal configuration."""
+        tree: Dict[str, Any] = nested({key: self.value(key) for key in self.settings})
+        if self.without_ipus:
+            tree[BLOCK] = nested(dict(self.without_ipus))
+        return tree
+
+    def to_yaml(self) -> str:
+        """Return all settings as a file that can be read again."""
+        return _yaml(self.as_dict())
+
+    def annotated(self) -> str:
+        """Return all settings as YAML, each value followed by its origin and meaning."""
+        lines: List[str] = []
+        last_section = None
+        for key, setting in self.settings.items():
+            section = key.partition(".")[0]
+            if section != last_section:
+                lines += ["", f"{section}:"]
+                last_section = section
+            value = yaml.safe_dump(plain(self.value(key)), default_flow_style=True, width=10**6)
+            value = value.replace("\n...", "").strip()  # the mark of YAML's end
+            stated = f"  {setting.name}: {value}"
+            comment = "; ".join(filter(None, [self.origins.get(key, ""), setting.meaning]))
+            lines.append(f"{stated:<44} # {comment}".rstrip(" #"))
+        text = "\n".join(lines[1:]) + "\n"
+        if self.without_ipus:
+            text += "\n" + _yaml({BLOCK: nested(dict(self.without_ipus))})
+        return text
+
+    def with_settings(self, values: Mapping[str, Any], origin: str) -> Config:
+        """Return a copy with some settings, by full name, replaced; nothing is checked."""
+        changed: Dict[str, Dict[str, Any]] = {}
+        for key, value in values.items():
+            setting = self.settings[key]
+            changed.setdefault(setting.attribute, {})[setting.name] = value
+        parts = {
+            attribute: dataclasses.replace(getattr(self, attribute), **part) for attribute, part in changed.items()
+        }
+        origins = {**self.origins, **dict.fromkeys(values, origin)} if self.origins else self.origins
+        return dataclasses.replace(self, origins=origins, **parts)
+
+    def applied_without_ipus(self) -> Tuple[Config, Tuple[Change, ...]]:
+        """Return the configuration for a machine without IPUs, and its changes."""
+        changes = [Change(key, self.value(key), value) for key, value in self.without_ipus]
+        applied = self.with_settings(dict(self.without_ipus), BLOCK)
+        return (
+            dataclasses.replace(applied, without_ipus=()),
+            tuple(change for change in changes if change.before != change.after),
+        )
+
+    # -------------------------------------------------------------------------------------------- data and its command
+
+    @property
+    def packed(self) -> bool:
+        """True if a pack may hold more than one sequence."""
+        return self.data.packer != "none" and self.data.max_sequences_per_pack != 1
+
+    @property
+    def predictions_per_sequence(self) -> int:
+        """The maximum number of masked tokens of a sequence."""
+        stated = self.data.max_predictions_per_sequence
+        return default_predictions(self.data.max_sequence_length) if stated is None else stated
+
+    @property
+    def evaluation_directory(self) -> Optional[str]:
+        """Directory of the data set to evaluate on: the stated one, else the held-out documents', else None."""
+        if self.data.evaluation_directory is not None:
+            return self.data.evaluation_directory
+        return str(held_out_folder(self.data.directory)) if self.data.held_out else None
+
+    def build_line(self, *, overwrite: bool = False) -> str:
+        """Return the command that builds the data set, with held-out documents."""
+        data = self.data
+        options = [
+            ("corpus", data.corpus),
+            ("out", data.directory),
+            ("held-out", data.held_out or 0.01),
+            ("max-sequence-length", data.max_sequence_length),
+            ("max-predictions-per-sequence", data.max_predictions_per_sequence),
+            ("packer", data.packer),
+            ("max-sequences-per-pack", data.max_sequences_per_pack or "unlimited"),
+            ("duplication-factor", data.duplication_factor),
+            ("seed", data.seed),
+            ("vocabulary", data.vocabulary),
+            ("vocabulary-size", None if data.vocabulary else data.vocabulary_size),
+            ("json-field", None if data.json_field == "text" else data.json_field),
+        ]
+        words = [f"--{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
+        words += ["--whole-word-masking"] * data.whole_word_masking
+        words += ["--overwrite"] * overwrite
+        return " ".join(["packed-bert build", *words])
+
+    # ----------------------------------------------------------------------------------------------------- an update
+
+    @property
+    def ipus(self) -> int:
+        """IPUs of all replicas."""
+        return self.placement.replicas * self.placement.ipus_per_replica
+
+    @property
+    def pipeline_stages(self) -> int:
+        """Stages of the training pipeline."""
+        return training_stages(self.placement.layers_per_ipu, heads_return=self.command == PRETRAIN)
+
+    @property
+    def schedule_steps(self) -> int:
+        """Updates of the learning rate's schedule; in fine-tuning stated once the data are known."""
+        return self.optimizer.schedule_steps or (self.run.steps if self.command == PRETRAIN else 1)
+
+    def rows_of_replica(self, packing_factor: float) -> int:
+        """Return the rows of one replica in an update of fine-tuning."""
+        rows = max(1, round(self.batch.sequences_per_update / packing_factor))
+        return math.ceil(rows / self.placement.replicas)
+
+    def accumulation(self, packing_factor: float) -> int:
+        """Return the micro-batches per update and replica.
+
+        Fine-tuning: as many as the rows need. Pre-training: the unpacked value, divided by the packing factor and
+        rounded up if ``optimizer.packing_adjustment`` is "accumulation" (packedBERT, section 3.3).
+        """
+        if self.command == FINETUNE:
+            return math.ceil(self.rows_of_replica(packing_factor) / self.batch.micro_batch)
+        if self.optimizer.packing_adjustment == "accumulation":
+            return math.ceil(self.batch.gradient_accumulation / packing_factor)
+        return self.batch.gradient_accumulation
+
+    def micro_batches_per_update(self, packing_factor: float) -> int:
+        """Return the micro-batches of all replicas in one update."""
+        return self.accumulation(packing_factor) * self.placement.replicas
+
+    def packs_per_update(self, packing_factor: float) -> int:
+        """Return the packs in one global batch, the rows of one ``Engine.step``."""
+        return self.micro_batches_per_update(packing_factor) * self.batch.micro_batch
+
+    def expected_sequences_per_update(self, packing_factor: float) -> float:
+        """Return the mean number of sequences in one global batch."""
+        return self.packs_per_update(packing_factor) * packing_factor
+
+    def betas(self, packing_factor: float) -> Tuple[float, float]:
+        """Return (beta1, beta2), each to the power of the packing factor if "betas" is the adjustment."""
+        power = packing_factor if self.optimizer.packing_adjustment == "betas" else 1.0
+        return self.optimizer.beta1**power, self.optimizer.beta2**power
+
+    # ------------------------------------------------------------------------------------- the same on another machine
+
+    def on_replicas(self, replicas: int) -> str:
+        """Return the --set options for fewer replicas with as many sequences per update."""
+        options = {"placement.replicas": f"{replicas}"}
+        if replicas == 1:
+            options["placement.replicated_tensor_sharding"] = "false"
+        if self.command == PRETRAIN:
+            micro_batches = self.batch.gradient_accumulation * self.placement.replicas
+            options["batch.gradient_accumulation"] = f"{-(-micro_batches // replicas)}"
+        return " ".join(f"--set {key}={value}" for key, value in options.items())
+
+    def on_micro_batch(self, rows: int) -> str:
+        """Return the advice for a smaller micro-batch that fits, with as many sequences per update."""
+        fits = f"--set batch.micro_batch={rows} fits;"
+        if self.command == FINETUNE:
+            return f"{fits} an update stays as large"
+        accumulation = -(-self.batch.micro_batch * self.batch.gradient_accumulation // rows)
+        return f"{fits} with --set batch.gradient_accumulation={accumulation} an update stays as large"
+
+    def on_engine(self, kind: str) -> Config:
+        """Return the configuration for an engine (host, ipu, ipu_model), as it is written: a resumed run keeps it."""
+        engine = dataclasses.replace(
+            self.engine, kind="host" if kind == "host" else "ipu", ipu_model=kind == "ipu_model"
+        )
+        return dataclasses.replace(self, engine=engine)
+
+    def with_schedule(self, steps: Optional[int] = None) -> Config:
+        """Return a copy that states the length of the schedule, so that a run resumed with other steps keeps it."""
+        steps = self.schedule_steps if steps is None else steps
+        return dataclasses.replace(self, optimizer=dataclasses.replace(self.optimizer, schedule_steps=steps))
+
+    def with_micro_batch(self, packing_factor: float) -> Config:
+        """Return a copy of fine-tuning whose micro-batch, at most the stated one, divides an update evenly.
+
+        The packs that hold `batch.sequences_per_update` sequences on average are divided among as few micro-batches as
+        they need, so that an update holds hardly more packs than stated; a pipeline gets at least as many
+        micro-batches as it has stages.
+        """
+        rows = self.rows_of_replica(packing_factor)
+        micro_batch = math.ceil(rows / math.ceil(rows / self.batch.micro_batch))
+        micro_batch = max(1, min(micro_batch, rows // self.pipeline_stages))
+        return dataclasses.replace(self, batch=dataclasses.replace(self.batch, micro_batch=micro_batch))
+
+    def for_model(self, model: ModelConfig, *, ipus: bool) -> Config:
+        """Return a copy for a network of these sizes, which a checkpoint decides: one IPU has all its layers.
+
+        Args:
+            model: sizes of the network.
+            ipus: True if IPUs compute the updates.
+
+        Raises:
+            ConfigError: if the placement is for another number of layers.
+        """
+        placement = self.placement
+        if placement.ipus_per_replica == 1:
+            placement = dataclasses.replace(placement, layers_per_ipu=(model.num_layers,))
+        layers = sum(placement.layers_per_ipu)
+        if ipus and layers != model.num_layers:
+            raise ConfigError(
+                f"{self.path}: placement.layers_per_ipu places {layers} layers, the network has {model.num_layers}; "
+                "change placement.layers_per_ipu"
+            )
+        return dataclasses.replace(self, placement=placement)
+
+    def for_simulation(self, packing_factor: float) -> Config:
+        """Return a copy for a simulated device: one replica, and the fewest micro-batches that fill its pipeline."""
+        # floor(stages x p) is the largest unpacked value that the packing factor p >= 1 divides to no more than stages.
+        divided = self.optimizer.packing_adjustment == "accumulation"
+        accumulation = int(self.pipeline_stages * (packing_factor if divided else 1.0))
+        return dataclasses.replace(
+            self,
+            batch=dataclasses.replace(self.batch, gradient_accumulation=accumulation),
+            placement=dataclasses.replace(self.placement, replicas=1, replicated_tensor_sharding=False),
+        )
+
+
+def _yaml(tree: Any) -> str:
+    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=False)
