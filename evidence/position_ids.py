@@ -133,12 +133,12 @@ def settings(options: Any) -> Dict[str, Any]:
 
 
 def way_of(variant: str) -> str:
-    """The name of the way of a variant."""
+    """Return the name of the way of a variant."""
     return variant.replace(SAME_UPDATES, "").replace(ONE_ROW, "")
 
 
 def options_of(variant: str, tokens: TokenSet, size: CausalSize, seed: int) -> BatchOptions:
-    """bs rows of msl tokens, or one of bs x msl; for as many updates, one row of as many tokens as bs examples have."""
+    """Return bs rows of msl tokens, or one of bs x msl; for as many updates, one row with the tokens of bs examples."""
     if variant.endswith(ONE_ROW):
         return BatchOptions(1, size.batch_size * size.max_sequence_length, seed=seed)
     if not variant.endswith(SAME_UPDATES):
@@ -148,7 +148,7 @@ def options_of(variant: str, tokens: TokenSet, size: CausalSize, seed: int) -> B
 
 
 def new_model(tokens: TokenSet, size: CausalSize, folder: Optional[str], device: Any, seed: int) -> Any:
-    """A small new Llama, or the model of a Hugging Face folder."""
+    """Return a small new Llama, or the model of a Hugging Face directory."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -167,7 +167,7 @@ def new_model(tokens: TokenSet, size: CausalSize, folder: Optional[str], device:
 
 
 def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, device: Any, seed: int) -> Row:
-    """One epoch."""
+    """Train for one epoch."""
     import torch
 
     from ipu_packed_bert.model.optimizer import warmup_linear
@@ -213,7 +213,7 @@ def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, device
 
 
 def unigram_loss(tokens: TokenSet) -> float:
-    """Held-out loss of a predicted token by its frequency among those of training, one added to each; nats."""
+    """Return the held-out loss of predictions by the frequencies of training plus one, in nats."""
     training, held_out = (
         np.concatenate([example["input_ids"][1:] for example in part]) for part in (tokens.training, tokens.held_out)
     )
@@ -233,7 +233,7 @@ class NineWays:
 
     def __init__(self, options: Any) -> None:
         if options.model is not None and not Path(options.model, "config.json").is_file():  # else asked of the hub
-            raise ValueError(f"--model {options.model}: no config.json there; give the folder of a Hugging Face model")
+            raise ValueError(f"--model {options.model}: no config.json; pass the directory of a Hugging Face model")
         self.size, self._options = size_of(options), options
         self.data = text_sets(options.data_dir, self.size.training_examples, self.size.held_out_examples)
         self._device = find_device(EngineConfig(kind="host"))
@@ -242,7 +242,7 @@ class NineWays:
         self._tokens: Dict[str, TokenSet] = {}
 
     def tokens(self, name: str) -> TokenSet:
-        """A data set's tokens, encoded once."""
+        """Return the tokens of a data set, encoded once."""
         if name not in self._tokens:
             data = next(each for each in self.data if each.name == name)
             length, vocabulary = self.size.max_sequence_length, self.size.vocabulary_size
@@ -258,7 +258,7 @@ class NineWays:
 
 
 def facts_of(measure: NineWays) -> Dict[str, Any]:
-    """What the cells do not say: lengths, the five properties of each way, the machine."""
+    """Return what the cells lack: lengths and the five properties of each way."""
     data = {}
     for each in measure.data:
         tokens = measure.tokens(each.name)
@@ -289,7 +289,7 @@ def run(options: Any, runner: Runner) -> int:
 
 
 class PositionIdsShown(Shown):
-    """What the finished cells of one folder say."""
+    """The results in one run's directory: its finished cells."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -297,11 +297,11 @@ class PositionIdsShown(Shown):
         self._ways = [way for way in VARIANTS if any(self.seeds(_variant(name, way)) for name in self._data)]
 
     def values(self, name: str, way: str, column: str) -> List[float]:
-        """Of every finished seed, those that were measured."""
+        """Return the measured values of all finished seeds."""
         return [float(each) for each in self.columns(_variant(name, way), column).flat if each is not None]
 
     def differences(self, name: str, pair: Tuple[str, str]) -> List[float]:
-        """Held-out losses of the first way minus those of the second one, seed by seed."""
+        """Return the held-out losses of the first way minus those of the second, seed by seed."""
         first, second = (_variant(name, way) for way in pair)
         losses = (
             [self.cells[Cell(each, s)][0]["held_out_loss"] for s in self.common(first, second)]
@@ -310,7 +310,7 @@ class PositionIdsShown(Shown):
         return [one - other for one, other in zip(*losses)]
 
     def apart(self) -> str:
-        """How far padded and padding-free runs are from each other at most, and those of the control at least."""
+        """Describe the largest distance of padded and padding-free runs, and the least one of the control."""
         same, other = (
             [abs(each) for name in self._data for each in self.differences(name, pair)] for pair in (CLAIM, CONTROL)
         )
@@ -349,7 +349,7 @@ class PositionIdsShown(Shown):
         return f"{name} {interval.words('+.3f')}, {words}"
 
     def _table(self, name: str) -> Table:
-        """Of one data set: means and spread over the seeds."""
+        """Return the table of one data set: means and spread over the seeds."""
         facts = self.facts["data"][name]
 
         def of(column: str, words: Callable[[List[float]], str]) -> Callable[[str], Optional[str]]:
@@ -372,7 +372,7 @@ class PositionIdsShown(Shown):
         return Table(columns, [way for way in self._ways if self.seeds(_variant(name, way))], [no_model])
 
     def pictures(self) -> Dict[str, Sequence[Picture]]:
-        """Speed and held-out loss of every way."""
+        """Draw speed and held-out loss of every way."""
 
         def of(column: str) -> Dict[str, Dict[str, Interval]]:
             values = {name: {way: self.values(name, way, column) for way in self._ways} for name in self._data}

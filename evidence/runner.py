@@ -3,9 +3,9 @@
     runner = Runner(folder, settings)                                 # settings: all that decides what a cell measures
     rows = runner.run(cells, measure)                                 # measure(cell) -> rows, plain values by name
 
-Each finished cell is a file in `cells/`, written whole or not at all. Several processes may run one experiment in one
-folder: each takes the next cell that nobody has, and the lock of a cell ends with its process, however that ends. So a
-run that was killed goes on with the same command.
+Each finished cell is a file in `cells/`, written whole or not at all.  Several processes may run one experiment in one
+directory: each takes the next free cell, and the lock of a cell ends with its process, however that ends.  So a run
+that was killed continues with the same command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pack_data.cli.command import counted, progress_bar
 from pack_data.reading.files import locked, write_atomically
 
 CELLS, SETTINGS = "cells", "settings.json"
-FACTS = "facts.json"  # what the cells do not say: of the data, the machine
+FACTS = "facts.json"  # about the data and the machine
 _LOCKS, _UNFINISHED = "locks", "unfinished"
 _WAIT = 1.0  # seconds between two looks at a cell that another process has
 
@@ -39,14 +39,14 @@ class Cell(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """Of its files: the variant may have any characters."""
+        """The stem of its files; the variant may have any characters."""
         return f"{quote(self.variant, safe='')}-{self.seed}"
 
 
 class Runner:
-    """The folder of one experiment, which several processes may share.
+    """The directory of one experiment, which several processes may share.
 
-    Raises ValueError where the folder holds cells that were measured with other settings.
+    Raises ValueError if the directory holds cells that were measured with other settings.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -61,15 +61,15 @@ class Runner:
             settle(self.folder / SETTINGS, settings, "cells measured" if finished_cells(self.folder) else "")
 
     def keep_facts(self, facts: Mapping[str, Any]) -> None:
-        """What the cells do not say, beside what is kept already; the machine is added."""
+        """Add facts to the stored ones, and the machine."""
         path = self.folder / FACTS
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        before = read_json(path) if path.exists() else {}
         self.write(FACTS, json.dumps({**before, **facts, "machine": machine()}) + "\n")
 
     def run(self, cells: Sequence[Cell], measure: Callable[[Cell], Iterable[Row]]) -> List[Row]:
-        """The rows of these cells, in their order; those that are not finished yet are measured, one after another.
+        """Measure the cells that are not finished, one after another; return the rows of all, in their order.
 
-        Cells that other processes have are waited for, and taken over where their process ends without them.
+        Cells of other processes are waited for, and taken over if their process ends without finishing them.
         """
         finished = finished_cells(self.folder)
         missing = [cell for cell in cells if cell not in finished]
@@ -85,7 +85,7 @@ class Runner:
         return [row for cell in cells for row in finished[cell]]
 
     def _finish(self, cell: Cell, measure: Callable[[Cell], Iterable[Row]], bar: Any) -> bool:
-        """Whether the cell is finished, by this process or by another one; False while another one has it."""
+        """Return True if this or another process has finished the cell; False while another process has it."""
         path = self.folder / CELLS / f"{cell.stem}.json"
         with _free(self.folder / _LOCKS / f"{cell.stem}.lock") as free:
             if not free:
@@ -109,11 +109,11 @@ class Runner:
         return True
 
     def unfinished(self, cell: Cell) -> Path:
-        """A folder for what a cell under way keeps, to go on from; it is removed when the cell is finished."""
+        """Return the directory for the checkpoints of a running cell; it is removed when the cell is finished."""
         return self.folder / _UNFINISHED / cell.stem
 
     def show(self, shown: Any, *, plot: bool) -> int:
-        """Prints what the cells say (`writer.Shown`) and keeps it as table.md, draws the pictures."""
+        """Print the results of the cells (`writer.Shown`), write them to table.md, and draw the pictures."""
         text = shown.text()
         self.write("table.md", text)
         print("\n" + text)
@@ -122,46 +122,37 @@ class Runner:
         return 0
 
     def write(self, name: str, text: str) -> Path:
-        """A file in the experiment's folder, whole or not at all."""
+        """Write a file in the experiment's directory, whole or not at all."""
         path = self.folder / name
         write_atomically(path, text.encode())
         return path
 
 
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def settle(path: Path, settings: Mapping[str, Any], holds: str) -> None:
-    """Notes what decides the contents of a folder. ValueError where it `holds` what was made with other settings."""
+    """Store what decides the contents of a directory; raise ValueError if it `holds` contents of other settings."""
     wanted = json.loads(json.dumps(settings))
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    different = sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
-    if found and different and holds:
-        changes = ", ".join(f"{name} {found.get(name)} (now {wanted.get(name)})" for name in different)
-        raise ValueError(f"{path.parent}: holds {holds} with {changes}; give another --out or remove the folder")
-    if found != wanted or not path.exists():
+    stored = read_json(path) if path.exists() else {}
+    different = sorted(name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name))
+    if stored and different and holds:
+        changes = ", ".join(f"{name} {stored.get(name)} (now {wanted.get(name)})" for name in different)
+        raise ValueError(f"{path.parent}: holds {holds} with {changes}; pass another --out or remove the directory")
+    if stored != wanted or not path.exists():
         write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
 
 
 def finished_cells(folder: Path) -> Dict[Cell, List[Row]]:
-    """The rows of every finished cell of an experiment's folder."""
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((Path(folder) / CELLS).glob("*.json"))]
+    """Return the rows of every finished cell of an experiment's directory."""
+    records = map(read_json, sorted((Path(folder) / CELLS).glob("*.json")))
     return {Cell(record["variant"], record["seed"]): record["rows"] for record in records}
-
-
-class RunFolder(NamedTuple):
-    """What the folder of an experiment's run holds."""
-
-    settings: Dict[str, Any]
-    facts: Dict[str, Any]
-    cells: Dict[Cell, List[Row]]  # the finished ones
-
-
-def read_run(folder: Path) -> RunFolder:
-    settings, facts = (json.loads((Path(folder) / name).read_text(encoding="utf-8")) for name in (SETTINGS, FACTS))
-    return RunFolder(settings, facts, finished_cells(folder))
 
 
 @contextmanager
 def alone(folder: Path, name: str) -> Iterator[None]:
-    """What processes that share a folder do one after another."""
+    """Let processes that share a directory run the block one after another."""
     path = Path(folder) / _LOCKS / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -174,7 +165,7 @@ def alone(folder: Path, name: str) -> Iterator[None]:
 
 @contextmanager
 def _free(path: Path) -> Iterator[bool]:
-    """Holds the lock file where it is free, and says whether it is."""
+    """Hold the lock file if it is free; the block gets True if it is."""
     held = locked(path, "")
     try:
         held.__enter__()

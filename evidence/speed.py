@@ -1,4 +1,4 @@
-"""What packing brings, beside the packing factor: over row lengths, widths, types and attentions of the host engine.
+"""The speed-up by packing, and the packing factor, over row lengths, widths, types and attentions of the host engine.
 
 The comparison of `--compare-unpacked` on real lengths: forward and backward pass of the same sequences, packed and each
 alone in its row. All that is compared is timed in turn, round by round, in one process, each round on other packs. Only
@@ -14,7 +14,7 @@ import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ from ipu_packed_bert.settings.schema import (
 from ipu_packed_bert.tasks.pretraining import Pretraining
 from ipu_packed_bert.training.compare_unpacked import gradient_difference, seconds_of
 from pack_data.cli.memory import keep_buffers
-from pack_data.cli.timing import Clock, timed
+from pack_data.cli.timing import Clock, rounds_in_turn, timed
 from pack_data.reading.files import write_atomically
 from pack_data.store.data_set import PackStore
 
@@ -59,7 +59,7 @@ WIDTHS = {"base": Width(768, 12), "large": Width(1024, 16), "tiny": Width(32, 2)
 
 
 class SpeedSize(NamedTuple):
-    """How large the experiment is."""
+    """The size of the experiment."""
 
     corpus: str  # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus
     amount: int  # documents of topics, or characters of text
@@ -127,7 +127,7 @@ def settings(options: Any) -> Dict[str, Any]:
 
 
 class SpeedData(BuiltData):
-    """The same documents packed at each row length, beside the folder of the experiment."""
+    """The same documents packed at each row length, next to the directory of the experiment."""
 
     def __init__(self, options: Any) -> None:
         size: SpeedSize = SIZES[options.size]
@@ -147,7 +147,7 @@ class SpeedData(BuiltData):
         return next(rounds for each, _, rounds in self.size.rows if each == slots)
 
     def _vocabulary(self) -> Optional[Path]:
-        """BERT's own, where --data-dir has it; None: each row length trains one."""
+        """Return BERT's own vocabulary if --data-dir has it; None: each row length trains one."""
         if self._data_dir is None or self.corpus == "topics" or not (self._data_dir / VOCABULARY).exists():
             return None
         path = self.folder / "vocab.txt"
@@ -184,9 +184,9 @@ class ChosenPacks(StoredPacks):
 
 
 def typical(store: PackStore, *, updates: int, packs: int, multiple: int, seed: int) -> np.ndarray:
-    """Packs for so many updates whose packing factor is nearest to that of all, of a thousand draws.
+    """Draw packs for some updates, a thousand times; return the draw whose packing factor is nearest to that of all.
 
-    multiple: of the sequences of each update, where that can be had, so that micro-batches are full unpacked too.
+    multiple: of the sequences of each update, if a draw has that, so that micro-batches are full unpacked too.
     """
     lengths = store.lengths(np.arange(len(store)))["lengths"].reshape(len(store), -1)
     sequences = np.count_nonzero(lengths, axis=1)
@@ -201,7 +201,7 @@ def typical(store: PackStore, *, updates: int, packs: int, multiple: int, seed: 
 
 
 class TimedEngine(HostEngine):
-    """Its seconds are the processor's where one thread computes: other work on the machine is not counted."""
+    """A host engine whose seconds are processor time if one thread computes: other work is not counted."""
 
     def accumulate(self, batch: Batch, *, dropout: bool = True) -> StepResult:
         work = partial(super().accumulate, batch, dropout=dropout)
@@ -215,7 +215,7 @@ def _clock(device: torch.device) -> Clock:
 
 
 class Side(NamedTuple):
-    """One of the things that are timed in turn."""
+    """A side that is timed in turn with others."""
 
     engine: HostEngine
     batch: Batch
@@ -280,13 +280,16 @@ class Timed:
         )
         with closing(GlobalBatches(ChosenPacks(self._store, numbers), layout)) as batches:
             pairs = list(batches.same_sequences(rounds))
-        for engine in self._engines.values():  # they warm up
+        for engine in self._engines.values():  # warm up
             time_one(Side(engine, pairs[0].packed, False))
-        return [self._round(number, pair, layout) for number, pair in enumerate(pairs)]
 
-    def _round(self, number: int, pair: SameSequences, layout: Layout) -> Row:
-        lengths = [np.bincount(row)[1:] for row in pair.packed["input_mask"]]
-        sequences, packs = sum(map(len, lengths)), len(lengths)
+        sides = [self._sides(pair, layout) for pair in pairs]
+        turns = {name: partial(_turn, sides, name) for name in sorted(sides[0])}
+        # All rounds count: the engines are warm.
+        return [_row(number, pairs[number], results) for number, results in rounds_in_turn(turns, rounds - 1)]
+
+    def _sides(self, pair: SameSequences, layout: Layout) -> Dict[str, Side]:
+        """Return the sides of a round, by name."""
         sides = {}
         for name, engine in self._engines.items():
             sides[f"packed_{name}"] = Side(engine, pair.packed, False)
@@ -294,34 +297,49 @@ class Timed:
         if self._extra:
             sides["again"] = Side(self._engines["dense"], pair.packed, False)
             one = packs_of_one(pair, self._rows, layout)
+            sequences = int(pair.packed["input_mask"].max(axis=1).sum())
             sides["one"] = Side(self._engines["dense"], one, False, sequences / self._rows)
-        row: Row = {
-            "round": number,
-            "sequences": sequences,
-            "packs": packs,
-            "tokens": int(sum(of_row.sum() for of_row in lengths)),
-        }
-        made: Dict[str, Gradients] = {}
-        for name in sorted(sides, reverse=bool(number % 2)):
-            found = time_one(sides[name])
-            row[f"{name}_s"] = round(sides[name].times * seconds_of(found, sides[name].batch), 6)
-            if not number and name.endswith(("dense", "within")):
-                made[name] = found
-        for kind in ("dense", "within"):  # the same in all rounds: once is enough
-            if f"packed_{kind}" in made:
-                row[f"{kind}_gradients"] = gradient_difference(made[f"packed_{kind}"], made[f"unpacked_{kind}"])
-        return row
+        return sides
+
+
+_Turn = Tuple[float, Optional[Gradients]]  # seconds, and in the first round the gradients
+
+
+def _turn(sides: Sequence[Mapping[str, Side]], name: str, number: int) -> _Turn:
+    """Time a side in round `number`; gradients are the same in all rounds, so the first is enough."""
+    side = sides[number][name]
+    gradients = time_one(side)
+    seconds = side.times * seconds_of(gradients, side.batch)
+    is_kept = number == 0 and name.endswith(("dense", "within"))
+    return round(seconds, 6), gradients if is_kept else None
+
+
+def _row(number: int, pair: SameSequences, results: Mapping[str, _Turn]) -> Row:
+    mask = pair.packed["input_mask"]
+    row: Row = {
+        "round": number,
+        "sequences": int(mask.max(axis=1).sum()),
+        "packs": len(mask),
+        "tokens": int((mask > 0).sum()),
+        **{f"{name}_s": seconds for name, (seconds, _) in results.items()},
+    }
+    for kind in ("dense", "within"):
+        _, packed = results.get(f"packed_{kind}", (0.0, None))
+        _, unpacked = results.get(f"unpacked_{kind}", (0.0, None))
+        if packed is not None and unpacked is not None:
+            row[f"{kind}_gradients"] = gradient_difference(packed, unpacked)
+    return row
 
 
 def time_one(side: Side) -> Gradients:
-    """Its gradients are added to zeros that are there: so it is in all micro-batches of an update but the first."""
+    """Time a side whose gradients are added to zeros, as in all micro-batches of an update but the first."""
     for parameter in side.engine.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     return side.engine.gradients(side.batch, alone=side.unpacked)
 
 
 def packs_of_one(pair: SameSequences, rows: int, layout: Layout) -> Batch:
-    """The first unpacked rows of an update as packs: a factor of 1, and the places of the other packs."""
+    """Return the first unpacked rows of an update as packs: a factor of 1, in the shape of the other packs."""
     scales = set(layout.scales)
     few = {name: values[:rows] for name, values in pair.unpacked.items() if name not in scales}
     return layout.filled(few, like=pair.packed)
@@ -331,7 +349,7 @@ def packs_of_one(pair: SameSequences, rows: int, layout: Layout) -> Batch:
 
 
 def cells_of(options: Any) -> List[Cell]:
-    """Those that the options choose; whole models come last."""
+    """List the cells that the options choose; whole models come last."""
     size = SIZES[options.size]
     every = [
         (slots, width, precision)

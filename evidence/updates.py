@@ -1,8 +1,9 @@
-"""Is the update of packs the update of their sequences?  Whole runs whose every update has the same sequences, packed
-and each alone in a row; and the same without each of what packedBERT adds (paper, section 4.2, Figure 4).
+"""Is the update of packs the update of their sequences?
 
-All arms begin with the same weights. Nothing is switched off inside the model: an arm changes the batch that the model
-is given, or the configuration. Held-out losses are those of unpacked sequences of other documents.
+Whole runs whose every update has the same sequences, packed and each alone in a row; and the same without each part
+that packedBERT adds (paper, section 4.2, Figure 4).  All arms start with the same weights.  Nothing is switched off
+inside the model: an arm changes the batch that the model gets, or the configuration.  Held-out losses are those of
+unpacked sequences of other documents.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _FIGURE_4 = (MEANS, "no_positions", "separators", "betas", "none")
 
 
 class Start(NamedTuple):
-    """What all runs begin with: weights whose heads are trained by unpacked updates."""
+    """The initial weights of all runs: their heads are trained by unpacked updates."""
 
     checkpoint: Optional[str]  # a Hugging Face folder or the package of weights; None: a network from nothing
     updates: int
@@ -41,7 +42,7 @@ class Start(NamedTuple):
 
 
 class Updates(NamedTuple):
-    """How large the experiment is, and its cells."""
+    """The size of the experiment, and its cells."""
 
     size: Size
     cells: Tuple[Tuple[Tuple[str, ...], Tuple[int, ...]], ...]  # arms and seeds, in the order in which they are run
@@ -81,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def settings(options: Any) -> Dict[str, Any]:
     size = SIZES[options.size]
     if size.start is not None and options.data_dir is None:
-        raise ValueError("trained needs data: --data-dir DIR, a folder with wikipedia/")
+        raise ValueError("trained needs data: pass --data-dir DIR with DIR/wikipedia/")
     start = {} if size.start is None else size.start._asdict()
     return {**packed_runs.settings(options, size.size), **start}
 
@@ -101,7 +102,7 @@ def run(options: Any, runner: Runner) -> int:
 
 
 class Runs:
-    """The runs of one size; `runner.folder / START` has the weights that they begin with, where they have any."""
+    """The runs of one size; `runner.folder / START` has their initial weights, if any."""
 
     def __init__(self, size: Updates, options: Any, runner: Runner) -> None:
         self.start, self._runner = size.start, runner
@@ -114,7 +115,7 @@ class Runs:
         return self._runner.folder / START
 
     def begin(self, cell: Cell) -> List[Row]:
-        """Trains the heads, and all else with them, with unpacked updates; keeps the weights."""
+        """Train the heads, and all other weights, with unpacked updates; keep the weights."""
         start, pretrained = self.start, self.setup.pretrained
         assert start is not None
         config = self.setup.config("unpacked", seed=cell.seed, rate=start.rate / self.setup.size.learning_rate)
@@ -129,7 +130,7 @@ class Runs:
         return rows
 
     def part(self, cell: Cell) -> List[Row]:
-        """One run; as many sequences as in all of them."""
+        """Make one run; all have the same number of sequences."""
         arm = ARMS[cell.variant]
         config = self.setup.config("packed", seed=cell.seed, adjustment=arm.adjustment, attention=arm.attention)
         return self.setup.run(
@@ -143,18 +144,18 @@ class Runs:
         )
 
     def _measured(self, config: Config) -> Config:
-        """The same with as many measurements as the size says."""
+        """Return the configuration with the measurements of the size."""
         every = math.ceil(config.run.steps / self.setup.size.points)
         return replace(config, run=replace(config.run, evaluate_every=every))
 
     def weights(self) -> Optional[Weights]:
-        """Those of the start. ValueError where they are not there any more, or are others."""
+        """Return the weights of the start; raise ValueError if they are missing or have changed."""
         if self.start is not None and self._weights is None:
             kept = finished_cells(self._runner.folder)[Cell(START, START_SEED)][-1]["weights"]
             if not (self.folder / SAFETENSORS).exists() or self._sha256() != kept:
                 raise ValueError(
-                    f"{self.folder}: has not the weights that the finished runs began with; put them back, or remove "
-                    f"{self._runner.folder} and begin anew"
+                    f"{self.folder}: not the weights that the finished runs started with; restore them, or remove "
+                    f"{self._runner.folder} and start again"
                 )
             self._weights = read_folder(self.folder).weights
         return self._weights

@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, List, Mapping, NamedTuple, Optional,
 
 import numpy as np
 
-from evidence.runner import Cell, read_run
+from evidence.runner import FACTS, SETTINGS, Cell, finished_cells, read_json
 from evidence.statistics import Interval
 from pack_data.display.picture import Axis, Bars, Line, Lines, Picture, Series, write
 from pack_data.display.table import markdown
@@ -61,7 +61,9 @@ class Shown(ABC):
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.settings, self.facts, self.cells = read_run(self.folder)
+        self.settings = read_json(self.folder / SETTINGS)
+        self.facts = read_json(self.folder / FACTS)
+        self.cells = finished_cells(self.folder)
 
     @abstractmethod
     def parts(self) -> Iterable[Union[str, Table]]:

@@ -38,7 +38,7 @@ _HISTOGRAM = "wikipedia_512"
 
 
 def _make_lengths(task: SyntheticTask) -> Dict[str, Any]:
-    """A part as `make_synthetic_part` makes it, of which only the lengths are there: they stand first in its file."""
+    """Write a part as `make_synthetic_part` does, but only its lengths, which come first in its file."""
     note = Path(task.work) / file_of("examples", task.part, "json")
     weights = np.cumsum(task.weights) / sum(task.weights)
     draws = np.random.default_rng([0, task.part]).random(task.count)
@@ -51,7 +51,7 @@ def _make_lengths(task: SyntheticTask) -> Dict[str, Any]:
 
 
 class _Disk(threading.Thread):
-    """The most bytes that files of a folder held together above what they hold now, looked at ten times a second."""
+    """The largest growth of the files in a directory, in bytes, sampled ten times a second."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
@@ -76,7 +76,7 @@ class _Disk(threading.Thread):
 
 
 def _measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, Any]:
-    """One recipe. Memory is the most of this process and of its largest worker, from the start of the program."""
+    """Measure one recipe; memory is the peak of this process and of its largest worker since the program started."""
     with tempfile.TemporaryDirectory() as name, closing(open_runner(workers)) as runner:
         work = Path(name)
         options = BuildOptions(

@@ -37,10 +37,11 @@ _READ = 1 << 15
 
 
 def _time_reading(store: PackStore) -> List[Row]:
-    """Packs read in random order, by a reader that has read them all before and by a new one, which checks every block;
-    through a mixture of two data sets; and the checks alone, in turn.
+    """Time four ways of reading packs, in turn.
 
-    Processor time, so that other programs do not count; the files are in memory.
+    In random order, by a reader that has read them all before and by a new one, which checks every block; through a
+    mixture of two data sets; and the checks alone.  Processor time, so that other programs do not count; the files are
+    in memory.
     """
     manifest = store.manifest
     ends = list(accumulate(entry.packs for entry in manifest.shards))
@@ -93,7 +94,7 @@ def _time_reading(store: PackStore) -> List[Row]:
 
 
 def _time_build(args: argparse.Namespace) -> List[Row]:
-    """A whole build, and reading what it made."""
+    """Time a whole build, and reading its packs."""
     before = cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
         built = build_and_report(

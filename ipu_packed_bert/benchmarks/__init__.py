@@ -1,1 +1,1 @@
-"""What is timed beside what, and on which machine."""
+"""The benchmark of packed, unpacked and other layouts of the same sequences."""

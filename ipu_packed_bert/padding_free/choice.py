@@ -1,4 +1,4 @@
-"""What keeps the examples of a padding-free row apart in a given model: tried out, not looked up."""
+"""The attention that keeps the examples of a padding-free row apart in a given model: tested, not looked up."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ Loss = Callable[[Any, Inputs], torch.Tensor]
 
 
 class TrainingCalls(NamedTuple):
-    """How a training feeds and calls its model."""
+    """The calls by which a training feeds its model."""
 
     collator: Optional[Collator]  # None: ours
     forward: Callable[[Any, Inputs], torch.Tensor]  # logits [rows, tokens, vocabulary]

@@ -117,7 +117,7 @@ def test_a_missing_file_is_one_line(tmp_path, capsys):
     given = [*QUICK, "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]
     assert run_main(main, given) == 2
     message = capsys.readouterr().err
-    assert "nowhere: no config.json there" in message and message.count("\n") == 1
+    assert "nowhere: no config.json" in message and message.count("\n") == 1
 
 
 def test_one_row_holds_as_much_as_the_rows_of_a_batch():
