@@ -29,8 +29,11 @@ class Changes(NamedTuple):
     @property
     def lines(self) -> List[str]:
         """One line for the noted differences and one for the allowed ones, if there are any."""
-        parts = (("noted", self.noted), ("allowed", self.allowed))
-        return [f"{label:<9} {', '.join(map(_arrow, changes))}" for label, changes in parts if changes]
+        lines = []
+        for label, changes in (("noted", self.noted), ("allowed", self.allowed)):
+            if changes:
+                lines.append(f"{label:<9} {', '.join(map(_arrow, changes))}")
+        return lines
 
     @property
     def other_batch(self) -> bool:
@@ -48,7 +51,8 @@ def check_allowed(texts: Sequence[str], config: Config) -> Tuple[str, ...]:
     Raises:
         ConfigError: if one is not a setting of the configuration, or can never change.
     """
-    keys = tuple(key.strip() for text in texts for key in text.split(",") if key.strip())
+    names = [name.strip() for name in ",".join(texts).split(",")]
+    keys = tuple(name for name in names if name)
     settings = config.settings
     problems = []
     for key in keys:
@@ -75,7 +79,9 @@ def compare(run: str, stored: str, config: Config, *, allowed: Collection[str] =
     Raises:
         ConfigError: with every difference that is neither harmless nor allowed.
     """
-    noted, wanted, refused = [], [], []
+    noted: List[Change] = []
+    wanted: List[Change] = []
+    refused: List[str] = []
     for change in _differences(stored_config(run, stored, config), config):
         rule = config.settings[change.key].resume
         if rule == FREE:
@@ -108,14 +114,20 @@ def stored_config(run: str, stored: str, config: Config) -> Config:
         values[key] = setting.default
         section = tree.get(key.partition(".")[0])
         if isinstance(section, Mapping) and setting.name in section:
+            raw = plain(section[setting.name])
             with contextlib.suppress(ValueError):
-                values[key] = typed_value(plain(section[setting.name]), setting.kind)
+                values[key] = typed_value(raw, setting.kind)
     return config.with_settings(values, FILE)
 
 
 def _differences(stored: Config, config: Config) -> List[Change]:
-    changes = [Change(key, plain(stored.value(key)), plain(config.value(key))) for key in config.settings]
-    return [change for change in changes if change.before != change.after]
+    changes = []
+    for key in config.settings:
+        before = plain(stored.value(key))
+        after = plain(config.value(key))
+        if before != after:
+            changes.append(Change(key, before, after))
+    return changes
 
 
 def _stated(change: Change, config: Config) -> str:

@@ -113,6 +113,7 @@ def declared(parts: Sequence[Tuple[str, str, type]], command: str) -> Dict[str, 
 
     Args:
         parts: (attribute of the configuration, section of the file, dataclass); two may share a section.
+        command: ``"pretrain"`` or ``"finetune"``.
     """
     settings = {}
     for attribute, section, part in parts:

@@ -34,8 +34,10 @@ class ClassificationConfig(TaskConfig):
 
 @dataclass(frozen=True)
 class TokensConfig(TaskConfig):
-    """The columns of a JSONL file with the words of a sentence and their labels; other files have one word and its
-    label per line."""
+    """The columns of a JSONL file with the words of a sentence and their labels.
+
+    Other files have one word and its label per line.
+    """
 
     words_column: str = setting("words", "column of the list of words")
     labels_column: str = setting("labels", "column of the list of labels, one per word")

@@ -1,4 +1,4 @@
-"""What to type to start a run: in one process, or in several by torchrun or poprun, on one host or on several.
+"""Commands that start a run: in one process, or in several by torchrun or poprun, on one host or on several.
 
 Loads no torch.
 """
@@ -13,16 +13,19 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.shipped import FOLDER
 from pack_data.cli.command import typed
 
-IPUS_OF_A_PROGRAM = 64  # and a process has one program
-# IPUs of one host at least: a POD16 has one host, a POD64 one, two or four.
-_IPUS_OF_A_HOST = 16
+IPUS_OF_A_PROGRAM = 64  # the most that one program uses; a process has one program
+_MIN_IPUS_PER_HOST = 16  # a POD16 has one host, a POD64 one, two or four
+_MAX_LINE = 145  # characters of a command before it is printed on two lines
 _MEETING_POINT = "--mpi-local-args=-x MASTER_ADDR=HOST0"
 
 
 def start_lines(config: Config, options: Sequence[str] = (), *, micro_batches: Optional[int] = None) -> List[str]:
-    """The lines to type that start a run of a configuration, of any task, each with a label.
+    """Return labelled commands that start a run of a configuration.
 
-    options: of the command, without those for the plan; none: the configuration alone.  micro_batches: of an update.
+    Args:
+        config: the configuration, of any task.
+        options: options of the command, without those of the plan; empty: the configuration alone.
+        micro_batches: micro-batches of an update, if known.
     """
     options = list(options) or ["--config", _name(config)]
     if config.engine.kind == "host":
@@ -31,70 +34,76 @@ def start_lines(config: Config, options: Sequence[str] = (), *, micro_batches: O
         options += ["--engine", "ipu"]
     program = shlex.split(typed(config.command)) + options
     placement = config.placement
-    found = _lines("start", [], program) if _ipus(config) <= IPUS_OF_A_PROGRAM else []
-    of_all = ["--num-replicas", str(placement.replicas), "--ipus-per-replica", str(placement.ipus_per_replica)]
-    hosts = _divisor(placement.replicas, _ipus(config) // _IPUS_OF_A_HOST)
-    for label, where, least in (
-        ("poprun", [], 2),
-        (f"{hosts} hosts", ["--host", ",".join(f"HOST{host}" for host in range(hosts)), _MEETING_POINT], hosts),
-    ):
-        if placement.replicas > 1 and least > 1:
-            instances = ["--num-instances", str(instances_for(config, least))]
-            found += _lines(label, ["poprun", *where, *instances, *of_all], program)
-    return found
+    lines = _lines("start", [], program) if config.ipus <= IPUS_OF_A_PROGRAM else []
+    if placement.replicas == 1:
+        return lines
 
-
-def _ipus(config: Config) -> int:
-    return config.placement.replicas * config.placement.ipus_per_replica
+    devices = ["--num-replicas", str(placement.replicas), "--ipus-per-replica", str(placement.ipus_per_replica)]
+    hosts = _smallest_divisor(placement.replicas, config.ipus // _MIN_IPUS_PER_HOST)
+    names = ",".join(f"HOST{host}" for host in range(hosts))
+    launchers = [("poprun", [], 2)]
+    if hosts > 1:
+        launchers.append((f"{hosts} hosts", ["--host", names, _MEETING_POINT], hosts))
+    for label, options_of_hosts, least in launchers:
+        instances = ["--num-instances", str(instances_for(config, least))]
+        lines += _lines(label, ["poprun", *options_of_hosts, *instances, *devices], program)
+    return lines
 
 
 def instances_for(config: Config, least: int = 1) -> int:
-    """How many processes of poprun, of as many replicas each: `least`, or as many more as it takes."""
-    return _divisor(config.placement.replicas, max(least, -(-_ipus(config) // IPUS_OF_A_PROGRAM)))
+    """Return the number of poprun processes, with equally many replicas each: at least ``least``."""
+    programs = -(-config.ipus // IPUS_OF_A_PROGRAM)
+    return _smallest_divisor(config.placement.replicas, max(least, programs))
 
 
 def _on_the_host(config: Config, options: List[str], micro_batches: Optional[int]) -> List[str]:
-    number = config.engine.processes
-    if number == 1:
+    processes = config.engine.processes
+    if processes == 1:
         return _lines("start", [], shlex.split(typed(config.command)) + options)
     # torchrun runs a file, or a module after -m.
     python, *program = shlex.split(typed(config.command))
     if python != "python":
         program = ["-m", "ipu_packed_bert", config.command]
-    found = _lines("start", ["torchrun", "--nproc-per-node", str(number)], program + options)
+    lines = _lines("start", ["torchrun", "--nproc-per-node", str(processes)], program + options)
     if micro_batches is not None:
-        own = -(-micro_batches // number)
-        empty = f", {own * number - micro_batches} of them empty" if micro_batches % number else ""
-        found.append(
-            f"  ranks     {number} processes, a device each, share the {micro_batches:,} micro-batches of an update: "
-            f"{own:,} each{empty}"
+        share = -(-micro_batches // processes)
+        empty = share * processes - micro_batches
+        lines.append(
+            f"  ranks     {processes} processes, a device each, share the {micro_batches:,} micro-batches of an update:"
+            f" {share:,} each{f', {empty} of them empty' if empty else ''}"
         )
-    return found
+    return lines
 
 
 def _lines(label: str, launcher: Sequence[str], program: Sequence[str]) -> List[str]:
-    first, second = (" ".join(map(shlex.quote, words)) for words in (launcher, program))
-    if first and len(first) + len(second) > 145:
-        return [f"  {label:<9} {first} \\", f"  {'':<9}   {second}"]
-    return [f"  {label:<9} {first}{' ' * bool(first)}{second}"]
+    launch_words = " ".join(map(shlex.quote, launcher))
+    program_words = " ".join(map(shlex.quote, program))
+    if not launcher:
+        return [f"  {label:<9} {program_words}"]
+    if len(launch_words) + len(program_words) > _MAX_LINE:
+        return [f"  {label:<9} {launch_words} \\", f"  {'':<9}   {program_words}"]
+    return [f"  {label:<9} {launch_words} {program_words}"]
 
 
-def _divisor(number: int, least: int) -> int:
-    """The least divisor of a number that is not below another one, else the number itself."""
-    return next((each for each in range(max(1, least), number) if number % each == 0), number)
+def _smallest_divisor(number: int, least: int) -> int:
+    """Return the smallest divisor of ``number`` from ``least`` on, else ``number`` itself."""
+    for divisor in range(max(1, least), number):
+        if number % divisor == 0:
+            return divisor
+    return number
 
 
 def compiled_words(file: str, processes: int) -> str:
-    """Where the programs of engine.offline_export lie, and how they are run."""
+    """Describe the files of engine.offline_export and the option that runs them."""
     if processes > 1:
         return (
-            f"{file}-I-of-{processes}, by each instance I its own; under the same poprun line: --set "
+            f"{file}-I-of-{processes}, one for each instance I; with the same poprun command, run them by --set "
             f"engine.executable={file}"
         )
-    return f"{file}; where the IPUs are: --set engine.executable={file}, with {file}.json beside it"
+    return f"{file}; on a machine with IPUs: --set engine.executable={file}, with {file}.json in the same directory"
 
 
 def _name(config: Config) -> str:
-    """As --config takes it: the name of a configuration that comes with the program, else its file."""
+    """Return the value of --config: the name of a configuration that comes with the program, else its file."""
     path = Path(config.path)
     return path.stem if path.parent.resolve() == FOLDER.resolve() else str(path)

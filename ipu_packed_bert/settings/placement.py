@@ -24,7 +24,7 @@ class PlacedPart(NamedTuple):
 
 
 class Block(NamedTuple):
-    """From the first operator of `module` on, everything runs on `ipu`, until the next block begins."""
+    """A part of the network: everything from the first operator of `module` to the next block runs on `ipu`."""
 
     name: str
     module: str  # path inside the network
@@ -54,15 +54,19 @@ class Placement(NamedTuple):
 
 
 def place(placement: PlacementConfig, heads: Sequence[PlacedPart]) -> Placement:
-    """The placement that a checked configuration asks for.
+    """Return the placement of a network's blocks.
 
-    heads: the parts of the task's network after the encoder.
+    Args:
+        placement: the checked section `placement`.
+        heads: parts of the task's network after the encoder.
     """
     blocks = [Block("embeddings", "bert.embeddings", 0)]
-    layer = last = 0
+    layer = 0
+    last = 0  # IPU of the last layer
     for ipu, layers in enumerate(placement.layers_per_ipu):
         for _ in range(layers):
             blocks.append(Block(f"layer {layer}", f"bert.encoder.layer.{layer}", ipu))
-            layer, last = layer + 1, ipu
+            layer += 1
+            last = ipu
     blocks += [Block(head.name, head.module, 0 if head.with_table else last) for head in heads]
     return Placement(tuple(blocks), placement.ipus_per_replica)

@@ -21,6 +21,7 @@ def cross_check(config: Config, broken: Container[str] = frozenset()) -> List[st
     """Return one line for each broken rule between settings.
 
     Args:
+        config: the configuration.
         broken: settings known to be wrong; rules about them are left out.
     """
     own_rules = _of_fine_tuning if config.command == FINETUNE else _of_pretraining

@@ -279,8 +279,10 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The device that runs the steps. Only the IPU engine reads the settings after ``processes``, except
-    ``recompute_layers``; they are always checked."""
+    """The device that runs the steps.
+
+    Only the IPU engine reads the settings after ``processes``, except ``recompute_layers``; they are always checked.
+    """
 
     kind: str = setting(
         "auto",

@@ -40,41 +40,43 @@ def derived_tree(path: Union[str, Path]) -> Optional[Any]:
 
 
 def config_file(name: str) -> Path:
-    """The file of a --config option: a path, or the bare name of a configuration that comes with this package.
+    """Return the file of a --config option, a path or the bare name of a configuration of the program.
 
     A configuration that is derived from others has no file; its path is where the file would be.
-    Raises ValueError for a bare name that is neither, and for a path where nothing is but a name like it.
+
+    Raises:
+        ValueError: if a bare name is unknown, or a path does not exist but is similar to a known name.
     """
     path = Path(name)
-    bare = path.name == name and not path.suffix
     if path.is_file():
         return path
-    if path.stem in shipped_names() and (bare or path == Path(FOLDER.name, path.name) or path.parent == FOLDER):
-        return FOLDER / f"{path.stem}.yml"
     shipped = shipped_names()
-    beside = {} if bare else {each.stem: str(each) for each in path.parent.glob("*.yml")}
-    alike = difflib.get_close_matches(path.stem, [*beside, *shipped], n=1, cutoff=0.8)
-    meant = f"did you mean {beside.get(alike[0], alike[0])}?" if alike else ""
-    if bare:
-        raise ValueError(
-            f"--config {name}: neither a file nor a configuration that comes with the program; "
-            + (meant or f"those are {', '.join(shipped)}")
-        )
-    if meant and not path.exists():
-        raise ValueError(f"--config {name}: no such file; {meant}")
+    is_bare = path.name == name and not path.suffix
+    is_in_configs = path == Path(FOLDER.name, path.name) or path.parent == FOLDER
+    if path.stem in shipped and (is_bare or is_in_configs):
+        return FOLDER / f"{path.stem}.yml"
+
+    siblings = {} if is_bare else {sibling.stem: str(sibling) for sibling in path.parent.glob("*.yml")}
+    similar = difflib.get_close_matches(path.stem, [*siblings, *shipped], n=1, cutoff=0.8)
+    hint = f"did you mean {siblings.get(similar[0], similar[0])}?" if similar else ""
+    if is_bare:
+        hint = hint or f"these are {', '.join(shipped)}"
+        raise ValueError(f"--config {name}: neither a file nor a configuration that comes with the program; {hint}")
+    if hint and not path.exists():
+        raise ValueError(f"--config {name}: no such file; {hint}")
     return path
 
 
 def for_one_gpu(name: str) -> Optional[str]:
-    """The configuration for one GPU of the same model, length and phase as the one for IPUs; None where none comes."""
-    other = re.sub(r"_((bow_)?pod|ipu)[0-9]+$", "_gpu1", name)
-    return other if other != name and other in shipped_names() else None
+    """Return the configuration for one GPU with the model, length and phase of one for IPUs, None if there is none."""
+    for_gpu = re.sub(r"_((bow_)?pod|ipu)[0-9]+$", "_gpu1", name)
+    return for_gpu if for_gpu != name and for_gpu in shipped_names() else None
 
 
 def refuse_no_run(option: str, folder: Union[str, Path]) -> None:
-    """Raise ValueError where there is no run's folder, which holds its configuration."""
+    """Raise ValueError if a directory holds no run's configuration."""
     if not Path(folder, CONFIG).is_file():
         raise ValueError(
-            f"{option} {folder}: no run there (no {CONFIG}); name the folder of a run (by default in runs/), "
+            f"{option} {folder}: not a run (no {CONFIG}); pass the directory of a run (by default in runs/), "
             "or begin one with --config FILE"
         )

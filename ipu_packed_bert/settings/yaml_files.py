@@ -58,6 +58,7 @@ def load_yaml(path: Union[str, Path], *, levels: int = _MAX_EXTENDS) -> Any:
     configuration that comes with the program.
 
     Args:
+        path: the file, or the path of a derived configuration of the program.
         levels: how many files may still be extended in a chain.
 
     Raises:
