@@ -335,7 +335,7 @@ def prove(packing: Packing) -> Proof:
     claimed = packing.lp_bound
     if claimed is not None:
         error = abs(Fraction(claimed) - proof.worth)
-        if error > _ROUNDING * max(1, proof.worth):
+        if error > _ROUNDING * max(Fraction(1), proof.worth):
             raise ValueError(
                 f"certificate: all sequences are worth {float(proof.worth)!r} packs, the recipe claims an lp_bound of "
                 f"{claimed!r}; make the recipe again"
