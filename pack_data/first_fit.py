@@ -21,7 +21,7 @@ from pack_data.solver.fit_decreasing import fit_decreasing
 
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
-    """The per-sample result at a cost that depends on S only.  max_sequences_per_pack None is unlimited."""
+    """Pack as first-fit decreasing packs each sample, in time that depends on S only; depth None is unlimited."""
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     packs = fit_decreasing(histogram, max_sequences_per_pack, lambda free: np.arange(len(free)))

@@ -1,7 +1,7 @@
-"""GREEDY, as T5 packs: sequences are concatenated as they arrive.  `python -m pack_data.greedy`.
+"""GREEDY, as T5 packs: sequences are concatenated as they arrive. `python -m pack_data.greedy`.
 
 A pack is closed as soon as the next sequence does not fit, or the depth is reached; nothing is ever put into an earlier
-pack (next fit).  What comes out depends on the order of arrival, so it takes an order, or a seed that draws one.
+pack (next fit). The result depends on the order of arrival, so it takes an order, or a seed that draws one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHUNK = 1 << 20  # sequences looked at together
 def pack(
     histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], order: Any = None, seed: int = 0
 ) -> Packing:
-    """Packs in arrival order.
+    """Pack in arrival order.
 
     order: the lengths in the order of arrival (array-like, whole numbers), which must add up to the histogram; without
     it, the sequences of the histogram arrive in a random order drawn from the seed.
@@ -76,7 +76,7 @@ def _pack_starts(lengths: np.ndarray, S: int, D: int) -> np.ndarray:
 
 
 def _count_strategies(lengths: np.ndarray, starts: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int]]:
-    """The packs as (lengths, how many), longest length first; each depth apart, in memory for one depth at a time."""
+    """Yield the packs as (lengths, count), longest length first, one depth at a time to save memory."""
     depths = np.diff(starts)
     # Sorts the lengths inside each pack; the high part of a key is the pack's number, so packs keep their order.
     keys = np.repeat(np.arange(len(depths), dtype=np.int64) * (S + 1), depths) + (S - lengths)
@@ -89,7 +89,7 @@ def _count_strategies(lengths: np.ndarray, starts: np.ndarray, S: int) -> Iterat
 
 
 def _count_rows(rows: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int]]:
-    """The different rows of int32 [packs, depth] and how often each occurs."""
+    """Return the distinct rows of int32 [packs, depth], each with its count."""
     bits = S.bit_length()
     in_a_key = 62 // bits  # lengths that fit into one int64: comparing keys is much faster than comparing rows
     keys = []

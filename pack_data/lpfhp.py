@@ -19,7 +19,7 @@ from pack_data.solver.free_slots import longest_first
 
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
-    """Packs in time that depends on S, not on the number of sequences.  max_sequences_per_pack None is unlimited."""
+    """Pack in time that depends on S, not on the number of sequences; depth None is unlimited."""
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     groups = longest_first(histogram, max_sequences_per_pack)

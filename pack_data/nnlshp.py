@@ -30,7 +30,7 @@ _SHORT = 8  # lengths up to this one are acceptable as padding
 
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], rounds: int = 1) -> Packing:
-    """Packs with strategies of at most 3 sequences.
+    """Pack with strategies of at most 3 sequences.
 
     rounds: 1 solves once and rounds to nearest, as the paper; more solve again for what is left (MLPerf's variant: 20).
     """
@@ -75,7 +75,7 @@ def _strategies_filling(S: int, depth: int) -> np.ndarray:
 
 
 def _counts(strategies: np.ndarray, repeats: np.ndarray, S: int) -> np.ndarray:
-    """A x: sequences of each length [S + 1] in a mixture, in the type of `repeats`; index 0 is 0."""
+    """Return A x: the sequences of each length [S + 1] in a mixture, in the type of `repeats`; index 0 is 0."""
     counts = np.zeros(S + 1, repeats.dtype)
     used = np.flatnonzero(repeats)
     for lengths in strategies[used].T:
@@ -108,7 +108,7 @@ def _mix(counts: np.ndarray, strategies: np.ndarray, weights: np.ndarray, rounds
 
 
 def _without(repeats: Dict[Tuple[int, ...], int], padding: np.ndarray) -> List[Tuple[Tuple[int, ...], int]]:
-    """The packs without the padding sequences; padding [S + 1] counts them by length."""
+    """Return the packs without the padding sequences; padding [S + 1] counts them by length."""
     remaining = Counter(repeats)
     holders = defaultdict(set)
     for strategy in remaining:

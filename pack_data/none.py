@@ -14,7 +14,7 @@ from pack_data.reading.fields import packing_depth
 
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int] = 1) -> Packing:
-    """The plan of depth 1, whatever depth is allowed: a model for it needs room for one sequence per pack, no more."""
+    """Give each sequence a pack of its own, whatever depth is allowed."""
     packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     packs = [((length,), histogram.counts[length]) for length in histogram.lengths.tolist()]

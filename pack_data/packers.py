@@ -14,13 +14,20 @@ _DEEPEST = {"nnlshp": 3}
 
 
 def get_packer(name: str) -> Callable[..., Packing]:
-    """The `pack` function of the packer called `name`; its module is imported only now."""
+    """Return the `pack` function of a packer; its module is imported on this call.
+
+    Args:
+        name: one of `PACKERS`.
+
+    Raises:
+        ValueError: no packer has this name.
+    """
     if name not in PACKERS:
-        raise ValueError(f"no packer is called {name!r}; there are {', '.join(PACKERS)}")
+        raise ValueError(f"no packer is called {name!r}; use one of {', '.join(PACKERS)}")
     return importlib.import_module(f"pack_data.{name}").pack
 
 
 def packs_at_depth(name: str, max_sequences_per_pack: Optional[int]) -> bool:
-    """Whether the packer accepts this depth (None = unlimited)."""
+    """Return True if the packer accepts this depth; None is unlimited."""
     deepest = _DEEPEST.get(name)
     return deepest is None or (max_sequences_per_pack is not None and max_sequences_per_pack <= deepest)

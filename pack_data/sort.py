@@ -82,7 +82,7 @@ class Batching:
 
 
 def batch(histogram: LengthHistogram, *, batch_size: int, seed: int = 0) -> Batching:
-    """Sorts, cuts into batches and shuffles the batches; never expands the histogram to single sequences."""
+    """Sort, cut into batches and shuffle the batches; never expand the histogram to single sequences."""
     start = time.perf_counter()
     batch_size, seed = whole_number("batch_size", batch_size, least=1), whole_number("seed", seed, least=0)
     sequences = histogram.sequences

@@ -19,7 +19,7 @@ from pack_data.solver.free_slots import PacksByFreeSlots
 
 
 def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -> Packing:
-    """Packs in O(S^2) time at most, whatever the number of sequences.  max_sequences_per_pack None is unlimited."""
+    """Pack in O(S^2) time, independent of the number of sequences; depth None is unlimited."""
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     packs = PacksByFreeSlots(max_sequences_per_pack)

@@ -59,7 +59,7 @@ class Page(NamedTuple):
         return _drawn(self._parts())
 
     def to_json(self) -> Dict[str, Any]:
-        """What the page says, what its tables hold, and the titles of the pictures, as plain values."""
+        """Return the words, the tables and the titles of the pictures as plain values."""
         return {
             "title": self.title,
             "answer": self.answer,
@@ -72,7 +72,7 @@ class Page(NamedTuple):
         }
 
     def html(self) -> str:
-        """The page. ValueError where two pictures or two tables have one title, or two tables one name."""
+        """Return the page; ValueError if two pictures, tables or sections have one title, or two tables one name."""
         for what, names in (
             ("pictures", [picture.title for picture in self.pictures()]),
             ("tables", [table.title for table in self.tables()]),
@@ -81,7 +81,7 @@ class Page(NamedTuple):
         ):
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
-                raise ValueError(f"{self.title}: two {what} are called {twice[0]!r}; give each its own")
+                raise ValueError(f"{self.title}: two {what} are called {twice[0]!r}; each must have its own")
         jinja2 = load_package("jinja2", "a page")
 
         def image(picture: Picture) -> str:
@@ -105,7 +105,7 @@ class Page(NamedTuple):
         )
 
     def write(self, path: Union[str, Path]) -> None:
-        """Writes the file, whole or not at all."""
+        """Write the file, atomically."""
         write_atomically(Path(path), self.html().encode())
 
 
@@ -114,7 +114,7 @@ def _drawn(parts: Sequence[Part]) -> List[Picture]:
 
 
 def _folded(part: Part, section: Section) -> bool:
-    """Whether a table is to be opened first."""
+    """Return True if a part is a table that is shown only when it is opened."""
     if not isinstance(part, Table):
         return False
     large = len(part.rows) > _FEW or len(part.columns) > _NARROW
@@ -122,12 +122,12 @@ def _folded(part: Part, section: Section) -> bool:
 
 
 def _narrow(section: Section) -> bool:
-    """Whether nothing but a picture is seen of a section, so that another may stand beside it."""
+    """Return True if a section shows one picture and nothing else, so that another section fits beside it."""
     return [part for part in section.parts if not _folded(part, section)] == _drawn(section.parts)[:1]
 
 
 def _words_of(table: Table) -> Set[Column]:
-    """The columns that hold words, which stand flush left."""
+    """Return the columns of words, which stand flush left."""
     return {
         column
         for column in table.columns

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from html import unescape
 
 import pytest
@@ -13,6 +14,7 @@ from pack_data.display.page import Figure, Page, Section
 from pack_data.display.table import COMPUTED, HOST, Cell, Column, Table
 from tests.pack_data.display.test_picture import ODD, PICTURES
 from tests.pages import check_page
+from tests.refusals import refused
 
 TABLE = Table(
     "first",
@@ -61,7 +63,7 @@ def test_a_page_read_back_is_what_was_put_in():
 )
 def test_two_of_one_name_are_refused(part):
     twice = PAGE._replace(sections=(*PAGE.sections, Section("more", (part,))))
-    with pytest.raises(ValueError, match="give each its own"):
+    with refused("two (pictures|tables)", "Edges|" + re.escape(repr(part.title))):
         twice.html()
 
 
