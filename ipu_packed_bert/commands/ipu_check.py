@@ -23,7 +23,7 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence
 
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.cycles.matmul import cache_folder
@@ -74,7 +74,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         raise
     print("\n" + "\n".join(check.finish()))
     print(f"\nbundle    {check.file}, to be attached to a report")
-    return int(check.bundle["verdict"]["status"])
+    return check.bundle.verdict.status
 
 
 class _Explained(NamedTuple):
@@ -140,25 +140,23 @@ class _Check:
                 executable=None,
             ),
         ).with_schedule()
-        self.bundle: Dict[str, Any] = {
-            "format": ipu_bundle.FORMAT,
-            "kind": ipu_bundle.KIND,
-            "stages": [],
-            "configuration": {
-                "name": config.name,
-                "micro_batches": self.config.batch.gradient_accumulation,
-                "micro_batch": config.batch.micro_batch,
-                "replicas": config.placement.replicas,
-                "ipus_per_replica": config.placement.ipus_per_replica,
-                "packs": self.config.packs_per_update(1.0),
-                "settings": ipu_bundle.public_settings(self.config),
-            },
-            "device": {"architecture": there.architecture, "bytes_per_tile": MK2.memory_per_tile},
-            "versions": _versions(there.poptorch),
-            "predicted": {},
-            "measured": {},
-            "verdict": {"status": 1, "problems": [], "way_out": []},
-        }
+        self.bundle = ipu_bundle.Bundle(
+            stages=[],
+            configuration=ipu_bundle.Checked(
+                name=config.name,
+                micro_batches=self.config.batch.gradient_accumulation,
+                micro_batch=config.batch.micro_batch,
+                replicas=config.placement.replicas,
+                ipus_per_replica=config.placement.ipus_per_replica,
+                packs=self.config.packs_per_update(1.0),
+                settings=ipu_bundle.public_settings(self.config),
+            ),
+            device=ipu_bundle.Device(there.architecture, MK2.memory_per_tile),
+            versions=_versions(there.poptorch),
+            predicted=ipu_bundle.Predicted(),
+            measured=ipu_bundle.Measured(),
+            verdict=ipu_bundle.Verdict(1, [], []),
+        )
         self.batch = self._drawn()
 
     def run(self) -> None:
@@ -178,36 +176,36 @@ class _Check:
     def _stage(self, name: str, work: Callable[[], str]) -> None:
         """One stage: its line on the terminal, its entry in the bundle."""
         print(f"{name:<10}", end="", flush=True)
-        entry: Dict[str, Any] = {"name": name, "status": ipu_bundle.INTERRUPTED, "seconds": 0.0, "said": ""}
-        self.bundle["stages"].append(entry)
+        stage = ipu_bundle.Stage(name, ipu_bundle.INTERRUPTED, seconds=0.0, said="")
+        self.bundle.stages.append(stage)
         ipu_bundle.write_bundle(self.file, self.bundle)
         started = time.perf_counter()
-        lines = []
         try:
-            entry.update(said=work(), status=ipu_bundle.DONE)
+            stage.said = work()
+            stage.status = ipu_bundle.DONE
         except Exception as error:  # the SDK's errors are of many kinds; none may take the other stages with it
-            found = _explained(error, self.config)
-            entry.update(status=ipu_bundle.FAILED, **found._asdict())
-            lines = [f"{'':<10}it means  {found.means}", f"{'':<10}way out   {found.way_out}"]
+            stage.said, stage.means, stage.way_out = _explained(error, self.config)
+            stage.status = ipu_bundle.FAILED
         finally:
-            entry["seconds"] = round(time.perf_counter() - started, 3)
-        status = "" if entry["status"] == ipu_bundle.DONE else f"{entry['status']}: "
-        print("\n".join([f"{entry['seconds']:8.1f} s  {status}{entry['said']}", *lines]), flush=True)
+            stage.seconds = round(time.perf_counter() - started, 3)
+        status = "" if stage.status == ipu_bundle.DONE else f"{stage.status}: "
+        print(f"{stage.seconds:8.1f} s  {status}{stage.said}", flush=True)
+        if stage.means is not None:
+            print(f"{'':<10}it means  {stage.means}\n{'':<10}way out   {stage.way_out}", flush=True)
         ipu_bundle.write_bundle(self.file, self.bundle)
 
     def _done(self, name: str) -> bool:
-        return any(each["name"] == name and each["status"] == ipu_bundle.DONE for each in self.bundle["stages"])
+        return any(stage.name == name and stage.status == ipu_bundle.DONE for stage in self.bundle.stages)
 
     def finish(self) -> List[str]:
-        """The verdict, into the bundle. Returns the page's lines."""
-        found = ipu_bundle.problems(self.bundle)
-        unfinished = not self._done("updates") or any(
-            each["status"] != ipu_bundle.DONE for each in self.bundle["stages"]
-        )
-        limit = MK2.memory_per_tile
-        full = [each["ipu"] for each in self.bundle["measured"].get("memory", ()) if each["fullest_tile"] > limit]
+        """Write the verdict into the bundle and return the page's lines."""
+        problems = ipu_bundle.problems(self.bundle)
+        stages = self.bundle.stages
+        unfinished = not self._done("updates") or any(stage.status != ipu_bundle.DONE for stage in stages)
+        measured = self.bundle.measured.memory or []
+        full = [memory.ipu for memory in measured if memory.fullest_tile > MK2.memory_per_tile]
         ways = _ways_out(self.config, full[0] if len(full) == 1 else None) if full else []
-        self.bundle["verdict"] = {"status": int(bool(found) or unfinished), "problems": found, "way_out": ways}
+        self.bundle.verdict = ipu_bundle.Verdict(int(bool(problems) or unfinished), problems, ways)
         ipu_bundle.write_bundle(self.file, self.bundle)
         return ipu_bundle.page(self.bundle)
 
@@ -220,11 +218,11 @@ class _Check:
     # ---- stages ------------------------------------------------------------------------------------------------------
 
     def _predicted(self) -> str:
-        config, found = self.config, self.bundle["predicted"]
-        made = plan(config, packing_factor=1.0)
-        found["memory"] = [{"ipu": memory.ipu, "together": memory.total} for memory in made.memory]
-        found["fits"] = made.fits
-        found["loss"] = _host_loss(config, self.batch)
+        config, predicted = self.config, self.bundle.predicted
+        planned = plan(config, packing_factor=1.0)
+        predicted.memory = [ipu_bundle.PlannedMemory(memory.ipu, memory.total) for memory in planned.memory]
+        predicted.fits = planned.fits
+        predicted.loss = _host_loss(config, self.batch)
         if config.data.max_sequences_per_pack is None:
             config = replace(config, data=replace(config.data, max_sequences_per_pack=self._depth))
         target = TARGETS[config.placement.machine]
@@ -233,16 +231,16 @@ class _Check:
         machine.save()
         fitted = calibration.load()
         number = config.batch.gradient_accumulation
-        found["update_cycles"] = list(fitted.duration(lambda parameters: pipeline.step(number, parameters).cycles))
-        found["seconds"] = pipeline.step(number, fitted.parameters).seconds
-        found["clock_hz"] = target.clock_hz
-        found["work"] = [
-            {"ipu": ipu.number, "cycles": pipeline.work_cycles(ipu, number, fitted.parameters)} for ipu in pipeline.ipus
+        predicted.update_cycles = fitted.duration(lambda parameters: pipeline.step(number, parameters).cycles)
+        predicted.seconds = pipeline.step(number, fitted.parameters).seconds
+        predicted.clock_hz = target.clock_hz
+        predicted.work = [
+            popvision.Work(ipu.number, pipeline.work_cycles(ipu, number, fitted.parameters)) for ipu in pipeline.ipus
         ]
-        fits = {True: "fits", False: "does not fit", None: "tight, unknown"}[made.fits]
+        fits = {True: "fits", False: "does not fit", None: "tight, unknown"}[planned.fits]
         return (
-            f"{fits}: {made.fullest:.0%} of the fullest IPU is counted; first loss {found['loss']:.4f} on the host; "
-            f"{found['update_cycles'][1]:,.0f} cycles of an update"
+            f"{fits}: {planned.fullest:.0%} of the fullest IPU is counted; first loss {predicted.loss:.4f} on the host;"
+            f" {predicted.update_cycles.value:,.0f} cycles of an update"
         )
 
     def _compiled(self) -> str:
@@ -254,7 +252,7 @@ class _Check:
         self.engine = build_engine(config, task, choose_engine(config), packing_factor=1.0)
         started = time.perf_counter()
         self.engine.compile(self.batch)
-        self.bundle["measured"]["compile_seconds"] = time.perf_counter() - started
+        self.bundle.measured.compile_seconds = time.perf_counter() - started
         if self.args.profile:  # under which Poplar compiles what does not fit, too
             with contextlib.suppress(ValueError):  # the stage "profile" says what is missing
                 self._read_memory()
@@ -266,10 +264,11 @@ class _Check:
     def _updates(self) -> str:
         from ipu_packed_bert.model.optimizer import learning_rate
 
-        measured = self.bundle["measured"]
-        losses: List[Optional[float]] = measured.setdefault("losses", [])
-        seconds: List[float] = measured.setdefault("seconds", [])
+        losses: List[Optional[float]] = []
+        seconds: List[float] = []
         cycles: List[int] = []
+        measured = self.bundle.measured
+        measured.losses, measured.seconds = losses, seconds
         for number in range(_UPDATES):
             result = self.engine.step(self.batch, learning_rate(min(number, self.config.run.steps - 1), self.config))
             losses.append(result.loss if math.isfinite(result.loss) else None)
@@ -277,23 +276,23 @@ class _Check:
             if result.cycles is not None:
                 cycles.append(result.cycles)
         if cycles:
-            measured["update_cycles"] = sorted(cycles[1:])[len(cycles[1:]) // 2]
+            measured.update_cycles = sorted(cycles[1:])[len(cycles[1:]) // 2]
         first, last = ("not finite" if loss is None else f"{loss:.4f}" for loss in (losses[0], losses[-1]))
-        counted = f", {measured['update_cycles']:,} cycles" if cycles else ""
+        counted = f", {measured.update_cycles:,} cycles" if cycles else ""
         return f"{len(losses)}, loss {first} to {last}, {sorted(seconds)[len(seconds) // 2]:.3f} s{counted} each"
 
     def _read_memory(self) -> popvision.Profile:
         file = popvision.find_profile(self.folder / "profile")
         found = popvision.read_profile(file, ipus=self.config.placement.ipus_per_replica)
-        self.bundle["versions"]["poplar"] = found.poplar
-        self.bundle["measured"]["memory"] = [each._asdict() for each in found.memory]
+        self.bundle.versions.poplar = found.poplar
+        self.bundle.measured.memory = list(found.memory)
         return found
 
     def _profile(self) -> str:
-        found, measured = self._read_memory(), self.bundle["measured"]
+        found, measured = self._read_memory(), self.bundle.measured
         if found.work:
-            measured["update_cycles"] = max(work.cycles for work in found.work)
-            measured["work"] = [work._asdict() for work in found.work]
+            measured.update_cycles = max(work.cycles for work in found.work)
+            measured.work = list(found.work)
         tiles = [memory.fullest_tile for memory in found.memory]
         most = f"fullest tile {max(tiles) / MK2.memory_per_tile:.0%}" if tiles else "no memory in it"
         return f"{most}, {found.runs} updates"
@@ -320,20 +319,20 @@ class _Check:
         ).packed
 
 
-def _versions(poptorch: str) -> Dict[str, Optional[str]]:
+def _versions(poptorch: str) -> ipu_bundle.Versions:
     import numpy
     import torch
 
     from ipu_packed_bert.training.run_folder import commit_here
 
-    return {
-        "commit": commit_here(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "poptorch": poptorch,
-        "system": f"{platform.system()} {platform.machine()}",
-    }
+    return ipu_bundle.Versions(
+        commit=commit_here(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        numpy=numpy.__version__,
+        poptorch=poptorch,
+        system=f"{platform.system()} {platform.machine()}",
+    )
 
 
 def _host_loss(config: Config, batch: Any) -> float:

@@ -92,7 +92,7 @@ def train_with(args: argparse.Namespace, processes: Processes) -> int:
         print((described(config)[0] if pretrains else config).annotated(), end="")
         return 0
     if args.plan:
-        from ipu_packed_bert.planning.plan import print_plan
+        from ipu_packed_bert.planning.printing import print_plan
 
         return print_plan(_plan(config, args), _options_without_plan(args))
 

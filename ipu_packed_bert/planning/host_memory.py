@@ -1,4 +1,4 @@
-"""What a configuration takes on a CPU or a GPU, computed: bytes of a training step, and its multiply-adds.
+"""Memory of a training step on a CPU or a GPU, computed from the network's sizes.
 
 Counted are weights, gradients, the optimiser's moments, what the forward pass of a micro-batch keeps for the backward
 pass, and the logits. Not counted are buffers of kernels and what the allocator cannot use again; loads no torch.
@@ -66,11 +66,3 @@ def _layer_bytes(model: ModelConfig, *, slots: int, half: bool, eager: bool = Fa
             model.num_heads * slots * (_FULL + (2 if half else 0) + (1 + narrow if model.attention_dropout else 0))
         )
     return inputs + heads + context + norms + inner_values + dropout + weights
-
-
-def multiply_adds(model: ModelConfig, *, slots: int, predictions: int, recomputes: bool = False) -> float:
-    """Multiply-adds of the forward and backward pass of one pack: the backward pass has twice the forward's."""
-    hidden = model.hidden_size
-    layer = slots * (4 * hidden * hidden + 2 * hidden * model.intermediate_size + 2 * slots * hidden)
-    heads = predictions * hidden * (hidden + model.vocabulary_size)
-    return (4 if recomputes else 3) * model.num_layers * layer + 3 * heads

@@ -33,7 +33,8 @@ from ipu_packed_bert.cycles.matmul import cache_folder
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.workload import Machine
 from ipu_packed_bert.data.factors import parse_factor
-from ipu_packed_bert.planning.plan import memory_words, plan
+from ipu_packed_bert.planning.plan import plan
+from ipu_packed_bert.planning.printing import memory_words
 from ipu_packed_bert.report import measured, paper, pictures
 from ipu_packed_bert.report.breakdown import breakdown
 from ipu_packed_bert.report.headline import headline

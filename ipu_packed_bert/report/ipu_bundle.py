@@ -7,19 +7,23 @@ numbers, switches and choices are taken, and every text passes `clean`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import getpass
 import json
 import math
 import os
 import re
 import socket
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Union, get_type_hints
 
+from ipu_packed_bert.cycles.calibration import Interval
+from ipu_packed_bert.report.popvision import Memory, Work
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.declare import nested
 from pack_data.display.table import text_table
-from pack_data.reading.fields import read_object
+from pack_data.reading.fields import Fields, read_object
 from pack_data.reading.files import write_atomically
 
 FORMAT = 1
@@ -31,7 +35,92 @@ _LOSS_DIFFERS = 0.02
 # Cycles outside the model's interval by more than this; the same task differs by 13 % between frameworks.
 _CYCLES_DIFFER = 0.25
 
-_Bundle = Dict[str, Any]
+
+# ------------------------------------------------------------------------------------------------------------- content
+# The fields are the keys of the file (docs/ipu_check.md); one that has a default is left out while it has no value.
+
+
+@dataclass
+class Stage:
+    name: str
+    status: str  # DONE, FAILED or INTERRUPTED
+    seconds: float
+    said: str
+    means: Optional[str] = None
+    way_out: Optional[str] = None
+
+
+@dataclass
+class Checked:
+    name: str
+    micro_batches: int
+    micro_batch: int
+    replicas: int
+    ipus_per_replica: int
+    packs: int
+    settings: Dict[str, Dict[str, Any]]
+
+
+@dataclass
+class Device:
+    architecture: Optional[int]
+    bytes_per_tile: int
+
+
+@dataclass
+class Versions:
+    commit: Optional[str]
+    python: Optional[str]
+    torch: Optional[str]
+    numpy: Optional[str]
+    poptorch: Optional[str]
+    system: Optional[str]
+    poplar: Optional[str] = None
+
+
+@dataclass
+class PlannedMemory:
+    ipu: int
+    together: float
+
+
+@dataclass
+class Predicted:
+    fits: Optional[bool] = dataclasses.field(default=None, metadata={"null": True})
+    memory: Optional[List[PlannedMemory]] = None
+    loss: Optional[float] = None
+    update_cycles: Optional[Interval] = None
+    seconds: Optional[float] = None
+    clock_hz: Optional[float] = None
+    work: Optional[List[Work]] = None
+
+
+@dataclass
+class Measured:
+    compile_seconds: Optional[float] = None
+    losses: Optional[List[Optional[float]]] = None
+    seconds: Optional[List[float]] = None
+    update_cycles: Optional[float] = None
+    memory: Optional[List[Memory]] = None
+    work: Optional[List[Work]] = None
+
+
+@dataclass
+class Verdict:
+    status: int
+    problems: List[str]
+    way_out: List[str]
+
+
+@dataclass
+class Bundle:
+    stages: List[Stage]
+    configuration: Checked
+    device: Device
+    versions: Versions
+    predicted: Predicted
+    measured: Measured
+    verdict: Verdict
 
 
 # ------------------------------------------------------------------------------------------------------------- privacy
@@ -57,19 +146,8 @@ def clean(text: str) -> str:
     return text
 
 
-def _cleaned(value: Any) -> Any:
-    """A tree of plain values with every text cleaned, and None for a number that is not finite."""
-    if isinstance(value, dict):
-        return {key: _cleaned(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_cleaned(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return clean(value) if isinstance(value, str) else value
-
-
 def public_settings(config: Config) -> Dict[str, Dict[str, Any]]:
-    """Of a configuration the numbers, the switches and the texts that are one of several choices; no name of a file."""
+    """Return the numbers, the switches and the texts that are one of several choices; no name of a file."""
     return nested(
         {
             key: config.value(key)
@@ -79,63 +157,104 @@ def public_settings(config: Config) -> Dict[str, Dict[str, Any]]:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------------- writing and reading
 
 
-def write_bundle(path: Path, bundle: _Bundle) -> None:
+def write_bundle(path: Path, bundle: Bundle) -> None:
+    """Write a bundle; texts are cleaned, and numbers that are not finite are null."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(_cleaned(bundle), indent=1, allow_nan=False, default=float) + "\n").encode())
+    tree = {"format": FORMAT, "kind": KIND, **_tree(bundle)}
+    write_atomically(path, (json.dumps(tree, indent=1, allow_nan=False, default=float) + "\n").encode())
 
 
-def read_bundle(path: Path) -> _Bundle:
-    """Raises ValueError, in one line, where the file is no bundle or one of another format."""
-    found = read_object(Path(path), way_out="give the bundle.json that packed-bert ipu-check wrote")
-    if not all(key in found for key in ("kind", "format")) or found.any("kind") != KIND:
-        raise ValueError(f"{path}: no bundle of packed-bert ipu-check; give the bundle.json that it wrote")
-    if found.any("format") != FORMAT:
-        raise found.error("format", f"must be {FORMAT}")
-    bundle = found.tree
-    try:
-        page(bundle)
-        int(bundle["verdict"]["status"])
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path}: the bundle is cut or changed ({problem}); get the file again") from None
-    return bundle
+def _tree(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if dataclasses.is_dataclass(value):
+        tree = {}
+        for field in dataclasses.fields(value):
+            member = getattr(value, field.name)
+            if member is not None or field.default is dataclasses.MISSING or field.metadata.get("null"):
+                tree[field.name] = _tree(member)
+        return tree
+    if isinstance(value, dict):
+        return {key: _tree(member) for key, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_tree(member) for member in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return clean(value) if isinstance(value, str) else value
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read a bundle.
+
+    Raises:
+        ValueError: if the file is no bundle, one of another format, or damaged.
+    """
+    fields = read_object(Path(path), way_out="pass the bundle.json that packed-bert ipu-check wrote")
+    if not all(key in fields for key in ("kind", "format")) or fields.any("kind") != KIND:
+        raise ValueError(f"{path}: no bundle of packed-bert ipu-check; pass the bundle.json that it wrote")
+    fields.one_of("format", [FORMAT])
+    return _read(fields, Bundle)
+
+
+def _read(fields: Fields, kind: Any) -> Any:
+    """Read an object of the file as a dataclass."""
+    return kind(**{name: _value(fields, name, hint) for name, hint in get_type_hints(kind).items()})
+
+
+def _value(fields: Fields, key: Any, hint: Any) -> Any:
+    """Read a value by the annotation of its field."""
+    origin, inner = getattr(hint, "__origin__", None), getattr(hint, "__args__", ())
+    if origin is Union:  # Optional
+        return fields.optional(key, _value, inner[0])
+    if origin is list:
+        return fields.list_of(key, _value, inner[0])
+    if origin is dict:
+        return {name: section.tree for name, section in fields.values_of(key, Fields.object).items()}
+    if hint is Interval:
+        return Interval(*fields.list_of(key, Fields.number, length=3))
+    if hint is str:
+        return fields.text(key, printable=False)
+    if dataclasses.is_dataclass(hint):
+        return _read(fields.object(key), hint)
+    return {int: Fields.integer, float: Fields.number, bool: Fields.boolean}[hint](fields, key)
 
 
 # ------------------------------------------------------------------------------------------------------------- verdict
 
 
-def problems(bundle: _Bundle) -> List[str]:
-    """What does not fit or differs, a line each; stages that failed are not repeated."""
-    found: List[str] = []
-    measured, predicted = bundle.get("measured", {}), bundle.get("predicted", {})
-    for memory in measured.get("memory", ()):
-        limit = bundle["device"]["bytes_per_tile"]
-        if memory["fullest_tile"] > limit:
-            found.append(
-                f"does not fit: the fullest tile of IPU {memory['ipu']} wants {memory['fullest_tile']:,} bytes of"
-                f" {limit:,}"
+def problems(bundle: Bundle) -> List[str]:
+    """Return what does not fit or differs, a line each; stages that failed are not repeated."""
+    lines: List[str] = []
+    measured, predicted = bundle.measured, bundle.predicted
+    limit = bundle.device.bytes_per_tile
+    for memory in measured.memory or ():
+        if memory.fullest_tile > limit:
+            lines.append(
+                f"does not fit: the fullest tile of IPU {memory.ipu} wants {memory.fullest_tile:,} bytes of {limit:,}"
             )
-    losses, expected = measured.get("losses", ()), predicted.get("loss")
+    losses = measured.losses or []
     broken = [number for number, loss in enumerate(losses, start=1) if loss is None]
     if broken:
-        found.append(f"differs: the loss of update {broken[0]} is not finite")
-    elif losses and expected is not None and abs(losses[0] / expected - 1) > _LOSS_DIFFERS:
-        found.append(
-            f"differs: the first loss is {losses[0]:.4f}, the host's {expected:.4f}; more than {_LOSS_DIFFERS:.0%}"
-        )
+        lines.append(f"differs: the loss of update {broken[0]} is not finite")
+    elif losses and predicted.loss is not None:
+        first = float(losses[0] or 0.0)
+        if abs(first / predicted.loss - 1) > _LOSS_DIFFERS:
+            lines.append(
+                f"differs: the first loss is {first:.4f}, the host's {predicted.loss:.4f};"
+                f" more than {_LOSS_DIFFERS:.0%}"
+            )
     # A profile's cycles hold its own overhead, which is no difference.
-    cycles, interval = measured.get("update_cycles"), predicted.get("update_cycles")
-    if cycles and interval and not measured.get("work"):
-        low, _, high = interval
+    cycles = measured.update_cycles
+    if cycles and predicted.update_cycles and not measured.work:
+        low, _, high = predicted.update_cycles
         if not low * (1 - _CYCLES_DIFFER) <= cycles <= high * (1 + _CYCLES_DIFFER):
-            found.append(
+            lines.append(
                 f"differs: an update takes {cycles:,.0f} cycles, the model says {low:,.0f} to {high:,.0f};"
                 f" more than {_CYCLES_DIFFER:.0%} outside"
             )
-    return found
+    return lines
 
 
 def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> List[str]:
@@ -186,44 +305,57 @@ def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> Li
 # ---------------------------------------------------------------------------------------------------------------- page
 
 
-def page(bundle: _Bundle) -> List[str]:
-    """Measured beside predicted, and the verdict, as lines for a terminal."""
-    checked, measured, predicted = bundle["configuration"], bundle["measured"], bundle["predicted"]
-    rows = [["", "measured", "predicted", "measured / predicted"]]
+def page(bundle: Bundle) -> List[str]:
+    """Return measured beside predicted, and the verdict, as lines for a terminal."""
+    checked = bundle.configuration
+    problems, ways = bundle.verdict.problems, bundle.verdict.way_out
+    failed = [stage.name for stage in bundle.stages if stage.status == FAILED]
+    lines = [
+        f"{checked.name}: {checked.micro_batches} micro-batches of {checked.micro_batch} packs in an update,"
+        f" {checked.replicas} x {checked.ipus_per_replica} IPUs",
+        "",
+        *text_table([["", "measured", "predicted", "measured / predicted"], *_rows(bundle)], left={0}),
+        "",
+    ]
+    if failed:
+        lines.append(f"failed    {', '.join(failed)}")
+    lines += [f"verdict   {problem}" for problem in problems]
+    lines += [f"{'' if number else 'try':<10}{line}" for number, line in enumerate(ways)]
+    if not (problems or failed):
+        lines.append("verdict   nothing differs from what was predicted")
+    return lines
+
+
+def _rows(bundle: Bundle) -> List[List[str]]:
+    """Return name, measured, predicted and their quotient of each number that either side has."""
+    measured, predicted = bundle.measured, bundle.predicted
+    rows: List[List[str]] = []
 
     def add(what: str, found: Optional[float], expected: Optional[float], form: str, interval: str = "") -> None:
-        if found is not None or expected is not None:
-            both = f"{found / expected:.3f}" if found is not None and expected else "-"
-            told = "-" if expected is None else format(expected, form) + interval
-            rows.append([what, "-" if found is None else format(found, form), told, both])
+        if found is None and expected is None:
+            return
+        quotient = f"{found / expected:.3f}" if found is not None and expected else "-"
+        shown = ["-" if number is None else format(number, form) for number in (found, expected)]
+        rows.append([what, shown[0], shown[1] + interval, quotient])
 
-    losses, seconds = measured.get("losses") or [None], measured.get("seconds")
-    add("first loss", losses[0], predicted.get("loss"), ".4f")
+    losses, seconds = measured.losses or [None], measured.seconds
+    add("first loss", losses[0], predicted.loss, ".4f")
     if len(losses) > 1:
         add(f"loss of update {len(losses)}", losses[-1], None, ".4f")
-    low, middle, high = predicted.get("update_cycles") or (None, None, None)
-    interval = "" if middle is None else f", {low:,.0f} to {high:,.0f}"
-    add("cycles of an update", measured.get("update_cycles"), middle, ",.0f", interval)
-    middle_one = sorted(seconds)[len(seconds) // 2] if seconds else None
-    add("seconds of an update", middle_one, predicted.get("seconds"), ".4f")
-    for what, key, name, scale, form in (
-        ("MiB on IPU {}, code and exchange not predicted", "memory", "bytes", _MIB, ",.1f"),
-        ("thousand cycles that IPU {} works", "work", "cycles", 1000.0, ",.1f"),
-    ):
-        expected = {each["ipu"]: each for each in predicted.get(key, ())}
-        for each in measured.get(key, ()):
-            told = expected.get(each["ipu"], {}).get("together" if key == "memory" else name)
-            add(what.format(each["ipu"]), each[name] / scale, None if told is None else told / scale, form)
-    found = bundle["verdict"]["problems"]
-    failed = [stage["name"] for stage in bundle["stages"] if stage["status"] == FAILED]
-    return [
-        f"{checked['name']}: {checked['micro_batches']} micro-batches of {checked['micro_batch']} packs in an update,"
-        f" {checked['replicas']} x {checked['ipus_per_replica']} IPUs",
-        "",
-        *text_table(rows, left={0}),
-        "",
-        *([f"failed    {', '.join(failed)}"] if failed else []),
-        *(f"verdict   {problem}" for problem in found),
-        *(f"{'' if number else 'try':<10}{line}" for number, line in enumerate(bundle["verdict"]["way_out"])),
-        *([] if found or failed else ["verdict   nothing differs from what was predicted"]),
-    ]
+    if predicted.update_cycles is None:
+        add("cycles of an update", measured.update_cycles, None, ",.0f")
+    else:
+        low, value, high = predicted.update_cycles
+        add("cycles of an update", measured.update_cycles, value, ",.0f", f", {low:,.0f} to {high:,.0f}")
+    median = sorted(seconds)[len(seconds) // 2] if seconds else None
+    add("seconds of an update", median, predicted.seconds, ".4f")
+
+    planned = {memory.ipu: memory.together / _MIB for memory in predicted.memory or ()}
+    for memory in measured.memory or ():
+        what = f"MiB on IPU {memory.ipu}, code and exchange not predicted"
+        add(what, memory.bytes / _MIB, planned.get(memory.ipu), ",.1f")
+    expected = {work.ipu: work.cycles / 1000.0 for work in predicted.work or ()}
+    for work in measured.work or ():
+        what = f"thousand cycles that IPU {work.ipu} works"
+        add(what, work.cycles / 1000.0, expected.get(work.ipu), ",.1f")
+    return rows

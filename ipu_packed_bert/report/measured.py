@@ -126,18 +126,16 @@ def _settings(path: Path) -> Dict[str, Any]:
 
 def _of_bundle(path: Path) -> Measured:
     bundle = read_bundle(path)
-    checked, measured = bundle["configuration"], bundle["measured"]
-    cycles = measured.get("update_cycles")
-    if cycles is None:
+    checked, measured = bundle.configuration, bundle.measured
+    if measured.update_cycles is None:
         raise ValueError(f"{path}: has no measured cycles; run packed-bert ipu-check until its updates are done")
-    work = tuple(Work(each["ipu"], each["cycles"]) for each in measured.get("work", ()))
     return Measured(
-        PROFILE if work else HARDWARE,
+        PROFILE if measured.work else HARDWARE,
         str(path),
-        float(cycles),
-        settings=checked["settings"],
-        micro_batches=checked["micro_batches"],
-        work=work,
+        measured.update_cycles,
+        settings=checked.settings,
+        micro_batches=checked.micro_batches,
+        work=tuple(measured.work or ()),
     )
 
 

@@ -7,12 +7,14 @@ execution.runs[].steps[].ipus[].cycles.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 
-class Memory(NamedTuple):
+@dataclass(frozen=True)
+class Memory:
     """Bytes on one IPU."""
 
     ipu: int
@@ -21,7 +23,8 @@ class Memory(NamedTuple):
     fullest_tile: int
 
 
-class Work(NamedTuple):
+@dataclass(frozen=True)
+class Work:
     """Cycles of one IPU in one run of the program, the median over the runs."""
 
     ipu: int

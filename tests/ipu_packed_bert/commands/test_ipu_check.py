@@ -79,6 +79,9 @@ class Whole(NamedTuple):
     folder: Path
     cycles: Any  # of an update by the model: low, fitted, high
 
+    def read(self):
+        return ipu_bundle.read_bundle(self.folder / "bundle.json")
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, cache):
@@ -133,10 +136,16 @@ def test_all_stages_are_done_and_nothing_differs(whole):
     # The stand-in's profile has the weights, some constants, and code.
     for found in profiled["measured"]["memory"]:
         assert found["bytes"] == found["always_live"] + 8 * profiles.CODE_BYTES
-    page = ipu_bundle.page(bundle)
+    page = ipu_bundle.page(whole.read())
     assert len(page) <= 10 and page[-1] == "verdict   nothing differs from what was predicted"
     assert any(f"{bundle['measured']['update_cycles']:,}" in line for line in page)
-    assert ipu_bundle.read_bundle(whole.folder / "bundle.json") == bundle
+
+
+def test_a_bundle_is_read_as_it_was_written(whole, tmp_path):
+    for folder in (whole.folder, whole.folder.parent / "profiled" / "check"):
+        written = (folder / "bundle.json").read_text()
+        ipu_bundle.write_bundle(tmp_path / "again.json", ipu_bundle.read_bundle(folder / "bundle.json"))
+        assert json.loads((tmp_path / "again.json").read_text()) == json.loads(written)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +156,14 @@ def test_all_stages_are_done_and_nothing_differs(whole):
         ("losses", [9.0, 5.0], "the host's"),
         ("losses", [None, 5.0], "not finite"),
         ("losses", [5.5, None], "not finite"),
-        ("memory", [{"ipu": 1, "fullest_tile": MK2.memory_per_tile + 1}], "does not fit"),
+        ("memory", [popvision.Memory(1, 1, 1, MK2.memory_per_tile + 1)], "does not fit"),
     ],
 )
 def test_what_differs_is_a_verdict(whole, what, value, word):
-    assert ipu_bundle.problems(whole.bundle) == []
-    changed = {**whole.bundle, "measured": {**whole.bundle["measured"], what: value}}
-    found = ipu_bundle.problems(changed)
+    bundle = whole.read()
+    assert ipu_bundle.problems(bundle) == []
+    setattr(bundle.measured, what, value)
+    found = ipu_bundle.problems(bundle)
     assert len(found) == 1 and word in found[0]
 
 
@@ -287,7 +297,7 @@ def test_ctrl_c_leaves_the_bundle_so_far(check, monkeypatch, capsys):
     assert status == 130 and len(bundle["measured"]["losses"]) == 1
     assert bundle["stages"][-1]["name"] == "updates" and bundle["stages"][-1]["status"] == "interrupted"
     assert "bundle.json" in capsys.readouterr().out
-    assert ipu_bundle.read_bundle(check.folder / "bundle.json")["verdict"]["status"] == 1
+    assert ipu_bundle.read_bundle(check.folder / "bundle.json").verdict.status == 1
 
 
 def test_without_the_sdk_it_is_one_line(tmp_path, monkeypatch, capsys):
@@ -320,9 +330,8 @@ def test_a_former_profile_is_not_taken_for_this_one(check, capsys):
 )
 def test_what_is_no_bundle_is_one_line(tmp_path, text):
     (tmp_path / "bundle.json").write_text(text)
-    with pytest.raises(ValueError) as refused:
+    with refused("bundle.json"):
         ipu_bundle.read_bundle(tmp_path / "bundle.json")
-    assert "bundle.json" in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_every_key_of_the_bundle_is_documented(whole):
@@ -342,7 +351,7 @@ def test_every_key_of_the_bundle_is_documented(whole):
 
     walk({**whole.bundle, "stages": [failed]}, "")
     walk(whole.profiled, "")
-    documented, table = set(), DOCS.read_text().partition("| key | is |")[2]
+    documented, table = set(), DOCS.read_text().partition("| key | value |")[2]
     for line in table.splitlines():
         names = re.findall(r"`([^`]+)`", line.split("|")[1]) if line.startswith("| `") else []
         prefix = names[0].rpartition(".")[0] if names else ""

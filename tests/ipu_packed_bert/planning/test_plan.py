@@ -12,7 +12,9 @@ from ipu_packed_bert.commands import plan as plan_command
 from ipu_packed_bert.cycles.points import POINTS
 from ipu_packed_bert.data.data_sets import described
 from ipu_packed_bert.model.packed import PackedBertForPreTraining
-from ipu_packed_bert.planning.plan import FULLEST_THAT_RAN, IPU_BYTES, MIB, _lines, _parameters, plan, print_plan
+from ipu_packed_bert.planning.ipu_memory import IPU_BYTES, _parameters
+from ipu_packed_bert.planning.plan import FULLEST_THAT_RAN, plan
+from ipu_packed_bert.planning.printing import _lines, print_plan
 from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.settings.shipped import shipped_names
@@ -24,6 +26,7 @@ from tests.tiny_runs import tiny_config, tiny_data
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = [ROOT / "configs" / f"{name}.yml" for name in shipped_names() if "finetune" not in name]
 FACTOR = 1.995
+MIB = 1 << 20
 
 
 def planned(name, *overrides, factor=FACTOR):
@@ -70,7 +73,7 @@ def test_every_configuration_has_a_plan_that_fits(path, capsys):
 def test_half_logits_save_what_the_page_says():
     """docs/ipu.md: BERT-base, phase 1: 736 masked slots of 30,522 words, twice two bytes each."""
     wide, half = (
-        planned("packed_phase1_base_pod16", f"engine.half_logits={value}", factor=1.17).memory[0].activations
+        planned("packed_phase1_base_pod16", f"engine.half_logits={value}", factor=1.17).memory[0].at_work
         for value in ("false", "true")
     )
     assert wide - half == 2 * 2 * 32 * 23 * 30522
@@ -86,7 +89,7 @@ def test_the_published_batch_of_bert_large():
     """Accumulation 2048 / 1.995 = 1026.6: 1,027; times 4 replicas times 2 packs."""
     made = planned("packed_phase2_pod16")
     assert made.update.accumulation == 1027 and made.update.packs == 8216
-    assert made.update.sequences == pytest.approx(8216 * 1.995)
+    assert any(f"about {8216 * 1.995:,.0f} sequences" in line for line in _lines(made))
     # S 512, P 79, D 3: 4 x 512 + 3 x 79 + 3 x 3 + 2 = 2296 numbers of 4 bytes.
     assert made.bytes_per_pack == 9184
     # 9 stages: 8 of 1027 + 8 slots of time are idle.
@@ -108,10 +111,10 @@ def test_memory_by_hand():
     assert memory.parameters == 7 * 12596224
     assert memory.weights == memory.gradients == 2 * memory.parameters
     assert memory.optimizer == 0
-    assert memory.activations == (7 * (16 + 1 / 16) + 55) * MIB
+    assert (memory.kept, memory.at_work) == (7 * (16 + 1 / 16) * MIB, 55 * MIB)
     additive = planned("packed_phase2_pod16", "engine.mask=additive")
     # The mask itself, 2 x 512 x 512 halves = 1 MiB, in place of the codes.
-    assert additive.memory[1].activations == (7 * 17 + 50) * MIB
+    assert (additive.memory[1].kept, additive.memory[1].at_work) == (7 * 17 * MIB, 50 * MIB)
     assert IPU_BYTES == 624 * 1024 * 1472
 
 
@@ -140,7 +143,7 @@ def test_state_on_the_chip_is_counted_and_shared():
 
 def test_without_recomputation_everything_is_kept():
     kept, recomputed = planned("packed_phase2_pod16", "engine.recompute_layers=false"), planned("packed_phase2_pod16")
-    assert all(a.activations > b.activations for a, b in zip(kept.memory, recomputed.memory))
+    assert all(a.kept > b.kept for a, b in zip(kept.memory, recomputed.memory))
 
 
 def test_a_data_set_that_is_there_is_counted(tmp_path):

@@ -9,6 +9,7 @@ import yaml
 from ipu_packed_bert.cycles import calibration
 from ipu_packed_bert.data.factors import PAPER_FACTORS
 from ipu_packed_bert.report import command, ipu_bundle, measured, pictures
+from ipu_packed_bert.report.popvision import Work
 from pack_data.cli.command import run_main
 from tests.fakes import pva
 from tests.ipu_packed_bert.report.test_measured_runs import run_folder
@@ -36,7 +37,7 @@ def pipeline(machine, config):
 @pytest.fixture(scope="module")
 def work(pipeline):
     parameters = calibration.load().parameters
-    return [{"ipu": ipu.number, "cycles": pipeline.work_cycles(ipu, NUMBER, parameters)} for ipu in pipeline.ipus]
+    return [Work(ipu.number, pipeline.work_cycles(ipu, NUMBER, parameters)) for ipu in pipeline.ipus]
 
 
 @pytest.fixture(scope="module")
@@ -63,27 +64,28 @@ def tree(config):
 
 
 def as_bundle(path, config, work, cycles, *, times=1.0):
-    """A bundle of cycles, so many times what the model says."""
-    work = [{**each, "cycles": times * each["cycles"]} for each in work]
-    bundle = {
-        "format": ipu_bundle.FORMAT,
-        "kind": ipu_bundle.KIND,
-        "stages": [],
-        "configuration": {
-            "name": "small",
-            "micro_batches": NUMBER,
-            "micro_batch": config.batch.micro_batch,
-            "replicas": 1,
-            "ipus_per_replica": 4,
-            "packs": NUMBER * config.batch.micro_batch,
-            "settings": ipu_bundle.public_settings(config),
-        },
-        "device": {"bytes_per_tile": 638976},
-        "versions": {},
-        "predicted": {},
-        "measured": {"update_cycles": times * cycles, "work": work},
-        "verdict": {"status": 0, "problems": [], "way_out": []},
-    }
+    """Write a bundle of cycles, ``times`` what the model predicts."""
+    checked = ipu_bundle.Checked(
+        name="small",
+        micro_batches=NUMBER,
+        micro_batch=config.batch.micro_batch,
+        replicas=1,
+        ipus_per_replica=4,
+        packs=NUMBER * config.batch.micro_batch,
+        settings=ipu_bundle.public_settings(config),
+    )
+    measured = ipu_bundle.Measured(
+        update_cycles=times * cycles, work=[Work(each.ipu, times * each.cycles) for each in work]
+    )
+    bundle = ipu_bundle.Bundle(
+        stages=[],
+        configuration=checked,
+        device=ipu_bundle.Device(None, 638976),
+        versions=ipu_bundle.Versions(*[None] * 6),
+        predicted=ipu_bundle.Predicted(),
+        measured=measured,
+        verdict=ipu_bundle.Verdict(0, [], []),
+    )
     ipu_bundle.write_bundle(path, bundle)
     return path
 

@@ -29,7 +29,7 @@ def callers_of(name):
         ("open_run_folder", "training/run.py"),
         ("RunLog", "training/run.py"),
         ("finish", "training/run.py"),
-        ("start_lines", "planning/plan.py"),
+        ("start_lines", "planning/printing.py"),
         ("_resumes_there", "commands/run_options.py"),
         ("_options_without_plan", "commands/run_options.py"),
     ],
