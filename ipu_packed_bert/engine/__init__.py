@@ -1,6 +1,6 @@
-"""Engines: what makes weight updates, and where. `choose_engine` looks for a device, `build_engine` takes it.
+"""Engines make the weight updates. `choose_engine` looks for a device, `build_engine` opens it.
 
-The modules that need a device's software are imported only in the branch that uses them.
+Modules that need a device's software are imported only in the branch that uses them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ if TYPE_CHECKING:
 
 
 class EngineChoice(NamedTuple):
-    kind: str  # "ipu" (hardware), "ipu_model" (the simulated one) or "host"
-    reason: str  # one line for people
-    device: Optional[Device] = None  # that was found, None for the host
+    """The kind of engine that a configuration gets on this machine."""
+
+    kind: str  # "ipu" (hardware), "ipu_model" (simulated) or "host"
+    reason: str  # one line for users
+    device: Optional[Device] = None  # None for the host
     cuda: bool = False  # the host's device is a GPU
 
     @property
     def hardware(self) -> bool:
+        """True for IPU hardware."""
         return self.kind == "ipu"
 
 
 def _ipu_modules():
-    """(devices, engine) of `engine/ipu/`. Raises ValueError, in one line, where the SDK is missing or does not load."""
+    """Return the modules devices and engine of `engine/ipu/`; raise ValueError if the SDK does not load."""
     try:
         from ipu_packed_bert.engine.ipu import devices, engine
     except ImportError as error:
@@ -39,11 +42,15 @@ def _ipu_modules():
 
 
 def choose_engine(config: Config, *, simulated: bool = True) -> EngineChoice:
-    """What `engine.kind` means on this machine: IPU hardware, else the Poplar IPU Model, else CUDA, else the CPU.
+    """Choose IPU hardware, else the Poplar IPU Model, else CUDA, else the CPU, as `engine.kind` permits.
 
-    config: of any task. simulated: whether `auto` may take an IPU Model that nobody asked for.
-    Raises ValueError, in one line, where the configuration insists on IPUs and there are none, and where IPUs are
-    attached but too few: a run that was meant for hardware is not simulated, which would take months.
+    Args:
+        config: settings of any task.
+        simulated: whether `auto` may choose the IPU Model.
+
+    Raises:
+        ValueError: the configuration requires IPUs and there are none, or IPUs are attached but too few. A run meant
+            for hardware is not simulated, which would take months.
     """
     if config.engine.kind == "host":
         return _host(config, "as configured")
@@ -52,47 +59,57 @@ def choose_engine(config: Config, *, simulated: bool = True) -> EngineChoice:
     except ValueError as error:
         if config.engine.kind == "ipu":
             raise
-        # A package that is there but does not load (built for another torch, say) is not the same as none.
+        # A package that does not load, for example because it was built for another torch, is not a missing one.
         missing = isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "poptorch"
         return _host(config, "no Poplar SDK here" if missing else str(error.__cause__))
-    found = devices.find_device(config, simulated=simulated)
-    if found is not None:
-        return EngineChoice(found.kind, found.reason, found)
+    device = devices.find_device(config, simulated=simulated)
+    if device is not None:
+        return EngineChoice(device.kind, device.reason, device)
     if config.engine.kind == "ipu":
         raise ValueError(
             "engine.kind ipu: no IPU is attached; attach the partition (see gc-info -l), set POPTORCH_IPU_MODEL=1"
             " (or POPTORCH_SMALL_IPU_MODEL=1, 4 tiles) for the simulated device, or use --engine host"
         )
-    return _host(config, "the Poplar SDK is here but no IPU is attached")
+    return _host(config, "the Poplar SDK is installed but no IPU is attached")
 
 
-def _host(config: Config, why: str) -> EngineChoice:
+def _host(config: Config, reason: str) -> EngineChoice:
     from ipu_packed_bert.engine.host.devices import device_name, find_device
 
     device = find_device(config.engine)
-    where = f"CUDA, {device_name(device)}" if device.type == "cuda" else "the CPU"
-    return EngineChoice("host", f"host engine on {where}: {why}", cuda=device.type == "cuda")
+    cuda = device.type == "cuda"
+    where = f"CUDA, {device_name(device)}" if cuda else "the CPU"
+    return EngineChoice("host", f"host engine on {where}: {reason}", cuda=cuda)
 
 
 def build_engine(
     config: Config, task: Task, choice: EngineChoice, *, packing_factor: float, processes: Processes = ONE
 ):
-    """The engine that `choose_engine` picked, for batches of `task`.
+    """Build the engine of `choose_engine`.
 
-    Raises ValueError where several processes were started by the launcher of the other engine.
+    Args:
+        config: settings of the run.
+        task: what is trained.
+        choice: result of `choose_engine`.
+        packing_factor: sequences per pack.
+        processes: the processes that make the updates together.
+
+    Raises:
+        ValueError: the processes were started by the launcher of the other engine, or the device does not run the
+            configuration.
     """
     if choice.kind == "host":
         from ipu_packed_bert.engine.host import HostEngine
 
         if processes.launcher == "poprun":
             raise ValueError(
-                f"poprun started {processes.size} instances and the engine is the host's ({choice.reason}), whose "
+                f"poprun started {processes.size} instances, but the engine is the host's ({choice.reason}), whose "
                 "launcher is torchrun; start it without poprun, or on IPUs"
             )
         return HostEngine(config, task, packing_factor=packing_factor, processes=processes)
     if processes.launcher == "torchrun":
         raise ValueError(
-            f"torchrun started {processes.size} processes and the engine is that of IPUs, whose launcher is poprun; "
+            f"torchrun started {processes.size} processes, but the engine is that of IPUs, whose launcher is poprun; "
             "start one process, or use --engine host"
         )
     _, engine = _ipu_modules()
@@ -100,7 +117,7 @@ def build_engine(
 
 
 def instances() -> Optional[Ranks]:
-    """What `processes.joined` asks for where poprun started this process."""
+    """Return the processes that poprun started, for `processes.joined`."""
     from ipu_packed_bert.engine.ipu import poprun
 
     return poprun.instances()

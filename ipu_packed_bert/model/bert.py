@@ -32,7 +32,7 @@ class _BertEmbeddings(nn.Module):
         self.dropout = nn.Dropout(model.hidden_dropout)
 
     def forward(self, input_ids_BS, segment_ids_BS, positions_BS) -> torch.Tensor:
-        """int32 ids, segments and positions -> hidden states [B, S, H]."""
+        """Embed int32 ids, segments and positions [B, S] -> hidden states [B, S, H]."""
         # Positions restart in every sequence of a pack, so they are looked up, not added as a constant table
         # (paper section 3.2.1).
         summed_BSH = (
@@ -44,19 +44,20 @@ class _BertEmbeddings(nn.Module):
 
 
 class MaskedScores(nn.Module):
-    """query and key [B, N, S, A], additive mask -> scores [B, N, S, S]. Of its own so that it can be replaced as a
-    whole."""
+    """Scores of attention with an additive mask; a module, so that it can be replaced from outside."""
 
     def forward(self, query_BNSA, key_BNSA, mask_B1SS) -> torch.Tensor:
+        """Compute scores [B, N, S, S]."""
         scores_BNSS = torch.matmul(query_BNSA, key_BNSA.transpose(2, 3))
-        # The cast does something under autocast only: a float32 mask would turn the scores into float32.
+        # The cast matters under autocast only: a float32 mask would turn the scores into float32.
         return scores_BNSS + mask_B1SS.to(scores_BNSS.dtype)
 
 
 class _SdpaContext(nn.Module):
-    """query, key, value [B, N, S, A], mask -> context [B, N, S, A] in one operator. Can be replaced as a whole."""
+    """Attention in one operator; a module, so that it can be replaced from outside."""
 
     def forward(self, query_BNSA, key_BNSA, value_BNSA, mask_B1SS, dropout: float) -> torch.Tensor:
+        """Compute the context [B, N, S, A]."""
         mask_B1SS = mask_B1SS.to(query_BNSA.dtype)
         return F.scaled_dot_product_attention(query_BNSA, key_BNSA, value_BNSA, attn_mask=mask_B1SS, dropout_p=dropout)
 
@@ -78,8 +79,7 @@ class _BertSelfAttention(nn.Module):
         return projected_BSH.view(batch, slots, self.num_heads, self.head_size).transpose(1, 2)
 
     def forward(self, hidden_BSH, mask_B1SS) -> torch.Tensor:
-        """Attention within each sequence; `mask_B1SS` is what `packed.AttentionMask` made for this kind of
-        attention."""
+        """Attend within each sequence; `mask_B1SS` is that of `packed.AttentionMask` for this kind of attention."""
         query_BNSA = self._heads(self.query(hidden_BSH))
         key_BNSA = self._heads(self.key(hidden_BSH))
         value_BNSA = self._heads(self.value(hidden_BSH))
@@ -88,7 +88,8 @@ class _BertSelfAttention(nn.Module):
             context_BNSA = self.context(query_BNSA, key_BNSA, value_BNSA, mask_B1SS, dropout)
         else:
             # The query is scaled, not the scores: S / A times fewer multiplications.
-            scores_BNSS = self.scores(query_BNSA * (1.0 / math.sqrt(self.head_size)), key_BNSA, mask_B1SS)
+            scale = 1.0 / math.sqrt(self.head_size)
+            scores_BNSS = self.scores(query_BNSA * scale, key_BNSA, mask_B1SS)
             weights_BNSS = self.dropout(torch.softmax(scores_BNSS, dim=-1))
             context_BNSA = torch.matmul(weights_BNSS, value_BNSA)
         return context_BNSA.transpose(1, 2).reshape(hidden_BSH.shape)
@@ -123,8 +124,8 @@ class _BertIntermediate(nn.Module):
         self.dense = nn.Linear(model.hidden_size, model.intermediate_size)
 
     def forward(self, hidden_BSH) -> torch.Tensor:
-        # The exact form (erf), as in Hugging Face's checkpoints. Some static compilers compute the tanh form whatever
-        # is asked for; the two differ by less than 5e-4.
+        # The exact form (erf), as in Hugging Face's checkpoints. Some static compilers always compute the tanh form;
+        # the two differ by less than 5e-4.
         return F.gelu(self.dense(hidden_BSH))
 
 
@@ -157,21 +158,29 @@ class _BertPooler(nn.Module):
         self.dense = nn.Linear(model.hidden_size, model.hidden_size)
 
     def forward(self, first_tokens_BDH) -> torch.Tensor:
-        """Hidden states of the [CLS] slots -> pooled vectors, one for each sequence of a row."""
+        """Pool the hidden states of the [CLS] slots, one for each sequence of a row."""
         return torch.tanh(self.dense(first_tokens_BDH))
 
 
 class BertModel(nn.Module):
-    """Embeddings and encoder; the pooler belongs to it by name, and is applied to the [CLS] slots by the caller."""
+    """Embeddings and encoder; the pooler belongs to it by name, and the caller applies it to the [CLS] slots.
+
+    Args:
+        model: sizes of the network.
+        attention: one of `ATTENTIONS`.
+        pooler: whether there is a pooler, for heads that use [CLS].
+    """
 
     def __init__(self, model: ModelConfig, *, attention: str, pooler: bool):
         super().__init__()
         self.embeddings = _BertEmbeddings(model)
         self.encoder = _BertEncoder(model, attention)
-        self.pooler: Any = _BertPooler(model) if pooler else None  # of the heads that look at [CLS]
+        self.pooler: Any = _BertPooler(model) if pooler else None
 
     def forward(self, input_ids_BS, segment_ids_BS, positions_BS, mask_B1SS) -> torch.Tensor:
-        return self.encoder(self.embeddings(input_ids_BS, segment_ids_BS, positions_BS), mask_B1SS)
+        """Compute hidden states [B, S, H]."""
+        hidden_BSH = self.embeddings(input_ids_BS, segment_ids_BS, positions_BS)
+        return self.encoder(hidden_BSH, mask_B1SS)
 
 
 class _BertPredictionHeadTransform(nn.Module):
@@ -185,10 +194,10 @@ class _BertPredictionHeadTransform(nn.Module):
 
 
 class VocabularyProduct(nn.Module):
-    """hidden [.., H] x table [V, H] transposed + bias [V]. A module of its own so that it can be replaced as a
-    whole."""
+    """Product of hidden states and the word embeddings; a module, so that it can be replaced from outside."""
 
     def forward(self, hidden_BPH, table_VH, bias_V) -> torch.Tensor:
+        """Compute logits [B, P, V]."""
         return F.linear(hidden_BPH, table_VH, bias_V)
 
 
@@ -197,8 +206,8 @@ class _BertLMPredictionHead(nn.Module):
         super().__init__()
         self.transform = _BertPredictionHeadTransform(model)
         self.bias = nn.Parameter(torch.zeros(model.vocabulary_size))
-        # The decoder's weight is the word embedding table, handed in by the caller: registered twice it would appear
-        # under two names, and functional transformations of the module would break.
+        # The decoder's weight is the word embedding table, which the caller passes: registered twice, it would have two
+        # names, and functional transformations of the module would break.
         self.product: nn.Module = VocabularyProduct()
 
     def forward(self, hidden_BPH, table_VH) -> torch.Tensor:
@@ -206,6 +215,8 @@ class _BertLMPredictionHead(nn.Module):
 
 
 class BertPreTrainingHeads(nn.Module):
+    """The head of masked tokens and, with next sentence prediction, its classifier."""
+
     def __init__(self, model: ModelConfig, *, next_sentence: bool):
         super().__init__()
         self.predictions = _BertLMPredictionHead(model)
@@ -213,7 +224,12 @@ class BertPreTrainingHeads(nn.Module):
 
 
 def initialise(module: nn.Module, initializer_range: float) -> None:
-    """BERT's initial values: normal weights, zero biases, LayerNorm at one and zero. Draws from torch's generator."""
+    """Set BERT's initial values: normal weights and zero biases; LayerNorm keeps one and zero.
+
+    Args:
+        module: the network, changed in place; the values are drawn from torch's generator.
+        initializer_range: standard deviation of the weights.
+    """
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
             nn.init.normal_(part.weight, mean=0.0, std=initializer_range)

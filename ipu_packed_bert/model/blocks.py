@@ -1,7 +1,7 @@
-"""Attention within each sequence of a row: one call for a long sequence, one for all short ones of the same length.
+"""Attention within each sequence of a row: one call per long sequence, one for all short sequences of the same length.
 
-Letters as in `bert.py`: N heads, A width of a head, T tokens, the sequences laid end to end; L tokens of one sequence,
-n sequences of the same length.
+Letters as in `bert.py`: N heads, A width of a head, T tokens of all sequences, laid end to end; L tokens of one
+sequence, n sequences of the same length.
 """
 
 from __future__ import annotations
@@ -10,57 +10,86 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-# Sequences up to this length are computed together with others of their length.  A call takes about 20 microseconds
-# besides its arithmetic, as much as the copies that bring a longer sequence to its like.
-TOGETHER = 64
+# Longest sequences, in tokens, that are computed together with others of their length. A call takes about 20
+# microseconds besides its arithmetic: as much as the copies that move a longer sequence to the others.
+MAX_GROUPED_TOKENS = 64
 
-_Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+_Attend = Callable[..., torch.Tensor]
 
 
 class AttentionBlocks(NamedTuple):
     """Which tokens attend to each other."""
 
-    groups: Tuple[Tuple[int, int], ...]  # sequences, their length
-    order: Optional[torch.Tensor]  # int64 [T]: the tokens group by group; None where they stand so already
-    back: Optional[torch.Tensor]  # int64 [T]: where each token is in that order
+    groups: Tuple[Tuple[int, int], ...]  # number of sequences, their length
+    order: Optional[torch.Tensor]  # int64 [T]: the tokens, group by group; None if they are in this order already
+    back: Optional[torch.Tensor]  # int64 [T]: the place of each token in that order
 
 
 def blocks_of(lengths: Sequence[int], device: Optional[torch.device] = None) -> AttentionBlocks:
-    """The blocks of sequences of these lengths, laid end to end.
+    """Group sequences that are laid end to end.
 
-    A length of 0 is no sequence.  device: of the tensors to which the blocks will be applied.
+    Args:
+        lengths: tokens of each sequence; 0 is no sequence.
+        device: device of the tensors to which the blocks will be applied.
     """
-    alone: List[Tuple[int, int]] = []  # first token, length
-    together: Dict[int, List[int]] = {}
+    single_starts: List[Tuple[int, int]] = []  # first token, length
+    grouped_starts: Dict[int, List[int]] = {}  # length -> first tokens
     first = 0
     for length in lengths:
-        if 0 < length <= TOGETHER:
-            together.setdefault(length, []).append(first)
+        if 0 < length <= MAX_GROUPED_TOKENS:
+            grouped_starts.setdefault(length, []).append(first)
         elif length:
-            alone.append((first, length))
+            single_starts.append((first, length))
         first += length
-    if all(len(starts) == 1 for starts in together.values()):
-        return AttentionBlocks(tuple((1, length) for length in lengths if length), None, None)
-    groups = [(len(starts), length) for length, starts in together.items()] + [(1, length) for _, length in alone]
-    begins = [(start, length) for length, starts in together.items() for start in starts] + alone
-    order = torch.cat([torch.arange(start, start + length) for start, length in begins])
+    if all(len(starts) == 1 for starts in grouped_starts.values()):
+        in_order = tuple((1, length) for length in lengths if length)
+        return AttentionBlocks(in_order, None, None)
+
+    groups = []
+    ranges = []
+    for length, starts in grouped_starts.items():
+        groups.append((len(starts), length))
+        for start in starts:
+            ranges.append(torch.arange(start, start + length))
+    for start, length in single_starts:
+        groups.append((1, length))
+        ranges.append(torch.arange(start, start + length))
+    order = torch.cat(ranges)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order))
     return AttentionBlocks(tuple(groups), order.to(device), back.to(device))
 
 
-def attend_in_blocks(heads: Sequence[torch.Tensor], blocks: AttentionBlocks, attend: _Attend) -> torch.Tensor:
-    """Context [T, N, A] of every token.
+def attend_in_blocks(
+    heads: Sequence[torch.Tensor],
+    blocks: AttentionBlocks,
+    attend: _Attend,
+) -> torch.Tensor:
+    """Compute attention block by block.
 
-    heads: query, key and value [T, N, A]; keys may have fewer heads, values another width.
-    attend: the same, [n, N, L, A] each -> context [n, N, L, A].
+    Args:
+        heads: query, key and value [T, N, A]; keys may have fewer heads, values another width.
+        blocks: which tokens attend to each other.
+        attend: attention of one group: query, key and value [n, N, L, A] -> context [n, N, L, A].
+
+    Returns:
+        Context [T, N, A] of every token.
     """
     if blocks.order is not None:
-        heads = [each.index_select(0, blocks.order) for each in heads]
+        heads = [head.index_select(0, blocks.order) for head in heads]
     sizes = [count * length for count, length in blocks.groups]
+    pieces_by_group = zip(*(head.split(sizes) for head in heads))
+
     contexts = []
-    for (count, length), pieces in zip(blocks.groups, zip(*(each.split(sizes) for each in heads))):
-        query_nNLA, key_nNLA, value_nNLA = (piece.unflatten(0, (count, length)).transpose(1, 2) for piece in pieces)
-        contexts.append(attend(query_nNLA, key_nNLA, value_nNLA).transpose(1, 2).flatten(0, 1))
+    for (count, length), pieces in zip(blocks.groups, pieces_by_group):
+        of_group = []
+        for piece in pieces:
+            piece_nLNA = piece.unflatten(0, (count, length))
+            of_group.append(piece_nLNA.transpose(1, 2))
+        context_nNLA = attend(*of_group)
+        contexts.append(context_nNLA.transpose(1, 2).flatten(0, 1))
+
     context_TNA = torch.cat(contexts)
-    return context_TNA if blocks.back is None else context_TNA.index_select(0, blocks.back)
+    if blocks.back is None:
+        return context_TNA
+    return context_TNA.index_select(0, blocks.back)

@@ -1,9 +1,8 @@
-"""Folders of Hugging Face's BERT: config.json, model.safetensors, vocab.txt or tokenizer.json, and the other files of a
-tokenizer.
+"""Hugging Face directories of BERT: config.json, model.safetensors, vocab.txt or tokenizer.json, and further files.
 
-Inside, a model has one form: names that begin with ``bert.`` or name a head, float32, and no tensor twice.  Reading
-accepts the forms in circulation: files of the encoder alone, without that prefix; the tied decoder written out, or not;
-the buffer ``position_ids`` of old versions; the names ``gamma`` and ``beta`` of converted TensorFlow checkpoints.
+In this program a model has one form: names that begin with ``bert.`` or name a head, float32, no tensor twice. Reading
+accepts the forms in use: files of the encoder alone, without that prefix; with or without the tied decoder; with the
+buffer ``position_ids`` of old versions; with the names ``gamma`` and ``beta`` of converted TensorFlow checkpoints.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pack_data.text.vocabulary import SPECIAL_TOKENS, AnyVocabulary, TokenizerFi
 Weights = Dict[str, torch.Tensor]
 
 SAFETENSORS = "model.safetensors"
-# Our names, theirs, and the value that a config.json which leaves the key out means.
+# Our name, Hugging Face's name, and the default of config.json.
 _KEYS = (
     ("vocabulary_size", "vocab_size", 30522),
     ("hidden_size", "hidden_size", 768),
@@ -41,7 +40,7 @@ _KEYS = (
     ("layer_norm_eps", "layer_norm_eps", 1e-12),
     ("initializer_range", "initializer_range", 0.02),
 )
-# What this network computes in one way only: another value means another network.
+# Keys of config.json with the only value that this network implements.
 _FIXED = (
     ("model_type", "bert"),
     ("hidden_act", "gelu"),
@@ -55,51 +54,70 @@ _DECODER = (("cls.predictions.decoder.weight", _TABLE), ("cls.predictions.decode
 
 
 class _Pretrained(NamedTuple):
-    """What a folder holds."""
+    """Content of a Hugging Face directory."""
 
     model: ModelConfig
-    weights: Weights  # float32, by name; heads may be absent
+    weights: Weights  # float32, by name; heads may be missing
     vocabulary: AnyVocabulary
 
 
 class Loaded(NamedTuple):
-    """What came of loading weights into a network."""
+    """Names that do not match when weights are loaded into a network."""
 
-    fresh: Tuple[str, ...]  # parameters that the weights don't have: as they were initialised
-    unused: Tuple[str, ...]  # weights that the network doesn't have
+    fresh: Tuple[str, ...]  # parameters without weights, which keep their initial values
+    unused: Tuple[str, ...]  # weights without a parameter
 
 
 def read_folder(folder: Union[str, Path]) -> _Pretrained:
-    """Read a folder; ValueError in one line if a file is missing or damaged, or the network is not this BERT."""
+    """Read a Hugging Face directory.
+
+    Raises:
+        ValueError: a file is missing or damaged, or the network is not this BERT.
+    """
     folder = Path(folder)
     model = _read_config(folder / "config.json")
-    weights, path = _read_weights(folder, model), folder / "tokenizer.json"
+    weights = _read_weights(folder, model)
     vocabulary = load_either(vocabulary_in(folder), _lower_case(folder))
-    if path.exists() and len(load_either(path)) > len(vocabulary):
-        raise ValueError(
-            f"{path}: has more tokens than vocab.txt, which is read where both are there; remove vocab.txt"
-        )
+    tokenizer = folder / "tokenizer.json"
+    if tokenizer.exists() and len(load_either(tokenizer)) > len(vocabulary):
+        raise ValueError(f"{tokenizer}: has more tokens than vocab.txt, which is read if both exist; remove vocab.txt")
     return _Pretrained(model, weights, vocabulary)
 
 
 def load_into(network: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Loaded:
-    """Copy the weights that the network has by name; ValueError where a shape differs."""
-    found, loaded = merged(network.state_dict(), weights)
-    network.load_state_dict(found)
+    """Copy the weights that the network has, by name.
+
+    Raises:
+        ValueError: a shape differs.
+    """
+    state, loaded = merged(network.state_dict(), weights)
+    network.load_state_dict(state)
     return loaded
 
 
-def merged(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> Tuple[Weights, Loaded]:
-    """A network's own weights, those that have the same name replaced; ValueError where a shape differs."""
-    for name in sorted(set(own) & set(weights)):
-        if own[name].shape != weights[name].shape:
+def merged(network: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> Tuple[Weights, Loaded]:
+    """Replace the weights of a network that have the same name.
+
+    Args:
+        network: its weights, by name.
+        weights: the new ones.
+
+    Returns:
+        All weights of the network, and the names that do not match.
+
+    Raises:
+        ValueError: a shape differs.
+    """
+    for name in sorted(set(network) & set(weights)):
+        if network[name].shape != weights[name].shape:
             raise ValueError(
-                f"weight {name} is {list(weights[name].shape)}, the network's is {list(own[name].shape)}; "
+                f"weight {name} is {list(weights[name].shape)}, the network's is {list(network[name].shape)}; "
                 "give the network the sizes of the checkpoint"
             )
-    return {name: weights.get(name, tensor) for name, tensor in own.items()}, Loaded(
-        tuple(sorted(set(own) - set(weights))), tuple(sorted(set(weights) - set(own)))
-    )
+    fresh = sorted(set(network) - set(weights))
+    unused = sorted(set(weights) - set(network))
+    state = {name: weights.get(name, tensor) for name, tensor in network.items()}
+    return state, Loaded(tuple(fresh), tuple(unused))
 
 
 def write_folder(
@@ -111,15 +129,23 @@ def write_folder(
     architecture: str,
     **settings: Any,
 ) -> None:
-    """Write what ``transformers`` loads as ``architecture``; ``settings`` are further keys of config.json.
+    """Write a directory that ``transformers`` loads; without the tied decoder, like Hugging Face's own files.
 
-    The tied decoder is left out, as Hugging Face's own safetensors files do.  Raises ValueError if the folder holds
-    anything already, or a weight is missing that every BERT has.
+    Args:
+        folder: the directory, which must not exist or be empty.
+        model: sizes of the network.
+        weights: by name.
+        vocabulary: written as tokenizer files.
+        architecture: Hugging Face's class.
+        settings: further keys of config.json.
+
+    Raises:
+        ValueError: the directory is not empty, or a weight is missing that every BERT has.
     """
     save = load_package("safetensors.torch", "writing a Hugging Face folder").save
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder}: exists and is not an empty folder; give another one")
+        raise ValueError(f"{folder}: exists and is not an empty directory; name another one")
     _check_encoder(weights, model, f"{folder}: not written")
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -134,12 +160,12 @@ def write_folder(
     _write_tokenizer(folder, model, vocabulary)
     tensors = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
     write_atomically(folder / SAFETENSORS, save(tensors, metadata={"format": "pt"}))
-    # Last, so that a folder whose writing was cut short doesn't look like a model.
+    # Written last, so that an incomplete directory does not look like a model.
     write_atomically(folder / "config.json", _json(config))
 
 
 def bert_settings(model: ModelConfig) -> Dict[str, Any]:
-    """The sizes of a model by their names in config.json, which are those of transformers' BertConfig."""
+    """Return the sizes of a model by their names in config.json, which are those of transformers' BertConfig."""
     return {theirs: getattr(model, ours) for ours, theirs, _ in _KEYS}
 
 
@@ -150,7 +176,7 @@ def _json(values: Mapping[str, Any]) -> bytes:
 def _read_json(path: Path) -> Fields:
     if not path.exists():
         raise ValueError(
-            f"{path}: no such file; a Hugging Face folder has config.json, vocab.txt or tokenizer.json, and "
+            f"{path}: no such file; a Hugging Face directory has config.json, vocab.txt or tokenizer.json, and "
             f"{SAFETENSORS}"
         )
     return read_object(path, way_out="get the file again")
@@ -160,9 +186,9 @@ def _read_config(path: Path) -> ModelConfig:
     found = _read_json(path)
     for key, only in _FIXED:
         if key in found and found.any(key) != only:
-            raise ValueError(f"{path}: {key} is {shown(found.any(key))}; this network has {only!r} only")
+            raise ValueError(f"{path}: {key} is {shown(found.any(key))}; this network supports {only!r} only")
     values: Dict[str, Any] = {}
-    # Beyond every network there is: a number that a program cannot even begin with is told from a large one.
+    # Larger than any published network: refuses a number with which torch would not even start.
     largest = {each.name: each.metadata["rule"].maximum for each in dataclasses.fields(ModelConfig)}
     for ours, theirs, default in _KEYS:
         if theirs not in found:
@@ -172,7 +198,7 @@ def _read_config(path: Path) -> ModelConfig:
         else:
             values[ours] = found.number(theirs, least=0.0, most=1.0)
             if values[ours] == (1.0 if ours.endswith("dropout") else 0.0):
-                raise found.error(theirs, "is of no network that can be trained")
+                raise found.error(theirs, "cannot be trained")
     if values["hidden_size"] % values["num_heads"]:
         raise ValueError(
             f"{path}: hidden_size is {values['hidden_size']}; must be a multiple of num_attention_heads, "
@@ -183,15 +209,17 @@ def _read_config(path: Path) -> ModelConfig:
 
 def _lower_case(folder: Path) -> bool:
     path = folder / "tokenizer_config.json"
-    return not path.exists() or _read_json(path).optional("do_lower_case", Fields.boolean) is not False
+    if not path.exists():
+        return True
+    return _read_json(path).optional("do_lower_case", Fields.boolean) is not False
 
 
 def _read_weights(folder: Path, model: ModelConfig) -> Weights:
     path = folder / SAFETENSORS
     if not path.exists():
         raise ValueError(
-            f"{folder}: holds no {SAFETENSORS}; pytorch_model.bin, which could run code, and weights in several files "
-            "are not read: load the model with transformers, and save_pretrained writes one"
+            f"{folder}: no {SAFETENSORS}; pytorch_model.bin, which could run code, and weights in several files are "
+            "not read: load the model with transformers and save it with save_pretrained"
         )
     weights = _canonical(read_tensors(path), str(path))
     _check_encoder(weights, model, str(path))
@@ -199,7 +227,7 @@ def _read_weights(folder: Path, model: ModelConfig) -> Weights:
 
 
 def _canonical(found: Mapping[str, torch.Tensor], where: str) -> Weights:
-    """Weights under any of the names in circulation -> the one form; ValueError for a decoder that isn't tied."""
+    """Rename weights to the form of this program; raise ValueError for a decoder that is not tied."""
     weights: Weights = {}
     headless = not any(name.startswith("bert.") for name in found)
     for name, tensor in found.items():
@@ -216,15 +244,15 @@ def _canonical(found: Mapping[str, torch.Tensor], where: str) -> Weights:
         if tied == _BIAS:
             weights.setdefault(_BIAS, tensor)
         if tied in weights and not torch.equal(weights[tied], tensor):
-            raise ValueError(f"{where}: {name} differs from {tied}; this network has one tensor for both")
+            raise ValueError(f"{where}: {name} differs from {tied}; this network uses one tensor for both")
     return weights
 
 
 def _check_encoder(weights: Mapping[str, torch.Tensor], model: ModelConfig, where: str) -> None:
-    """Every BERT has these; only the pooler and the heads may be absent."""
-    found = (re.match(r"bert\.encoder\.layer\.(\d{1,9})\.", name) for name in weights)
-    layers = max((int(each.group(1)) + 1 for each in found if each), default=0)
-    if model.num_layers > layers:  # asked first: to build a network of a million layers takes an hour
+    """Raise ValueError if weights of the encoder are missing; pooler and heads may be."""
+    matches = (re.match(r"bert\.encoder\.layer\.(\d{1,9})\.", name) for name in weights)
+    layers = max((int(match.group(1)) + 1 for match in matches if match), default=0)
+    if model.num_layers > layers:  # checked first, because building a network of a million layers takes an hour
         raise ValueError(
             f"{where}: bert.encoder.layer.{layers} is missing, its configuration has {model.num_layers} layers; "
             "weights and configuration must be of one BERT"
@@ -237,9 +265,9 @@ def _check_encoder(weights: Mapping[str, torch.Tensor], model: ModelConfig, wher
         if name not in weights:
             wrong.append(f"{name} is missing")
         elif weights[name].shape != tensor.shape:
-            wrong.append(f"{name} is {list(weights[name].shape)}, by its configuration {list(tensor.shape)}")
+            wrong.append(f"{name} is {list(weights[name].shape)}, its configuration has {list(tensor.shape)}")
     if layers > model.num_layers:
-        wrong.append(f"layer {layers - 1} is there, its configuration has {model.num_layers}")
+        wrong.append(f"layer {layers - 1} exists, its configuration has {model.num_layers} layers")
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise ValueError(f"{where}: {wrong[0]}{more}; weights and configuration must be of one BERT")
@@ -253,7 +281,7 @@ def _write_tokenizer(folder: Path, model: ModelConfig, vocabulary: AnyVocabulary
     if isinstance(vocabulary, TokenizerFile):
         numbers = (vocabulary.padding, vocabulary.unknown, *vocabulary.special)
         special = {kind: vocabulary.names[number] for kind, number in zip(kinds, numbers) if number is not None}
-        # Which names a tokenizer gives to its model unless told so has changed between the library's versions.
+        # Stated, because the default has changed between versions of the library.
         names = ["input_ids", "token_type_ids", "attention_mask"]
         settings.update(tokenizer_class="PreTrainedTokenizerFast", model_input_names=names)
         tokenizer = vocabulary.as_packed()

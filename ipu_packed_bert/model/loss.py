@@ -1,7 +1,7 @@
-"""The pre-training loss of packs, such that a packed update is the unpacked one (paper section 3.2.3).
+"""The pre-training loss of packs, such that a packed update equals the unpacked one (paper section 3.2.3).
 
 Rows hold different numbers of sequences and of masked tokens, so no mean over a row or a micro-batch is right: only
-sums divided by the counts of the whole update equal unpacked training. The caller knows those counts and hands in
+sums divided by the counts of the whole update equal unpacked training. The caller counts and passes
 
     mlm_scale = micro-batches of the update / masked tokens of the update     (normalisation "token")
     mlm_scale = micro-batches of the update / sequences of the update         (normalisation "sequence")
@@ -34,60 +34,85 @@ class PretrainingOutput(NamedTuple):
 
 
 def cross_entropy(logits_BKC, labels_BK, *, widen: bool = True) -> torch.Tensor:
-    """Unreduced, [B, K], at least in float32, whatever the type of the logits.
+    """Compute the loss of each slot, at least float32 [B, K].
 
-    widen: it is computed so too; otherwise in the logits' own type, which spares a copy of them.
+    Args:
+        logits_BKC: logits of any floating-point type.
+        labels_BK: classes.
+        widen: compute in float32 at least; otherwise in the type of the logits, which saves a copy of them.
     """
-    wide = torch.float32 if logits_BKC.dtype in (torch.float16, torch.bfloat16) else logits_BKC.dtype
+    half = logits_BKC.dtype in (torch.float16, torch.bfloat16)
+    wide = torch.float32 if half else logits_BKC.dtype
     if widen:
         logits_BKC = logits_BKC.to(wide)
-    losses = F.cross_entropy(logits_BKC.flatten(0, 1), labels_BK.to(torch.int64).flatten(), reduction="none")
+    labels = labels_BK.to(torch.int64).flatten()
+    losses = F.cross_entropy(logits_BKC.flatten(0, 1), labels, reduction="none")
     return losses.to(wide).view(labels_BK.shape)
 
 
 def correct(logits_BKC, labels_BK, *, in_blocks: bool = False) -> torch.Tensor:
-    """Whether the largest logit, the first one of equals, is the label's, [B, K], bool."""
+    """Return whether the largest logit, the first one of equals, is that of the label, bool [B, K].
+
+    Args:
+        logits_BKC: logits.
+        labels_BK: classes.
+        in_blocks: find the largest in blocks of logits, which is faster on a CPU.
+    """
     largest_BK = _first_largest(logits_BKC) if in_blocks else torch.argmax(logits_BKC, dim=2)
     return largest_BK.to(labels_BK.dtype) == labels_BK
 
 
 def _first_largest(logits_BKC, block: int = 256) -> torch.Tensor:
-    """`torch.argmax` of the last dimension: the largest block by its maximum, and the largest in it.
+    """Compute `torch.argmax` of the last dimension: first the block with the largest maximum, then the place in it.
 
-    On a CPU a maximum is vectorised and its place is not: of 30,522 logits it takes a sixth of the time.
+    On a CPU a maximum is vectorised and its place is not: for 30,522 logits this takes a sixth of the time.
     """
     classes = logits_BKC.shape[2]
     whole = classes // block * block
-    maxima = logits_BKC[:, :, :whole].unflatten(2, (-1, block)).amax(3) if whole else logits_BKC[:, :, :0]
+    maxima = []
+    if whole:
+        blocks = logits_BKC[:, :, :whole].unflatten(2, (-1, block))
+        maxima.append(blocks.amax(3))
     if whole < classes:
-        maxima = torch.cat([maxima, logits_BKC[:, :, whole:].amax(2, keepdim=True)], dim=2)
-    start_BK1 = maxima.argmax(2, keepdim=True) * block
-    inside = (start_BK1 + torch.arange(block, device=logits_BKC.device)).clamp(max=classes - 1)
+        rest = logits_BKC[:, :, whole:]
+        maxima.append(rest.amax(2, keepdim=True))
+
+    start_BK1 = torch.cat(maxima, dim=2).argmax(2, keepdim=True) * block
+    offsets = torch.arange(block, device=logits_BKC.device)
+    inside = (start_BK1 + offsets).clamp(max=classes - 1)
     return start_BK1.squeeze(2) + logits_BKC.gather(2, inside).argmax(2)
 
 
 def membership(masked_lm_weights_BP, sequences: int, dtype: torch.dtype) -> torch.Tensor:
-    """1 where masked slot p belongs to sequence d of its row, else 0: [B, D, P]. Unused slots belong to none."""
-    numbers_D = torch.arange(1, sequences + 1, dtype=masked_lm_weights_BP.dtype, device=masked_lm_weights_BP.device)
-    return (masked_lm_weights_BP.unsqueeze(1) == numbers_D.view(1, sequences, 1)).to(dtype)
+    """Return 1 if masked slot p belongs to sequence d of its row, else 0: [B, D, P].
+
+    Args:
+        masked_lm_weights_BP: sequence number of each masked slot; 0 in unused slots, which belong to none.
+        sequences: D.
+        dtype: type of the result.
+    """
+    like = dict(dtype=masked_lm_weights_BP.dtype, device=masked_lm_weights_BP.device)
+    numbers_1D1 = torch.arange(1, sequences + 1, **like).view(1, sequences, 1)
+    return (masked_lm_weights_BP.unsqueeze(1) == numbers_1D1).to(dtype)
 
 
 def _sequence_means(values_BP, masked_lm_weights_BP, sequences: int) -> torch.Tensor:
-    """Mean of each sequence's values [B, D]; 0 for a sequence without any. All sequences at once, without a loop."""
+    """Compute the mean of each sequence's values [B, D], 0 for a sequence without any."""
     belongs_BDP = membership(masked_lm_weights_BP, sequences, values_BP.dtype)
     sums_BD = (belongs_BDP * values_BP.unsqueeze(1)).sum(2)
-    # A clamp of the count, not a `where` of the quotient, whose gradient would be NaN for empty slots.
-    return sums_BD / belongs_BDP.sum(2).clamp(min=1.0)
+    # The count is clamped, because a `where` of the quotient would have the gradient NaN for empty slots.
+    counts_BD = belongs_BDP.sum(2).clamp(min=1.0)
+    return sums_BD / counts_BD
 
 
 class PretrainingLoss(nn.Module):
-    """Masked language model loss and, where configured, next sentence loss, each a scaled sum over the rows."""
+    """Masked language model loss and, if configured, next sentence loss, each a scaled sum over the rows."""
 
     def __init__(self, loss: LossConfig):
         super().__init__()
         self.normalisation = loss.normalisation
-        self.widen_logits = True  # an engine that has no room for it switches it off
-        self.in_blocks = False  # an engine where `_first_largest` is faster switches it on
+        self.widen_logits = True  # an engine without memory for it switches it off
+        self.in_blocks = False  # an engine on which `_first_largest` is faster switches it on
 
     def forward(
         self,
@@ -100,6 +125,7 @@ class PretrainingLoss(nn.Module):
         mlm_scale_B,
         nsp_scale_B,
     ) -> PretrainingOutput:
+        """Compute the losses and the numbers of right predictions of a micro-batch."""
         mlm_BP = cross_entropy(mlm_logits_BPV, masked_lm_ids_BP, widen=self.widen_logits)
         # Unused slots have finite losses of arbitrary tokens: their weight must be exactly 0.
         used_BP = (masked_lm_weights_BP > 0).to(mlm_BP.dtype)
@@ -109,9 +135,8 @@ class PretrainingLoss(nn.Module):
         else:
             row_mlm_B = (mlm_BP * used_BP).sum(1)
         mlm_loss = (row_mlm_B * mlm_scale_B).sum()
-        mlm_correct = (
-            correct(mlm_logits_BPV, masked_lm_ids_BP, in_blocks=self.in_blocks).to(mlm_BP.dtype) * used_BP
-        ).sum()
+        mlm_correct_BP = correct(mlm_logits_BPV, masked_lm_ids_BP, in_blocks=self.in_blocks)
+        mlm_correct = (mlm_correct_BP.to(mlm_BP.dtype) * used_BP).sum()
 
         if nsp_logits_BD2 is None:
             zero = torch.zeros_like(mlm_loss)
@@ -120,5 +145,6 @@ class PretrainingLoss(nn.Module):
         nsp_BD = cross_entropy(nsp_logits_BD2, next_sentence_labels_BD)
         present_BD = (next_sentence_weights_BD > 0).to(nsp_BD.dtype)
         nsp_loss = ((nsp_BD * present_BD).sum(1) * nsp_scale_B).sum()
-        nsp_correct = (correct(nsp_logits_BD2, next_sentence_labels_BD).to(nsp_BD.dtype) * present_BD).sum()
+        nsp_correct_BD = correct(nsp_logits_BD2, next_sentence_labels_BD)
+        nsp_correct = (nsp_correct_BD.to(nsp_BD.dtype) * present_BD).sum()
         return PretrainingOutput(mlm_loss + nsp_loss, mlm_loss, nsp_loss, mlm_correct, nsp_correct)

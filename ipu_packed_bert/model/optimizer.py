@@ -21,9 +21,9 @@ class _Lamb(torch.optim.Optimizer):
     m and v are Adam's moments, c1 and c2 their bias corrections (1 without `bias_correction`), for every tensor w:
 
         u = (m / c1) / (sqrt(v) / sqrt(c2) + eps) + weight_decay * w
-        w = w - lr * ratio * u        ratio = min(|w|, max_weight_norm) / |u|, or 1 where |w|, |u| or the bound is 0
+        w = w - lr * ratio * u        ratio = min(|w|, max_weight_norm) / |u|, or 1 if |w|, |u| or the bound is 0
 
-    A group with max_weight_norm 0 therefore takes AdamW's steps. Gradients are not clipped here: see `clip`.
+    A group with max_weight_norm 0 therefore takes the steps of AdamW. Gradients are not clipped here: see `clip`.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class _Lamb(torch.optim.Optimizer):
                 self.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter)
 
     @torch.no_grad()
-    def step(self, closure=None):  # torch's signature; a closure is never given
+    def step(self, closure=None):  # torch's signature; nobody passes a closure
+        """Make one update from the gradients of the parameters."""
         for group in self.param_groups:
             group["step"] += 1
             weights = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -92,27 +93,27 @@ def _trust_ratios(weights, updates, max_weight_norm: float) -> List[torch.Tensor
 
 
 class _AdamW(_Lamb):
-    """Adam with decoupled weight decay: LAMB whose trust ratio is 1 everywhere."""
+    """Adam with decoupled weight decay: LAMB with trust ratio 1 everywhere."""
 
     def __init__(self, parameters, **options):
         super().__init__(parameters, max_weight_norm=0.0, **options)
 
     @torch.no_grad()
     def step(self, closure=None):
-        """By torch's fused kernel, which goes through memory once and takes a fifth of the time, where there is one."""
+        """Make one update by torch's fused kernel, if it has one: a single pass over memory, a fifth of the time."""
         if torch.__version__ < "2.4" or not self.defaults["bias_correction"]:
             return super().step()
         for group in self.param_groups:
             weights = [parameter for parameter in group["params"] if parameter.grad is not None]
-            first, second = ([self.state[parameter][name] for parameter in weights] for name in MOMENTS)
+            # The kernel counts the steps of each weight, on its device.
+            steps = [torch.full((), float(group["step"]), device=weight.device) for weight in weights]
             adamw(
                 weights,
                 [parameter.grad for parameter in weights],
-                first,
-                second,
+                [self.state[parameter]["exp_avg"] for parameter in weights],
+                [self.state[parameter]["exp_avg_sq"] for parameter in weights],
                 max_exp_avg_sqs=[],
-                # The kernel counts a step for each weight, on its device.
-                state_steps=[torch.full((), float(group["step"]), device=weight.device) for weight in weights],
+                state_steps=steps,
                 fused=True,
                 amsgrad=False,
                 maximize=False,
@@ -126,8 +127,15 @@ class _AdamW(_Lamb):
 
 
 def parameter_groups(named_parameters: Iterable[Tuple[str, torch.nn.Parameter]], *, weight_decay: float) -> List[Dict]:
-    """Three groups: biases (no decay, trust ratio 1), other vectors such as LayerNorm weights (no decay), matrices."""
-    biases, vectors, matrices = [], [], []
+    """Return three groups: biases, other vectors such as LayerNorm weights, and matrices.
+
+    Args:
+        named_parameters: parameters of the network.
+        weight_decay: of the matrices; there is none for the others, and the trust ratio of biases is 1.
+    """
+    biases = []
+    vectors = []
+    matrices = []
     for name, parameter in named_parameters:
         if name.endswith("bias"):
             biases.append(parameter)
@@ -145,39 +153,62 @@ def parameter_groups(named_parameters: Iterable[Tuple[str, torch.nn.Parameter]],
 def build_optimizer(
     model: torch.nn.Module, optimizer: OptimizerConfig, *, betas: Tuple[float, float]
 ) -> torch.optim.Optimizer:
-    """The configured optimiser; `betas` are those after the adjustment for packing (`Config.betas`)."""
+    """Build the configured optimiser.
+
+    Args:
+        model: its parameters are optimised.
+        optimizer: the settings.
+        betas: decay of the moments, adjusted for packing (`Config.betas`).
+    """
     options: Dict[str, Any] = dict(
-        lr=optimizer.learning_rate, betas=betas, eps=EPSILON, bias_correction=optimizer.bias_correction
+        lr=optimizer.learning_rate,
+        betas=betas,
+        eps=EPSILON,
+        bias_correction=optimizer.bias_correction,
     )
     groups = parameter_groups(model.named_parameters(), weight_decay=optimizer.weight_decay)
     if optimizer.name == "adamw":
-        return _AdamW([{**group, "max_weight_norm": 0.0} for group in groups], **options)
+        groups = [{**group, "max_weight_norm": 0.0} for group in groups]
+        return _AdamW(groups, **options)
     return _Lamb(groups, max_weight_norm=MAX_WEIGHT_NORM, **options)
 
 
 def gradient_norm(gradients: List[torch.Tensor]) -> torch.Tensor:
-    """The L2 norm of all gradients taken together, [], where they are; nothing is read back."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    """Compute the L2 norm of all gradients taken together, [] on their device; nothing is read back."""
+    norms = torch._foreach_norm(gradients)
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def clip(gradients: List[torch.Tensor], norm: float, bound: float) -> None:
-    """Scale gradients of this norm down to `bound`; smaller ones stay. As `torch.nn.utils.clip_grad_norm_` does it."""
+    """Scale gradients down to a bound, in place, as `torch.nn.utils.clip_grad_norm_` does.
+
+    Args:
+        gradients: all gradients.
+        norm: their norm, from `gradient_norm`.
+        bound: the largest norm; smaller gradients stay as they are.
+    """
     coefficient = bound / (norm + 1e-6)
     if coefficient < 1.0:
         torch._foreach_mul_(gradients, coefficient)
 
 
 def neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Dict[str, Any]:
-    """The optimiser's state by parameter name, float32 on the CPU: what every engine writes and reads."""
-    names = list(model.named_parameters())
-    return {
-        "step": int(optimizer.param_groups[0]["step"]),
-        **{each: {name: _copy(optimizer.state[parameter][each]) for name, parameter in names} for each in MOMENTS},
-    }
+    """Return the optimiser's state by parameter name, float32 on the CPU, as every engine writes and reads it."""
+    state: Dict[str, Any] = {"step": int(optimizer.param_groups[0]["step"])}
+    for moment in MOMENTS:
+        state[moment] = {}
+        for name, parameter in model.named_parameters():
+            tensor = optimizer.state[parameter][moment]
+            state[moment][name] = tensor.detach().to(device="cpu", copy=True)
+    return state
 
 
 def load_neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module, state: Dict[str, Any]) -> None:
-    """Continue from what `neutral_state` returned. Raises ValueError where names or shapes are not the model's."""
+    """Load what `neutral_state` returned.
+
+    Raises:
+        ValueError: its names or shapes are not those of the model.
+    """
     for moment in MOMENTS:
         refuse_other_shapes(f"optimizer state: {moment}", state[moment], dict(model.named_parameters()))
         for name, parameter in model.named_parameters():
@@ -186,9 +217,16 @@ def load_neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module,
         group["step"] = int(state["step"])
 
 
-def refuse_other_shapes(what: str, found: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
-    """Raises ValueError where tensors by name have not the names and shapes of the model's own."""
-    shapes, expected = ({name: tuple(each.shape) for name, each in tensors.items()} for tensors in (found, own))
+def refuse_other_shapes(what: str, tensors: Mapping[str, torch.Tensor], model: Mapping[str, torch.Tensor]) -> None:
+    """Raise ValueError if tensors do not have the names and shapes of the model's.
+
+    Args:
+        what: name of the tensors, for the error.
+        tensors: by name.
+        model: the model's own tensors, by name.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in model.items()}
     wrong = sorted(name for name in {**expected, **shapes} if expected.get(name) != shapes.get(name))
     if wrong:
         raise ValueError(
@@ -197,22 +235,24 @@ def refuse_other_shapes(what: str, found: Mapping[str, torch.Tensor], own: Mappi
         )
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to(device="cpu", copy=True)
-
-
 def warmup_linear(step: int, *, steps: int, warmup_steps: int) -> float:
-    """Share of the peak learning rate in update `step` (0 is the first) of `steps`.
+    """Return the share of the peak learning rate in one update.
 
-    Rises linearly over the first `warmup_steps` updates, then falls linearly towards 0, which the update after the last
-    would have. Update 0 already learns: a rate of 0 would waste it.
+    It rises linearly over the warm-up, then falls linearly towards 0, which the update after the last one would have.
+    Update 0 already learns: a rate of 0 would waste it.
+
+    Args:
+        step: the update; 0 is the first.
+        steps: updates of the schedule.
+        warmup_steps: updates of the warm-up.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
-    return max(0.0, (steps - step) / max(1, steps - warmup_steps))
+    left = (steps - step) / max(1, steps - warmup_steps)
+    return max(0.0, left)
 
 
-# How a schedule goes on after its warm-up: what is left of it, from 1 down to 0, and its power -> share of the peak.
+# Share of the peak after the warm-up: (what is left of the schedule, from 1 down to 0; its power) -> share.
 _AFTER_WARMUP: Dict[str, Callable[[float, float], float]] = {
     "linear": lambda left, power: left,
     "polynomial": lambda left, power: left**power,
@@ -222,10 +262,7 @@ _AFTER_WARMUP: Dict[str, Callable[[float, float], float]] = {
 
 
 def _scheduled_rate(step: int, optimizer: Any, *, steps: int) -> float:
-    """Learning rate of update `step`, the first is 0, in a schedule of `steps`; `optimizer`: a section of that name.
-
-    Each kind has the same linear warm-up, and the peak at its end.
-    """
+    """Return the learning rate of update ``step`` (0-based) of a schedule; each kind has the same linear warm-up."""
     warmup_steps = int(round(optimizer.warmup_fraction * steps))
     share = warmup_linear(step, steps=steps, warmup_steps=warmup_steps)
     if step >= warmup_steps:
@@ -234,5 +271,5 @@ def _scheduled_rate(step: int, optimizer: Any, *, steps: int) -> float:
 
 
 def learning_rate(step: int, config: Config) -> float:
-    """Learning rate of update `step` of the run."""
+    """Return the learning rate of update ``step`` (0-based) of a run."""
     return _scheduled_rate(step, config.optimizer, steps=config.schedule_steps)

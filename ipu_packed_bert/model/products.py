@@ -1,9 +1,8 @@
-"""What packing adds to BERT, written as matrix products: for devices on which a product is cheaper than a select or a
-gather.
+"""The mask and the gathered slots as matrix products, for devices on which a product is cheaper than a gather.
 
-Each class replaces a piece of `packed.PackedBertForPreTraining` from outside and computes the same; none has
-parameters. Letters as in `bert.py`: B rows, S slots, N heads, A width of a head, H hidden size, K gathered slots; C
-columns of a code.
+Each class replaces a part of `packed.PackedBertForPreTraining` from outside and computes the same; none has parameters.
+Letters as in `bert.py`: B rows, S slots, N heads, A width of a head, H hidden size, K gathered slots; C columns of a
+code.
 
 The mask needs no [S, S] tensor. The sequence numbers are written in binary, and each slot gets two codes: "own" has a
 column for each digit and one for its complement, "other" the same with complement and digit exchanged and negative.
@@ -15,31 +14,34 @@ The product of two slots' codes then counts the digits in which their numbers di
        2     1 0      32   0   0  32      0 -32  -32   0               2  -1024    -2048        0    -1024
        3     1 1      32   0  32   0      0 -32    0 -32               3  -2048    -1024    -1024        0
 
-Appended to query and key, the codes make the score product itself add the mask. It is exact in every type: between
-slots of one sequence each added term is 0 for itself, so that no rounding of a partial sum, in whatever order and
-precision it is made, can differ from the sum without codes; between two sequences at least one term is -1024, which
-like the additive mask's -1000 leaves soft-max nothing but 0. Both factors are powers of two and small, so that they are
-exact, and so that the gradients of the codes' columns, which nobody needs but the product makes, stay as small as those
-of query and key.
+The codes are appended to query and key, so that the score product adds the mask. This is exact in every type. Between
+slots of one sequence every added term is 0, so the rounding of partial sums, in any order and precision, is that of the
+sum without codes. Between two sequences at least one term is -1024, for which softmax is exactly 0, as for the additive
+mask's -1000. Both factors are small powers of two: they are exact, and the gradients of the codes' columns, which are
+computed but not used, stay as small as those of query and key.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, List
 
 import torch
 from torch import nn
 
 from ipu_packed_bert.model.packed import PackedBert
 
-_WEIGHT = 32.0  # of a digit; 32 x 32 = 1024 hides a slot
+_WEIGHT = 32.0  # value of a digit in a code: 32 x 32 = 1024 hides a slot
 
 
 class _SequenceCodes(nn.Module):
-    """As `packed.AttentionMask`: sequence numbers [B, S], 0 in padding -> codes [B, 2, S, C], own and other.
+    """Codes of sequence numbers, in place of `packed.AttentionMask`.
 
-    sequences: the largest number that occurs. columns: C, at least two for each binary digit of it; the rest is zero.
-    Raises ValueError where the columns are too few.
+    Args:
+        sequences: largest sequence number of a row.
+        columns: width C of a code, at least two columns for each binary digit of ``sequences``; the rest is zero.
+
+    Raises:
+        ValueError: there are too few columns.
     """
 
     def __init__(self, sequences: int, columns: int):
@@ -49,12 +51,16 @@ class _SequenceCodes(nn.Module):
             raise ValueError(
                 f"{columns} columns for the codes of {sequences} sequences; at least {2 * digits} are needed"
             )
+        unused = [0.0] * (columns - 2 * digits)
         rows = []
         for number in range(sequences + 1):
-            ones = [float(number >> digit & 1) for digit in reversed(range(digits))]
-            own = [code for one in ones for code in (_WEIGHT * one, _WEIGHT * (1.0 - one))]
-            other = [code for one in ones for code in (-_WEIGHT * (1.0 - one), -_WEIGHT * one)]
-            rows.append([code for half in (own, other) for code in half + [0.0] * (columns - 2 * digits)])
+            own: List[float] = []
+            other: List[float] = []
+            for digit in reversed(range(digits)):
+                one = float(number >> digit & 1)
+                own += [_WEIGHT * one, _WEIGHT * (1.0 - one)]
+                other += [-_WEIGHT * (1.0 - one), -_WEIGHT * one]
+            rows.append([*own, *unused, *other, *unused])
         # Buffers, because a tensor made in the forward pass would be a constant captured from the host.
         self.numbers: torch.Tensor
         self.codes: torch.Tensor
@@ -62,38 +68,49 @@ class _SequenceCodes(nn.Module):
         self.register_buffer("codes", torch.tensor(rows), persistent=False)
 
     def forward(self, input_mask_BS, dtype: torch.dtype) -> torch.Tensor:
-        one_hot_BSM = (input_mask_BS.unsqueeze(2) == self.numbers).to(dtype)
+        """Map sequence numbers [B, S], 0 in padding, to codes [B, 2, S, C], own and other."""
         rows, slots = input_mask_BS.shape
-        # Each row of the product has one term: it looks the codes up.
-        return torch.matmul(one_hot_BSM, self.codes.to(dtype)).view(rows, slots, 2, -1).transpose(1, 2)
+        one_hot_BSM = (input_mask_BS.unsqueeze(2) == self.numbers).to(dtype)
+        # Each row of the product has one term, so it looks up a code.
+        codes_BSC = torch.matmul(one_hot_BSM, self.codes.to(dtype))
+        return codes_BSC.view(rows, slots, 2, -1).transpose(1, 2)
 
 
 class _ProductMaskedScores(nn.Module):
-    """As `bert.MaskedScores`, with what `_SequenceCodes` makes in place of the additive mask."""
+    """`bert.MaskedScores` with the codes of `_SequenceCodes` in place of the additive mask."""
 
     def forward(self, query_BNSA, key_BNSA, codes_B2SC) -> torch.Tensor:
         rows, heads, slots, _ = query_BNSA.shape
-        own, other = (
-            codes_B2SC.select(1, which).unsqueeze(1).expand(rows, heads, slots, codes_B2SC.shape[3]) for which in (0, 1)
+        columns = codes_B2SC.shape[3]
+        own_BNSC, other_BNSC = (
+            codes_B2SC.select(1, which).unsqueeze(1).expand(rows, heads, slots, columns) for which in (0, 1)
         )
-        return torch.matmul(torch.cat((query_BNSA, own), dim=3), torch.cat((key_BNSA, other), dim=3).transpose(2, 3))
+        query = torch.cat((query_BNSA, own_BNSC), dim=3)
+        key = torch.cat((key_BNSA, other_BNSC), dim=3)
+        return torch.matmul(query, key.transpose(2, 3))
 
 
 class OneHotSlots(nn.Module):
-    """As `packed.GatherSlots`; exact, since every sum has one term. Above all its gradient is cheaper than a
-    scatter."""
+    """`packed.GatherSlots` as a product, exact since every sum has one term; its gradient is cheaper than a scatter."""
 
     def __init__(self, max_sequence_length: int):
         super().__init__()
         self.register_buffer("slots", torch.arange(max_sequence_length, dtype=torch.int32), persistent=False)
 
     def forward(self, hidden_BSH, slots_BK) -> torch.Tensor:
+        """Gather hidden states [B, S, H] of slots [B, K] -> [B, K, H]."""
         chosen_BKS = (slots_BK.unsqueeze(2) == self.slots).to(hidden_BSH.dtype)
         return torch.matmul(chosen_BKS, hidden_BSH)
 
 
 def mask_in_product(network: PackedBert, *, sequences: int, columns: int) -> None:
-    """Replace the additive mask of a network with eager attention, in place."""
+    """Replace the additive mask of a network with eager attention, in place.
+
+    Args:
+        network: the network.
+        sequences: largest number of sequences in a row.
+        columns: width of a code, at least two for each binary digit of ``sequences``.
+    """
     network.attention_mask = _SequenceCodes(sequences, columns)
     layers: Any = network.bert.encoder.layer
     for layer in layers:

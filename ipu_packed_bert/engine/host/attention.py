@@ -1,4 +1,4 @@
-"""Which attention the host engine takes: the fastest exact one for a device, a precision and a configuration."""
+"""Choice of the host engine's attention: the fastest exact one for a device, a precision and a configuration."""
 
 from __future__ import annotations
 
@@ -13,95 +13,91 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.task import Task
 
-
-class AttentionWork(NamedTuple):
-    """What attention over some blocks does, on which its time depends."""
-
-    calls: int
-    values: int  # of all tokens, which are copied
-    scores: int  # between tokens of one block, of all heads
-    products: int  # multiplications of a score
-
-
-def _work_of(blocks: AttentionBlocks, heads: int, width: int) -> AttentionWork:
-    """heads: of the attention; width: of a head."""
-    tokens = sum(count * length for count, length in blocks.groups)
-    scores = heads * sum(count * length * length for count, length in blocks.groups)
-    return AttentionWork(len(blocks.groups), tokens * heads * width, scores, scores * width)
-
-
-# Nanoseconds on a CPU of a call, a value, a score and a multiplication, forward and backward: with a mask over whole
-# rows, and within each sequence. By type, and by whether plain products compute it. Measured and fitted once (least
+# Nanoseconds on a CPU of a call, a copied value, a score and a multiplication, forward and backward: (with a mask over
+# whole rows, within each sequence), by type and by whether plain products compute it. Measured and fitted once (least
 # squares of relative errors, none negative; three numbers and widths of heads, seven shapes of rows, one to four
 # sequences a row) on an AMD EPYC with AVX-512 and AMX, torch 2.13, one thread; the script is
-# benchmarks/attention_costs.py of commit 9de1442. A run must not depend on a clock, so they are constants, and what
-# follows from them is the same on every machine.
+# benchmarks/attention_costs.py of commit 9de1442. A run must not depend on a clock, so they are constants, and the
+# choice is the same on every machine.
 COSTS: Dict[Tuple[torch.dtype, bool], Tuple[Tuple[float, ...], Tuple[float, ...]]] = {
     (torch.float32, False): ((273e3, 8.26, 2.47, 0.161), (156e3, 18.9, 2.50, 0.129)),
     (torch.float32, True): ((0.0, 3.25, 17.2, 0.182), (255e3, 17.4, 15.7, 0.0901)),
     (torch.bfloat16, True): ((1634e3, 6.33, 2.44, 0.0917), (870e3, 9.00, 3.29, 0.0512)),
 }
-# The same of a multiplication in a layer's other products, with all that is computed besides: what padding costs where
-# it goes through them, as it does under a mask.
+# Nanoseconds of a multiplication in the other products of a layer, with everything computed beside them: the cost of
+# padding under a mask.
 LAYER_COSTS = {torch.float32: 0.0701, torch.bfloat16: 0.0365}
-# Of a mask's time: less must be left, so that an error of the fit costs nothing.
+# Blocks must take less than this share of the mask's time, so that an error of the fit costs nothing.
 MARGIN = 0.95
 # Tokens of a block from which torch's operator computes it in any type: plain products keep a square of scores.
 OPERATOR_FROM = 1024
 
 
 def block_rule(dtype: torch.dtype, model: ModelConfig, device: torch.device) -> BlockRule:
-    """How a device computes attention of this type in blocks: a function of lengths, width and type alone."""
+    """Return how a device computes attention in blocks, which depends on lengths, width and type alone.
+
+    Args:
+        dtype: type of the products.
+        model: sizes of the network.
+        device: device of the engine.
+    """
     if device.type != "cpu":
         return SDPA_BLOCKS
-    heads, width = model.num_heads, model.hidden_size // model.num_heads
-    products = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size  # of a slot, in a layer
+    layer_products = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size  # of a slot
 
     def eager(tokens: int, dropout: float) -> bool:
-        return (dtype == torch.bfloat16 or dropout > 0.0) and (dropout > 0.0 or tokens < OPERATOR_FROM)
+        if dropout > 0.0:
+            return True
+        return dtype == torch.bfloat16 and tokens < OPERATOR_FROM
 
     def pays(blocks: AttentionBlocks, rows: int, slots: int) -> bool:
-        mask, within = COSTS[dtype, eager(0, model.attention_dropout)]
-        whole = blocks._replace(groups=((rows, slots),))
+        mask_costs, block_costs = COSTS[dtype, eager(0, model.attention_dropout)]
+        whole_rows = blocks._replace(groups=((rows, slots),))
         padding = rows * slots - sum(count * length for count, length in blocks.groups)
-        return _nanoseconds(within, blocks) < (
-            MARGIN * _nanoseconds(mask, whole) + LAYER_COSTS[dtype] * products * padding
-        )
-
-    def _nanoseconds(costs: Sequence[float], blocks: AttentionBlocks) -> float:
-        return sum(cost * part for cost, part in zip(costs, _work_of(blocks, heads, width)))
+        mask_time = MARGIN * _nanoseconds(mask_costs, whole_rows, model)
+        padding_time = LAYER_COSTS[dtype] * layer_products * padding
+        return _nanoseconds(block_costs, blocks, model) < mask_time + padding_time
 
     return BlockRule(eager, pays)
 
 
+def _nanoseconds(costs: Sequence[float], blocks: AttentionBlocks, model: ModelConfig) -> float:
+    """Return the time of attention over blocks, with one of `COSTS`."""
+    tokens = sum(count * length for count, length in blocks.groups)
+    scores = model.num_heads * sum(count * length * length for count, length in blocks.groups)
+    width = model.hidden_size // model.num_heads
+    work = (len(blocks.groups), tokens * model.num_heads * width, scores, scores * width)
+    return sum(cost * number for cost, number in zip(costs, work))
+
+
 class Attention(NamedTuple):
-    """What was chosen."""
+    """The attention of an engine."""
 
     kind: str  # "eager", "sdpa" or "varlen"
-    kernel: bool = False  # varlen: in one call of torch's kernel, else a block for each sequence
-    mask: bool = False  # varlen: or a mask over whole rows, for micro-batches where that takes less time
-    note: str = ""  # why it is not the kernel, or what else it may be
+    kernel: bool = False  # varlen: one call of torch's kernel, else a block for each sequence
+    mask: bool = False  # varlen: or a mask over whole rows, for micro-batches in which it takes less time
+    note: str = ""  # why it is not the kernel, or the alternative
 
 
 def _without_kernel(
     device: torch.device, dtype: torch.dtype, *, dropout: float, head_size: int, depth: Optional[int]
 ) -> str:
-    """Why torch's variable-length kernel (`torch.nn.attention.varlen`) cannot be used; empty where it can.
+    """Return why torch's variable-length kernel (`torch.nn.attention.varlen`) cannot be used; empty if it can.
 
-    dtype: of query, key and value. depth: D, the most sequences of a row, on which the length of the boundaries
-    depends.
+    ``dtype`` is that of query, key and value; ``depth`` D, the most sequences in a row, decides the length of the
+    boundaries.
     """
-    found: Optional[Tuple[int, int]] = capability(device)
-    if found is None:
+    version = capability(device)
+    if version is None:
         return "CPUs have none"
-    if found < AMPERE:
-        return f"needs compute capability {AMPERE[0]}.{AMPERE[1]}, this is {found[0]}.{found[1]}"
+    if version < AMPERE:
+        return f"needs compute capability {AMPERE[0]}.{AMPERE[1]}, this is {version[0]}.{version[1]}"
     if dtype not in (torch.float16, torch.bfloat16):
         return "half types only"
     if dropout > 0.0:
         return f"no attention dropout, which is {dropout:g}"
     if head_size % 8 or head_size > 256:
-        return f"heads of a multiple of 8 and at most 256, these are of {head_size}"
+        return f"head sizes that are multiples of 8 and at most 256, this is {head_size}"
     if depth is None:
         return "needs the number of sequences in a pack"
     try:
@@ -112,16 +108,24 @@ def _without_kernel(
 
 
 def pick_attention(config: Config, task: Task, device: torch.device) -> Attention:
-    """The attention that is fastest and exact on this device; `engine.attention` decides where it isn't "auto".
+    """Choose the fastest exact attention for a device, unless `engine.attention` names one.
 
-    On CUDA: the variable-length kernel, which skips what a mask would throw away and has static shapes, else
-    scaled_dot_product_attention with the mask, whose kernels take an additive one.
-    Measured on a CPU with AVX-512 and AMX, torch 2.13: in float32 scaled_dot_product_attention is 2.5 times as fast as
-    eager attention; in bfloat16 its backward pass is slower, and with dropout it falls back to eager code anyway.
-    Raises ValueError for varlen without the kernel and with engine.compile: the blocks have other shapes in every
-    batch.
+    On CUDA this is the variable-length kernel, which skips what a mask would discard and has static shapes; else
+    scaled_dot_product_attention, whose kernels take the additive mask. On a CPU with AVX-512 and AMX (torch 2.13)
+    scaled_dot_product_attention is 2.5 times as fast as eager attention in float32; in bfloat16 its backward pass is
+    slower, and with dropout it falls back to eager code.
+
+    Args:
+        config: settings of the run.
+        task: what is trained.
+        device: device of the engine.
+
+    Raises:
+        ValueError: engine.attention is varlen and engine.compile is true, but there is no kernel: blocks have other
+            shapes in every batch.
     """
-    engine, model = config.engine, task.model
+    engine = config.engine
+    model = task.model
     dtype = arithmetic(engine.precision, device)
     lacking = _without_kernel(
         device,
@@ -133,18 +137,29 @@ def pick_attention(config: Config, task: Task, device: torch.device) -> Attentio
     if engine.attention == "varlen":
         if engine.compile and lacking:
             raise ValueError(
-                "engine.attention: varlen does not go with engine.compile: true, as its blocks have other shapes in "
-                f"every batch (torch's variable-length kernel, which has not: {lacking}); switch one off"
+                "engine.attention varlen cannot be used with engine.compile true, because its blocks have other shapes "
+                f"in every batch (torch's variable-length kernel, which has static shapes: {lacking}); disable one"
             )
         return Attention("varlen", not lacking)
     if engine.attention != "auto":
         return Attention(engine.attention)
+    if device.type == "cuda" and lacking:
+        return Attention("sdpa", note=f"variable-length kernel: {lacking}")
     if device.type == "cuda":
-        return Attention("sdpa", note=f"variable-length kernel: {lacking}") if lacking else Attention("varlen", True)
+        return Attention("varlen", True)
     dense = dense_attention(engine.precision, device, dropout=model.attention_dropout)
-    return Attention(dense) if engine.compile else Attention("varlen", mask=True, note=f"or {dense}, by lengths")
+    if engine.compile:
+        return Attention(dense)
+    return Attention("varlen", mask=True, note=f"or {dense}, by lengths")
 
 
 def dense_attention(precision: str, device: torch.device, *, dropout: float = 0.0) -> str:
-    """The faster one of those with a mask over the whole row; dropout: of attention."""
-    return "eager" if device.type == "cpu" and (precision == "bfloat16" or dropout > 0.0) else "sdpa"
+    """Return the faster attention with a mask over whole rows, "eager" or "sdpa".
+
+    Args:
+        precision: `engine.precision`.
+        device: device of the engine.
+        dropout: dropout of the attention.
+    """
+    slow_operator = precision == "bfloat16" or dropout > 0.0
+    return "eager" if device.type == "cpu" and slow_operator else "sdpa"

@@ -1,4 +1,4 @@
-"""Where the host engine runs: the device, and what it can compute in."""
+"""The device of the host engine, and the types that it computes in."""
 
 from __future__ import annotations
 
@@ -11,45 +11,55 @@ import torch
 
 from ipu_packed_bert.processes.ranks import ONE, Processes
 from ipu_packed_bert.settings.schema import EngineConfig
+from pack_data.cli.command import counted
 from pack_data.cli.timing import Clock, seconds_in_turn
 
-# The first NVIDIA GPUs with products in bfloat16 and TF32, and with the variable-length attention kernel.
+# Compute capability of the first NVIDIA GPUs with products in bfloat16 and TF32, and the variable-length kernel.
 AMPERE = (8, 0)
 
 
 def find_device(engine: EngineConfig, processes: Processes = ONE) -> torch.device:
-    """The device that `engine.device` names; each of several processes has one of its machine's CUDA devices.
+    """Return the device that `engine.device` names; each of several processes has a CUDA device of its machine.
 
-    Raises ValueError, in one line, where it is not here.
+    Args:
+        engine: settings of the engine.
+        processes: the processes that make the updates together.
+
+    Raises:
+        ValueError: there is no such device.
     """
     if processes.size > 1 and torch.cuda.is_available() and engine.device in ("auto", "cuda"):
         devices = torch.cuda.device_count()
         if processes.local_rank >= devices:
             raise ValueError(
-                f"LOCAL_RANK is {processes.local_rank}, and this machine has {devices} CUDA device"
-                f"{'' if devices == 1 else 's'}, one for each rank; give torchrun --nproc-per-node {devices}, or train "
-                "on CPUs: --set engine.device=cpu"
+                f"LOCAL_RANK is {processes.local_rank}, but this machine has {counted(devices, 'CUDA device')}, one per"
+                f" rank; use torchrun --nproc-per-node {devices}, or train on CPUs: --set engine.device=cpu"
             )
         return torch.device("cuda", processes.local_rank)
     if engine.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if engine.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("engine.device is cuda; torch finds no CUDA device here: --set engine.device=cpu")
+        raise ValueError("engine.device is cuda, but torch finds no CUDA device here: --set engine.device=cpu")
     return torch.device(engine.device)
 
 
 def device_name(device: torch.device) -> str:
-    """As people know it: "CPU", or the name of the GPU."""
+    """Return "CPU", or the name of the GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def capability(device: torch.device) -> Optional[Tuple[int, int]]:
-    """NVIDIA's compute capability; None on a CPU."""
+    """Return NVIDIA's compute capability; None for a CPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def clock_of(device: torch.device, *, of_process: bool = False) -> Clock:
-    """Seconds; on CUDA when the device has done its work. of_process: on a CPU, where other programs do not count."""
+    """Return a clock in seconds; on CUDA it waits until the device has finished.
+
+    Args:
+        device: device of the work.
+        of_process: on a CPU, count the time of this process only.
+    """
     if device.type != "cuda":
         return time.process_time if of_process else time.perf_counter
 
@@ -61,48 +71,53 @@ def clock_of(device: torch.device, *, of_process: bool = False) -> Clock:
 
 
 def computes_in(precision: str, device: torch.device) -> bool:
-    """Whether the device itself computes in this type; a CPU may have to emulate bfloat16, and is as exact."""
-    found = capability(device)
-    if found is None:
+    """Return whether a device computes in `engine.precision`; a CPU may emulate bfloat16, which is as exact."""
+    version = capability(device)
+    if version is None:
         return precision != "tf32"
-    return precision == "float32" or found >= AMPERE
+    return precision == "float32" or version >= AMPERE
 
 
 def refuse_precision(precision: str, device: torch.device) -> None:
-    """Raise ValueError where the device does not compute in `engine.precision`."""
-    found = capability(device)
+    """Raise ValueError if the device does not compute in `engine.precision`."""
     if computes_in(precision, device):
         return
-    if found is None:
-        raise ValueError("engine.precision is tf32; CPUs have no TF32: float32 and bfloat16 run here")
+    version = capability(device)
+    if version is None:
+        raise ValueError("engine.precision is tf32, which CPUs do not have; use float32 or bfloat16")
     raise ValueError(
-        f"engine.precision is {precision}; {device_name(device)} has compute capability {found[0]}.{found[1]}, "
+        f"engine.precision is {precision}; {device_name(device)} has compute capability {version[0]}.{version[1]}, "
         f"{precision} needs {AMPERE[0]}.{AMPERE[1]}: --set engine.precision=float32"
     )
 
 
 def arithmetic(precision: str, device: torch.device) -> torch.dtype:
-    """The type of the products' factors; weights, sums of gradients and the optimiser's state are float32."""
+    """Return the type of factors in products; weights, sums of gradients and the optimiser's state are float32."""
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 @contextlib.contextmanager
 def numerics_of(engine: EngineConfig, device: torch.device) -> Iterator[None]:
-    """Inside, CUDA computes as the settings say, whatever the process had chosen.
+    """Have CUDA compute as the settings say, whatever the process has chosen.
 
-    float32 products are IEEE's, or TF32 where `engine.precision` is that; with `engine.deterministic` every kernel sums
-    in one order. Both choices belong to the whole process, so that they hold for the threads of the backward pass too.
-    In bfloat16 each weight is cast once and not in every micro-batch: no weight may change inside.
+    float32 products are IEEE's, or TF32 if `engine.precision` is tf32; with `engine.deterministic` every kernel sums in
+    one order. Both settings belong to the process, so that they apply to the threads of the backward pass too. In
+    bfloat16 each weight is cast once and not in every micro-batch: no weight may change inside.
+
+    Args:
+        engine: settings of the engine.
+        device: device of the engine.
     """
     if device.type != "cuda":
         with _casts_kept(engine.precision, device):
             yield
         return
-    precision, deterministic = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    precision = torch.get_float32_matmul_precision()
+    deterministic = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_float32_matmul_precision("high" if engine.precision == "tf32" else "highest")
     if engine.deterministic:
-        # cuBLAS needs a workspace of fixed size for it, and reads this when it is first used.
+        # cuBLAS then needs a workspace of fixed size, and reads this variable when it is first used.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
@@ -114,23 +129,30 @@ def numerics_of(engine: EngineConfig, device: torch.device) -> Iterator[None]:
 
 
 def autocast(precision: str, device: torch.device) -> Any:
-    """Inside, products run in bfloat16 where that is the precision."""
+    """Return a context in which products run in bfloat16 if that is `engine.precision`."""
     if precision == "bfloat16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
 
 
 def _casts_kept(precision: str, device: torch.device) -> Any:
-    """Inside, what `autocast` cast of the weights outlives it: torch forgets it where the outermost autocast ends."""
+    """Return a context in which weights cast by `autocast` are kept: torch drops them with the outermost autocast."""
     if precision == "bfloat16":
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
 
 
 def product_rate(device: torch.device, engine: EngineConfig, *, size: int = 0) -> float:
-    """Multiply-adds a second of a square matrix product in `engine.precision`, the best of a few."""
+    """Measure the multiply-adds per second of a square matrix product in `engine.precision`, the best of three.
+
+    Args:
+        device: device of the engine.
+        engine: settings of the engine.
+        size: rows of the matrices; 0: 4096 on CUDA, 1024 on a CPU.
+    """
     size = size or (4096 if device.type == "cuda" else 1024)
     factor = torch.ones(size, size, dtype=arithmetic(engine.precision, device), device=device)
     with numerics_of(engine, device):
-        times = seconds_in_turn({"product": lambda: torch.mm(factor, factor)}, 3, clock_of(device))
+        product = {"product": lambda: torch.mm(factor, factor)}
+        times = seconds_in_turn(product, 3, clock_of(device))
     return size**3 / float(times["product"].min())

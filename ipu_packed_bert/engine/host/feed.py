@@ -1,4 +1,4 @@
-"""Micro-batches of an update on the device; on CUDA they are moved there while the device works on earlier ones."""
+"""Transfer of micro-batches to the device; on CUDA they are copied while the device works on earlier ones."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ _Fields = List[torch.Tensor]
 
 
 def cut(fields: Sequence[torch.Tensor], rows: int) -> Iterator[_Fields]:
-    """The fields of an update, `rows` of each at a time."""
+    """Yield the fields of an update in micro-batches.
+
+    Args:
+        fields: tensors of the update, a row per pack.
+        rows: rows of a micro-batch.
+    """
     for first in range(0, len(fields[0]), rows):
         yield [field[first : first + rows] for field in fields]
 
 
 class _Feed:
-    """On a CPU: the micro-batches as they are."""
+    """Feed of a CPU, which yields the micro-batches as they are."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -32,13 +37,12 @@ class _Feed:
 
 
 class _CudaFeed(_Feed):
-    """On CUDA: a thread copies each micro-batch into pinned memory and from there to the device, on its own stream.
+    """Feed of CUDA: a thread copies each micro-batch to pinned memory and from there to the device, on its own stream.
 
-    At most `AHEAD` micro-batches wait there. The stream that works on a micro-batch waits for its copy; the host waits
-    for neither.
+    The stream that works on a micro-batch waits for its copy; the host waits for neither.
     """
 
-    AHEAD = 2
+    AHEAD = 2  # micro-batches that may wait on the device: one is copied while another one is ready
 
     def __init__(self, device: torch.device):
         super().__init__(device)
@@ -59,7 +63,7 @@ class _CudaFeed(_Feed):
                 moving.cancel()
 
     def _move(self, fields: _Fields) -> Tuple[_Fields, Any]:
-        """In the thread: the fields on the device, and the event after which they are there."""
+        """Return, in the thread, the fields on the device and the event that ends their copy."""
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             # The allocator of pinned memory keeps a block until the copies from it are done.
             moved = [field.pin_memory().to(self.device, non_blocking=True) for field in fields]
@@ -72,7 +76,7 @@ class _CudaFeed(_Feed):
         working = torch.cuda.current_stream(self.device)
         working.wait_event(event)
         for field in moved:
-            # Allocated on the copying stream: not to be used again before the working stream is done with it.
+            # Allocated on the copying stream: its memory must not be reused before the working stream is done with it.
             field.record_stream(working)
         return moved
 
@@ -81,4 +85,5 @@ class _CudaFeed(_Feed):
 
 
 def feed_for(device: torch.device) -> _Feed:
+    """Return the feed of a device."""
     return _CudaFeed(device) if device.type == "cuda" else _Feed(device)

@@ -78,7 +78,7 @@ def test_a_precision_that_the_device_lacks_is_refused(precision, capability, lac
     if not lacks:
         refuse_precision(precision, device)
         return
-    with refused(f"engine.precision is {precision}; .*float32"):
+    with refused("engine.precision", precision, "float32"):
         refuse_precision(precision, device)
 
 
@@ -128,7 +128,7 @@ def test_the_kernel_is_for_half_types_from_8_0_on_without_dropout(kernel, monkey
     for name, value, words in (
         ("dtype", torch.float32, "half types"),
         ("dropout", 0.1, "attention dropout, which is 0.1"),
-        ("head_size", 12, "multiple of 8"),
+        ("head_size", 12, "multiples of 8"),
         ("head_size", 264, "at most 256"),
         ("depth", None, "number of sequences"),
     ):

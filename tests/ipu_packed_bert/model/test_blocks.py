@@ -45,7 +45,7 @@ def test_how_long_a_group_may_be_is_no_matter(monkeypatch):
     heads = heads_of(28)
     found = []
     for together in (0, 4, 64):
-        monkeypatch.setattr(blocks, "TOGETHER", together)
+        monkeypatch.setattr(blocks, "MAX_GROUPED_TOKENS", together)
         arranged = blocks_of(lengths)
         assert len(arranged.groups) == {0: 6, 4: 5, 64: 3}[together]
         found.append(attend_in_blocks(heads, arranged, F.scaled_dot_product_attention))
