@@ -17,7 +17,6 @@ from ipu_packed_bert.padding_free import attention  # noqa: E402
 from ipu_packed_bert.padding_free.attention import _attend_row, _padding_free_attention, _Settings  # noqa: E402
 from ipu_packed_bert.padding_free.collators import PaddingFreeCollator  # noqa: E402
 from tests.padding_free_models import a_windowed_model, some_examples  # noqa: E402
-from tests.refusals import refused
 
 HEADS, WIDTH = 4, 8
 
@@ -117,30 +116,6 @@ def test_dropout_is_applied_within_each_example():
 # ---- what a model hands over
 
 LAYER = SimpleNamespace(is_causal=True)
-
-
-def test_boundaries_of_another_row_are_refused():
-    heads = heads_of(10)
-    with refused("must rise from 0 to 10"):
-        _padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries_of([3, 4]))
-    for lengths in ([4, 6], [3, 3, 4]):
-        with refused("same boundaries"):
-            others = boundaries_of(lengths)
-            _padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries_of([3, 7]), cu_seq_lens_k=others)
-
-
-@pytest.mark.parametrize(
-    "given_, match",
-    [
-        ({"block_indices": torch.zeros(1)}, "block_indices"),
-        ({"attention_mask": torch.ones(1, 1, 10, 10, dtype=torch.bool)}, "use_cache=False"),
-        ({"sliding_window": 4, "is_causal": False}, "window on both sides"),
-    ],
-)
-def test_what_it_does_not_compute_is_refused(given_, match):
-    layer = SimpleNamespace(is_causal=True, config=SimpleNamespace(sliding_window=4))
-    with refused(match):
-        _padding_free_attention(layer, *heads_of(10), cu_seq_lens_q=boundaries_of([3, 7]), **given_)
 
 
 def test_boundaries_that_change_in_place_are_read_again():

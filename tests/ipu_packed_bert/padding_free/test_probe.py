@@ -53,12 +53,6 @@ def test_models_that_keep_examples_apart_pass(kind, dtype):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_eager_models_pass():
-    model = a_model(attention="eager")
-    use_padding_free(model, attention="eager")
-    check_no_leak(model)
-
-
 def test_the_probe_has_a_reference_of_its_own():
     """A mask that is wrong for an example alone as well."""
 
@@ -70,28 +64,11 @@ def test_the_probe_has_a_reference_of_its_own():
         check_no_leak(a_model(), collator=one_token_is_all_you_see)
 
 
+EXPERTS = {"num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 MIXTURES = {
     "mixtral": ("MixtralConfig", {"num_key_value_heads": 1, "num_local_experts": 4}),
-    "qwen2_moe": (
-        "Qwen2MoeConfig",
-        {
-            "num_key_value_heads": 1,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "shared_expert_intermediate_size": 16,
-        },
-    ),
-    "qwen3_moe": (
-        "Qwen3MoeConfig",
-        {
-            "num_key_value_heads": 1,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 16,
-            "head_dim": 8,
-        },
-    ),
+    "qwen2_moe": ("Qwen2MoeConfig", {**EXPERTS, "shared_expert_intermediate_size": 16}),
+    "qwen3_moe": ("Qwen3MoeConfig", {**EXPERTS, "head_dim": 8}),
 }
 
 
@@ -140,10 +117,11 @@ def test_attention_across_examples_is_refused(dtype):
         check_no_leak(a_model(dtype=dtype), forward=without_mask, collator=joined)
 
 
-def test_ignored_position_ids_are_refused():
-    def without_positions(model, inputs):
-        return model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False).logits
+def without_positions(model, inputs):
+    return model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False).logits
 
+
+def test_ignored_position_ids_are_refused():
     model = a_model("gpt2")  # absolute positions: what is not reset is wrong
     with refused("first in transformer.wpe ", "RandomSampling+Padding"):
         check_no_leak(model, forward=without_positions, collator=masked)
@@ -154,12 +132,7 @@ def test_ignored_position_ids_are_refused():
 def test_positions_made_elsewhere_are_refused():
     def shifted(model, inputs):
         stretched = inputs["position_ids"] + (inputs["position_ids"] > 2) * inputs["input_ids"].shape[1]
-        return model(
-            input_ids=inputs["input_ids"],
-            position_ids=stretched,
-            attention_mask=inputs["attention_mask"],
-            use_cache=False,
-        ).logits
+        return logits_of(model, {**inputs, "position_ids": stretched})
 
     with refused("token 3 ", "first in model.rotary_emb "):
         check_no_leak(a_model(), forward=shifted, collator=masked)
@@ -195,23 +168,19 @@ def test_a_leak_of_training_mode_alone_is_refused():
         check_no_leak(model.eval())
 
 
-def test_gradients_that_leak_are_refused_though_the_logits_are_right():
-    def with_gradient(model, inputs):
-        logits = logits_of(model, inputs)
-        mean = logits.mean(dim=1, keepdim=True)
-        return logits + mean - mean.detach()
-
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda logits: logits + logits.mean(dim=1, keepdim=True) - logits.mean(dim=1, keepdim=True).detach(),
+        lambda logits: (logits + logits.detach()) / 2,
+    ],
+    ids=["across examples", "by half"],
+)
+def test_wrong_gradients_are_refused_though_the_logits_are_right(changed):
     with refused("example 1", "gradients"):
-        check_no_leak(a_model(attention="padding_free"), forward=with_gradient)
-
-
-def test_gradients_that_are_wrong_are_refused_though_the_logits_are_right():
-    def half_a_gradient(model, inputs):
-        logits = logits_of(model, inputs)
-        return (logits + logits.detach()) / 2
-
-    with refused("example 1", "gradients"):
-        check_no_leak(a_model(attention="padding_free"), forward=half_a_gradient)
+        check_no_leak(
+            a_model(attention="padding_free"), forward=lambda model, inputs: changed(logits_of(model, inputs))
+        )
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -229,10 +198,6 @@ def test_few_positions_are_enough(positions):
     config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=positions)
     model = transformers.AutoModelForCausalLM.from_config(config)
     use_padding_free(model)
-
-    def without_positions(model, inputs):
-        return model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False).logits
-
     with refused("GPT2LMHeadModel", "example"):
         check_no_leak(model, forward=without_positions, collator=masked)
 

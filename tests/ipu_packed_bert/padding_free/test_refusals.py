@@ -7,11 +7,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ipu_packed_bert.padding_free import attention, choice, pack_into, use_padding_free
+from ipu_packed_bert.padding_free import (
+    PaddingCollator,
+    PaddingFreeCollator,
+    accumulate,
+    attention,
+    choice,
+    mean_loss,
+    pack_into,
+    use_padding_free,
+)
 from ipu_packed_bert.padding_free.probe import audit_batch, check_no_leak
 from ipu_packed_bert.padding_free.streams import PackedStream
 from ipu_packed_bert.padding_free.trainers import WAYS_OF_EQUAL_EPOCHS, _EndlessPacks, _JoiningCollator
-from tests.padding_free_models import SIZE, a_model, transformers
+from tests.padding_free_models import SIZE, a_model, some_examples, transformers
 from tests.refusals import refused
 
 # ---- trainers and their collators
@@ -102,15 +111,60 @@ def test_a_rank_without_an_example_is_refused():
 # ---- models and batches
 
 
-def test_a_loss_of_another_mean_is_refused():
-    with refused("mean", "'row'", "token", "example"):
-        check_no_leak(a_model(), mean="row")
+class FullyShardedDataParallel(torch.nn.Linear):
+    """By the name of torch's class."""
 
 
-def test_a_batch_of_two_rows_is_not_audited():
-    ids = torch.ones(2, 3, dtype=torch.long)
-    with refused("position_ids", "one row"):
-        audit_batch(a_model(attention="padding_free"), {"input_ids": ids, "labels": ids})
+class Shard(torch.nn.Linear):
+    def set_requires_gradient_sync(self, on, *, recurse=True):
+        """As FSDP2 gives it to a module."""
+
+
+def accumulated(part):
+    accumulate(torch.nn.Sequential(part), [{"labels": torch.zeros(1, 2)}])
+
+
+def collated_by(attention):
+    model = a_model()
+    model.config._attn_implementation = attention
+    PaddingFreeCollator(model)(some_examples(1, [3, 4]))
+
+
+def streamed(source, **options):
+    list(PackedStream(source, 64, **options))
+
+
+IDS = torch.ones(2, 3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    "call, names",
+    [
+        (lambda: check_no_leak(a_model(), mean="row"), ["mean", "'row'", "token", "example"]),
+        (lambda: audit_batch(a_model(), {"input_ids": IDS, "labels": IDS}), ["position_ids", "one row"]),
+        (lambda: mean_loss(a_model(), [PaddingCollator()(some_examples(1, [1]))]), ["no token", "-100"]),
+        (lambda: accumulated(FullyShardedDataParallel(2, 2)), ["FullyShardedDataParallel", "fully_shard"]),
+        (lambda: accumulated(Shard(2, 2)), ["weight", "fully_shard"]),
+        (lambda: collated_by("sdpa"), ["LlamaForCausalLM", 'attn_implementation="sdpa"', "use_padding_free"]),
+        (lambda: collated_by("eager"), ["LlamaForCausalLM", 'attn_implementation="eager"']),
+        (lambda: collated_by("flex_attention"), ["LlamaForCausalLM", 'attn_implementation="flex_attention"']),
+        (lambda: streamed(iter([])), ["source", "iterator"]),
+        (lambda: streamed([], rank=1), ["rank = 1", "ranks = None"]),
+        (lambda: streamed([], rank=2, ranks=2), ["rank", "2"]),
+        (lambda: streamed([], share="packs"), ["share", "leave it out"]),
+        (lambda: streamed([], longer="cut"), ["longer", "cut"]),
+        (lambda: streamed([{"input_ids": [1]}, {"input_ids": [1] * 65}]), ["example 1", "65"]),
+    ],
+)
+def test_a_wrong_call_is_refused(call, names):
+    with refused(*names):
+        call()
+
+
+def test_a_source_with_a_state_is_not_read_ahead(tmp_path):
+    (tmp_path / "0.jsonl").write_text('{"input_ids": [1]}')
+    with refused("flush_after", "source"):
+        PackedStream([tmp_path / "0.jsonl"], 8, flush_after=1.0)
 
 
 def test_an_attention_that_transformers_lacks_is_refused(monkeypatch):
@@ -157,8 +211,24 @@ def test_a_kernel_of_half_precision_that_joins_examples_is_refused(monkeypatch):
         check_no_leak(model, longest=16)
 
 
-def test_boundaries_with_a_cache_are_refused():
-    heads = [torch.zeros(1, 1, tokens, 8) for tokens in (10, 12, 12)]
-    layer = SimpleNamespace(is_causal=True)
-    with refused("10", "12", "cache"):
-        attention._padding_free_attention(layer, *heads, cu_seq_lens_q=torch.tensor([0, 3, 10]).int())
+def boundaries(*lengths):
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+@pytest.mark.parametrize(
+    "keys, arguments, names",
+    [
+        (12, {"cu_seq_lens_q": boundaries(3, 7)}, ["10", "12", "cache"]),
+        (10, {"cu_seq_lens_q": boundaries(3, 4)}, ["cu_seq_lens_q", "from 0 to 10"]),
+        (10, {"cu_seq_lens_q": boundaries(3, 7), "cu_seq_lens_k": boundaries(4, 6)}, ["cu_seq_lens_k", "same"]),
+        (10, {"cu_seq_lens_q": boundaries(3, 7), "cu_seq_lens_k": boundaries(3, 3, 4)}, ["cu_seq_lens_k", "same"]),
+        (10, {"cu_seq_lens_q": boundaries(3, 7), "block_indices": torch.zeros(1)}, ["block_indices", "sdpa"]),
+        (10, {"cu_seq_lens_q": boundaries(3, 7), "attention_mask": torch.ones(1, 1, 10, 10) > 0}, ["attention_mask"]),
+        (10, {"sliding_window": 4, "is_causal": False}, ["window on both sides", "sdpa"]),
+    ],
+)
+def test_attention_that_it_does_not_compute_is_refused(keys, arguments, names):
+    heads = [torch.zeros(1, 1, tokens, 8) for tokens in (10, keys, keys)]
+    layer = SimpleNamespace(is_causal=True, config=SimpleNamespace(sliding_window=4))
+    with refused(*names):
+        attention._padding_free_attention(layer, *heads, **arguments)

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 from ipu_packed_bert.padding_free.streams import PackedStream, least_of_ranks
 from ipu_packed_bert.processes.ranks import end_group
 from pack_data.batching.collators import padding_free_batch
+from tests.refusals import refused
 
 S = 64
-from tests.refusals import refused
 
 
 def examples(n=240, seed=0):
@@ -144,11 +144,6 @@ def test_a_stateful_loader_goes_on_from_the_state_of_the_source(tmp_path, kind, 
         assert begun + numbers(second) == whole
 
 
-def test_a_source_with_a_state_is_not_read_ahead(tmp_path):
-    with refused("flush_after", "source"):
-        stream(files_of(tmp_path)[1], flush_after=1.0)
-
-
 def test_a_state_of_another_process_is_refused():
     first = stream(examples(), rank=0, ranks=2)
     next(iter(first))
@@ -156,26 +151,6 @@ def test_a_state_of_another_process_is_refused():
     second.load_state_dict(first.state_dict())
     with refused("state", "ranks and workers"):
         next(iter(second))
-
-
-@pytest.mark.parametrize(
-    "source, options, words",
-    [
-        (iter([]), {}, "begins anew"),
-        ([], {"rank": 1}, "rank = 1, ranks = None"),
-        ([], {"rank": 2, "ranks": 2}, "rank"),
-        ([], {"share": "packs"}, "leave it out"),
-        ([], {"longer": "cut"}, "longer"),
-    ],
-)
-def test_what_cannot_be_is_one_line(source, options, words):
-    with refused(words):
-        stream(source, **options)
-
-
-def test_an_example_that_is_too_long_is_named():
-    with refused("example 1", "65"):
-        list(stream([{"input_ids": [1]}, {"input_ids": [1] * 65}]))
 
 
 def _least_of_two(rank, path):

@@ -90,12 +90,6 @@ def test_the_loss_in_pieces_is_the_cross_entropy(dtype, allowed, monkeypatch):
     assert one.dtype == dtype and relative_error([one], [other]) <= allowed
 
 
-def test_an_evaluation_without_a_predicted_token_is_refused():
-    model = ours()
-    with refused("no token", "-100"):
-        mean_loss(model, [PaddingCollator()(some_examples(1, [1]))])
-
-
 def test_an_update_takes_one_step_at_its_rate_and_clears_the_gradients():
     """Of plain gradient descent: the weights move by rate times gradient, twice in a row."""
     model, reference = ours(), ours()
@@ -181,16 +175,3 @@ def test_two_ranks_make_the_update_of_one(tmp_path):
         assert found["loss"] == pytest.approx(expected.loss, rel=1e-12)
         assert found["tokens"] == expected.supervised_tokens
         assert_same(found=found["gradients"], expected=gradients(single), dtype=torch.float64)
-
-
-def test_a_model_that_is_sharded_in_part_or_in_the_older_way_is_refused():
-    class FullyShardedDataParallel(torch.nn.Linear):
-        """By the name of torch's class."""
-
-    class Shard(torch.nn.Linear):
-        def set_requires_gradient_sync(self, on, *, recurse=True):
-            """As FSDP2 gives it to a module."""
-
-    for part, reason in [(FullyShardedDataParallel(2, 2), "shard the model with fully_shard"), (Shard(2, 2), "weight")]:
-        with refused(reason):
-            accumulate(torch.nn.Sequential(part), [{"labels": torch.zeros(1, 2)}])
