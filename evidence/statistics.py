@@ -148,4 +148,6 @@ def median_interval(values: Sequence[float]) -> Interval:
         if probability > 1 - CONFIDENCE:
             break
         outside += 1
-    return Interval(float(np.median(rising)), rising[outside], rising[number - 1 - outside], number)
+    low = rising[outside]
+    high = rising[number - 1 - outside]
+    return Interval(float(np.median(rising)), low, high, number)

@@ -34,11 +34,13 @@ def text_sets(data_dir: Optional[Path], training: int, held_out: int) -> List[Te
     for part, most in (("train", training), ("test", held_out)):
         records = map(json.loads, _read(data_dir, f"gsm8k/{part}.jsonl.xz").splitlines())
         pairs = [(record["question"], record["answer"]) for record in records]
-        parts.append(_shuffled(pairs)[:most])
+        shuffled = _shuffled(pairs)
+        parts.append(shuffled[:most])
     texts = []
     for part in ("roleplay", "codegen"):
         for record in json.loads(_read(data_dir, f"gpteacher/{part}.json.xz")):
-            prompt = "\n".join(filter(None, (record["instruction"], record["input"])))
+            request = filter(None, (record["instruction"], record["input"]))
+            prompt = "\n".join(request)
             texts.append((prompt, record["response"]))
     return [TextSet("GSM8K", *parts), _split("GPTeacher", _shuffled(texts), training, held_out)]
 
