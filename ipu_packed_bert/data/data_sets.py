@@ -19,7 +19,7 @@ from ipu_packed_bert.settings.reader import OVERRIDE
 from pack_data.building.held_out import of_one_build, overlap
 from pack_data.building.options import stated
 from pack_data.packers import PACKERS, packs_at_depth
-from pack_data.store.data_set import MANIFEST, Manifest, PackStore, read_manifest
+from pack_data.store.data_set import MANIFEST, Manifest, PackStore, StoredFile, read_manifest
 from pack_data.store.packs import BERT, PackSchema
 from pack_data.text.corpus import EMBEDDED, relative_name, source_files
 
@@ -31,12 +31,12 @@ _BUILT_WITH = tuple(
 
 
 def packing_factor(config: Config, manifest: Optional[Manifest], given: Optional[float] = None) -> PackingFactor:
-    """As :func:`known_packing_factor`; ValueError where there is none."""
+    """Return :func:`known_packing_factor`; raise ValueError if it is not known."""
     factor = known_packing_factor(config, manifest, given)
     if factor is None:
         raise ValueError(
             f"{config.path}: no data set in {config.data.directory} yet, and no published packing factor for "
-            f"{config.data.max_sequence_length} slots; give --packing-factor, or build the data set with "
+            f"{config.data.max_sequence_length} slots; pass --packing-factor, or build the data set with "
             "packed-bert build"
         )
     return factor
@@ -45,9 +45,17 @@ def packing_factor(config: Config, manifest: Optional[Manifest], given: Optional
 def known_packing_factor(
     config: Config, manifest: Optional[Manifest], given: Optional[float] = None
 ) -> Optional[PackingFactor]:
-    """The factor of the data set if there is one, else the one given, else the published one for packs of this length.
+    """Return the factor of the data set, else the stated one, else the published one for packs of this length.
 
-    Published is the histogram's, packed as configured, else the paper's. None where none of them exists.
+    The published one is that of the histogram, packed as configured, else the paper's.
+
+    Args:
+        config: the configuration.
+        manifest: manifest of the data set, if it exists.
+        given: value of --packing-factor, if stated.
+
+    Returns:
+        The factor and its source, None if none of them exists.
     """
     if given is not None:
         checked_factor(given, config.data.max_sequences_per_pack)
@@ -60,9 +68,10 @@ def known_packing_factor(
 
 
 def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
-    """The configuration with what it leaves out about its data set taken from there, and the manifest of that.
+    """Return the configuration completed by its data set, and the manifest, None if nothing has been built yet.
 
-    The manifest is None if nothing has been built yet.  Raises ConfigError where the two contradict each other.
+    Raises:
+        ConfigError: if data set and configuration contradict each other.
     """
     folder = Path(config.data.directory)
     if not (folder / MANIFEST).exists():
@@ -70,7 +79,7 @@ def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
         if data.vocabulary is None and data.vocabulary_size > rows:
             raise ConfigError(
                 f"{config.path}: data.vocabulary_size is {data.vocabulary_size}; must be at most "
-                f"model.vocabulary_size, {rows}, where the data set is still to be built with it"
+                f"model.vocabulary_size, {rows}, to build the data set with it"
             )
         return config, None
     manifest = read_manifest(folder)
@@ -82,96 +91,104 @@ def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
 
 
 def _mixed(config: Config, manifests: List[Manifest]) -> Manifest:
-    """What an epoch of several data sets holds: as many packs as they have together, of each its share.
+    """Describe an epoch of several data sets, which has as many packs as they have together, each with its share.
 
-    ConfigError where they were not built alike.
+    Raises:
+        ConfigError: if they were not built alike.
     """
     data, first = config.data, manifests[0]
-    for folder, each in zip(data.folders, manifests):
-        for what, same in (
-            ("packs of another shape or with other columns", each.schema == first.schema),
-            ("another vocabulary", Identity.of_data(each) == Identity.of_data(first)),
-        ):
-            if not same:
-                raise ConfigError(
-                    f"{config.path}: data.mixed_with: {folder} has {what} than {data.directory}; build both alike"
-                )
-    packs = sum(each.packs for each in manifests)
-    shares = data.shares or [each.packs for each in manifests]
-    times = [packs * share / sum(shares) / max(1, each.packs) for share, each in zip(shares, manifests)]
+    shards: List[StoredFile] = []
+    for folder, manifest in zip(data.folders, manifests):
+        difference = ""
+        if manifest.schema != first.schema:
+            difference = "packs of another shape or with other columns"
+        elif Identity.of_data(manifest) != Identity.of_data(first):
+            difference = "another vocabulary"
+        if difference:
+            raise ConfigError(
+                f"{config.path}: data.mixed_with: {folder} has {difference} than {data.directory}; build both alike"
+            )
+        shards += manifest.shards
 
-    def in_all(values: Sequence[Any]) -> Any:
-        return np.rint(np.dot(times, values)).astype(np.int64).tolist()
+    sizes = [manifest.packs for manifest in manifests]
+    packs = sum(sizes)
+    shares = data.shares or sizes
+    passes = [packs * share / sum(shares) / max(1, size) for share, size in zip(shares, sizes)]
 
-    digests = "".join(f"{each.digest:016x}" for each in manifests)
+    def total(values: Sequence[Any]) -> Any:
+        return np.rint(np.dot(passes, values)).astype(np.int64).tolist()
+
+    digests = "".join(f"{manifest.digest:016x}" for manifest in manifests)
     return replace(
         first,
-        sequences=in_all([each.sequences for each in manifests]),
+        sequences=total([manifest.sequences for manifest in manifests]),
         packs=packs,
-        tokens=in_all([each.tokens for each in manifests]),
-        histogram=tuple(in_all([each.histogram for each in manifests])),
+        tokens=total([manifest.tokens for manifest in manifests]),
+        histogram=tuple(total([manifest.histogram for manifest in manifests])),
         digest=int(hashlib.sha256(digests.encode()).hexdigest()[:16], 16),
-        shards=tuple(shard for each in manifests for shard in each.shards),
+        shards=tuple(shards),
     )
 
 
 def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
-    """The settings that a data set speaks about, by full name."""
-    schema, made = manifest.schema, _options(manifest)
+    """Return the settings that a data set states, by full name."""
+    schema, options = manifest.schema, _options(manifest)
     depth, packer = schema.max_sequences_per_pack, manifest.algorithm
-    found: Dict[str, Any] = {
+    stated_settings: Dict[str, Any] = {
         "data.max_sequence_length": schema.max_sequence_length,
         "data.max_sequences_per_pack": depth,
         # The optimal packer takes any depth: it stands for a packer that this package does not have.
         "data.packer": packer if packer in PACKERS and packs_at_depth(packer, depth) else "optimal",
         "model.max_position_embeddings": max(schema.max_sequence_length, config.model.max_position_embeddings),
     }
-    # 0: a data set from a foreign format, which does not say.
+    # 0: a data set from a foreign format, which does not state it.
     if manifest.max_predictions_per_sequence:
-        found["data.max_predictions_per_sequence"] = manifest.max_predictions_per_sequence
+        stated_settings["data.max_predictions_per_sequence"] = manifest.max_predictions_per_sequence
     if manifest.vocabulary_size:
-        found["model.vocabulary_size"] = manifest.vocabulary_size
-    if made:
-        found.update({f"data.{name}": made[name] for name in ("held_out", "whole_word_masking")})
+        stated_settings["model.vocabulary_size"] = manifest.vocabulary_size
+    if options:
+        stated_settings.update({f"data.{name}": options[name] for name in ("held_out", "whole_word_masking")})
     for name in ("vocabulary_size", "duplication_factor", "seed"):
-        if name in made:
-            found[f"data.{name}"] = made[name]
-    return found
+        if name in options:
+            stated_settings[f"data.{name}"] = options[name]
+    return stated_settings
 
 
 def _options(manifest: Manifest) -> Dict[str, Any]:
-    """The options that the data set was built with; none where it was not built by this program."""
+    """Return the options that the data set was built with; none if another program built it."""
     return stated(manifest.made_with["options"]) if "options" in manifest.made_with else {}
 
 
 def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackStore]:
-    """The data set of the configuration, and the configuration as :func:`described` by it.
+    """Open the data set of a configuration; return it after the configuration as :func:`described` by it.
 
-    If the folder that the configuration file names holds none, it is built there and kept, with its held-out side; one
-    line says so.  Raises ValueError where a folder that the user named holds none, and where the data set contradicts
-    the configuration, or is missing and ``build`` is false: another process has built it, elsewhere.
+    If the directory that the configuration file names holds none, it is built there and kept, with its held-out data
+    set; one line is printed.
+
+    Args:
+        config: the configuration.
+        build: False if another process has built the data set, which must then be here.
+
+    Raises:
+        ValueError: if a directory that the user named holds no data set, the data set contradicts the configuration,
+            or it is missing and ``build`` is False.
     """
     data = config.data
     if described(config)[1] is None:
         if not build:
             raise ValueError(
-                f"{data.directory}: no data set here, but where rank 0 runs; share the folder among the machines, or "
-                "copy it to each"
+                f"{data.directory}: no data set on this machine, only on that of rank 0; share the directory, or copy "
+                "it to each machine"
             )
         if config.origins.get("data.directory") == OVERRIDE:
             raise ValueError(_no_data_set(config))
         from pack_data.building.command import BuildOptions
         from pack_data.building.command import build as build_data_set
 
-        what = "the embedded corpus" if data.corpus == "embedded" else data.corpus
-        print(f"data      {data.directory} is missing: building it from {what}; kept for the next run", flush=True)
-        build_data_set(
-            BuildOptions(
-                data.directory,
-                workers=None,
-                **{name: getattr(data, name) for name in (*_BUILT_WITH, "corpus", "vocabulary", "held_out")},
-            )
-        ).close()
+        source = "the embedded corpus" if data.corpus == "embedded" else data.corpus
+        print(f"data      {data.directory} is missing: building it from {source}; kept for the next run", flush=True)
+        options = {name: getattr(data, name) for name in (*_BUILT_WITH, "corpus", "vocabulary", "held_out")}
+        build_data_set(BuildOptions(data.directory, workers=None, **options)).close()
     config, manifest = described(config)
     if manifest is not None and data.mixed_with:
         return config, MixedStore(data.folders, data.shares, config.run.seed, manifest)
@@ -179,22 +196,27 @@ def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackSt
 
 
 def _no_data_set(config: Config) -> str:
-    """The words for a folder without a data set that --data or --set named, which may be mistyped or of texts."""
-    folder = Path(config.data.directory)
-    line = f"packed-bert build --corpus {shlex.quote(str(folder))} --out DIR, and --data DIR"
-    if folder.is_file():
-        return f"{folder}: a file; a data set is a folder that packed-bert build made; if it is of text: {line}"
-    if folder.is_dir() and any(folder.iterdir()):
-        return f"{folder}: holds no data set ({MANIFEST} is missing); if it holds texts, build one of them: {line}"
+    """Return the problem of a directory without a data set that --data or --set named: mistyped, or of texts."""
+    directory = Path(config.data.directory)
+    line = f"packed-bert build --corpus {shlex.quote(str(directory))} --out DIR, and pass --data DIR"
+    if directory.is_file():
+        return f"{directory}: a file; a data set is a directory written by packed-bert build; if it is text: {line}"
+    if directory.is_dir() and any(directory.iterdir()):
+        return f"{directory}: no data set ({MANIFEST} is missing); if it holds texts, build a data set: {line}"
     texts = {"data.corpus": "TEXTS"} if config.data.corpus == "embedded" else {}
     line = config.with_settings(texts, OVERRIDE).build_line()
-    return f"{folder}: no data set there; name a folder that packed-bert build made, or build one: {line}"
+    return f"{directory}: no data set there; pass a directory written by packed-bert build, or build one: {line}"
 
 
 def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
-    """The data set that the configuration evaluates on, None where it evaluates on none.
+    """Open the data set that the configuration evaluates on, None if it evaluates on none.
 
-    Raises ConfigError where it is missing, does not fit the training data, or holds training documents.
+    Args:
+        config: the configuration.
+        training: manifest of the training data.
+
+    Raises:
+        ConfigError: if it is missing, does not fit the training data, or holds training documents.
     """
     if not config.run.evaluate_every:
         return None
@@ -222,9 +244,9 @@ def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
 
 
 def _line_to_build_again(config: Config, manifest: Manifest) -> str:
-    """The command that builds a data set again, with documents held out; CORPUS where the text is not known."""
-    made = _options(manifest)
-    values = {f"data.{name}": made[name] for name in _BUILT_WITH if name in made}
+    """Return the command that builds a data set again, with documents held out; CORPUS stands for an unknown text."""
+    options = _options(manifest)
+    values = {f"data.{name}": options[name] for name in _BUILT_WITH if name in options}
     embedded = [name for name, _ in manifest.made_with.get("sources", ())] == ["embedded"]
     if embedded or config.data.corpus == "embedded":
         values["data.corpus"] = "embedded" if embedded else "CORPUS"
@@ -232,18 +254,19 @@ def _line_to_build_again(config: Config, manifest: Manifest) -> str:
 
 
 def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest) -> List[str]:
-    schema, wanted, problems = evaluation.schema, training.schema, []
+    schema, wanted = evaluation.schema, training.schema
+    problems: List[str] = []
     if (schema.kind, schema.max_sequence_length) != (wanted.kind, wanted.max_sequence_length):
         problems.append(
             f"holds {schema.kind} packs of {schema.max_sequence_length} slots, the training data "
             f"{wanted.kind} packs of {wanted.max_sequence_length}"
         )
-    for found, room, words in (
+    for depth, room, things in (
         (schema.max_sequences_per_pack, wanted.max_sequences_per_pack, "sequences"),
         (schema.max_predictions_per_pack, wanted.max_predictions_per_pack, "masked tokens"),
     ):
-        if found > room:
-            problems.append(f"has packs of up to {found} {words}, those of the training data have room for {room}")
+        if depth > room:
+            problems.append(f"has packs of up to {depth} {things}, those of the training data have room for {room}")
     if evaluation.vocabulary_size > config.model.vocabulary_size:
         problems.append(
             f"has a vocabulary of {evaluation.vocabulary_size} tokens, "
@@ -252,7 +275,7 @@ def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest
     ours, theirs = Identity.of_data(training), Identity.of_data(evaluation)
     if len({ours.sha256, theirs.sha256} - {""}) > 1:
         problems.append(
-            "was made with another vocabulary than the training data; give both the same vocab.txt (--vocabulary)"
+            "was made with another vocabulary than the training data; build both with the same vocab.txt (--vocabulary)"
         )
     elif len({ours.lower_case, theirs.lower_case} - {None}) > 1:
         problems.append(
@@ -266,7 +289,7 @@ def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest
             f"was not built with the training data in {config.data.directory}; a build may have put both in place just "
             f"now, then start again; else build both with `{_line_to_build_again(config, training)}`"
         )
-    if any(overlap(each.made_with, evaluation.made_with) for each in manifests):
+    if any(overlap(manifest.made_with, evaluation.made_with) for manifest in manifests):
         problems.append(
             f"holds documents that the training data in {config.data.named} hold too; "
             f"build both with `{_line_to_build_again(config, training)}`"
@@ -275,9 +298,9 @@ def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest
 
 
 def _check_data(config: Config, manifest: Manifest) -> None:
-    """Raise ConfigError, with every contradiction, where ``config`` does not fit the data set."""
+    """Raise ConfigError, with every contradiction, if ``config`` does not fit the data set."""
     problems = _contradictions(config, manifest.schema)
-    # 0: a data set from a foreign format, which does not say.
+    # 0: a data set from a foreign format, which does not state it.
     wanted = config.data.max_predictions_per_sequence
     if wanted is not None and manifest.max_predictions_per_sequence not in (0, wanted):
         problems.append(
@@ -293,7 +316,7 @@ def _check_data(config: Config, manifest: Manifest) -> None:
 
 
 def check_schema(config: Config, schema: PackSchema) -> None:
-    """As :func:`_check_data`, by the shape of the packs alone."""
+    """Raise ConfigError if ``config`` does not fit the shape of the packs."""
     problems = _contradictions(config, schema)
     wanted = config.data.max_predictions_per_sequence or 1
     if schema.max_predictions_per_pack < wanted:
@@ -313,7 +336,8 @@ def _refuse(config: Config, problems: List[str]) -> None:
 
 
 def _contradictions(config: Config, schema: PackSchema) -> List[str]:
-    data, problems = config.data, []
+    data = config.data
+    problems: List[str] = []
     if schema.kind != BERT:
         problems.append(f"holds {schema.kind} packs; pre-training needs {BERT}")
     if schema.max_sequence_length != data.max_sequence_length:
@@ -329,26 +353,27 @@ def _contradictions(config: Config, schema: PackSchema) -> List[str]:
 
 
 def built_otherwise(config: Config, manifest: Manifest) -> List[str]:
-    """Settings under ``data`` that the data set was not built with, in words; it is used as it is.
+    """Describe the settings under ``data`` that the data set was not built with; it is used as it is.
 
-    Empty for a data set that does not say how it was built, and for one that the user named: what the file says is of
-    another.
+    Empty for a data set that does not state how it was built, and for one that the user named: the settings of the file
+    are those of another data set.
     """
     if config.origins.get("data.directory") == OVERRIDE:
         return []
-    made, wanted = _options(manifest), config.data
-    names = ["packer", "duplication_factor", "whole_word_masking", "seed", "held_out"] + (
-        [] if wanted.vocabulary else ["vocabulary_size"]
-    )
-    return [
-        f"{name} {made[name]} (data.{name} is {getattr(wanted, name)})"
-        for name in names
-        if name in made and made[name] != getattr(wanted, name)
-    ]
+    options, data = _options(manifest), config.data
+    names = ["packer", "duplication_factor", "whole_word_masking", "seed", "held_out"]
+    if not data.vocabulary:
+        names.append("vocabulary_size")
+    differences = []
+    for name in names:
+        wanted = getattr(data, name)
+        if name in options and options[name] != wanted:
+            differences.append(f"{name} {options[name]} (data.{name} is {wanted})")
+    return differences
 
 
 def of_the_same_corpus(config: Config, manifest: Manifest) -> bool:
-    """Whether a build with this configuration would read the files that the data set was made from, by their names."""
+    """Return True if a build with this configuration would read files of the names that the data set was built from."""
     made_from = sorted(name for name, _ in manifest.made_with.get("sources", ()))
     if config.data.corpus == EMBEDDED:
         return made_from == [EMBEDDED]

@@ -1,4 +1,4 @@
-"""The packing factor of a data set that does not exist yet: given, of a histogram, or the paper's."""
+"""The packing factor of a data set that does not exist yet: stated, of a histogram, or the paper's."""
 
 from __future__ import annotations
 
@@ -23,33 +23,39 @@ class PackingFactor(NamedTuple):
 
 
 def parse_factor(text: str) -> float:
-    """An argparse type: sequences per pack, a number of at least 1."""
+    """Parse sequences per pack, a number of at least 1, for argparse."""
     try:
         return checked_factor(float(text))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no packing factor: a pack holds at least one sequence; give a number from 1 on"
+            f"{text!r} is not a packing factor: a pack holds at least one sequence; pass a number of at least 1"
         ) from None
 
 
 def checked_factor(value: float, depth: Optional[int] = None) -> float:
-    """The value, if it can be the packing factor of packs of up to `depth` sequences; ValueError otherwise.
+    """Return the value if packs of up to `depth` sequences can have this packing factor.
 
-    Depth 1 is not checked: unpacked runs, which stand beside packed ones with one option for all, do not use it.
+    Depth 1 is not checked: unpacked runs, which one option may share with packed ones, do not use the factor.
+
+    Raises:
+        ValueError: if the value is below 1, not finite, or above the depth.
     """
     if not (math.isfinite(value) and value >= 1):
-        raise ValueError(f"--packing-factor {value:g}: a pack holds at least one sequence; give a number from 1 on")
+        raise ValueError(f"--packing-factor {value:g}: a pack holds at least one sequence; pass a number of at least 1")
     if depth not in (None, 1) and value > depth:
         raise ValueError(
             f"--packing-factor {value:g}: a pack holds at most {depth} sequences (data.max_sequences_per_pack); "
-            "give no more than that, or raise the depth"
+            "pass no more than that, or raise the depth"
         )
     return value
 
 
 def published_for(slots: int) -> Optional[LengthHistogram]:
-    """The published histogram for packs of so many slots, None where there is none."""
-    return next((LengthHistogram.published(name) for name in PUBLISHED if name.endswith(f"_{slots}")), None)
+    """Return the published histogram for packs of this many slots, None if there is none."""
+    for name in PUBLISHED:
+        if name.endswith(f"_{slots}"):
+            return LengthHistogram.published(name)
+    return None
 
 
 def planned_factor(
@@ -61,20 +67,28 @@ def planned_factor(
     histogram: Optional[LengthHistogram] = None,
     factor_of: Optional[Callable[[LengthHistogram, str, Optional[int]], float]] = None,
 ) -> Optional[PackingFactor]:
-    """The factor given, else that of a histogram for packs of so many slots, else the paper's; None where none exists.
+    """Return the stated factor, else that of a histogram for packs of `slots`, else the paper's, else None.
 
-    histogram: instead of the published one; it counts only if it is for packs of `slots`. factor_of: how a histogram is
-    packed; None: by the packer, which is said on stderr. A packer that does not pack at this depth is replaced by the
-    optimal one.
+    Args:
+        slots: slots of a pack.
+        packer: name of the packer; one that does not pack at this depth is replaced by the optimal one.
+        max_sequences_per_pack: packing depth, None for unlimited.
+        given: the stated factor, if any.
+        histogram: used in place of the published one, if it is for packs of `slots`.
+        factor_of: packs a histogram; None packs it with the packer, and says so on stderr.
+
+    Raises:
+        ValueError: if the stated factor is not possible.
     """
     if given is not None:
         return PackingFactor(checked_factor(given, max_sequences_per_pack), "--packing-factor")
-    found = published_for(slots) if histogram is None else histogram
-    if found is not None and found.max_sequence_length == slots:
-        packer = packer if packer != "none" and packs_at_depth(packer, max_sequences_per_pack) else "optimal"
-        which = f"the published histogram {found.name}" if found.name in PUBLISHED else f"the histogram {found.name}"
-        value = (factor_of or _packed_factor)(found, packer, max_sequences_per_pack)
-        return PackingFactor(value, f"{which}, packed by {packer}")
+    lengths = published_for(slots) if histogram is None else histogram
+    if lengths is not None and lengths.max_sequence_length == slots:
+        if packer == "none" or not packs_at_depth(packer, max_sequences_per_pack):
+            packer = "optimal"
+        published = "published " if lengths.name in PUBLISHED else ""
+        value = (factor_of or _packed_factor)(lengths, packer, max_sequences_per_pack)
+        return PackingFactor(value, f"the {published}histogram {lengths.name}, packed by {packer}")
     if slots in PAPER_FACTORS:
         return PackingFactor(
             PAPER_FACTORS[slots],
@@ -86,8 +100,8 @@ def planned_factor(
 @lru_cache(maxsize=None)
 def _packed_factor(histogram: LengthHistogram, packer: str, max_sequences_per_pack: Optional[int]) -> float:
     print(
-        f"packing the histogram {histogram.name} with {packer} for its packing factor; --packing-factor saves the "
-        "seconds",
+        f"packing the histogram {histogram.name} with {packer} for its packing factor; pass --packing-factor to save "
+        "the seconds",
         file=sys.stderr,
         flush=True,
     )

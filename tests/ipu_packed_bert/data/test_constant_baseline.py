@@ -52,7 +52,7 @@ def test_by_hand(both):
 
 def test_a_larger_training_side_is_counted_in_part_and_all_of_the_held_out_one(both, monkeypatch):
     monkeypatch.setattr(unigram, "COUNTED_PACKS", 1)  # the first of two: 5, 5, 7, 3
-    monkeypatch.setattr(unigram, "_AT_ONCE", 1)
+    monkeypatch.setattr(unigram, "_PACKS_AT_ONCE", 1)
     found = unigram_baseline(*both, vocabulary=10)
     five, others, nine = (-math.log(count / 14) for count in (3, 2, 1))
     assert found["unigram_loss"] == pytest.approx((five + 3 * others + nine) / 5, rel=1e-12)
