@@ -303,6 +303,34 @@ def _bars(axes: Any, bars: Bars, sheet: _Sheet) -> List[Any]:
         starts = np.array(bars.edges[:-1])
         widths = np.diff(bars.edges)
 
+    handles, tops = _draw_series(axes, bars, starts, widths)
+    for number, (name, value) in enumerate(bars.levels):
+        handles.append(axes.axvline(value, label=name, **_level_style(number)))
+    if bars.limit is not None:
+        name, value = bars.limit
+        handles.append(axes.axvline(value, label=name, color=COLOURS["limit"], linewidth=1.6))
+
+    value_axis, category_axis = ("x", "y") if bars.across else ("y", "x")
+    _set_axis(axes, value_axis, bars.values, room=0.04)
+    if bars.edges:
+        _set_axis(axes, category_axis, Axis(bars.along, least=bars.edges[0], most=bars.edges[-1]))
+    else:
+        _set_names(axes, category_axis, bars.along, bars.categories, sheet)
+    if bars.across:
+        axes.invert_yaxis()
+        if axes.get_xlim()[0] < 0:
+            axes.axvline(0.0, color=_INK, linewidth=0.6)
+    for place, top, text in zip(starts + widths / 2, tops, bars.ends):
+        if bars.across:
+            axes.text(1.01, place, text, transform=axes.get_yaxis_transform(), va="center")
+        else:
+            axes.text(place, top, text, ha="center", va="bottom")
+    return handles
+
+
+def _draw_series(axes: Any, bars: Bars, starts: np.ndarray, widths: np.ndarray) -> Tuple[List[Any], np.ndarray]:
+    """Draw the bars at these starts; return their artists, and the ends of the last series."""
+    count = len(starts)
     handles = []
     tops = np.zeros(count)
     plain_colours = cycle(_PLAIN)
@@ -333,29 +361,7 @@ def _bars(axes: Any, bars: Bars, sheet: _Sheet) -> List[Any]:
         tops = base + np.nan_to_num(values)
         if series.lower:
             _draw_intervals(axes, places + thickness / 2, series, bars.across)
-
-    for number, (name, value) in enumerate(bars.levels):
-        handles.append(axes.axvline(value, label=name, **_level_style(number)))
-    if bars.limit is not None:
-        name, value = bars.limit
-        handles.append(axes.axvline(value, label=name, color=COLOURS["limit"], linewidth=1.6))
-
-    value_axis, category_axis = ("x", "y") if bars.across else ("y", "x")
-    _set_axis(axes, value_axis, bars.values, room=0.04)
-    if bars.edges:
-        _set_axis(axes, category_axis, Axis(bars.along, least=bars.edges[0], most=bars.edges[-1]))
-    else:
-        _set_names(axes, category_axis, bars.along, bars.categories, sheet)
-    if bars.across:
-        axes.invert_yaxis()
-        if axes.get_xlim()[0] < 0:
-            axes.axvline(0.0, color=_INK, linewidth=0.6)
-    for place, top, text in zip(starts + widths / 2, tops, bars.ends):
-        if bars.across:
-            axes.text(1.01, place, text, transform=axes.get_yaxis_transform(), va="center")
-        else:
-            axes.text(place, top, text, ha="center", va="bottom")
-    return handles
+    return handles, tops
 
 
 def _floats(values: _Values) -> np.ndarray:
