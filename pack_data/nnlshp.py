@@ -107,6 +107,14 @@ def _mix(counts: np.ndarray, strategies: np.ndarray, weights: np.ndarray, rounds
     return mixture, left
 
 
+def _less(strategy: Tuple[int, ...], length: int, taken: int) -> Tuple[int, ...]:
+    """Return a strategy with ``taken`` fewer sequences of a length."""
+    kept = list(strategy)
+    for _ in range(taken):
+        kept.remove(length)
+    return tuple(kept)
+
+
 def _without(repeats: Dict[Tuple[int, ...], int], padding: np.ndarray) -> List[Tuple[Tuple[int, ...], int]]:
     """Return the packs without the padding sequences; padding [S + 1] counts them by length."""
     remaining = Counter(repeats)
@@ -121,15 +129,13 @@ def _without(repeats: Dict[Tuple[int, ...], int], padding: np.ndarray) -> List[T
             # all of this length out of some packs, then the last few out of one pack more
             whole, rest = divmod(min(left, packs * inside), inside)
             for amount, taken in ((whole, inside), (1, rest)):
-                if amount and taken:
-                    kept = list(strategy)
-                    for _ in range(taken):
-                        kept.remove(length)
-                    remaining[strategy] -= amount
-                    remaining[tuple(kept)] += amount
-                    for other in kept:
-                        if other != length:
-                            holders[other].add(tuple(kept))
+                if not amount or not taken:
+                    continue
+                kept = _less(strategy, length, taken)
+                remaining[strategy] -= amount
+                remaining[kept] += amount
+                for other in set(kept) - {length}:
+                    holders[other].add(kept)
             left -= whole * inside + rest
             if not left:
                 break

@@ -39,12 +39,13 @@ def _speed_ups(table: Table, name_keys: Sequence[str]) -> Iterator[Bars]:
         ("papers_realised", "the paper's graph, modelled and measured"),
     ):
         rows = [row for row in table.rows if isinstance(row.get(key), float)]
+        names = [" ".join(str(row[name]) for name in name_keys) for row in rows]
         series = [_modelled(rows, key, f"{key}_lower", f"{key}_upper")]
         if key == "papers_realised":
             series.append(Series("paper, measured", _numbers(rows, "paper_realised")))
         yield Bars(
             f"{table.title.split(':')[0]}, {graph}",
-            tuple(" ".join(str(row[name]) for name in name_keys) for row in rows),
+            tuple(names),
             Axis("realised speed-up"),
             tuple(series),
             across=True,
@@ -75,8 +76,12 @@ def _modelled(rows: _Rows, key: str, lower: str, upper: str, unit: float = 1.0) 
 
 def _numbers(rows: _Rows, key: str, unit: float = 1.0) -> Tuple[Optional[float], ...]:
     """Return a column in multiples of ``unit``, None where it holds no number."""
-    values = [row.get(key) for row in rows]
-    return tuple(None if value is None or isinstance(value, str) else float(value) / unit for value in values)
+    numbers: List[Optional[float]] = []
+    for row in rows:
+        value = row.get(key)
+        is_number = value is not None and not isinstance(value, str)
+        numbers.append(float(value) / unit if is_number else None)
+    return tuple(numbers)
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
