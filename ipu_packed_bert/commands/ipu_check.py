@@ -151,10 +151,10 @@ class _Check:
                 packs=self.config.packs_per_update(1.0),
                 settings=ipu_bundle.public_settings(self.config),
             ),
-            device=ipu_bundle.Device(there.architecture, MK2.memory_per_tile),
+            device=ipu_bundle.CheckedDevice(there.architecture, MK2.memory_per_tile),
             versions=_versions(there.poptorch),
             predicted=ipu_bundle.Predicted(),
-            measured=ipu_bundle.Measured(),
+            measured=ipu_bundle.MeasuredUpdates(),
             verdict=ipu_bundle.Verdict(1, [], []),
         )
         self.batch = self._drawn()

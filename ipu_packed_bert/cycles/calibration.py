@@ -254,7 +254,7 @@ def calibrate(observations: Observations) -> Calibration:
         )
     left_out[_PAPER] = _fit(throughputs, None)
 
-    report = {
+    report: Dict[str, Any] = {
         "fitted_on": list(left_out),
         "sigma": {"throughput": _THROUGHPUT_SIGMA, "overhead_points": _OVERHEAD_SIGMA},
         "points": rows,

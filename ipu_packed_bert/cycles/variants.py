@@ -31,7 +31,7 @@ def build(model: Any, loss: Any, arrangement: str, *, slots: int, depth: int, co
     if arrangement == PACKED:
         mask_in_product(built, sequences=depth, columns=columns)
     elif arrangement == POPART:
-        built.attention_mask = _Numbers()
+        built.attention_mask = _VariantNumbers()
         for layer in built.bert.encoder.layer:
             layer.attention.self.scores = _RebuildingScores()
     elif arrangement == UNPACKED:
@@ -49,7 +49,7 @@ class _RowMask(nn.Module):
         return torch.where(input_mask_BS > 0, zero, torch.full_like(zero, _HIDDEN))[:, None, None, :]
 
 
-class _Numbers(nn.Module):
+class _VariantNumbers(nn.Module):
     """Passes the sequence numbers on: [B, S] is copied from IPU to IPU instead of [B, 1, S, S]."""
 
     def forward(self, input_mask_BS, dtype):

@@ -70,7 +70,7 @@ class Probed(NamedTuple):
         return text
 
 
-class _Step(NamedTuple):
+class _LayerStep(NamedTuple):
     """One comparison, which can be repeated in another dtype."""
 
     method: str  # of RowProbe; its arguments are the lengths and a random generator
@@ -86,7 +86,7 @@ class Fault(NamedTuple):
     error: float
     number: int = -1  # of the example
     lengths: Tuple[int, ...] = ()  # of all examples of the row; empty if the row cannot be drawn again
-    step: Optional[_Step] = None
+    step: Optional[_LayerStep] = None
     first: Optional[FirstDifference] = None
 
 
@@ -174,7 +174,7 @@ def _ended(lengths: List[int], longest: int) -> List[int]:
 # ---- a row and its examples
 
 
-class _Row(NamedTuple):
+class _TrainedRow(NamedTuple):
     """Examples, the inputs that the collator makes of them, and where their tokens are in these inputs."""
 
     examples: List[Example]
@@ -344,7 +344,7 @@ class RowProbe:
         """Probe the examples of an existing batch; return its faults, and what was probed."""
         begun = time.perf_counter()
         lengths = [len(example["input_ids"]) for example in examples]
-        faults = self._faults_of(_Step("_compare", lengths, 0, examples))
+        faults = self._faults_of(_LayerStep("_compare", lengths, 0, examples))
         shape = sum(lengths), len(lengths)
         seconds = time.perf_counter() - begun
         return faults, Probed((shape,), seconds=seconds, update=self.update)
@@ -354,7 +354,7 @@ class RowProbe:
         assert fault.step is not None
         return self._faults_of(fault.step)
 
-    def _steps(self, row: int, longest: int) -> List[_Step]:
+    def _steps(self, row: int, longest: int) -> List[_LayerStep]:
         """List the steps, the most important first."""
         rows = row_lengths(row, longest, text_config(self.model), np.random.default_rng(0))
         methods = ["_logits_and_gradients"]
@@ -366,9 +366,9 @@ class RowProbe:
         of_one_token = [1] * min(_MOST_EXAMPLES, row)
         longer = [min(16, longest)] * max(1, row // 16)
         steps += [(of_one_token, "_auxiliary"), (longer, "_auxiliary")]
-        return [_Step(method, lengths, seed) for seed, (lengths, method) in enumerate(steps)]
+        return [_LayerStep(method, lengths, seed) for seed, (lengths, method) in enumerate(steps)]
 
-    def _faults_of(self, step: _Step) -> List[Fault]:
+    def _faults_of(self, step: _LayerStep) -> List[Fault]:
         if step.examples is not None:
             faults = self._compare(step.examples)
         else:
@@ -428,7 +428,7 @@ class RowProbe:
     def _compare(self, examples: List[Example]) -> List[Fault]:
         """Compare a row, in training and in evaluation mode, with each example alone in evaluation mode."""
         inputs = self._inputs(examples)
-        row = _Row(examples, inputs, places_of(examples, inputs))
+        row = _TrainedRow(examples, inputs, places_of(examples, inputs))
         self.model.eval()
         with torch.no_grad(), self._auxiliary_losses() as losses:
             evaluated = self._logits(row)
@@ -438,7 +438,7 @@ class RowProbe:
         name = _row_name(row.lengths)
         return [fault._replace(what=f"{name}, {fault.what}") for fault in faults]
 
-    def _train(self, row: _Row, evaluated: torch.Tensor) -> _Result:
+    def _train(self, row: _TrainedRow, evaluated: torch.Tensor) -> _Result:
         """Compute a row in training mode; in evaluation mode if training is random even without dropout."""
         with _without_dropout(self.model):
             begun = time.perf_counter()
@@ -453,13 +453,13 @@ class RowProbe:
         is_random = _largest(again - trained.logits) > 1e-6 * scale
         return self._result(row) if is_random else trained
 
-    def _logits(self, row: _Row) -> torch.Tensor:
+    def _logits(self, row: _TrainedRow) -> torch.Tensor:
         """Compute the logits of all examples of a row, [tokens, vocabulary]."""
         self.probe.prepare()
         inputs = {name: value for name, value in row.inputs.items() if name != "labels"}
         return _of_examples(self.training.forward(self.model, inputs), row.places)
 
-    def _result(self, row: _Row) -> _Result:
+    def _result(self, row: _TrainedRow) -> _Result:
         """Compute a row with gradients."""
         result = self._with_gradients(partial(self._logits, row), row.examples)
         return result._replace(gradients=_of_examples(result.gradients, row.places))
@@ -487,7 +487,7 @@ class RowProbe:
 
     def _compare_alone(
         self,
-        row: _Row,
+        row: _TrainedRow,
         trained: _Result,
         evaluated: torch.Tensor,
     ) -> List[Fault]:
@@ -535,7 +535,7 @@ class RowProbe:
         above = [fault for fault in faults if not fault.error <= self.limit]
         return above + [fault for fault in of_gradients if not fault.error <= gradient_limit]
 
-    def _worst_example(self, row: _Row, errors: torch.Tensor, what: str) -> Fault:
+    def _worst_example(self, row: _TrainedRow, errors: torch.Tensor, what: str) -> Fault:
         """Describe the example with the largest error; errors: of the tokens of all examples."""
         worst = int(errors.argmax())
         number, token = _locate(row.lengths, worst)
@@ -547,7 +547,7 @@ class RowProbe:
 
     def _first_difference(
         self,
-        row: _Row,
+        row: _TrainedRow,
         errors: torch.Tensor,
     ) -> Optional[FirstDifference]:
         different = (errors > self.limit).nonzero().flatten().tolist()

@@ -16,7 +16,7 @@ import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Union, get_type_hints
+from typing import Any, Dict, List, Optional, Tuple, Union, get_type_hints
 
 from ipu_packed_bert.cycles.calibration import Interval
 from ipu_packed_bert.report.popvision import Memory, Work
@@ -62,7 +62,7 @@ class Checked:
 
 
 @dataclass
-class Device:
+class CheckedDevice:
     architecture: Optional[int]
     bytes_per_tile: int
 
@@ -96,7 +96,7 @@ class Predicted:
 
 
 @dataclass
-class Measured:
+class MeasuredUpdates:
     compile_seconds: Optional[float] = None
     losses: Optional[List[Optional[float]]] = None
     seconds: Optional[List[float]] = None
@@ -116,10 +116,10 @@ class Verdict:
 class Bundle:
     stages: List[Stage]
     configuration: Checked
-    device: Device
+    device: CheckedDevice
     versions: Versions
     predicted: Predicted
-    measured: Measured
+    measured: MeasuredUpdates
     verdict: Verdict
 
 
@@ -205,7 +205,8 @@ def _read(fields: Fields, kind: Any) -> Any:
 
 def _value(fields: Fields, key: Any, hint: Any) -> Any:
     """Read a value by the annotation of its field."""
-    origin, inner = getattr(hint, "__origin__", None), getattr(hint, "__args__", ())
+    origin = getattr(hint, "__origin__", None)
+    inner: Tuple[Any, ...] = getattr(hint, "__args__", ())
     if origin is Union:  # Optional
         return fields.optional(key, _value, inner[0])
     if origin is list:
@@ -218,7 +219,8 @@ def _value(fields: Fields, key: Any, hint: Any) -> Any:
         return fields.text(key, printable=False)
     if dataclasses.is_dataclass(hint):
         return _read(fields.object(key), hint)
-    return {int: Fields.integer, float: Fields.number, bool: Fields.boolean}[hint](fields, key)
+    readers: Dict[Any, Any] = {int: Fields.integer, float: Fields.number, bool: Fields.boolean}
+    return readers[hint](fields, key)
 
 
 # ------------------------------------------------------------------------------------------------------------- verdict

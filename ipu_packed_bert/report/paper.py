@@ -88,7 +88,7 @@ class ModelledOverhead:
         return Interval(*(packing_factor / speed_up - 1.0 for speed_up in (faster, value, slower)))
 
 
-class _Compared(NamedTuple):
+class _PaperComparison(NamedTuple):
     """A packing of Table 1, or a model of Table 2, with the overheads of both graphs."""
 
     labels: Mapping[str, Any]
@@ -101,7 +101,7 @@ class _Compared(NamedTuple):
 def _compared_fields(source: str) -> Tuple[Field, ...]:
     """Return the fields of overhead and speed-up: the paper's graph, the paper, this engine's graph."""
 
-    def speed_up(item: _Compared, extra: Any) -> Optional[Interval]:
+    def speed_up(item: _PaperComparison, extra: Any) -> Optional[Interval]:
         if not isinstance(extra, Interval):
             return None
         return Interval(*(item.packing_factor / (1 + end) for end in (extra.upper, extra.value, extra.lower)))
@@ -145,7 +145,7 @@ def table1(
 ) -> Table:
     """Return Table 1 of the paper: packings of a histogram, and SORT's batches."""
     papers = ModelledOverhead(comparison.machine, comparison.config, comparison.calibration, packed=POPART)
-    items: List[_Compared] = []
+    items: List[_PaperComparison] = []
     for key, summary in packings.items():
         packer, limit = key
         depth = summary.largest_depth if limit is None else limit
@@ -155,12 +155,16 @@ def table1(
             "efficiency": percent(summary.efficiency),
         }
         if packer == "none":
-            items.append(_Compared(labels, summary.packing_factor, _paper_row(key), *[Interval(0.0, 0.0, 0.0)] * 2))
+            items.append(
+                _PaperComparison(labels, summary.packing_factor, _paper_row(key), *[Interval(0.0, 0.0, 0.0)] * 2)
+            )
             items.append(_sorted(sort))
             continue
         # The paper's own graph is counted in the rows that the paper has.
         theirs = papers.overhead(depth) if key in _PAPER_ROWS else None
-        items.append(_Compared(labels, summary.packing_factor, _paper_row(key), theirs, comparison.overhead(depth)))
+        items.append(
+            _PaperComparison(labels, summary.packing_factor, _paper_row(key), theirs, comparison.overhead(depth))
+        )
 
     fields = (
         _label("depth", "depth"),
@@ -185,9 +189,9 @@ def table1(
     return table_of("table1", title, fields, items, notes, parts)
 
 
-def _sorted(sort: Batching) -> _Compared:
+def _sorted(sort: Batching) -> _PaperComparison:
     labels = {"depth": "1", "algorithm": "SORT", "efficiency": percent(sort.efficiency)}
-    return _Compared(labels, sort.speedup, _paper_row(("sort", 1)), overhead=f"{sort.shapes} engines")
+    return _PaperComparison(labels, sort.speedup, _paper_row(("sort", 1)), overhead=f"{sort.shapes} engines")
 
 
 def _paper_row(key: PackingKey) -> Dict[str, Any]:
@@ -228,7 +232,9 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
         labels = {"model": row.model, "length": row.length}
         theirs = ModelledOverhead(machine, config, calibration, packed=POPART)
         ours = ModelledOverhead(machine, config, calibration)
-        items.append(_Compared(labels, p, paper, theirs.training_overhead(depth, p), ours.training_overhead(depth, p)))
+        items.append(
+            _PaperComparison(labels, p, paper, theirs.training_overhead(depth, p), ours.training_overhead(depth, p))
+        )
 
     fields = (
         _label("model", "model"),

@@ -71,14 +71,15 @@ def _measured(table: Table) -> Bars:
 
 
 def _modelled(rows: _Rows, key: str, lower: str, upper: str, unit: float = 1.0) -> Series:
-    return Series("model, with its interval", *(_numbers(rows, column, unit) for column in (key, lower, upper)))
+    values = _numbers(rows, key, unit)
+    return Series("model, with its interval", values, _numbers(rows, lower, unit), _numbers(rows, upper, unit))
 
 
 def _numbers(rows: _Rows, key: str, unit: float = 1.0) -> Tuple[Optional[float], ...]:
     """Return a column in multiples of ``unit``, None where it holds no number."""
     numbers: List[Optional[float]] = []
     for row in rows:
-        value = row.get(key)
+        value: Any = row.get(key)
         is_number = value is not None and not isinstance(value, str)
         numbers.append(float(value) / unit if is_number else None)
     return tuple(numbers)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Tuple
 
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.shipped import FOLDER
@@ -41,7 +41,7 @@ def start_lines(config: Config, options: Sequence[str] = (), *, micro_batches: O
     devices = ["--num-replicas", str(placement.replicas), "--ipus-per-replica", str(placement.ipus_per_replica)]
     hosts = _smallest_divisor(placement.replicas, config.ipus // _MIN_IPUS_PER_HOST)
     names = ",".join(f"HOST{host}" for host in range(hosts))
-    launchers = [("poprun", [], 2)]
+    launchers: List[Tuple[str, List[str], int]] = [("poprun", [], 2)]
     if hosts > 1:
         launchers.append((f"{hosts} hosts", ["--host", names, _MEETING_POINT], hosts))
     for label, options_of_hosts, least in launchers:

@@ -152,14 +152,14 @@ def page_of_run(folder: Path) -> Page:
     sections = []
     if not summary:
         sections.append(Section("The run", ("It has no summary.json: it has not ended, or it was killed.",)))
-    speed = [_throughput_picture(records)]
+    speed: List[Any] = [_throughput_picture(records)]
     if slots is not None:
         speed.append(_slots_picture(records, slots))
     sections.append(Section("Speed and padding", tuple(speed)))
     if evaluations:
         sections.append(Section("What it learnt", (_evaluations_table(evaluations),)))
 
-    first = [_loss_picture(losses)]
+    first: List[Any] = [_loss_picture(losses)]
     if compared:
         first.append(_speed_picture(compared))
     raw = [_values_table("environment", "What it ran on: environment.json", _object(folder / ENVIRONMENT))]

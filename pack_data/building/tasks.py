@@ -241,7 +241,7 @@ class SyntheticTask(NamedTuple):
 
     work: Path
     part: int
-    count: int
+    count: int  # type: ignore[assignment]  # not tuple.count
     weights: Tuple[int, ...]
     options: ExampleOptions
     vocabulary_size: int

@@ -291,12 +291,12 @@ def _lines_of(table: Table) -> List[str]:
     room_beside_labels = _ROOM - sum(label.width for label in labels)
     blocks = [list(labels)]
     room = room_beside_labels
-    for column in columns[len(labels) :]:
-        if column.width > room and len(blocks[-1]) > len(labels):
+    for text_column in columns[len(labels) :]:
+        if text_column.width > room and len(blocks[-1]) > len(labels):
             blocks.append(list(labels))
             room = room_beside_labels
-        blocks[-1].append(column)
-        room -= column.width
+        blocks[-1].append(text_column)
+        room -= text_column.width
 
     lines: List[str] = []
     for number, block in enumerate(blocks):
@@ -309,7 +309,7 @@ def _lines_of(table: Table) -> List[str]:
 
 def _folded(columns: Sequence[_TextColumn]) -> List[_TextColumn]:
     """Break the long cells of words over several lines."""
-    rows = []
+    rows: List[Tuple[str, ...]] = []
     for cells in zip(*(column.cells for column in columns)):
         broken = []
         for column, cell in zip(columns, cells):

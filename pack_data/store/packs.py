@@ -243,7 +243,8 @@ class PackSchema:
             raise fields.error("columns", "must have an item")
         kind = fields.one_of("kind", (BERT, TOKENS))
         with fields.refusing():
-            return cls(*widths, kind, tuple(columns), multiple_of)
+            length, sequences, predictions = widths
+            return cls(length, sequences, predictions, kind, tuple(columns), multiple_of)
 
 
 def _bert_columns(max_sequence_length: int, vocabulary_size: int) -> Tuple[StoredColumn, ...]:

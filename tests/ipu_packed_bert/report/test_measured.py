@@ -74,13 +74,13 @@ def as_bundle(path, config, work, cycles, *, times=1.0):
         packs=NUMBER * config.batch.micro_batch,
         settings=ipu_bundle.public_settings(config),
     )
-    measured = ipu_bundle.Measured(
+    measured = ipu_bundle.MeasuredUpdates(
         update_cycles=times * cycles, work=[Work(each.ipu, times * each.cycles) for each in work]
     )
     bundle = ipu_bundle.Bundle(
         stages=[],
         configuration=checked,
-        device=ipu_bundle.Device(None, 638976),
+        device=ipu_bundle.CheckedDevice(None, 638976),
         versions=ipu_bundle.Versions(*[None] * 6),
         predicted=ipu_bundle.Predicted(),
         measured=measured,
