@@ -164,7 +164,9 @@ def parsers_of(name, monkeypatch):
 
 
 def takes_text(action):
-    text = action.type in (None, str, Path) and action.nargs != 0 and action.choices is None
+    # An option that is short for --set has a type of its own.
+    of_text = action.type in (None, str, Path) or action.metavar in ("DIR", "FILE")
+    text = of_text and action.nargs != 0 and action.choices is None
     return text and not isinstance(action, (argparse._HelpAction, argparse._VersionAction))
 
 

@@ -79,7 +79,7 @@ REFUSED = [
     (f"{BUILD} --corpus cut.txt.gz --out new", ["cut.txt.gz"]),
     (f"{BUILD} --corpus broken.jsonl --out new", ["broken.jsonl", "2"]),
     (f"{BUILD} --corpus fields.jsonl --out new", ["fields.jsonl", "text", "--json-field"]),
-    (f"{BUILD} --corpus texts --out empty.txt", ["empty.txt", "folder"]),
+    (f"{BUILD} --corpus texts --out empty.txt", ["empty.txt", "directory"]),
     (f"{BUILD} --corpus texts --out texts", ["texts"]),
     (f"{BUILD} --corpus texts --out new --vocabulary missing.txt", ["missing.txt"]),
     (f"{BUILD} --corpus texts --out new --vocabulary texts", ["texts"]),
@@ -200,7 +200,7 @@ REFUSED = [
     ("pretrain --config finetune_squad_packed", ["task.name", "squad", "finetune"]),
     (f"{FINETUNE} {TINY} --set data.training=noise.txt", ["noise.txt", "UTF-8"]),
     (f"{FINETUNE} {TINY} --set data.training=empty.txt", ["empty.txt", "JSON"]),
-    ("plan --config tiny.yml --packing-factor 0.5", ["--packing-factor", "0.5", "from 1"]),
+    ("plan --config tiny.yml --packing-factor 0.5", ["--packing-factor", "0.5", "at least 1"]),
     # ---- builds
     (f"{BUILD} --corpus blank --out new", ["vocabulary"]),
     (f"{BUILD} --corpus blank --vocabulary vocab.txt --out new", ["blank"]),

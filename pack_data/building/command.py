@@ -110,7 +110,7 @@ def _parser() -> ArgumentParser:
         "--out",
         required=True,
         metavar="DIR",
-        help="directory of the data set; a data set in it stays until the new one is complete",
+        help="directory of the data set; an old one stays until the new one is done",
     )
     _add_options(parser.add_mutually_exclusive_group(required=True), _INPUTS)
     add_reading_options(parser)

@@ -319,7 +319,7 @@ def test_weights_that_break_while_the_loss_is_finite_are_not_saved(tiny, tmp_pat
 @pytest.mark.parametrize(
     "arguments, names",
     [
-        (["--config", "packed_host", "--data", __file__], [__file__, "folder"]),
+        (["--config", "packed_host", "--data", __file__], [__file__, "directory"]),
         (["--config", "packed_host", "--start-from", "nowhere"], ["--start-from nowhere"]),
         (["--config", "packed_hots.yml"], ["packed_hots.yml", "packed_host?"]),
         (["--config", str(ROOT / "configs" / "packed_hots.yml")], [f"{ROOT}/configs/packed_host.yml?"]),

@@ -320,11 +320,11 @@ def test_all_has_the_tables_of_each_part(run):
 @pytest.mark.parametrize(
     "argv, message",
     [
-        (("--html", "nowhere/page.html"), "no folder nowhere"),
+        (("--html", "nowhere/page.html"), "no directory nowhere"),
         (("--table", "update"), "breakdown"),
         (("--measured", "somewhere"), "log.jsonl"),
         (("--config", "missing.yml"), "missing.yml"),
-        (("--histogram", "lengths.csv", "--table", "1"), "neither a file"),
+        (("--histogram", "lengths.csv", "--table", "1"), "no such file"),
         (("--set", "model.hiden_size=3"), "hiden_size"),
         (("--table", "1", "--set", "data.max_sequence_length=256"), "matching --config"),
         (("--nonsense",), "--nonsense"),
