@@ -93,10 +93,12 @@ def pack(
         max_sequences_per_pack: packing depth; None for unlimited.
         seed: decides which of the sequences of one length goes where, and the order of the packs.
         longer: rule for sequences of more than max_sequence_length tokens: "raise" a ValueError, "truncate" them,
-            "split" them into pieces, or "drop" them. `.fitted` maps the indices of `.bins` to the sequences:
+            "split" them into pieces, or "drop" them. `.fitted` maps the indices of `.bins` to the sequences::
+
                 packed = pack([9, 2], max_sequence_length=4, longer="split")
                 packed.fitted.example, packed.fitted.start    # [0, 0, 0, 1], [0, 4, 8, 0]
                 print(packed.fitted.longer)      # 1 of 2 examples is longer than 4 tokens: split into 3 pieces
+
         budget: seconds, after which no further improvement is begun; the result then depends on how fast the machine
             is. Without it only the work that pays is done, measured in steps: the same input gives the same packs.
         multiple_of: slots of each sequence are rounded up to a multiple of it, as context and sequence parallelism or

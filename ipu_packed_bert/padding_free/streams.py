@@ -182,7 +182,7 @@ def _is_distributed() -> bool:
 def least_of_ranks(number: int) -> int:
     """Return the smallest of the numbers of all ranks of torch.distributed; the number itself if they are not running.
 
-    Ranks may have different numbers of packs.  To stop all of them when one has no pack left:
+    Ranks may have different numbers of packs.  To stop all of them when one has no pack left::
 
         batches = iter(loader)
         batch = next(batches, None)

@@ -16,6 +16,8 @@ from pack_data.reading.fields import named, whole_number
 class IndexBatchSampler:
     """The batches of one rank by one of the nine ways, as lists of numbers: the `batch_sampler` of a DataLoader.
 
+    Example::
+
         sampler = IndexBatchSampler("OptimalPacking+PosID", lengths, BatchOptions(4, 4096, ranks=8), rank=3)
         loader = DataLoader(sampler.view(dataset), batch_sampler=sampler, collate_fn=collator, num_workers=4)
         for epoch in range(3):
