@@ -602,8 +602,11 @@ class RowProbe:
         places = places_of(examples, inputs)
         with _without_dropout(self.model), torch.enable_grad(), _embeddings_of(self.probe.base) as embeddings:
             loss = (self.training.loss or self._label_loss)(self.model, inputs)
-            (gradient,) = _gradients_of(loss, embeddings[:1])
-        return float(loss.detach()), _of_examples(gradient, places)
+            # A loss may call the model on other tokens too, as `loss_sum` does when it tries the output layer.
+            tokens = inputs["input_ids"].numel()
+            of_row = [embedding for embedding in embeddings if embedding.shape[:-1].numel() == tokens]
+            gradients = _gradients_of(loss, of_row)
+        return float(loss.detach()), _of_examples(sum(gradients[1:], gradients[0]), places)
 
     def _label_loss(self, model: Any, inputs: Inputs) -> torch.Tensor:
         labels = inputs["labels"]

@@ -53,6 +53,18 @@ def test_models_that_keep_examples_apart_pass(kind, dtype):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_a_loss_may_call_the_model_on_other_tokens_too():
+    """As `loss_sum` does once, to try the output layer."""
+    model = a_model("llama", "padding_free", torch.float64)
+
+    def loss(model, inputs):
+        model(input_ids=torch.tensor([[3, 4, 5]]), use_cache=False)
+        return token_losses(model, inputs).mean()
+
+    use_padding_free(model)
+    check_no_leak(model, collator=PaddingFreeCollator(model), loss=loss)
+
+
 def test_the_probe_has_a_reference_of_its_own():
     """A mask that is wrong for an example alone as well."""
 
