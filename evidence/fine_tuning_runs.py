@@ -35,7 +35,7 @@ from ipu_packed_bert.data.global_batches import Batch
 from ipu_packed_bert.engine.host.devices import clock_of
 from ipu_packed_bert.model.optimizer import clip, gradient_norm, learning_rate
 from ipu_packed_bert.model.packed import PaddingMask, hidden_score
-from ipu_packed_bert.tasks.examples import Inputs, pack_inputs, rows_of
+from ipu_packed_bert.tasks.inputs import Inputs, pack_inputs, rows_of
 from ipu_packed_bert.tasks.questions import QuestionsTask, gold
 from ipu_packed_bert.tasks.scores import score_answer
 from ipu_packed_bert.training.examples import ExamplesRun

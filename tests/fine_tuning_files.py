@@ -20,7 +20,7 @@ from ipu_packed_bert.model.hugging_face import write_folder
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.tasks import task_class
-from ipu_packed_bert.tasks.examples import Tokenizer
+from ipu_packed_bert.tasks.inputs import Tokenizer
 from pack_data.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from tests.tiny_runs import TINY
 

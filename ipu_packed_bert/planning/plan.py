@@ -225,7 +225,7 @@ def _words_of_packs(config: Config, packs: Optional[int], depth: int, update: Op
 
 def _of_examples(config: Config, data_dir: Optional[Path], packing_factor: Optional[float]) -> RunPlan:
     """Plan from what exists: the checkpoint's sizes, and the files, which are packed."""
-    from ipu_packed_bert.tasks.examples import Tokenizer
+    from ipu_packed_bert.tasks.inputs import Tokenizer
     from ipu_packed_bert.tasks.starting_weights import find_start, is_there, with_dropout  # load torch
 
     task, start, missing = None, None, ""

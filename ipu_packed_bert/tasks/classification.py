@@ -1,5 +1,5 @@
-"""Texts, or pairs of texts, with one label, several labels or a number: a class, a set of classes or a number for every
-sequence of a pack, from its own [CLS].
+"""Classification and regression of texts, or pairs of texts: one label, several labels or a number for every sequence
+of a pack, from its own [CLS].
 
 Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden size; C classes.
 """
@@ -7,7 +7,7 @@ Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -21,21 +21,24 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.finetuning import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ClassificationConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
-from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, LabelTask, LossAndCorrect, Scored
+from ipu_packed_bert.tasks.examples import ExampleTask, LabelTask, LossAndCorrect, Scored
 from ipu_packed_bert.tasks.files import ExampleSource, Faults, TableRow, is_label, plain_text, read_records
-from ipu_packed_bert.tasks.scores import accuracy, macro_f1, matthews, micro_f1, pearson, spearman
+from ipu_packed_bert.tasks.inputs import Inputs
+from ipu_packed_bert.tasks.scores import macro_f1, matthews, micro_f1, pearson, spearman
 from pack_data.reading.fields import named, shown
 
-# What config.json says of a problem.
+# Values of problem_type in config.json.
 PROBLEM_TYPES = {
     SINGLE_LABEL: "single_label_classification",
     MULTI_LABEL: "multi_label_classification",
     REGRESSION: "regression",
 }
+_THRESHOLD = 0.5  # probability above which a label of several is predicted
+_LARGEST_TARGET = 1e38  # of regression; a target is float32
 
 
 class _PackedBertForSequenceClassification(PackedBert):
-    """Names of weights as in Hugging Face's BertForSequenceClassification.
+    """A packed BERT with the weights' names of Hugging Face's BertForSequenceClassification.
 
     kind "single_label": target labels int32 [B, D]; "multi_label": labels [B, D, C] of 0 and 1; "regression": labels
     [B, D], C = 1.
@@ -50,9 +53,10 @@ class _PackedBertForSequenceClassification(PackedBert):
         initialise(self, model.initializer_range)
 
     def predictions(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD) -> torch.Tensor:
-        """[B, D, C]; of sequences that are not there finite, and without meaning.  At least float32."""
+        """Return class logits, [B, D, C], at least float32; those of absent sequences are finite and meaningless."""
         hidden_BSH = self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
-        logits_BDC = self.classifier(self.dropout(self.bert.pooler(self.first_slots(hidden_BSH, cls_positions_BD))))
+        pooled_BDH = self.bert.pooler(self.first_slots(hidden_BSH, cls_positions_BD))
+        logits_BDC = self.classifier(self.dropout(pooled_BDH))
         return logits_BDC if logits_BDC.dtype == torch.float64 else logits_BDC.float()
 
     def forward(
@@ -70,7 +74,8 @@ class _PackedBertForSequenceClassification(PackedBert):
         present_BD = sequence_numbers_BD > 0
         weight_BD = present_BD.to(logits_BDC.dtype)
         if self.kind == SINGLE_LABEL:
-            loss_BD, right_BD = cross_entropy(logits_BDC, labels), correct(logits_BDC, labels)
+            loss_BD = cross_entropy(logits_BDC, labels)
+            right_BD = correct(logits_BDC, labels)
         elif self.kind == MULTI_LABEL:
             labels_BDC = labels.to(logits_BDC.dtype)
             loss_BD = F.binary_cross_entropy_with_logits(logits_BDC, labels_BDC, reduction="none").mean(2)
@@ -83,16 +88,16 @@ class _PackedBertForSequenceClassification(PackedBert):
 
 
 class _Text(NamedTuple):
-    """One text of a table."""
+    """One record of a table."""
 
     parts: Tuple[str, ...]
-    labels: Optional[Tuple[str, ...]]  # None where the file doesn't tell; of regression none
+    labels: Optional[Tuple[str, ...]]  # None if the file has none; empty for regression
     number: float  # regression
     where: str
 
 
 class ClassificationTask(LabelTask):
-    """Texts with one label, several or a number."""
+    """Texts with one label, several labels or a number."""
 
     architecture = "BertForSequenceClassification"
     fields = (*ExampleTask.prediction_fields, "cls_positions", "sequence_numbers", "labels", "scale")
@@ -104,53 +109,60 @@ class ClassificationTask(LabelTask):
     @classmethod
     def read(cls, source: ExampleSource, config: Config, *, labels: bool) -> List[_Text]:
         columns = config.of_task(ClassificationConfig)
-        wanted = [columns.text_column] + ([columns.second_text_column] if columns.second_text_column else [])
+        text_columns = [columns.text_column]
+        if columns.second_text_column:
+            text_columns.append(columns.second_text_column)
 
         def text(record: TableRow, where: str) -> _Text:
-            parts = tuple(record.values[name] for name in wanted)
-            for part, name in zip(parts, wanted):
+            parts = tuple(record.values[name] for name in text_columns)
+            for part, name in zip(parts, text_columns):
                 if not plain_text(part):
                     raise ValueError(f"{where}: {named(name)} is {shown(part)}; must be a text")
             if not labels or columns.label_column not in record.values:
                 return _Text(parts, None, math.nan, where)
-            return _Text(parts, *_labels(record.values[columns.label_column], where, columns), where)
+            raw = record.values[columns.label_column]
+            rule = _RULES[columns.name]
+            try:
+                return _Text(parts, *_READERS[columns.name](raw), where)
+            except ValueError:
+                raise ValueError(f"{where}: {named(columns.label_column)} is {shown(raw)}; must be {rule}") from None
 
         hint = "; name them with --set task.text_column=... and task.label_column=..."
-        return read_records(source, text, what="text", columns=wanted, hint=hint)
+        return read_records(source, text, what="text", columns=text_columns, hint=hint)
 
     @staticmethod
     def texts_of(example: _Text) -> Sequence[str]:
         return example.parts
 
     def begin(self, read: Dict[str, List[Any]], labels: Optional[Sequence[str]]) -> List[str]:
-        found = super().begin(read, () if self.name == REGRESSION else labels)
-        if self.name != REGRESSION and len(found) < 2:
+        if self.name == REGRESSION:
+            return super().begin(read, ())
+        labels = super().begin(read, labels)
+        if len(labels) < 2:
             raise ValueError(
-                f"{self.sources.get('training', self.config.start.checkpoint)}: has {len(found)} different labels in "
-                f"{shown(self.config.of_task(ClassificationConfig).label_column)}; there must be two at least"
+                f"{self.sources.get('training', self.config.start.checkpoint)}: has {len(labels)} different labels in "
+                f"{shown(self.config.of_task(ClassificationConfig).label_column)}; at least two are needed"
             )
-        return found
+        return labels
 
     def inputs(self, examples: Sequence[_Text], what: str) -> Inputs:
-        """[CLS] text [SEP], or [CLS] first [SEP] second [SEP]; what is too long loses its end, the longer of a pair
-        first.
+        """Make [CLS] text [SEP], or [CLS] first [SEP] second [SEP]; a text that is too long loses its end.
 
-        Target `labels`: int32 [n], float32 [n, C] of 0 and 1, or float32 [n] by the kind; of texts without labels
-        zeros.
+        Of a pair the longer one is cut first.  Target `labels`: int32 [n], float32 [n, C] of 0 and 1, or float32 [n],
+        depending on the kind; zeros for texts without labels.
         """
-        slots, number = self.max_sequence_length, len(examples[0].parts)
-        encoded = [
-            [tokens.ids for tokens in self.tokenizer.encode([text.parts[part] for text in examples])]
-            for part in range(number)
-        ]
-        rows = [self.tokenizer.joined(_shortened(parts, slots - number - 1)) for parts in zip(*encoded)]
+        slots = self.max_sequence_length
+        parts = list(zip(*(text.parts for text in examples)))
+        encoded = [[tokens.ids for tokens in self.tokenizer.encode(texts)] for texts in parts]
+        rows = [self.tokenizer.joined(_shortened(ids, slots - len(parts) - 1)) for ids in zip(*encoded)]
         ids, segments = zip(*rows)
         inputs = Inputs.of(ids, np.concatenate(segments), targets={"labels": self._targets(examples, what)})
+
+        note = f"{what}: {len(examples):,} texts of {inputs.lengths.mean():.0f} tokens"
         cut = int((inputs.lengths == slots).sum())
-        self.notes.append(
-            f"{what}: {len(examples):,} texts of {inputs.lengths.mean():.0f} tokens"
-            + (f", {cut:,} of them cut at {slots} or just as long" if cut else "")
-        )
+        if cut:
+            note += f", {cut:,} of them cut at {slots} or just as long"
+        self.notes.append(note)
         return inputs
 
     def _targets(self, texts: Sequence[_Text], what: str) -> np.ndarray:
@@ -167,105 +179,115 @@ class ClassificationTask(LabelTask):
 
     @property
     def scores(self) -> Tuple[str, ...]:
-        """F1 alone is of the second of two labels."""
+        """The names of the metrics; F1 alone is of the second of two labels."""
         if self.name == REGRESSION:
             return ("pearson", "spearman", "mean_squared_error")
         if self.name == MULTI_LABEL:
             return ("micro_f1", "macro_f1", "all_right")
-        return ("accuracy", *(("f1",) if len(self.labels or ()) == 2 else ()), "macro_f1", "matthews")
+        f1_of_second = ("f1",) if len(self.labels or ()) == 2 else ()
+        return ("accuracy", *f1_of_second, "macro_f1", "matthews")
 
     def network(self, attention: str) -> PackedBert:
-        return _PackedBertForSequenceClassification(
-            self.model, classes=max(1, len(self.labels or ())), kind=self.name, attention=attention
-        )
+        classes = max(1, len(self.labels or ()))
+        return _PackedBertForSequenceClassification(self.model, classes=classes, kind=self.name, attention=attention)
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         logits = np.stack(outputs).astype(np.float64)
-        answers, metrics = self._answers(logits), {}
+        answers = self._answers(logits)
+        metrics: Dict[str, Any] = {}
         if self.scorable and self.evaluation is not None:
-            found = self._score(logits, self.evaluation.targets["labels"])
-            metrics = {**{name: found[name] for name in self.scores}, "texts": len(logits)}
+            values = self._score(logits, self.evaluation.targets["labels"])
+            metrics = {**{name: values[name] for name in self.scores}, "texts": len(logits)}
         return Scored(metrics, {"predictions.json": answers}, answers)
 
     def _answers(self, logits: np.ndarray) -> List[Dict[str, Any]]:
-        """Plain values for each text, logits [n, C]: its label and probability, its labels and theirs, or its
-        number.
-        """
+        """Return JSON values for logits [n, C]: a label and its probability, labels and theirs, or a number."""
         names = self.labels or []
         if self.name == REGRESSION:
             return [{"prediction": float(value)} for value in logits[:, 0]]
         if self.name == MULTI_LABEL:
-            return [
-                {
-                    "prediction": [names[each] for each in np.flatnonzero(row > _THRESHOLD)],
-                    "probabilities": {names[each]: float(row[each]) for each in np.flatnonzero(row > _THRESHOLD)},
-                }
-                for row in _sigmoid(logits)
-            ]
+            answers: List[Dict[str, Any]] = []
+            for row in _sigmoid(logits):
+                likely = {names[number]: float(row[number]) for number in np.flatnonzero(row > _THRESHOLD)}
+                answers.append({"prediction": list(likely), "probabilities": likely})
+            return answers
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         probabilities = weights / weights.sum(axis=1, keepdims=True)
         return [{"prediction": names[int(row.argmax())], "probability": float(row.max())} for row in probabilities]
 
     def _score(self, logits: np.ndarray, labels: np.ndarray) -> Dict[str, Optional[float]]:
-        """In percent, but for the correlations (Matthews', Pearson's, Spearman's), which are in [-1, 1]."""
+        """Return percentages, and correlations (Matthews', Pearson's, Spearman's) in [-1, 1]."""
         if self.name == REGRESSION:
-            found, wanted = logits[:, 0], labels.astype(np.float64)
-            error = float(((found - wanted) ** 2).mean())
-            return {"pearson": pearson(found, wanted), "spearman": spearman(found, wanted), "mean_squared_error": error}
-        if self.name == MULTI_LABEL:
-            given, asked = _sigmoid(logits) > _THRESHOLD, labels > 0
+            predicted = logits[:, 0]
+            wanted = labels.astype(np.float64)
             return {
-                "micro_f1": 100.0 * micro_f1(given, asked),
-                "macro_f1": 100.0 * macro_f1(given, asked),
-                "all_right": 100.0 * float((given == asked).all(axis=1).mean()),
+                "pearson": pearson(predicted, wanted),
+                "spearman": spearman(predicted, wanted),
+                "mean_squared_error": float(((predicted - wanted) ** 2).mean()),
             }
-        classes = logits.argmax(axis=1)
-        numbers = np.union1d(classes, labels)  # macro-F1 is of the classes that occur
+        if self.name == MULTI_LABEL:
+            predicted = _sigmoid(logits) > _THRESHOLD
+            wanted = labels > 0
+            return {
+                "micro_f1": 100.0 * micro_f1(predicted, wanted),
+                "macro_f1": 100.0 * macro_f1(predicted, wanted),
+                "all_right": 100.0 * float((predicted == wanted).all(axis=1).mean()),
+            }
+        predicted = logits.argmax(axis=1)
+        numbers = np.union1d(predicted, labels)  # macro-F1 is of the classes that occur
         return {
-            "accuracy": 100.0 * accuracy(classes, labels),
-            "f1": 100.0 * micro_f1(classes == 1, labels == 1),
-            "macro_f1": 100.0 * macro_f1(classes[:, None] == numbers, labels[:, None] == numbers),
-            "matthews": matthews(classes, labels),
+            "accuracy": 100.0 * float((predicted == labels).mean()),
+            "f1": 100.0 * micro_f1(predicted == 1, labels == 1),
+            "macro_f1": 100.0 * macro_f1(predicted[:, None] == numbers, labels[:, None] == numbers),
+            "matthews": matthews(predicted, labels),
         }
 
     def export_settings(self) -> Dict[str, Any]:
         return {**super().export_settings(), "problem_type": PROBLEM_TYPES[self.name]}
 
 
-_THRESHOLD = 0.5  # probability above which one of several labels is given
-
-
 def _sigmoid(logits: np.ndarray) -> np.ndarray:
     return 1.0 / (1.0 + np.exp(-logits))
 
 
-def _labels(raw: Any, where: str, columns: ClassificationConfig) -> Tuple[Tuple[str, ...], float]:
-    """The labels of a text, or its number."""
+_Target = Tuple[Tuple[str, ...], float]  # labels and number of a _Text
 
-    def refused(rule: str) -> ValueError:
-        return ValueError(f"{where}: {named(columns.label_column)} is {shown(raw)}; must be {rule}")
 
-    if columns.name == REGRESSION:
-        try:
-            number = math.nan if isinstance(raw, bool) else float(raw)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not abs(number) <= 1e38:  # a target is float32
-            raise refused("a number")
-        return (), number
-    if columns.name == MULTI_LABEL:
-        parts = raw if isinstance(raw, list) else [part.strip() for part in str(raw).split("|")]
-        twice = isinstance(raw, list) and len(set(map(str, raw))) < len(raw)  # as in a list of 0 and 1
-        if raw is None or isinstance(raw, dict) or twice or not all(map(is_label, parts)):
-            raise refused("labels of at most 1,000 characters, each once")
-        return tuple(dict.fromkeys(str(part) for part in parts if part != "")), math.nan
+def _one_label(raw: Any) -> _Target:
     if raw == "" or not is_label(raw):
-        raise refused("one label, of at most 1,000 characters")
+        raise ValueError
     return (str(raw),), math.nan
 
 
+def _labels(raw: Any) -> _Target:
+    parts = raw if isinstance(raw, list) else [part.strip() for part in str(raw).split("|")]
+    has_repeats = isinstance(raw, list) and len(set(map(str, raw))) < len(raw)  # as a list of 0 and 1 has
+    if raw is None or isinstance(raw, dict) or has_repeats or not all(map(is_label, parts)):
+        raise ValueError
+    return tuple(dict.fromkeys(str(part) for part in parts if part != "")), math.nan
+
+
+def _number(raw: Any) -> _Target:
+    try:
+        number = math.nan if isinstance(raw, bool) else float(raw)
+    except (TypeError, OverflowError):
+        raise ValueError from None
+    if not abs(number) <= _LARGEST_TARGET:  # also refuses NaN
+        raise ValueError
+    return (), number
+
+
+# Kind -> the labels and the number of a value; ValueError for another value than the rule allows.
+_READERS: Dict[str, Callable[[Any], _Target]] = {SINGLE_LABEL: _one_label, MULTI_LABEL: _labels, REGRESSION: _number}
+_RULES = {
+    SINGLE_LABEL: "one label, of at most 1,000 characters",
+    MULTI_LABEL: "labels of at most 1,000 characters, each once",
+    REGRESSION: "a number",
+}
+
+
 def _shortened(parts: Sequence[np.ndarray], room: int) -> List[np.ndarray]:
-    """The beginnings of one or two lists of tokens that fit into `room`; the longer one gives way first."""
+    """Return the beginnings of one or two lists of tokens that fit into `room`; the longer one is cut first."""
     if len(parts) == 1:
         return [parts[0][:room]]
     first, second = parts

@@ -1,5 +1,6 @@
-"""Reading what tasks learn from and answer: JSON, JSONL and tables, plain, .gz or .xz, or standard input; errors name
-file, line and field, those of several records together.
+"""Readers of the files that tasks learn from and answer: JSON, JSONL and tables; plain, .gz or .xz, or standard input.
+
+Errors name file, line and field, those of several records together.
 """
 
 from __future__ import annotations
@@ -20,39 +21,27 @@ from pack_data.cli.command import Problems
 from pack_data.reading.fields import Fields, named, one_line, parse_json, shown
 from pack_data.reading.files import open_unpacked
 
-_WAY_OUT = "get the file again"
-_SUFFIXES = (".gz", ".xz")
-_MOST_CHARACTERS = 1 << 28  # of a file that is read whole, unpacked
-_LONGEST_LINE = 1 << 24
-
-
-def _locate(name: str, data_dir: Optional[Path]) -> Path:
-    candidates = ([data_dir / name] if data_dir is not None else []) + [Path(name)]
-    for path in candidates:
-        if path.is_file():
-            return path
-    looked = " or ".join(dict.fromkeys(str(path) for path in candidates))
-    raise ValueError(
-        f"{looked}: no such file; name it with --set data.training=FILE or data.evaluation=FILE, or give "
-        "its folder with --data-dir"
-    )
-
-
 STANDARD_INPUT = "-"
-# What a file holds, by its name's ending before .gz or .xz.
+# Ending of a name, before .gz or .xz -> content.
 _FORMATS = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".conll": "conll", ".txt": "conll"}
+_SUFFIXES = (".gz", ".xz")
+_MOST_CHARACTERS = 1 << 28  # of a file that is read whole, decompressed
+_LONGEST_LINE = 1 << 24
+_LONGEST_LABEL = 1000
+_MOST_FAULTS = 20  # lines of one message
+_WAY_OUT = "get the file again"
 
 
 @dataclass(frozen=True)
 class ExampleSource:
-    """A file to read, or standard input; its text is its name for messages."""
+    """A file to read, or standard input; `str` gives its name for messages."""
 
     path: Path
-    format: str = ""  # of _FORMATS' values; "" where the name's ending is none of them
+    format: str = ""  # a value of _FORMATS; "" for other endings
 
     @classmethod
     def of(cls, name: Union[str, Path, ExampleSource], format: Optional[str] = None) -> ExampleSource:
-        """format: what standard input holds, which has no name that says it."""
+        """Return the source of this name.  format: the content of standard input, which has no ending."""
         if isinstance(name, ExampleSource):
             return name
         path = Path(name)
@@ -64,10 +53,12 @@ class ExampleSource:
 
     @contextmanager
     def _opened(self, newline: str) -> Iterator[IO[str]]:
-        """Its text, unpacked by the name's ending; a byte order mark is dropped."""
+        """Open the text, decompressed by the name's ending, without a byte order mark."""
         with contextlib.ExitStack() as stack:
-            given = str(self.path) == STANDARD_INPUT
-            file = sys.stdin.buffer if given else stack.enter_context(open_unpacked(self.path, way_out=_WAY_OUT))
+            if str(self.path) == STANDARD_INPUT:
+                file: Any = sys.stdin.buffer
+            else:
+                file = stack.enter_context(open_unpacked(self.path, way_out=_WAY_OUT))
             text = io.TextIOWrapper(file, "utf-8-sig", newline=newline)
             try:
                 yield text
@@ -77,7 +68,7 @@ class ExampleSource:
                 text.detach()
 
     def lines(self, newline: str = "\n") -> Iterator[str]:
-        """One after another, so that one of them is in memory; newline: as Python's `open` takes it."""
+        """Yield line after line, so that only one of them is in memory; newline: as of Python's `open`."""
         with self._opened(newline) as file:
             for number in itertools.count(1):
                 line = file.readline(_LONGEST_LINE + 1)
@@ -88,45 +79,45 @@ class ExampleSource:
                 yield line
 
     def json(self) -> Any:
+        """Return the value of a JSON file."""
         with self._opened("\n") as file:
             text = file.read(_MOST_CHARACTERS + 1)
         if len(text) > _MOST_CHARACTERS:
-            raise ValueError(f"{self}: more than {_MOST_CHARACTERS:,} characters, unpacked; cut it into smaller files")
+            raise ValueError(f"{self}: more than {_MOST_CHARACTERS:,} characters, decompressed; split it")
         return parse_json(text, str(self), _WAY_OUT)
-
-
-_MOST_FAULTS = 20  # lines of one message
 
 
 @dataclass
 class Faults:
-    """What is wrong with the records of a file, found all and told at once, a line each."""
+    """The problems of the records of a file, collected and reported at once, one per line."""
 
     source: object  # the file's name for messages
-    found: List[str] = field(default_factory=list)
+    messages: List[str] = field(default_factory=list)
     count: int = 0
 
     @contextmanager
     def of_record(self) -> Iterator[None]:
-        """A ValueError in the block is one record's; reading goes on behind it."""
+        """Collect a ValueError of the block, which handles one record; reading continues after it."""
         try:
             yield
         except ValueError as error:
             self.count += 1
-            if len(self.found) < _MOST_FAULTS:
-                self.found.append(one_line(error, 1000))
+            if len(self.messages) < _MOST_FAULTS:
+                self.messages.append(one_line(error, 1000))
 
     def refuse(self) -> None:
-        """Raise ValueError where there was one, Problems where there were several."""
+        """Raise ValueError if there was one problem, Problems if there were several."""
         if self.count == 1:
-            raise ValueError(self.found[0])
+            raise ValueError(self.messages[0])
         if self.count:
-            more = [f"and {self.count - len(self.found):,} more"] if self.count > len(self.found) else []
-            raise Problems("\n  ".join([f"{self.source}: {self.count:,} records cannot be used", *self.found, *more]))
+            lines = [f"{self.source}: {self.count:,} records cannot be used", *self.messages]
+            if self.count > len(self.messages):
+                lines.append(f"and {self.count - len(self.messages):,} more")
+            raise Problems("\n  ".join(lines))
 
 
 def plain_text(value: Any) -> bool:
-    """Whether a value is a text that can be written as UTF-8; JSON can hold half of a surrogate pair."""
+    """Return True for a text that can be written as UTF-8; JSON can hold half of a surrogate pair."""
     if not isinstance(value, str):
         return False
     try:
@@ -137,21 +128,36 @@ def plain_text(value: Any) -> bool:
 
 
 def is_label(value: Any) -> bool:
-    """Texts of at most 1,000 characters, numbers and truth values of JSON."""
+    """Return True for printable texts of at most 1,000 characters, numbers and booleans."""
     if isinstance(value, str):
-        return plain_text(value) and value.isprintable() and len(value) <= 1000
+        return plain_text(value) and value.isprintable() and len(value) <= _LONGEST_LABEL
     return isinstance(value, (bool, int, float))
 
 
 def located(config: Config, data_dir: Optional[Path]) -> Config:
-    """The configuration with the places of its files, looked for in `data_dir` first."""
+    """Return the configuration with the full paths of its files, which are looked for in `data_dir` first."""
     if data_dir is not None and not data_dir.is_dir():
-        raise ValueError(f"--data-dir {data_dir}: no such folder; name the one in which the data files lie")
-    names = {name: getattr(config.data, name) for name in ("training", "evaluation")}
-    found: Dict[str, Any] = {
-        name: str(_locate(value, data_dir).resolve()) for name, value in names.items() if value is not None
-    }
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, **found))
+        raise ValueError(f"--data-dir {data_dir}: no such directory; pass the one that holds the data files")
+    paths: Dict[str, Any] = {}
+    for name in ("training", "evaluation"):
+        value = getattr(config.data, name)
+        if value is not None:
+            paths[name] = str(_locate(value, data_dir).resolve())
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **paths))
+
+
+def _locate(name: str, data_dir: Optional[Path]) -> Path:
+    candidates = [Path(name)]
+    if data_dir is not None:
+        candidates.insert(0, data_dir / name)
+    for path in candidates:
+        if path.is_file():
+            return path
+    places = " or ".join(dict.fromkeys(map(str, candidates)))
+    raise ValueError(
+        f"{places}: no such file; name it with --set data.training=FILE or data.evaluation=FILE, or pass its directory "
+        "with --data-dir"
+    )
 
 
 class TableRow(NamedTuple):
@@ -172,23 +178,35 @@ def read_records(
     columns: Sequence[str] = (),
     hint: str = "",
 ) -> List[_Made]:
-    """What is made of each record of a CSV or TSV with a header, or of JSONL, and of its place, "FILE line 3".
+    """Make an example of each record of a CSV or TSV file with a header, or of JSONL.
 
-    what: a record in a word; columns: that each must have; hint: how others are named. Raises ValueError where records
-    cannot be used, with all of them, and where there are none.
+    Args:
+        source: The file.
+        make: Makes the example of a record and its place, "FILE line 3"; may raise ValueError.
+        what: A word for a record.
+        columns: The columns that each record must have.
+        hint: How to choose other columns, for the message about a missing one.
+
+    Returns:
+        The examples, in file order.
+
+    Raises:
+        ValueError: Records cannot be used (all of them are named), or there is none.
     """
     if source.format not in ("csv", "tsv", "json", "jsonl"):
         raise ValueError(f"{source}: its name must end in .csv, .tsv or .jsonl (then .gz or .xz)")
     faults = Faults(source)
-    delimited = not source.format.startswith("json")
+    has_header = source.format in ("csv", "tsv")
+    records = _delimited_lines(source, faults) if has_header else _json_lines(source, faults)
     made = []
-    for record in (_delimited_lines if delimited else _json_lines)(source, faults):
+    for record in records:
         where = f"{source} line {record.line}"
         missing = [name for name in columns if name not in record.values]
-        with contextlib.nullcontext() if delimited and missing else faults.of_record():  # one header for all records
+        # A column missing in the header is missing in all records: report it once.
+        with contextlib.nullcontext() if has_header and missing else faults.of_record():
             if missing:
-                there = ", ".join(map(named, list(record.values)[:8]))
-                raise ValueError(f"{where}: no column {shown(missing[0])}, there are {there}{hint}")
+                names = ", ".join(map(named, list(record.values)[:8]))
+                raise ValueError(f"{where}: no column {shown(missing[0])}, the columns are {names}{hint}")
             made.append(make(record, where))
     faults.refuse()
     if not made:
@@ -199,27 +217,29 @@ def read_records(
 def _delimited_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:
     # A quote in a TSV file is a character like any other, as in the GLUE files.
     options: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if source.format == "tsv" else {}
-    reader, line = csv.reader(source.lines(newline=""), strict=True, **options), 1
+    reader = csv.reader(source.lines(newline=""), strict=True, **options)
+    line = 1
     try:
         header = next(reader, [])
         line = reader.line_num + 1
         for row in reader:
-            with faults.of_record():
-                if row and len(row) != len(header):
-                    raise ValueError(f"{source} line {line}: {len(row)} columns, the header has {len(header)}")
             if len(row) == len(header):
                 yield TableRow(line, dict(zip(header, row)))
+            elif row:
+                with faults.of_record():
+                    raise ValueError(f"{source} line {line}: {len(row)} columns, the header has {len(header)}")
             line = reader.line_num + 1
     except csv.Error as error:
         with faults.of_record():
-            raise ValueError(f"{source} line {line}: not a table, or a quote stays open ({error})") from None
+            raise ValueError(f"{source} line {line}: not a table, or a quote is not closed ({error})") from None
 
 
 def _json_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:
+    way_out = "JSONL has one object per line"
     for number, line in enumerate(source.lines(), 1):
         if not line.strip():
             continue
-        where, way_out = f"{source} line {number}", "JSONL has one object a line"
+        where = f"{source} line {number}"
         values = None
         with faults.of_record():
             values = Fields.of(parse_json(line, where, way_out), where, way_out).tree

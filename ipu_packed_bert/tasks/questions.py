@@ -2,7 +2,7 @@
 sequence of a pack, and the logits of windows to one answer for each question.
 
 As in BERT's own procedure: a paragraph that is too long for a row is cut into overlapping windows, the label of a
-window that does not hold the whole answer is [CLS], a token's score counts in the one window that shows most of its
+window that does not hold the whole answer is [CLS], a token's score counts in the window that shows most of its
 surroundings, and the answer is the best span over all windows.
 Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden size.
 """
@@ -24,18 +24,22 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.finetuning import SquadConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
-from ipu_packed_bert.tasks.examples import ExampleTask, Inputs, LossAndCorrect, Scored, Tokenizer, Tokens
+from ipu_packed_bert.tasks.examples import ExampleTask, LossAndCorrect, Scored
 from ipu_packed_bert.tasks.files import ExampleSource, Faults, TableRow, plain_text, read_records
+from ipu_packed_bert.tasks.inputs import Inputs, Tokenizer, Tokens
 from ipu_packed_bert.tasks.scores import best_threshold, score_answers
 from pack_data.reading.fields import Fields, named, said_of, shown
 
+_MOST_OF_QUESTION = 64  # tokens; a longer question is cut
+_N_BEST = 20  # answers kept for each question
+
 
 def span_log_probabilities(logits_BS, input_mask_BS, present_BD, hidden: float) -> torch.Tensor:
-    """Log-probabilities of each sequence's slots, [B, D, S]: a softmax over the slots of the sequence alone.
+    """Return log-probabilities of each sequence's slots, [B, D, S]: a softmax over the slots of the sequence alone.
 
     The mask is added to the logits: 0 on the slots of sequence d, `hidden` on all others, as in the attention
-    (`model.packed.hidden_score`), so that their probability is exactly 0.  A sequence that is not there sees every
-    slot: its values are finite and mean nothing, where an empty softmax would be NaN.
+    (`model.packed.hidden_score`), so that their probability is exactly 0.  An absent sequence sees every slot: its
+    values are finite and meaningless, where an empty softmax would be NaN.
     """
     numbers_D = torch.arange(1, present_BD.shape[1] + 1, dtype=input_mask_BS.dtype, device=input_mask_BS.device)
     other_BDS = input_mask_BS.unsqueeze(1) != numbers_D.view(1, -1, 1)
@@ -45,7 +49,7 @@ def span_log_probabilities(logits_BS, input_mask_BS, present_BD, hidden: float) 
 
 
 class _PackedBertForQuestionAnswering(PackedBert):
-    """Start and end of an answer in every sequence; names of weights as in Hugging Face's BertForQuestionAnswering."""
+    """A packed BERT with the weights' names of Hugging Face's BertForQuestionAnswering."""
 
     def __init__(self, model: ModelConfig, *, attention: str = "eager"):
         super().__init__(model, attention=attention, pooler=False)
@@ -54,7 +58,10 @@ class _PackedBertForQuestionAnswering(PackedBert):
         initialise(self, model.initializer_range)
 
     def predictions(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS) -> torch.Tensor:
-        """[B, S, 2]: of every slot to be the start and the end of its sequence's answer; at least float32."""
+        """Return logits of every slot to be the start and the end of its sequence's answer, [B, S, 2].
+
+        At least float32.
+        """
         logits_BS2 = self.qa_outputs(self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS))
         return logits_BS2 if logits_BS2.dtype == torch.float64 else logits_BS2.float()
 
@@ -72,14 +79,15 @@ class _PackedBertForQuestionAnswering(PackedBert):
         logits_BS2 = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         present_BD = sequence_numbers_BD > 0
         weight_BD = present_BD.to(logits_BS2.dtype)
-        loss_BD, right_BD = torch.zeros_like(weight_BD), present_BD
+        loss_BD = torch.zeros_like(weight_BD)
+        right_BD = present_BD
         for end, position_BD in enumerate((start_positions_BD, end_positions_BD)):
             log_BDS = span_log_probabilities(logits_BS2[:, :, end], input_mask_BS, present_BD, self.span_hidden)
             # Not a gather, whose gradient would be a scatter on IPUs.
             wrong = F.nll_loss(log_BDS.flatten(0, 1), position_BD.to(torch.int64).flatten(), reduction="none")
             loss_BD = loss_BD + 0.5 * wrong.view(position_BD.shape)
             right_BD = right_BD & correct(log_BDS, position_BD)
-        # A sequence that is not there has a finite loss (its slot 0 is seen), and weighs nothing.
+        # The loss of an absent sequence is finite (its slot 0 is seen), and its weight is 0.
         loss = ((loss_BD * weight_BD).sum(1) * scale_B).sum()
         return LossAndCorrect(loss, right_BD.to(weight_BD.dtype).sum())
 
@@ -100,47 +108,48 @@ class QuestionsTask(ExampleTask):
 
     @classmethod
     def read(cls, source: ExampleSource, config: Config, *, labels: bool) -> List[Question]:
-        """Of a SQuAD file, version 1.1 or 2; or of JSONL, a question and its context a line."""
-        found = _Questions(source, labels)
+        """Read a SQuAD file, version 1.1 or 2, or JSONL with a question and its context per line."""
+        reader = _QuestionReader(source, labels)
         if source.format == "jsonl":
-            read_records(source, found.add_record, what="question")
+            read_records(source, reader.add_record, what="question")
         else:
-            found.add_squad()
-        return found.questions
+            reader.add_squad()
+        return reader.questions
 
     @staticmethod
     def texts_of(example: Question) -> Sequence[str]:
         return (example.paragraph, example.text)
 
     def begin(self, read: Dict[str, List[Question]], labels: Optional[Sequence[str]]) -> None:
-        for what, questions in read.items():
-            if not self._squad.null_answers and self.asked is None:
+        if not self._squad.null_answers and self.asked is None:
+            for what, questions in read.items():
                 kept = [question for question in questions if question.answers or not question.labelled]
-                self._keep(read, what, kept, "without an answer are left out (task.null_answers is false)")
                 if not kept:
                     raise ValueError(
                         f"{self.sources[what]}: no question has an answer; use them with --set task.null_answers=true"
                     )
+                self._keep(read, what, kept, "without an answer are left out (task.null_answers is false)")
         training = read.get("training", ())
         unlabelled = sum(not question.labelled for question in training)
         if unlabelled:
             raise ValueError(
                 f"{self.sources['training']}: {unlabelled} of {len(training)} questions have neither answers nor "
-                "is_impossible; nothing can be learnt from them"
+                "is_impossible, so they cannot be used for training; add one of the two"
             )
         if self._squad.drop_seen_paragraphs and "evaluation" in read:
             seen = {question.paragraph for question in training}
             kept = [question for question in read["evaluation"] if question.paragraph not in seen]
-            self._keep(read, "evaluation", kept, "on paragraphs of the training file are left out")
             if not kept:
                 raise ValueError(
                     f"{self.sources['evaluation']}: all its paragraphs are in {self.sources['training']}; evaluate on "
                     "others"
                 )
+            self._keep(read, "evaluation", kept, "on paragraphs of the training file are left out")
 
-    def _keep(self, read: Dict[str, List[Question]], what: str, kept: List[Question], why: str) -> None:
-        if len(kept) < len(read[what]):
-            self.notes.append(f"{self.sources[what]}: {len(read[what]) - len(kept):,} questions {why}")
+    def _keep(self, read: Dict[str, List[Question]], what: str, kept: List[Question], reason: str) -> None:
+        dropped = len(read[what]) - len(kept)
+        if dropped:
+            self.notes.append(f"{self.sources[what]}: {dropped:,} questions {reason}")
         read[what] = kept
 
     def inputs(self, examples: Sequence[Question], what: str) -> Inputs:
@@ -164,58 +173,73 @@ class QuestionsTask(ExampleTask):
         return _PackedBertForQuestionAnswering(self.model, attention=attention)
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
+        null_answers = self._squad.null_answers
         predictions = _answer_questions(self.windows, outputs, self._squad)
+        answers = {name: prediction.text for name, prediction in predictions.items()}
+        odds = {name: prediction.null_odds for name, prediction in predictions.items()}
         metrics: Dict[str, Any] = {}
         if self.scorable:
-            answers = gold(self.windows.questions)
-            metrics = score_answers({name: each.text for name, each in predictions.items()}, answers)
-            if self._squad.null_answers:
-                texts = {name: each.best_text for name, each in predictions.items()}
-                odds = {name: each.null_odds for name, each in predictions.items()}
+            gold_answers = gold(self.windows.questions)
+            metrics = score_answers(answers, gold_answers)
+            if null_answers:
+                texts = {name: prediction.best_text for name, prediction in predictions.items()}
                 for of in ("exact", "f1"):
-                    best = best_threshold(texts, odds, answers, of=of)
-                    metrics.update({f"best_{of}": best.score, f"best_{of}_threshold": best.threshold})
-        null_answers = self._squad.null_answers
-        return Scored(
-            metrics,
-            _prediction_files(predictions, null_answers=null_answers),
-            [_answer_line(name, each, null_answers=null_answers) for name, each in predictions.items()],
-        )
+                    best = best_threshold(texts, odds, gold_answers, of=of)
+                    metrics[f"best_{of}"] = best.score
+                    metrics[f"best_{of}_threshold"] = best.threshold
+
+        n_best = {}
+        lines = []
+        for name, prediction in predictions.items():
+            n_best[name] = [candidate._asdict() for candidate in prediction.candidates]
+            chosen = [each.probability for each in prediction.candidates if each.text == prediction.text]
+            line = {"id": name, "prediction": prediction.text, "probability": chosen[0] if chosen else 0.0}
+            lines.append({**line, "null_odds": prediction.null_odds} if null_answers else line)
+        files: Dict[str, Any] = {"predictions.json": answers, "nbest_predictions.json": n_best}
+        if null_answers:
+            files["null_odds.json"] = odds
+        return Scored(metrics, files, lines)
 
 
-# ---------------------------------------------------------------------------------------- files, windows and answers
-
-_MOST_OF_QUESTION = 64  # tokens; what is longer is cut
-_N_BEST = 20  # answers kept for each question
+# ---- files ---------------------------------------------------------------------------------------------------------
 
 
 class Answer(NamedTuple):
+    """An answer in a file."""
+
     text: str
     start: int  # character of the paragraph
 
 
 class Question(NamedTuple):
+    """A question on a paragraph."""
+
     id: str
     text: str
     paragraph: str
-    answers: Tuple[Answer, ...]  # none: it has no answer, or the file doesn't tell
-    labelled: bool
+    answers: Tuple[Answer, ...]  # empty if there is no answer, or the file does not tell
+    labelled: bool  # the file has its answers, or says that there is none
 
 
-class _Questions:
-    """Those read so far, each id once. labels: False leaves the answers unread, and whether there is one."""
+class _QuestionReader:
+    """The questions read so far, each id once.  labels: False leaves their answers unread."""
 
     def __init__(self, source: ExampleSource, labels: bool):
-        self.source, self.labels = source, labels
+        self.source = source
+        self.labels = labels
         self.questions: List[Question] = []
         self._ids: Set[str] = set()
 
     def add_record(self, record: TableRow, where: str) -> None:
+        """Add a line of JSONL; without an id, the number of the line is the question's."""
         entry = Fields.of(record.values, where, "a line has question, context, and may have id and answers")
-        self.add(entry, _text(entry, "context"), where, str(record.line))
+        name = str(record.line) if entry.optional("id", Fields.any) is None else _id(entry)
+        self._add(entry, name, _text(entry, "context"), where)
 
     def add_squad(self) -> None:
-        faults, where = Faults(self.source), str(self.source)
+        """Add the questions of a SQuAD file."""
+        faults = Faults(self.source)
+        where = str(self.source)
         way_out = "a SQuAD file has data > paragraphs > context, qas > id, question, answers > text, answer_start"
         for article in Fields.of(self.source.json(), where, way_out).list_of("data", Fields.object):
             with faults.of_record():
@@ -224,68 +248,78 @@ class _Questions:
                         context = _text(paragraph, "context")
                         for entry in paragraph.list_of("qas", Fields.object):
                             with faults.of_record():
-                                self.add(entry, context, where)
+                                self._add(entry, _id(entry), context, where)
         faults.refuse()
         if not self.questions:
             raise ValueError(f"{where}: holds no question")
 
-    def add(self, entry: Fields, context: str, where: str, otherwise: Optional[str] = None) -> None:
-        """otherwise: the id of a question that has none of its own."""
-        if otherwise is not None and entry.optional("id", Fields.any) is None:
-            name = otherwise
-        else:
-            name = str(entry.integer("id")) if type(entry.any("id")) is int else _text(entry, "id")
+    def _add(self, entry: Fields, name: str, context: str, where: str) -> None:
         if name in self._ids:
-            raise ValueError(f"{where}: question {named(name)} stands there twice; answers go by its id")
+            raise ValueError(f"{where}: question {named(name)} occurs twice; give each question its own id")
         self._ids.add(name)
-        answers, impossible = self._answers(entry, name, context, where) if self.labels else ((), False)
-        labelled = bool(answers) or impossible
+        answers: Tuple[Answer, ...] = ()
+        is_impossible = False
+        if self.labels:
+            answers, is_impossible = _answers(entry, name, context, where)
+        labelled = bool(answers) or is_impossible
         self.questions.append(
-            Question(name, _text(entry, "question"), context, () if impossible else answers, labelled)
+            Question(name, _text(entry, "question"), context, () if is_impossible else answers, labelled)
         )
 
-    def _answers(self, entry: Fields, name: str, context: str, where: str) -> Tuple[Tuple[Answer, ...], bool]:
-        given: List[Fields] = []
-        if isinstance(entry.values.get("answers") if isinstance(entry.values, dict) else None, dict):
-            lists = entry.object("answers")  # as the data sets of Hugging Face write it
-            texts, starts = lists.list_of("text", Fields.any), lists.list_of("answer_start", Fields.any)
-            if len(texts) != len(starts):
-                raise lists.error("text", f"must be as many as answer_start, {len(starts)}")
-            if not texts:
-                return (), True
-            given = [
-                Fields(lists.source, {"text": text, "answer_start": start}, lists.way_out, f"{lists.where}[{number}]")
-                for number, (text, start) in enumerate(zip(texts, starts))
-            ]
-        elif "answers" in entry:
-            given = entry.list_of("answers", Fields.object)
-        answers = tuple(
-            Answer(_text(each, "text"), each.integer("answer_start", least=0, most=len(context))) for each in given
-        )
-        _check_answers(where, name, context, answers)
-        return answers, "is_impossible" in entry and entry.boolean("is_impossible")
+
+def _id(entry: Fields) -> str:
+    return str(entry.integer("id")) if type(entry.any("id")) is int else _text(entry, "id")
 
 
 def _text(fields: Fields, key: str) -> str:
-    """A text of any length and any characters."""
+    """Return a text of any length and any characters."""
     value = fields.any(key)
     if not plain_text(value):
         raise fields.error(key, "must be a text")
     return value
 
 
-def _check_answers(where: str, name: str, paragraph: str, answers: Sequence[Answer]) -> None:
-    for answer in answers:
-        found = paragraph[answer.start : answer.start + len(answer.text)]
-        if found != answer.text or not answer.text:
+def _answers(entry: Fields, name: str, context: str, where: str) -> Tuple[Tuple[Answer, ...], bool]:
+    """Return the answers of a question, and whether the file says that there is none."""
+    entries: List[Fields] = []
+    if isinstance(entry.values.get("answers") if isinstance(entry.values, dict) else None, dict):
+        lists = entry.object("answers")  # as the data sets of Hugging Face write it
+        texts = lists.list_of("text", Fields.any)
+        starts = lists.list_of("answer_start", Fields.any)
+        if len(texts) != len(starts):
+            raise lists.error("text", f"must have as many entries as answer_start, {len(starts)}")
+        if not texts:
+            return (), True
+        for number, (text, start) in enumerate(zip(texts, starts)):
+            values = {"text": text, "answer_start": start}
+            entries.append(Fields(lists.source, values, lists.way_out, f"{lists.where}[{number}]"))
+    elif "answers" in entry:
+        entries = entry.list_of("answers", Fields.object)
+
+    answers = []
+    for fields in entries:
+        text = _text(fields, "text")
+        start = fields.integer("answer_start", least=0, most=len(context))
+        actual = context[start : start + len(text)]
+        if actual != text or not text:
             raise ValueError(
-                f"{where}: question {named(name)}: the answer {shown(answer.text)} should stand at character "
-                f"{answer.start}, {shown(found)} does; correct the file"
+                f"{where}: question {named(name)}: the text at character {start} is {shown(actual)}, not the answer "
+                f"{shown(text)}; correct answer_start"
             )
+        answers.append(Answer(text, start))
+    return tuple(answers), "is_impossible" in entry and entry.boolean("is_impossible")
+
+
+def gold(questions: Sequence[Question]) -> Dict[str, List[str]]:
+    """Return the texts of the right answers, by question."""
+    return {question.id: [answer.text for answer in question.answers] for question in questions}
+
+
+# ---- windows -------------------------------------------------------------------------------------------------------
 
 
 class Window(NamedTuple):
-    """A part of a paragraph beside its question: which of its tokens, and where they begin in the sequence."""
+    """A part of a paragraph with its question: its tokens, and where they begin in the sequence."""
 
     question: int
     first: int  # token of the paragraph
@@ -305,24 +339,25 @@ class Windows(NamedTuple):
 def _make_windows(
     questions: Sequence[Question], tokenizer: Tokenizer, settings: SquadConfig, max_sequence_length: int
 ) -> Windows:
-    """All windows of all questions, those of a question one after another.
+    """Make the windows of all questions, those of a question one after another.
 
-    Targets `start_positions` and `end_positions` are those of the first answer, and 0, the place of [CLS], for a
-    window that doesn't hold all of it.
+    Targets `start_positions` and `end_positions` are those of the first answer, or 0, the place of [CLS], for a window
+    that does not hold all of it.
     """
     texts = list(dict.fromkeys(question.paragraph for question in questions))
     paragraphs = dict(zip(texts, tokenizer.encode(texts)))
-    asked = tokenizer.encode([question.text for question in questions])
+    most_of_question = min(_MOST_OF_QUESTION, max_sequence_length - 4)  # leaves room for a token of the paragraph
     windows: List[Window] = []
     ids: List[np.ndarray] = []
     segments: List[np.ndarray] = []
     targets: List[Tuple[int, int]] = []
-    for number, (question, asked_tokens) in enumerate(zip(questions, asked)):
-        query = asked_tokens.ids[: min(_MOST_OF_QUESTION, max_sequence_length - 4)]  # a token of the paragraph remains
+    encoded = tokenizer.encode([question.text for question in questions])
+    for number, (question, question_tokens) in enumerate(zip(questions, encoded)):
+        query = question_tokens.ids[:most_of_question]
         paragraph = paragraphs[question.paragraph]
         answer = _answer_tokens(question, paragraph)
-        offset, room = len(query) + 2, max_sequence_length - len(query) - 3
-        for first, count in _cut(len(paragraph.ids), room, settings.stride):
+        offset = len(query) + 2
+        for first, count in _cut(len(paragraph.ids), max_sequence_length - offset - 1, settings.stride):
             row, kinds = tokenizer.joined([query, paragraph.ids[first : first + count]])
             windows.append(Window(number, first, count, offset))
             ids.append(row)
@@ -331,32 +366,30 @@ def _make_windows(
                 targets.append((answer[0] - first + offset, answer[1] - first + offset))
             else:
                 targets.append((0, 0))
-    starts_ends = np.array(targets, np.int64).reshape(-1, 2)
-    places = {"start_positions": starts_ends[:, 0], "end_positions": starts_ends[:, 1]}
-    inputs = Inputs.of(ids, np.concatenate(segments), slot_targets=places)
-    return Windows(questions, paragraphs, windows, inputs)
+    starts, ends = np.array(targets, np.int64).reshape(-1, 2).T
+    places = {"start_positions": starts, "end_positions": ends}
+    return Windows(questions, paragraphs, windows, Inputs.of(ids, np.concatenate(segments), slot_targets=places))
 
 
 def _cut(tokens: int, room: int, stride: int) -> List[Tuple[int, int]]:
-    """First token and number of tokens of each window: a new one every `stride` tokens until the end is in one."""
-    found = []
+    """Return first token and number of tokens of each window: one every `stride` tokens until the end is in one."""
+    windows = []
     first = 0
     while True:
         count = min(tokens - first, room)
-        found.append((first, count))
+        windows.append((first, count))
         if first + count == tokens:
-            return found
+            return windows
         first += min(count, stride)
 
 
 def _answer_tokens(question: Question, paragraph: Tokens) -> Optional[Tuple[int, int]]:
-    """First and last token that overlap the first answer; None where there is none."""
+    """Return the first and last token that overlap the first answer; None if there is no answer."""
     if not question.answers:
         return None
     answer = question.answers[0]
-    inside = np.flatnonzero(
-        (paragraph.spans[:, 1] > answer.start) & (paragraph.spans[:, 0] < answer.start + len(answer.text))
-    )
+    starts, ends = paragraph.spans.T
+    inside = np.flatnonzero((ends > answer.start) & (starts < answer.start + len(answer.text)))
     if not len(inside):
         raise ValueError(
             f"question {named(question.id)}: the answer {shown(answer.text)} has no token; correct the file"
@@ -364,23 +397,25 @@ def _answer_tokens(question: Question, paragraph: Tokens) -> Optional[Tuple[int,
     return int(inside[0]), int(inside[-1])
 
 
+# ---- answers -------------------------------------------------------------------------------------------------------
+
+
 def _max_context(windows: Sequence[Window], tokens: int) -> np.ndarray:
-    """Which window shows most of a token's surroundings, bool [windows, tokens]; exactly one for each token.
+    """Return which window shows most of a token's surroundings, bool [windows, tokens]; exactly one for each token.
 
     By BERT's rule: the smaller of the numbers of tokens left and right of it, plus a hundredth of the window's length;
     the first of equals.
     """
-    place = np.arange(tokens)
     scores = np.full((len(windows), tokens), -np.inf)
     for number, window in enumerate(windows):
-        inside = slice(window.first, window.first + window.tokens)
-        left = place[inside] - window.first
-        scores[number, inside] = np.minimum(left, window.tokens - 1 - left) + 0.01 * window.tokens
+        left = np.arange(window.tokens)
+        context = np.minimum(left, left[::-1]) + 0.01 * window.tokens
+        scores[number, window.first : window.first + window.tokens] = context
     return np.argmax(scores, axis=0) == np.arange(len(windows))[:, None]
 
 
 class _Candidate(NamedTuple):
-    """A possible answer; "" for none."""
+    """A possible answer; "" for no answer."""
 
     text: str
     score: float  # sum of the two logits
@@ -389,71 +424,72 @@ class _Candidate(NamedTuple):
 
 class _Prediction(NamedTuple):
     text: str
-    best_text: str  # the best answer, also where none is given
+    best_text: str  # the best answer, even if `text` is no answer
     candidates: Tuple[_Candidate, ...]  # best first
     null_odds: float  # score of no answer minus that of the best one
 
 
 def _answer_questions(windows: Windows, logits: Sequence[np.ndarray], settings: SquadConfig) -> Dict[str, _Prediction]:
-    """One prediction for each question, in their order.  logits: for each window its sequence's [length, 2]."""
+    """Return one prediction for each question, in order.  logits: of each window, its sequence's [length, 2]."""
     of_question: Dict[int, List[int]] = {}
     for number, window in enumerate(windows.windows):
         of_question.setdefault(window.question, []).append(number)
-    return {
-        question.id: _answer(
-            question,
-            windows,
-            [windows.windows[each] for each in of_question[number]],
-            [logits[each] for each in of_question[number]],
-            settings,
-        )
-        for number, question in enumerate(windows.questions)
-    }
+    predictions = {}
+    for number, question in enumerate(windows.questions):
+        spans = windows.paragraphs[question.paragraph].spans
+        own_windows = [windows.windows[index] for index in of_question[number]]
+        own_logits = [logits[index].astype(np.float64) for index in of_question[number]]
+        predictions[question.id] = _answer(question.paragraph, spans, own_windows, own_logits, settings)
+    return predictions
 
 
 def _answer(
-    question: Question, windows: Windows, own: Sequence[Window], logits: Sequence[np.ndarray], settings: SquadConfig
+    paragraph: str, spans: np.ndarray, windows: Sequence[Window], logits: Sequence[np.ndarray], settings: SquadConfig
 ) -> _Prediction:
-    spans = windows.paragraphs[question.paragraph].spans
-    best: Dict[str, float] = {}
-    found: List[Tuple[float, int, int]] = []
-    for window, counts, values in zip(own, _max_context(own, len(spans)), logits):
-        found += _best_spans(window, counts, values.astype(np.float64), settings)
-    for score, first, last in sorted(found, key=lambda each: (-each[0], each[1], each[2])):
-        end = int(spans[last, 1])
-        while end < len(question.paragraph) and unicodedata.combining(question.paragraph[end]):
-            end += 1  # an accent that the vocabulary strips
-        text = question.paragraph[spans[first, 0] : end]
-        if text not in best:
-            best[text] = score
-            if len(best) == _N_BEST:
-                break
-    null = min(float(values[0].astype(np.float64).sum()) for values in logits)
-    top = max(best.values(), default=null)  # a paragraph without a token has no span
-    ranked = sorted(best.items(), key=lambda each: -each[1])
-    if settings.null_answers:
-        ranked = sorted(ranked + [("", null)], key=lambda each: -each[1])
-    scores = np.array([score for _, score in ranked])
-    weights = np.exp(scores - scores.max()) if len(scores) else scores
-    candidates = tuple(
-        _Candidate(text, score, float(weight / weights.sum())) for (text, score), weight in zip(ranked, weights)
-    )
-    odds = null - top
-    unanswered = not best or (settings.null_answers and odds > settings.null_score_threshold)
+    """Return the prediction of a question from its windows.  spans: characters of the paragraph's tokens [n, 2]."""
+    null = min(float(values[0].sum()) for values in logits)
+    best = _best_texts(paragraph, spans, windows, logits, settings)
+    odds = null - max(best.values(), default=null)  # a paragraph without a token has no span
     best_text = next(iter(best), "")
-    return _Prediction("" if unanswered else best_text, best_text, candidates, odds)
+    is_unanswered = not best or (settings.null_answers and odds > settings.null_score_threshold)
+
+    scores = {**best, "": null} if settings.null_answers else best
+    ranked = sorted(scores.items(), key=lambda item: -item[1])
+    values = np.array([score for _, score in ranked])
+    weights = np.exp(values - values.max(initial=-np.inf))
+    candidates = [
+        _Candidate(text, score, float(weight / weights.sum())) for (text, score), weight in zip(ranked, weights)
+    ]
+    return _Prediction("" if is_unanswered else best_text, best_text, tuple(candidates), odds)
+
+
+def _best_texts(
+    paragraph: str, spans: np.ndarray, windows: Sequence[Window], logits: Sequence[np.ndarray], settings: SquadConfig
+) -> Dict[str, float]:
+    """Return the n best texts, best first, with their scores."""
+    scored: List[Tuple[float, int, int]] = []
+    for window, counts, values in zip(windows, _max_context(windows, len(spans)), logits):
+        scored += _best_spans(window, counts, values, settings)
+    best: Dict[str, float] = {}
+    for score, first, last in sorted(scored, key=lambda span: (-span[0], span[1], span[2])):
+        end = int(spans[last, 1])
+        while end < len(paragraph) and unicodedata.combining(paragraph[end]):
+            end += 1  # an accent that the vocabulary strips
+        best.setdefault(paragraph[spans[first, 0] : end], score)
+        if len(best) == _N_BEST:
+            break
+    return best
 
 
 def _best_spans(
     window: Window, counts: np.ndarray, logits: np.ndarray, settings: SquadConfig
 ) -> List[Tuple[float, int, int]]:
-    """The n best (score, first token, last token) of a window.
+    """Return the best (score, first token, last token) of a window, best first.
 
-    A span's first token is one that counts here (so a span seen in several windows is scored once), its last one is in
-    the window too, and it is not longer than allowed.
+    The first token of a span is one that counts here (so a span seen in several windows is scored once), its last one
+    is in the window too, and it is not longer than allowed.
     """
-    inside = slice(window.offset, window.offset + window.tokens)
-    starts, ends = logits[inside, 0], logits[inside, 1]
+    starts, ends = logits[window.offset : window.offset + window.tokens].T
     length = min(settings.max_answer_length, window.tokens)
     if not length:
         return []
@@ -461,41 +497,10 @@ def _best_spans(
     padded = np.concatenate([ends, np.full(length - 1, -np.inf)])
     scores = starts[:, None] + np.lib.stride_tricks.sliding_window_view(padded, length)
     scores[~counts[window.first : window.first + window.tokens]] = -np.inf
-    # Different spans may have one text, of which the best counts: some more than asked for.
+    # Different spans may have the same text, of which the best counts: so more of them than texts.
     order = np.argsort(-scores, axis=None, kind="stable")[: 4 * _N_BEST]
+    firsts, extras = np.divmod(order[scores.flat[order] > -np.inf], length)
     return [
-        (
-            float(scores.flat[each]),
-            window.first + int(each) // length,
-            window.first + int(each) // length + int(each) % length,
-        )
-        for each in order
-        if scores.flat[each] > -np.inf
+        (float(scores[first, extra]), window.first + first, window.first + first + extra)
+        for first, extra in zip(firsts.tolist(), extras.tolist())
     ]
-
-
-def gold(questions: Sequence[Question]) -> Dict[str, List[str]]:
-    """The answers that count, by question."""
-    return {question.id: [answer.text for answer in question.answers] for question in questions}
-
-
-def _prediction_files(predictions: Dict[str, _Prediction], *, null_answers: bool) -> Dict[str, Any]:
-    """What is written, by file name: the answers in the order of the questions, the n best, and in version 2 the
-    odds.
-    """
-    files: Dict[str, Any] = {
-        "predictions.json": {name: each.text for name, each in predictions.items()},
-        "nbest_predictions.json": {
-            name: [candidate._asdict() for candidate in each.candidates] for name, each in predictions.items()
-        },
-    }
-    if null_answers:
-        files["null_odds.json"] = {name: each.null_odds for name, each in predictions.items()}
-    return files
-
-
-def _answer_line(name: str, prediction: _Prediction, *, null_answers: bool) -> Dict[str, Any]:
-    """Plain values for one question: the answer, "" for none, and its probability among the n best."""
-    own = [each.probability for each in prediction.candidates if each.text == prediction.text]
-    line: Dict[str, Any] = {"id": name, "prediction": prediction.text, "probability": own[0] if own else 0.0}
-    return {**line, "null_odds": prediction.null_odds} if null_answers else line

@@ -1,8 +1,8 @@
 """Scores: exact match and F1 by SQuAD's rules, GLUE's (accuracy, F1, Matthews, Pearson, Spearman), F1 of label sets and
 of spans of words.
 
-Where a score is undefined, as F1 with nothing to find and nothing found, it is what the reference libraries make of it:
-0.  Correlations of a constant are None.
+An undefined score, such as F1 with nothing to find and nothing found, is what the reference libraries return: 0.
+Correlations of a constant are None.
 """
 
 from __future__ import annotations
@@ -20,24 +20,8 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalised(text: str) -> str:
-    """What SQuAD compares: lower case, without punctuation and articles, single blanks."""
+    """Return the text as SQuAD compares it: lower case, without punctuation and articles, single blanks."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
-
-
-def f1(prediction: str, answer: str) -> float:
-    """Harmonic mean of precision and recall over the words the two have in common.
-
-    Where one of them has no words, 1 if the other has none either, else 0 (the rule of version 2; an empty prediction
-    means that there is no answer).
-    """
-    found, wanted = normalised(prediction).split(), normalised(answer).split()
-    if not found or not wanted:
-        return float(found == wanted)
-    common = sum((collections.Counter(found) & collections.Counter(wanted)).values())
-    if not common:
-        return 0.0
-    precision, recall = common / len(found), common / len(wanted)
-    return 2 * precision * recall / (precision + recall)
 
 
 class _AnswerScore(NamedTuple):
@@ -45,41 +29,60 @@ class _AnswerScore(NamedTuple):
     f1: float
 
 
+def _score_against(prediction: str, answer: str) -> _AnswerScore:
+    """Score normalised texts by the words they have in common.
+
+    If one of them has no words, F1 is 1 if the other has none either, else 0 (the rule of version 2; an empty
+    prediction means that there is no answer).
+    """
+    predicted = prediction.split()
+    wanted = answer.split()
+    exact = float(predicted == wanted)
+    if not predicted or not wanted:
+        return _AnswerScore(exact, exact)
+    common = sum((collections.Counter(predicted) & collections.Counter(wanted)).values())
+    if not common:
+        return _AnswerScore(exact, 0.0)
+    precision = common / len(predicted)
+    recall = common / len(wanted)
+    return _AnswerScore(exact, 2 * precision * recall / (precision + recall))
+
+
 def score_answer(prediction: str, answers: Sequence[str]) -> _AnswerScore:
-    """The best over the given answers; those without words don't count, and where none is left, only "" is right."""
-    wanted = [answer for answer in answers if normalised(answer)] or [""]
-    return _AnswerScore(
-        float(any(normalised(prediction) == normalised(answer) for answer in wanted)),
-        max(f1(prediction, answer) for answer in wanted),
-    )
+    """Return the best exact match and F1 over the answers.
+
+    Answers without words do not count; if none is left, only "" is right.
+    """
+    wanted = [words for words in map(normalised, answers) if words] or [""]
+    scores = [_score_against(normalised(prediction), words) for words in wanted]
+    return _AnswerScore(max(score.exact for score in scores), max(score.f1 for score in scores))
 
 
 def score_answers(predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]) -> Dict[str, float]:
-    """Percentages over all questions, and, where some have no answer, over those with one and those without."""
-    scores = {name: score_answer(predictions[name], wanted) for name, wanted in answers.items()}
+    """Return percentages over all questions; if some have no answer, also over those with one and those without."""
     groups = {"": list(answers)}
-    without = [name for name, wanted in answers.items() if not wanted]
-    if without:
+    if not all(answers.values()):
         groups["has_answer_"] = [name for name, wanted in answers.items() if wanted]
-        groups["no_answer_"] = without
+        groups["no_answer_"] = [name for name, wanted in answers.items() if not wanted]
     result: Dict[str, float] = {}
     for prefix, names in groups.items():
         if names:
-            result[prefix + "exact"] = 100.0 * float(np.mean([scores[name].exact for name in names]))
-            result[prefix + "f1"] = 100.0 * float(np.mean([scores[name].f1 for name in names]))
+            scores = [score_answer(predictions[name], answers[name]) for name in names]
+            result[prefix + "exact"] = 100.0 * float(np.mean([score.exact for score in scores]))
+            result[prefix + "f1"] = 100.0 * float(np.mean([score.f1 for score in scores]))
             result[prefix + "questions"] = len(names)
     return result
 
 
 class _Threshold(NamedTuple):
     score: float  # percent
-    threshold: float  # no answer where its score is better by more than this
+    threshold: float  # no answer if its score is better by more than this
 
 
 def best_threshold(
     texts: Mapping[str, str], odds: Mapping[str, float], answers: Mapping[str, Sequence[str]], *, of: str = "f1"
 ) -> _Threshold:
-    """The threshold with the best F1, or exact match, over these questions, as SQuAD's script for version 2 finds it.
+    """Return the threshold with the best F1, or exact match, over these questions, as SQuAD's script for version 2.
 
     texts: the best answer to each question; odds: the score of no answer minus that of the text.
     """
@@ -87,103 +90,102 @@ def best_threshold(
     total = best = float(sum(not wanted for wanted in answers.values()))
     threshold = min(odds.values()) - 1.0
     ordered = sorted(odds, key=lambda name: odds[name])
-    for place, name in enumerate(ordered):
+    for name, next_name in zip(ordered, [*ordered[1:], None]):
         total += getattr(score_answer(texts[name], answers[name]), of) - float(not answers[name])
-        equal = place + 1 < len(ordered) and odds[ordered[place + 1]] == odds[name]
-        if total > best and not equal:
-            best, threshold = total, odds[name]
+        is_last_of_equals = next_name is None or odds[next_name] != odds[name]
+        if total > best and is_last_of_equals:
+            best = total
+            threshold = odds[name]
     return _Threshold(100.0 * best / len(answers), threshold)
 
 
-def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Fraction of classes [n] that are right."""
-    return float((predictions == labels).mean())
-
-
-def _f1_of(both: int, found: int, wanted: int) -> float:
-    """Harmonic mean of precision, both / found, and recall, both / wanted."""
-    return 2.0 * both / (found + wanted) if found + wanted else 0.0
+def _f1_of(common: int, predicted: int, wanted: int) -> float:
+    """Return the harmonic mean of precision, common / predicted, and recall, common / wanted."""
+    return 2.0 * common / (predicted + wanted) if predicted + wanted else 0.0
 
 
 def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """F1 over all decisions, bool of any shape: of one class, or of all texts and labels [n, C]."""
+    """Return F1 over all decisions, bool of any shape: of one class, or of all texts and labels [n, C]."""
     return _f1_of(int((predictions & labels).sum()), int(predictions.sum()), int(labels.sum()))
 
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Mean over the classes of their F1, bool [n, C]."""
-    return float(np.mean([micro_f1(given, asked) for given, asked in zip(predictions.T, labels.T)]))
+    """Return the mean over the classes of their F1, bool [n, C]."""
+    return float(np.mean(list(map(micro_f1, predictions.T, labels.T))))
 
 
 def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Matthews' correlation coefficient of classes [n] in [-1, 1], Gorodkin's for more than two; 0 where either side
-    has one class only.
+    """Return Matthews' correlation coefficient of classes [n] in [-1, 1], Gorodkin's for more than two.
+
+    0 if either side has one class only.
     """
     classes = np.union1d(predictions, labels)
-    given, asked = (each[:, None] == classes for each in (predictions, labels))
-    size, right = len(labels), int((predictions == labels).sum())
-    found, wanted = given.sum(axis=0, dtype=np.int64), asked.sum(axis=0, dtype=np.int64)
-    # Of Python's integers, which do not overflow.
-    products, squares = (
-        sum(int(one) * int(other) for one, other in zip(*pair)) for pair in ((found, wanted), (found, found))
-    )
-    spread = (size**2 - squares) * (size**2 - sum(int(each) ** 2 for each in wanted))
-    return (right * size - products) / math.sqrt(spread) if spread else 0.0
+    predicted = (predictions[:, None] == classes).sum(axis=0, dtype=np.int64)
+    wanted = (labels[:, None] == classes).sum(axis=0, dtype=np.int64)
+    size = len(labels)
+    right = int((predictions == labels).sum())
+    # Products of two of these exceed 64 bits; Python's integers do not overflow.
+    covariance = right * size - int(predicted @ wanted)
+    spread = (size**2 - int(predicted @ predicted)) * (size**2 - int(wanted @ wanted))
+    return covariance / math.sqrt(spread) if spread else 0.0
 
 
 _Span = Tuple[int, int, str]  # first word, one after the last, kind
 
 
 def spans(labels: Sequence[Optional[str]]) -> Set[_Span]:
-    """What labels such as B-X I-X O mark, as seqeval reads them by default, and conlleval before it.
+    """Return the spans that labels such as B-X I-X O mark, as seqeval reads them by default, and conlleval before it.
 
-    A word with I- or E- goes on with a B- or I- of its kind before it; any other begins a span; E- and S- end one.  A
-    word without a label is O.
+    A word with I- or E- continues a B- or I- of its kind before it; any other begins a span; E- and S- end one.  A word
+    without a label is O.
     """
-    found: Set[_Span] = set()
-    first, mark, kind = 0, "O", ""
+    marked: Set[_Span] = set()
+    first = 0
+    mark = "O"
+    kind = ""
     for number, label in enumerate([*labels, "O"]):
         next_mark, _, next_kind = (label or "O").partition("-")
         if next_mark in ("I", "E") and mark in ("B", "I") and next_kind == kind:
             mark = next_mark
             continue
         if mark != "O":
-            found.add((first, number, kind))
+            marked.add((first, number, kind))
         first, mark, kind = number, next_mark, next_kind
-    return found
+    return marked
 
 
 MARKS = ("B-", "I-", "E-", "S-")
 
 
 def span_scores(
-    found: Sequence[Sequence[Optional[str]]], wanted: Sequence[Sequence[Optional[str]]]
+    predictions: Sequence[Sequence[Optional[str]]], labels: Sequence[Sequence[Optional[str]]]
 ) -> Dict[str, float]:
-    """Percent, over the whole spans of all sentences: precision, recall and F1."""
-    sides: List[Set[Tuple[int, _Span]]] = [
-        {(number, span) for number, labels in enumerate(side) for span in spans(labels)} for side in (found, wanted)
-    ]
-    both = len(sides[0] & sides[1])
+    """Return precision, recall and F1 over the whole spans of all sentences, in percent."""
+    sides: List[Set[Tuple[int, _Span]]] = []
+    for sentences in (predictions, labels):
+        sides.append({(number, span) for number, sentence in enumerate(sentences) for span in spans(sentence)})
+    predicted, wanted = map(len, sides)
+    common = len(sides[0] & sides[1])
     return {
-        "precision": 100.0 * both / len(sides[0]) if sides[0] else 0.0,
-        "recall": 100.0 * both / len(sides[1]) if sides[1] else 0.0,
-        "f1": 100.0 * _f1_of(both, *map(len, sides)),
+        "precision": 100.0 * common / predicted if predicted else 0.0,
+        "recall": 100.0 * common / wanted if wanted else 0.0,
+        "f1": 100.0 * _f1_of(common, predicted, wanted),
     }
 
 
 def pearson(first: np.ndarray, second: np.ndarray) -> Optional[float]:
-    """Linear correlation in [-1, 1]; None where one side is constant, which has none."""
-    a, b = first - first.mean(), second - second.mean()
-    size = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / size if size > 0 else None
+    """Return the linear correlation in [-1, 1]; None if one side is constant."""
+    return _correlation("pearsonr", first, second)
 
 
 def spearman(first: np.ndarray, second: np.ndarray) -> Optional[float]:
-    """Correlation of the ranks; equal values share their mean rank."""
-    return pearson(_ranks(first), _ranks(second))
+    """Return the correlation of the ranks, in which equal values share their mean rank; None if one is constant."""
+    return _correlation("spearmanr", first, second)
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2.0)[group]
+def _correlation(name: str, first: np.ndarray, second: np.ndarray) -> Optional[float]:
+    from scipy import stats  # takes long to import
+
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
+        return None
+    return float(getattr(stats, name)(first, second)[0])

@@ -18,7 +18,8 @@ from ipu_packed_bert.settings.allowed_changes import stored_config
 from ipu_packed_bert.settings.config import Config, ConfigError
 from ipu_packed_bert.settings.rules import schedule_too_short
 from ipu_packed_bert.tasks import task_class
-from ipu_packed_bert.tasks.examples import ExampleTask, Tokenizer
+from ipu_packed_bert.tasks.examples import ExampleTask
+from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.starting_weights import Start, find_start
 from ipu_packed_bert.training.prepared import Beginning, Begun, Prepared, engine_and_batches
 from pack_data.packing.packing import Packing

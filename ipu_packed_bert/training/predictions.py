@@ -30,7 +30,8 @@ from ipu_packed_bert.settings.user_task import full_name, is_own
 from ipu_packed_bert.settings.yaml_files import load_yaml
 from ipu_packed_bert.tasks import task_class
 from ipu_packed_bert.tasks.classification import PROBLEM_TYPES
-from ipu_packed_bert.tasks.examples import Asked, ExampleTask, Tokenizer
+from ipu_packed_bert.tasks.examples import Asked, ExampleTask
+from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.starting_weights import PACKAGE, folder_of, labels_of, with_dropout
 from ipu_packed_bert.training.examples import load_weights
 from pack_data.cli.command import NotFinite

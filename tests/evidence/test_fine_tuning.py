@@ -26,7 +26,7 @@ from evidence.ways import (
     slots_per_token,
 )
 from ipu_packed_bert.model.optimizer import build_optimizer
-from ipu_packed_bert.tasks.examples import Inputs, pack_inputs
+from ipu_packed_bert.tasks.inputs import Inputs, pack_inputs
 from ipu_packed_bert.training.examples import prepare
 from pack_data.cli.command import run_main
 from tests.fine_tuning_files import tiny_checkpoint, tiny_config, tiny_squad, tiny_table, training_file

@@ -22,7 +22,7 @@ from ipu_packed_bert.settings.allowed_changes import SIZES
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.loading import load_config
 from ipu_packed_bert.tasks import task_class
-from ipu_packed_bert.tasks.examples import Tokenizer
+from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.starting_weights import find_start
 from ipu_packed_bert.training.pretraining import _refuse_other_sizes
 from ipu_packed_bert.training.run import _beginning

@@ -19,7 +19,7 @@ from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.run_files.checkpoints import load_checkpoint, newest_checkpoint
 from ipu_packed_bert.run_files.folder import read_log
 from ipu_packed_bert.settings.loading import load_config
-from ipu_packed_bert.tasks.examples import ExamplePacks, pack_inputs
+from ipu_packed_bert.tasks.inputs import ExamplePacks, pack_inputs
 from ipu_packed_bert.tasks.scores import score_answers
 from ipu_packed_bert.training.examples import prepare
 from ipu_packed_bert.training.export import import_folder

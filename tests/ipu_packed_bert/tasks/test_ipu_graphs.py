@@ -17,7 +17,7 @@ from ipu_packed_bert.settings.placement import place
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.settings.shipped import config_file, shipped_names
 from ipu_packed_bert.tasks import task_class
-from ipu_packed_bert.tasks.examples import Tokenizer
+from ipu_packed_bert.tasks.inputs import Tokenizer
 from tests.fakes.lowering import ALLOWED, DEVICE, Traced, wide_types
 from tests.fakes.sdk import installed
 from tests.fine_tuning_files import KINDS, VOCABULARY, training_file

@@ -12,7 +12,7 @@ from ipu_packed_bert.data.global_batches import GlobalBatches, in_order
 from ipu_packed_bert.model.optimizer import build_optimizer
 from ipu_packed_bert.model.packed import hidden_score
 from ipu_packed_bert.tasks import task_class
-from ipu_packed_bert.tasks.examples import ExamplePacks, Inputs, pack_inputs
+from ipu_packed_bert.tasks.inputs import ExamplePacks, Inputs, pack_inputs
 from ipu_packed_bert.tasks.questions import span_log_probabilities
 from ipu_packed_bert.training.compare_unpacked import compare_unpacked
 from ipu_packed_bert.training.examples import prepare

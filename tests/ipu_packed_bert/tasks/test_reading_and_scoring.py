@@ -22,8 +22,9 @@ from ipu_packed_bert.settings.loading import config_from_tree as pretraining_con
 from ipu_packed_bert.tasks import questions as module
 from ipu_packed_bert.tasks import scores as metrics
 from ipu_packed_bert.tasks.classification import ClassificationTask
-from ipu_packed_bert.tasks.examples import Asked, Tokenizer, _in_order
+from ipu_packed_bert.tasks.examples import Asked, _in_order
 from ipu_packed_bert.tasks.files import ExampleSource, located
+from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.questions import QuestionsTask, gold
 from pack_data.text.vocabulary import Vocabulary
 from tests.fine_tuning_files import MODEL, VOCABULARY, WORDS, tiny_squad, tiny_table
@@ -115,7 +116,6 @@ def test_best_threshold_by_hand():
 
 
 def test_classification_metrics():
-    assert metrics.accuracy(np.array([1, 2, 2, 0]), np.array([1, 2, 0, 0])) == 0.75
     found = np.array([[1, 1, 0], [0, 0, 1]], bool)
     wanted = np.array([[1, 0, 0], [0, 1, 1]], bool)
     assert metrics.micro_f1(found, wanted) == pytest.approx(2 * 2 / (3 + 3))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ipu_packed_bert.settings.loading import config_from_tree
-from ipu_packed_bert.tasks.examples import Tokenizer
+from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.scores import span_scores, spans
 from ipu_packed_bert.tasks.tokens import TokensTask
 from tests.fine_tuning_files import MODEL, VOCABULARY

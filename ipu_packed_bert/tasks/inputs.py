@@ -1,0 +1,195 @@
+"""The sequences of a task in memory: tokens of texts, packed by the packers and the pack layout of `pack_data`."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ipu_packed_bert.data.global_batches import Batch, Packs
+from pack_data.building.assignment import assign
+from pack_data.packers import get_packer
+from pack_data.packing.histogram import LengthHistogram
+from pack_data.packing.packing import Packing
+from pack_data.store.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble, decode, smallest_type
+from pack_data.store.sequences import Sequences, ragged_index
+from pack_data.text.vocabulary import AnyVocabulary
+
+_TEXTS_AT_A_TIME = 1024  # the tokenizers library returns large objects
+
+
+class Tokens(NamedTuple):
+    """The tokens of one text."""
+
+    ids: np.ndarray  # int32 [n]
+    spans: np.ndarray  # int64 [n, 2]: first character, and the one after the last
+
+
+class Tokenizer:
+    """A vocabulary that makes arrays of tokens.
+
+    Args:
+        vocabulary: Cuts texts into tokens.
+        read: Called with the number of texts after each part of them has been tokenised.
+    """
+
+    def __init__(self, vocabulary: AnyVocabulary, *, read: Callable[[int], Any] = int):
+        self._read = read
+        self.vocabulary = vocabulary
+        self.first, self.separator, _ = vocabulary.special
+
+    def encode(self, texts: Sequence[str]) -> List[Tokens]:
+        """Return the tokens of each text, without special tokens."""
+        encoded: List[Tokens] = []
+        for start in range(0, len(texts), _TEXTS_AT_A_TIME):
+            part = texts[start : start + _TEXTS_AT_A_TIME]
+            for tokens in self.vocabulary.cut(part):
+                spans = np.array(tokens.offsets, np.int64).reshape(-1, 2)
+                encoded.append(Tokens(np.array(tokens.ids, np.int32), spans))
+            self._read(len(part))
+        return encoded
+
+    def joined(self, parts: Sequence[np.ndarray]) -> Tuple[np.ndarray, np.ndarray]:
+        """Return input ids and segment ids of [CLS] first [SEP] second [SEP]."""
+        ids = [np.array([self.first], np.int32)]
+        segments = [np.zeros(1, np.int32)]
+        for number, part in enumerate(parts):
+            ids += [part, np.array([self.separator], np.int32)]
+            segments.append(np.full(len(part) + 1, number, np.int32))
+        return np.concatenate(ids), np.concatenate(segments)
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """n sequences of a task.
+
+    lengths [n]; input_ids, segment_ids and `slots` flat, one sequence after another; slot_targets: name -> place in the
+    sequence [n]; targets: name -> any other target [n, ...].
+    """
+
+    lengths: np.ndarray
+    input_ids: np.ndarray
+    segment_ids: np.ndarray
+    slot_targets: Mapping[str, np.ndarray] = field(default_factory=dict)
+    targets: Mapping[str, np.ndarray] = field(default_factory=dict)
+    slots: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, ids: Sequence[np.ndarray], segment_ids: np.ndarray, **further: Mapping[str, np.ndarray]) -> Inputs:
+        """Join the ids of each sequence; segment_ids and `slots` are flat already."""
+        return cls(np.array(list(map(len, ids)), np.int64), np.concatenate(ids), segment_ids, **further)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def tokens(self) -> Dict[str, np.ndarray]:
+        """All columns of one value per token."""
+        return {"input_ids": self.input_ids, "segment_ids": self.segment_ids, **self.slots}
+
+    @cached_property
+    def sequences(self) -> Sequences:
+        """The sequences as `pack_data` assembles them, numbered from 1; without `targets`."""
+        columns = {
+            "cls_positions": np.zeros(len(self), np.int64),
+            **self.slot_targets,
+            "sequence_numbers": np.arange(1, len(self) + 1, dtype=np.int64),
+        }
+        return Sequences.of_tokens(self.lengths, self.tokens, columns)
+
+
+class ExamplePacks(Packs):
+    """The sequences in packs, dealt out anew in each epoch: every epoch has other packs of the same lengths.
+
+    Args:
+        inputs: The sequences.
+        packing: The lengths that share a pack.
+        seed: Decides, with the epoch, which sequences of equal length share a pack.
+        depth: Places for sequences in a row, at least those of the deepest pack; None: these.
+
+    Raises:
+        ValueError: A sequence is too long.
+    """
+
+    def __init__(self, inputs: Inputs, packing: Packing, *, seed: int = 0, depth: Optional[int] = None):
+        self.inputs = inputs
+        self.packing = packing
+        self.seed = seed
+        self.digest = zlib.crc32(inputs.input_ids.tobytes())
+        for _, values in sorted({**inputs.targets, **inputs.slot_targets, **inputs.slots}.items()):
+            self.digest = zlib.crc32(np.ascontiguousarray(values).tobytes(), self.digest)
+        self.schema = _schema_of(inputs, packing.max_sequence_length, max(1, packing.largest_depth, depth or 1))
+        self._epoch = -1
+        self._packs = np.zeros(0, self.schema.record_dtype)  # of the epoch
+
+    def __len__(self) -> int:
+        return self.packing.packs
+
+    def order(self, epoch: int) -> np.ndarray:
+        return np.arange(len(self))  # the sequences are shuffled as they are dealt out
+
+    def again(self) -> Callable[[], Packs]:
+        depth = self.schema.max_sequences_per_pack
+        return partial(ExamplePacks, self.inputs, self.packing, seed=self.seed, depth=depth)
+
+    def batch(self, numbers: np.ndarray, epoch: int) -> Batch:
+        return _fields(self.inputs, self.schema, self._records(numbers, epoch))
+
+    def alone(self, numbers: np.ndarray, epoch: int) -> Batch:
+        """Return the sequences of these packs, each alone in its row: the reference for packing."""
+        sequences = self._records(numbers, epoch)["sequence_numbers"]
+        rows = [[number - 1] for number in sequences[sequences > 0].tolist()]
+        return rows_of(self.inputs, rows, self.schema.max_sequence_length, self.schema.max_sequences_per_pack)
+
+    def _records(self, numbers: np.ndarray, epoch: int) -> np.ndarray:
+        if self._epoch != epoch:
+            places = assign(self.inputs.lengths, self.packing, (self.seed, epoch))
+            self._packs = assemble(self.schema, self.inputs.sequences, places.pack, places.slot, len(self))
+            self._epoch = epoch
+        return self._packs[numbers]
+
+
+def _schema_of(inputs: Inputs, slots: int, depth: int) -> PackSchema:
+    """Return the schema of rows of `slots` slots and `depth` sequences."""
+    largest = {name: int(values.max(initial=0)) for name, values in inputs.tokens.items()}
+    columns = [StoredColumn(name, SLOT, smallest_type(value)) for name, value in largest.items()]
+    for name in ("cls_positions", *inputs.slot_targets):
+        columns.append(StoredColumn(name, SEQUENCE, smallest_type(slots), slot_index=True))
+    columns.append(StoredColumn("sequence_numbers", SEQUENCE, smallest_type(len(inputs))))
+    return PackSchema.of_tokens(slots, depth, columns)
+
+
+def rows_of(inputs: Inputs, rows: Sequence[Sequence[int]], slots: int, depth: Optional[int] = None) -> Batch:
+    """Return the fields of rows that hold the sequences of these numbers (from 0), without scales.
+
+    A row has `slots` slots and `depth` places for sequences; None: as many as the fullest row needs.  Raises ValueError
+    if a row does not fit.
+    """
+    counts = np.array(list(map(len, rows)), np.int64)
+    numbers = np.array(list(chain.from_iterable(rows)), np.int64)
+    schema = _schema_of(inputs, slots, depth or max(1, int(counts.max(initial=0))))
+    row = np.repeat(np.arange(len(rows)), counts)
+    place = ragged_index(np.zeros(len(rows), np.int64), counts)
+    return _fields(inputs, schema, assemble(schema, inputs.sequences.take(numbers), row, place, len(rows)))
+
+
+def _fields(inputs: Inputs, schema: PackSchema, records: np.ndarray) -> Batch:
+    batch = decode(schema, records)
+    for name, values in inputs.targets.items():
+        # An absent sequence gets the first one's target; its weight is 0.
+        batch[name] = values[np.maximum(batch["sequence_numbers"], 1) - 1]
+    return batch
+
+
+def pack_inputs(
+    inputs: Inputs, *, max_sequence_length: int, packer: str, max_sequences_per_pack: Optional[int]
+) -> Packing:
+    """Pack the lengths once, for every epoch."""
+    histogram = LengthHistogram.from_lengths(inputs.lengths, max_sequence_length)
+    packing = get_packer(packer)(histogram, max_sequences_per_pack=max_sequences_per_pack)
+    packing.check(histogram)
+    return packing
