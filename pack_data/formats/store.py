@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.formats.records import STARTS, Record, RecordError, RowWidths, checked_pack
+from pack_data.formats.records import STARTS, Record, RowWidths, checked_pack
 from pack_data.store.data_set import PackStore, StoreWriter, read_manifest
 from pack_data.store.packs import BERT, FIELDS, SLOT, PackSchema, assemble, decode, disassemble
 from pack_data.store.sequences import Example, Sequences, starts_of
@@ -92,10 +92,7 @@ def write(path: str, packs: Callable[[], Iterable[Record]], widths: RowWidths) -
         examples: List[Example] = []
         slots: List[int] = []
         for record in block:
-            try:
-                sequences = checked_pack(record.value)[1]
-            except RecordError as error:
-                raise ValueError(f"{record.origin}: {error}") from None
+            sequences = checked_pack(record.value)[1]
             examples += sequences
             slots += range(len(sequences))
         pack = np.cumsum(np.array(slots) == 0) - 1

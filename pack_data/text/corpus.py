@@ -19,7 +19,7 @@ import warnings
 from functools import lru_cache
 from itertools import chain, groupby
 from pathlib import Path
-from typing import IO, Any, Callable, Container, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import IO, Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.reading.files import open_unpacked, sha256_of
@@ -48,22 +48,19 @@ def documents(
     json_field: str = "text",
     separator: str = "file",
     bad: Optional[BadRecords] = None,
-    left_out: Container[str] = (),
 ) -> Iterator[Document]:
     """The documents of a file, a folder (all files below it, in order of their paths) or the `embedded` corpus.
 
     JSONL (.json, .jsonl, .ndjson): each line is an object with a text in `json_field`. Any other file is UTF-8 text;
     each line is a paragraph or a sentence. separator: a document is a file ("file"), or what stands between blank lines
     ("blank-line", the input format of BERT's reference code). bad: how many lines may be left out; one more that cannot
-    be read is a ValueError. left_out: names of files, as `relative_name` gives them, that are not read.
+    be read is a ValueError.
     """
     if str(source) == EMBEDDED:
         yield from _embedded_documents()
         return
     bad = BadRecords() if bad is None else bad
     for path in source_files(source):
-        if relative_name(path, source) in left_out:
-            continue
         suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED_SUFFIXES]
         # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
         with open_unpacked(path) as file, io.TextIOWrapper(file, "utf-8", "surrogateescape") as handle:

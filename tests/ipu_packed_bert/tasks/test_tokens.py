@@ -44,7 +44,7 @@ def test_both_forms_of_files(tmp_path):
         ("a.txt", "\n\n", "holds no sentence"),
         ("a.txt", "river\nstone\n", "has no labels; name their column"),
         ("a.txt", "river O\n\nstone\n", "line 3: some records have labels and some have none"),
-        ("a.csv", "word,label\nriver,O\n", "a.csv: read as CSV, and words come as CoNLL or JSONL"),
+        ("a.csv", "word,label\nriver,O\n", "a.csv: a CSV file"),
         ("a.jsonl", '{"words": "river", "labels": ["O"]}\n', "line 1: words is 'river'; must be a list of words"),
         ("a.jsonl", '{"words": ["river", "stone"], "labels": ["O"]}\n', "line 1: labels must be a list of 2 labels"),
     ],
