@@ -1,6 +1,6 @@
-"""Classification and regression of texts, or pairs of texts: one label, several labels or a number for every sequence
-of a pack, from its own [CLS].
+"""Classification and regression of texts, or pairs of texts.
 
+One label, several labels or a number for every sequence of a pack, from its own [CLS].
 Letters as in `model/bert.py`: B rows, S slots, D places for sequences, H hidden size; C classes.
 """
 
@@ -226,20 +226,20 @@ class ClassificationTask(LabelTask):
                 "mean_squared_error": float(((predicted - wanted) ** 2).mean()),
             }
         if self.name == MULTI_LABEL:
-            predicted = _sigmoid(logits) > _THRESHOLD
+            likely = _sigmoid(logits) > _THRESHOLD
             wanted = labels > 0
             return {
-                "micro_f1": 100.0 * micro_f1(predicted, wanted),
-                "macro_f1": 100.0 * macro_f1(predicted, wanted),
-                "all_right": 100.0 * float((predicted == wanted).all(axis=1).mean()),
+                "micro_f1": 100.0 * micro_f1(likely, wanted),
+                "macro_f1": 100.0 * macro_f1(likely, wanted),
+                "all_right": 100.0 * float((likely == wanted).all(axis=1).mean()),
             }
-        predicted = logits.argmax(axis=1)
-        numbers = np.union1d(predicted, labels)  # macro-F1 is of the classes that occur
+        classes = logits.argmax(axis=1)
+        numbers = np.union1d(classes, labels)  # macro-F1 is of the classes that occur
         return {
-            "accuracy": 100.0 * float((predicted == labels).mean()),
-            "f1": 100.0 * micro_f1(predicted == 1, labels == 1),
-            "macro_f1": 100.0 * macro_f1(predicted[:, None] == numbers, labels[:, None] == numbers),
-            "matthews": matthews(predicted, labels),
+            "accuracy": 100.0 * float((classes == labels).mean()),
+            "f1": 100.0 * micro_f1(classes == 1, labels == 1),
+            "macro_f1": 100.0 * macro_f1(classes[:, None] == numbers, labels[:, None] == numbers),
+            "matthews": matthews(classes, labels),
         }
 
     def export_settings(self) -> Dict[str, Any]:

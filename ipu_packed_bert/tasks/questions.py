@@ -1,5 +1,7 @@
-"""Question answering on paragraphs (SQuAD 1.1 and 2): files to windows, a start and an end of an answer in every
-sequence of a pack, and the logits of windows to one answer for each question.
+"""Question answering on paragraphs (SQuAD 1.1 and 2).
+
+Files become windows, every sequence of a pack has a start and an end of an answer, and the logits of the windows become
+one answer for each question.
 
 As in BERT's own procedure: a paragraph that is too long for a row is cut into overlapping windows, the label of a
 window that does not hold the whole answer is [CLS], a token's score counts in the window that shows most of its

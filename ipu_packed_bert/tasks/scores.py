@@ -1,5 +1,6 @@
-"""Scores: exact match and F1 by SQuAD's rules, GLUE's (accuracy, F1, Matthews, Pearson, Spearman), F1 of label sets and
-of spans of words.
+"""Scores of SQuAD and GLUE, and F1 of label sets and of spans of words.
+
+SQuAD's exact match and F1 follow its script; GLUE's are F1 and the correlations of Matthews, Pearson and Spearman.
 
 An undefined score, such as F1 with nothing to find and nothing found, is what the reference libraries return: 0.
 Correlations of a constant are None.
