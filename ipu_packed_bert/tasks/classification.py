@@ -219,11 +219,11 @@ class ClassificationTask(LabelTask):
         """Return percentages, and correlations (Matthews', Pearson's, Spearman's) in [-1, 1]."""
         if self.name == REGRESSION:
             predicted = logits[:, 0]
-            wanted = labels.astype(np.float64)
+            targets = labels.astype(np.float64)
             return {
-                "pearson": pearson(predicted, wanted),
-                "spearman": spearman(predicted, wanted),
-                "mean_squared_error": float(((predicted - wanted) ** 2).mean()),
+                "pearson": pearson(predicted, targets),
+                "spearman": spearman(predicted, targets),
+                "mean_squared_error": float(((predicted - targets) ** 2).mean()),
             }
         if self.name == MULTI_LABEL:
             likely = _sigmoid(logits) > _THRESHOLD
