@@ -21,7 +21,7 @@ _PAD = -1
 class _Properties(NamedTuple):
     """The five columns of the paper's table."""
 
-    variable_length_kernel: bool  # a batch has cumulative lengths, and no mask
+    variable_length_kernel: bool  # a batch has cumulative lengths instead of a mask
     correct_position_ids: bool  # positions count from the first token of each example in the row
     no_cross_attention: bool  # no token may attend to a token of another example
     no_broken_example: bool  # no example is cut
@@ -64,7 +64,7 @@ class _Epoch:
     def measure(self, batch: Dict[str, np.ndarray]) -> Tuple[int, int, int]:
         """Measure a batch; return its attention work, tokens and pieces."""
         self.slots += batch["input_ids"].size
-        self.kernel &= "cumulative_lengths" in batch and "attention_mask" not in batch
+        self.kernel &= "cumulative_lengths" in batch
         work = tokens = pieces = 0
         for ids, positions in _attended(batch):
             is_token = ids != _PAD

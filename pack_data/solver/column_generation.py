@@ -23,7 +23,7 @@ from scipy.ndimage import maximum_filter1d
 from scipy.optimize import linprog
 from scipy.sparse import coo_matrix, csc_matrix, diags, hstack
 
-from pack_data.solver.search import MOST_SINGLE_DEPTH
+from pack_data.solver.search import MAX_SINGLE_DEPTH
 
 # ---- numerical errors ------------------------------------------------------------------------------------------------
 
@@ -34,8 +34,8 @@ _BOUND_ERROR = 1e-6  # of a bound, in packs
 # ---- cost of the knapsack tables, in elements that NumPy adds in the same time ---------------------------------------
 
 _BLOCK = 1 << 17  # elements of one block of the tables, so that a block stays in the cache
-_CALL_COST = 3000  # of one NumPy call
-_FILTER_CALL_COST = 60_000  # of one sliding maximum
+_CALL_COST = 3000  # of the overhead of one NumPy call
+_FILTER_CALL_COST = 60_000  # of the overhead of one sliding maximum
 _FILTER_COST = 16  # of a sliding maximum, for each element of the table
 
 # ---- size of the programmes ------------------------------------------------------------------------------------------
@@ -43,31 +43,29 @@ _FILTER_COST = 16  # of a sliding maximum, for each element of the table
 _COARSE_ROWS = (24, 96)  # rows of the programmes solved before the full one
 # Rows up to which the full programme is solved. It takes seconds if lengths are scarce, a minute or more if tokens are.
 FULL_ROWS = 4200
-# If tokens are scarce, the full programme is solved from this mean number of sequences of a length on, and up to this
-# number of lengths.
-_LEAST_MEAN_COUNT = 40
-_MOST_ROWS_SCARCE_TOKENS = 1000
+# If tokens are scarce, the full programme is solved only with at least so many sequences per length and at most so many
+# lengths.
+_MIN_MEAN_COUNT = 40
+_MAX_ROWS_SCARCE_TOKENS = 1000
 _INTERIOR_ROWS = 150  # rows from which the interior-point method, with crossover to a vertex, is faster
 _CANDIDATES = 512  # strategies sought in a round
-_STRATEGIES_PER_LENGTH = 3  # strategies that are kept
-_STRATEGIES_COARSE = 1500  # the same where knots are added
+_STRATEGIES_PER_LENGTH = 3  # strategies that are kept after a round
+_STRATEGIES_COARSE = 1500  # the same while knots are added, in all
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------
 
 _SMOOTHING = (0.8, 0.4, 0.0)  # share of the best prices so far, tried in turn until a strategy improves the programme
-_MOST_ROUNDS_ON_KNOTS = 40
+_MAX_ROUNDS_ON_KNOTS = 40
 _GAP_ON_KNOTS = 1e-5  # relative gap at which a programme on knots ends
 _SPARE_GAP_ON_KNOTS = 0.2  # or this share of what rounding the bound up to whole packs adds
-_GAP_COARSE = 1e-7  # the same where knots are added
-_MOST_ROUNDS = 60
-_ROUNDS_WITHOUT_GAIN = 3  # in which the bound does not rise, after which no knots are added
+_GAP_COARSE = 1e-7  # relative gap at which knots are added
+_MAX_ROUNDS = 60
+_ROUNDS_WITHOUT_GAIN = 3  # additions of knots without a higher bound, after which the programme ends
 _FIRST_KNOTS = 24
 _NEW_KNOTS = 24  # added at a time
-_SPECIAL_LENGTHS = (
-    8  # shortest lengths, at which prices are likely to bend, as they do at the lengths that go with them
-)
-_ROUNDS_BEFORE_ROUNDING = 8  # after which the programme ends if no whole pack can be saved
-_NEAR_ONE = 1e-3  # strategies worth 1 - this are kept for the full programme
+_SPECIAL_LENGTHS = 8  # shortest lengths: prices often bend at them and at the lengths that fill a pack with them
+_ROUNDS_BEFORE_ROUNDING = 8  # after these the programme ends if no whole pack can be saved
+_NEAR_ONE = 1e-3  # strategies worth more than 1 - this are kept for the full programme
 _NOISE = 1e-6  # on the prices, relative, to find other strategies that are equally good
 _NOISY_ROUNDS = 5
 
@@ -180,7 +178,7 @@ class _PackTables:
         if piece_cost > step_cost:
             self._pieces = []
         single_cost = most_sequences * min(step_cost, piece_cost)
-        self._single = most_sequences <= MOST_SINGLE_DEPTH and single_cost < product_cost
+        self._single = most_sequences <= MAX_SINGLE_DEPTH and single_cost < product_cost
 
     def _factors(self, sequences: int) -> Tuple[int, int]:
         """Return the sequences in the two factors of the product."""
@@ -547,7 +545,7 @@ class Programme:
         hats = _hats(self._lengths, knots)
         wanted = hats @ self._weights
         self._pool.add(self._lengths[knots][:, None])  # so that each row can be met
-        for _ in range(_MOST_ROUNDS_ON_KNOTS):
+        for _ in range(_MAX_ROUNDS_ON_KNOTS):
             master = _solve_master(hats @ self._pool.matrix(), wanted)
             progress(master.value, self.bound, self.prices)
             relaxation = self._relaxation(master, exact=False)
@@ -572,7 +570,7 @@ class Programme:
         knots = self._knots_to_begin_with()
         rounds_without_gain = 0
         settled_bound = self.bound
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             hats = _hats(lengths, knots)
             self._pool.add(lengths[knots][:, None])  # so that each row can be met
             slots = self._pool.matrix()
@@ -644,7 +642,7 @@ class Programme:
         """Collect strategies for the full programme from coarse ones; return a coarse solution if it is good enough."""
         rows = len(self._lengths)
         mean_count = self._weights.sum() / rows
-        few_gain = mean_count < _LEAST_MEAN_COUNT or rows > _MOST_ROWS_SCARCE_TOKENS
+        few_gain = mean_count < _MIN_MEAN_COUNT or rows > _MAX_ROWS_SCARCE_TOKENS
         for coarse_rows in _COARSE_ROWS:
             if 2 * coarse_rows < rows:
                 coarse = self.solve_on(_even_indices(rows, coarse_rows), progress)
@@ -699,7 +697,7 @@ def relax(
     seeds: Optional[np.ndarray] = None,
     good_enough: float = 0.0,
     incumbent: float = np.inf,
-    rounds: int = _MOST_ROUNDS,
+    rounds: int = _MAX_ROUNDS,
     exact: bool = False,
     progress: _Progress = lambda value, bound, prices: None,
 ) -> Relaxation:

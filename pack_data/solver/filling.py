@@ -18,16 +18,15 @@ import numpy as np
 from pack_data.solver.free_slots import Packs, count_packs
 
 SECONDS_PER_STRATEGY = 4e-5  # measured mean time for one strategy, on one core
-_MOST_SPARE_SLOTS = 2  # that a pair of sequences may leave empty
+_MAX_SPARE_SLOTS = 2  # that a pair of sequences may leave empty
 # Pairs looked at first, from the middle of the room outwards: nearly always one of these windows has a pair.
 _WINDOWS_OF_PAIRS = (32, 512, 8192)
-_SPARSE_SLOTS = 16  # slots per length that occurs, above which the search goes over lengths instead of slots
-# Depths below this share of the limit hardly feel it.
-_SHALLOW_SHARE = 0.45
+_SPARSE_SLOTS = 16  # slots per occurring length, above which pairs are searched by length instead of by slot
+_SHALLOW_SHARE = 0.45  # if a mean pack has fewer sequences than this share of the limit, the limit hardly matters
 # Depths that are tried, in sequences of a mean pack.
 _DEPTHS_TRIED = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)
 _EVEN_PACKS = 2000  # strategies that `fill_evenly` makes, about
-_HALVINGS_OF_SHARE = 12  # steps of its search: a share of the sequences to within 1 / 4096
+_HALVINGS_OF_SHARE = 12  # steps of its bisection: the share is exact to 1 / 4096
 
 
 def fill_exactly(counts: np.ndarray, max_sequences_per_pack: Optional[int], target: int) -> Packs:
@@ -141,7 +140,7 @@ class _Filling:
 
     def _pair(self, room: int, pack: Dict[int, int]) -> Tuple[int, ...]:
         """Return two lengths, as near to each other as possible, that fill the room or nearly so; () if none do."""
-        for total in range(room, max(1, room - _MOST_SPARE_SLOTS - 1), -1):
+        for total in range(room, max(1, room - _MAX_SPARE_SLOTS - 1), -1):
             half = total // 2  # pairs are (total - half + i, half - i) for i = 0, 1, ...
             middle_occurs_once = total == 2 * half and self._left[half] < 2 + pack.get(half, 0)
             first = 1 if middle_occurs_once else 0

@@ -16,9 +16,9 @@ import numpy as np
 
 from pack_data.cli.command import progress_bar
 
-_MOST_STEPS = 200  # of the interior-point method; it takes 20 to 60
+_MAX_STEPS = 200  # of the interior-point method; it takes 20 to 60
 _GAP = 1e-7  # complementarity gap at which it ends, relative to the squared residual
-_LEAST_GAP = 1e-16  # the same, absolute: |d| is about 1
+_MIN_GAP = 1e-16  # the same, absolute: |d| is about 1
 _INFEASIBILITY = 1e-11  # largest violation of the dual constraints at which it ends
 _STEP_SHARE = 0.995  # of the step to the boundary
 # HiGHS works with absolute tolerances of 1e-7, so prices and the largest count are scaled to about this.
@@ -90,11 +90,11 @@ def _interior_point(strategies: np.ndarray, weights: np.ndarray, counts: np.ndar
     r = d - times(x)
     s = np.maximum(-transposed(r), 0.01) + 0.1
     with progress_bar(None, "nnls, interior point") as bar:
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             dual = s + transposed(r)
             primal = d - times(x) - r
             gap = float(x @ s) / number
-            gap_is_closed = gap * number < _GAP * float(r @ r) + _LEAST_GAP
+            gap_is_closed = gap * number < _GAP * float(r @ r) + _MIN_GAP
             if gap_is_closed and np.abs(dual).max() < _INFEASIBILITY:
                 break
             try:

@@ -24,7 +24,7 @@ _KNOT_SLOTS = 1 << 18  # slots x depth up to which they take a second or two
 # lengths, nor is a gap of this share of the packs.
 _SMALL_FULL_GAP = 2
 _SMALL_FULL_GAP_SHARE = 2e-4
-_MOST_SECONDS = 8.0  # estimated for a programme in long rows, above which it is not begun
+_MAX_SECONDS = 8.0  # estimated for a programme in long rows, above which it is not begun
 # In long rows a programme seldom leads to fewer packs at a gap below this share of the bound.
 _SMALL_GAP_SHARE = 1e-4
 _BOUND_ERROR = 1e-6  # of the bound of a programme in packs, beside its relative error
@@ -38,7 +38,7 @@ def improved(found: FoundPacks) -> FoundPacks:
         found = _on_knots(found)
     if S > LONG_ROWS:
         small_gap = found.gap <= max(1, _SMALL_GAP_SHARE * found.lower_bound)
-        if small_gap or found.programme_seconds > _MOST_SECONDS:
+        if small_gap or found.programme_seconds > _MAX_SECONDS:
             return found
     if found.pays(found.programme_seconds):
         found = _by_programme(found).mended()

@@ -18,10 +18,10 @@ from pack_data.solver.filling import fill_exactly
 from pack_data.solver.free_slots import Packs, Strategy, count_packs
 
 _SHORTFALL_OPENED = 0.8  # share of the total shortfall that the worst packs of a round hold
-_MOST_WORST = 1500  # worst packs opened in a round, at most
-_LEAST_WORST = 4  # and at least
-_LEAST_OTHERS = 30  # packs drawn at random for a round: as many as worst ones, but at least these
-_MOST_ROUNDS = 200
+_MAX_WORST = 1500  # worst packs opened in a round, at most
+_MIN_WORST = 4  # and at least
+_MIN_OTHERS = 30  # packs drawn at random for a round: as many as worst ones, but at least these
+_MAX_ROUNDS = 200
 _PATIENCE = 40  # rounds without one pack less, after which the search ends
 _ROUNDING = 1e-9  # error of the sum of the prices in a pack
 
@@ -52,9 +52,9 @@ def mend(
     gap = number - target
     patience = _PATIENCE
     opened_strategies = 0.0
-    first_most_worst = int(min(_MOST_WORST, max(_LEAST_WORST, most_strategies / 4)))
+    first_most_worst = int(min(_MAX_WORST, max(_MIN_WORST, most_strategies / 4)))
     most_worst = first_most_worst
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         if number <= target or not patience or opened_strategies >= most_strategies or time.perf_counter() > until:
             break
         worst, opened = _opened(shortfalls, repeats, most_worst, random)
@@ -72,7 +72,7 @@ def mend(
             opened_strategies -= won * most_strategies / gap if most_strategies < math.inf else opened_strategies
         else:
             patience = patience - 1 if before < number else 0  # if all packs were opened, the next round is the same
-            most_worst = worst // 2 if worst > 2 * _LEAST_WORST else first_most_worst  # fewer packs may be easier
+            most_worst = worst // 2 if worst > 2 * _MIN_WORST else first_most_worst  # fewer packs may be easier
         if won < 0:
             continue
         number -= won
@@ -107,7 +107,7 @@ def _opened(
             break
 
     worst = most_worst - room
-    others = max(_LEAST_OTHERS, worst)
+    others = max(_MIN_OTHERS, worst)
     ends = np.cumsum(repeats - opened)
     if others >= ends[-1]:
         return worst, repeats

@@ -15,9 +15,7 @@ _Run = List[Tuple[int, int]]  # (length, sequences), for the packs of a strategy
 
 _ROUNDING = 1e-6  # error of a number of packs in a solution of the programme
 _SLACK_SHARE = 0.2  # share of the packs left above the bound that the packs of one step may waste
-_LEAST_PROGRESS = (
-    0.1  # share of the packs; if a step makes fewer, single lengths matter and the full programme is solved
-)
+_MIN_PROGRESS = 0.1  # share of the packs; if a step makes fewer, single lengths matter and the full programme is solved
 _ROUNDS_COARSE = 12  # rounds of the programme for what is left, while the coarse one leads
 _ROUNDS_FULL = 8  # the same for the full one
 _SHARE_TAKEN = 0.5  # of the packs that a step makes at least, if they can be made
@@ -197,7 +195,7 @@ def whole_packs(
         progress(int(left.sum()))
         if not left.any():
             return packed
-        exact = count_packs(packs) < _LEAST_PROGRESS * relaxation.bound
+        exact = count_packs(packs) < _MIN_PROGRESS * relaxation.bound
         relaxation = solve_again(relaxation.strategies, _ROUNDS_COARSE, exact)
 
     repeats = np.floor(relaxation.packs + _ROUNDING).astype(np.int64)

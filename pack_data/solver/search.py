@@ -21,32 +21,32 @@ from pack_data.solver.filling import SECONDS_PER_STRATEGY, depths_tried, fill_ev
 from pack_data.solver.free_slots import Packs, count_packs, longest_first
 from pack_data.solver.repair import mend
 
-# ---- seconds that a search may take ----------------------------------------------------------------------------------
+# ---- seconds that the search may take --------------------------------------------------------------------------------
 
 _SECONDS_PER_SLOT = 2.5e-6  # worth of one slot less
-# Per sequence, spent in any case: counting the lengths and dealing the sequences to packs take as long.
+# Always allowed, per sequence: counting the lengths and assigning the sequences to packs take as long.
 _SECONDS_PER_SEQUENCE = 2e-6
-# The same for rows of up to `LONG_ROWS` slots: there linear programmes take less than a second and mostly end at the
+# The same in rows of up to `LONG_ROWS` slots, where linear programmes take less than a second and mostly reach the
 # bound.
 _SECONDS_PER_SEQUENCE_SHORT_ROWS = 60e-6
-# A call with few sequences stands in the middle of a training, where nobody waits for more than some milliseconds.
+# Calls with few sequences are often made during training and must return within milliseconds.
 _SMALL_CALL_SEQUENCES = 1000
 _SECONDS_PER_SEQUENCE_SMALL_CALL = 1e-5
-_MOST_SECONDS_OF_MENDING = 5.0
+_MAX_SECONDS_OF_MENDING = 5.0
 
-# ---- gaps that are likely to be won ----------------------------------------------------------------------------------
+# ---- gaps that can probably be closed --------------------------------------------------------------------------------
 
-# Bounds leave gaps of about so many packs, plus this share of the bound, where nothing can be won; they leave less if
-# most packs hold as many sequences as they may. A gap above them, or above the wide share, is nearly always won.
+# Even optimal packings are often this many packs, plus this share of the bound, above the bound; less if most packs are
+# at their depth. A larger gap, or one above the wide share, can nearly always be reduced.
 _USUAL_GAP_PACKS = 3
 _USUAL_GAP_SHARE = 1e-3
 _USUAL_GAP_PACKS_FULL_SEATS = 1
 _USUAL_GAP_SHARE_FULL_SEATS = 1e-4
 _WIDE_GAP_SHARE = 0.006
-_LIKELY_FACTOR = 16  # times the seconds that a gap is worth, if it is likely to be won
-_FULL_SEATS = 0.7  # share of the places for sequences from which packs count as full of sequences
+_LIKELY_FACTOR = 16  # on the seconds that a gap is worth, if it can probably be reduced
+_FULL_SEATS = 0.7  # share of the seats taken from which most packs count as being at their depth
 LONG_ROWS = 2048  # slots; in longer rows linear programmes take seconds to minutes
-# In long rows a gap of so few packs, or of such a share of the bound, is left as it is.
+# In long rows a gap of at most so many packs and such a share of the bound is left as it is.
 _SMALL_GAP_PACKS = 5
 _SMALL_GAP_SHARE = 1e-4
 
@@ -54,25 +54,26 @@ _SMALL_GAP_SHARE = 1e-4
 
 _PROGRAMME_SECONDS_PER_LENGTH = 2e-4  # in short rows
 _PROGRAMME_SLOTS = 8192  # slots at which it takes 1.4 times as long
-MOST_SINGLE_DEPTH = 64  # depth above which the tables of the programme are products over the slots
+MAX_SINGLE_DEPTH = 64  # deeper tables of the programme are computed as products, S^2 additions each
 _PRODUCT_SLOTS = 1024  # slots at which such products take 1.4 times as long
-# Depth that the programme allows for unlimited packs, at least, and in sequences of a mean pack.
-_LEAST_PROGRAMME_DEPTH = 16
+# Depth of the programme if packs are unlimited: at least this, and this multiple of a mean pack.
+_MIN_PROGRAMME_DEPTH = 16
 _PROGRAMME_DEPTH_IN_MEAN_PACKS = 4
 
 # ---- packs filled evenly ---------------------------------------------------------------------------------------------
 
-# Packs are filled evenly if the bound has this many times the slots of the tokens: then slots are not scarce.
+# Packs are filled evenly if the packs of the bound have this many slots per token, so that slots are not scarce, and if
+# sequences take this share of their seats.
 _SLOTS_TO_SPARE = 1.001
-_LEAST_SEATS_TAKEN = 0.8  # and if sequences take this share of the places in so many packs
+_MIN_SEATS_TAKEN = 0.8
 
 # ---- exact prices ----------------------------------------------------------------------------------------------------
 
 _PRICE_UNITS = 1 << 40  # prices are rounded down to multiples of 1 / this
-# Prices of a linear programme are often fractions of a small denominator, up to such an error.
-_MOST_SMALL_UNITS = 4096
+# Prices of a linear programme are often fractions with a common denominator up to this, to within this error.
+_MAX_SMALL_UNITS = 4096
 _UNIT_ERROR = 1e-7
-_UNITS_AT_A_TIME = 64
+_UNITS_AT_A_TIME = 64  # denominators tried in one NumPy call
 
 
 class Limits(NamedTuple):
@@ -164,14 +165,14 @@ class FoundPacks(NamedTuple):
         if self.limits._binding or self.histogram.max_sequence_length <= _PRODUCT_SLOTS:
             return depth
         mean_packs = _PROGRAMME_DEPTH_IN_MEAN_PACKS * self.histogram.sequences / self.lower_bound
-        return min(depth, max(_LEAST_PROGRAMME_DEPTH, math.ceil(mean_packs)))
+        return min(depth, max(_MIN_PROGRAMME_DEPTH, math.ceil(mean_packs)))
 
     @property
     def programme_seconds(self) -> float:
         """Estimated seconds of a linear programme."""
         S = self.histogram.max_sequence_length
         seconds = _PROGRAMME_SECONDS_PER_LENGTH * len(self.histogram.lengths) * math.sqrt(1 + S / _PROGRAMME_SLOTS)
-        if self.deepest > MOST_SINGLE_DEPTH:
+        if self.deepest > MAX_SINGLE_DEPTH:
             seconds *= math.hypot(1, S / _PRODUCT_SLOTS)
         return seconds
 
@@ -179,7 +180,7 @@ class FoundPacks(NamedTuple):
         """Return the estimated seconds for so many strategies of `fill_exactly`, at all depths it tries."""
         return strategies * SECONDS_PER_STRATEGY * len(depths_tried(self.histogram.counts, self.limits.depth))
 
-    def with_fewer(self, packs: Packs) -> FoundPacks:
+    def _with_fewer(self, packs: Packs) -> FoundPacks:
         """Return these packs if they are fewer, else those so far, with the same proof."""
         return self._replace(packs=min(self.packs, packs, key=count_packs))
 
@@ -192,10 +193,10 @@ class FoundPacks(NamedTuple):
         prices /= self.certificate.denominator
         most_strategies = math.inf
         if self.limits.until == math.inf:
-            seconds = min(most_seconds, self._patience, _MOST_SECONDS_OF_MENDING)
+            seconds = min(most_seconds, self._patience, _MAX_SECONDS_OF_MENDING)
             most_strategies = seconds / self._filling_seconds(1)
         packs = mend(self.packs, prices, self.limits.depth, self.lower_bound, most_strategies, self.limits.until)
-        return self.with_fewer(packs)
+        return self._with_fewer(packs)
 
     def proved_by(self, prices: np.ndarray) -> FoundPacks:
         """Return the same packs with the bound of these prices, in whole numbers, if it is higher.
@@ -221,7 +222,7 @@ class FoundPacks(NamedTuple):
 
 def _small_units(prices: np.ndarray) -> int:
     """Return the least denominator of which all prices are nearly multiples."""
-    for start in range(1, _MOST_SMALL_UNITS, _UNITS_AT_A_TIME):
+    for start in range(1, _MAX_SMALL_UNITS, _UNITS_AT_A_TIME):
         units = np.arange(start, start + _UNITS_AT_A_TIME)
         multiples = prices * units[:, None]
         fits = (np.abs(multiples - np.rint(multiples)) <= _UNIT_ERROR).all(axis=1)
@@ -242,8 +243,8 @@ def found_quickly(histogram: LengthHistogram, limits: Limits) -> FoundPacks:
     # Packs of as many sequences as possible are no help if slots are scarce, or if few packs have so many.
     bound = found.lower_bound
     slots_to_spare = bound * histogram.max_sequence_length > _SLOTS_TO_SPARE * histogram.tokens
-    if limits._binding and slots_to_spare and histogram.sequences > _LEAST_SEATS_TAKEN * limits.depth * bound:
-        found = found.with_fewer(fill_evenly(histogram.counts, limits.depth))
+    if limits._binding and slots_to_spare and histogram.sequences > _MIN_SEATS_TAKEN * limits.depth * bound:
+        found = found._with_fewer(fill_evenly(histogram.counts, limits.depth))
 
     # In short rows the programme leads further than all other steps: if it pays, they take no longer than it would.
     most_seconds = math.inf
@@ -251,5 +252,5 @@ def found_quickly(histogram: LengthHistogram, limits: Limits) -> FoundPacks:
         most_seconds = found.programme_seconds
     filling = found._filling_seconds(len(found.packs))
     if filling <= most_seconds and found.pays(filling):
-        found = found.with_fewer(fill_exactly(histogram.counts, limits.depth, found.lower_bound))
+        found = found._with_fewer(fill_exactly(histogram.counts, limits.depth, found.lower_bound))
     return found.mended(most_seconds)

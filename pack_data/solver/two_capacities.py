@@ -19,7 +19,7 @@ from pack_data.packing.histogram import LengthHistogram, whole_slots
 from pack_data.reading.fields import packing_depth, whole_number
 from pack_data.solver.free_slots import Packs, count_packs  # here the strategies are of groups, not of lengths
 
-_MOST_CAPACITY = 1 << 36
+_MAX_CAPACITY = 1 << 36
 _UNITS = 1 << 18  # of the capacity of a mix; its sizes are rounded down to them
 _PARTS = 1 << 20  # of a unit in the multipliers of a mix
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the tokens in a mix
@@ -188,7 +188,7 @@ def within_capacities(
     Raises:
         ValueError: a value is not an integer or is out of range; the number of its sequence is in the message.
     """
-    C = whole_number("capacity", capacity, least=1, most=_MOST_CAPACITY)
+    C = whole_number("capacity", capacity, least=1, most=_MAX_CAPACITY)
     checked = []
     for name, values, least, most, limit in (
         ("length", lengths, 1, max_sequence_length, "max_sequence_length"),
@@ -315,8 +315,8 @@ _NO_FIT = 9.0  # cost of a pair that does not fit; both capacities together cost
 
 # A capacity of which 1 / this less than of the other is needed does not matter.
 _SCARCITY_RANGE = 20.0
-_LEAST_COST = 1e-3  # of a capacity that does not matter
-_LEAST_COST_CROWDED = 0.05  # the same if the depth matters
+_MIN_COST = 1e-3  # of a capacity that does not matter
+_MIN_COST_CROWDED = 0.05  # the same if the depth matters
 _CROWDED = 1.3  # depth in mean sequences of a pack, below which the depth matters
 _LAST_SEATS = 3  # if the depth matters, all seats but these take soft sequences first
 
@@ -325,13 +325,13 @@ _TARGET_PERIOD = 64  # strategies after which the target is measured again
 
 # Packs that are opened to be packed again: the worst ones, which hold this share of what all fall short of value 1.
 _SHORTFALL_OPENED = 0.8
-_MOST_WORST = 1000
-_LEAST_OTHERS = 30  # packs drawn at random for a round: as many as worst ones, but at least these
+_MAX_WORST = 1000
+_MIN_OTHERS = 30  # packs drawn at random for a round: as many as worst ones, but at least these
 
 # Work is counted in sequences and pairs looked for.
 _WORK_OF_WHOLE_ROUNDS = 60_000  # after which not all packs are packed again
-_MOST_WORK = 140_000
-_MOST_WORK_PER_SEQUENCE = 7
+_MAX_WORK = 140_000
+_MAX_WORK_PER_SEQUENCE = 7
 _GAP_SHARE = 1e-3  # share of the packs above the bound that is small enough
 _PATIENCE = 12  # rounds without one pack less, after which the search ends
 
@@ -350,7 +350,7 @@ class _Groups:
         best: Packs = [((group,), number) for group, number in enumerate(counts.tolist())]
         number = sequences = int(counts.sum())
         random = np.random.default_rng(0)
-        most_work = min(_MOST_WORK, _MOST_WORK_PER_SEQUENCE * sequences)
+        most_work = min(_MAX_WORK, _MAX_WORK_PER_SEQUENCE * sequences)
         work = 0
         rules = 0  # index of those in use
         failures = 0  # rounds without one pack less
@@ -409,8 +409,8 @@ def _opened(packs: Packs, worth: np.ndarray, random: np.random.Generator) -> Set
     order = np.argsort(-shortfalls / numbers, kind="stable")
     missing = np.cumsum(shortfalls[order])
     enough = int(np.searchsorted(missing, _SHORTFALL_OPENED * missing[-1])) + 1
-    worst = min(_MOST_WORST, enough)
-    others = random.permutation(order[worst:])[: max(_LEAST_OTHERS, worst)]
+    worst = min(_MAX_WORST, enough)
+    others = random.permutation(order[worst:])[: max(_MIN_OTHERS, worst)]
     return {*order[:worst].tolist(), *others.tolist()}
 
 
@@ -465,7 +465,7 @@ class _TwoFilling:
         unused = 1 - needed / packs  # share of each capacity
         self._scarce = np.maximum(0.0, 1 - unused * _SCARCITY_RANGE)  # 0..1
         self._wanted = min(self._depth, round(number / packs)) if crowded else 0
-        least_cost = _LEAST_COST_CROWDED if crowded else _LEAST_COST
+        least_cost = _MIN_COST_CROWDED if crowded else _MIN_COST
         self._cost = np.maximum(self._scarce, least_cost) / (self._S, self._C)
         self._mean = float(self._sums[:2] @ self._cost) / number
 

@@ -98,8 +98,12 @@ class OpenRows:
         for index, row in enumerate(self.full):
             if length is None or length in row:
                 return self.full.pop(index)
-        places = ((room, index) for room in self._rooms for index in range(len(self._open[room])))
-        room, index = next(place for place in places if length is None or length in self._open[place[0]][place[1]])
+        room, index = next(
+            (room, index)
+            for room in self._rooms
+            for index, row in enumerate(self._open[room])
+            if length is None or length in row
+        )
         return self._take_out(room, index)
 
 

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 _FORMAT = "pack_data stream 2"  # of a state
 _SHARE = "sequences"  # how ranks share a stream
-_MOST_TOKENS = 2**62  # stands for a buffer without a limit on tokens
+_MAX_TOKENS = 2**62  # stands for a buffer without a limit on tokens
 
 # The buffer is full again after a 32nd of it has arrived: closing more at once makes worse packs, fewer costs time.
 _CLOSED_AT_ONCE = 32
@@ -146,7 +146,7 @@ class PackStream:
         seconds = Fields.of({"flush_after": flush_after}, "PackStream", "pass seconds or None")
         self.flush_after = seconds.optional("flush_after", Fields.number, least=1e-3, most=1e6)
 
-        self._most_tokens = _MOST_TOKENS if self.buffer_tokens is None else self.buffer_tokens
+        self._most_tokens = _MAX_TOKENS if self.buffer_tokens is None else self.buffer_tokens
         self._buffer = Buffer(S, self.max_sequences_per_pack)
         self._steps = steps_of(S)
         self._learnt = np.zeros(int(self._steps[-1]) + 1)  # sequences seen, by step of the grid of lengths

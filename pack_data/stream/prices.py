@@ -18,7 +18,7 @@ from typing import List, NamedTuple, Optional
 
 import numpy as np
 
-from pack_data.solver.column_generation import MOST_SINGLE_DEPTH, relax
+from pack_data.solver.column_generation import MAX_SINGLE_DEPTH, relax
 
 _GRID = 256  # steps of the grid of lengths, at most
 _PLAIN_SHARE = 0.01  # of tokens / S in the prices
@@ -71,7 +71,7 @@ def solve(counts: np.ndarray, S: int, depth: Optional[int]) -> np.ndarray:
 
 def scarce_seats(sequences: int, tokens: int, S: int, depth: Optional[int]) -> int:
     """Return how scarce seats are for these sequences, from 0 (free) to 4."""
-    if depth is None or depth > MOST_SINGLE_DEPTH:
+    if depth is None or depth > MAX_SINGLE_DEPTH:
         return 0
     needed = sequences * S / (tokens * depth)  # share of the seats of the packs that the tokens fill
     scarcity = int((needed - _FREE_SEATS) / _SCARCITY_STEP)
@@ -124,7 +124,7 @@ def _tables(price: np.ndarray, known: np.ndarray, depth: Optional[int]) -> List[
     lengths = known[price[known] > 0]
     values = price[lengths]
     nothing = np.zeros(steps + 1)
-    if depth is None or depth > MOST_SINGLE_DEPTH:  # one table, for any number of sequences
+    if depth is None or depth > MAX_SINGLE_DEPTH:  # one table, for any number of sequences
         table = nothing.copy()
         for free in range(1, steps + 1):
             fitting = int(np.searchsorted(lengths, free, side="right"))

@@ -169,7 +169,7 @@ def test_prices_that_prove_less_do_not_replace_those_that_prove_more():
         bar.left(1)
 
 
-def test_the_longest_are_priced_by_the_shortest_that_are_there():
+def test_prices_on_knots_account_for_scarce_short_sequences():
     # A sequence of nearly a whole row takes two of the shortest, of which there are few. Plain prices take them for
     # granted; prices on knots do not.
     lengths = np.clip(np.rint(np.random.default_rng(0).lognormal(6.05, 1.2, 20_000)), 1, 2048).astype(np.int64)
@@ -213,11 +213,11 @@ def test_the_command_writes_a_recipe_and_says_what_it_proved(tmp_path, capsys):
     assert prove(Packing.load(recipe)).lower_bound == 9  # 9 | 9 | 5 5 three times | 5 3 | 3 3 3 three times
 
 
-def test_a_budget_of_nothing_is_refused():
+def test_a_budget_of_0_is_refused():
     assert run_main(optimal.main, ["--budget", "0"]) == 2
 
 
-def test_what_is_quickly_packed_shows_no_progress(capsys):
+def test_quick_packing_shows_no_progress(capsys):
     assert run_main(optimal.main, ["--synthetic", "uniform:max=256,n=3000,seed=1", "--json"]) == 0
     assert capsys.readouterr().err == ""
 
@@ -228,7 +228,7 @@ def declared_maximum(path):
     return min((int(number) for number in re.findall(r"\d+", path.stem) if int(number) >= longest), default=longest)
 
 
-def test_the_same_work_whatever_the_clock_says(monkeypatch):
+def test_the_result_does_not_depend_on_the_clock(monkeypatch):
     # Without a budget no step asks the clock: one that leaps changes nothing.
     histogram = synthetic_histogram("uniform:max=256,n=3000,seed=1")
     plain = optimal.pack(histogram, max_sequences_per_pack=3)
@@ -238,7 +238,7 @@ def test_the_same_work_whatever_the_clock_says(monkeypatch):
     assert (again.strategies, again.repeats, again.certificate) == (plain.strategies, plain.repeats, plain.certificate)
 
 
-def test_a_step_that_cannot_pay_is_not_begun(monkeypatch):
+def test_no_programme_is_solved_if_its_gain_cannot_pay(monkeypatch):
     # 1,000 uniform lengths: decreasing fit is as good as any packing known, and no linear programme is solved.
     monkeypatch.setattr(programmes, "improved", None)
     lengths = np.random.default_rng(7).integers(1, 4097, 1000)

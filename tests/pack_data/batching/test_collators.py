@@ -40,7 +40,7 @@ def test_labels_of_their_own_are_kept_and_not_changed_in_place():
 
 
 @pytest.mark.parametrize("collator", [padding_free_batch, padded_batch])
-def test_no_example_gives_a_token_that_counts_nothing(collator):
+def test_an_empty_batch_has_one_ignored_token(collator):
     batch = collator([])
     assert (
         batch["input_ids"].shape == (1, 1)

@@ -124,7 +124,7 @@ class TogetherOnly(list):
 
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("kind", [list, TogetherOnly])
-def test_what_has_a_value_a_token_is_cut_and_the_rest_stays(kind, together):
+def test_only_columns_with_a_value_for_each_token_are_cut(kind, together):
     """Every piece of examples that are split is read under its own number."""
     if kind is TogetherOnly and not together:
         return

@@ -102,7 +102,7 @@ def test_rows_and_batches_of_a_data_loader(data_sets, tmp_path):
         assert batch["input_ids"][0].tolist() == [token for row in rows for token in row]
 
 
-def test_what_does_not_mix_is_refused(data_sets, tmp_path):
+def test_data_sets_with_different_columns_are_refused(data_sets, tmp_path):
     bert = []
     for slots in (384, 448):
         options = BuildOptions(

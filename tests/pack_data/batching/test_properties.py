@@ -38,7 +38,7 @@ def test_computed_properties_are_those_of_the_table(way, seed):
     assert (made.efficiency == 1) == way.padding_free or made.way == "FixedLengthPacking"
 
 
-def test_how_many_falls_make_an_order():
+def test_which_numbers_of_falls_count_as_sorted():
     """Of 24 changes about 12 are falls, with deviation sqrt(26 / 12) = 1.47: 6 falls are 4.1 of them off, 7 are 3.4."""
     for falls, expected in ((6, True), (7, False), (12, False), (17, False), (18, True)):
         means = np.cumsum([0] + [-1] * falls + [1] * (24 - falls))
@@ -46,7 +46,7 @@ def test_how_many_falls_make_an_order():
     assert not _sorted(np.zeros(30))
 
 
-def test_the_report_sees_what_is_wrong():
+def test_the_report_detects_leaks_and_missing_tokens():
     """A way whose batches are padded and mixed, and one that loses tokens: computed, not taken from a name."""
 
     lengths, options = drawn(300), BatchOptions(4, MSL)

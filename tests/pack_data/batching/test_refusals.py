@@ -100,7 +100,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("make, names", REFUSALS)
-def test_what_cannot_be_is_refused_in_one_line(tmp_path, make, names):
+def test_invalid_input_is_refused(tmp_path, make, names):
     with refused(*names):
         make(tmp_path)
 

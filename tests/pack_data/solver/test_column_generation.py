@@ -88,7 +88,7 @@ def test_a_programme_without_a_solution_is_an_error(monkeypatch):
         relax(np.array([3, 5, 7]), np.array([2, 2, 2]), 16, 4)
 
 
-def test_slopes_that_drift_are_no_line():
+def test_slopes_that_drift_make_several_pieces():
     # Each slope is 5e-13 below the one before it: no bend by itself, but 1e-6 in all over the chord of 2,000 lengths.
     lengths = np.arange(1, 2001)
     prices = np.cumsum(1e-3 - 5e-13 * np.arange(2000))

@@ -52,7 +52,7 @@ def test_the_limit_on_sequences_is_used_where_it_binds():
     assert sum(count for _, count in longest_first(histogram, 8)) > 1.15 * least
 
 
-def test_it_stops_at_the_target():
+def test_filling_stops_at_the_target():
     histogram = LengthHistogram.from_lengths([3] * 10, 9)
     assert filled(histogram, None, target=99).packs == 4
     assert fill_exactly(histogram.counts, None, 4) == fill_exactly(histogram.counts, None, 99)
@@ -77,7 +77,7 @@ def test_even_packs_hold_every_sequence_once(histogram, depth):
         evenly(histogram, min(depth, histogram.max_sequence_length // histogram.shortest))
 
 
-def test_where_sequences_are_many_every_pack_is_as_deep_as_may_be():
+def test_even_packs_reach_the_depth_if_sequences_are_many():
     # 8 packs of 10 sequences use a quarter of the slots; the four longest leave room for short ones only.
     lengths = np.concatenate([np.random.default_rng(0).integers(1, 40, 76), [700, 710, 720, 730]])
     assert evenly(LengthHistogram.from_lengths(lengths, 1000), 10).packs == 8

@@ -37,7 +37,7 @@ def test_equals_the_rule_on_single_samples(packer, histogram, depth):
     assert dict(zip(packing.strategies, packing.repeats)) == expected
 
 
-def test_where_first_fit_and_best_fit_part():
+def test_first_fit_and_best_fit_differ():
     # S = 7: 5 opens a pack, 3 and 3 the second.  1 fits behind 5, the first with room, and behind 3+3, the fullest with
     # room.
     histogram = LengthHistogram.from_lengths([1, 3, 3, 5], 7)

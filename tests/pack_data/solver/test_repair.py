@@ -31,7 +31,7 @@ def test_the_same_sequences_in_no_more_packs(histogram, depth):
 
 
 @pytest.mark.parametrize("depth", [8, 16])
-def test_what_filling_wastes_is_mended(depth):
+def test_mending_recovers_most_slots_that_filling_wastes(depth):
     lengths = np.random.default_rng(0).lognormal(np.log(300), 1.1, 4000)
     histogram = LengthHistogram.from_lengths(np.clip(np.rint(lengths), 1, 2048).astype(np.int64), 2048)
     least = -(-histogram.tokens // 2048)
@@ -50,7 +50,7 @@ def test_counts_of_10_to_the_15_are_whole():
     assert number(mended(histogram, 3, packs)) <= number(packs)
 
 
-def test_no_round_begins_when_time_is_up():
+def test_mending_stops_at_the_deadline():
     histogram = LengthHistogram.from_lengths([7, 6, 6, 5, 5, 5, 5, 4, 4], 16)
     packs = [((length,), int(histogram.counts[length])) for length in histogram.lengths.tolist()]
     assert mend(packs, np.arange(17) / 16, 4, 0, until=0.0) == packs

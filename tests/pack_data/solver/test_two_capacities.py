@@ -128,7 +128,7 @@ def test_the_depth_is_kept_where_it_matters():
     assert np.bincount(found.pack).max() == 4 and found.packs <= 1.01 * found.lower_bound
 
 
-def test_long_sequences_leave_weight_unused_and_the_bound_knows():
+def test_the_bound_accounts_for_weight_that_full_rows_leave_unused():
     """Four rows are full of tokens and hold no weight; the weight of the others fills four more. By tokens: 5 rows."""
     lengths, weights = np.array([64] * 4 + [1] * 8), np.array([0] * 4 + [5] * 8)
     found = pack_two(lengths, weights, max_sequence_length=64, capacity=10, max_sequences_per_pack=None)
@@ -182,7 +182,7 @@ def test_pack_takes_weights(drawn, seed):
     assert packed.prices.prove(lengths, weights).lower_bound == packing.lower_bound
 
 
-def test_the_seed_decides_who_meets_whom():
+def test_the_seed_decides_which_sequences_share_a_pack():
     lengths, weights, capacity = distribution("images", 500)
     one, again, other = (
         pack(lengths, weights=weights, capacity=capacity, max_sequence_length=4096, seed=seed) for seed in (0, 0, 1)
@@ -212,6 +212,6 @@ def test_weights_follow_their_sequences_where_some_are_dropped_or_cut():
         ({"weights": [1, 1, 1], "capacity": 4, "longer": "split", "max_sequence_length": 2}, ["weight", "piece"]),
     ],
 )
-def test_what_does_not_fit_is_named(options, names):
+def test_refusals_name_the_sequence_and_the_limit(options, names):
     with refused(*names):
         pack([3, 2, 2], **{"max_sequence_length": 8, **options})

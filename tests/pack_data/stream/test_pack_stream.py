@@ -190,7 +190,7 @@ def test_no_order_needs_more_packs_than_online_best_fit(order, kind):
     assert len(packs) <= best_fit(lengths, S, None, buffer) + 3 + 0.001 * sum(lengths) / S
 
 
-def test_open_rows_as_by_hand():
+def test_best_fit_by_hand():
     rows = OpenRows(10, 3)
     for length in (6, 5, 4, 3):  # 6 + 4 | 5 + 3
         rows.add(length)
@@ -311,7 +311,7 @@ def test_the_programme_is_solved_again_at_fixed_numbers_and_taken_up_later(monke
     assert len(dues) >= 4 and dues == sorted(set(dues)) and None in seen[1:]
 
 
-def test_a_histogram_given_is_used_from_the_first_pack_on():
+def test_a_known_histogram_is_used_from_the_first_pack_on():
     histogram = LengthHistogram.published("wikipedia_512")
     lengths = drawn(1000)
 
@@ -379,7 +379,7 @@ def test_a_source_that_does_not_stall_gives_the_same_packs_and_its_error():
         list(PackStream(10, flush_after=60).packs(broken()))
 
 
-def test_a_source_is_left_when_nobody_wants_packs_any_more():
+def test_an_abandoned_stream_stops_its_thread():
     before, given = threading.active_count(), itertools.count()
     packs = PackStream(10, buffer_sequences=4, flush_after=60).packs((number, 5) for number in given)
     next(packs)
@@ -406,13 +406,13 @@ def test_a_source_is_left_when_nobody_wants_packs_any_more():
         ({"histogram": LengthHistogram(np.zeros(11, np.int64))}, "histogram"),
     ],
 )
-def test_options_that_cannot_be_are_one_line(options, words):
+def test_invalid_options_are_refused(options, words):
     with refused(*([words] if isinstance(words, str) else words)):
         PackStream(10, **options)
 
 
 @pytest.mark.parametrize("length", [0, 11, -1])
-def test_a_length_that_no_row_has_is_one_line(length):
+def test_invalid_lengths_are_refused(length):
     with refused("sequence 1", length):
         list(PackStream(10).packs([("a", 3), ("b", length)]))
 
@@ -455,7 +455,7 @@ def test_a_state_of_another_stream_is_refused():
         ("rows", [[11]]),
     ],
 )
-def test_a_state_that_is_damaged_is_one_line_and_changes_nothing(name, value):
+def test_a_damaged_state_is_refused_and_changes_nothing(name, value):
     stream = PackStream(10, buffer_sequences=4)
     stream.put("a", 7)
     before = stream.state_dict()
@@ -478,7 +478,7 @@ def test_the_command_prints_gap_waiting_and_speed(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("options", [["--histogram", "squad_1_1_384"], ["--synthetic", "uniform:max=9,n=9,seed=0"]])
-def test_the_grid_takes_no_other_lengths(options, capsys):
+def test_the_grid_refuses_other_lengths(options, capsys):
     refusal_of(main, ["--grid", *options], capsys, "--grid", "--histogram", "--synthetic")
 
 
@@ -490,7 +490,7 @@ def test_the_grid_streams_lengths_of_its_own(capsys):
     assert all(result["sequences"] == 60 and result["depth"] == 3 for result in results)
 
 
-def test_others_pack_as_by_hand():
+def test_windows_and_first_fit_by_hand():
     # Windows of three: (6, 5, 4) -> 6 + 4 | 5; (5, 5) -> 5 + 5.
     assert windows([6, 5, 4, 5, 5], 10, None, 3) == 3
     # Open rows for three sequences: 6 | 5 | 4 beside the 6, which is closed for the next 5; 5 + 5 | 5.

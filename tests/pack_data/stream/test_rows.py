@@ -32,7 +32,7 @@ def check_rows(rows, given, S, depth):
     assert sorted(found) == [(number, len(each["input_ids"])) for number, each in enumerate(given, start=1)]
 
 
-def test_a_batch_of_a_map_becomes_rows():
+def test_a_batch_becomes_rows():
     given = examples(200)
     batch = {name: [each[name] for each in given] for name in given[0]}
     columns = PackRows(64, max_sequences_per_pack=4)(batch)
@@ -83,7 +83,7 @@ def test_a_row_by_hand():
     assert row == {"input_ids": [5, 6, 7, 8], "position_ids": [0, 1, 2, 0], "seq_lengths": [3, 1]}
 
 
-def test_with_the_library_itself():
+def test_rows_in_hugging_face_datasets():
     datasets = pytest.importorskip("datasets")
     given = examples(100)
     columns = ["input_ids", "labels", "text"]
