@@ -568,7 +568,7 @@ def test_a_configuration_of_the_other_kind_is_named_as_such():
             {"data": {"directory": "data/mine"}}, "mine.yml", command="finetune"
         )  # it need not name its task
     with pytest.raises(ConfigError, match="squad.* finetune"):
-        pretraining_config({"task": {"name": "squad"}}, "mine.yml", command="pretrain")
+        config_from_tree({"task": {"name": "squad"}}, "mine.yml", command="pretrain")
 
 
 def test_overrides_win_and_a_configuration_reads_back():
