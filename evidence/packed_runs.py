@@ -154,7 +154,7 @@ class PretrainingSetup(BuiltData):
     # ---- data --------------------------------------------------------------------------------------------------------
 
     def store(self, name: str) -> PackStore:
-        """Open `unpacked`; `packed` (optimal, the size's depth) and `depth_D` of the same sequences; `held_out`."""
+        """Open `unpacked`, `packed` (optimal, the size's depth), the same at depth D (depth_D), or `held_out`."""
         unpacked = self.folder / "unpacked"
         if name == "held_out":
             return PackStore.open(held_out_folder(unpacked))

@@ -117,7 +117,7 @@ def build_engine(
 
 
 def instances() -> Optional[Ranks]:
-    """Return the processes that poprun started, for `processes.joined`."""
+    """Return the processes that poprun started, for `processes.ranks.joined`."""
     from ipu_packed_bert.engine.ipu import poprun
 
     return poprun.instances()

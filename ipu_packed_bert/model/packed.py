@@ -1,7 +1,7 @@
 """packedBERT: what packing changes in BERT (paper section 3.2), and nothing else.
 
-Three changes, all with constant shapes: positions are looked up (in `bert.BertEmbeddings`), a block mask built from the
-sequence numbers keeps the sequences of a pack apart, and the heads work on gathered slots, as many for each pack.
+Three changes, all with constant shapes: positions are looked up (in `_BertEmbeddings`), a block mask built from the
+sequence numbers keeps the sequences of a pack apart, and the heads work on a fixed number of gathered slots per pack.
 Letters as in `bert.py`: B rows, S slots, P slots for masked tokens, D slots for sequences, H hidden size, V vocabulary.
 """
 

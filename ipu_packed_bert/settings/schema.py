@@ -16,7 +16,7 @@ from pack_data.packers import PACKERS
 PRETRAIN, FINETUNE = "pretrain", "finetune"  # the commands, each with settings and defaults of its own
 PRETRAINING = "pretraining"  # the task of the first
 SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS = "squad", "single_label", "multi_label", "regression", "tokens"
-# The learning rate after its warm-up; `optimizer.scheduled_rate` has the formulas.
+# The learning rate after its warm-up; `optimizer.learning_rate` computes it.
 SCHEDULES = ("linear", "polynomial", "cosine", "constant")
 
 # Why a resumed run never changes a setting.

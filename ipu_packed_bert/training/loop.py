@@ -264,7 +264,7 @@ def _first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
 
 
 class _Interruption:
-    """Context in which Ctrl-C and SIGTERM only leave their number in ``processes.received``.
+    """Context in which Ctrl-C and SIGTERM only leave their number in ``Ranks.received``.
 
     A second Ctrl-C acts as usual, but not in one of several processes: their launcher passes on the first one, which
     the terminal may have sent to them already.

@@ -1,4 +1,4 @@
-"""Typed values out of JSON files: what has not the right shape is one line with file, field, rule and way out.
+"""Typed values of JSON files; a wrong value is a one-line error with file, field, rule and fix.
 
     fields = read_object(path, way_out="build the data set again")
     fields.integer("packs", least=0)
@@ -6,8 +6,8 @@
     fields.list_of("shards", Fields.object)
     fields.optional("lower_bound", Fields.integer, least=0)     # None where it is missing or null
 
-These are files that programs write, so the first fault ends the reading. Configurations, which people write, are read
-by ipu_packed_bert/settings.py: it tells every problem at once, and takes a number for what people write as one.
+Programs write these files, so the first fault ends the reading. People write configurations, so
+ipu_packed_bert/settings/reader.py reports all problems at once and accepts numbers in the forms that people use.
 """
 
 from __future__ import annotations

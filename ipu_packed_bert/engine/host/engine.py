@@ -359,14 +359,14 @@ def _recomputed(forward: Any, *inputs: Any) -> torch.Tensor:
 
 
 class _Reduction:
-    """The training program of a network, whose gradients are the means over the processes after the last micro-batch.
+    """The training program of a network; after the last micro-batch its gradients are means over the processes.
 
-    torch's DistributedDataParallel does it. One all-reduce of a flat gradient after the last backward pass has the same
-    sums and the same bytes; this one sends a bucket while the backward pass still makes the next, and its buckets are
-    the gradients, so that they take no second memory (`forget`). What speaks against it elsewhere does not hold here:
-    all shapes are constant, each process has as many micro-batches, and every parameter has a gradient in each of them,
-    also where all packs are empty, so nothing unused is looked for. Float64 sums differ from one process's by their
-    order alone.
+    It uses torch's DistributedDataParallel. One all-reduce of a flat gradient after the last backward pass would have
+    the same sums and send the same bytes, but DistributedDataParallel sends a bucket while the backward pass computes
+    the next one, and its buckets are the gradients, which saves memory (`_forget_gradients`). Its usual pitfalls do not
+    apply here: all shapes are constant, each process has the same number of micro-batches, and every parameter has a
+    gradient in each of them, even if all packs are empty. In float64 the sums differ from those of one process only by
+    the order of summation.
     """
 
     def __init__(self, network: nn.Module, program: Callable[..., Any], device: torch.device, *, compiled: bool):
