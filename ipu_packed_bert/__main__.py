@@ -109,7 +109,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def entry() -> int:
-    """The console command."""
+    """Run the console command."""
     return run_main(main)
 
 

@@ -138,14 +138,14 @@ def _in_ranks(args: argparse.Namespace, options: List[str]) -> int:
 
 
 def _plans(args: argparse.Namespace) -> Tuple[LengthHistogram, Packing, List[Packing]]:
-    """The lengths, their packing, and that of rows of each number of slots."""
+    """Return the lengths, their packing, and the packings for rows of each number of slots."""
     histogram = histogram_from(args)
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
     return histogram, packing, [_stretched(packing, slots) for slots in args.slots or [packing.max_sequence_length]]
 
 
 def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
-    """What `--json` prints."""
+    """Return what `--json` prints."""
     # torch loads from here on: a wrong option is refused without it.
     import torch
 
@@ -206,7 +206,7 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
 
 
 def _stretched(packing: Packing, slots: int) -> Packing:
-    """The same packs with all lengths multiplied, so that rows of `slots`, a multiple of the packing's, are as full."""
+    """Multiply all lengths of the packs, so that rows of `slots`, a multiple of the packing's, are as full."""
     factor, rest = divmod(slots, packing.max_sequence_length)
     if rest:
         raise ValueError(

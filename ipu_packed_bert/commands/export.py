@@ -1,7 +1,7 @@
-"""Between a run and a Hugging Face folder:
+"""Convert between a run and a Hugging Face directory.
 
-packed-bert export RUN DIR              # the newest checkpoint of pre-training -> a folder transformers loads
-packed-bert export --import DIR RUN     # a folder -> a run to begin with
+packed-bert export RUN DIR              # the newest checkpoint of pre-training -> a directory for transformers
+packed-bert export --import DIR RUN     # a directory -> a run to start from
 """
 
 from __future__ import annotations

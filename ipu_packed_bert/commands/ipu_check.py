@@ -1,11 +1,12 @@
-"""The first day on IPUs: a program compiled, ten updates, and what came of them beside what the plan and the cycle
-model say.  packed-bert ipu-check --config packed_phase2_pod16
+"""Compile a program, make ten updates on IPUs, and compare them with the plan and the cycle model.
 
-The cycles of the updates are counted. With --profile the program is profiled instead: memory and cycles of each IPU
-(slower, and Poplar's analysis library reads it).
+packed-bert ipu-check --config packed_phase2_pod16
 
-Each stage prints a line when it is done; one that fails says what that means and the way out. The bundle (bundle.json,
-see docs/ipu_check.md), which can be attached to a report, is written after every stage: Ctrl-C leaves what there is.
+The command counts the cycles of the updates. With --profile it profiles the program instead, which gives memory and
+cycles of each IPU (slower; needs Poplar's analysis library).
+
+Each stage prints a line when it is done; a stage that fails prints the cause and the fix. The bundle (bundle.json, see
+docs/ipu_check.md), which can be attached to a report, is written after every stage, so Ctrl-C keeps the results so far.
 No data set is read: the batch is drawn at random.
 
 Exit status: 0 all stages are done and nothing differs; 1 a stage failed, the program does not fit or a number differs;
@@ -93,7 +94,7 @@ _NO_MEMORY = re.compile(r"out of memory on tile (\d+)|out of memory|memory alloc
 
 
 def _explained(error: BaseException, config: Config) -> _Explained:
-    """What an error of the SDK means."""
+    """Explain an error of the SDK."""
     if isinstance(error, _Failed):
         return error.args[0]
     text = " ".join(str(error).split())[:400] or type(error).__name__
@@ -336,7 +337,7 @@ def _versions(poptorch: str) -> ipu_bundle.Versions:
 
 
 def _host_loss(config: Config, batch: Any) -> float:
-    """The loss of a batch before the first update, in float32 and without dropout."""
+    """Compute the loss of a batch before the first update, in float32 and without dropout."""
     from ipu_packed_bert.engine.host import HostEngine
     from ipu_packed_bert.tasks.pretraining import Pretraining
 

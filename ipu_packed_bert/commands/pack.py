@@ -12,7 +12,7 @@ _DEFAULT = "optimal"
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """The main of the packer's module."""
+    """Run the main function of the packer's module."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--packer", default=_DEFAULT)
     args, others = parser.parse_known_args(argv)

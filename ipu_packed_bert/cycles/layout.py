@@ -106,7 +106,7 @@ def unknown_copy(num_bytes: float, target: Target) -> Cost:
 
 
 def bring(elements: int, element_bytes: int, have: TensorLayout, want: TensorLayout, target: Target) -> Cost:
-    """A tensor of `elements`, spread over all tiles, from one layout to another."""
+    """Cost the change of a tensor of `elements`, spread over all tiles, from one layout to another."""
     if (have.origin, have.permuted) == (want.origin, want.permuted):
         return Cost()
     num_bytes = target.per_tile(elements) * element_bytes

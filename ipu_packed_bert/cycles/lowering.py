@@ -71,7 +71,7 @@ def short_name(operator: str) -> Tuple[str, bool]:
 
 
 def block_of(scope: str) -> str:
-    """The pipeline block a scope belongs to."""
+    """Return the pipeline block of a scope."""
     layer = layer_of(scope)
     if layer is not None:
         return f"layer.{layer}"
@@ -95,7 +95,7 @@ def element_bytes(dtype: str) -> int:
 
 
 def _kind_of(dtype: str) -> str:
-    """The type as the vertex tables know it."""
+    """Return the type as the vertex tables name it."""
     if dtype in ("float16", "bfloat16"):
         return "half"
     if dtype in ("float32", "float64"):
@@ -123,7 +123,7 @@ def _derived_from(graph: Graph, name: str) -> Set[int]:
 
 
 def _is_constant(graph: Graph, index: int) -> bool:
-    """A buffer of the model, or a scalar that tracing wrapped in a 0-d tensor, such as the two values of a mask."""
+    """Return whether a value is a buffer of the model, or a scalar that tracing wrapped in a 0-d tensor."""
     return index in graph.buffers or (graph.values[index].elements == 1 and not graph.values[index].name)
 
 
@@ -163,7 +163,7 @@ class Lowering:
     # The whole graph ------------------------------------------------------------------------------------------------
 
     def run(self) -> Lowered:
-        """The whole graph; the same one under the same settings is lowered once for a planner."""
+        """Lower the whole graph; a planner lowers the same graph with the same settings only once."""
         settings = (self.memory_proportion, self.partial_bytes, self.serialized)
         known = self.planner.lowered.setdefault(id(self.graph), (self.graph, {}))[1]
         if settings not in known:
@@ -238,7 +238,7 @@ class Lowering:
         return cost
 
     def _layout(self, index: int) -> TensorLayout:
-        """A value's layout; parameters, inputs and values of layers not lowered are grouped where they have columns."""
+        """Return a value's layout; parameters, inputs and values of other layers are grouped if they have columns."""
         if index not in self._layouts:
             self._layouts[index] = TensorLayout(
                 index,
@@ -248,7 +248,7 @@ class Lowering:
         return self._layouts[index]
 
     def _made_by(self, operation: Operation, output: int) -> TensorLayout:
-        """An elementwise result has the layout of its largest operand."""
+        """Return the layout of an elementwise result, which is that of its largest operand."""
         value = self.graph.values[output]
         for index in operation.inputs():
             if self.graph.values[index].elements == value.elements and len(value.shape) > 0:
@@ -266,7 +266,7 @@ class Lowering:
             self._layouts[output] = have
 
     def _slice_of_gradients(self, operation: Operation, name: str) -> Cost:
-        """Query's and key's columns of a joined tensor's gradient: PopART copies the slice, each byte on its tile."""
+        """Cost query's and key's columns of a joined gradient: PopART copies the slice, each byte on its tile."""
         if name != "slice" or operation.phase != "backward" or layer_of(operation.scope) is None:
             return Cost()
         before, after = self._value(operation), self._output(operation)
@@ -600,7 +600,7 @@ class Lowering:
     # Gathers --------------------------------------------------------------------------------------------------------
 
     def _gather(self, table_rows: int, columns: int, indices: int, size: int, *, gradient: bool) -> Cost:
-        """The cheapest split of the table over rows and columns."""
+        """Find the cheapest split of the table over rows and columns."""
         best: Optional[Cost] = None
         row_split = 1
         while row_split <= min(table_rows, self.target.tiles):

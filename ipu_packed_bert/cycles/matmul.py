@@ -150,7 +150,7 @@ def _transform(elements: float, *, element_bytes: int, aligned: bool, target: Ta
 
 
 def _splits(parts: int, limit: int, *, even: bool = False, largest: bool = False) -> List[int]:
-    """The smallest split for every distinct share ceil(parts / split).
+    """Yield the smallest split for every distinct share ceil(parts / split).
 
     even: also the smallest even one. largest: also the largest one, since more tiles sum partials faster. Both may
     leave tiles idle, as with a padded operand; without that a larger product could cost less than a smaller one.
@@ -172,7 +172,7 @@ def _splits(parts: int, limit: int, *, even: bool = False, largest: bool = False
 
 
 def _plan(product: Product, target: Target) -> _MatmulPlan:
-    """The plan with the fewest cycles among those whose temporaries fit; the smallest one where none fits.
+    """Find the plan with the fewest cycles whose temporaries fit, or the smallest plan if none fits.
 
     Without rearrangements: `_rearrange` adds them, and the choice of the split does not depend on them.
     """
@@ -255,7 +255,7 @@ def _plan(product: Product, target: Target) -> _MatmulPlan:
 
 
 def _rearrange(base: _MatmulPlan, product: Product, rearranged: Rearranged, target: Target) -> _MatmulPlan:
-    """`base`, and the cycles of rearranging the operands that this pass must rearrange."""
+    """Add to `base` the cycles of rearranging the operands that this pass must rearrange."""
     aligned = product.columns % 4 == 0  # rows and inputs are padded to the plan's groups in any case
     sizes = (
         product.matrices * product.rows * product.inner,
@@ -276,7 +276,7 @@ def _rearrange(base: _MatmulPlan, product: Product, rearranged: Rearranged, targ
 
 
 def cache_folder() -> Path:
-    """The folder for plans and traces: $XDG_CACHE_HOME/ipu_packed_bert, by default ~/.cache/ipu_packed_bert."""
+    """Return the directory of plans and traces: $XDG_CACHE_HOME/ipu_packed_bert, or ~/.cache/ipu_packed_bert."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ipu_packed_bert"
 
 
@@ -319,7 +319,7 @@ class Planner:
             return {}
 
     def plan(self, product: Product, rearranged: Rearranged = FORWARD) -> _MatmulPlan:
-        """The best plan of `product`, searched once for identical products."""
+        """Return the best plan of `product`, searched once for identical products."""
         key = " ".join(str(value) for value in astuple(product))
         if key not in self._plans:
             self._plans[key] = _plan(product, self.target)

@@ -62,7 +62,7 @@ class PipelinePlacement(NamedTuple):
         return {ATTENTION: self.layers_per_ipu[ipu], FEED_FORWARD: elsewhere[ipu]}
 
     def _ipu_of_layer(self, layer: int) -> int:
-        """The IPU that encoder layer number `layer` lies on."""
+        """Return the IPU of encoder layer number `layer`."""
         end = 0
         for ipu, layers in enumerate(self.layers_per_ipu):
             end += layers
@@ -143,11 +143,11 @@ class Pipeline:
         return micro_batches * (self.ipu_cycles(ipu, parameters) + self.copy_cycles(ipu)) + update
 
     def ipu_update(self, number: int, parameters: Parameters) -> UpdateCost:
-        """What an update costs IPU `number` beyond the pipeline, without the host."""
+        """Return the cost of an update on IPU `number` beyond the pipeline, without the host."""
         return ipu_cost(self.updates[number], self.placement.replicas, len(self.ipus), self.target, parameters)
 
     def update_cost(self, parameters: Parameters) -> UpdateCost:
-        """What an update costs beyond the pipeline: the slowest IPU's part and the host's."""
+        """Return the cost of an update beyond the pipeline: the slowest IPU's part and the host's."""
         slowest = max((self.ipu_update(ipu.number, parameters) for ipu in self.ipus), key=lambda cost: cost.device)
         host = host_seconds(
             self.placement.replicas, len(self.ipus), self.target, replica_seconds=parameters.replica_seconds
@@ -342,7 +342,7 @@ def _parameters_per_ipu(graph: Graph, placement: PipelinePlacement, count: int) 
 
 
 def _update_cost(update: Graph, planner: Planner, elements: float, placement: PipelinePlacement) -> Cost:
-    """The traced update, scaled from the traced parameters to those of one IPU (or one replica's share of them)."""
+    """Scale the traced update from the traced parameters to those of one IPU (or one replica's share of them)."""
     traced = sum(update.values[index].elements for index in update.parameters)
     lowering = Lowering(update, planner, memory_proportion=placement.memory_proportion[0])
     return total(lowering.operation(operation) for operation in update.operations) * (elements / traced)

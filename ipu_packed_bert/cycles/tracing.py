@@ -59,7 +59,7 @@ class Operation(NamedTuple):
     phase: str  # "forward", "backward" or "update"
 
     def inputs(self) -> List[int]:
-        """Indices of all tensors read, in order."""
+        """Return the indices of all tensors read, in order."""
         return list(_values_in(self.arguments)) + list(_values_in(tuple(self.keywords.values())))
 
 
@@ -100,7 +100,7 @@ def _values_in(arguments):
 
 
 def layer_of(scope: str) -> Optional[int]:
-    """Number of the encoder layer a scope lies in, or None."""
+    """Return the number of the encoder layer of a scope, or None."""
     found = _LAYER.match(scope)
     return int(found.group(1)) if found else None
 
@@ -204,7 +204,7 @@ class _Scopes:
         return hook
 
     def _tag(self, tensors: Any, scope: str) -> None:
-        """Gives this scope to all nodes that led to `tensors` and have none yet; inner modules gave theirs before."""
+        """Give this scope to all nodes that led to `tensors` and have none yet; inner modules have done so before."""
         pending = list(self._nodes(tensors))
         while pending:
             node = pending.pop()

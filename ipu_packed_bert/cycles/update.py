@@ -55,7 +55,7 @@ def _pods(replicas: int, ipus: int, target: Target) -> int:
 
 
 def _ring(gradients: IpuUpdate, replicas: int, ipus: int, target: Target) -> UpdateCost:
-    """Summing an IPU's gradients over the replicas, of `ipus` IPUs each."""
+    """Cost the sum of an IPU's gradients over the replicas, of `ipus` IPUs each."""
     if replicas == 1:
         return UpdateCost()
     sent = 2 * (replicas - 1) / replicas * gradients.parameters * HALF

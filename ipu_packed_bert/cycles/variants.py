@@ -21,7 +21,7 @@ _HIDDEN = -1000.0  # exactly no attention, in every type (the model's own consta
 
 
 def build(model: Any, loss: Any, arrangement: str, *, slots: int, depth: int, columns: int) -> nn.Module:
-    """The network in an arrangement, for packs of `slots` and up to `depth` sequences.
+    """Build the network in an arrangement, for packs of `slots` and up to `depth` sequences.
 
     columns: width of the codes of a mask in the product, `settings.schema.mask_columns`.
     """

@@ -110,7 +110,7 @@ def unary(n: float, operation: str, kind: str) -> float:
 
 
 def add_row_vector(length: int, repeats: int, element_bytes: int = HALF) -> float:
-    """A vector of `length` added to each of `repeats` rows on the tile, such as a bias or a row of a padding mask."""
+    """Count the cycles of adding a vector to each of `repeats` rows, such as a bias or a row of a padding mask."""
     if element_bytes == FLOAT:
         return 13 + 6 * (25 + ceil(length / 2) * (11 + 3 * (ceil(repeats / _WORKERS) - 1)))
     if length % 4:
@@ -135,12 +135,12 @@ def row_values(rows: int, columns: int, element_bytes: int = HALF) -> float:
 
 
 def scaled_add(n: float, element_bytes: int = HALF) -> float:
-    """A += s * B: gradient accumulation, momentum."""
+    """Count the cycles of A += s * B: gradient accumulation, momentum."""
     return 57 + 6 * (15 + 6 + 3 * max(0, vectors(busiest(n), element_bytes) - 1))
 
 
 def gelu(n: float, element_bytes: int = HALF) -> float:
-    """The tanh form; PopTorch uses it for both forms."""
+    """Count the cycles of GELU (tanh form, which PopTorch uses for both forms)."""
     per_vector = 5 if element_bytes == HALF else 10
     return 9 + 6 * (22 + 5 + max(0, vectors(busiest(n), element_bytes) - 1) * per_vector + 6)
 
@@ -229,7 +229,7 @@ def dynamic_slice(elements: float, element_bytes: int = HALF) -> float:
 
 
 def one_hot(indices: float) -> float:
-    """Indices on the tile -> rows of zeros with a one."""
+    """Count the cycles of turning indices on the tile into rows of zeros with a one."""
     return 11 + 74 * ceil(indices)
 
 

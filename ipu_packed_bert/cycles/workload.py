@@ -26,7 +26,7 @@ class MicroBatchShape(NamedTuple):
 
 
 def shape_of(config: Config, *, depth: Optional[int] = None) -> MicroBatchShape:
-    """The micro-batch of a configuration. P is max_predictions_per_sequence + D, without packing the bare number.
+    """Return the micro-batch of a configuration; P is max_predictions_per_sequence, plus D with packing.
 
     depth: instead of the configured one. Raises ValueError where it is unlimited.
     """
@@ -58,7 +58,7 @@ def _placement_of(config: Config) -> PipelinePlacement:
 
 
 def _batch_shapes(shape: MicroBatchShape) -> Dict[str, Tuple[Tuple[int, ...], str]]:
-    """name -> (shape, dtype) of the model's inputs, in their order."""
+    """Return (shape, dtype) of the inputs of the model by name, in their order."""
     from ipu_packed_bert.model.packed import BATCH_FIELDS
 
     sizes = {"masked_lm": shape.masked, "next_sentence": shape.depth}
@@ -73,7 +73,7 @@ def _batch_shapes(shape: MicroBatchShape) -> Dict[str, Tuple[Tuple[int, ...], st
 
 
 def _build(config: Config, model: Any, shape: MicroBatchShape, arrangement: str) -> Any:
-    """The network of `config`, with the layers of `model`, in an arrangement. Needs torch; a cached graph does not."""
+    """Build the network of `config`, with the layers of `model`, in an arrangement; only this needs torch."""
     from ipu_packed_bert.cycles import variants
 
     return variants.build(
@@ -110,7 +110,7 @@ class Traces:
         return self._get(("training", astuple(model), astuple(config.loss), tuple(shape), arrangement), make)
 
     def update(self, config: Config) -> Graph:
-        """The weight update of a network of one layer: its costs are scaled to the parameters of a whole one."""
+        """Trace the weight update of a network of one layer; its costs are scaled to the parameters of a whole one."""
         model = replace(config.model, num_layers=1)
 
         def make() -> Graph:
@@ -142,7 +142,7 @@ class Machine:
         depth: Optional[int] = None,
         feed_forward_per_ipu: Tuple[int, ...] = (),
     ) -> Pipeline:
-        """The configuration's training step on this target.
+        """Lower the configuration's training step for this target.
 
         depth: instead of the configured packing depth. feed_forward_per_ipu: as in `PipelinePlacement`.
         """

@@ -36,11 +36,11 @@ class Packs(abc.ABC):
 
     @abc.abstractmethod
     def order(self, epoch: int) -> np.ndarray:
-        """The packs, by their numbers from 0, in the order of the epoch."""
+        """Return the packs, by their numbers from 0, in the order of the epoch."""
 
     @abc.abstractmethod
     def batch(self, numbers: np.ndarray, epoch: int) -> Batch:
-        """The fields of these packs of the epoch, without scales."""
+        """Return the fields of these packs of the epoch, without scales."""
 
     def count(self, numbers: np.ndarray, epoch: int, fields: Iterable[str]) -> Dict[str, int]:
         """How many entries of these packs are above 0, by field."""
@@ -57,7 +57,7 @@ class Packs(abc.ABC):
 
     @abc.abstractmethod
     def again(self) -> Callable[[], Packs]:
-        """What makes the same packs in another process."""
+        """Return a function that makes the same packs in another process."""
 
 
 class MixedStore(PackStore):
@@ -172,7 +172,7 @@ class Layout(NamedTuple):
     packs_per_update: int
 
     def shared(self, parts: int) -> Layout:
-        """What each of several processes has of an update: as many micro-batches, the last of which may be empty."""
+        """Return the share of each of several processes: equally many micro-batches, of which the last may be empty."""
         rows = self.packs_per_update // self.micro_batches_per_update
         own = -(-self.micro_batches_per_update // parts)
         return self._replace(micro_batches_per_update=own, packs_per_update=own * rows)
@@ -186,7 +186,7 @@ class Layout(NamedTuple):
         share: Tuple[int, int] = (0, 1),
         like: Optional[Batch] = None,
     ) -> Batch:
-        """The rows of one process, filled as :meth:`filled`, with the scales of all the packs ``numbers``.
+        """Read the rows of one process, filled as in :meth:`filled`, with the scales of all the packs ``numbers``.
 
         Only these rows are decoded.
         """
@@ -205,7 +205,7 @@ class Layout(NamedTuple):
         counts: Optional[Mapping[str, int]] = None,
         rows: Optional[int] = None,
     ) -> Batch:
-        """The batch with empty packs (all fields 0) up to the size of an update, and its scales.
+        """Fill the batch with empty packs (all fields 0) up to the size of an update, and compute its scales.
 
         ``like``: a batch whose packs have as many places or more; the places that these do not have are unused.
         ``counts``: what the update's packs hold, by counted field, where the batch is a part of it, filled to ``rows``.
@@ -338,20 +338,20 @@ class GlobalBatches:
         return batch
 
     def first(self) -> Batch:
-        """The batch at the current position, for an engine to compile with; the next one is the same."""
+        """Return the batch at the current position, for an engine to compile with; the next batch is the same one."""
         return self._executor.submit(
             self._load, self.packs, self._from(self._position)[0], self._position.epoch
         ).result()
 
     def held_out(self) -> Iterator[Batch]:
-        """The held-out packs in order, in batches of the same shape."""
+        """Yield the held-out packs in order, in batches of the same shape."""
         if self._held_out is None:
             raise ValueError("no data set to evaluate on was given")
         like = self._executor.submit(self.packs.batch, np.arange(1), self._position.epoch).result()
         yield from in_order(self._held_out, self.layout, like, self.share)
 
     def same_sequences(self, updates: int) -> Iterator[SameSequences]:
-        """The first batches of the current epoch and their sequences unpacked; moves nothing.
+        """Yield the first batches of the current epoch and their sequences unpacked; the position stays.
 
         As many as there are without empty packs, `updates` at most, but one in any case. The rows of a micro-batch are
         as many in both.
@@ -381,7 +381,7 @@ class GlobalBatches:
         }
 
     def load_state(self, state: Mapping[str, Any], *, same_batch: bool = True) -> None:
-        """Raises ValueError where the state is of another data set or seed, or of another batch unless that may be."""
+        """Load a state; raise ValueError for another data set or seed, or another batch unless that is allowed."""
         own, said = self.state(), Fields.of(state, "the position in the data", "resume another checkpoint")
         for key, words in (
             ("seed", "run.seed"),
@@ -413,7 +413,7 @@ class GlobalBatches:
         self._position = position
 
     def _from(self, position: Position) -> Tuple[np.ndarray, Position]:
-        """The packs of the update that begins at ``position`` (int64 [up to packs_per_update]), and where it ends."""
+        """Return the packs of the update that begins at ``position`` (int64 [up to packs_per_update]), and its end."""
         if self._order[0] != position.epoch:
             self._order = (position.epoch, self.packs.order(position.epoch))
         numbers = self._order[1][position.packs : position.packs + self.packs_per_update]

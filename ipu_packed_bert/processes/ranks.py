@@ -32,7 +32,7 @@ _PATIENCE = timedelta(hours=2)
 
 
 def end_group() -> None:
-    """Ends the group of torch.distributed.
+    """End the group of torch.distributed.
 
     torch before 2.8 (its pull request 154976) holds Python's lock while it waits for threads of gloo, which may need
     that lock to let go of their tensors: for ever, if they have not done so before.
@@ -66,20 +66,20 @@ class Processes:
         return list(values)
 
     def gathered(self, value: _T) -> List[_T]:
-        """The value of every process, by rank."""
+        """Return the values of all processes, by rank."""
         return [value]
 
     def of_first(self, make: Callable[..., _T], *arguments: Any) -> _T:
-        """What rank 0 makes, on all; the others make nothing."""
+        """Return what rank 0 makes, on all ranks; the others make nothing."""
         return make(*arguments)
 
     @contextlib.contextmanager
     def first_alone(self) -> Iterator[None]:
-        """The others enter when rank 0 has left; rank 0 may take any time."""
+        """Let the others enter when rank 0 has left; rank 0 may take any time."""
         yield
 
     def refuse_differences(self, settings: Mapping[str, Any]) -> None:
-        """Raises ValueError on all where a setting is not the same on all."""
+        """Raise ValueError on all ranks if a setting differs between them."""
 
 
 ONE = Processes()
@@ -183,8 +183,7 @@ class Ranks(Processes):
                     )
 
     def leave(self) -> None:
-        """When all is done, by all: a launcher ends the others as soon as one has ended with a status other than 0, and
-        rank 0 may still be writing."""
+        """Wait for all ranks at the end: a launcher kills the others once one fails; rank 0 may still write."""
         self.summed(())
         end_group()
 
@@ -270,7 +269,7 @@ def of_poprun(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def _refuse_launcher(environment: Mapping[str, str] = os.environ) -> None:
-    """Raises ValueError in a process that was started beside others in a way that does not make them one run."""
+    """Raise ValueError in a process that was started with others in a way that does not make them one run."""
     if of_poprun(environment):
         return
     way_out = "start them with torchrun, as docs/cluster.md shows, or start one process"
@@ -291,7 +290,7 @@ def _refuse_launcher(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def refuse_several(command: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Raises ValueError in each of several processes of a command that one process makes."""
+    """Raise ValueError in each of several processes of a command that needs one process."""
     _refuse_launcher(environment)
     if of_poprun(environment):
         raise ValueError(
@@ -311,7 +310,7 @@ def joined(
     command: str = "this command",
     instances: Optional[Callable[[], Optional[Ranks]]] = None,
 ) -> Iterator[Processes]:
-    """The processes of this run, met.  Inside, only rank 0 prints; an error of one ends all with its exit status.
+    """Join the processes of this run; inside, only rank 0 prints, and an error of one ends all with its exit status.
 
     instances: what makes the ranks of poprun's processes, None where it started one; not given where `command` runs
     without IPUs.  Raises ValueError where another launcher started this process beside others.
@@ -357,7 +356,7 @@ def joined(
 
 
 def _of_torchrun(environment: Mapping[str, str]) -> Optional[Ranks]:
-    """The ranks that torchrun started; None where there is one."""
+    """Return the ranks that torchrun started, or None if there is one."""
     if environment.get("WORLD_SIZE", "1") == "1":
         return None
     import torch.distributed as dist

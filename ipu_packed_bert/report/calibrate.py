@@ -1,4 +1,4 @@
-"""Fit the cycle model's parameters to the published points and store them: python profiling/calibrate.py
+"""Fit the cycle model's parameters to the published points and store them: `python profiling/calibrate.py`.
 
 `--check` fits again and compares with what is stored, bit for bit, instead of writing.
 """

@@ -1,9 +1,9 @@
-"""From cycle counts to the paper's tables: python profiling/overhead_report.py
+"""Turn cycle counts into the paper's tables: `python profiling/overhead_report.py`.
 
-Without options: what packing gains of a whole run of BERT-large at 512, in ten lines, from the analytic IPU cycle
-model (no IPU needed) and the published Wikipedia histogram. Every column names its source: hardware (run logs with
-PopTorch's cycle counter), profile (PopVision), predicted and fitted (analytic model), paper, published (measured by
-others), computed (arithmetic), config.
+Without options it prints the gain of packing for a whole run of BERT-large at 512 in ten lines, from the analytic IPU
+cycle model (no IPU needed) and the published Wikipedia histogram. Every column names its source: hardware (run logs
+with PopTorch's cycle counter), profile (PopVision), predicted and fitted (analytic model), paper, published (measured
+by others), computed (arithmetic), config.
 
   --config A           what packing gains of the runs of this configuration (--set changes it)
   --table 1            Table 1 of the packedBERT paper, of --config; the same answer stands below it

@@ -139,7 +139,7 @@ def _own_names() -> List[str]:
 
 
 def clean(text: str) -> str:
-    """A text without absolute paths, internet addresses, and the names of host and user."""
+    """Remove absolute paths, internet addresses, and the names of host and user from a text."""
     text = _ADDRESS.sub("<address>", _PATH.sub("<path>", text))
     for name in _own_names():
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "<name>", text)
@@ -260,7 +260,7 @@ def problems(bundle: Bundle) -> List[str]:
 
 
 def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> List[str]:
-    """What to change where a program does not fit, the cheapest first, as --set options.
+    """Return the changes for a program that does not fit, the cheapest first, as --set options.
 
     ipu: the one that is too full, None where it is not known. smaller: a micro-batch that fits by the plan.
     """

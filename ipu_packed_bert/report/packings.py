@@ -67,7 +67,7 @@ def factor_of(
 
 
 def _sources_digest() -> str:
-    """Changes whenever a packer's source does."""
+    """Return a digest that changes whenever a packer's source does."""
     digest = hashlib.sha256()
     for path in sorted(Path(pack_data.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())

@@ -39,7 +39,7 @@ class Profile(NamedTuple):
 
 
 def find_profile(folder: Path) -> Path:
-    """The newest profile.pop in a folder or below it. Raises ValueError where there is none."""
+    """Find the newest profile.pop in a directory or below it; raise ValueError if there is none."""
     found = sorted(Path(folder).rglob("profile.pop"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise ValueError(f"{folder}: no profile.pop in it; Poplar writes one where the program ran with profiling on")
@@ -47,7 +47,7 @@ def find_profile(folder: Path) -> Path:
 
 
 def _open_report(path: Path) -> Any:
-    """pva's report. Raises ValueError, in one line, where the library or the file is missing."""
+    """Open the report of pva; raise ValueError, in one line, if the library or the file is missing."""
     if not Path(path).is_file():
         raise ValueError(f"{path}: no such profile; give a profile.pop or the folder that holds it")
     try:
@@ -61,7 +61,7 @@ def _open_report(path: Path) -> Any:
 
 
 def read_profile(path: Path, *, ipus: Optional[int] = None) -> Profile:
-    """The first `ipus` IPUs of a profile, which are those of the first replica; None: all."""
+    """Return the first `ipus` IPUs of a profile, which are those of the first replica; None for all."""
     report = _open_report(path)
     ipus = ipus or int(report.compilation.target.numIPUs)
     return Profile(str(report.poplarVersion.string), _memory(report, ipus), *_execution(report, ipus))

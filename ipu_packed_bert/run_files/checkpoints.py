@@ -153,7 +153,7 @@ def _write(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def _write_file(path: Path, data: bytes) -> Dict[str, Any]:
-    """What the manifest says of the file."""
+    """Write a file and return its entry in the manifest."""
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
@@ -170,7 +170,7 @@ def _hidden(path: Path, what: str) -> Path:
 
 
 def _clear(folder: Path) -> None:
-    """Removes what is being written or removed; one process at a time writes a run."""
+    """Remove what is being written or removed; only one process at a time writes a run."""
     for path in folder.glob(".step_*.*"):
         _delete(path)
 
@@ -213,7 +213,7 @@ def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
 
 
 def load_newest(folder: Union[str, Path], *, note: Callable[[str], None] = print) -> Checkpoint:
-    """The newest whole checkpoint; one line to ``note`` where damaged ones are passed over.
+    """Load the newest complete checkpoint; pass one line to ``note`` if damaged ones are skipped.
 
     Those stay where they are, until a checkpoint of the same step, or enough newer ones, are saved.
     ValueError if there is none.
@@ -295,7 +295,7 @@ def _read_json(path: Path) -> Fields:
 
 
 def _checked(state: Fields, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Checkpoint:
-    """A checkpoint from its fields, those of the engine as `split` makes them; ValueError for one of another type."""
+    """Build a checkpoint from its fields, those of the engine as `split` makes them; raise ValueError if invalid."""
     config = state.any("config")
     if not isinstance(config, str):
         raise state.error("config", "must be a text")
@@ -349,7 +349,7 @@ def split(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Dict[str,
 
 
 def join(plain: Dict[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Dict[str, Any]:
-    """What `split` took apart, in place; ValueError where a tensor's place is not there, or taken."""
+    """Put back in place what `split` took apart; raise ValueError if a tensor's place is missing or taken."""
     for stem, named in tensors.items():
         for name, tensor in named.items():
             *keys, last = ([] if stem == _OWN else [stem]) + name.split("/")

@@ -22,7 +22,7 @@ MODEL = "model"  # of fine-tuning
 
 
 def environment_of(first_step: int) -> str:
-    """The file that says what a run was begun, or resumed after ``first_step`` updates, with."""
+    """Return the file that records how a run began, or was resumed after ``first_step`` updates."""
     return f"environment-from-step-{first_step}.json" if first_step else ENVIRONMENT
 
 
@@ -33,7 +33,7 @@ def _note(text: str) -> None:
 def read_log(
     path: Union[str, Path], *, note: Callable[[str], None] = _note, counted: bool = False
 ) -> List[Dict[str, Any]]:
-    """The records of a log, the first one from line 1; none where there is no such file.
+    """Read the records of a log, the first one from line 1; none if there is no such file.
 
     counted: each has to have its `COUNTS` and seconds, and a loss that is a number or null, if any, as those that this
     program writes have.

@@ -18,7 +18,7 @@ def tensor_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def file_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """A safetensors file that holds these tensors, of any layout and device; those that share memory are written apart.
+    """Serialise tensors of any layout and device as a safetensors file; tensors that share memory are written apart.
 
     Raises ValueError for a type that the format does not have.
     """
@@ -40,7 +40,7 @@ def file_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def read_tensors(path: Path) -> Dict[str, torch.Tensor]:
-    """The tensors of a file, on the CPU; ValueError in one line where it is damaged or of something else."""
+    """Read the tensors of a file to the CPU; raise ValueError in one line if it is damaged or something else."""
     package = load_package("safetensors", f"{path}: reading it")
     check_regular(path, way_out="get the file again")
     try:

@@ -1,5 +1,4 @@
-"""Which vocabulary weights and data are of: the sha256 of its file and what becomes of capitals, compared wherever
-the two meet."""
+"""The identity of a vocabulary: the sha256 of its file and its casing, compared wherever weights and data meet."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class Identity(NamedTuple):
 
     @classmethod
     def of_data(cls, manifest: Manifest) -> Identity:
-        """What a data set says; the rule for capitals means nothing where no vocabulary was at hand."""
+        """Return the identity that a data set states; lower_case is ignored if it has no vocabulary."""
         lower_case = manifest.made_with.get("options", {}).get("lower_case") if manifest.vocabulary_sha256 else None
         return cls(manifest.vocabulary_sha256, lower_case)
 

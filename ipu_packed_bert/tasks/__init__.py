@@ -16,7 +16,7 @@ from ipu_packed_bert.settings.user_task import is_own, own_class
 
 
 def task_class(name: str) -> Any:
-    """The class of a task that learns from files, by its name in the configuration; loaded when it is asked for."""
+    """Import and return the class of a task that learns from files, by its name in the configuration."""
     if is_own(name):
         return own_class(name)
     module, _, kind = TASKS[name].implementation.partition(".")

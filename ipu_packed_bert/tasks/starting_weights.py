@@ -1,6 +1,4 @@
-"""Where a fine-tuning run begins: a Hugging Face folder, a run of ours, an installed package of weights, or nothing;
-and what such a run has come to.
-"""
+"""The start of a fine-tuning run: a Hugging Face directory, a run of ours, an installed package, or nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ def find_start(config: Config) -> Start:
 
 
 def with_dropout(model: ModelConfig, config: Config) -> ModelConfig:
-    """A checkpoint's model with the dropout that is in force, which decides the attention, too.
+    """Return a checkpoint's model with the dropout in force, which also decides the attention.
 
     None where nothing is trained, whatever the checkpoint had; else that of the settings, else the checkpoint's.
     """
@@ -102,7 +100,7 @@ def _from_checkpoint(config: Config, name: str) -> Start:
 
 
 def folder_of(name: str) -> Path:
-    """The folder of this name, or that of the package of weights."""
+    """Return the directory of this name, or that of the package of weights."""
     folder = Path(name)
     return folder if folder.exists() else _package_folder(name)
 
@@ -118,7 +116,7 @@ class _Learnt(NamedTuple):
 
 
 def learnt(run: Path, *, vocabulary: Optional[Path] = None, option: str = "--vocabulary FILE") -> _Learnt:
-    """The newest checkpoint of a run of pre-training, and what belongs to it.
+    """Return the newest checkpoint of a run of pre-training, and what belongs to it.
 
     vocabulary: in place of the run's own, given by `option`. Raises ValueError where the weights were trained with
     another one.
@@ -142,7 +140,7 @@ def learnt(run: Path, *, vocabulary: Optional[Path] = None, option: str = "--voc
 
 
 def labels_of(path: Path) -> Optional[List[str]]:
-    """The names of a classifier's labels by their numbers, where the file has them."""
+    """Return the names of a classifier's labels by their numbers, if the file has them."""
     found = read_object(path, way_out="get the file again")
     if found.optional("id2label", Fields.object) is None:
         return None

@@ -68,7 +68,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def network(self, attention: str) -> PackedBert:
-        """The network with initial weights from torch's generator.
+        """Build the network with initial weights from torch's generator.
 
         Its forward takes `fields` and returns `outputs` by name, sums over the rows of a micro-batch; the loss is such
         that its mean over the micro-batches of an update is the mean over the update.
@@ -80,7 +80,7 @@ class Task(abc.ABC):
         return {}
 
     def evaluate(self, engine: Any, batches: Iterable[Batch]) -> Optional[Evaluation]:
-        """The metrics of several batches, as if they were one; None where there are no batches, or not all of them.
+        """Return the metrics of several batches, as if they were one; None without batches, or without all of them.
 
         engine: an `engine.base.Engine` of this task.
         """
@@ -101,14 +101,14 @@ class Task(abc.ABC):
     # ---- what follows from these -------------------------------------------------------------------------------------
 
     def check(self, batch: Batch, fields: Optional[Tuple[str, ...]] = None) -> None:
-        """Raises ValueError where the batch lacks one of `fields`, all of the task's where none are given."""
+        """Raise ValueError if the batch lacks one of `fields`, by default all of the task's."""
         fields = self.fields if fields is None else fields
         missing = [name for name in fields if name not in batch]
         if missing:
             raise ValueError(f"the batch has no {', '.join(missing)}; it needs all of {', '.join(fields)}")
 
     def count(self, batch: Batch) -> Counts:
-        """What a batch really holds: packs and tokens, and `counts`."""
+        """Count what a batch really holds: packs and tokens, and `counts`."""
         real = batch["input_mask"] > 0
         return {
             "packs": int(real.any(axis=1).sum()),
@@ -117,7 +117,7 @@ class Task(abc.ABC):
         }
 
     def layout(self, config: Config, packing_factor: float) -> Layout:
-        """The shape of the global batches of a configuration."""
+        """Return the shape of the global batches of a configuration."""
         return Layout(
             self.carried,
             {field: self.counts[count] for field, count in self.scales.items()},
@@ -126,7 +126,7 @@ class Task(abc.ABC):
         )
 
     def means(self, sums: Mapping[str, float], counts: Counts, scaled: Mapping[str, float]) -> _Metrics:
-        """The metrics of a batch.
+        """Compute the metrics of a batch.
 
         scaled: by scale field, the number that divides a sum multiplied by it.
         """
@@ -137,7 +137,7 @@ class Task(abc.ABC):
         return self._with_loss(found)
 
     def merged(self, parts: Iterable[Tuple[Counts, Mapping[str, float]]]) -> Tuple[Counts, _Metrics]:
-        """Counts and metrics of several batches, as if they were one."""
+        """Merge counts and metrics of several batches, as if they were one."""
         totals: Counts = dict.fromkeys(("packs", "tokens", *self.counts), 0)
         sums: _Metrics = {metric.name: 0.0 for metric in self.metrics}
         for counts, metrics in parts:
@@ -149,7 +149,7 @@ class Task(abc.ABC):
         )
 
     def _with_loss(self, metrics: _Metrics) -> _Metrics:
-        """The metrics after the loss that they add up to."""
+        """Return the metrics after the loss that they add up to."""
         return {"loss": sum(metrics[name] for name in self.losses), **metrics}
 
     @property

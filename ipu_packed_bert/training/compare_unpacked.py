@@ -50,7 +50,7 @@ class SideBySide(NamedTuple):
 
 
 def compare_unpacked(engine: Engine, batches: GlobalBatches, *, updates: int) -> Optional[SideBySide]:
-    """Updates of `batches` from the engine's state, which stays as it is, bit for bit; dropout is off.
+    """Compare updates of `batches` from the engine's state, which stays as it is, bit for bit; dropout is off.
 
     None where the engine has no program for unpacked rows.
     """

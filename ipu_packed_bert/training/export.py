@@ -53,7 +53,7 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
 
 
 def _model_card(run: Path, name: str, checkpoint: Checkpoint) -> str:
-    """A README.md for a model hub. It states what the run has recorded, and nothing else."""
+    """Return a README.md for a model hub, which states only what the run has recorded."""
     config = config_from_tree(parse_yaml(checkpoint.config, run), str(run))
     model, data, step = config.model, config.data, checkpoint.step
     tags = ["bert", "fill-mask", "sequence-packing", "ipu_packed_bert"]

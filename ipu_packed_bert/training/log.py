@@ -151,7 +151,7 @@ class RunLog(Log):
             self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {line}{self._left(step)}")
 
     def _left(self, step: int) -> str:
-        """The time left, at the speed of this process so far, with its evaluations and checkpoints."""
+        """Return the time left, at the speed of this process so far, including its evaluations and checkpoints."""
         began, since = self._began
         if not began < step < self._steps:
             return ""
@@ -187,7 +187,7 @@ class RunLog(Log):
 
     @property
     def totals(self) -> Totals:
-        """This process's steps but its first, or that one if there is no other."""
+        """Return the totals of the steps of this process without its first, unless there is no other."""
         if self._totals.packs or self._first is None:
             return self._totals
         return Totals()._plus(*self._first)

@@ -67,8 +67,10 @@ def _not_finite(value: Any) -> bool:
 
 
 class Events:
-    """What TensorBoard and a tracker show: values by name and step. What ends one of them, a full disk or a service
-    that does not answer, is said in one line and does not end the run."""
+    """Values by name and step for TensorBoard and a tracker.
+
+    A failure of either, such as a full disk or a service that does not answer, prints one line and the run goes on.
+    """
 
     def __init__(
         self, folder: Path, first_step: int, say: Callable[[str], None], tracker: Optional[Tracker] = None

@@ -65,7 +65,7 @@ class _Trained(NamedTuple):
 
 
 def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
-    """The model of a fine-tuning run, with the run's settings, or a Hugging Face folder.
+    """Find the model of a fine-tuning run, with the run's settings, or a Hugging Face directory.
 
     task: of a folder whose config.json does not say it. Raises ValueError, in one line, where there is no head that
     answers.
@@ -147,7 +147,7 @@ class _Prepared(NamedTuple):
 
 
 def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) -> Config:
-    """The settings with which a model answers; ConfigError with every problem found."""
+    """Return the settings with which a model answers; raise ConfigError with every problem."""
     name = full_name(str(peek("task.name", trained.tree, overrides)))
     if name != trained.tree["task"]["name"]:  # before its settings, which are those of another task
         raise ValueError(f"--set task.name={name}: {trained.name} was trained for {trained.tree['task']['name']}")
@@ -171,7 +171,7 @@ def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) 
 def prepare(
     trained: _Trained, asked: Asked, overrides: Sequence[str] = (), *, read: Callable[[int], Any] = int
 ) -> _Prepared:
-    """The records packed, and the model where they are computed. read: told of texts, as many as were tokenised."""
+    """Pack the records, and load the model where they are computed. read: gets the number of tokenised texts."""
     config = _configured(trained, asked, overrides)
     choice = choose_engine(config, simulated=False)
     ipus = choice.kind != "host"
@@ -193,7 +193,7 @@ def prepare(
 
 
 def _in_calls(config: Config, rows: int, *, ipus: bool) -> Config:
-    """The same with a batch that is one call: a micro-batch on the host; on IPUs enough to fill the pipeline."""
+    """Return the same with a batch that is one call: a micro-batch on the host; on IPUs enough to fill the pipeline."""
     replicas, size = config.placement.replicas, min(config.batch.micro_batch, rows)
     number = 1
     if ipus:
@@ -219,7 +219,7 @@ class _Answers(NamedTuple):
 
 
 def predict(prepared: _Prepared, *, seen: Callable[[int], Any] = int) -> _Answers:
-    """Raises NotFinite where the network's outputs are infinite or no numbers. seen: told of rows, as they are done."""
+    """Predict; raise NotFinite if outputs of the network are infinite or NaN. seen: gets the rows as they are done."""
     task, packs = prepared.task, prepared.task.packs
     batches = _counted(in_order(packs, prepared.layout), prepared.layout.packs_per_update, len(packs), seen)
     outputs, counts, seconds = task.predict(prepared.engine, batches)
@@ -231,7 +231,7 @@ def predict(prepared: _Prepared, *, seen: Callable[[int], Any] = int) -> _Answer
 
 
 def _counted(batches: Iterator[Batch], rows: int, all_rows: int, seen: Callable[[int], Any]) -> Iterator[Batch]:
-    """The batches; `seen` hears of each one's rows when the next one is asked for."""
+    """Yield the batches; `seen` gets each one's rows when the next one is requested."""
     left = all_rows
     for batch in batches:
         yield batch

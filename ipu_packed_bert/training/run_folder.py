@@ -69,7 +69,7 @@ def resumes(folder: Union[str, Path]) -> bool:
 def open_run_folder(
     folder: Optional[str], config: Config, *, first_step: int, environment: Dict[str, Any]
 ) -> Iterator[Path]:
-    """The folder of a run with its config.yml and environment.json, locked while entered.
+    """Open the directory of a run with its config.yml and environment.json, locked in the block.
 
     ``folder`` None makes a new one, ``runs/NAME-TIME``.
     ``first_step`` above 0 means that the run is resumed: its environment goes beside the first one, and it is locked
@@ -101,7 +101,7 @@ def _new_folder(name: str) -> Path:
 
 
 def data_of(manifest: Manifest) -> Dict[str, Any]:
-    """What environment.json says about a data set."""
+    """Return the facts about a data set for environment.json."""
     return {
         "digest": f"{manifest.digest:016x}",
         "packs": manifest.packs,
@@ -112,7 +112,7 @@ def data_of(manifest: Manifest) -> Dict[str, Any]:
 
 
 def environment(*, device: str, seed: int, data: Mapping[str, Any], command: List[str]) -> Dict[str, Any]:
-    """What else, besides config and data, a run depends on."""
+    """Return what else, besides config and data, a run depends on."""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     poptorch = sys.modules.get("poptorch")  # there only if the IPU engine has loaded it
     if poptorch is not None:

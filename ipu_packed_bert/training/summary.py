@@ -201,7 +201,7 @@ def _labelled(label: str, lines: List[str]) -> List[Tuple[str, str]]:
 
 
 def _held_out(found: Mapping[str, Any]) -> List[str]:
-    """The metrics of the last evaluation; beside them what a baseline scores, where that was taken."""
+    """Return the metrics of the last evaluation, with the scores of a baseline if there are any."""
     if found.get("unigram_loss") is None:
         metrics = {name: value for name, value in found.items() if name not in ("step", "sequences")}
         return [in_words(metrics)]

@@ -1,5 +1,6 @@
-"""Services that show a run's curves beside TensorBoard, where `run.track` names one. Each has its own settings in the
-environment: WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME.
+"""Services besides TensorBoard that show the curves of a run, if `run.track` names one.
+
+Their own settings are in the environment: WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Tracker(NamedTuple):
 
 
 def tracker(kind: str, folder: Path, settings: Mapping[str, Any]) -> Optional[Tracker]:
-    """The service of `run.track`, begun; a run that is resumed goes on in its own curves.
+    """Start the service of `run.track`; a resumed run continues its own curves.
 
     None, and a line that says why, where the service does not begin: it does not end the run.
     """

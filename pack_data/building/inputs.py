@@ -175,7 +175,7 @@ class _BuildInput(abc.ABC):
         return sum(1 for side in self.sides for pattern in patterns for _ in side.work.glob(pattern))
 
     def gathered(self) -> Dict[str, Any]:
-        """Number the parts when all tasks are done. Return what the manifest states about omitted input."""
+        """Assign numbers to the parts after all tasks, and return what the manifest states about omitted input."""
         return {}
 
     def settled_vocabulary_size(self, notes: Sequence[_Note], size: int) -> int:

@@ -52,7 +52,7 @@ def _file(default: Any, text: str, **options: Any) -> Any:
 
 
 def _count(default: Optional[int], text: str, *, metavar: str = "N", **options: Any) -> Any:
-    """A whole number of at least 1."""
+    """Declare a whole number of at least 1."""
     return _option(default, text, type=positive_int, metavar=metavar, **options)
 
 

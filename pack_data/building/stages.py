@@ -279,7 +279,7 @@ class Stages:
         return (self.work / "examples.json").exists()
 
     def _gather(self) -> None:
-        """Number all parts of every side. ValueError if some are missing, or if there is nothing to pack."""
+        """Assign numbers to all parts of every side; raise ValueError if parts or sequences are missing."""
         if not self.is_gathered:
             if next(self.uncounted(), None) is not None:
                 raise ValueError(f"{self.work}: not all is counted; --missing N names the tasks to run")

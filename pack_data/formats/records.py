@@ -266,7 +266,7 @@ def _equal(row: Mapping[str, np.ndarray], name: str, other: str) -> None:
 
 
 def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]:
-    """The ten fields of one pack as int32, and its sequences.  Raises RecordError if they do not fit each other.
+    """Return the ten fields of one pack as int32, and its sequences; raise RecordError if they contradict each other.
 
     Each sequence is found by its number in input_mask and put in order by positions, so any layout of the row is
     understood.  A zero in next_sentence_positions may mean slot 0 or nothing: next_sentence_weights tells.

@@ -38,7 +38,7 @@ _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxstring, _SHORT.maxoth
 
 
 def shown(value: Any) -> str:
-    """A value for a message: short, printable and in one line, however large or deep the value is."""
+    """Return a value for a message: short, printable and on one line, however large or deep it is."""
     if type(value) is int and value.bit_length() > 256:  # Python 3.11 does not write out the largest
         return f"a number of about {int(value.bit_length() * 0.30103) + 1} digits"
     text = " ".join(_SHORT.repr(value).split())[:200]
@@ -50,12 +50,12 @@ class _FieldError(ValueError):
 
 
 def named(name: Any) -> str:
-    """A name that somebody wrote, for a message: as it stands where it is short and can be printed."""
+    """Return a name that somebody wrote, for a message, unchanged if it is short and printable."""
     return name if isinstance(name, str) and name.isprintable() and len(name) <= 200 else shown(name)
 
 
 def one_line(words: Any, most: int = 300) -> str:
-    """What a library says, or what stands in a file, for a message: one printable line of at most `most` characters."""
+    """Shorten text of a library or file to one printable line of at most `most` characters, for a message."""
     return " ".join(str(words).split())[:most].encode("ascii", "backslashreplace").decode().translate(_CONTROLS)
 
 
@@ -64,7 +64,7 @@ _CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), 127)}
 
 @contextmanager
 def said_of(source: Union[str, os.PathLike]) -> Iterator[None]:
-    """A ValueError in the block is said of this file or folder, where it does not name it itself."""
+    """Name this file or directory in a ValueError of the block, unless the error does so already."""
     try:
         yield
     except ValueError as error:
@@ -88,7 +88,7 @@ class Fields:
 
     @classmethod
     def of(cls, value: Any, source: Union[str, os.PathLike], way_out: str) -> Fields:
-        """The fields of a whole file (JSON or YAML) as Python values; fields stay what they are."""
+        """Return the fields of a whole file (JSON or YAML) as Python values; fields stay what they are."""
         if isinstance(value, Fields):
             return value
         if not isinstance(value, dict):
@@ -98,7 +98,7 @@ class Fields:
     # ---- messages ----------------------------------------------------------------------------------------------------
 
     def _path(self, key: _Key) -> str:
-        """The name of a field from the top of the file: `shards[3].sha256`."""
+        """Return the name of a field from the top of the file: `shards[3].sha256`."""
         if isinstance(key, int):
             return f"{self.where}[{key}]"
         name = key if re.fullmatch(r"[\w-]{1,80}", key, re.ASCII) else shown(key)
@@ -110,7 +110,7 @@ class Fields:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """What a constructor refuses in the block, after the types are right, is said of this file."""
+        """Attribute to this file what a constructor refuses in the block, after the types are right."""
         try:
             yield
         except _FieldError:
@@ -141,7 +141,7 @@ class Fields:
         return isinstance(self.values, Mapping) and key in self.values
 
     def any(self, key: _Key) -> Any:
-        """The value, whatever it is."""
+        """Return the value, whatever it is."""
         if isinstance(self.values, Mapping):
             if key not in self.values:
                 raise _FieldError(f"{self.source}: {self._path(key)} is missing; {self.way_out}")
@@ -155,7 +155,7 @@ class Fields:
         return value
 
     def number(self, key: _Key, *, least: Optional[float] = None, most: Optional[float] = None) -> float:
-        """A finite number."""
+        """Return a finite number."""
         value = self.any(key)
         if type(value) not in (int, float) or not abs(value) < 2.0**1023 or not _within(value, least, most):
             raise self.error(key, f"must be a finite number{_range_in_words(least, most)}")
@@ -168,7 +168,7 @@ class Fields:
         return value
 
     def text(self, key: _Key, *, most: int = 1 << 16, empty: bool = True, printable: bool = True) -> str:
-        """A text; unless `printable` is False, of characters that can be printed on one line."""
+        """Return a text, of characters that can be printed on one line unless `printable` is False."""
         value = self.any(key)
         if type(value) is not str or len(value) > most or not (value or empty):
             raise self.error(key, f"must be a text of {'0' if empty else '1'} to {most} characters")
@@ -184,14 +184,14 @@ class Fields:
         raise self.error(key, f"must be {' or '.join(map(shown, choices))}")
 
     def hex_digest(self, key: _Key, digits: int) -> str:
-        """A checksum as text."""
+        """Return a checksum as text."""
         value = self.any(key)
         if type(value) is not str or len(value) != digits or not re.fullmatch("[0-9a-f]*", value):
             raise self.error(key, f"must be {digits} hexadecimal digits, 0-9 and a-f")
         return value
 
     def plain_name(self, key: _Key) -> str:
-        """The name of a file in the folder of this one; nothing that leads out of it."""
+        """Return the name of a file in the directory of this one; refuse a path that leads out of it."""
         value = self.any(key)
         if type(value) is not str or not is_plain_name(value):
             raise self.error(key, "must be the plain name of a file in the same folder, without a path")
@@ -214,7 +214,7 @@ class Fields:
         longest: int = 1 << 24,
         **rule: Any,
     ) -> List[_T]:
-        """A list whose items `take`, a method of this class, takes: `list_of("prices", Fields.integer, least=0)`."""
+        """Return a list whose items `take`, a method of this class, reads: `list_of("prices", Fields.integer)`."""
         value = self.any(key)
         if not isinstance(value, list):
             raise self.error(key, "must be a list")
@@ -237,12 +237,12 @@ class Fields:
         return self.list_of(key, Fields.text, length=length, most=1 << 30, printable=printable)
 
     def values_of(self, key: _Key, take: Callable[..., _T], *inner: Any, **rule: Any) -> Dict[str, _T]:
-        """An object with any names whose values `take` takes."""
+        """Return an object with any names whose values `take` reads."""
         given = self.object(key)
         return {name: take(given, name, *inner, **rule) for name in given.names()}
 
     def optional(self, key: _Key, take: Callable[..., _T], *inner: Any, **rule: Any) -> Optional[_T]:
-        """What `take` takes, with `inner` and `rule`; None where the field is missing or null.
+        """Return what `take` reads, with `inner` and `rule`, or None if the field is missing or null.
 
         `optional("names", Fields.list_of, Fields.text)`
         """
@@ -271,7 +271,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def whole_number(name: str, value: Any, *, least: Optional[int] = None, most: Optional[int] = None) -> int:
-    """An argument that counts something, as int: Python's and NumPy's integers.
+    """Return an argument that counts something, as int: Python's and NumPy's integers.
 
     A float is refused even where it is whole: it comes from a division or from a file that was read without its types,
     and the next value would not be whole. So are truth values and texts.
@@ -287,7 +287,7 @@ def whole_number(name: str, value: Any, *, least: Optional[int] = None, most: Op
 
 
 def packing_depth(value: Any) -> Optional[int]:
-    """The argument `max_sequences_per_pack`: None, which is unlimited, or a whole number of at least 1."""
+    """Return the argument `max_sequences_per_pack`: None, which is unlimited, or a whole number of at least 1."""
     return None if value is None else whole_number("max_sequences_per_pack", value, least=1)
 
 
@@ -295,17 +295,17 @@ def packing_depth(value: Any) -> Optional[int]:
 
 
 def read_object(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int = _MOST_JSON_BYTES) -> Fields:
-    """The fields of a JSON file that holds an object. ValueError, one line, for everything else."""
+    """Read the fields of a JSON file that holds an object; raise ValueError, one line, for everything else."""
     return Fields.of(read_json(path, way_out=way_out, most_bytes=most_bytes), path, way_out)
 
 
 def read_json(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int = _MOST_JSON_BYTES) -> Any:
-    """What a JSON file holds. ValueError, one line, where it cannot be read, is too large, or is no JSON."""
+    """Read a JSON file; raise ValueError, one line, if it cannot be read, is too large, or is not JSON."""
     return parse_json(read_regular(Path(path), way_out=way_out, most_bytes=most_bytes), path, way_out)
 
 
 def parse_json(text: Union[str, bytes], source: Any, way_out: str) -> Any:
-    """What a JSON text holds; `source` and `way_out` are for the message of the ValueError.
+    """Parse a JSON text; `source` and `way_out` are for the message of the ValueError.
 
     Stricter than Python: no NaN and no Infinity, no number beyond a float's range or of more than MOST_DIGITS digits,
     and no name twice in one object.

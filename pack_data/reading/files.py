@@ -25,7 +25,7 @@ from typing import IO, Any, BinaryIO, Callable, Dict, Iterator, Optional, Tuple,
 
 @contextmanager
 def open_regular(path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file") -> Iterator[BinaryIO]:
-    """An ordinary file, open for reading bytes. ValueError, one line, for everything else that a path can lead to.
+    """Open an ordinary file for reading bytes; raise ValueError, one line, for everything else that a path may be.
 
     A pipe would be waited for without end, and a device may have no end. It is asked what the path leads to before it
     is opened: to open a pipe is to wait for its writer.
@@ -57,7 +57,7 @@ _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a so
 
 
 def read_regular(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int) -> bytes:
-    """What an ordinary file of at most `most_bytes` holds. ValueError, one line, for anything else."""
+    """Read an ordinary file of at most `most_bytes`; raise ValueError, one line, for anything else."""
     with open_regular(path, way_out=way_out) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most_bytes + 1) if size <= most_bytes else b""
@@ -69,7 +69,7 @@ def read_regular(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int
 def sha256_of(
     path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file", seen: Callable[[int], Any] = int
 ) -> str:
-    """The sha256 of an ordinary file of any size, hexadecimal. ValueError, one line, for anything else.
+    """Return the hexadecimal sha256 of an ordinary file of any size; raise ValueError, one line, for anything else.
 
     seen: called with the number of bytes read since its last call.
     """
@@ -82,7 +82,7 @@ def sha256_of(
 
 
 def short_lines(file: IO[str], path: Any, *, way_out: str) -> Iterator[str]:
-    """The lines of a table of numbers. ValueError, with `path`, for a long one: it is never read whole."""
+    """Yield the lines of a table of numbers; raise ValueError for a long one, which is never read whole."""
     for number in itertools.count(1):
         line = file.readline(LONGEST_LINE + 1)
         if not line:
@@ -96,7 +96,7 @@ LONGEST_LINE = 1000
 
 
 def file_in(folder: Union[str, os.PathLike], name: str, *, way_out: str) -> Path:
-    """The file of a plain name in a folder. ValueError where it is a link that leads out of the folder."""
+    """Return the file of a plain name in a directory; raise ValueError for a link that leads out of the directory."""
     path = Path(folder) / name
     if path.is_symlink() and Path(os.path.realpath(folder)) not in Path(os.path.realpath(path)).parents:
         raise ValueError(f"{path}: is a link that leads out of its folder; {way_out}")
@@ -161,7 +161,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames in this folder survive a power cut; Windows has no such call."""
+    """Make renames in this directory survive a power cut; Windows has no such call."""
     if os.name == "nt":
         return
     descriptor = os.open(str(folder), os.O_RDONLY)
@@ -172,7 +172,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The whole file or none: temporary name, flush, fsync, rename."""
+    """Write the whole file or none: temporary name, flush, fsync, rename."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
@@ -187,7 +187,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def remove_stale(path: Path, every_name: bool = False) -> None:
-    """Removes what killed processes of this machine have left of `path`; every_name: of any file in its folder.
+    """Remove what killed processes of this machine left of `path`; every_name: of any file in its directory.
 
     For who holds a lock that every writer of `path` takes: then none of them is alive.
     """
@@ -219,7 +219,7 @@ def only_writer(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` to write to; the file takes the place of `path` only if the block ends well.
+    """Yield a temporary name beside `path`; its file replaces `path` only if the block ends well.
 
     An OSError names `path`, also where the system's names no file (a full disk) or the temporary one.
     """
@@ -244,7 +244,7 @@ class LockRemovedError(ValueError):
 
 @contextmanager
 def locked(path: Path, complaint: str, *, shared: bool = False, patience: Optional[float] = None) -> Iterator[None]:
-    """Holds the lock file `path` while entered; raises ValueError where another process holds it: `complaint`, and who.
+    """Hold the lock file `path` in the block; raise ValueError with `complaint` and the holder if another process does.
 
     The system keeps the lock with the open file, so it ends with the process, however that ends; the file itself stays.
     A lock that is held is tried again for `patience` seconds (None: `LOCK_PATIENCE`). shared: with other processes that
@@ -297,7 +297,7 @@ def _leads_to(path: Path, file: Any) -> bool:
 
 
 def _sign(file: Any, text: str) -> None:
-    """The lock file's only content; a full disk, say, is no reason to stop.
+    """Write the lock file's only content; a full disk, for example, is no reason to stop.
 
     Not by the file's own buffer: what it could not write it would try again, and fail, when the file is closed.
     """

@@ -48,7 +48,7 @@ def lengths_of(dataset: Any) -> np.ndarray:
 
 @contextmanager
 def as_file(source: Any, folder: Path) -> Iterator[Any]:
-    """A data set as a Parquet file in `folder` while the block runs; anything else as it is.
+    """Yield a data set as a Parquet file in `folder` while the block runs; anything else unchanged.
 
     The same examples give the same bytes, so that a build which was killed continues.
     """

@@ -16,7 +16,7 @@ _MOST_DIMENSIONS = 32  # NumPy's limit before version 2
 
 
 def map_array(path: Union[str, os.PathLike], *, way_out: str) -> np.ndarray:
-    """The values of a file that is as long as its header says. ValueError, one line, for anything else."""
+    """Map the values of a file that is as long as its header says; raise ValueError, one line, for anything else."""
     check_regular(path, way_out=way_out)
     try:
         with warnings.catch_warnings():
@@ -44,7 +44,7 @@ def _check_values(values: np.memmap) -> None:
 
 
 def read_array(path: Union[str, os.PathLike], *, dtype: Any, dimensions: int, way_out: str) -> np.ndarray:
-    """The values of a file that must be of this type and number of dimensions, mapped. ValueError where it is not."""
+    """Map the values of a file that must have this type and number of dimensions; raise ValueError otherwise."""
     values = map_array(path, way_out=way_out)
     if values.dtype != np.dtype(dtype) or values.ndim != dimensions:
         raise ValueError(
@@ -55,7 +55,7 @@ def read_array(path: Union[str, os.PathLike], *, dtype: Any, dimensions: int, wa
 
 
 def refuse_sequences(path: Union[str, os.PathLike]) -> None:
-    """Raises the ValueError for an array given where sequences or texts are read: it can only be lengths."""
+    """Raise ValueError for an array passed where sequences or texts are read: it can only hold lengths."""
     raise ValueError(
         f"{path}: a NumPy array: lengths, neither text nor sequences; pack them with python -m pack_data.optimal "
         f"--histogram {path} --max-sequence-length S, or pack_data.pack(lengths, ...); write lists of tokens as "

@@ -1,5 +1,4 @@
-"""Packages that only some commands need: imported where they are used; a missing one is named in one line, with the way
-to get it."""
+"""Packages that only some commands need, imported on use; the error for a missing package names it and the fix."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def load_package(module: str, what: str) -> ModuleType:
 
 
 def require(what: str, *modules: str) -> None:
-    """Raises ValueError, in one line that names all of them, where one of these is missing; called before the work."""
+    """Raise ValueError, one line that names all of them, if modules are missing; call it before the work."""
     missing = []
     for module in modules:
         try:
@@ -42,7 +41,7 @@ def require(what: str, *modules: str) -> None:
 
 
 def package_of(module: Optional[str]) -> Optional[str]:
-    """The package to install for a module; None for a module of ours or of Python."""
+    """Return the package to install for a module; None for a module of ours or of Python."""
     name = module or ""
     for imported, package in _INSTALLED_AS.items():
         if name == imported or name.startswith(imported + "."):

@@ -49,7 +49,7 @@ def documents(
     separator: str = "file",
     bad: Optional[BadRecords] = None,
 ) -> Iterator[Document]:
-    """The documents of a file, a folder (all files below it, in order of their paths) or the `embedded` corpus.
+    """Yield the documents of a file, a directory (all files below it, sorted by path) or the `embedded` corpus.
 
     JSONL (.json, .jsonl, .ndjson): each line is an object with a text in `json_field`. Any other file is UTF-8 text;
     each line is a paragraph or a sentence. separator: a document is a file ("file"), or what stands between blank lines
@@ -71,7 +71,7 @@ def documents(
 
 
 def source_files(source: Union[str, Path]) -> List[Path]:
-    """The files of a corpus in a fixed order; hidden ones (name starts with a dot) do not count."""
+    """Return the files of a corpus in a fixed order, without hidden ones (name starts with a dot)."""
     path = Path(source)
     if path.is_file():
         if path.suffix == ".npy":
@@ -96,7 +96,7 @@ def source_files(source: Union[str, Path]) -> List[Path]:
 
 
 def relative_name(path: Path, source: Union[str, Path]) -> str:
-    """The name of a corpus file that does not depend on where the corpus lies."""
+    """Return a name of a corpus file that does not depend on the place of the corpus."""
     return path.name if path == Path(source) else path.relative_to(source).as_posix()
 
 
@@ -125,7 +125,7 @@ def _json_documents(path: Path, handle: IO[str], json_field: str, bad: BadRecord
 
 
 def _json_text(line: str, json_field: str) -> str:
-    """The text in a line of JSONL.  Raises ValueError."""
+    """Return the text in a line of JSONL; raise ValueError if there is none."""
     problem = _not_text(line)
     if problem:
         raise ValueError(problem)
@@ -194,7 +194,7 @@ def _text_documents(path: Path, handle: IO[str], separator: str, bad: BadRecords
 
 
 def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
-    """(number from 1, line without white space around it); a line that is too long is cut between words."""
+    """Yield (number from 1, line without white space around it); cut a line that is too long between words."""
     number, rest = 1, ""
     while True:
         line = handle.readline(LONGEST_DOCUMENT)
@@ -217,7 +217,7 @@ def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
 
 
 def _cut(name: str, lines: Iterable[str]) -> Iterator[Document]:
-    """The document without empty lines, in parts of about LONGEST_DOCUMENT characters; none where there is no text."""
+    """Yield the document without empty lines, in parts of about LONGEST_DOCUMENT characters; none without text."""
     part: List[str] = []
     size, continues = 0, False
     for line in lines:
@@ -261,7 +261,7 @@ def _embedded_documents() -> Tuple[Document, ...]:
 
 
 def _modules(root: Path) -> Iterator[Path]:
-    """The files of the standard library. Folders that hold none are not looked into: installed packages are many."""
+    """Yield the files of the standard library; skip directories of installed packages, which are many."""
     skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     for folder, below, files in os.walk(str(root)):
         below[:] = [name for name in below if name not in skipped]
@@ -280,7 +280,7 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Wrapped text as one line a paragraph."""
+    """Yield wrapped text as one line per paragraph."""
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         line = " ".join(block.split())
         if line:
@@ -302,7 +302,7 @@ _LAST_WORD = re.compile(r"(?:\w|\.(?=\w))+$")
 
 
 def split_sentences(line: str) -> List[str]:
-    """The sentences of a paragraph.
+    """Split a paragraph into sentences.
 
     One ends after . ! ? and closing quotes, where white space and a capital or a digit follow, but not after an
     abbreviation or an initial; and after each full-width mark.

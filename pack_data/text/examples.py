@@ -122,7 +122,7 @@ def _segment_pairs(documents: _TokenisedDocuments, options: ExampleOptions, rng:
 
 
 def _trim(pairs: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
-    """The pairs with A and B cut to `most` tokens together, a token at a time from a random end of the longer part."""
+    """Cut the pairs A and B to `most` tokens together, one token at a time from a random end of the longer part."""
     a, b = pairs[:, 1].copy(), pairs[:, 3].copy()
     excess = np.maximum(a + b - most, 0)
     # The longer part loses a token at a time (B where equal): first the difference, then both in turns, B first.
@@ -196,7 +196,7 @@ def _fitting(sizes: np.ndarray, rows: np.ndarray, most: np.ndarray) -> np.ndarra
 def make_examples(
     documents: _TokenisedDocuments, vocabulary: AnyVocabulary, options: ExampleOptions, part: int = 0
 ) -> Sequences:
-    """The examples of these documents: duplication_factor passes, each with new segments and a new masking.
+    """Make the examples of these documents: duplication_factor passes, each with new segments and a new masking.
 
     part: the number of this block of documents in the corpus; with the seed it decides every random choice.
     """

@@ -51,7 +51,7 @@ class _Encoder:
         return hashlib.sha256(self.text).hexdigest()
 
     def cut(self, texts: Sequence[str]) -> List[Any]:
-        """What the library makes of each text, without special tokens: a text that writes "[SEP]" forges none."""
+        """Return the encodings of the texts; a text that contains "[SEP]" forges no special token."""
         self._tokenizer.encode_special_tokens = True
         return self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
 
@@ -138,7 +138,7 @@ def _untrained(model: Any, lower_case: bool) -> Tokenizer:
 
 
 def load_vocabulary(path: Union[str, Path], lower_case: bool = True) -> Vocabulary:
-    """Reads vocab.txt: one token a line, the id is the line's number from 0."""
+    """Read vocab.txt: one token per line, the id is the line's number from 0."""
     if not os.path.exists(path):
         raise ValueError(f"{path}: no such vocabulary; give a vocab.txt, or leave it out to train one on the corpus")
     try:
@@ -249,7 +249,7 @@ class TokenizerFile(_Encoder):
         return self._numbers.get(model.get("unk_token") or "") if found is None else found
 
     def as_packed(self) -> bytes:
-        """The file with the special tokens around its text that packs are made with: first A separator B separator.
+        """Return the file with the special tokens of packs around its text: first A separator B separator.
 
         The content as it is where the file says so already, and neither cuts nor pads.
         """
@@ -296,7 +296,7 @@ AnyVocabulary = Union[Vocabulary, TokenizerFile]
 
 
 def load_tokenizer(path: Union[str, Path]) -> TokenizerFile:
-    """Reads a tokenizer.json."""
+    """Read a tokenizer.json."""
     if not os.path.exists(path):
         raise ValueError(f"{path}: no such tokenizer; give a tokenizer.json")
     content = read_regular(Path(path), way_out="give a tokenizer.json", most_bytes=_MOST_BYTES)
@@ -304,11 +304,11 @@ def load_tokenizer(path: Union[str, Path]) -> TokenizerFile:
 
 
 def load_either(path: Union[str, Path], lower_case: bool = True) -> AnyVocabulary:
-    """A tokenizer.json, or any other name: a vocab.txt."""
+    """Read a tokenizer.json, or a vocab.txt under any other name."""
     return load_tokenizer(path) if Path(path).suffix == ".json" else load_vocabulary(path, lower_case)
 
 
 def vocabulary_in(folder: Union[str, Path]) -> Path:
-    """The file of a folder that holds its vocabulary; its vocab.txt where it has neither."""
+    """Return the file of a directory that holds its vocabulary: its vocab.txt if it has neither."""
     found = [Path(folder, name) for name in (VOCABULARY, TOKENIZER)]
     return next((path for path in found if path.exists()), found[0])

@@ -230,7 +230,7 @@ class HostEngine(Engine):
         return Gradients(result, found)
 
     def accumulate(self, batch: Batch, *, dropout: bool = True) -> StepResult:
-        """A step without its update: the gradients of the batch are added to those of the parameters."""
+        """Make a step without its update: add the gradients of the batch to those of the parameters."""
         start = time.perf_counter()
         return self._result(self._accumulate(batch, dropout).tolist(), batch, start)
 
@@ -305,7 +305,7 @@ class HostEngine(Engine):
         return numerics_of(self._config.engine, self._device)
 
     def _seed_dropout(self, micro_batch: int) -> None:
-        """What dropout draws follows from run.seed, the updates made, and the micro-batch among those of all processes.
+        """Seed dropout by run.seed, the updates made, and the number of the micro-batch over all processes.
 
         So nothing of it need be saved, and a run is the same in any number of processes.
         """

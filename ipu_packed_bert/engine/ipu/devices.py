@@ -28,7 +28,7 @@ class Device(NamedTuple):
 
 
 def find_device(config: Config, *, simulated: bool = True) -> Optional[Device]:
-    """The device that `config`, of any task, can have on this machine, None without one.
+    """Find the device that `config`, of any task, can use on this machine; return None without one.
 
     A simulated device that was asked for, by `engine.ipu_model` or PopTorch's environment variables, wins over
     hardware; one that nobody asked for is taken only where `engine.kind` is auto, no IPU at all is attached and
@@ -84,7 +84,7 @@ def _device_of_instance(config: Config, instance: Instance) -> Device:
 
 
 def _model_asked_by(config: Config) -> Optional[str]:
-    """What asks for a simulated device, None if nothing does."""
+    """Return the setting or variable that requests a simulated device, or None."""
     if _switched_on("POPTORCH_IPU_MODEL"):  # wins over the small one in PopTorch
         return "POPTORCH_IPU_MODEL"
     if _switched_on("POPTORCH_SMALL_IPU_MODEL"):
@@ -97,8 +97,7 @@ def _switched_on(variable: str) -> bool:
 
 
 def _fewer_attached(wanted: int) -> int:
-    """IPUs of the largest device that this process can attach, of those smaller than a device of `wanted` IPUs; 0
-    without any.
+    """Return the IPUs of the largest device below `wanted` IPUs that this process can attach, or 0.
 
     PopTorch only says whether there is a device of a number of IPUs; these numbers are powers of two.
     """
@@ -109,7 +108,7 @@ def _fewer_attached(wanted: int) -> int:
 
 
 def _too_few(config: Config, attached: int) -> str:
-    """What is wrong where fewer IPUs are attached than a configuration wants, and the way out."""
+    """Describe too few attached IPUs for a configuration, and the way out."""
     are = "1 IPU is" if attached == 1 else f"{attached} IPUs are"
     found = f"{config.path}: {are} attached, wanted are {_ipus_of(config)}"
     replicas = attached // config.placement.ipus_per_replica
@@ -122,7 +121,7 @@ def _too_few(config: Config, attached: int) -> str:
 
 
 def _ipus_of(config: Config) -> str:
-    """ "16 IPUs (4 x 4)": all replicas' IPUs, in words."""
+    """Describe the IPUs of all replicas, such as "16 IPUs (4 x 4)"."""
     placement = config.placement
     plural = "" if config.ipus == 1 else "s"
     return f"{config.ipus} IPU{plural} ({placement.replicas} x {placement.ipus_per_replica})"
@@ -147,7 +146,7 @@ class _Inventory(NamedTuple):
 
 
 def inventory(config: Config) -> _Inventory:
-    """Raises ValueError in one of several instances that poprun started."""
+    """Return the devices of this machine; raise ValueError in one of several instances that poprun started."""
     if find_instance(config).instances > 1:
         raise ValueError(f"{config.path}: poprun started several instances; the check is one process, without poprun")
     wanted = config.ipus

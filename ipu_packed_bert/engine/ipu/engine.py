@@ -133,14 +133,14 @@ class IpuEngine(Engine):
         self._restore()
 
     def _export(self, path: str, batch: Batch, tensors: Tuple[torch.Tensor, ...]) -> None:
-        """The training program into a file, and beside it what it was compiled for."""
+        """Write the training program to a file, and the facts that determine it beside the file."""
         with contextlib.suppress(FileNotFoundError):
             note_of(path).unlink()  # of a former program
         self._training.compileAndExport(path, *tensors, export_model=False)
         write_note(path, {**self._facts, **input_facts(batch)})
 
     def _load(self, path: str, batch: Batch) -> None:
-        """The training program from a file; weights are those of this process."""
+        """Load the training program from a file; the weights are those of this process."""
         refuse_another(path, {**self._facts, **input_facts(batch)})
         try:
             self._training.loadExecutable(path)
@@ -184,7 +184,7 @@ class IpuEngine(Engine):
         return outputs.numpy()
 
     def _infer(self, name: str, batch: Batch, fields: Optional[Tuple[str, ...]] = None) -> Tuple[Any, float]:
-        """Outputs of the inference program of this name, without dropout, and the seconds of its call."""
+        """Return the outputs of the inference program of this name, without dropout, and the seconds of its call."""
         iterations = self._iterations(name, batch, fields)
         tensors = self._tensors(batch, iterations, fields)
         hardware = self.device.kind == "ipu"
@@ -238,7 +238,7 @@ class IpuEngine(Engine):
     # -- batches ------------------------------------------------------------------------------------------------------
 
     def feed(self, batches: GlobalBatches):
-        """The same batches, read ahead by another process where the configuration wants it."""
+        """Return the same batches, read ahead by another process if the configuration says so."""
         if not self.config.engine.asynchronous_loading:
             return batches
         return BatchesAhead(batches, read_ahead=_read_ahead)
@@ -246,7 +246,7 @@ class IpuEngine(Engine):
     def _tensors(
         self, batch: Batch, micro_batches_per_replica: int, fields: Optional[Tuple[str, ...]] = None
     ) -> Tuple[torch.Tensor, ...]:
-        """This process's rows of a global batch, as PopTorch takes them: replica first, then time.
+        """Return the rows of this process in a global batch, as PopTorch takes them: replica first, then time.
 
         Replica r finds at time t the micro-batch r x accumulation + t, so the batch is passed on as it is. An update
         sums over all its rows: their order decides nothing.
@@ -317,7 +317,7 @@ class IpuEngine(Engine):
             self._optimizer.state_dict()
 
     def _parameters(self) -> Dict[str, torch.Tensor]:
-        """The host's copy."""
+        """Return the host's copy of the parameters."""
         return {name: plain(tensor) for name, tensor in self._network.named_parameters()}
 
     def _read_back(self) -> Optional[torch.Tensor]:
@@ -370,5 +370,5 @@ class IpuEngine(Engine):
 
 
 def _read_ahead(reader: Reader) -> Iterator[Tuple[torch.Tensor, ...]]:
-    """The reader's batches from a process of PopTorch's; three are kept ready."""
+    """Yield the reader's batches from a process of PopTorch's, which keeps three ready."""
     return iter(poptorch.AsynchronousDataAccessor(reader, buffer_size=3, load_indefinitely=True))

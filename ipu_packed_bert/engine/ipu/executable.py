@@ -42,7 +42,7 @@ def program_facts(
     instance: Instance,
     versions: Dict[str, str],
 ) -> Facts:
-    """What decides a training program of `task`, but for the shapes of its inputs.
+    """Return the facts that determine a training program of `task`, except the shapes of its inputs.
 
     `instance`: this process; `accumulation` and `betas`: as the packing factor leaves them.
     """
@@ -61,12 +61,12 @@ def program_facts(
 
 
 def input_facts(batch: Batch) -> Facts:
-    """The shapes of a batch, as :func:`program_facts`."""
+    """Return the shapes of a batch in the form of :func:`program_facts`."""
     return {f"input {name}": f"{array.dtype} {list(array.shape)}" for name, array in batch.items()}
 
 
 def note_of(executable: str) -> Path:
-    """The file that says what an executable was compiled for."""
+    """Return the file with the facts of an executable."""
     return Path(executable + ".json")
 
 

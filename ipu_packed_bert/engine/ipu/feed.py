@@ -66,7 +66,7 @@ class BatchesAhead:
         return self
 
     def __next__(self) -> Batch:
-        """Raises ValueError, in one line, where the other process has ended."""
+        """Return the next batch; raise ValueError if the other process has ended."""
         batches = self._batches
         try:
             if self._accessor is None:

@@ -18,7 +18,7 @@ _TYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
 def _common_options(config: Config, device: Device, instance: Instance, *, name: str) -> poptorch.Options:
-    """What training and evaluation share."""
+    """Return the options that training and evaluation share."""
     engine, placement = config.engine, config.placement
     if instance.distributed:
         options = poprun.options(placement.ipus_per_replica)
@@ -94,8 +94,7 @@ def _tune_backend(options: poptorch.Options) -> None:
 def evaluation_options(
     config: Config, device: Device, instance: Instance, *, iterations: int, name: str = "evaluation"
 ) -> poptorch.Options:
-    """Options of an inference program; the micro-batches of a call are device iterations, since nothing
-    accumulates.
+    """Return the options of an inference program, in which micro-batches are device iterations: nothing accumulates.
 
     name: evaluation, whose outputs are sums, or prediction, whose outputs are those of every row, in their order.
     """
@@ -108,8 +107,7 @@ def evaluation_options(
 
 
 def build_optimizer(program: Program, config: Config, *, betas: Tuple[float, float]) -> torch.optim.Optimizer:
-    """PopTorch's LAMB or AdamW with the parameter groups of every engine; constants are compiled in, the rate is
-    not."""
+    """Build PopTorch's LAMB or AdamW with the common parameter groups; all constants but the rate are compiled in."""
     settings, engine = config.optimizer, config.engine
     groups = parameter_groups(program.network.named_parameters(), weight_decay=settings.weight_decay)
     shared = dict(

@@ -46,7 +46,7 @@ def options(ipus_per_replica: int) -> Any:
 
 
 class Instance(NamedTuple):
-    """This process among those that poprun started; it has `replicas` of the run's replicas."""
+    """One of the processes that poprun started, with `replicas` of the run's replicas."""
 
     rank: int
     instances: int
@@ -54,12 +54,12 @@ class Instance(NamedTuple):
     distributed: bool  # poprun started it
 
     def own(self, path: str) -> str:
-        """What this instance alone writes in the place of a file or folder that all are told of."""
+        """Return the path that only this instance writes, in place of a file or directory that all instances name."""
         return path if self.instances == 1 else f"{path}-{self.rank}-of-{self.instances}"
 
 
 def find_instance(config: Config) -> Instance:
-    """Raises ValueError where poprun was asked for another number of replicas than the configuration."""
+    """Find this instance; raise ValueError if poprun was given another number of replicas than the configuration."""
     replicas = config.placement.replicas
     popdist = begun()
     if popdist is None:
@@ -86,7 +86,7 @@ class Instances(Ranks):
 
 
 def instances() -> Optional[Ranks]:
-    """The processes of the run, yet to meet; None where poprun started one."""
+    """Return the processes of the run, which have not met yet, or None if poprun started one."""
     popdist = begun()
     if popdist is None or popdist.getNumInstances() == 1:
         return None
@@ -98,7 +98,7 @@ _PORT = 29500
 
 
 def _meeting_point(rank: int, size: int, environment: Mapping[str, str] = os.environ) -> Any:
-    """A store of torch.distributed that all instances reach, at MASTER_ADDR; on one host that need not be said."""
+    """Connect to a store of torch.distributed that all instances reach, at MASTER_ADDR, which one host need not set."""
     import torch.distributed as dist
 
     # Open MPI, by which poprun starts processes, says how many it started in all and on this host.

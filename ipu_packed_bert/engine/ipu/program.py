@@ -20,8 +20,7 @@ from ipu_packed_bert.tasks.task import Task
 
 
 class _SerialisedProduct(nn.Module):
-    """As `model.bert.VocabularyProduct`, in `factor` parts of the vocabulary, one after the other in the same
-    memory."""
+    """`model.bert.VocabularyProduct` in `factor` parts of the vocabulary, one after the other in the same memory."""
 
     def __init__(self, factor: int):
         super().__init__()
@@ -79,7 +78,7 @@ class Program(nn.Module):
         self.network = network
 
     def forward(self, *fields) -> Tuple[torch.Tensor, ...]:
-        """The task's fields of a micro-batch, in their order."""
+        """Run the task's fields of a micro-batch, in their order."""
         loss, *sums = self.network(*fields)
         # The loss may be a sum of several, so it must be named; it is a scalar already.
         return (poptorch.identity_loss(loss, reduction="none"), *sums)
@@ -93,13 +92,13 @@ class Predictions(nn.Module):
         self.network = network
 
     def forward(self, *fields) -> torch.Tensor:
-        """The task's `prediction_fields` of a micro-batch, in their order -> what is predicted for each row."""
+        """Map the task's `prediction_fields` of a micro-batch, in their order, to the predictions of each row."""
         network: Any = self.network
         return network.predictions(*fields)
 
 
 def build_program(config: Config, task: Task, placement: Placement) -> Program:
-    """The network as PopTorch gets it, with its initial weights."""
+    """Build the network for PopTorch, with its initial weights."""
     network = build_network(task, config.run.seed, attention="eager")
     _adapt(network, config, task)
     _begin_blocks(network, placement)

@@ -10,8 +10,7 @@ from ipu_packed_bert.model.optimizer import MOMENTS
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy, float32 at least, that is a torch.Tensor and nothing more: a trained model's parameters are of PopTorch's
-    own class."""
+    """Copy a tensor as a plain torch.Tensor of at least float32; PopTorch's parameters have a class of their own."""
     wide = torch.promote_types(tensor.dtype, torch.float32)
     return torch.from_numpy(tensor.detach().to(wide).numpy().copy())
 
@@ -21,7 +20,7 @@ _MOMENTS = dict(zip(("Accl1", "Accl2"), MOMENTS))
 
 
 def _weight_of(key: str, names: Iterable[str]) -> Tuple[str, Optional[str]]:
-    """ "Accl1___model.network.bert.x" -> ("Accl1", "bert.x"); None where the rest ends in no parameter's name."""
+    """Split "Accl1___model.network.bert.x" into ("Accl1", "bert.x"); None if the rest ends in no parameter's name."""
     prefix, _, path = key.partition("___")
     parts = path.split(".")
     candidates = (".".join(parts[first:]) for first in range(len(parts)))
@@ -29,7 +28,7 @@ def _weight_of(key: str, names: Iterable[str]) -> Tuple[str, Optional[str]]:
 
 
 def moments(device: Dict[str, torch.Tensor], parameters: Dict[str, torch.Tensor]) -> Dict[str, Dict[str, torch.Tensor]]:
-    """The device's optimiser tensors -> {"exp_avg": {name: float32}, "exp_avg_sq": {name: float32}}."""
+    """Convert the optimiser tensors of the device to {"exp_avg": {name: float32}, "exp_avg_sq": {name: float32}}."""
     found: Dict[str, Dict[str, torch.Tensor]] = {moment: {} for moment in _MOMENTS.values()}
     for key, tensor in device.items():
         prefix, name = _weight_of(key, parameters)
