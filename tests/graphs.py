@@ -5,15 +5,13 @@ from typing import Any, List, Set
 from ipu_packed_bert.engine.host import engine as host
 
 
-def count_graphs(monkeypatch: Any, backend: str = "eager") -> List[Any]:
-    """Have torch.compile build its graphs by a backend that compiles no kernel; return the list that collects them."""
+def count_graphs(monkeypatch: Any) -> List[Any]:
+    """Have torch.compile run its graphs as they are, without kernels; return the list that collects them."""
     graphs: List[Any] = []
 
     def build(graph: Any, inputs: Any) -> Any:
-        from torch._dynamo.backends.registry import lookup_backend
-
         graphs.append(graph)
-        return lookup_backend(backend)(graph, inputs)
+        return graph.forward
 
     monkeypatch.setattr(host, "_BACKEND", build)
     return graphs
