@@ -5,13 +5,17 @@ from typing import Any, List, Set
 from ipu_packed_bert.engine.host import engine as host
 
 
-def count_graphs(monkeypatch: Any) -> List[Any]:
-    """Have torch.compile run its graphs as they are, without kernels; return the list that collects them."""
+def count_graphs(monkeypatch: Any, backend: str = "eager") -> List[Any]:
+    """Have torch.compile use a backend, by default one that runs graphs as they are; return the list of its graphs."""
     graphs: List[Any] = []
 
     def build(graph: Any, inputs: Any) -> Any:
         graphs.append(graph)
-        return graph.forward
+        if backend == "eager":
+            return graph.forward
+        from torch._dynamo.backends.registry import lookup_backend
+
+        return lookup_backend(backend)(graph, inputs)
 
     monkeypatch.setattr(host, "_BACKEND", build)
     return graphs
