@@ -278,6 +278,30 @@ def _windows(b: np.ndarray) -> np.ndarray:
     return sliding_window_view(padded, len(b))[::-1]
 
 
+def with_dearest_long(lengths: np.ndarray, prices: np.ndarray, max_sequence_length: int, depth: int) -> np.ndarray:
+    """Return prices of which no pack is worth more than 1, from these ones, float64 [lengths], non-decreasing.
+
+    Those of lengths up to half a pack are scaled. A pack has at most one longer sequence, which is worth what the best
+    companions leave of 1: no price could be higher. (Up to rounding; the certificate makes it exact.)
+    """
+    S = max_sequence_length
+    short = lengths <= S // 2
+    if not short.any():
+        return np.ones(len(lengths))
+    room = S - lengths[~short]
+    short_prices = prices[short]
+    if short_prices[0] == short_prices[-1]:  # all alike: as many as fit
+        shortest = int(lengths[0])
+        most = min(depth, S // shortest)
+        companions = np.minimum(depth - 1, room // shortest)
+        return np.concatenate([np.full(short.sum(), 1.0), most - companions]) / most
+    tables = _PackTables(lengths[short], short_prices, S, depth)
+    full_pack = np.array([S])
+    dearest = max(float(tables.value(depth, full_pack)[0]), _TOLERANCE)
+    long_prices = 1.0 - tables.value(depth - 1, room) / dearest
+    return np.concatenate([short_prices / dearest, long_prices])
+
+
 # ---- the programme over some strategies ------------------------------------------------------------------------------
 
 
@@ -558,6 +582,17 @@ class Programme:
             if not self._improve(prices):
                 break
         return replace(relaxation, bound=self.bound, prices=self.prices)
+
+    def solve_again(self, weights: np.ndarray, knots: np.ndarray) -> Relaxation:
+        """Solve as `solve_on` for other counts of the same lengths, with the strategies and prices so far.
+
+        Args:
+            weights: sequences of each length, float [lengths].
+            knots: indices of lengths, ascending.
+        """
+        self._weights = weights
+        self.bound = float(weights @ self.prices)
+        return self.solve_on(knots, lambda value, bound, prices: None)
 
     def _solve_coarse(self, progress: _Progress) -> Relaxation:
         """Solve for prices that are piecewise linear in the length, between knots.

@@ -9,8 +9,9 @@ from typing import Any, Optional
 import numpy as np
 
 from pack_data.cli.command import progress_bar
-from pack_data.solver.column_generation import FULL_ROWS, Programme, Relaxation, relax
+from pack_data.solver.column_generation import FULL_ROWS, Programme, Relaxation, relax, with_dearest_long
 from pack_data.solver.free_slots import Packs, count_packs
+from pack_data.solver.grid_programme import Shape
 from pack_data.solver.rounding import whole_packs
 from pack_data.solver.search import LONG_ROWS, FoundPacks
 
@@ -24,7 +25,9 @@ _KNOT_SLOTS = 1 << 18  # slots x depth up to which they take a second or two
 # lengths, nor is a gap of this share of the packs.
 _SMALL_FULL_GAP = 2
 _SMALL_FULL_GAP_SHARE = 2e-4
-_MAX_SECONDS = 8.0  # estimated for a programme in long rows, above which it is not begun
+_MAX_SECONDS = 8.0  # estimated for a programme over all lengths of long rows, above which a grid of lengths is used
+_MAX_TABLE = 1 << 20  # slots x depth up to which tables over all slots prove the prices of the grid
+_MAX_PROOF_STEPS = 1 << 33  # additions that their proof may take: seconds
 # In long rows a programme seldom leads to fewer packs at a gap below this share of the bound.
 _SMALL_GAP_SHARE = 1e-4
 _BOUND_ERROR = 1e-6  # of the bound of a programme in packs, beside its relative error
@@ -36,11 +39,12 @@ def improved(found: FoundPacks) -> FoundPacks:
     S = found.histogram.max_sequence_length
     if len(found.histogram.lengths) > _MANY_LENGTHS and S * found.deepest <= _KNOT_SLOTS:
         found = _on_knots(found)
-    if S > LONG_ROWS:
-        small_gap = found.gap <= max(1, _SMALL_GAP_SHARE * found.lower_bound)
-        if small_gap or found.programme_seconds > _MAX_SECONDS:
-            return found
+    long_rows = S > LONG_ROWS
+    if long_rows and found.gap <= max(1, _SMALL_GAP_SHARE * found.lower_bound):
+        return found
     if found.pays(found.programme_seconds):
+        if long_rows and found.programme_seconds > _MAX_SECONDS:
+            return _by_shape(found)
         found = _by_programme(found).mended()
     return found
 
@@ -64,11 +68,15 @@ def _by_programme(found: FoundPacks) -> FoundPacks:
     with _Progress(histogram.sequences, found.limits.until) as bar, contextlib.suppress(_TimeIsUp):
         relaxation = solve(exact=False)
         packs = _fewer(packs, relaxation, counts, depth, bar)
-        gap = count_packs(packs) - _target(relaxation)
+        target = _target(relaxation)
+        many_lengths = len(lengths) > _MANY_LENGTHS
+        if many_lengths and not relaxation.exact and count_packs(packs) - target > _SMALL_FULL_GAP:
+            packs = min(packs, Shape(counts, depth).packs(target, found.limits.until), key=count_packs)
+        gap = count_packs(packs) - target
         small_gap = 0.0
         if len(lengths) > _FEW_LENGTHS:
             small_gap = _SMALL_FULL_GAP
-        if len(lengths) > _MANY_LENGTHS:
+        if many_lengths:
             small_gap = max(small_gap, _SMALL_FULL_GAP_SHARE * count_packs(packs))
         if not relaxation.exact and gap > small_gap and len(lengths) <= FULL_ROWS:
             packs = _fewer(packs, solve(exact=True), counts, depth, bar)
@@ -91,6 +99,29 @@ def _on_knots(found: FoundPacks) -> FoundPacks:
         programme.solve_on(knots, bar.programme)
         bar.keep(programme.bound, programme.prices)
     return found if bar.prices is None else found.proved_by(bar.prices).mended()
+
+
+def _by_shape(found: FoundPacks) -> FoundPacks:
+    """Return packs and prices of the linear programme on a grid of lengths."""
+    histogram = found.histogram
+    depth = found.deepest
+    lengths = histogram.lengths
+    S = histogram.max_sequence_length
+    shape = Shape(histogram.counts, depth)
+    # One short sequence must not make the tables too deep: then the shortest, one pack at most, are worth nothing.
+    priced = np.cumsum(lengths * histogram.counts[lengths]) > S
+    if S * depth <= _MAX_TABLE:
+        priced[:] = True
+    deepest = min(depth, S // int(lengths[priced].min(initial=S)))
+    if S * deepest <= _MAX_TABLE:
+        prices = np.zeros(len(lengths))
+        grid_prices = shape.prices(lengths[priced])
+        prices[priced] = with_dearest_long(lengths[priced], grid_prices, S, deepest)
+        found = found.proved_by(prices, _MAX_PROOF_STEPS).mended()
+    if found.gap > 0:
+        packs = shape.packs(found.lower_bound, found.limits.until)
+        found = found.with_fewer(packs).mended()
+    return found
 
 
 class _TimeIsUp(Exception):

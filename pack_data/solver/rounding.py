@@ -60,7 +60,7 @@ def _fill(strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray) -> Tu
         runs_of_rows[row].append(run)
     filled: Packs = []
     for row_runs, total in zip(runs_of_rows, repeats.tolist()):
-        filled += _merge_runs(row_runs, total)
+        filled += merge_runs(row_runs, total)
     return filled, left
 
 
@@ -88,7 +88,7 @@ def _follow(
                 left[near] -= count
             runs.append(run[::-1] if position % 2 else run)
 
-        for lengths, count in _merge_runs(runs, wanted) if runs else [((), wanted)]:
+        for lengths, count in merge_runs(runs, wanted) if runs else [((), wanted)]:
             room = S - sum(lengths)
             wished = sum(slots) - sum(lengths)
             worth = prices[list(lengths)].sum() + prices  # of the pack, by the length in its last slot
@@ -127,7 +127,7 @@ def _nearest_in_rank(counts: np.ndarray, length: int, wanted: int) -> _Run:
     return list(zip((near + first).tolist(), taken[near].tolist()))
 
 
-def _merge_runs(runs: List[_Run], total: int) -> Packs:
+def merge_runs(runs: List[_Run], total: int) -> Packs:
     """Return `total` packs from a run of lengths for each slot; a short run leaves its slot empty in the last packs."""
     ends = {0, total}
     slots = []

@@ -180,7 +180,7 @@ class FoundPacks(NamedTuple):
         """Return the estimated seconds for so many strategies of `fill_exactly`, at all depths it tries."""
         return strategies * SECONDS_PER_STRATEGY * len(depths_tried(self.histogram.counts, self.limits.depth))
 
-    def _with_fewer(self, packs: Packs) -> FoundPacks:
+    def with_fewer(self, packs: Packs) -> FoundPacks:
         """Return these packs if they are fewer, else those so far, with the same proof."""
         return self._replace(packs=min(self.packs, packs, key=count_packs))
 
@@ -196,12 +196,12 @@ class FoundPacks(NamedTuple):
             seconds = min(most_seconds, self._patience, _MAX_SECONDS_OF_MENDING)
             most_strategies = seconds / self._filling_seconds(1)
         packs = mend(self.packs, prices, self.limits.depth, self.lower_bound, most_strategies, self.limits.until)
-        return self._with_fewer(packs)
+        return self.with_fewer(packs)
 
-    def proved_by(self, prices: np.ndarray) -> FoundPacks:
+    def proved_by(self, prices: np.ndarray, most_steps: float = math.inf) -> FoundPacks:
         """Return the same packs with the bound of these prices, in whole numbers, if it is higher.
 
-        prices: float64 by length that occurs.
+        prices: float64 by length that occurs. most_steps: additions that the proof may take.
         """
         S = self.histogram.max_sequence_length
         limit = self.limits.max_sequences_per_pack
@@ -211,6 +211,8 @@ class FoundPacks(NamedTuple):
         for units in {_PRICE_UNITS: None, _small_units(prices): None}:
             rounded = np.floor(prices * units) if units == _PRICE_UNITS else np.floor(prices * units + 0.5)
             whole = rounded.astype(np.int64).tolist()
+            if S * len(set(whole)) * min(S, limit or 1) > most_steps:
+                continue
             denominator = max(1, best_pack_value(lengths, whole, S, limit))
             worth = Fraction(sum(count * price for count, price in zip(counts, whole)), denominator)
             # With very many sequences rounded prices may prove less than those of the certificate so far.
@@ -244,7 +246,7 @@ def found_quickly(histogram: LengthHistogram, limits: Limits) -> FoundPacks:
     bound = found.lower_bound
     slots_to_spare = bound * histogram.max_sequence_length > _SLOTS_TO_SPARE * histogram.tokens
     if limits._binding and slots_to_spare and histogram.sequences > _MIN_SEATS_TAKEN * limits.depth * bound:
-        found = found._with_fewer(fill_evenly(histogram.counts, limits.depth))
+        found = found.with_fewer(fill_evenly(histogram.counts, limits.depth))
 
     # In short rows the programme leads further than all other steps: if it pays, they take no longer than it would.
     most_seconds = math.inf
@@ -252,5 +254,5 @@ def found_quickly(histogram: LengthHistogram, limits: Limits) -> FoundPacks:
         most_seconds = found.programme_seconds
     filling = found._filling_seconds(len(found.packs))
     if filling <= most_seconds and found.pays(filling):
-        found = found._with_fewer(fill_exactly(histogram.counts, limits.depth, found.lower_bound))
+        found = found.with_fewer(fill_exactly(histogram.counts, limits.depth, found.lower_bound))
     return found.mended(most_seconds)

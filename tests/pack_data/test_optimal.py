@@ -190,6 +190,21 @@ def test_prices_on_knots_account_for_scarce_short_sequences():
     )
 
 
+@pytest.mark.parametrize("depth", [2, 3, 5, 9])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_grid_packs_everything_and_its_prices_prove_a_bound(depth, seed, monkeypatch):
+    # The way of rows beyond 2,048 slots, at a size that the exhaustive tests and the full programme reach.
+    histogram = synthetic_histogram(f"lognormal:mean=90,max=300,n=3000,seed={seed}")
+    full = optimal.pack(histogram, max_sequences_per_pack=depth)
+    monkeypatch.setattr(programmes, "LONG_ROWS", 64)
+    monkeypatch.setattr(programmes, "_MANY_LENGTHS", 16)
+    monkeypatch.setattr(programmes, "relax", None)
+    packing = optimal.pack(histogram, max_sequences_per_pack=depth)
+    packing.check(histogram)
+    assert prove(packing).lower_bound == packing.lower_bound <= full.packs
+    assert packing.packs <= 1.005 * full.packs and packing.lower_bound >= 0.995 * full.lower_bound
+
+
 def test_one_short_sequence_costs_the_bound_next_to_nothing():
     lengths = np.rint(np.random.default_rng(0).lognormal(np.log(4096), 0.1, 5_000)).astype(np.int64).clip(1, 8192)
     without, with_one = (
