@@ -28,55 +28,51 @@ _GROUPS: Dict[str, Dict[str, Command]] = {
     "data": {
         "pack": Command(
             "ipu_packed_bert.commands.pack",
-            "packs a histogram of lengths; --packer NAME, optimal unless told otherwise",
+            "pack a histogram of lengths; --packer NAME (default optimal)",
         ),
-        "build": Command("pack_data.building.command", "text, or sequences made elsewhere, to a packed data set"),
-        "verify": Command("pack_data.inspection.verify_command", "reads a data set or a packing again and proves it"),
-        "convert": Command("pack_data.building.convert", "one file format to another, and packs back to sequences"),
-        "compare": Command("pack_data.inspection.compare", "every packer on one histogram, side by side"),
+        "build": Command("pack_data.building.command", "build a packed data set from text or tokenised sequences"),
+        "verify": Command("pack_data.inspection.verify_command", "read a data set or a packing again and prove it"),
+        "convert": Command("pack_data.building.convert", "convert between file formats, and packs back to sequences"),
+        "compare": Command("pack_data.inspection.compare", "compare all packers on one histogram"),
         "stream": Command(
-            "pack_data.stream.command", "packs a stream with a bounded buffer: gap, waiting times and speed"
+            "pack_data.stream.command", "pack a stream with a bounded buffer: gap, waiting times and speed"
         ),
     },
     "training": {
         "pretrain": Command(
             "ipu_packed_bert.commands.pretrain",
-            "trains a BERT on a packed data set, and builds that where it is missing",
+            "train a BERT on a packed data set, and build the data set if it is missing",
         ),
         "finetune": Command(
-            "ipu_packed_bert.commands.finetune", "fine-tunes a trained BERT on packs: questions, texts"
+            "ipu_packed_bert.commands.finetune", "fine-tune a trained BERT on packs: questions, texts, words"
         ),
         "predict": Command(
-            "ipu_packed_bert.commands.predict", "answers a file's records with a fine-tuned model, packed"
+            "ipu_packed_bert.commands.predict", "predict the records of a file with a fine-tuned model, packed"
         ),
-        "export": Command(
-            "ipu_packed_bert.commands.export", "a run to a Hugging Face folder, and such a folder to a run"
-        ),
+        "export": Command("ipu_packed_bert.commands.export", "convert a run to a Hugging Face directory, and back"),
         "check-model": Command(
             "ipu_packed_bert.commands.check_model",
-            "whether a Hugging Face model keeps the examples of a packed row apart",
+            "check that a Hugging Face model keeps the examples of a packed row apart",
         ),
     },
     "looking": {
         "look": Command(
-            "ipu_packed_bert.commands.look", "one HTML page of a histogram, a packed data set or a run, with pictures"
+            "ipu_packed_bert.commands.look", "show a histogram, a packed data set or a run, also as an HTML page"
         ),
-        "benchmark": Command(
-            "ipu_packed_bert.commands.benchmark", "sequences per second on this machine, packed over unpacked"
-        ),
+        "benchmark": Command("ipu_packed_bert.commands.benchmark", "measure the speed-up of packing on this machine"),
         "report": Command(
             "ipu_packed_bert.report.command",
-            "cycles, overhead and speed-up on an IPU, from the cycle model or from runs",
+            "report cycles, overhead and speed-up on an IPU, from the cycle model or from runs",
         ),
     },
     "IPU": {
         "plan": Command(
             "ipu_packed_bert.commands.plan",
-            "what a configuration would run and where, and whether it fits; no device needed",
+            "describe what a configuration would run, where, and whether it fits; needs no device",
         ),
         "ipu-check": Command(
             "ipu_packed_bert.commands.ipu_check",
-            "the first day on IPUs: compiles, runs ten updates, compares them with the plan",
+            "compile, make ten updates on IPUs, and compare them with the plan",
         ),
     },
 }

@@ -65,7 +65,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog=typed("look"),
-        description="Shows how long sequences are and what packing them brings, or a packed data set, or a run.\n\n"
+        description="Show the lengths of sequences and the gain of packing, or a packed data set, or a run.\n\n"
         "Without an output option, it prints a summary. --html writes one self-contained page: for lengths, how a\n"
         "packing fills its packs, the padding by depth and packer, the proof that no packing is better, and a pack\n"
         "with its attention mask; for a run, losses, throughput and the padding saved.\n\n"

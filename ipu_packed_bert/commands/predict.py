@@ -1,4 +1,4 @@
-"""Answers every record of a file with a fine-tuned model, packed; one line of JSON for each, in the file's order.
+"""Predict every record of a file with a fine-tuned model, packed: one line of JSON per record, in file order.
 
 RUN is the folder of a fine-tuning run, whose model/ answers with the run's settings, or a Hugging Face folder of a
 fine-tuned model.  FILE has the form that the task learns from; labels in it are read with --score alone:

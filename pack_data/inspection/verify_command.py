@@ -17,7 +17,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Verify what the first argument names and print what was proved."""
     parser = ArgumentParser(
         prog=typed("verify"),
-        description="Reads a packed data set again and proves that every sequence is in it exactly once.\n\n"
+        description="Read a packed data set again and prove that every sequence is in it exactly once.\n\n"
         "Given a recipe (the file that `python -m pack_data.optimal --out` writes) instead of a data set, proves the\n"
         "recipe's lower bound in exact arithmetic and, with --histogram, that it packs exactly those sequences.\n"
         "pack_data/packing/checker.py does the same without any package, in about 200 lines.",
