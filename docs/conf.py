@@ -36,7 +36,9 @@ myst_heading_anchors = 3
 def prepare(app: Any, name: str, source: List[str]) -> None:
     """Link the files of the root that are pages here, and take out comments."""
     text = source[0]
-    text = re.sub(r"\]\((\.\./)+CONTRIBUTING\.md", f"]({'../' * name.count('/')}contributing.md", text)
+    text = re.sub(
+        r"\]\((\.\./)+CONTRIBUTING\.md", f"]({'../' * name.count('/')}contributing.md", text
+    )
     text = re.sub(r"\]\((\.\./)+CHANGELOG\.md", f"]({'../' * name.count('/')}changelog.md", text)
     # Marks of blocks are for docs/run_blocks.py; as many lines stay.
     source[0] = re.sub(r"(?ms)^ *<!--.*?-->$", lambda found: "\n" * found[0].count("\n"), text)

@@ -38,7 +38,16 @@ from pack_data.display.table import markdown
 from pack_data.reading.fields import one_line
 
 _ATTENTIONS = ("eager", "sdpa", NAME)
-_LENGTHS = (3, 12, 2, 2, 2, 12, 5, 20)  # beyond every window of the tiny models, and within their positions in all
+_LENGTHS = (
+    3,
+    12,
+    2,
+    2,
+    2,
+    12,
+    5,
+    20,
+)  # beyond every window of the tiny models, and within their positions in all
 _POSITIONS = 64  # of the tiny models
 _TOLERANCE = 1e-5  # of the loss of a token, over the largest
 
@@ -48,7 +57,9 @@ class _Verdict(NamedTuple):
 
     plain: str
     ones: str  # with an all-ones attention_mask
-    error: float = 0.0  # largest difference of a token's loss from that of its example alone, over the largest
+    error: float = (
+        0.0  # largest difference of a token's loss from that of its example alone, over the largest
+    )
     why: str = ""  # it is refused; else what keeps examples apart
 
     def wrong(self, attention: str) -> bool:
@@ -71,7 +82,9 @@ def _losses_of(logits: torch.Tensor, labels: torch.Tensor, masked: bool) -> torc
     """Return the losses of the predicted tokens of a row: logits [1, tokens, vocabulary], labels [1, tokens]."""
     if masked:
         return F.cross_entropy(logits[0].float(), labels[0], reduction="none")
-    return F.cross_entropy(logits[0, :-1].float(), labels[0, 1:], reduction="none")[labels[0, 1:] != -100]
+    return F.cross_entropy(logits[0, :-1].float(), labels[0, 1:], reduction="none")[
+        labels[0, 1:] != -100
+    ]
 
 
 def _judged(found: torch.Tensor, expected: torch.Tensor) -> Tuple[str, float]:
@@ -79,12 +92,16 @@ def _judged(found: torch.Tensor, expected: torch.Tensor) -> Tuple[str, float]:
     return "right" if error <= _TOLERANCE else "wrong", error
 
 
-def measure(name: str, attentions: Sequence[str] = _ATTENTIONS, seed: int = 0) -> Dict[str, _Verdict]:
+def measure(
+    name: str, attentions: Sequence[str] = _ATTENTIONS, seed: int = 0
+) -> Dict[str, _Verdict]:
     """Return the verdicts by attention; raise LeftOut if there is no such model, or it needs more than token ids."""
     masked = families()[name].masked
     reference = build(name, seed=seed)
     draw = np.random.default_rng(seed)
-    examples = [{"input_ids": draw.integers(2, VOCABULARY, length)} for length in _LENGTHS]  # 0 or 1 may be padding
+    examples = [
+        {"input_ids": draw.integers(2, VOCABULARY, length)} for length in _LENGTHS
+    ]  # 0 or 1 may be padding
     for example in examples if masked else ():
         example["labels"] = example["input_ids"]
     ids = np.concatenate([example["input_ids"] for example in examples])
@@ -92,7 +109,9 @@ def measure(name: str, attentions: Sequence[str] = _ATTENTIONS, seed: int = 0) -
     kept = copy.deepcopy(reference)
     try:
         with torch.no_grad():
-            expected = torch.cat([_losses_of(reference(each).logits, each, masked) for each in rows])
+            expected = torch.cat(
+                [_losses_of(reference(each).logits, each, masked) for each in rows]
+            )
             again = torch.cat([_losses_of(reference(each).logits, each, masked) for each in rows])
     except Exception as error:  # any code of any family
         raise LeftOut(f"model(input_ids) fails: {_words(error)}") from None
@@ -106,7 +125,9 @@ def measure(name: str, attentions: Sequence[str] = _ATTENTIONS, seed: int = 0) -
             inputs = PaddingFreeCollator(model)(examples)
             labels = torch.from_numpy(ids)[None] if masked else inputs["labels"]
             with torch.no_grad():
-                plain, difference = _judged(_losses_of(logits_of(model, inputs), labels, masked), expected)
+                plain, difference = _judged(
+                    _losses_of(logits_of(model, inputs), labels, masked), expected
+                )
         except ValueError as error:
             found[attention] = _Verdict("refused", "refused", why=one_line(error, 1000))
             continue
@@ -119,7 +140,9 @@ def measure(name: str, attentions: Sequence[str] = _ATTENTIONS, seed: int = 0) -
                 ones = _judged(_losses_of(logits_of(model, given), labels, masked), expected)[0]
         except Exception:  # an error is no silence
             ones = "refused"
-        found[attention] = _Verdict(plain, ones, difference, choice.boundaries + " and seq_idx" * choice.seq_idx)
+        found[attention] = _Verdict(
+            plain, ones, difference, choice.boundaries + " and seq_idx" * choice.seq_idx
+        )
     return found
 
 
@@ -134,7 +157,11 @@ class _Run(NamedTuple):
     left_out: Dict[str, str]  # family -> why
 
     def wrong(self) -> int:
-        return sum(each.wrong(attention) for found in self.verdicts.values() for attention, each in found.items())
+        return sum(
+            each.wrong(attention)
+            for found in self.verdicts.values()
+            for attention, each in found.items()
+        )
 
     def counts(self) -> List[str]:
         """Return the numbers of families, variants and verdicts, without and with an all-ones mask."""
@@ -144,7 +171,9 @@ class _Run(NamedTuple):
         for which in (0, 1):
             for attention in _ATTENTIONS:
                 words = [each[attention][which] for each in self.verdicts.values()]
-                row.append(", ".join(str(words.count(word)) for word in ("right", "refused", "wrong")))
+                row.append(
+                    ", ".join(str(words.count(word)) for word in ("right", "refused", "wrong"))
+                )
         return row
 
 
@@ -169,15 +198,35 @@ def _reason(verdict: _Verdict) -> str:
 def _page(runs: Sequence[_Run]) -> str:
     """Return the page in Markdown: the counts, one line per family, and the families left out."""
     titles = ["ours" if attention == NAME else attention for attention in _ATTENTIONS]
-    heads = ["Transformers", "families", "variants", *titles, *(f"{title}, all-ones mask" for title in titles)]
+    heads = [
+        "Transformers",
+        "families",
+        "variants",
+        *titles,
+        *(f"{title}, all-ones mask" for title in titles),
+    ]
     parts = ["Right, refused, wrong:", markdown(heads, [run.counts() for run in runs])]
     parts.append("Each family, without and with an all-ones mask:")
-    heads = ["family", *(f"{title}, {run.version}" for run in runs for title in titles), "ours is refused because of"]
+    heads = [
+        "family",
+        *(f"{title}, {run.version}" for run in runs for title in titles),
+        "ours is refused because of",
+    ]
     rows = []
     for name in dict.fromkeys(name for run in runs for name in run.verdicts):
-        found = [run.verdicts[name][a] if name in run.verdicts else None for run in runs for a in _ATTENTIONS]
-        reasons = [_reason(each) for each in found[len(titles) - 1 :: len(titles)] if each and each.plain != "right"]
-        rows.append([name, *("-" if each is None else each.cell() for each in found), "".join(reasons[-1:])])
+        found = [
+            run.verdicts[name][a] if name in run.verdicts else None
+            for run in runs
+            for a in _ATTENTIONS
+        ]
+        reasons = [
+            _reason(each)
+            for each in found[len(titles) - 1 :: len(titles)]
+            if each and each.plain != "right"
+        ]
+        rows.append(
+            [name, *("-" if each is None else each.cell() for each in found), "".join(reasons[-1:])]
+        )
     parts.append(markdown(heads, rows))
     for run in runs:
         names: Dict[str, List[str]] = {}
@@ -189,10 +238,21 @@ def _page(runs: Sequence[_Run]) -> str:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(description="Which families are right in padding-free rows, as Markdown.")
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help="such as llama or 'bert, masked'; default: all")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the verdicts here as well, as JSON")
-    parser.add_argument("--with", dest="other", type=Path, metavar="FILE", help="what --out wrote elsewhere")
+    parser = argparse.ArgumentParser(
+        description="Which families are right in padding-free rows, as Markdown."
+    )
+    parser.add_argument(
+        "families",
+        nargs="*",
+        metavar="FAMILY",
+        help="such as llama or 'bert, masked'; default: all",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the verdicts here as well, as JSON"
+    )
+    parser.add_argument(
+        "--with", dest="other", type=Path, metavar="FILE", help="what --out wrote elsewhere"
+    )
     options = parser.parse_args(arguments)
     # Warnings of Transformers about tiny models are no news here.
     transformers: Any = __import__("transformers")
@@ -214,11 +274,17 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     runs = [run]
     if options.other:
         version, verdicts, left_out = json.loads(options.other.read_text(encoding="utf-8")).values()
-        made = {name: {a: _Verdict(*each) for a, each in found.items()} for name, found in verdicts.items()}
+        made = {
+            name: {a: _Verdict(*each) for a, each in found.items()}
+            for name, found in verdicts.items()
+        }
         runs = [_Run(version, made, left_out), run]
     print(_page(runs))
     errors = [each.error for one in runs for by in one.verdicts.values() for each in by.values()]
-    right, wrong = max((each for each in errors if each <= _TOLERANCE), default=0.0), sum(map(_Run.wrong, runs))
+    right, wrong = (
+        max((each for each in errors if each <= _TOLERANCE), default=0.0),
+        sum(map(_Run.wrong, runs)),
+    )
     print(f"\nRight up to {right:.0e} of the largest loss; wrong without an error: {wrong}")
     return 1 if wrong else 0
 
@@ -235,24 +301,45 @@ _SIZES: List[Tuple[Any, Optional[int]]] = [
     for size, pattern in (
         (None, r"_index$|_ids?$|patch_size|image_size|^num_channels$|^head_ratio$"),
         (VOCABULARY, r"vocab"),
-        (-1, r"^(num_)?((en|de)coder_|hidden_)?layers(_per_stack)?$|^n_layers?$|^depth$"),  # as many as are kept
-        (1, r"max_window_layers|first_k_dense|dense_layers|layer_start|n?_groups?$|shared_(layer|expert)s|^zero_exp"),
+        (
+            -1,
+            r"^(num_)?((en|de)coder_|hidden_)?layers(_per_stack)?$|^n_layers?$|^depth$",
+        ),  # as many as are kept
+        (
+            1,
+            r"max_window_layers|first_k_dense|dense_layers|layer_start|n?_groups?$|shared_(layer|expert)s|^zero_exp",
+        ),
         (16, r"^qk_head_dim$"),
-        (8, r"_d_head|head_?dim|head_size|^d_(head|kv)$|kv_channels|dim_head|^qk_\w+_dim|_rank$|state(_size)?$|lowra"),
+        (
+            8,
+            r"_d_head|head_?dim|head_size|^d_(head|kv)$|kv_channels|dim_head|^qk_\w+_dim|_rank$|state(_size)?$|lowra",
+        ),
         (1, r"(kv|key_value)_heads$|kv_n_heads"),
         (4, r"rotary_dim|index_topk|mamba\w*_heads|experts$"),
         (2, r"heads?$|heads_per_layer|query_groups|experts_per_tok|top_?k(_experts)?$|moe_k$"),
         (_WINDOW, r"window|attention_chunk_size|local_attention$|rel_extent"),
         (8, r"chunk_size$|chunk_length$|block_size$"),
-        (32, r"intermediate_size|ffn_(dim|hidden)|n_inner|d_(ff|inner|ssm)$|^dff|dim_ff|feed_forward|^hidden_dim|mlp_"),
-        (16, r"hidden_size|d_model|n_embd|emb\w*_size|^dim$|lru_width|prediction_head|bottleneck|_dims?$|put_size$"),
+        (
+            32,
+            r"intermediate_size|ffn_(dim|hidden)|n_inner|d_(ff|inner|ssm)$|^dff|dim_ff|feed_forward|^hidden_dim|mlp_",
+        ),
+        (
+            16,
+            r"hidden_size|d_model|n_embd|emb\w*_size|^dim$|lru_width|prediction_head|bottleneck|_dims?$|put_size$",
+        ),
         (_POSITIONS, r"positions?(_embeddings)?$|max_seq_len|context_length|image_seq"),
     )
 ]
 
 
 # What is not left to its default, where that is none.
-_NEEDED = ("vocab_size", "head_dim", "num_key_value_heads", "num_experts_per_tok", "n_shared_experts")
+_NEEDED = (
+    "vocab_size",
+    "head_dim",
+    "num_key_value_heads",
+    "num_experts_per_tok",
+    "n_shared_experts",
+)
 
 
 class _Family(NamedTuple):
@@ -271,7 +358,10 @@ def families() -> Dict[str, _Family]:
 
     found = {}
     for masked, kinds in enumerate(
-        (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+        (
+            modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+            modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        )
     ):
         for kind in kinds:
             found[kind + ", masked" * masked] = _Family(kind, bool(masked), {})
@@ -284,8 +374,15 @@ def families() -> Dict[str, _Family]:
 
 def _tiny(config: Any, causal: bool) -> Any:
     """Return settings that make this configuration, and the configurations inside it, tiny."""
-    fields = {name: value for name, value in vars(config).items() if name[0] != "_" and not name.endswith("2label")}
-    layers = next((fields[name] for name in ("num_hidden_layers", "num_layers", "n_layer") if name in fields), 0)
+    fields = {
+        name: value
+        for name, value in vars(config).items()
+        if name[0] != "_" and not name.endswith("2label")
+    }
+    layers = next(
+        (fields[name] for name in ("num_hidden_layers", "num_layers", "n_layer") if name in fields),
+        0,
+    )
     per_layer = {}
     for name, value in fields.items():
         if isinstance(value, (list, tuple)) and len(value) == layers > 1 and "idx" not in name:
@@ -303,14 +400,20 @@ def _tiny(config: Any, causal: bool) -> Any:
         elif name in per_layer:
             size = _size_of(name)
             values = [value[layer] for layer in kept]
-            settings[name] = [min(each, size) if size and type(each) is int else each for each in values]
+            settings[name] = [
+                min(each, size) if size and type(each) is int else each for each in values
+            ]
         else:
             settings[name] = _tiny_value(name, value, len(kept))
     settings.update(_SPECIAL.get(config.model_type, {}))
     if type(settings.get("kv_lora_rank")) is int:
         # The keys of all heads come from one.
         settings["num_key_value_heads"] = settings["num_attention_heads"]
-    return {name: value for name, value in settings.items() if name not in fields or value is not fields[name]}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in fields or value is not fields[name]
+    }
 
 
 def _size_of(name: str) -> Optional[int]:
@@ -323,7 +426,11 @@ def _tiny_value(name: str, value: Any, layers: int) -> Any:
     if name.endswith("token_id"):
         if name.startswith("pad") and value is not None:
             return min(value, 1)
-        return 1 if value is not None and (not isinstance(value, int) or value >= VOCABULARY) else value
+        return (
+            1
+            if value is not None and (not isinstance(value, int) or value >= VOCABULARY)
+            else value
+        )
     if type(value) is float and re.search("drop|jitter", name):
         return 0.0
     if type(value) is float and "softcap" in name:
@@ -345,7 +452,9 @@ def _made(config: Any, settings: Dict[str, Any]) -> Any:
     return type(config)(**given)
 
 
-def build(name: str, *, attention: str = "eager", dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+def build(
+    name: str, *, attention: str = "eager", dtype: torch.dtype = torch.float32, seed: int = 0
+) -> Any:
     """Build a model of the family, with weights so large that attention changes the logits.
 
     Raises LeftOut if the installed Transformers cannot build it.
@@ -361,14 +470,21 @@ def build(name: str, *, attention: str = "eager", dtype: torch.dtype = torch.flo
         config = _made(config, {**_tiny(config, not family.masked), **family.settings})
         if family.masked and config.is_encoder_decoder:
             raise LeftOut("encoder and decoder")
-        with torch.device("meta"), contextlib.suppress(NotImplementedError):  # models that read values
-            count = sum(each.numel() for each in auto.from_config(config, attn_implementation=attention).parameters())
+        with torch.device("meta"), contextlib.suppress(
+            NotImplementedError
+        ):  # models that read values
+            count = sum(
+                each.numel()
+                for each in auto.from_config(config, attn_implementation=attention).parameters()
+            )
         if count > _MOST:
             raise LeftOut(f"not tiny: {count:,} parameters")
         model = auto.from_config(config, attn_implementation=attention).to(dtype).eval()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(torch.randn(parameter.shape, dtype=torch.float64).to(parameter.dtype) * 0.3)
+                parameter.add_(
+                    torch.randn(parameter.shape, dtype=torch.float64).to(parameter.dtype) * 0.3
+                )
     except LeftOut:
         raise
     except Exception as error:  # any code of any family

@@ -48,14 +48,22 @@ def setting_sections() -> Dict[str, Dict[str, Section]]:
         tasks.setdefault(task.settings, []).append(name)
     fine_tuning: Dict[str, Section] = {}
     for kind, names in tasks.items():
-        own = [setting for key, setting in settings_of("finetune", kind).items() if key.startswith("task.")]
+        own = [
+            setting
+            for key, setting in settings_of("finetune", kind).items()
+            if key.startswith("task.")
+        ]
         fine_tuning[f"task ({', '.join(names)})"] = Section(_doc(kind), own)
     others = {
         key: setting
         for key, setting in settings_of("finetune").items()
-        if not key.startswith("task.") and (key not in pretraining or pretraining[key].default != setting.default)
+        if not key.startswith("task.")
+        and (key not in pretraining or pretraining[key].default != setting.default)
     }
-    return {"pre-training": _by_section(pretraining), "fine-tuning": {**fine_tuning, **_by_section(others)}}
+    return {
+        "pre-training": _by_section(pretraining),
+        "fine-tuning": {**fine_tuning, **_by_section(others)},
+    }
 
 
 def _by_section(settings: Mapping[str, Setting]) -> Dict[str, Section]:
@@ -94,7 +102,11 @@ def settings_tables(sections: Mapping[str, Section]) -> str:
         lines += ["", f"### {name}", "", section.meaning.replace("``", "`"), ""]
         lines += ["| setting | type | default | meaning |", "| --- | --- | --- | --- |"]
         for setting in section.settings:
-            cells = [f"`{setting.name}`", _type(setting.kind, setting.rule), f"`{shown(setting.default)}`"]
+            cells = [
+                f"`{setting.name}`",
+                _type(setting.kind, setting.rule),
+                f"`{shown(setting.default)}`",
+            ]
             lines.append("| " + " | ".join([*cells, setting.meaning.replace("|", "\\|")]) + " |")
     return "\n".join(lines) + "\n"
 
@@ -110,7 +122,12 @@ def _type(kind: Any, rule: Any) -> str:
         return f"list: {_type(arguments[0], rule)}{null}"
     if rule.choices:
         return ", ".join(f"`{choice}`" for choice in rule.choices) + null
-    bounds = [("from", rule.minimum), ("above", rule.above), ("to", rule.maximum), ("below", rule.below)]
+    bounds = [
+        ("from", rule.minimum),
+        ("above", rule.above),
+        ("to", rule.maximum),
+        ("below", rule.below),
+    ]
     words = [f"{word} {bound:,}" for word, bound in bounds if bound is not None]
     return " ".join([_TYPES[kind], *words]) + null
 
@@ -134,7 +151,9 @@ def help_of(typed: str, main: Any, *words: str) -> str:
     out = io.StringIO()
     first = typed.split()[0 if main is packed_bert.main else -1]
     environment = mock.patch.dict("os.environ", {"COLUMNS": "120", "NO_COLOR": "1"})
-    with mock.patch.object(sys, "argv", [first, *words]), environment, contextlib.redirect_stdout(out):
+    with mock.patch.object(sys, "argv", [first, *words]), environment, contextlib.redirect_stdout(
+        out
+    ):
         for option in ("--help", "--help-all"):
             if option == "--help" or "--help-all" in out.getvalue():
                 out.seek(out.truncate(0))
@@ -146,14 +165,18 @@ def help_of(typed: str, main: Any, *words: str) -> str:
 def options_page() -> str:
     """Return the help of every command, experiment and example in Markdown, with a heading for each."""
     commands = {f"packed-bert {name}": (packed_bert.main, name) for name in packed_bert.COMMANDS}
-    experiments = {f"python -m evidence {name}": (evidence.main, name) for name in evidence.EXPERIMENTS}
+    experiments = {
+        f"python -m evidence {name}": (evidence.main, name) for name in evidence.EXPERIMENTS
+    }
     modules = [*(f"pack_data.{name}" for name in PACKERS), *_MODULES]
     alone = {f"python -m {name}": (importlib.import_module(name).main,) for name in modules}
     if str(_EXAMPLES) not in sys.path:
         # Examples import each other.
         sys.path.append(str(_EXAMPLES))
     scripts = ("own_text", "plain_loop", "pod16_walkthrough")
-    examples = {f"python examples/{name}.py": (importlib.import_module(name).main,) for name in scripts}
+    examples = {
+        f"python examples/{name}.py": (importlib.import_module(name).main,) for name in scripts
+    }
     parts = []
     for name, call in {**commands, **experiments, **alone, **examples}.items():
         parts.append(f"## {name}\n\n```text\n{help_of(name, *call)}```\n")
@@ -167,7 +190,9 @@ _PART = re.compile(r"(<!-- generated: (.+?) -->\n).*?(\n<!-- end of generated --
 
 def page_of(text: str) -> str:
     """Return a page with its generated parts renewed."""
-    return _PART.sub(lambda part: part[1] + "\n" + _part(part[2]).strip("\n") + "\n" + part[3], text)
+    return _PART.sub(
+        lambda part: part[1] + "\n" + _part(part[2]).strip("\n") + "\n" + part[3], text
+    )
 
 
 def _part(what: str) -> str:

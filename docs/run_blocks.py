@@ -64,13 +64,17 @@ def blocks_of(text: str, page: str) -> List[Block]:
     for line, kind, indent, language, code in _pieces(text, page):
         if kind == "text":
             if mark and code.strip():
-                raise ValueError(f"{page}:{mark_line}: this mark stands above text; put it right above its block")
+                raise ValueError(
+                    f"{page}:{mark_line}: this mark stands above text; put it right above its block"
+                )
         elif kind == "comment":
             first = re.match(r"\s*first \((\w+)\):\n(.*)", code, re.S)
             new_mark = {} if first else _mark(code, f"{page}:{line}")
             if first:
                 if first.group(1) not in RUN:
-                    raise ValueError(f"{page}:{line}: first ({first.group(1)}); must be one of {', '.join(RUN)}")
+                    raise ValueError(
+                        f"{page}:{line}: first ({first.group(1)}); must be one of {', '.join(RUN)}"
+                    )
                 blocks.append(Block(page, line + 1, first.group(1), first.group(2), hidden=True))
             elif new_mark:
                 mark = new_mark
@@ -132,13 +136,21 @@ def _pieces(text: str, page: str) -> Iterator[Tuple[int, str, int, str, str]]:
                 at += 1
             if at == len(lines):
                 raise ValueError(f"{page}:{start + 1}: this block has no end")
-            yield start + 2, "block", len(fence.group(1)), fence.group(3), "\n".join(lines[start + 1 : at])
+            yield (
+                start + 2,
+                "block",
+                len(fence.group(1)),
+                fence.group(3),
+                "\n".join(lines[start + 1 : at]),
+            )
         elif line.lstrip().startswith("<!--"):
             while at < len(lines) - 1 and "-->" not in lines[at]:
                 at += 1
             comment = _COMMENT.match("\n".join(lines[start : at + 1]).strip())
             if not comment:
-                raise ValueError(f"{page}:{start + 1}: a comment must end with --> at the end of its line")
+                raise ValueError(
+                    f"{page}:{start + 1}: a comment must end with --> at the end of its line"
+                )
             yield start + 1, "comment", 0, "", comment.group(1)
         elif line.startswith("    ") and blank and not in_list and line.strip():
             yield start + 1, "block", 4, "", line
@@ -164,13 +176,17 @@ def run_page(blocks: Sequence[Block]) -> Iterator[Tuple[Block, float]]:
         if block.language == "sh":
             done = subprocess.run(["bash", "-e", "-o", "pipefail", "-c", block.code])
             if done.returncode != block.status:
-                raise SystemExit(f"{block.place}: ended with {done.returncode}, not {block.status}:\n{block.code}")
+                raise SystemExit(
+                    f"{block.place}: ended with {done.returncode}, not {block.status}:\n{block.code}"
+                )
         else:
             try:
                 # Empty lines before the code, so that a traceback names the line of the page.
                 exec(compile("\n" * (block.line - 1) + block.code, block.page, "exec"), names)
             except BaseException:
-                raise SystemExit(f"{traceback.format_exc()}\n{block.place}: failed:\n{block.code}") from None
+                raise SystemExit(
+                    f"{traceback.format_exc()}\n{block.place}: failed:\n{block.code}"
+                ) from None
         sys.stdout.flush()
         yield block, time.perf_counter() - started
 
@@ -199,7 +215,11 @@ class Page(NamedTuple):
 
 def scratch_environment() -> Dict[str, str]:
     """Return an environment with this Python's commands first, the checkout's modules, one thread, and no network."""
-    commands = [str(Path(sys.executable).parent), str(ROOT / ".venv" / "bin"), os.environ.get("PATH", os.defpath)]
+    commands = [
+        str(Path(sys.executable).parent),
+        str(ROOT / ".venv" / "bin"),
+        os.environ.get("PATH", os.defpath),
+    ]
     return {
         **os.environ,
         "PATH": os.pathsep.join(commands),
@@ -215,9 +235,16 @@ def write_texts(folder: Path) -> None:
     """Write 300 documents of an invented language with sentences, always the same."""
     folder.mkdir()
     draw = random.Random(0)
-    words = [f"{first}{second}" for first in "ba ke li mo nu ra se ti vo zu".split() for second in "n r s t l".split()]
+    words = [
+        f"{first}{second}"
+        for first in "ba ke li mo nu ra se ti vo zu".split()
+        for second in "n r s t l".split()
+    ]
     for number in range(300):
-        sentences = [draw.choices(words, weights=range(len(words), 0, -1), k=draw.randint(3, 20)) for _ in range(12)]
+        sentences = [
+            draw.choices(words, weights=range(len(words), 0, -1), k=draw.randint(3, 20))
+            for _ in range(12)
+        ]
         text = "\n".join(" ".join(sentence).capitalize() + "." for sentence in sentences)
         (folder / f"{number:03}.txt").write_text(text, encoding="utf-8")
 
@@ -226,7 +253,11 @@ def run_in_scratch(page: str) -> Page:
     """Run a page in its own directory and process."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="blocks-") as folder:
-        scratch, results, output = Path(folder, "page"), Path(folder, "took.json"), Path(folder, "output")
+        scratch, results, output = (
+            Path(folder, "page"),
+            Path(folder, "took.json"),
+            Path(folder, "output"),
+        )
         scratch.mkdir()
         for entry in ROOT.iterdir():
             if entry.name not in OWN and (not entry.name.startswith(".") or entry.name == ".venv"):
@@ -261,7 +292,9 @@ def run_in_scratch(page: str) -> Page:
 
 def all_pages() -> List[str]:
     """Return README.md, CONTRIBUTING.md and every page below docs/, relative to the root."""
-    return ["README.md", "CONTRIBUTING.md"] + sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))
+    return ["README.md", "CONTRIBUTING.md"] + sorted(
+        str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md")
+    )
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -274,10 +307,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if options.one:
         run_one(options.pages[0], options.one)
         return 0
-    pages = [os.path.relpath(os.path.abspath(page), str(ROOT)) for page in options.pages] or all_pages()
+    pages = [
+        os.path.relpath(os.path.abspath(page), str(ROOT)) for page in options.pages
+    ] or all_pages()
     started = time.perf_counter()
     try:
-        blocks = [block for page in pages for block in blocks_of((ROOT / page).read_text(encoding="utf-8"), page)]
+        blocks = [
+            block
+            for page in pages
+            for block in blocks_of((ROOT / page).read_text(encoding="utf-8"), page)
+        ]
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -289,7 +328,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             took += done.took
             shown = sum(not hidden for _, hidden, _ in done.took)
             print(
-                f"{done.name:<34} {shown:>3} blocks {done.seconds:>6.1f} s{'  FAILED' * bool(done.failed)}", flush=True
+                f"{done.name:<34} {shown:>3} blocks {done.seconds:>6.1f} s{'  FAILED' * bool(done.failed)}",
+                flush=True,
             )
             if done.failed:
                 failed.append(done.name)

@@ -59,12 +59,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     size = getattr(experiment, "DEFAULT", "default")
     parser.add_argument(
-        "--size", choices=experiment.SIZES, default=size, help="default %(default)s; quick shows that it runs, no more"
+        "--size",
+        choices=experiment.SIZES,
+        default=size,
+        help="default %(default)s; quick shows that it runs, no more",
     )
     parser.add_argument(
-        "--seeds", type=positive_int, default=3, metavar="N", help="runs of each variant, default %(default)s"
+        "--seeds",
+        type=positive_int,
+        default=3,
+        metavar="N",
+        help="runs of each variant, default %(default)s",
     )
-    parser.add_argument("--no-plot", action="store_false", dest="plot", help="no picture, which needs matplotlib")
+    parser.add_argument(
+        "--no-plot", action="store_false", dest="plot", help="no picture, which needs matplotlib"
+    )
     if hasattr(experiment, "add_arguments"):
         experiment.add_arguments(parser)
     options = parser.parse_args(arguments[1:])

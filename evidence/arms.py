@@ -36,7 +36,10 @@ def without_mask(batch: Batch) -> Batch:
 def without_position_reset(batch: Batch) -> Batch:
     """Set positions 0, 1, 2, ... through the pack, across its sequences; 0 in padding."""
     through = np.arange(batch["positions"].shape[1], dtype=batch["positions"].dtype)
-    return {**batch, "positions": np.where(batch["input_mask"] > 0, through, np.zeros_like(through))}
+    return {
+        **batch,
+        "positions": np.where(batch["input_mask"] > 0, through, np.zeros_like(through)),
+    }
 
 
 def reversed_rows(batch: Batch) -> Batch:

@@ -94,7 +94,8 @@ def _limit(claim: Mapping[str, Any], results: Results) -> Finding:
         of_means = f"losses as means over micro-batches at least {small(smallest)}, "
         kept = kept and smallest > limit
     words = (
-        f"at most {small(largest)} nats apart, limit {small(limit)}; {of_means}without the mask at least {least:+.3f}."
+        f"at most {small(largest)} nats apart, limit {small(limit)}; {of_means}"
+        f"without the mask at least {least:+.3f}."
     )
     return Finding(f"{counted(len(seeds), 'seed')}: {words}", kept)
 
@@ -153,7 +154,9 @@ def _compared(
 
 def _equivalence(claim: Mapping[str, Any], results: Results) -> Finding:
     """Check that the interval of each metric, and of A/A, lies within the margin, and a control's wholly beyond one."""
-    first, second, again, control = (claim[name] for name in ("first", "second", "again", "control"))
+    first, second, again, control = (
+        claim[name] for name in ("first", "second", "again", "control")
+    )
     seeds = claim["seeds"]
     shown = results.get(claim["run"])
     pilot = results.get(claim["pilot"]["run"])

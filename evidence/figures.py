@@ -31,7 +31,11 @@ from pack_data.cli.command import ArgumentParser, run_main
 from pack_data.display.picture import write
 from pack_data.reading.files import write_atomically
 
-PAGE, PICTURES, RESULTS = "docs/evidence.md", "docs/evidence", "evidence/results"  # below the checkout
+PAGE, PICTURES, RESULTS = (
+    "docs/evidence.md",
+    "docs/evidence",
+    "evidence/results",
+)  # below the checkout
 DRAWN = "pictures.json"
 _BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
@@ -56,7 +60,9 @@ def results(root: Path) -> Dict[str, Shown]:
     for folder in sorted((root / RESULTS).glob("*/")):
         shown = shown_by(folder)
         if not (folder / SETTINGS).exists():
-            raise ValueError(f"{folder}: has no {SETTINGS}; copy the run again with --take, or remove the directory")
+            raise ValueError(
+                f"{folder}: has no {SETTINGS}; copy the run again with --take, or remove the directory"
+            )
         runs[folder.name] = shown(folder)
     return runs
 
@@ -102,7 +108,9 @@ def check_run(run: Path) -> None:
     """Raise ValueError if a directory is not that of an experiment's run."""
     shown_by(run)
     if not (run / SETTINGS).exists() or not any((run / CELLS).glob("*.json")):
-        raise ValueError(f"{run}: has no finished cell; pass the --out of an experiment that has one to --take")
+        raise ValueError(
+            f"{run}: has no finished cell; pass the --out of an experiment that has one to --take"
+        )
 
 
 def take(run: Path, root: Path) -> List[Path]:
@@ -112,7 +120,9 @@ def take(run: Path, root: Path) -> List[Path]:
     """
     check_run(run)
     folder = root / RESULTS / run.name
-    if (folder / SETTINGS).exists() and (folder / SETTINGS).read_bytes() != (run / SETTINGS).read_bytes():
+    if (folder / SETTINGS).exists() and (folder / SETTINGS).read_bytes() != (
+        run / SETTINGS
+    ).read_bytes():
         shutil.rmtree(folder)
     (folder / CELLS).mkdir(parents=True, exist_ok=True)
     names = [SETTINGS, *(f"{CELLS}/{path.name}" for path in sorted((run / CELLS).glob("*.json")))]
@@ -133,12 +143,23 @@ def drawn(folder: Path, pictures: Sequence[Path]) -> Dict[str, Any]:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(prog="python -m evidence.figures", description=__doc__.split("\n")[0].split(": ", 1)[1])
-    parser.add_argument(
-        "--root", type=Path, default=Path(), metavar="DIR", help="of a checkout; default: this directory"
+    parser = ArgumentParser(
+        prog="python -m evidence.figures", description=__doc__.split("\n")[0].split(": ", 1)[1]
     )
     parser.add_argument(
-        "--take", type=Path, action="append", default=[], metavar="OUT", help="first copy the cells of this run"
+        "--root",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="of a checkout; default: this directory",
+    )
+    parser.add_argument(
+        "--take",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="OUT",
+        help="first copy the cells of this run",
     )
     options = parser.parse_args(argv)
     path = options.root / PAGE

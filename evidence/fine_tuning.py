@@ -106,7 +106,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Hugging Face folder of another BERT; default %(default)s",
     )
     parser.add_argument(
-        "--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="default: all, one after another"
+        "--tasks",
+        nargs="+",
+        choices=TASKS,
+        default=list(TASKS),
+        help="default: all, one after another",
     )
     parser.add_argument(
         "--only",
@@ -126,14 +130,18 @@ def settings(options: Any) -> Dict[str, Any]:
         "size": options.size,
         **{name: getattr(size, name)._asdict() for name in ("banking77", "start", "squad")},
         "timing": {name: timing._asdict() for name, timing in size.timing.items()},
-        "checkpoint": Path(options.checkpoint).name,  # no path of a machine: settings are committed with the results
+        "checkpoint": Path(
+            options.checkpoint
+        ).name,  # no path of a machine: settings are committed with the results
     }
 
 
 def configuration(name: str, part: Amounts, *, checkpoint: Optional[str], seed: int) -> Config:
     tree = {section: dict(values) for section, values in TASKS[name].items()}
     tree["data"].update(
-        seed=seed, training_examples=part.training_examples, evaluation_examples=part.evaluation_examples
+        seed=seed,
+        training_examples=part.training_examples,
+        evaluation_examples=part.evaluation_examples,
     )
     tree.update(
         model={"checkpoint": checkpoint, "hidden_dropout": 0.0, "attention_dropout": 0.0},

@@ -67,7 +67,9 @@ class Learner:
         own = self.network.attention_mask
         padding = PaddingMask(hidden_score(self.engine.attention.kind))  # type: ignore[attr-defined]
         # The mask of a row of one sequence is that of its padding, as people have it without packs.
-        self._masks = {way: own if way in (PACKED, AGAIN) else padding for way in (*WAYS, AGAIN, NO_MASK)}
+        self._masks = {
+            way: own if way in (PACKED, AGAIN) else padding for way in (*WAYS, AGAIN, NO_MASK)
+        }
 
     def ways(self, what: str) -> Ways:
         """Return the ways of the training sequences, or of those that are scored."""
@@ -92,16 +94,22 @@ class Learner:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for each in passes:
             batch = rows_of(inputs, each.rows, each.slots)
-            fields = self._fields(batch, tuple(name for name in self.task.fields if name != "scale"))
+            fields = self._fields(
+                batch, tuple(name for name in self.task.fields if name != "scale")
+            )
             dtype = self.network.bert.embeddings.word_embeddings.weight.dtype
             fields["scale"] = torch.full((len(each.rows),), share, dtype=dtype, device=self.device)
             loss = self.network(*(fields[name] for name in self.task.fields)).loss
             loss.backward()
             total += loss.detach()
-        gradients = [parameter.grad for parameter in self.network.parameters() if parameter.grad is not None]
+        gradients = [
+            parameter.grad for parameter in self.network.parameters() if parameter.grad is not None
+        ]
         loss, norm = torch.stack([total, gradient_norm(gradients).to(total)]).tolist()
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NotFinite(f"the loss is {loss}, the gradient norm {norm}; lower the learning rate of the size")
+            raise NotFinite(
+                f"the loss is {loss}, the gradient norm {norm}; lower the learning rate of the size"
+            )
         if self.config.optimizer.max_gradient_norm is not None:
             clip(gradients, norm, self.config.optimizer.max_gradient_norm)
         for group in self.optimizer.param_groups:
@@ -110,7 +118,9 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         return loss
 
-    def predict(self, passes: Passes, way: str, inputs: Optional[Inputs] = None) -> List[np.ndarray]:
+    def predict(
+        self, passes: Passes, way: str, inputs: Optional[Inputs] = None
+    ) -> List[np.ndarray]:
         """Return the outputs of every sequence of the passes, in the order of their numbers."""
         inputs = self.task.evaluation if inputs is None else inputs
         assert inputs is not None
@@ -184,7 +194,9 @@ def no_model(task: Any) -> float:
     training, held_out = task.training, task.evaluation
     if isinstance(task, QuestionsTask):
         ends = [training.slot_targets[name] for name in ("start_positions", "end_positions")]
-        counts = np.stack([np.bincount(each, minlength=task.max_sequence_length) for each in ends], axis=1)
+        counts = np.stack(
+            [np.bincount(each, minlength=task.max_sequence_length) for each in ends], axis=1
+        )
         outputs = [counts[:length] for length in held_out.lengths]
     else:
         outputs = [np.bincount(training.targets["labels"])] * len(held_out.lengths)
@@ -193,9 +205,15 @@ def no_model(task: Any) -> float:
 
 def apart(task: Any, outputs: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> Row:
     """Count the answers that differ, and return the largest difference of a logit."""
-    mine, theirs = (_answers(task.score(each).files["predictions.json"]) for each in (outputs, others))
+    mine, theirs = (
+        _answers(task.score(each).files["predictions.json"]) for each in (outputs, others)
+    )
     logits = max(float(np.abs(first - second).max()) for first, second in zip(outputs, others))
-    return {"different": sum(a != b for a, b in zip(mine, theirs)), "answers": len(mine), "logits": logits}
+    return {
+        "different": sum(a != b for a, b in zip(mine, theirs)),
+        "answers": len(mine),
+        "logits": logits,
+    }
 
 
 def _answers(predictions: Any) -> List[Any]:
@@ -214,7 +232,9 @@ def same_updates(learner: Learner, *, updates: int, sequences: int) -> List[Row]
     `start` says how far the updates have moved them.
     """
     inputs = sampled(learner.task.evaluation, sequences)
-    own = Ways(inputs.lengths, packing_of(learner, inputs), rows_of_pass=learner.config.batch.micro_batch)
+    own = Ways(
+        inputs.lengths, packing_of(learner, inputs), rows_of_pass=learner.config.batch.micro_batch
+    )
     start = learner.engine.state()
     ways = learner.ways(TRAINING)
     found: Dict[str, List[np.ndarray]] = {}
@@ -226,7 +246,10 @@ def same_updates(learner: Learner, *, updates: int, sequences: int) -> List[Row]
             learner.update(passes, learner.config.optimizer.learning_rate / 10, way)
         found[way] = learner.predict(own.all_passes(SORTED), SORTED, inputs)
     return [
-        {"way": way, "logits": max(float(np.abs(a - b).max()) for a, b in zip(outputs, found[PACKED]))}
+        {
+            "way": way,
+            "logits": max(float(np.abs(a - b).max()) for a, b in zip(outputs, found[PACKED])),
+        }
         for way, outputs in found.items()
         if way != PACKED
     ]
@@ -241,7 +264,12 @@ def sampled(inputs: Any, number: int) -> Inputs:
     ids, segments = tokens.pop("input_ids"), tokens.pop("segment_ids")
     targets = {name: taken.scalars[name] for name in inputs.slot_targets}
     return Inputs(
-        taken.lengths, ids, segments, targets, {name: each[chosen] for name, each in inputs.targets.items()}, tokens
+        taken.lengths,
+        ids,
+        segments,
+        targets,
+        {name: each[chosen] for name, each in inputs.targets.items()},
+        tokens,
     )
 
 
@@ -264,7 +292,9 @@ def times(learner: Learner, timing: Timing) -> List[Row]:
     The ways take turns, so that what disturbs them disturbs all.
     """
     inputs = sampled(learner.task.evaluation, timing.sequences)
-    held_out = Ways(inputs.lengths, packing_of(learner, inputs), rows_of_pass=learner.config.batch.micro_batch)
+    held_out = Ways(
+        inputs.lengths, packing_of(learner, inputs), rows_of_pass=learner.config.batch.micro_batch
+    )
     training = learner.ways(TRAINING)
     updates = {way: training.sample(_laid_out(way), timing.updates) for way in TIMED}
     passes = {way: held_out.all_passes(_laid_out(way)) for way in TIMED}
@@ -281,13 +311,24 @@ def times(learner: Learner, timing: Timing) -> List[Row]:
         learner.update(updates[way][0], rate, way)
         learner.predict(passes[way][:1], way, inputs)
     counts = {
-        **{(TRAINING, way): _counts(tuple(chain(*updates[way])), learner.task.training) for way in TIMED},
+        **{
+            (TRAINING, way): _counts(tuple(chain(*updates[way])), learner.task.training)
+            for way in TIMED
+        },
         **{(INFERENCE, way): _counts(passes[way], inputs) for way in TIMED},
     }
     sides = {side: partial(once, *side) for side in counts}
     return [
-        {"what": what, "way": way, "round": number, "seconds": round(float(each), 5), **counts[what, way]}
-        for (what, way), found in seconds_in_turn(sides, timing.rounds, learner.clock, warm_up=False).items()
+        {
+            "what": what,
+            "way": way,
+            "round": number,
+            "seconds": round(float(each), 5),
+            **counts[what, way],
+        }
+        for (what, way), found in seconds_in_turn(
+            sides, timing.rounds, learner.clock, warm_up=False
+        ).items()
         for number, each in enumerate(found)
     ]
 
@@ -301,15 +342,22 @@ def _laid_out(way: str) -> str:
 
 def facts(learner: Learner, steps: int) -> Dict[str, Any]:
     """Return facts of the data: amounts, slots per token of every way over all sequences, and the time of packing."""
-    found: Dict[str, Any] = {"steps": steps, "max_sequence_length": learner.task.max_sequence_length}
+    found: Dict[str, Any] = {
+        "steps": steps,
+        "max_sequence_length": learner.task.max_sequence_length,
+    }
     for what in (TRAINING, INFERENCE):
         ways = learner.ways(what)
-        laid_out = {way: ways.updates(way) if what == TRAINING else [ways.all_passes(way)] for way in WAYS}
+        laid_out = {
+            way: ways.updates(way) if what == TRAINING else [ways.all_passes(way)] for way in WAYS
+        }
         found[what] = {
             "sequences": len(ways.lengths),
             "tokens": int(ways.lengths.sum()),
             "packing_factor": round(ways.packing.packing_factor, 4),
-            "slots_per_token": {way: round(slots_per_token(each, ways.lengths), 4) for way, each in laid_out.items()},
+            "slots_per_token": {
+                way: round(slots_per_token(each, ways.lengths), 4) for way, each in laid_out.items()
+            },
         }
         if what == TRAINING:
             found["updates_per_epoch"] = ways.updates_per_epoch

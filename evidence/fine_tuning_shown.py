@@ -8,7 +8,17 @@ import numpy as np
 
 from evidence.runner import Cell, Row
 from evidence.statistics import CONFIDENCE, TWICE, Interval, extremes, median_interval, students
-from evidence.ways import AGAIN, INFERENCE, LONGEST, MAXIMUM, NO_MASK, PACKED, SORTED, TRAINING, WAYS
+from evidence.ways import (
+    AGAIN,
+    INFERENCE,
+    LONGEST,
+    MAXIMUM,
+    NO_MASK,
+    PACKED,
+    SORTED,
+    TRAINING,
+    WAYS,
+)
 from evidence.ways import WORDS as WAY_WORDS
 from evidence.writer import Shown, Table, bars, small, spread
 from pack_data.cli.command import counted
@@ -55,7 +65,9 @@ class FineTuningShown(Shown):
         variant, reference = f"{task}_{way}", f"{task}_{SORTED}"
         differences = []
         for seed in self.common(variant, reference):
-            points, others = (self.cells[Cell(name, seed)][-1]["points"] for name in (variant, reference))
+            points, others = (
+                self.cells[Cell(name, seed)][-1]["points"] for name in (variant, reference)
+            )
             differences.append(float(np.mean(points) - np.mean(others)))
         return students(differences) if differences else None
 
@@ -81,7 +93,9 @@ class FineTuningShown(Shown):
 
     def same_shown(self, task: str) -> bool:
         distances = self.same(task)
-        return distances is not None and distances[NO_MASK] > CLEARLY * max(distances[MAXIMUM], distances[LONGEST])
+        return distances is not None and distances[NO_MASK] > CLEARLY * max(
+            distances[MAXIMUM], distances[LONGEST]
+        )
 
     # ---- times
 
@@ -106,7 +120,11 @@ class FineTuningShown(Shown):
         facts = self.facts[task][what]
         slots_per_token = facts["slots_per_token"][PACKED if way == AGAIN else way]
         slots = slots_per_token * facts["tokens"] / facts["sequences"]
-        return [slots * row["seconds"] / row["slots"] for row in rows if (row["what"], row["way"]) == (what, way)]
+        return [
+            slots * row["seconds"] / row["slots"]
+            for row in rows
+            if (row["what"], row["way"]) == (what, way)
+        ]
 
     def timing_shown(self, task: str, what: str) -> bool:
         """Return True if the same way timed twice takes as long, by an interval that is narrow enough."""
@@ -133,7 +151,9 @@ class FineTuningShown(Shown):
 
         def slots(line: _Line) -> Optional[str]:
             task, way = line
-            per_token = self.facts[task][what]["slots_per_token"].get(PACKED if way == NO_MASK else way)
+            per_token = self.facts[task][what]["slots_per_token"].get(
+                PACKED if way == NO_MASK else way
+            )
             return None if per_token is None else f"{per_token:.2f}"
 
         def milliseconds(task: str, way: str) -> str:
@@ -198,7 +218,11 @@ class FineTuningShown(Shown):
         lines = []
         if self.same(task) is not None:
             lines.append(self._same_words(task))
-        lines.append(self._score_words(task) if self.lasts(task, PACKED) else "No run that is scored is finished yet.")
+        lines.append(
+            self._score_words(task)
+            if self.lasts(task, PACKED)
+            else "No run that is scored is finished yet."
+        )
         if self.timed(task):
             lines += [self._time_words(task, what) for what in (TRAINING, INFERENCE)]
         return list(filter(None, lines))

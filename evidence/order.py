@@ -60,9 +60,13 @@ def regrouped(arm: str, seed: int) -> Regroup:
         if arm == "packs":
             return by_packs
         if arm.startswith("random"):
-            order = np.random.default_rng([seed, list(ORDERS).index(arm)]).permutation(len(sequences))
+            order = np.random.default_rng([seed, list(ORDERS).index(arm)]).permutation(
+                len(sequences)
+            )
         else:
-            order = np.argsort(sequences.lengths if arm == "sorted" else frequent(sequences), kind="stable")
+            order = np.argsort(
+                sequences.lengths if arm == "sorted" else frequent(sequences), kind="stable"
+            )
         return np.array_split(order, len(by_packs))
 
     return regroup

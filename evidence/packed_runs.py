@@ -16,7 +16,18 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+)
 
 import numpy as np
 import torch
@@ -60,7 +71,14 @@ _BUILD_SEED = 5
 _SCORED_ROWS = 32  # at once
 _SLOTS = ("input_ids", "input_mask", "segment_ids", "positions")
 _MASKED = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
-_OF_DATA = ("amount", "held_out", "max_sequence_length", "short_sequence_probability", "depth", "vocabulary_size")
+_OF_DATA = (
+    "amount",
+    "held_out",
+    "max_sequence_length",
+    "short_sequence_probability",
+    "depth",
+    "vocabulary_size",
+)
 
 Change = Callable[[Batch], Batch]  # applied to a batch before the engine gets it
 # From the numbers of the sequences that each update has by its packs, and these sequences: those of other updates.
@@ -70,7 +88,9 @@ Regroup = Callable[[List[np.ndarray], Sequences], List[np.ndarray]]
 class Size(NamedTuple):
     """The size of an experiment."""
 
-    corpus: str  # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus
+    corpus: (
+        str  # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus
+    )
     amount: int  # documents of topics, or characters of text
     held_out: float  # share of the documents
     max_sequence_length: int
@@ -90,7 +110,9 @@ class Size(NamedTuple):
 
 
 TOPICS = Size("topics", 12_000, 0.08, 64, 0.9, 4, 512, 64, 2, 2, 4, 8, 32_000, 8, 2.0e-3, False)
-QUICK = TOPICS._replace(amount=150, held_out=0.1, hidden_size=32, num_layers=1, accumulation=4, sequences=200, points=2)
+QUICK = TOPICS._replace(
+    amount=150, held_out=0.1, hidden_size=32, num_layers=1, accumulation=4, sequences=200, points=2
+)
 WIKIPEDIA = Size("text", 10**9, 0.03, 192, 0.9, 3, 4096, 128, 4, 4, 6, 8, 96_000, 10, 1.0e-3, True)
 
 
@@ -118,7 +140,11 @@ class BuiltData:
         out = self.folder / name
         if not (out / MANIFEST).exists():
             print(f"building the {name.replace('_', ' ')} sequences in {out}", flush=True)
-            fixed = {"duplication_factor": 1, "seed": _BUILD_SEED, "vocabulary_size": self.size.vocabulary_size}
+            fixed = {
+                "duplication_factor": 1,
+                "seed": _BUILD_SEED,
+                "vocabulary_size": self.size.vocabulary_size,
+            }
             build(BuildOptions(out=out, **{**fixed, **options})).close()
         return out
 
@@ -130,7 +156,12 @@ class PretrainingSetup(BuiltData):
     """
 
     def __init__(
-        self, folder: Path, size: Size, data_dir: Optional[Path], *, checkpoint: Optional[Path] = None
+        self,
+        folder: Path,
+        size: Size,
+        data_dir: Optional[Path],
+        *,
+        checkpoint: Optional[Path] = None,
     ) -> None:
         super().__init__(folder, size, data_dir)
         self._checkpoint = checkpoint
@@ -141,14 +172,27 @@ class PretrainingSetup(BuiltData):
                 made_from.update(Identity.of(self.pretrained.vocabulary).recorded)
             settle(self.folder / SETTINGS, made_from, "data made")
             words = {} if checkpoint is None else _given(vocabulary_in(checkpoint))
-            if self.pretrained is not None and "vocabulary" in words:  # a tokenizer.json includes it
+            if (
+                self.pretrained is not None and "vocabulary" in words
+            ):  # a tokenizer.json includes it
                 words["lower_case"] = bool(self.pretrained.vocabulary.lower_case)
-            self._build("unpacked", packer="none", depth=1, corpus=self.documents(), held_out=size.held_out, **words)
+            self._build(
+                "unpacked",
+                packer="none",
+                depth=1,
+                corpus=self.documents(),
+                held_out=size.held_out,
+                **words,
+            )
         # As many micro-batches as make the packed update, a whole number of them too, hold nearly as many sequences.
         factor = self.packing_factor("packed")
         around = range(max(2, size.accumulation - 4), size.accumulation + 5)
         self.accumulation = min(
-            around, key=lambda number: (-(-number // factor) * factor / number, abs(number - size.accumulation))
+            around,
+            key=lambda number: (
+                -(-number // factor) * factor / number,
+                abs(number - size.accumulation),
+            ),
         )
 
     # ---- data --------------------------------------------------------------------------------------------------------
@@ -161,7 +205,9 @@ class PretrainingSetup(BuiltData):
         if name != "unpacked":
             depth = self.size.depth if name == "packed" else int(name.split("_")[1])
             with alone(self.folder, "data"):
-                self._build(name, packer="optimal", depth=depth, source=unpacked, **_given(self.vocabulary))
+                self._build(
+                    name, packer="optimal", depth=depth, source=unpacked, **_given(self.vocabulary)
+                )
         store = PackStore.open(self.folder / name)
         if name != "unpacked":
             with PackStore.open(unpacked) as plain:
@@ -181,22 +227,34 @@ class PretrainingSetup(BuiltData):
             return store.manifest.packing_factor
 
     def _build(self, name: str, *, packer: str, depth: int, **options: Any) -> None:
-        lengths = {name: getattr(self.size, name) for name in ("max_sequence_length", "short_sequence_probability")}
-        self.built(name, packer=packer, max_sequences_per_pack=depth, workers=1, **lengths, **options)
+        lengths = {
+            name: getattr(self.size, name)
+            for name in ("max_sequence_length", "short_sequence_probability")
+        }
+        self.built(
+            name, packer=packer, max_sequences_per_pack=depth, workers=1, **lengths, **options
+        )
 
     def facts(self) -> Dict[str, Any]:
         """Return facts of the data: masked tokens of each scored sequence; the scores of constant predictions."""
         with self.store("unpacked") as training, self.store("held_out") as held_out:
-            baseline = unigram_baseline(training, held_out, vocabulary=training.manifest.vocabulary_size)
+            baseline = unigram_baseline(
+                training, held_out, vocabulary=training.manifest.vocabulary_size
+            )
             scored = held_out.batch(scored_rows(held_out))
-            sequences = {"training": training.manifest.sequences, "held_out": len(scored["input_ids"])}
+            sequences = {
+                "training": training.manifest.sequences,
+                "held_out": len(scored["input_ids"]),
+            }
         right = baseline["most_frequent_next_sentence_accuracy"]
         return {
             "baseline": {
                 "mlm_loss": round(baseline["unigram_loss"], 6),
                 "mlm_accuracy": round(baseline["most_frequent_token_accuracy"], 6),
                 "nsp_accuracy": round(right, 6),
-                "nsp_loss": round(-sum(share * math.log(share) for share in (right, 1 - right) if share > 0), 6),
+                "nsp_loss": round(
+                    -sum(share * math.log(share) for share in (right, 1 - right) if share > 0), 6
+                ),
             },
             "sequences": sequences,
             "packing_factor": round(self.packing_factor("packed"), 4),
@@ -206,7 +264,13 @@ class PretrainingSetup(BuiltData):
     # ---- runs --------------------------------------------------------------------------------------------------------
 
     def config(
-        self, store: str, *, seed: int, adjustment: str = "accumulation", rate: float = 1.0, attention: str = "auto"
+        self,
+        store: str,
+        *,
+        seed: int,
+        adjustment: str = "accumulation",
+        rate: float = 1.0,
+        attention: str = "auto",
     ) -> Config:
         """Configure a run over the sequences of the size; `rate` multiplies its learning rate.
 
@@ -232,8 +296,12 @@ class PretrainingSetup(BuiltData):
                 warmup_fraction=0.1,
                 packing_adjustment=adjustment,
             ),
-            batch=BatchConfig(micro_batch=size.micro_batch, gradient_accumulation=self.accumulation),
-            engine=EngineConfig(kind="host", device="auto", threads=1, attention=attention, precision=size.precision),
+            batch=BatchConfig(
+                micro_batch=size.micro_batch, gradient_accumulation=self.accumulation
+            ),
+            engine=EngineConfig(
+                kind="host", device="auto", threads=1, attention=attention, precision=size.precision
+            ),
             placement=PlacementConfig(layers_per_ipu=(size.num_layers,)),
             run=RunConfig(seed=seed),
         )
@@ -279,13 +347,17 @@ class PretrainingSetup(BuiltData):
         last row under `all_` and the name.
         keep: a Hugging Face directory for the weights at the end, with their vocabulary.
         """
-        with self.store(Path(config.data.directory).name) as store, self.store("held_out") as held_out:
+        with self.store(Path(config.data.directory).name) as store, self.store(
+            "held_out"
+        ) as held_out:
             factor = store.manifest.packing_factor
             task = ScoredPretraining(config, store.schema)
             engine = HostEngine(config, task, packing_factor=factor)
             if double:
                 engine.model.double()
-                engine.optimizer = build_optimizer(engine.model, config.optimizer, betas=config.betas(factor))
+                engine.optimizer = build_optimizer(
+                    engine.model, config.optimizer, betas=config.betas(factor)
+                )
             folder = unfinished if self.size.resumable else None
             layout, log = task.layout(config, factor), HeldOutLosses()
             packs = StoredPacks(store, seed=config.run.seed)
@@ -303,7 +375,9 @@ class PretrainingSetup(BuiltData):
                 every = config.run.evaluate_every if folder is not None else 0
                 config = replace(config, run=replace(config.run, checkpoint_every=every))
                 # An interrupted run ends the experiment; its unfinished cell continues from the last checkpoint.
-                if train(config, engine, batches, log, folder, steps=config.run.steps, first_step=step).stopped_by:
+                if train(
+                    config, engine, batches, log, folder, steps=config.run.steps, first_step=step
+                ).stopped_by:
                     raise KeyboardInterrupt
                 rows = log.rows
                 if along is not None:
@@ -322,11 +396,15 @@ class PretrainingSetup(BuiltData):
 
     def _keep(self, engine: HostEngine, task: Pretraining, folder: Path) -> None:
         """Write the weights as a Hugging Face directory, whole or not at all."""
-        vocabulary = load_either(self.vocabulary) if self.pretrained is None else self.pretrained.vocabulary
+        vocabulary = (
+            load_either(self.vocabulary) if self.pretrained is None else self.pretrained.vocabulary
+        )
         partial = folder.with_name(folder.name + ".partial")
         for path in (partial, folder):
             shutil.rmtree(path, ignore_errors=True)
-        write_folder(partial, task.model, engine.weights(), vocabulary, architecture=task.architecture)
+        write_folder(
+            partial, task.model, engine.weights(), vocabulary, architecture=task.architecture
+        )
         partial.rename(folder)
 
 
@@ -356,7 +434,9 @@ def settings(options: Any, size: Any) -> Dict[str, Any]:
 def write_documents(source: str, path: Path, *, amount: int) -> None:
     """Write a JSONL file of `amount` synthetic documents, or of random documents of `amount` characters."""
     if source == "topics":
-        lines = [json.dumps({"text": text}) + "\n" for text in topic_documents(amount, seed=_BUILD_SEED)]
+        lines = [
+            json.dumps({"text": text}) + "\n" for text in topic_documents(amount, seed=_BUILD_SEED)
+        ]
         return write_atomically(path, "".join(lines).encode())
     if source != EMBEDDED and not Path(source).is_dir():
         raise ValueError(
@@ -398,7 +478,12 @@ def trimmed(store: PackStore, number: Optional[int] = None) -> Iterator[Batch]:
         batch, longest = store.batch(rows[numbers]), int(lengths[numbers].max())
         masked = max(1, int((batch["masked_lm_weights"] > 0).sum(axis=1).max()))
         cut = {name: batch[name][:, :longest] for name in _SLOTS}
-        yield {**batch, **cut, **{name: batch[name][:, :masked] for name in _MASKED}, "number": numbers[:, None]}
+        yield {
+            **batch,
+            **cut,
+            **{name: batch[name][:, :masked] for name in _MASKED},
+            "number": numbers[:, None],
+        }
 
 
 class ScoredPretraining(Pretraining):
@@ -418,9 +503,17 @@ class ScoredPretraining(Pretraining):
         device = next(engine.model.parameters()).device
         for batch in batches:
             with torch.no_grad():
-                fields = {name: torch.from_numpy(np.ascontiguousarray(batch[name])).to(device) for name in FIELDS}
+                fields = {
+                    name: torch.from_numpy(np.ascontiguousarray(batch[name])).to(device)
+                    for name in FIELDS
+                }
                 present = batch["number"] >= 0
-                parts.append([each[present] for each in (batch["number"], *_sequence_scores(engine.model, fields))])
+                parts.append(
+                    [
+                        each[present]
+                        for each in (batch["number"], *_sequence_scores(engine.model, fields))
+                    ]
+                )
         if not parts:
             return None
         order = np.argsort(np.concatenate([part[0] for part in parts]))
@@ -428,7 +521,10 @@ class ScoredPretraining(Pretraining):
             np.concatenate([part[place] for part in parts])[order] for place in range(1, 6)
         )
         counts = {"sequences": len(order), "masked_tokens": int(masked.sum())}
-        metrics = {"mlm_loss": float(mlm.sum() / masked.sum()), "mlm_accuracy": float(right.sum() / masked.sum())}
+        metrics = {
+            "mlm_loss": float(mlm.sum() / masked.sum()),
+            "mlm_accuracy": float(right.sum() / masked.sum()),
+        }
         # Whole numbers keep the files small: hundredths of a nat for a sequence, thousandths for its next sentence.
         self.by_sequence = {"mlm_centinats": np.rint(100 * mlm).astype(int).tolist()}
         if engine.model.cls.seq_relationship is not None:
@@ -520,7 +616,9 @@ def updates_of(packs: StoredPacks, size: int, updates: int) -> List[np.ndarray]:
 class Regrouped(StoredPacks):
     """The sequences of a run's packs in other updates; "pack" number k stands for update k."""
 
-    def __init__(self, store: PackStore, seed: int, updates: List[np.ndarray], regroup: Regroup) -> None:
+    def __init__(
+        self, store: PackStore, seed: int, updates: List[np.ndarray], regroup: Regroup
+    ) -> None:
         super().__init__(store, seed=seed)
         numbers = np.concatenate(updates)
         self._sequences = disassemble(store.schema, store.records(numbers))
@@ -570,7 +668,9 @@ class ChangedBatches(GlobalBatches):
             return super()._load(packs, numbers, epoch)
         batch = packs.alone(numbers, epoch)
         number = -(-len(batch["input_ids"]) // self._alone)
-        shape = self.layout._replace(micro_batches_per_update=number, packs_per_update=number * self._alone)
+        shape = self.layout._replace(
+            micro_batches_per_update=number, packs_per_update=number * self._alone
+        )
         return shape.filled(batch)
 
     def held_out(self) -> Iterator[Batch]:
@@ -620,9 +720,15 @@ def micro_batch_means(batch: Batch, micro_batch: int) -> Batch:
         return np.repeat(1.0 / np.maximum(1, sums), micro_batch).astype(like.dtype)
 
     masked, sequences = _counts(batch)
-    return {**batch, "mlm_scale": scale(masked, batch["mlm_scale"]), "nsp_scale": scale(sequences, batch["nsp_scale"])}
+    return {
+        **batch,
+        "mlm_scale": scale(masked, batch["mlm_scale"]),
+        "nsp_scale": scale(sequences, batch["nsp_scale"]),
+    }
 
 
 def _counts(batch: Batch):
     """Count masked tokens and sequences of every pack."""
-    return (batch["masked_lm_weights"] > 0).sum(axis=1), (batch["next_sentence_weights"] > 0).sum(axis=1)
+    return (batch["masked_lm_weights"] > 0).sum(axis=1), (batch["next_sentence_weights"] > 0).sum(
+        axis=1
+    )

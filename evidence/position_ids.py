@@ -108,8 +108,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     number = partial(parser.add_argument, type=positive_int)
     number("--max-sequence-length", metavar="MSL", help="tokens of a row, in place of the size's")
-    number("--examples", metavar="N", help="training examples of each data set, in place of the size's")
-    parser.add_argument("--ways", nargs="+", choices=VARIANTS, default=VARIANTS, metavar="WAY", help="only these")
+    number(
+        "--examples", metavar="N", help="training examples of each data set, in place of the size's"
+    )
+    parser.add_argument(
+        "--ways", nargs="+", choices=VARIANTS, default=VARIANTS, metavar="WAY", help="only these"
+    )
 
 
 def size_of(options: Any) -> CausalSize:
@@ -147,7 +151,9 @@ def options_of(variant: str, tokens: TokenSet, size: CausalSize, seed: int) -> B
     return BatchOptions(1, max(mean, int(tokens.lengths.max())), seed=seed)
 
 
-def new_model(tokens: TokenSet, size: CausalSize, folder: Optional[str], device: Any, seed: int) -> Any:
+def new_model(
+    tokens: TokenSet, size: CausalSize, folder: Optional[str], device: Any, seed: int
+) -> Any:
     """Return a small new Llama, or the model of a Hugging Face directory."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -155,7 +161,9 @@ def new_model(tokens: TokenSet, size: CausalSize, folder: Optional[str], device:
     torch.manual_seed(seed)
     if folder:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=dtype, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, torch_dtype=dtype, attn_implementation="sdpa"
+        )
         return model.to(device)
     model = new_llama(
         hidden_size=size.hidden_size,
@@ -166,7 +174,9 @@ def new_model(tokens: TokenSet, size: CausalSize, folder: Optional[str], device:
     return model.to(device)
 
 
-def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, device: Any, seed: int) -> Row:
+def train(
+    variant: str, tokens: TokenSet, size: CausalSize, options: Any, device: Any, seed: int
+) -> Row:
     """Train for one epoch."""
     import torch
 
@@ -182,7 +192,9 @@ def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, device
         use_padding_free(model, longest=int(tokens.lengths.max()), attention=options.attention)
     plan = way.plan(tokens.lengths, sizes)
     cuda = torch.cuda if device.type == "cuda" else None
-    optimizer = torch.optim.AdamW(model.parameters(), lr=size.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=size.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
+    )
     model.train()
     memory = PeakMemory()
     if cuda:
@@ -191,7 +203,9 @@ def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, device
     for step in range(steps):
         inputs = inputs_for(model, collate(way, plan.batch(step, 0), tokens.training))
         start = time.perf_counter()
-        rate = size.learning_rate * warmup_linear(step, steps=steps, warmup_steps=max(1, steps // 10))
+        rate = size.learning_rate * warmup_linear(
+            step, steps=steps, warmup_steps=max(1, steps // 10)
+        )
         results.append(take_step(model, optimizer, [to_device(inputs, device)], rate))
         if cuda:
             cuda.synchronize()
@@ -207,7 +221,8 @@ def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, device
         "tokens": real,
         "tokens_per_second": real / seconds,
         "peak_memory_mib": None if peak is None else peak / 2**20,
-        "training_loss": sum(result.loss * result.supervised_tokens for result in results) / predicted,
+        "training_loss": sum(result.loss * result.supervised_tokens for result in results)
+        / predicted,
         "held_out_loss": mean_loss(model, padded, device),
     }
 
@@ -215,7 +230,8 @@ def train(variant: str, tokens: TokenSet, size: CausalSize, options: Any, device
 def unigram_loss(tokens: TokenSet) -> float:
     """Return the held-out loss of predictions by the frequencies of training plus one, in nats."""
     training, held_out = (
-        np.concatenate([example["input_ids"][1:] for example in part]) for part in (tokens.training, tokens.held_out)
+        np.concatenate([example["input_ids"][1:] for example in part])
+        for part in (tokens.training, tokens.held_out)
     )
     counts = 1 + np.bincount(training, minlength=tokens.vocabulary_size)
     return float(-np.log(counts / counts.sum())[held_out].mean())
@@ -225,17 +241,28 @@ def unigram_loss(tokens: TokenSet) -> float:
 
 
 def cells_of(data: Sequence[TextSet], seeds: int, names: Sequence[str] = VARIANTS) -> List[Cell]:
-    return [Cell(f"{each.name}: {name}", seed) for seed in range(1, seeds + 1) for each in data for name in names]
+    return [
+        Cell(f"{each.name}: {name}", seed)
+        for seed in range(1, seeds + 1)
+        for each in data
+        for name in names
+    ]
 
 
 class NineWays:
     """Cell -> its row."""
 
     def __init__(self, options: Any) -> None:
-        if options.model is not None and not Path(options.model, "config.json").is_file():  # else asked of the hub
-            raise ValueError(f"--model {options.model}: no config.json; pass the directory of a Hugging Face model")
+        if (
+            options.model is not None and not Path(options.model, "config.json").is_file()
+        ):  # else asked of the hub
+            raise ValueError(
+                f"--model {options.model}: no config.json; pass the directory of a Hugging Face model"
+            )
         self.size, self._options = size_of(options), options
-        self.data = text_sets(options.data_dir, self.size.training_examples, self.size.held_out_examples)
+        self.data = text_sets(
+            options.data_dir, self.size.training_examples, self.size.held_out_examples
+        )
         self._device = find_device(EngineConfig(kind="host"))
         if self._device.type == "cpu":
             keep_buffers()
@@ -247,7 +274,10 @@ class NineWays:
             data = next(each for each in self.data if each.name == name)
             length, vocabulary = self.size.max_sequence_length, self.size.vocabulary_size
             self._tokens[name] = encode(
-                data, max_sequence_length=length, vocabulary_size=vocabulary, model=self._options.model
+                data,
+                max_sequence_length=length,
+                vocabulary_size=vocabulary,
+                model=self._options.model,
             )
         return self._tokens[name]
 
@@ -293,12 +323,22 @@ class PositionIdsShown(Shown):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._data = [name for name in self.facts["data"] if any(self.seeds(_variant(name, way)) for way in VARIANTS)]
-        self._ways = [way for way in VARIANTS if any(self.seeds(_variant(name, way)) for name in self._data)]
+        self._data = [
+            name
+            for name in self.facts["data"]
+            if any(self.seeds(_variant(name, way)) for way in VARIANTS)
+        ]
+        self._ways = [
+            way for way in VARIANTS if any(self.seeds(_variant(name, way)) for name in self._data)
+        ]
 
     def values(self, name: str, way: str, column: str) -> List[float]:
         """Return the measured values of all finished seeds."""
-        return [float(each) for each in self.columns(_variant(name, way), column).flat if each is not None]
+        return [
+            float(each)
+            for each in self.columns(_variant(name, way), column).flat
+            if each is not None
+        ]
 
     def differences(self, name: str, pair: Tuple[str, str]) -> List[float]:
         """Return the held-out losses of the first way minus those of the second, seed by seed."""
@@ -312,7 +352,8 @@ class PositionIdsShown(Shown):
     def apart(self) -> str:
         """Describe the largest distance of padded and padding-free runs, and the least one of the control."""
         same, other = (
-            [abs(each) for name in self._data for each in self.differences(name, pair)] for pair in (CLAIM, CONTROL)
+            [abs(each) for name in self._data for each in self.differences(name, pair)]
+            for pair in (CLAIM, CONTROL)
         )
         if not same or not other:
             return "no pair is finished yet"
@@ -345,7 +386,13 @@ class PositionIdsShown(Shown):
         if len(found) < 2:
             return f"{name}: shows nothing yet, it needs two seeds"
         interval = students(found)
-        words = "shows nothing" if interval.low <= 0 <= interval.high else "more" if interval.mean > 0 else "less"
+        words = (
+            "shows nothing"
+            if interval.low <= 0 <= interval.high
+            else "more"
+            if interval.mean > 0
+            else "less"
+        )
         return f"{name} {interval.words('+.3f')}, {words}"
 
     def _table(self, name: str) -> Table:
@@ -353,7 +400,9 @@ class PositionIdsShown(Shown):
         facts = self.facts["data"][name]
 
         def of(column: str, words: Callable[[List[float]], str]) -> Callable[[str], Optional[str]]:
-            return lambda way: words(self.values(name, way, column)) if self.values(name, way, column) else None
+            return lambda way: (
+                words(self.values(name, way, column)) if self.values(name, way, column) else None
+            )
 
         def has(place: int) -> Callable[[str], str]:
             return lambda way: "yes" if facts["properties"][way][place] else "no"
@@ -368,20 +417,34 @@ class PositionIdsShown(Shown):
             ("training loss", of("training_loss", spread)),
             ("held-out loss", of("held_out_loss", spread)),
         ]
-        no_model = ["most frequent tokens (no model)", *[""] * (len(columns) - 2), f"{facts['unigram_loss']:.3f}"]
-        return Table(columns, [way for way in self._ways if self.seeds(_variant(name, way))], [no_model])
+        no_model = [
+            "most frequent tokens (no model)",
+            *[""] * (len(columns) - 2),
+            f"{facts['unigram_loss']:.3f}",
+        ]
+        return Table(
+            columns, [way for way in self._ways if self.seeds(_variant(name, way))], [no_model]
+        )
 
     def pictures(self) -> Dict[str, Sequence[Picture]]:
         """Draw speed and held-out loss of every way."""
 
         def of(column: str) -> Dict[str, Dict[str, Interval]]:
-            values = {name: {way: self.values(name, way, column) for way in self._ways} for name in self._data}
+            values = {
+                name: {way: self.values(name, way, column) for way in self._ways}
+                for name in self._data
+            }
             return {
-                f"{name}: mean, lowest and highest seed": {way: extremes(found) for way, found in ways.items() if found}
+                f"{name}: mean, lowest and highest seed": {
+                    way: extremes(found) for way, found in ways.items() if found
+                }
                 for name, ways in values.items()
             }
 
-        unigram = [(f"{name}, most frequent tokens", self.facts["data"][name]["unigram_loss"]) for name in self._data]
+        unigram = [
+            (f"{name}, most frequent tokens", self.facts["data"][name]["unigram_loss"])
+            for name in self._data
+        ]
         drawn = [
             bars("Speed", "tokens a second (more is better)", of("tokens_per_second")),
             bars("Held-out loss", "nats a token (less is better)", of("held_out_loss"), unigram),

@@ -28,7 +28,9 @@ FACTS = "facts.json"  # about the data and the machine
 _LOCKS, _UNFINISHED = "locks", "unfinished"
 _WAIT = 1.0  # seconds between two looks at a cell that another process has
 
-Row = Dict[str, Any]  # one measured point: names -> plain values; `variant` and `seed` come from its cell
+Row = Dict[
+    str, Any
+]  # one measured point: names -> plain values; `variant` and `seed` come from its cell
 
 
 class Cell(NamedTuple):
@@ -58,7 +60,11 @@ class Runner:
         # Every cell of a run comes from one commit: its settings say which.
         settings = {**settings, "commit": commit_here()}
         with alone(self.folder, "settings"):
-            settle(self.folder / SETTINGS, settings, "cells measured" if finished_cells(self.folder) else "")
+            settle(
+                self.folder / SETTINGS,
+                settings,
+                "cells measured" if finished_cells(self.folder) else "",
+            )
 
     def keep_facts(self, facts: Mapping[str, Any]) -> None:
         """Add facts to the stored ones, and the machine."""
@@ -74,8 +80,12 @@ class Runner:
         finished = finished_cells(self.folder)
         missing = [cell for cell in cells if cell not in finished]
         if len(missing) < len(cells):
-            print(f"{len(cells) - len(missing)} of {counted(len(cells), 'cell')} are in {self.folder} already")
-        with progress_bar(len(cells), "cells", unit=" cells", done=len(cells) - len(missing)) as bar:
+            print(
+                f"{len(cells) - len(missing)} of {counted(len(cells), 'cell')} are in {self.folder} already"
+            )
+        with progress_bar(
+            len(cells), "cells", unit=" cells", done=len(cells) - len(missing)
+        ) as bar:
             while missing:
                 taken = [cell for cell in missing if self._finish(cell, measure, bar)]
                 missing = [cell for cell in missing if cell not in taken]
@@ -94,13 +104,23 @@ class Runner:
                 bar.set_postfix_str(f"{cell.variant}, seed {cell.seed}")
                 start = time.perf_counter()
                 try:
-                    rows = [{"variant": cell.variant, "seed": cell.seed, **row} for row in measure(cell)]
+                    rows = [
+                        {"variant": cell.variant, "seed": cell.seed, **row} for row in measure(cell)
+                    ]
                 except KeyboardInterrupt:
                     kept = counted(len(finished_cells(self.folder)), "finished cell")
-                    print(f"\nstopped: {kept} in {self.folder}; the same command goes on", file=sys.stderr)
+                    print(
+                        f"\nstopped: {kept} in {self.folder}; the same command goes on",
+                        file=sys.stderr,
+                    )
                     raise
                 seconds = round(time.perf_counter() - start, 3)
-                record = {"variant": cell.variant, "seed": cell.seed, "seconds": seconds, "rows": rows}
+                record = {
+                    "variant": cell.variant,
+                    "seed": cell.seed,
+                    "seconds": seconds,
+                    "rows": rows,
+                }
                 write_atomically(path, (json.dumps(record) + "\n").encode())
                 shutil.rmtree(self.unfinished(cell), ignore_errors=True)
                 if not (sys.stderr and sys.stderr.isatty()):
@@ -136,10 +156,16 @@ def settle(path: Path, settings: Mapping[str, Any], holds: str) -> None:
     """Store what decides the contents of a directory; raise ValueError if it `holds` contents of other settings."""
     wanted = json.loads(json.dumps(settings))
     stored = read_json(path) if path.exists() else {}
-    different = sorted(name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name))
+    different = sorted(
+        name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)
+    )
     if stored and different and holds:
-        changes = ", ".join(f"{name} {stored.get(name)} (now {wanted.get(name)})" for name in different)
-        raise ValueError(f"{path.parent}: holds {holds} with {changes}; pass another --out or remove the directory")
+        changes = ", ".join(
+            f"{name} {stored.get(name)} (now {wanted.get(name)})" for name in different
+        )
+        raise ValueError(
+            f"{path.parent}: holds {holds} with {changes}; pass another --out or remove the directory"
+        )
     if stored != wanted or not path.exists():
         write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
 

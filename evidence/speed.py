@@ -24,7 +24,13 @@ from evidence.packed_runs import BuiltData, corpus_of
 from evidence.runner import FACTS, Cell, Row, Runner, alone
 from evidence.speed_shown import EMULATED, LAYERS, PRECISIONS, WHOLE, SpeedShown
 from ipu_packed_bert.benchmarks.packed import bfloat16_slowdown
-from ipu_packed_bert.data.global_batches import Batch, GlobalBatches, Layout, SameSequences, StoredPacks
+from ipu_packed_bert.data.global_batches import (
+    Batch,
+    GlobalBatches,
+    Layout,
+    SameSequences,
+    StoredPacks,
+)
 from ipu_packed_bert.engine.base import Gradients, StepResult
 from ipu_packed_bert.engine.host import HostEngine
 from ipu_packed_bert.engine.host.attention import dense_attention
@@ -61,7 +67,9 @@ WIDTHS = {"base": Width(768, 12), "large": Width(1024, 16), "tiny": Width(32, 2)
 class SpeedSize(NamedTuple):
     """The size of the experiment."""
 
-    corpus: str  # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus
+    corpus: (
+        str  # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus
+    )
     amount: int  # documents of topics, or characters of text
     rows: Tuple[Tuple[int, int, int], ...]  # slots, packing depth, rounds that are timed
     slots_at_once: int  # of a micro-batch, which has one row at least
@@ -69,11 +77,23 @@ class SpeedSize(NamedTuple):
     vocabulary_size: int  # rows of the table
     widths: Tuple[str, ...]
     layers: Optional[int]  # that are timed; None: all of the width, without an estimate
-    whole: Tuple[Tuple[int, str, str], ...]  # slots, width, type: here the estimate is compared with a whole model
+    whole: Tuple[
+        Tuple[int, str, str], ...
+    ]  # slots, width, type: here the estimate is compared with a whole model
 
 
 SIZES = {
-    "quick": SpeedSize("topics", 60, ((32, 3, 3), (64, 4, 3)), 64, 64, 512, ("tiny",), 1, ((64, "tiny", "float32"),)),
+    "quick": SpeedSize(
+        "topics",
+        60,
+        ((32, 3, 3), (64, 4, 3)),
+        64,
+        64,
+        512,
+        ("tiny",),
+        1,
+        ((64, "tiny", "float32"),),
+    ),
     "default": SpeedSize(
         "text",
         3_000_000,
@@ -111,10 +131,18 @@ SUMMARY = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     lengths = sorted({slots for size in SIZES.values() for slots, *_ in size.rows})
-    parser.add_argument("--slots", nargs="+", type=int, choices=lengths, metavar="S", help="only these row lengths")
-    parser.add_argument("--widths", nargs="+", choices=WIDTHS, metavar="NAME", help="only these: base, large")
     parser.add_argument(
-        "--types", nargs="+", choices=PRECISIONS, metavar="NAME", help=f"only these: {', '.join(PRECISIONS)}"
+        "--slots", nargs="+", type=int, choices=lengths, metavar="S", help="only these row lengths"
+    )
+    parser.add_argument(
+        "--widths", nargs="+", choices=WIDTHS, metavar="NAME", help="only these: base, large"
+    )
+    parser.add_argument(
+        "--types",
+        nargs="+",
+        choices=PRECISIONS,
+        metavar="NAME",
+        help=f"only these: {', '.join(PRECISIONS)}",
     )
     parser.set_defaults(seeds=1)
 
@@ -131,14 +159,21 @@ class SpeedData(BuiltData):
 
     def __init__(self, options: Any) -> None:
         size: SpeedSize = SIZES[options.size]
-        folder = Path(options.out).parent / f"data_speed_{options.size}_{corpus_of(size, options.data_dir)}"
+        folder = (
+            Path(options.out).parent
+            / f"data_speed_{options.size}_{corpus_of(size, options.data_dir)}"
+        )
         super().__init__(folder, size, options.data_dir)
 
     def store(self, slots: int) -> PackStore:
         with alone(self.folder, "data"):
             depth, vocabulary = self._depth(slots), self._vocabulary()
             sizes = {"max_sequence_length": slots, "max_sequences_per_pack": depth}
-            return PackStore.open(self.built(f"slots_{slots}", corpus=self.documents(), vocabulary=vocabulary, **sizes))
+            return PackStore.open(
+                self.built(
+                    f"slots_{slots}", corpus=self.documents(), vocabulary=vocabulary, **sizes
+                )
+            )
 
     def _depth(self, slots: int) -> int:
         return next(depth for each, depth, _ in self.size.rows if each == slots)
@@ -148,7 +183,11 @@ class SpeedData(BuiltData):
 
     def _vocabulary(self) -> Optional[Path]:
         """Return BERT's own vocabulary if --data-dir has it; None: each row length trains one."""
-        if self._data_dir is None or self.corpus == "topics" or not (self._data_dir / VOCABULARY).exists():
+        if (
+            self._data_dir is None
+            or self.corpus == "topics"
+            or not (self._data_dir / VOCABULARY).exists()
+        ):
             return None
         path = self.folder / "vocab.txt"
         if not path.exists():
@@ -193,8 +232,15 @@ def typical(store: PackStore, *, updates: int, packs: int, multiple: int, seed: 
     random = np.random.default_rng(seed)
     few = len(store) < updates * packs
     draws = [random.choice(len(store), updates * packs, replace=few) for _ in range(_DRAWS)]
-    full = [draw for draw in draws if not (sequences[draw].reshape(updates, packs).sum(axis=1) % multiple).any()]
-    return min(full or draws, key=lambda draw: abs(float(sequences[draw].mean()) - store.manifest.packing_factor))
+    full = [
+        draw
+        for draw in draws
+        if not (sequences[draw].reshape(updates, packs).sum(axis=1) % multiple).any()
+    ]
+    return min(
+        full or draws,
+        key=lambda draw: abs(float(sequences[draw].mean()) - store.manifest.packing_factor),
+    )
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------
@@ -227,7 +273,15 @@ class Timed:
     """One cell: engines of equal weights, and the batches of each round."""
 
     def __init__(
-        self, size: SpeedSize, store: PackStore, slots: int, width: str, precision: str, *, whole: bool, seed: int
+        self,
+        size: SpeedSize,
+        store: PackStore,
+        slots: int,
+        width: str,
+        precision: str,
+        *,
+        whole: bool,
+        seed: int,
     ) -> None:
         self._size, self._store, self._slots = size, store, slots
         self._width, self._precision = WIDTHS[width], precision
@@ -251,7 +305,8 @@ class Timed:
         hidden = self._width.hidden_size
         return Config(
             data=DataConfig(
-                max_sequence_length=self._slots, max_sequences_per_pack=self._store.schema.max_sequences_per_pack
+                max_sequence_length=self._slots,
+                max_sequences_per_pack=self._store.schema.max_sequences_per_pack,
             ),
             model=ModelConfig(
                 vocabulary_size=self._size.vocabulary_size,
@@ -286,7 +341,10 @@ class Timed:
         sides = [self._sides(pair, layout) for pair in pairs]
         turns = {name: partial(_turn, sides, name) for name in sorted(sides[0])}
         # All rounds count: the engines are warm.
-        return [_row(number, pairs[number], results) for number, results in rounds_in_turn(turns, rounds - 1)]
+        return [
+            _row(number, pairs[number], results)
+            for number, results in rounds_in_turn(turns, rounds - 1)
+        ]
 
     def _sides(self, pair: SameSequences, layout: Layout) -> Dict[str, Side]:
         """Return the sides of a round, by name."""

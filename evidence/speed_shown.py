@@ -144,7 +144,9 @@ class SpeedShown(Shown):
 
         layers = self.settings["layers"]
         keys = sorted(rows, key=self._place)
-        self.timings = [Timings(case, rows[case, False], layers) for case, is_whole in keys if not is_whole]
+        self.timings = [
+            Timings(case, rows[case, False], layers) for case, is_whole in keys if not is_whole
+        ]
         self.wholes = [Timings(case, rows[case, True], None) for case, is_whole in keys if is_whole]
 
     def _place(self, key: Tuple[Case, bool]) -> Tuple[int, int, int]:
@@ -166,7 +168,11 @@ class SpeedShown(Shown):
     @property
     def all_pass(self) -> bool:
         """True if every case shows something, and has the speed-up that is claimed."""
-        return bool(self.timings) and not self.nothing and all(timings.realised() for timings in self.timings)
+        return (
+            bool(self.timings)
+            and not self.nothing
+            and all(timings.realised() for timings in self.timings)
+        )
 
     @property
     def p(self) -> float:
@@ -192,7 +198,10 @@ class SpeedShown(Shown):
                 ("same packs twice", _twice),
             ],
             self.timings,
-            [[f"{case.slots:,}", case.width, case.precision, "no bfloat16"] for case in self.emulated],
+            [
+                [f"{case.slots:,}", case.width, case.precision, "no bfloat16"]
+                for case in self.emulated
+            ],
         )
 
     def parts(self) -> List[Union[str, Table]]:
@@ -218,12 +227,20 @@ class SpeedShown(Shown):
                 f"embeddings and heads once, and {times} what the layer adds."
             )
             estimates = {timings.case: timings for timings in self.timings}
-            lines += [_checked(whole, estimates[whole.case]) for whole in self.wholes if whole.case in estimates]
+            lines += [
+                _checked(whole, estimates[whole.case])
+                for whole in self.wholes
+                if whole.case in estimates
+            ]
         if self.emulated:
-            lines.append("No bfloat16: this processor has no products of this type, so nothing was timed.")
+            lines.append(
+                "No bfloat16: this processor has no products of this type, so nothing was timed."
+            )
         differences = []
         for precision in EXPECTED:
-            gradients = [timings.gradients for timings in self.timings if timings.case.precision == precision]
+            gradients = [
+                timings.gradients for timings in self.timings if timings.case.precision == precision
+            ]
             if gradients:
                 differences.append(f"{max(gradients):.0e} in {precision}")
         differ = ", ".join(differences)
@@ -278,10 +295,14 @@ class SpeedShown(Shown):
                     # The share of the factor timed, times that of all packs.
                     scale = factors[timings.case.slots] / timings.factor
                     mean, low, high, _ = timings.whole(attention)
-                    points.append((float(timings.case.slots), scale * mean, scale * low, scale * high))
+                    points.append(
+                        (float(timings.case.slots), scale * mean, scale * low, scale * high)
+                    )
             if points:
                 x, mean_ends, low_ends, high_ends = zip(*points)
-                lines.append(Line(f"{precision}, {words}", x, mean_ends, lower=low_ends, upper=high_ends))
+                lines.append(
+                    Line(f"{precision}, {words}", x, mean_ends, lower=low_ends, upper=high_ends)
+                )
         return lines
 
 

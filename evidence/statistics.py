@@ -96,7 +96,9 @@ def power(deviation: float, margin: float, seeds: int) -> float:
     error = deviation / seeds**0.5
     t = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
 
-    def passes(share: float) -> float:  # share: of the distribution of s**2, so that no spread is too small
+    def passes(
+        share: float,
+    ) -> float:  # share: of the distribution of s**2, so that no spread is too small
         variance = float(stats.chi2.ppf(share, freedom)) / freedom
         room = margin / error - t * variance**0.5
         inside = 2 * stats.norm.cdf(room) - 1

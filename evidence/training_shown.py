@@ -31,22 +31,29 @@ class TrainingShown(Shown):
         name = f"all_{metric}" if f"all_{metric}" in row else metric
         return float(row[name])
 
-    def differences(self, first: str, second: str, metric: str, seeds: Optional[Sequence[int]] = None) -> List[float]:
+    def differences(
+        self, first: str, second: str, metric: str, seeds: Optional[Sequence[int]] = None
+    ) -> List[float]:
         """Return the first arm minus the second, seed by seed; raise KeyError for a missing cell."""
         chosen = self.common(first, second) if seeds is None else seeds
-        return [self.value(first, seed, metric) - self.value(second, seed, metric) for seed in chosen]
+        return [
+            self.value(first, seed, metric) - self.value(second, seed, metric) for seed in chosen
+        ]
 
     def over_sequences(self, first: str, second: str, seeds: Sequence[int]) -> float:
         """Return the standard error of the difference of the loss over the held-out sequences, the mean of seeds."""
 
         def difference(name: str) -> Any:
             means = [
-                np.mean([self.cells[Cell(arm, seed)][-1][name] for seed in seeds], axis=0) for arm in (first, second)
+                np.mean([self.cells[Cell(arm, seed)][-1][name] for seed in seeds], axis=0)
+                for arm in (first, second)
             ]
             return means[0] - means[1]
 
         masked = np.array(self.facts["masked"], dtype=float)
-        return error_over_sequences(masked, difference("mlm_centinats") / 100, difference("nsp_millinats") / 1000)
+        return error_over_sequences(
+            masked, difference("mlm_centinats") / 100, difference("nsp_millinats") / 1000
+        )
 
     def against(self, arm: str, metric: str = "loss") -> Optional[Interval]:
         """Return the difference from the reference, over the seeds that both have."""
@@ -80,7 +87,9 @@ class TrainingShown(Shown):
 
     def table(self) -> Table:
         def last(metric: str, digits: int, scale: float = 1.0) -> Any:
-            return lambda arm: spread([scale * self.value(arm, seed, metric) for seed in self.seeds(arm)], digits)
+            return lambda arm: spread(
+                [scale * self.value(arm, seed, metric) for seed in self.seeds(arm)], digits
+            )
 
         def against(metric: str) -> Any:
             return lambda arm: _words(self.against(arm, metric))
@@ -97,7 +106,10 @@ class TrainingShown(Shown):
                 ("right, %", last("mlm_accuracy", 1, 100)),
                 ("next sentence, nats", last("nsp_loss", 4)),
                 ("right, %", last("nsp_accuracy", 1, 100)),
-                *((f"{words}, against {reference}", against(metric)) for metric, words in METRICS.items()),
+                *(
+                    (f"{words}, against {reference}", against(metric))
+                    for metric, words in METRICS.items()
+                ),
                 ("updates", updates),
                 ("seeds", lambda arm: str(len(self.seeds(arm)))),
             ],
@@ -126,7 +138,9 @@ class TrainingShown(Shown):
 
 
 class UpdatesShown(TrainingShown):
-    words = {name: arm.words + (", float64" if arm.double else "") for name, arm in arms.ARMS.items()}
+    words = {
+        name: arm.words + (", float64" if arm.double else "") for name, arm in arms.ARMS.items()
+    }
     reference = arms.UNPACKED
 
     def apart(self, first: str, second: str) -> Tuple[np.ndarray, np.ndarray]:
@@ -144,7 +158,10 @@ class UpdatesShown(TrainingShown):
             "packed, float64": (arms.PACKED + arms.DOUBLE, arms.UNPACKED + arms.DOUBLE),
             "packed, float32": (arms.PACKED, arms.UNPACKED),
             "packed in another order, float32": (arms.AGAIN, arms.PACKED),
-            "losses as means over micro-batches, float64": (arms.MEANS + arms.DOUBLE, arms.UNPACKED + arms.DOUBLE),
+            "losses as means over micro-batches, float64": (
+                arms.MEANS + arms.DOUBLE,
+                arms.UNPACKED + arms.DOUBLE,
+            ),
             "without the mask": (arms.NO_MASK, arms.UNPACKED),
         }
         lines = []
@@ -156,7 +173,9 @@ class UpdatesShown(TrainingShown):
         if lines:
             title = "How far runs are from unpacked ones"
             y = "difference of held-out losses, nats"
-            pictures["apart"] = [curves(title, "updates", y, lines, [("limit in float64", 1e-6)], log=10)]
+            pictures["apart"] = [
+                curves(title, "updates", y, lines, [("limit in float64", 1e-6)], log=10)
+            ]
         return pictures
 
 

@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from evidence import packed_runs
-from evidence.arms import AGAIN, ARMS, DOUBLE, MEANS, NO_MASK, PACKED, PILOT_SEEDS, UNPACKED, changed
+from evidence.arms import (
+    AGAIN,
+    ARMS,
+    DOUBLE,
+    MEANS,
+    NO_MASK,
+    PACKED,
+    PILOT_SEEDS,
+    UNPACKED,
+    changed,
+)
 from evidence.packed_runs import QUICK, TOPICS, WIKIPEDIA, Size
 from evidence.runner import Cell, Row, Runner, finished_cells
 from evidence.training_shown import UpdatesShown
@@ -35,7 +45,9 @@ _FIGURE_4 = (MEANS, "no_positions", "separators", "betas", "none")
 class Start(NamedTuple):
     """The initial weights of all runs: their heads are trained by unpacked updates."""
 
-    checkpoint: Optional[str]  # a Hugging Face folder or the package of weights; None: a network from nothing
+    checkpoint: Optional[
+        str
+    ]  # a Hugging Face folder or the package of weights; None: a network from nothing
     updates: int
     rate: float
     along: int  # of the scored sequences, at the measurements along a run
@@ -45,20 +57,42 @@ class Updates(NamedTuple):
     """The size of the experiment, and its cells."""
 
     size: Size
-    cells: Tuple[Tuple[Tuple[str, ...], Tuple[int, ...]], ...]  # arms and seeds, in the order in which they are run
+    cells: Tuple[
+        Tuple[Tuple[str, ...], Tuple[int, ...]], ...
+    ]  # arms and seeds, in the order in which they are run
     start: Optional[Start] = None
 
 
 _BERT = Size("text", 8_000_000, 0.12, 128, 0.9, 3, 30_522, 384, 6, 12, 4, 2, 6_270, 6, 5.0e-4, True)
 _FULL = Size(
-    "text", 10**12, 0.001, 512, 0.1, 3, 30_522, 768, 12, 12, 8, 32, 256 * 100_000, 20, 1.0e-4, True, "bfloat16"
+    "text",
+    10**12,
+    0.001,
+    512,
+    0.1,
+    3,
+    30_522,
+    768,
+    12,
+    12,
+    8,
+    32,
+    256 * 100_000,
+    20,
+    1.0e-4,
+    True,
+    "bfloat16",
 )
 SIZES, DEFAULT = (
     {
         "quick": Updates(QUICK, ((_SAME, (1,)), (_DOUBLE, (1,)))),
-        "topics": Updates(TOPICS, (((PACKED, UNPACKED), PILOT_SEEDS), (_SAME, SEEDS), (_DOUBLE, SEEDS))),
+        "topics": Updates(
+            TOPICS, (((PACKED, UNPACKED), PILOT_SEEDS), (_SAME, SEEDS), (_DOUBLE, SEEDS))
+        ),
         "figure_4": Updates(TOPICS, (((PACKED, UNPACKED, NO_MASK, *_FIGURE_4), SEEDS),)),
-        "wikipedia": Updates(WIKIPEDIA, ((_SAME, SEEDS[:1]), (_DOUBLE[:2], SEEDS[:1]), (_SAME, SEEDS))),
+        "wikipedia": Updates(
+            WIKIPEDIA, ((_SAME, SEEDS[:1]), (_DOUBLE[:2], SEEDS[:1]), (_SAME, SEEDS))
+        ),
         "trained": Updates(_BERT, ((_SAME, SEEDS),), Start(PACKAGE, 160, 5.0e-4, 256)),
         "full": Updates(_FULL, (((PACKED, UNPACKED), (1,)),)),
     },
@@ -76,7 +110,9 @@ SUMMARY = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--arms", nargs="+", choices=ARMS, metavar="NAME", help=f"only these of {', '.join(ARMS)}")
+    parser.add_argument(
+        "--arms", nargs="+", choices=ARMS, metavar="NAME", help=f"only these of {', '.join(ARMS)}"
+    )
 
 
 def settings(options: Any) -> Dict[str, Any]:
@@ -118,7 +154,9 @@ class Runs:
         """Train the heads, and all other weights, with unpacked updates; keep the weights."""
         start, pretrained = self.start, self.setup.pretrained
         assert start is not None
-        config = self.setup.config("unpacked", seed=cell.seed, rate=start.rate / self.setup.size.learning_rate)
+        config = self.setup.config(
+            "unpacked", seed=cell.seed, rate=start.rate / self.setup.size.learning_rate
+        )
         rows = self.setup.run(
             self._measured(replace(config, run=replace(config.run, steps=start.updates))),
             unfinished=self._runner.unfinished(cell),
@@ -132,7 +170,9 @@ class Runs:
     def part(self, cell: Cell) -> List[Row]:
         """Make one run; all have the same number of sequences."""
         arm = ARMS[cell.variant]
-        config = self.setup.config("packed", seed=cell.seed, adjustment=arm.adjustment, attention=arm.attention)
+        config = self.setup.config(
+            "packed", seed=cell.seed, adjustment=arm.adjustment, attention=arm.attention
+        )
         return self.setup.run(
             self._measured(config),
             lambda batch: changed(batch, arm, self.setup.size.micro_batch),

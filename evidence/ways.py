@@ -29,7 +29,9 @@ WORDS = {
 }
 TRAINING, INFERENCE = "training", "inference"
 
-_SORTED = 3  # the stream of random numbers that orders the sequences of equal length, and the updates
+_SORTED = (
+    3  # the stream of random numbers that orders the sequences of equal length, and the updates
+)
 
 
 class Pass(NamedTuple):

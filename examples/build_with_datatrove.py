@@ -38,7 +38,9 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=64)
     parser.add_argument("--max-sequence-length", type=int, default=512)
     given = parser.parse_args()
-    options = BuildOptions(out=given.out, source=given.source, max_sequence_length=given.max_sequence_length)
+    options = BuildOptions(
+        out=given.out, source=given.source, max_sequence_length=given.max_sequence_length
+    )
     step = None
     for stage, tasks in (("count", given.tasks), ("recipe", 1), ("deal", given.tasks)):
         step = LocalPipelineExecutor(

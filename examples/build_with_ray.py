@@ -26,8 +26,13 @@ def main() -> None:
     parser.add_argument("--max-sequence-length", type=int, default=512)
     parser.add_argument("--address", help="of the cluster's head, or auto")
     given = parser.parse_args()
-    options = BuildOptions(out=given.out, source=given.source, max_sequence_length=given.max_sequence_length)
-    ray.init(address=given.address, **({} if given.address else {"num_cpus": 2, "include_dashboard": False}))
+    options = BuildOptions(
+        out=given.out, source=given.source, max_sequence_length=given.max_sequence_length
+    )
+    ray.init(
+        address=given.address,
+        **({} if given.address else {"num_cpus": 2, "include_dashboard": False}),
+    )
     while True:
         stage, tasks = missing_tasks(options, given.tasks)
         if not stage:

@@ -37,15 +37,22 @@ class MeanBert(PackedBert):
     def predictions(self, input_ids, input_mask, segment_ids, positions):
         hidden_BSH = self.hidden(input_ids, input_mask, segment_ids, positions)
         places = torch.arange(1, self.depth + 1, dtype=input_mask.dtype, device=input_mask.device)
-        own_BDS = (input_mask[:, None, :] == places[:, None]).to(hidden_BSH.dtype)  # which slots are whose
+        own_BDS = (input_mask[:, None, :] == places[:, None]).to(
+            hidden_BSH.dtype
+        )  # which slots are whose
         mean_BDH = own_BDS @ hidden_BSH / own_BDS.sum(2, keepdim=True).clamp(min=1)
         return self.classifier(mean_BDH).to(torch.promote_types(hidden_BSH.dtype, torch.float32))
 
-    def forward(self, input_ids, input_mask, segment_ids, positions, sequence_numbers, labels, scale):
+    def forward(
+        self, input_ids, input_mask, segment_ids, positions, sequence_numbers, labels, scale
+    ):
         logits_BDC = self.predictions(input_ids, input_mask, segment_ids, positions)
         there_BD = (sequence_numbers > 0).to(logits_BDC.dtype)
         loss_BD, right_BD = cross_entropy(logits_BDC, labels), correct(logits_BDC, labels)
-        return Output(((loss_BD * there_BD).sum(1) * scale).sum(), (right_BD.to(there_BD.dtype) * there_BD).sum())
+        return Output(
+            ((loss_BD * there_BD).sum(1) * scale).sum(),
+            (right_BD.to(there_BD.dtype) * there_BD).sum(),
+        )
 
 
 class Text(NamedTuple):
@@ -79,11 +86,16 @@ class MeanTask(LabelTask):
 
     def inputs(self, examples, what):
         cut = [
-            each.ids[: self.max_sequence_length - 2] for each in self.tokenizer.encode([each.text for each in examples])
+            each.ids[: self.max_sequence_length - 2]
+            for each in self.tokenizer.encode([each.text for each in examples])
         ]
         ids, segments = zip(*(self.tokenizer.joined([each]) for each in cut))
-        numbers = [self.number_of(*each.labels, each.where) if each.labels else 0 for each in examples]
-        return Inputs.of(ids, np.concatenate(segments), targets={"labels": np.array(numbers, np.int32)})
+        numbers = [
+            self.number_of(*each.labels, each.where) if each.labels else 0 for each in examples
+        ]
+        return Inputs.of(
+            ids, np.concatenate(segments), targets={"labels": np.array(numbers, np.int32)}
+        )
 
     def network(self, attention):
         return MeanBert(self.model, len(self.labels), self.max_sequences_per_pack, attention)
@@ -92,6 +104,9 @@ class MeanTask(LabelTask):
         answers = [{"prediction": self.labels[int(logits.argmax())]} for logits in outputs]
         metrics = {}
         if self.scorable:
-            right = [(answer["prediction"],) == each.labels for answer, each in zip(answers, self.examples)]
+            right = [
+                (answer["prediction"],) == each.labels
+                for answer, each in zip(answers, self.examples)
+            ]
             metrics = {"accuracy": 100.0 * sum(right) / len(right)}
         return Scored(metrics, {"predictions.json": answers}, answers)

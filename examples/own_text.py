@@ -20,22 +20,39 @@ from pack_data.cli.command import ArgumentParser, positive_int, run_main
 def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--text", default="embedded", help="texts, each file a document; or a JSONL file; default: Python's"
+        "--text",
+        default="embedded",
+        help="texts, each file a document; or a JSONL file; default: Python's",
     )
     parser.add_argument("--slots", type=positive_int, default=128, help="tokens of a packed row")
-    parser.add_argument("--words", type=positive_int, default=4096, help="size of the vocabulary, learnt from the text")
+    parser.add_argument(
+        "--words",
+        type=positive_int,
+        default=4096,
+        help="size of the vocabulary, learnt from the text",
+    )
     parser.add_argument("--steps", type=positive_int, default=300, help="weight updates")
     parser.add_argument("--sentence", default="The function returns a [MASK] of strings.")
-    parser.add_argument("--out", type=Path, default=Path("own_text"), help="folder for all that is made")
+    parser.add_argument(
+        "--out", type=Path, default=Path("own_text"), help="folder for all that is made"
+    )
     options = parser.parse_args(argv)
     if options.steps < 2:
-        parser.error("--steps 1: half of them come before the stop and half after it; give at least 2")
+        parser.error(
+            "--steps 1: half of them come before the stop and half after it; give at least 2"
+        )
     if options.sentence.count("[MASK]") != 1:
-        parser.error(f"--sentence {options.sentence!r}: must have one [MASK], which the model fills in")
+        parser.error(
+            f"--sentence {options.sentence!r}: must have one [MASK], which the model fills in"
+        )
     data, run, exported = (str(options.out / name) for name in ("data", "run", "hugging_face"))
 
     # Pieces of the text in rows of --slots tokens, at most three in a row.
-    sizes = {"vocabulary_size": options.words, "max_sequence_length": options.slots, "duplication_factor": 1}
+    sizes = {
+        "vocabulary_size": options.words,
+        "max_sequence_length": options.slots,
+        "duplication_factor": 1,
+    }
     build(BuildOptions(data, corpus=options.text, **sizes)).close()
 
     changed = ["batch.micro_batch=16", "batch.gradient_accumulation=1", "run.evaluate_every=0"]
@@ -43,7 +60,19 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     settings = [word for change in changed for word in ("--set", change)]
     config = str(config_file("packed_host"))
     # Half of the updates, a checkpoint, and the other half: the losses are those of one run without the stop.
-    pretrain.main(["--config", config, "--data", data, "--out", run, "--steps", str(options.steps // 2), *settings])
+    pretrain.main(
+        [
+            "--config",
+            config,
+            "--data",
+            data,
+            "--out",
+            run,
+            "--steps",
+            str(options.steps // 2),
+            *settings,
+        ]
+    )
     pretrain.main(["--resume", run, "--steps", str(options.steps)])
 
     export_run(Path(run), Path(exported))

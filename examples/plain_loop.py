@@ -20,7 +20,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     import torch
     from torch.utils.data import DataLoader
 
-    from ipu_packed_bert.padding_free import PaddingCollator, PaddingFreeCollator, take_step, use_padding_free
+    from ipu_packed_bert.padding_free import (
+        PaddingCollator,
+        PaddingFreeCollator,
+        take_step,
+        use_padding_free,
+    )
     from pack_data.batching.plans import BatchOptions
     from pack_data.batching.sampler import IndexBatchSampler
 
@@ -28,12 +33,17 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     lengths = [len(example["input_ids"]) for example in dataset]
     seconds = {}
     # A packed row of 1,024 tokens holds as much as 16 of these examples.
-    for name, way, batch_size in [("unpacked", "RandomSampling+Padding", 16), ("packed", "OptimalPacking+PosID", 1)]:
+    for name, way, batch_size in [
+        ("unpacked", "RandomSampling+Padding", 16),
+        ("packed", "OptimalPacking+PosID", 1),
+    ]:
         model = tiny.load(options.model)
         if name == "packed":
             use_padding_free(model, longest=options.row)
         collator = PaddingFreeCollator(model) if name == "packed" else PaddingCollator()
-        sampler = IndexBatchSampler(way, lengths, BatchOptions(batch_size, options.row, ranks=1), rank=0)
+        sampler = IndexBatchSampler(
+            way, lengths, BatchOptions(batch_size, options.row, ranks=1), rank=0
+        )
         loader = DataLoader(sampler.view(dataset), batch_sampler=sampler, collate_fn=collator)
         optimizer = torch.optim.AdamW(model.parameters())
         started = time.perf_counter()

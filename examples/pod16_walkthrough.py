@@ -22,15 +22,26 @@ from pack_data.cli.command import run_main
 
 def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default="packed_phase2_pod16", help="a configuration's name, or a file")
-    parser.add_argument("--sequences", type=int, default=40_000, help="of the stand-in data; an update takes 16,384")
-    parser.add_argument("--out", type=Path, default=Path("pod16"), help="folder for the stand-in data and the program")
+    parser.add_argument(
+        "--config", default="packed_phase2_pod16", help="a configuration's name, or a file"
+    )
+    parser.add_argument(
+        "--sequences", type=int, default=40_000, help="of the stand-in data; an update takes 16,384"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("pod16"),
+        help="folder for the stand-in data and the program",
+    )
     options = parser.parse_args(argv)
     config = ["--config", str(config_file(options.config))]
     depth = load_config(config[1]).data.max_sequences_per_pack
 
     # Wikipedia's lengths are published, so the packing is known before any text is.
-    packing = get_packer("optimal")(LengthHistogram.published("wikipedia_512"), max_sequences_per_pack=depth)
+    packing = get_packer("optimal")(
+        LengthHistogram.published("wikipedia_512"), max_sequences_per_pack=depth
+    )
     print(
         f"packing   {packing.packing_factor:.4f} sequences in a row of 512, {packing.efficiency:.2%} of the slots used"
     )
@@ -47,7 +58,14 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     how = {"synthetic": "wikipedia_512", "vocabulary_size": 30522, "max_sequences_per_pack": depth}
     build(BuildOptions(options.out / "data", sequences=options.sequences, **how)).close()
     program = str(options.out / "program.poptorch")
-    settings = ["--set", f"engine.offline_export={program}", "--data", str(options.out / "data"), "--engine", "ipu"]
+    settings = [
+        "--set",
+        f"engine.offline_export={program}",
+        "--data",
+        str(options.out / "data"),
+        "--engine",
+        "ipu",
+    ]
     try:
         pretrain.main([*config, *settings])
     except ValueError as error:

@@ -16,13 +16,17 @@ WORDS, LONGEST = 200, 256
 def options(argv: Optional[Sequence[str]], about: str, *packages: str) -> argparse.Namespace:
     """Parse the options that all examples share; exit with status 2 and one line if a package is missing."""
     parser = ArgumentParser(description=about.splitlines()[0])
-    parser.add_argument("--model", default="", help="a Hugging Face model; by default a small random one")
+    parser.add_argument(
+        "--model", default="", help="a Hugging Face model; by default a small random one"
+    )
     parser.add_argument("--examples", type=positive_int, default=400)
     parser.add_argument("--row", type=positive_int, default=1024, help="tokens per packed row")
     arguments = parser.parse_args(argv)
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        parser.exit(2, f"error: this example needs {', '.join(missing)}: pip install '.[trainers]'\n")
+        parser.exit(
+            2, f"error: this example needs {', '.join(missing)}: pip install '.[trainers]'\n"
+        )
     return arguments
 
 
@@ -33,8 +37,15 @@ def load(name: str) -> Any:
     transformers.set_seed(0)
     if name:
         return transformers.AutoModelForCausalLM.from_pretrained(name)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(vocab_size=WORDS + 3, max_position_embeddings=2048, pad_token_id=0, **sizes)
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS + 3, max_position_embeddings=2048, pad_token_id=0, **sizes
+    )
     return transformers.LlamaForCausalLM(config)
 
 
@@ -52,9 +63,13 @@ def tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(WORDS))]
-    word_level = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    word_level = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
+    )
     word_level.pre_tokenizer = pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=word_level, pad_token="<pad>", eos_token="<eos>")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=word_level, pad_token="<pad>", eos_token="<eos>"
+    )
 
 
 def report(tokens: int, seconds: Dict[str, float]) -> None:

@@ -23,7 +23,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     from ipu_packed_bert.padding_free import pack_into
 
     texts = [[f"w{token}" for token in row["input_ids"]] for row in tiny.examples(options.examples)]
-    rows = [{"prompt": " ".join(text[:-5] or ["w0"]), "completion": " " + " ".join(text[-5:])} for text in texts]
+    rows = [
+        {"prompt": " ".join(text[:-5] or ["w0"]), "completion": " " + " ".join(text[-5:])}
+        for text in texts
+    ]
     seconds = {}
     for name in ("unpacked", "packed"):
         with tempfile.TemporaryDirectory() as folder:

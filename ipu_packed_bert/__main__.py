@@ -30,12 +30,20 @@ _GROUPS: Dict[str, Dict[str, Command]] = {
             "ipu_packed_bert.commands.pack",
             "pack a histogram of lengths; --packer NAME (default optimal)",
         ),
-        "build": Command("pack_data.building.command", "build a packed data set from text or tokenised sequences"),
-        "verify": Command("pack_data.inspection.verify_command", "read a data set or a packing again and prove it"),
-        "convert": Command("pack_data.building.convert", "convert between file formats, and packs back to sequences"),
+        "build": Command(
+            "pack_data.building.command", "build a packed data set from text or tokenised sequences"
+        ),
+        "verify": Command(
+            "pack_data.inspection.verify_command", "read a data set or a packing again and prove it"
+        ),
+        "convert": Command(
+            "pack_data.building.convert",
+            "convert between file formats, and packs back to sequences",
+        ),
         "compare": Command("pack_data.inspection.compare", "compare all packers on one histogram"),
         "stream": Command(
-            "pack_data.stream.command", "pack a stream with a bounded buffer: gap, waiting times and speed"
+            "pack_data.stream.command",
+            "pack a stream with a bounded buffer: gap, waiting times and speed",
         ),
     },
     "training": {
@@ -44,12 +52,16 @@ _GROUPS: Dict[str, Dict[str, Command]] = {
             "train a BERT on a packed data set, and build the data set if it is missing",
         ),
         "finetune": Command(
-            "ipu_packed_bert.commands.finetune", "fine-tune a trained BERT on packs: questions, texts, words"
+            "ipu_packed_bert.commands.finetune",
+            "fine-tune a trained BERT on packs: questions, texts, words",
         ),
         "predict": Command(
-            "ipu_packed_bert.commands.predict", "predict the records of a file with a fine-tuned model, packed"
+            "ipu_packed_bert.commands.predict",
+            "predict the records of a file with a fine-tuned model, packed",
         ),
-        "export": Command("ipu_packed_bert.commands.export", "convert a run to a Hugging Face directory, and back"),
+        "export": Command(
+            "ipu_packed_bert.commands.export", "convert a run to a Hugging Face directory, and back"
+        ),
         "check-model": Command(
             "ipu_packed_bert.commands.check_model",
             "check that a Hugging Face model keeps the examples of a packed row apart",
@@ -57,9 +69,12 @@ _GROUPS: Dict[str, Dict[str, Command]] = {
     },
     "looking": {
         "look": Command(
-            "ipu_packed_bert.commands.look", "show a histogram, a packed data set or a run, also as an HTML page"
+            "ipu_packed_bert.commands.look",
+            "show a histogram, a packed data set or a run, also as an HTML page",
         ),
-        "benchmark": Command("ipu_packed_bert.commands.benchmark", "measure the speed-up of packing on this machine"),
+        "benchmark": Command(
+            "ipu_packed_bert.commands.benchmark", "measure the speed-up of packing on this machine"
+        ),
         "report": Command(
             "ipu_packed_bert.report.command",
             "report cycles, overhead and speed-up on an IPU, from the cycle model or from runs",
@@ -76,7 +91,9 @@ _GROUPS: Dict[str, Dict[str, Command]] = {
         ),
     },
 }
-COMMANDS: Dict[str, Command] = {name: command for group in _GROUPS.values() for name, command in group.items()}
+COMMANDS: Dict[str, Command] = {
+    name: command for group in _GROUPS.values() for name, command in group.items()
+}
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

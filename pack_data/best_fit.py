@@ -24,11 +24,21 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
     """Pack as best-fit decreasing packs each sample, in time that depends on S only; depth None is unlimited."""
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
-    packs = fit_decreasing(histogram, max_sequences_per_pack, lambda free: np.argsort(free, kind="stable"))
-    return Packing.of("best_fit", histogram, max_sequences_per_pack, packs, solve_seconds=time.perf_counter() - start)
+    packs = fit_decreasing(
+        histogram, max_sequences_per_pack, lambda free: np.argsort(free, kind="stable")
+    )
+    return Packing.of(
+        "best_fit",
+        histogram,
+        max_sequences_per_pack,
+        packs,
+        solve_seconds=time.perf_counter() - start,
+    )
 
 
-main = partial(run_packer, pack=pack, name="best_fit", description="Best-fit decreasing over samples.")
+main = partial(
+    run_packer, pack=pack, name="best_fit", description="Best-fit decreasing over samples."
+)
 
 
 if __name__ == "__main__":

@@ -25,10 +25,18 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     packs = fit_decreasing(histogram, max_sequences_per_pack, lambda free: np.arange(len(free)))
-    return Packing.of("first_fit", histogram, max_sequences_per_pack, packs, solve_seconds=time.perf_counter() - start)
+    return Packing.of(
+        "first_fit",
+        histogram,
+        max_sequences_per_pack,
+        packs,
+        solve_seconds=time.perf_counter() - start,
+    )
 
 
-main = partial(run_packer, pack=pack, name="first_fit", description="First-fit decreasing over samples.")
+main = partial(
+    run_packer, pack=pack, name="first_fit", description="First-fit decreasing over samples."
+)
 
 
 if __name__ == "__main__":

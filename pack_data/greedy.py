@@ -22,7 +22,11 @@ _CHUNK = 1 << 20  # sequences looked at together
 
 
 def pack(
-    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], order: Any = None, seed: int = 0
+    histogram: LengthHistogram,
+    *,
+    max_sequences_per_pack: Optional[int],
+    order: Any = None,
+    seed: int = 0,
 ) -> Packing:
     """Pack in arrival order.
 
@@ -39,12 +43,21 @@ def pack(
         np.random.default_rng(seed).shuffle(lengths)
     else:
         lengths = np.asarray(order)
-        if LengthHistogram.from_lengths(lengths, histogram.max_sequence_length, "order") != histogram:
-            raise ValueError("order: its lengths do not add up to the histogram; pass the lengths that were counted")
+        if (
+            LengthHistogram.from_lengths(lengths, histogram.max_sequence_length, "order")
+            != histogram
+        ):
+            raise ValueError(
+                "order: its lengths do not add up to the histogram; pass the lengths that were counted"
+            )
         lengths = lengths.ravel().astype(np.int32)
     S = histogram.max_sequence_length
-    starts = _pack_starts(lengths, S, len(lengths) if max_sequences_per_pack is None else max_sequences_per_pack)
-    packs = sorted(_count_strategies(lengths, starts, S), reverse=True)  # already merged: Packing.of would do it again
+    starts = _pack_starts(
+        lengths, S, len(lengths) if max_sequences_per_pack is None else max_sequences_per_pack
+    )
+    packs = sorted(
+        _count_strategies(lengths, starts, S), reverse=True
+    )  # already merged: Packing.of would do it again
     return Packing(
         "greedy",
         S,
@@ -75,7 +88,9 @@ def _pack_starts(lengths: np.ndarray, S: int, D: int) -> np.ndarray:
     return np.concatenate(starts + [np.array([len(lengths)], np.int64)])
 
 
-def _count_strategies(lengths: np.ndarray, starts: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int]]:
+def _count_strategies(
+    lengths: np.ndarray, starts: np.ndarray, S: int
+) -> Iterator[Tuple[Tuple[int, ...], int]]:
     """Yield the packs as (lengths, count), longest length first, one depth at a time to save memory."""
     depths = np.diff(starts)
     # Sorts the lengths inside each pack; the high part of a key is the pack's number, so packs keep their order.
@@ -91,7 +106,9 @@ def _count_strategies(lengths: np.ndarray, starts: np.ndarray, S: int) -> Iterat
 def _count_rows(rows: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int]]:
     """Return the distinct rows of int32 [packs, depth], each with its count."""
     bits = S.bit_length()
-    in_a_key = 62 // bits  # lengths that fit into one int64: comparing keys is much faster than comparing rows
+    in_a_key = (
+        62 // bits
+    )  # lengths that fit into one int64: comparing keys is much faster than comparing rows
     keys = []
     for column in range(0, rows.shape[1], in_a_key):
         key = np.zeros(len(rows), np.int64)
@@ -100,7 +117,9 @@ def _count_rows(rows: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int
         keys.append(key)
     several = len(keys) > 1
     whole = np.stack(keys, axis=1) if several else keys[0]
-    _, firsts, counts = np.unique(whole, return_index=True, return_counts=True, axis=0 if several else None)
+    _, firsts, counts = np.unique(
+        whole, return_index=True, return_counts=True, axis=0 if several else None
+    )
     return zip(map(tuple, rows[firsts].tolist()), counts.tolist())
 
 
@@ -110,7 +129,11 @@ main = partial(
     name="greedy",
     description="Concatenates sequences as they arrive, in a random order.",
     options={
-        "--seed": dict(type=count_from_zero, default=0, help="draws the order in which the sequences arrive; default 0")
+        "--seed": dict(
+            type=count_from_zero,
+            default=0,
+            help="draws the order in which the sequences arrive; default 0",
+        )
     },
 )
 

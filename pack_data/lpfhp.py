@@ -23,10 +23,21 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
     max_sequences_per_pack = packing_depth(max_sequences_per_pack)
     start = time.perf_counter()
     groups = longest_first(histogram, max_sequences_per_pack)
-    return Packing.of("lpfhp", histogram, max_sequences_per_pack, groups, solve_seconds=time.perf_counter() - start)
+    return Packing.of(
+        "lpfhp",
+        histogram,
+        max_sequences_per_pack,
+        groups,
+        solve_seconds=time.perf_counter() - start,
+    )
 
 
-main = partial(run_packer, pack=pack, name="lpfhp", description="Longest-pack-first histogram-packing: fast, best fit.")
+main = partial(
+    run_packer,
+    pack=pack,
+    name="lpfhp",
+    description="Longest-pack-first histogram-packing: fast, best fit.",
+)
 
 
 if __name__ == "__main__":

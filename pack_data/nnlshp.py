@@ -29,7 +29,9 @@ _LONGEST = 8192  # S^2 / 12 strategies and S x S matrices: 5.6 million and half 
 _SHORT = 8  # lengths up to this one are acceptable as padding
 
 
-def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], rounds: int = 1) -> Packing:
+def pack(
+    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], rounds: int = 1
+) -> Packing:
     """Pack with strategies of at most 3 sequences.
 
     rounds: 1 solves once and rounds to nearest, as the paper; more solve again for what is left (MLPerf's variant: 20).
@@ -60,8 +62,16 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], r
     }
     padding = _counts(strategies, mixture, S) + remainder - histogram.counts
     packs = _without(repeats, padding)
-    packs.extend(((length,), int(remainder[length])) for length in np.flatnonzero(remainder).tolist())
-    return Packing.of("nnlshp", histogram, max_sequences_per_pack, packs, solve_seconds=time.perf_counter() - start)
+    packs.extend(
+        ((length,), int(remainder[length])) for length in np.flatnonzero(remainder).tolist()
+    )
+    return Packing.of(
+        "nnlshp",
+        histogram,
+        max_sequences_per_pack,
+        packs,
+        solve_seconds=time.perf_counter() - start,
+    )
 
 
 def _strategies_filling(S: int, depth: int) -> np.ndarray:
@@ -84,7 +94,9 @@ def _counts(strategies: np.ndarray, repeats: np.ndarray, S: int) -> np.ndarray:
     return counts
 
 
-def _mix(counts: np.ndarray, strategies: np.ndarray, weights: np.ndarray, rounds: int) -> Tuple[np.ndarray, np.ndarray]:
+def _mix(
+    counts: np.ndarray, strategies: np.ndarray, weights: np.ndarray, rounds: int
+) -> Tuple[np.ndarray, np.ndarray]:
     """int64 [strategies], how often to make each; int64 [S + 1], the sequences that are then still without a pack."""
     S = len(counts) - 1
     mixture = np.zeros(len(strategies), np.int64)
@@ -115,7 +127,9 @@ def _less(strategy: Tuple[int, ...], length: int, taken: int) -> Tuple[int, ...]
     return tuple(kept)
 
 
-def _without(repeats: Dict[Tuple[int, ...], int], padding: np.ndarray) -> List[Tuple[Tuple[int, ...], int]]:
+def _without(
+    repeats: Dict[Tuple[int, ...], int], padding: np.ndarray
+) -> List[Tuple[Tuple[int, ...], int]]:
     """Return the packs without the padding sequences; padding [S + 1] counts them by length."""
     remaining = Counter(repeats)
     holders = defaultdict(set)

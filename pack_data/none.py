@@ -22,7 +22,11 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int] = 
 
 
 main = partial(
-    run_packer, pack=pack, name="none", description="The baseline: one sequence in each pack.", default_depth=1
+    run_packer,
+    pack=pack,
+    name="none",
+    description="The baseline: one sequence in each pack.",
+    default_depth=1,
 )
 
 

@@ -20,7 +20,10 @@ from pack_data.solver.search import Limits, found_quickly
 
 
 def pack(
-    histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int], budget: Optional[float] = None
+    histogram: LengthHistogram,
+    *,
+    max_sequences_per_pack: Optional[int],
+    budget: Optional[float] = None,
 ) -> Packing:
     """Packs into very nearly as few packs as any packing of this depth can; the result carries the proof.
 
@@ -35,7 +38,9 @@ def pack(
     start = time.perf_counter()
     found = found_quickly(histogram, Limits.of(histogram, max_sequences_per_pack, budget))
     if found.pays(found.programme_seconds):
-        from pack_data.solver.programmes import improved  # SciPy takes longer to load than most packings take
+        from pack_data.solver.programmes import (
+            improved,
+        )  # SciPy takes longer to load than most packings take
 
         found = improved(found)
     return Packing.of(

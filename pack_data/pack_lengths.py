@@ -128,14 +128,18 @@ def pack(
     sizes = rounded_up(fitted.lengths, multiple_of)
     if weighted:
         weights = _of_examples("weights", [] if weights is None else weights, fitted)
-        packed = _with_weights(fitted, sizes, weights, capacity, slots, max_sequences_per_pack, seed)
+        packed = _with_weights(
+            fitted, sizes, weights, capacity, slots, max_sequences_per_pack, seed
+        )
     elif keep_order:
         packed = _in_order(fitted, sizes, slots, max_sequences_per_pack)
     else:
         group = None if groups is None else _group_numbers(groups, fitted)
         items = sizes if group is None else _group_sizes(sizes, group, slots)
         histogram = LengthHistogram.from_lengths(items, slots)
-        packing = pack_optimally(histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget)
+        packing = pack_optimally(
+            histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget
+        )
         pack, slot = assign(items, packing, seed)
         if group is not None:
             pack, slot = pack[group], _places(pack[group], slot[group])
@@ -148,9 +152,13 @@ def _one_each(name: str, values: Any) -> np.ndarray:
     try:
         array = np.asarray(values)
     except ValueError as error:  # rows of different lengths
-        raise ValueError(f"{name} = {shown(values)}; pass one whole number for each sequence ({error})") from None
+        raise ValueError(
+            f"{name} = {shown(values)}; pass one whole number for each sequence ({error})"
+        ) from None
     if array.ndim != 1:
-        raise ValueError(f"{name} have {array.ndim} dimensions; pass one whole number for each sequence")
+        raise ValueError(
+            f"{name} have {array.ndim} dimensions; pass one whole number for each sequence"
+        )
     return array
 
 
@@ -194,7 +202,9 @@ def _places(pack: np.ndarray, within: np.ndarray) -> np.ndarray:
     return place - first
 
 
-def _in_order(fitted: Fitted, sizes: np.ndarray, slots: int, max_sequences_per_pack: Optional[int]) -> PackedLengths:
+def _in_order(
+    fitted: Fitted, sizes: np.ndarray, slots: int, max_sequences_per_pack: Optional[int]
+) -> PackedLengths:
     """Pack consecutive sequences: each pack takes the next ones while they fit."""
     depth = packing_depth(max_sequences_per_pack)
     count = len(sizes)
@@ -219,18 +229,30 @@ def _in_order(fitted: Fitted, sizes: np.ndarray, slots: int, max_sequences_per_p
 
 
 def _with_weights(
-    fitted: Fitted, sizes: np.ndarray, weights: np.ndarray, capacity: Any, slots: int, depth: Optional[int], seed: int
+    fitted: Fitted,
+    sizes: np.ndarray,
+    weights: np.ndarray,
+    capacity: Any,
+    slots: int,
+    depth: Optional[int],
+    seed: int,
 ) -> PackedLengths:
     """Pack with two capacities. weights: of each sequence, and so of its piece, also if the sequence was truncated."""
     began = time.perf_counter()
     random = np.random.default_rng(seed)
     if fitted.longer.rule == "split" and fitted.longer.longer:
-        raise ValueError("longer = 'split' does not tell the weight of each piece; pass lengths and weights of pieces")
+        raise ValueError(
+            "longer = 'split' does not tell the weight of each piece; pass lengths and weights of pieces"
+        )
     names = fitted.example
     sizes, weights = within_capacities(sizes, weights[names], slots, capacity, names)
     order = random.permutation(len(sizes))  # decides which of equal sequences goes where
     packed = pack_two(
-        sizes[order], weights[order], max_sequence_length=slots, capacity=capacity, max_sequences_per_pack=depth
+        sizes[order],
+        weights[order],
+        max_sequence_length=slots,
+        capacity=capacity,
+        max_sequences_per_pack=depth,
     )
     pack = np.empty_like(packed.pack)
     slot = np.empty_like(packed.slot)

@@ -7,7 +7,16 @@ from typing import Callable, Optional, Tuple
 
 from pack_data.packing.packing import Packing
 
-PACKERS: Tuple[str, ...] = ("none", "greedy", "first_fit", "best_fit", "spfhp", "lpfhp", "nnlshp", "optimal")
+PACKERS: Tuple[str, ...] = (
+    "none",
+    "greedy",
+    "first_fit",
+    "best_fit",
+    "spfhp",
+    "lpfhp",
+    "nnlshp",
+    "optimal",
+)
 
 # NNLSHP lists every strategy that fills a pack exactly, about S^(depth - 1) of them, too many beyond depth 3.
 _DEEPEST = {"nnlshp": 3}
@@ -30,4 +39,6 @@ def get_packer(name: str) -> Callable[..., Packing]:
 def packs_at_depth(name: str, max_sequences_per_pack: Optional[int]) -> bool:
     """Return True if the packer accepts this depth; None is unlimited."""
     deepest = _DEEPEST.get(name)
-    return deepest is None or (max_sequences_per_pack is not None and max_sequences_per_pack <= deepest)
+    return deepest is None or (
+        max_sequences_per_pack is not None and max_sequences_per_pack <= deepest
+    )

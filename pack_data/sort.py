@@ -72,11 +72,19 @@ class Batching:
         rows = [
             ("sequences", f"{self.sequences:,}", ""),
             ("tokens", f"{self.tokens:,}", ""),
-            ("batches", f"{self.batches:,}", f"of {self.shapes:,} different lengths: a static engine compiles each"),
+            (
+                "batches",
+                f"{self.batches:,}",
+                f"of {self.shapes:,} different lengths: a static engine compiles each",
+            ),
             ("slots", f"{self.slots:,}", ""),
             ("padding", f"{self.padding_tokens:,}", f"{1 - self.efficiency:.3%} of all slots"),
             ("efficiency", f"{self.efficiency:.3%}", ""),
-            ("speed-up", f"{self.speedup:.3f}", "fewer slots than unsorted; the recompilations are not in it"),
+            (
+                "speed-up",
+                f"{self.speedup:.3f}",
+                "fewer slots than unsorted; the recompilations are not in it",
+            ),
         ]
         return account(title, rows)
 
@@ -84,7 +92,10 @@ class Batching:
 def batch(histogram: LengthHistogram, *, batch_size: int, seed: int = 0) -> Batching:
     """Sort, cut into batches and shuffle the batches; never expand the histogram to single sequences."""
     start = time.perf_counter()
-    batch_size, seed = whole_number("batch_size", batch_size, least=1), whole_number("seed", seed, least=0)
+    batch_size, seed = (
+        whole_number("batch_size", batch_size, least=1),
+        whole_number("seed", seed, least=0),
+    )
     sequences = histogram.sequences
     # The longest sequence of each batch, longest batch first.
     firsts = np.arange(0, sequences, batch_size, dtype=np.int64)
@@ -105,13 +116,23 @@ def batch(histogram: LengthHistogram, *, batch_size: int, seed: int = 0) -> Batc
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = ArgumentParser(prog="python -m pack_data.sort", description="Sorted batching: batches of similar lengths.")
+    parser = ArgumentParser(
+        prog="python -m pack_data.sort", description="Sorted batching: batches of similar lengths."
+    )
     add_histogram_arguments(parser)
     parser.add_argument(
-        "--batch-size", type=positive_int, default=256, metavar="N", help="rows in a batch; default 256"
+        "--batch-size",
+        type=positive_int,
+        default=256,
+        metavar="N",
+        help="rows in a batch; default 256",
     )
-    parser.add_argument("--seed", type=count_from_zero, default=0, help="draws the order of the batches; default 0")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument(
+        "--seed", type=count_from_zero, default=0, help="draws the order of the batches; default 0"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of the table"
+    )
     args = parser.parse_args(argv)
     histogram = histogram_from(args)
     batching = batch(histogram, batch_size=args.batch_size, seed=args.seed)

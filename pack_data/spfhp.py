@@ -37,11 +37,20 @@ def pack(histogram: LengthHistogram, *, max_sequences_per_pack: Optional[int]) -
             packs.add(strategy + (length,), count, free - length)
             left -= count
     groups = packs.all()
-    return Packing.of("spfhp", histogram, max_sequences_per_pack, groups, solve_seconds=time.perf_counter() - start)
+    return Packing.of(
+        "spfhp",
+        histogram,
+        max_sequences_per_pack,
+        groups,
+        solve_seconds=time.perf_counter() - start,
+    )
 
 
 main = partial(
-    run_packer, pack=pack, name="spfhp", description="Shortest-pack-first histogram-packing: fast, worst fit."
+    run_packer,
+    pack=pack,
+    name="spfhp",
+    description="Shortest-pack-first histogram-packing: fast, worst fit.",
 )
 
 

@@ -20,12 +20,21 @@ PAGE = ROOT / "docs" / "architecture.md"
 PICTURE = ROOT / "docs" / "pictures" / "architecture.svg"
 COMMAND = "python docs/pictures/architecture.py"
 # Entry points, which the picture leaves out.
-ENTRY_POINTS = ("ipu_packed_bert.__init__", "ipu_packed_bert.__main__", "run_pretraining", "profiling")
+ENTRY_POINTS = (
+    "ipu_packed_bert.__init__",
+    "ipu_packed_bert.__main__",
+    "run_pretraining",
+    "profiling",
+)
 
 
 def plan() -> Tuple[Dict[str, int], Set[Tuple[str, str]]]:
     """Return the level of each package, from 1, and the imports (upper, lower) that no chain of others implies."""
-    imports = {name: below - set(ENTRY_POINTS) for name, below in package_graph().items() if name not in ENTRY_POINTS}
+    imports = {
+        name: below - set(ENTRY_POINTS)
+        for name, below in package_graph().items()
+        if name not in ENTRY_POINTS
+    }
 
     def reached(name: str) -> Set[str]:
         packages = set(imports[name])
@@ -65,7 +74,14 @@ def draw(path: Path) -> None:
             axes.plot((x, to_x), (y, to_y), color="0.7", linewidth=1, zorder=1)
         for package, (x, y) in sorted(place.items()):
             name = package.replace("ipu_packed_bert.", "")
-            axes.text(x, y, name, ha="center", va="center", bbox={"boxstyle": "round", "fc": "white", "ec": "0.4"})
+            axes.text(
+                x,
+                y,
+                name,
+                ha="center",
+                va="center",
+                bbox={"boxstyle": "round", "fc": "white", "ec": "0.4"},
+            )
         axes.set_xlim(-1.2, 1.2)
         axes.set_ylim(0.5, top + 0.5)
         axes.axis("off")
@@ -99,7 +115,9 @@ def _sentence(module: str) -> str:
 def page(text: str) -> str:
     """Return the page with new tables between its marks."""
     block = f"<!-- generated: {COMMAND} -->\n\n{tables()}\n\n<!-- end of generated -->"
-    return re.sub(r"<!-- generated: .*?<!-- end of generated -->", lambda _: block, text, flags=re.DOTALL)
+    return re.sub(
+        r"<!-- generated: .*?<!-- end of generated -->", lambda _: block, text, flags=re.DOTALL
+    )
 
 
 if __name__ == "__main__":

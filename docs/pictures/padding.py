@@ -23,7 +23,8 @@ DEPTH = 3
 def halves() -> Tuple[Bars, Bars]:
     histogram = LengthHistogram.published("wikipedia_512")
     before, after = (
-        get_packer(name)(histogram, max_sequences_per_pack=depth) for name, depth in [("none", 1), ("optimal", DEPTH)]
+        get_packer(name)(histogram, max_sequences_per_pack=depth)
+        for name, depth in [("none", 1), ("optimal", DEPTH)]
     )
     return (
         rows_picture(before, "Each sequence in its row", before.packs),

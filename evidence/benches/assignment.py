@@ -80,7 +80,11 @@ def _measure(sequences: int, depth: Optional[int], workers: int) -> Dict[str, An
     with tempfile.TemporaryDirectory() as name, closing(open_runner(workers)) as runner:
         work = Path(name)
         options = BuildOptions(
-            work / "data", synthetic=_HISTOGRAM, sequences=sequences, max_sequences_per_pack=depth, workers=workers
+            work / "data",
+            synthetic=_HISTOGRAM,
+            sequences=sequences,
+            max_sequences_per_pack=depth,
+            workers=workers,
         )
         stages = Stages(options, work, runner)
         stages.input.make = _make_lengths
@@ -128,9 +132,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
     parser.add_argument(
-        "--workers", type=process_count, default=available_cores(), metavar="N", help="processes (default: one a core)"
+        "--workers",
+        type=process_count,
+        default=available_cores(),
+        metavar="N",
+        help="processes (default: one a core)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line instead of the table"
+    )
     args = parser.parse_args(argv)
     check_counted()
     depth = args.max_sequences_per_pack
@@ -140,9 +150,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     rows: List[Dict[str, Any]] = []
     for sequences in sorted(args.sequences):
         print(f"{sequences:,} sequences ...", file=sys.stderr, flush=True)
-        given = ["--sequences", sequences, "--workers", args.workers, "--max-sequences-per-pack", depth or "unlimited"]
+        given = [
+            "--sequences",
+            sequences,
+            "--workers",
+            args.workers,
+            "--max-sequences-per-pack",
+            depth or "unlimited",
+        ]
         done = subprocess.run(
-            [sys.executable, "-m", __spec__.name, "--json", *map(str, given)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", __spec__.name, "--json", *map(str, given)],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         if done.returncode:
             return done.returncode

@@ -10,7 +10,13 @@ import numpy as np
 
 from pack_data.batching.plans import WAYS, BatchOptions
 from pack_data.batching.properties import COLUMNS, report
-from pack_data.cli.command import ArgumentParser, count_from_zero, positive_int, progress_bar, run_main
+from pack_data.cli.command import (
+    ArgumentParser,
+    count_from_zero,
+    positive_int,
+    progress_bar,
+    run_main,
+)
 from pack_data.display.table import text_table
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 
@@ -30,10 +36,17 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add_histogram_arguments(parser)
     number = partial(parser.add_argument, type=positive_int)
     number("--examples", default=4000, metavar="N", help="drawn from the histogram (default 4000)")
-    number("--batch-size", default=4, metavar="BS", help="examples or rows of a rank's batch (default 4)")
+    number(
+        "--batch-size",
+        default=4,
+        metavar="BS",
+        help="examples or rows of a rank's batch (default 4)",
+    )
     number("--ranks", default=2, metavar="R", help="processes that share each step (default 2)")
     parser.add_argument("--seed", type=count_from_zero, default=0)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of the table")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line instead of the table"
+    )
     args = parser.parse_args(argv)
 
     histogram = histogram_from(args)
@@ -57,7 +70,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     rows = [["way", *COLUMNS, "steps", "efficiency", "fill", "balance"]]
     for made in reports:
         marks = ["yes" if value else "no" for value in made.properties]
-        costs = [f"{made.steps:,}", f"{made.efficiency:.2%}", f"{made.fill:.1%}", f"{made.attention_balance:.3f}"]
+        costs = [
+            f"{made.steps:,}",
+            f"{made.efficiency:.2%}",
+            f"{made.fill:.1%}",
+            f"{made.attention_balance:.3f}",
+        ]
         rows.append([made.way, *marks, *costs])
     print("\n".join(text_table(rows, widths=(26, 9, 9, 9, 9, 9, 7, 10, 6, 7))))
     print(LEGEND)

@@ -26,7 +26,16 @@ from pack_data.packing.packing import Packing
 
 _SEQUENCES = (64, 256, 1000, 10_000, 100_000, 1_000_000)
 _SLOTS = (512, 4096, 32_768, 131_072)
-_DEPTHS: Tuple[Optional[int], ...] = (3, 4, 8, 16, 64, None, None, None)  # the peers know no limit: as many cases
+_DEPTHS: Tuple[Optional[int], ...] = (
+    3,
+    4,
+    8,
+    16,
+    64,
+    None,
+    None,
+    None,
+)  # the peers know no limit: as many cases
 _FEW = 1000  # lengths: a call in the middle of a training
 _NEAR = 1e-4  # of the bound
 _REPEATED = 10_000  # lengths up to which the least time of three is taken
@@ -61,7 +70,9 @@ def _bimodal(random: np.random.Generator, n: int, slots: int) -> np.ndarray:
     return _whole(np.where(is_short, short, long) * slots, slots)
 
 
-def _log_normal(center: float, sigma: float, random: np.random.Generator, n: int, slots: int) -> np.ndarray:
+def _log_normal(
+    center: float, sigma: float, random: np.random.Generator, n: int, slots: int
+) -> np.ndarray:
     """Draw lengths around slots / center."""
     return _whole(random.lognormal(math.log(slots / center), sigma, n), slots)
 
@@ -109,7 +120,9 @@ class PackingCase:
         return self.seconds / seconds if self.seconds > _ALLOWED else 0.0
 
 
-def _measure(number: int, combination: Tuple[str, int, int, Optional[int]], peers: Sequence[Peer]) -> PackingCase:
+def _measure(
+    number: int, combination: Tuple[str, int, int, Optional[int]], peers: Sequence[Peer]
+) -> PackingCase:
     kind, sequences, slots, depth = combination
     lengths = _DRAWN[kind](np.random.default_rng(number), sequences, slots)
     times = 3 if sequences <= _REPEATED else 1
@@ -146,12 +159,18 @@ def _summary(found: Sequence[PackingCase]) -> List[Tuple[str, str, str]]:
     """Return rows of text: what was measured, the value, what it counts."""
     ratios = [case.ratio for case in found if case.ratio is not None]
     unlimited = [case for case in found if case.peers]
-    more = [case for case in unlimited if min(packs for packs, _ in case.peers.values()) < case.packs]
+    more = [
+        case for case in unlimited if min(packs for packs, _ in case.peers.values()) < case.packs
+    ]
     milliseconds = [1e3 * case.seconds for case in found if case.sequences <= _FEW]
     ordinary = [case.near for case in found if case.kind != "uniform"]
     uniform = [case.near for case in found if case.kind == "uniform"]
     return [
-        ("time over lightbinpack's", _quantiles(ratios, 1), f"median, 90 %, most of {len(ratios)} with as few packs"),
+        (
+            "time over lightbinpack's",
+            _quantiles(ratios, 1),
+            f"median, 90 %, most of {len(ratios)} with as few packs",
+        ),
         ("  above 3", str(sum(ratio > 3 for ratio in ratios)), "5 ms are always allowed"),
         ("more packs than a peer", str(len(more)), f"of {len(unlimited)} without a limit"),
         ("gap of one or 0.01 %", _share(ordinary), f"of {len(ordinary)}, uniform ones apart"),
@@ -167,7 +186,9 @@ def _summary(found: Sequence[PackingCase]) -> List[Tuple[str, str, str]]:
 def _quantiles(values: Sequence[float], digits: int) -> str:
     if not values:
         return "-"
-    return " / ".join(f"{value:.{digits}f}" for value in np.quantile(values, (0.5, 0.9, 1.0)).tolist())
+    return " / ".join(
+        f"{value:.{digits}f}" for value in np.quantile(values, (0.5, 0.9, 1.0)).tolist()
+    )
 
 
 def _share(flags: Sequence[bool]) -> str:
@@ -212,7 +233,10 @@ def main(number: int, most: Optional[int]) -> None:
     found = _cases(number, peers, most or _SEQUENCES[-1])
     print(account(f"{len(found)} cases, processor seconds of one core", _summary(found)))
     for title, key in (
-        ("the widest gaps", lambda case: case.gap / max(1, case.lower_bound) if not case.near else 0.0),
+        (
+            "the widest gaps",
+            lambda case: case.gap / max(1, case.lower_bound) if not case.near else 0.0,
+        ),
         ("the longest times beside lightbinpack", lambda case: case.ratio or 0.0),
     ):
         print("\n" + _worst(found, title, key).text())

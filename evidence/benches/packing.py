@@ -22,7 +22,14 @@ from evidence.benches import cases as many_cases
 from pack_data.batching.mixture import PackMixture
 from pack_data.batching.pack_dataset import PackDataset
 from pack_data.building.command import BuildOptions, build_and_report
-from pack_data.cli.command import ArgumentParser, available_cores, parse_depth, positive_int, process_count, run_main
+from pack_data.cli.command import (
+    ArgumentParser,
+    available_cores,
+    parse_depth,
+    positive_int,
+    process_count,
+    run_main,
+)
 from pack_data.cli.memory import check_counted, cpu_seconds, peak_megabytes
 from pack_data.cli.timing import quartiles, seconds_in_turn
 from pack_data.display.table import account
@@ -68,7 +75,11 @@ def _time_reading(store: PackStore) -> List[Row]:
             mixture.collate(mixture.__getitems__(numbers))
 
     kept = new_reader()  # the round that warms up checks all
-    ways: Dict[str, Callable[[], None]] = {"mixed": mix, "checksums": check, "first": partial(read, new_reader)}
+    ways: Dict[str, Callable[[], None]] = {
+        "mixed": mix,
+        "checksums": check,
+        "first": partial(read, new_reader),
+    }
     ways["again"] = partial(read, lambda: kept)
     times = seconds_in_turn(ways, 4, time.process_time)
     seconds = {way: quartiles(values).median for way, values in times.items()}
@@ -83,7 +94,11 @@ def _time_reading(store: PackStore) -> List[Row]:
             f"packs decoded to int32 fields, in batches of 64, a second of one core: {tokens['again']}; "
             f"{rate['first']:,.0f} packs/s in the first pass, which checks every block",
         ),
-        ("reading, mixed", f"{rate['mixed']:,.0f} /s", f"by a PackMixture of two data sets: {tokens['mixed']}"),
+        (
+            "reading, mixed",
+            f"{rate['mixed']:,.0f} /s",
+            f"by a PackMixture of two data sets: {tokens['mixed']}",
+        ),
         (
             "checksums",
             f"{checking * 1e6:.2f} us",
@@ -151,7 +166,9 @@ def _time_build(args: argparse.Namespace) -> List[Row]:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     whole = LengthHistogram.published(HISTOGRAM)
-    parser = ArgumentParser(prog="python -m evidence.benches.packing", description=__doc__.split("\n\n")[0])
+    parser = ArgumentParser(
+        prog="python -m evidence.benches.packing", description=__doc__.split("\n\n")[0]
+    )
     parser.add_argument(
         "--sequences",
         type=positive_int,
@@ -169,7 +186,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--packer", choices=PACKERS, default="optimal")
     parser.add_argument("--max-sequences-per-pack", type=parse_depth, default=3, metavar="D")
     parser.add_argument(
-        "--workers", type=process_count, default=available_cores(), metavar="N", help="processes (default: one a core)"
+        "--workers",
+        type=process_count,
+        default=available_cores(),
+        metavar="N",
+        help="processes (default: one a core)",
     )
     args = parser.parse_args(argv)
     if args.cases:

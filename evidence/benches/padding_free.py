@@ -37,10 +37,56 @@ from pack_data.display.table import Column, Table
 # Tokens of the examples of two data sets, at 0, 5, ... 100 % of them: 6,000 examples of each, drawn at random, with
 # WordPiece vocabularies of 4,096 that were trained on them (--data-dir measures them again).
 QUANTILES = {
-    "GSM8K": [56, 89, 99, 107, 114, 120, 127, 134, 140, 148, 155, 163, 171, 179, 189, 200, 212, 228, 248, 281, 471],
-    "GPTeacher": [29, 57, 68, 78, 86, 93, 100, 107, 113, 120, 127, 136, 146, 155, 166, 176, 189, 203, 222, 254, 487],
+    "GSM8K": [
+        56,
+        89,
+        99,
+        107,
+        114,
+        120,
+        127,
+        134,
+        140,
+        148,
+        155,
+        163,
+        171,
+        179,
+        189,
+        200,
+        212,
+        228,
+        248,
+        281,
+        471,
+    ],
+    "GPTeacher": [
+        29,
+        57,
+        68,
+        78,
+        86,
+        93,
+        100,
+        107,
+        113,
+        120,
+        127,
+        136,
+        146,
+        155,
+        166,
+        176,
+        189,
+        203,
+        222,
+        254,
+        487,
+    ],
 }
-LONG_TAILED = "long-tailed"  # log-normal: half of the examples below 100 tokens, one in a hundred above 1,600
+LONG_TAILED = (
+    "long-tailed"  # log-normal: half of the examples below 100 tokens, one in a hundred above 1,600
+)
 PADDED, SORTED, DENSE, OURS = "padded", "sorted", "dense", "ours"
 
 
@@ -60,7 +106,9 @@ class _Timed(NamedTuple):
     """One side of a line."""
 
     seconds: np.ndarray  # one value a round
-    memory: Optional[int]  # bytes above those in use before; None if the system does not report them
+    memory: Optional[
+        int
+    ]  # bytes above those in use before; None if the system does not report them
     loss: float
 
 
@@ -81,7 +129,9 @@ def _in_turn(sides: Dict[str, Callable[[], float]], setup: Setup) -> Dict[str, _
     first, *others = losses.values()
     worst = max(abs(loss / first - 1) for loss in others)
     if not worst < 1e-4:
-        raise RuntimeError(f"the losses of {', '.join(sides)} differ by {worst:.1e}; times mean nothing then")
+        raise RuntimeError(
+            f"the losses of {', '.join(sides)} differ by {worst:.1e}; times mean nothing then"
+        )
     clock = clock_of(torch.device(setup.device), of_process=True)
     times = seconds_in_turn(sides, setup.rounds, clock, warm_up=False)
     return {name: _Timed(times[name], memory[name], losses[name]) for name in sides}
@@ -208,7 +258,10 @@ _ROWS = (
     Column(OURS, "ours", form=".2f"),
     Column("padded_rate", "tokens/s padded", form=",.0f"),
     Column("rate", "tokens/s ours", form=",.0f"),
-    *(Column(f"{side}, memory", f"MiB {side}", form=",.0f", scale=2**20) for side in (PADDED, DENSE, OURS)),
+    *(
+        Column(f"{side}, memory", f"MiB {side}", form=",.0f", scale=2**20)
+        for side in (PADDED, DENSE, OURS)
+    ),
 )
 _LOSSES = (
     Column("way", "loss"),
@@ -220,12 +273,18 @@ _LOSSES = (
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = ArgumentParser(prog="python -m evidence.benches.padding_free", description=__doc__)
-    parser.add_argument("--rows", type=positive_ints, default=[1024, 2048, 4096, 8192, 16384], metavar="N,N,...")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="gsm8k/ and gpteacher/, in place of quantiles")
+    parser.add_argument(
+        "--rows", type=positive_ints, default=[1024, 2048, 4096, 8192, 16384], metavar="N,N,..."
+    )
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="DIR", help="gsm8k/ and gpteacher/, in place of quantiles"
+    )
     parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="(default: 5)")
     options = parser.parse_args(arguments)
     if min(options.rows) < 2:
-        raise ValueError(f"--rows {min(options.rows)}: a row of one token predicts nothing; pass at least 2")
+        raise ValueError(
+            f"--rows {min(options.rows)}: a row of one token predicts nothing; pass at least 2"
+        )
     setup = Setup(options.rounds, "cuda" if torch.cuda.is_available() else "cpu")
     kept = setup.device == "cpu" and keep_buffers()
     lengths = _all_lengths(options.data_dir)
@@ -241,7 +300,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     print(Table("rows", "", _ROWS, rows).markdown())
     slots = min(4096, max(options.rows))
     setup = setup._replace(vocabulary=32_000)
-    print(f"\nThe loss of {slots:,} tokens over a vocabulary of {setup.vocabulary:,}, forward and backward.\n")
+    print(
+        f"\nThe loss of {slots:,} tokens over a vocabulary of {setup.vocabulary:,}, forward and backward.\n"
+    )
     print(Table("loss", "", _LOSSES, _measure_loss(slots, setup)).markdown())
     return 0
 

@@ -59,4 +59,6 @@ _PEERS: Dict[str, Callable[[], Callable[[np.ndarray, int], int]]] = {
 }
 
 
-_MOST_TOKENS = {"trl": 2**30}  # it packs the tokens themselves: a byte each here, and copies of them
+_MOST_TOKENS = {
+    "trl": 2**30
+}  # it packs the tokens themselves: a byte each here, and copies of them

@@ -27,7 +27,12 @@ class TextSet(NamedTuple):
 def text_sets(data_dir: Optional[Path], training: int, held_out: int) -> List[TextSet]:
     """Read at most so many examples of each data set; raise ValueError if a file is missing."""
     if data_dir is None:
-        lines = [("", line) for document in documents("embedded") for line in document.lines if len(line) > 40]
+        lines = [
+            ("", line)
+            for document in documents("embedded")
+            for line in document.lines
+            if len(line) > 40
+        ]
         return [_split("embedded", _shuffled(lines), training, held_out)]
 
     parts = []
@@ -78,7 +83,9 @@ class TokenSet(NamedTuple):
         return np.array([len(example["input_ids"]) for example in self.training])
 
 
-def encode(data: TextSet, *, max_sequence_length: int, vocabulary_size: int, model: Optional[str] = None) -> TokenSet:
+def encode(
+    data: TextSet, *, max_sequence_length: int, vocabulary_size: int, model: Optional[str] = None
+) -> TokenSet:
     """Encode each example, cut to `max_sequence_length` tokens.
 
     model: a Hugging Face directory, whose tokenizer is used.  Without one, an example is [CLS] prompt [SEP] answer

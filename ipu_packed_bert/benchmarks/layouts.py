@@ -169,7 +169,9 @@ def _tensor(name: str, values: Any) -> Any:
 class RivalLayout(NamedTuple):
     """A layout without packs, and the attention that computes it."""
 
-    lay_out: Callable[[Batch, int], List[_Forward]]  # of unpacked rows and the slots of a forward pass
+    lay_out: Callable[
+        [Batch, int], List[_Forward]
+    ]  # of unpacked rows and the slots of a forward pass
     attention: str
 
 

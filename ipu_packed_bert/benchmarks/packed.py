@@ -95,10 +95,14 @@ def _figures(sides: SideBySide) -> Dict[str, Any]:
 
 # The ways that our packs are compared with, by the kind of device.
 RIVALS = {"cpu": ("sorted",), "cuda": ("sorted", "dense", "flash")}
-_LOSS_TOLERANCE = 0.02  # relative; dropout differs between sides, the sequences and their number do not
+_LOSS_TOLERANCE = (
+    0.02  # relative; dropout differs between sides, the sequences and their number do not
+)
 
 
-def _compare_rivals(config: Config, work: BenchmarkWork, *, rounds: int, bar: Any) -> Dict[str, Any]:
+def _compare_rivals(
+    config: Config, work: BenchmarkWork, *, rounds: int, bar: Any
+) -> Dict[str, Any]:
     """Time other ways to train on these sequences, and our packs, in turn; return their times over ours.
 
     sorted: Hugging Face's BERT without packs at its best: sorted by length, as many slots in a batch as in a
@@ -116,7 +120,9 @@ def _compare_rivals(config: Config, work: BenchmarkWork, *, rounds: int, bar: An
             return partial(_accumulated, engine, work)
         if name == "dense":
             return partial(_accumulated, _engine(config, work, "sdpa"), work)
-        return HuggingFaceSide(config, engine.weights(), forwards[name], device, LAYOUTS[name].attention)
+        return HuggingFaceSide(
+            config, engine.weights(), forwards[name], device, LAYOUTS[name].attention
+        )
 
     sides = {}
     for name in ("packed", *RIVALS[device.type]):

@@ -48,7 +48,12 @@ class BenchmarkWork(NamedTuple):
 
 
 def config_of(
-    size: str, work: BenchmarkWork, engine: EngineConfig, *, micro_batch: int, dropout: float = _DROPOUT
+    size: str,
+    work: BenchmarkWork,
+    engine: EngineConfig,
+    *,
+    micro_batch: int,
+    dropout: float = _DROPOUT,
 ) -> Config:
     """Configure a model of this size for packs of this work."""
     hidden, layers, heads, intermediate = SIZES[size]
@@ -123,14 +128,19 @@ def draw_work(
         rows = int(pack.max()) + 1
         batch = decode(schema, assemble(schema, sequences, pack, slot, rows))
         micro_batches = rows // micro_batch
-        scales = {"mlm_scale": micro_batches / int(masked.sum()), "nsp_scale": micro_batches / len(lengths)}
+        scales = {
+            "mlm_scale": micro_batches / int(masked.sum()),
+            "nsp_scale": micro_batches / len(lengths),
+        }
         for name, scale in scales.items():
             batch[name] = np.full(rows, scale, dtype=np.float32)
         of_process = slice(index * rows // parts, (index + 1) * rows // parts)
         return {name: values[of_process] for name, values in batch.items()}
 
     depth = max(len(strategy) for strategy in drawn)
-    packed_at = [(pack, slot) for pack, strategy in enumerate(drawn) for slot in range(len(strategy))]
+    packed_at = [
+        (pack, slot) for pack, strategy in enumerate(drawn) for slot in range(len(strategy))
+    ]
     alone_at = [(row, 0) for row in range(len(lengths))]
     return BenchmarkWork(
         packed=lay_out(packed_at, packing.max_sequences_per_pack or depth),
@@ -141,7 +151,9 @@ def draw_work(
     )
 
 
-def _drawn_strategies(packing: Packing, packs: int, multiple: int, rng: np.random.Generator) -> List[Tuple[int, ...]]:
+def _drawn_strategies(
+    packing: Packing, packs: int, multiple: int, rng: np.random.Generator
+) -> List[Tuple[int, ...]]:
     """Draw the strategy of each pack; together they have a multiple of `multiple` sequences."""
     shares = np.array(packing.repeats, dtype=np.float64) / packing.packs
     fitting = []
@@ -176,7 +188,9 @@ def machine() -> str:
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+            names = [
+                line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+            ]
     except OSError:
         names = []
     return names[0] if names else platform.machine()

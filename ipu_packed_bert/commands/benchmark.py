@@ -64,9 +64,18 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         description="Sequences per second, packed over unpacked, on this machine's CPU or CUDA device.",
     )
     add_histogram_arguments(parser)
-    parser.add_argument("--size", choices=sorted(SIZES), default="base3", help="of the model; default base3")
-    parser.add_argument("--micro-batch", type=positive_int, default=2, metavar="ROWS", help="default 2")
-    parser.add_argument("--packs", type=positive_int, default=4, help="a round; a multiple of --micro-batch, default 4")
+    parser.add_argument(
+        "--size", choices=sorted(SIZES), default="base3", help="of the model; default base3"
+    )
+    parser.add_argument(
+        "--micro-batch", type=positive_int, default=2, metavar="ROWS", help="default 2"
+    )
+    parser.add_argument(
+        "--packs",
+        type=positive_int,
+        default=4,
+        help="a round; a multiple of --micro-batch, default 4",
+    )
     parser.add_argument("--rounds", type=positive_int, default=9, help="counted; default 9")
     parser.add_argument("--compile", action="store_true", help="with torch.compile")
     parser.add_argument("--seed", type=int, default=5)
@@ -92,12 +101,23 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         help="processes that share each batch, as under torchrun; one number after the other; default: this process",
     )
     parser.add_argument("--threads", type=positive_int, help="default: as many as torch chooses")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    parser.rare("--synthetic", "--compile", "--seed", "--packer", "--max-sequences-per-pack", "--vocabulary-size")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of the table"
+    )
+    parser.rare(
+        "--synthetic",
+        "--compile",
+        "--seed",
+        "--packer",
+        "--max-sequences-per-pack",
+        "--vocabulary-size",
+    )
     parser.rare("--slots", "--ranks", "--threads")
     args = parser.parse_args(argv)
     if args.packs % args.micro_batch:
-        raise ValueError(f"--packs {args.packs} is not a multiple of --micro-batch {args.micro_batch}")
+        raise ValueError(
+            f"--packs {args.packs} is not a multiple of --micro-batch {args.micro_batch}"
+        )
     for ranks in args.ranks or ():
         if args.packs % (ranks * args.micro_batch):
             raise ValueError(
@@ -124,7 +144,11 @@ def _in_ranks(args: argparse.Namespace, options: List[str]) -> int:
     for ranks in args.ranks:
         # Without these, torchrun says at length that it takes one.
         threads = args.threads or max(1, available_cores() // ranks)
-        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"] if ranks > 1 else []
+        torchrun = (
+            ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
+            if ranks > 1
+            else []
+        )
         module = ["ipu_packed_bert", "benchmark", *options, "--ranks", _HERE, "--json"]
         command = [sys.executable, "-m", *torchrun, *module]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -141,7 +165,11 @@ def _plans(args: argparse.Namespace) -> Tuple[LengthHistogram, Packing, List[Pac
     """Return the lengths, their packing, and the packings for rows of each number of slots."""
     histogram = histogram_from(args)
     packing = get_packer(args.packer)(histogram, max_sequences_per_pack=args.max_sequences_per_pack)
-    return histogram, packing, [_stretched(packing, slots) for slots in args.slots or [packing.max_sequence_length]]
+    return (
+        histogram,
+        packing,
+        [_stretched(packing, slots) for slots in args.slots or [packing.max_sequence_length]],
+    )
 
 
 def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
@@ -171,7 +199,9 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
         for precision in precisions
     ]
     cases = [
-        (config_of(args.size, work, engine, micro_batch=args.micro_batch), work) for work in works for engine in engines
+        (config_of(args.size, work, engine, micro_batch=args.micro_batch), work)
+        for work in works
+        for engine in engines
     ]
     rival = find_spec("transformers") is not None and processes.size == 1
     measurements = []
@@ -180,7 +210,9 @@ def _measured(args: argparse.Namespace, processes: Processes) -> Dict[str, Any]:
         bar.disable |= processes.rank > 0
         for case in cases:
             try:
-                found = compare_layouts(*case, rounds=args.rounds, bar=bar, processes=processes, rivals=rival)
+                found = compare_layouts(
+                    *case, rounds=args.rounds, bar=bar, processes=processes, rivals=rival
+                )
             except torch.cuda.OutOfMemoryError:
                 raise ValueError(
                     f"--micro-batch {args.micro_batch}: the GPU has too little memory for these rows of model "
@@ -213,8 +245,12 @@ def _stretched(packing: Packing, slots: int) -> Packing:
             f"rows of {slots} slots: not a multiple of {packing.max_sequence_length}, the histogram's; only whole "
             "multiples are stretched to"
         )
-    strategies = tuple(tuple(factor * length for length in strategy) for strategy in packing.strategies)
-    return Packing(packing.algorithm, slots, packing.max_sequences_per_pack, strategies, packing.repeats)
+    strategies = tuple(
+        tuple(factor * length for length in strategy) for strategy in packing.strategies
+    )
+    return Packing(
+        packing.algorithm, slots, packing.max_sequences_per_pack, strategies, packing.repeats
+    )
 
 
 def _pick_precisions(asked: str, processes: Processes) -> Tuple[str, ...]:
@@ -227,7 +263,9 @@ def _pick_precisions(asked: str, processes: Processes) -> Tuple[str, ...]:
         return _BOTH if asked == "both" else (asked,)
     if torch.cuda.is_available():
         return tuple(each for each in _BOTH if computes_in(each, torch.device("cuda")))
-    slowdown = processes.of_first(bfloat16_slowdown)  # each would measure another one, and wait for other batches
+    slowdown = processes.of_first(
+        bfloat16_slowdown
+    )  # each would measure another one, and wait for other batches
     if slowdown <= 1.5:  # where bfloat16 is native it is faster
         return _BOTH
     print(
@@ -261,7 +299,9 @@ def _report(found: Dict[str, Any], *, as_json: bool) -> None:
 
 def _scaling(measurements: Sequence[Dict[str, Any]]) -> List[str]:
     """Packed sequences of several ranks over those of one process, which were measured one after the other."""
-    rates: Dict[Tuple[int, str], Dict[int, List[float]]] = {}  # as often as there are unpacked sides
+    rates: Dict[
+        Tuple[int, str], Dict[int, List[float]]
+    ] = {}  # as often as there are unpacked sides
     for each in measurements:
         of_ranks = rates.setdefault((each["slots"], each["precision"]), {})
         of_ranks.setdefault(each["ranks"], []).append(each["packed_sequences_per_second"])
@@ -269,6 +309,8 @@ def _scaling(measurements: Sequence[Dict[str, Any]]) -> List[str]:
         f"{ranks} ranks make {times:.2f} times the packed sequences of one process, {times / ranks:.2f} of {ranks}"
         f" times, at {slots:,} slots in {precision}."
         for (slots, precision), found in rates.items()
-        for ranks, times in ((ranks, mean(found[ranks]) / mean(found[1])) for ranks in found if 1 in found)
+        for ranks, times in (
+            (ranks, mean(found[ranks]) / mean(found[1])) for ranks in found if 1 in found
+        )
         if ranks > 1
     ]

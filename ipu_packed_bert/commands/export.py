@@ -50,7 +50,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 0
     with progress_bar(None, f"writing {args.target}", at_once=True):
         exported = export_run(args.source, args.target, vocabulary=args.vocabulary)
-    print(f"{args.target}: the model after {exported.step:,} updates, as transformers loads it; README.md is its card")
+    print(
+        f"{args.target}: the model after {exported.step:,} updates, as transformers loads it; README.md is its card"
+    )
     if exported.note:
         print(f"note: {exported.note}")
     return 0

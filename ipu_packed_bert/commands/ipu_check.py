@@ -45,12 +45,25 @@ _UPDATES = 10
 
 def _parse(argv: Optional[Sequence[str]]) -> Any:
     parser = ArgumentParser(prog=typed("ipu-check"), description=__doc__)
-    parser.add_argument("--config", required=True, metavar="FILE|NAME", help="a configuration of pre-training")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help="override one setting"
+        "--config", required=True, metavar="FILE|NAME", help="a configuration of pre-training"
     )
-    parser.add_argument("--profile", action="store_true", help="profile the updates instead of counting their cycles")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="a new folder; default runs/ipu-check-NAME-TIME")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="a.b=c",
+        dest="overrides",
+        help="override one setting",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="profile the updates instead of counting their cycles",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="a new folder; default runs/ipu-check-NAME-TIME"
+    )
     return parser.parse_args(argv)
 
 
@@ -59,12 +72,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     config, _ = described(load_config(config_file(args.config), args.overrides, command="pretrain"))
     from ipu_packed_bert.engine import choose_engine
 
-    config = replace(config, engine=replace(config.engine, kind="ipu", offline_export=None), without_ipus=())
-    choice = choose_engine(config)  # a missing SDK and missing IPUs are one line, before anything is written
+    config = replace(
+        config, engine=replace(config.engine, kind="ipu", offline_export=None), without_ipus=()
+    )
+    choice = choose_engine(
+        config
+    )  # a missing SDK and missing IPUs are one line, before anything is written
     if not choice.hardware:
-        raise ValueError(f"{config.path}: {choice.reason}; the check is of IPUs, `make test-ipu` tests the IPU Model")
+        raise ValueError(
+            f"{config.path}: {choice.reason}; the check is of IPUs, `make test-ipu` tests the IPU Model"
+        )
     # The profile of a former check would be taken for that of this one.
-    if args.out is not None and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+    if (
+        args.out is not None
+        and args.out.exists()
+        and (not args.out.is_dir() or any(args.out.iterdir()))
+    ):
         raise ValueError(f"--out {args.out}: exists and is not an empty folder; give another one")
     check = _Check(config, args)
     try:
@@ -90,7 +113,9 @@ class _Failed(Exception):
     """A stage that did not do what it should, as explained."""
 
 
-_NO_MEMORY = re.compile(r"out of memory on tile (\d+)|out of memory|memory allocation|graph_memory_allocation", re.I)
+_NO_MEMORY = re.compile(
+    r"out of memory on tile (\d+)|out of memory|memory allocation|graph_memory_allocation", re.I
+)
 
 
 def _explained(error: BaseException, config: Config) -> _Explained:
@@ -102,7 +127,9 @@ def _explained(error: BaseException, config: Config) -> _Explained:
     if memory:
         ipu = int(memory[1]) // MK2.tiles if memory[1] else None
         on = "an IPU" if ipu is None else f"IPU {ipu}"
-        return _Explained(text, f"the program does not fit on {on}", "; or ".join(_ways_out(config, ipu)))
+        return _Explained(
+            text, f"the program does not fit on {on}", "; or ".join(_ways_out(config, ipu))
+        )
     if isinstance(error, ValueError):  # of this program, whose messages say the way out
         return _Explained(text, "this stage cannot be done as things are", "as the line says")
     return _Explained(
@@ -163,7 +190,9 @@ class _Check:
     def run(self) -> None:
         try:
             self._stage("predicted", self._predicted)
-            print(f"{'':<10}to come: compiling, in silence, ten minutes to an hour for a large BERT; then updates")
+            print(
+                f"{'':<10}to come: compiling, in silence, ten minutes to an hour for a large BERT; then updates"
+            )
             with _profiling(self.args.profile):
                 self._stage("compiled", self._compiled)
                 if self._done("compiled"):
@@ -184,7 +213,9 @@ class _Check:
         try:
             stage.said = work()
             stage.status = ipu_bundle.DONE
-        except Exception as error:  # the SDK's errors are of many kinds; none may take the other stages with it
+        except (
+            Exception
+        ) as error:  # the SDK's errors are of many kinds; none may take the other stages with it
             stage.said, stage.means, stage.way_out = _explained(error, self.config)
             stage.status = ipu_bundle.FAILED
         finally:
@@ -196,13 +227,17 @@ class _Check:
         ipu_bundle.write_bundle(self.file, self.bundle)
 
     def _done(self, name: str) -> bool:
-        return any(stage.name == name and stage.status == ipu_bundle.DONE for stage in self.bundle.stages)
+        return any(
+            stage.name == name and stage.status == ipu_bundle.DONE for stage in self.bundle.stages
+        )
 
     def finish(self) -> List[str]:
         """Write the verdict into the bundle and return the page's lines."""
         problems = ipu_bundle.problems(self.bundle)
         stages = self.bundle.stages
-        unfinished = not self._done("updates") or any(stage.status != ipu_bundle.DONE for stage in stages)
+        unfinished = not self._done("updates") or any(
+            stage.status != ipu_bundle.DONE for stage in stages
+        )
         measured = self.bundle.measured.memory or []
         full = [memory.ipu for memory in measured if memory.fullest_tile > MK2.memory_per_tile]
         ways = _ways_out(self.config, full[0] if len(full) == 1 else None) if full else []
@@ -221,7 +256,9 @@ class _Check:
     def _predicted(self) -> str:
         config, predicted = self.config, self.bundle.predicted
         planned = plan(config, packing_factor=1.0)
-        predicted.memory = [ipu_bundle.PlannedMemory(memory.ipu, memory.total) for memory in planned.memory]
+        predicted.memory = [
+            ipu_bundle.PlannedMemory(memory.ipu, memory.total) for memory in planned.memory
+        ]
         predicted.fits = planned.fits
         predicted.loss = _host_loss(config, self.batch)
         if config.data.max_sequences_per_pack is None:
@@ -232,11 +269,14 @@ class _Check:
         machine.save()
         fitted = calibration.load()
         number = config.batch.gradient_accumulation
-        predicted.update_cycles = fitted.duration(lambda parameters: pipeline.step(number, parameters).cycles)
+        predicted.update_cycles = fitted.duration(
+            lambda parameters: pipeline.step(number, parameters).cycles
+        )
         predicted.seconds = pipeline.step(number, fitted.parameters).seconds
         predicted.clock_hz = target.clock_hz
         predicted.work = [
-            popvision.Work(ipu.number, pipeline.work_cycles(ipu, number, fitted.parameters)) for ipu in pipeline.ipus
+            popvision.Work(ipu.number, pipeline.work_cycles(ipu, number, fitted.parameters))
+            for ipu in pipeline.ipus
         ]
         fits = {True: "fits", False: "does not fit", None: "tight, unknown"}[planned.fits]
         return (
@@ -249,7 +289,9 @@ class _Check:
         from ipu_packed_bert.tasks.pretraining import Pretraining
 
         config = self.config
-        task = Pretraining(replace(config, data=replace(config.data, max_sequences_per_pack=self._depth)))
+        task = Pretraining(
+            replace(config, data=replace(config.data, max_sequences_per_pack=self._depth))
+        )
         self.engine = build_engine(config, task, choose_engine(config), packing_factor=1.0)
         started = time.perf_counter()
         self.engine.compile(self.batch)
@@ -257,9 +299,15 @@ class _Check:
         if self.args.profile:  # under which Poplar compiles what does not fit, too
             with contextlib.suppress(ValueError):  # the stage "profile" says what is missing
                 self._read_memory()
-            full = [each for each in ipu_bundle.problems(self.bundle) if each.startswith("does not fit")]
+            full = [
+                each for each in ipu_bundle.problems(self.bundle) if each.startswith("does not fit")
+            ]
             if full:
-                raise _Failed(_Explained(full[0], "Poplar would not load it", "; or ".join(_ways_out(config, None))))
+                raise _Failed(
+                    _Explained(
+                        full[0], "Poplar would not load it", "; or ".join(_ways_out(config, None))
+                    )
+                )
         return f"for {config.ipus} IPUs"
 
     def _updates(self) -> str:
@@ -271,14 +319,18 @@ class _Check:
         measured = self.bundle.measured
         measured.losses, measured.seconds = losses, seconds
         for number in range(_UPDATES):
-            result = self.engine.step(self.batch, learning_rate(min(number, self.config.run.steps - 1), self.config))
+            result = self.engine.step(
+                self.batch, learning_rate(min(number, self.config.run.steps - 1), self.config)
+            )
             losses.append(result.loss if math.isfinite(result.loss) else None)
             seconds.append(result.seconds)
             if result.cycles is not None:
                 cycles.append(result.cycles)
         if cycles:
             measured.update_cycles = sorted(cycles[1:])[len(cycles[1:]) // 2]
-        first, last = ("not finite" if loss is None else f"{loss:.4f}" for loss in (losses[0], losses[-1]))
+        first, last = (
+            "not finite" if loss is None else f"{loss:.4f}" for loss in (losses[0], losses[-1])
+        )
         counted = f", {measured.update_cycles:,} cycles" if cycles else ""
         return f"{len(losses)}, loss {first} to {last}, {sorted(seconds)[len(seconds) // 2]:.3f} s{counted} each"
 
@@ -295,7 +347,9 @@ class _Check:
             measured.update_cycles = max(work.cycles for work in found.work)
             measured.work = list(found.work)
         tiles = [memory.fullest_tile for memory in found.memory]
-        most = f"fullest tile {max(tiles) / MK2.memory_per_tile:.0%}" if tiles else "no memory in it"
+        most = (
+            f"fullest tile {max(tiles) / MK2.memory_per_tile:.0%}" if tiles else "no memory in it"
+        )
         return f"{most}, {found.runs} updates"
 
     # ---- the batch ---------------------------------------------------------------------------------------------------
@@ -341,7 +395,9 @@ def _host_loss(config: Config, batch: Any) -> float:
     from ipu_packed_bert.engine.host import HostEngine
     from ipu_packed_bert.tasks.pretraining import Pretraining
 
-    config = replace(config, engine=replace(config.engine, kind="host", device="cpu", precision="float32"))
+    config = replace(
+        config, engine=replace(config.engine, kind="host", device="cpu", precision="float32")
+    )
     return HostEngine(config, Pretraining(config), packing_factor=1.0).evaluate(batch).loss
 
 
@@ -355,7 +411,9 @@ def _profiling(profile: bool) -> Iterator[None]:
     name = "POPLAR_ENGINE_OPTIONS"
     former = os.environ.get(name)
     options = {
-        "autoReport.executionProfileProgramRunCount": str(_UPDATES + 2),  # weights come and go in runs of their own
+        "autoReport.executionProfileProgramRunCount": str(
+            _UPDATES + 2
+        ),  # weights come and go in runs of their own
         "debug.allowOutOfMemory": "true",
         "debug.outputAllSymbols": "false",
         "profiler.replicaToProfile": "0",

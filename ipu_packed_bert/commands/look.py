@@ -81,10 +81,17 @@ def _parser() -> ArgumentParser:
         "JSONL), a packed data set, or the directory of a run",
     )
     parser.add_argument("--html", default=None, metavar="FILE", help="write one HTML page")
-    parser.add_argument("--plot", metavar="FILE", help="draw the lengths (Figure 1 of the paper) as .png, .pdf or .svg")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw the lengths (Figure 1 of the paper) as .png, .pdf or .svg",
+    )
     parser.add_argument("--out", metavar="CSV", help="write the histogram as 'length,count'")
     parser.add_argument(
-        "--json", action="store_true", default=False, help="print the tables of the page as one JSON object"
+        "--json",
+        action="store_true",
+        default=False,
+        help="print the tables of the page as one JSON object",
     )
     parser.add_argument(
         "--max-sequence-length",
@@ -93,8 +100,12 @@ def _parser() -> ArgumentParser:
         help="slots per pack (default: stated by the source, else its longest sequence)",
     )
     parser.add_argument("--packer", help="packer used for the page (default optimal)")
-    parser.add_argument("--depth", type=parse_depth, metavar="D", help="depth limit used for the page (default 3)")
-    parser.add_argument("--pack", type=count_from_zero, metavar="N", help="index of the pack to draw (data sets)")
+    parser.add_argument(
+        "--depth", type=parse_depth, metavar="D", help="depth limit used for the page (default 3)"
+    )
+    parser.add_argument(
+        "--pack", type=count_from_zero, metavar="N", help="index of the pack to draw (data sets)"
+    )
     parser.add_argument(
         "--workers",
         type=process_count,
@@ -119,7 +130,10 @@ def _look_at_lengths(args: argparse.Namespace) -> None:
         raise ValueError(f"--packer {packer}: does not support this --depth; use at most 3")
 
     histogram = count(
-        args.what, getattr(args, "max_sequence_length", None), getattr(args, "workers", None), args.max_record_bytes
+        args.what,
+        getattr(args, "max_sequence_length", None),
+        getattr(args, "workers", None),
+        args.max_record_bytes,
     )
     if not histogram.sequences and (args.html or args.json):
         raise ValueError(f"{args.what[0]}: contains no sequences")
@@ -158,4 +172,6 @@ def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None
 def _refuse_several(sources: Sequence[str], kind: str) -> None:
     """Raise ValueError for further sources beside one that is shown alone."""
     if len(sources) > 1:
-        raise ValueError(f"{sources[1]}: {sources[0]} is {kind}, which is shown alone; pass one directory")
+        raise ValueError(
+            f"{sources[1]}: {sources[0]} is {kind}, which is shown alone; pass one directory"
+        )

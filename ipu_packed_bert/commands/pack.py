@@ -17,7 +17,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--packer", default=_DEFAULT)
     args, others = parser.parse_known_args(argv)
     if args.packer not in PACKERS:
-        raise ValueError(f"--packer {args.packer}: there is none of this name; the packers are {', '.join(PACKERS)}")
+        raise ValueError(
+            f"--packer {args.packer}: there is none of this name; the packers are {', '.join(PACKERS)}"
+        )
     if {"-h", "--help", "--help-all"} & {*others}:
         names = f"NAME is one of\n{', '.join(PACKERS)} (default {_DEFAULT})\n"
         print(f"{typed('pack')} [--packer NAME] [options]; {names}")

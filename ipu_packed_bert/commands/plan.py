@@ -34,7 +34,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             "packed-bert report, their speed"
         )
     if {"-h", "--help", "--help-all"} & {*given}:
-        _parser().parse_args([option for option in given if option in ("-h", "--help", "--help-all")])
+        _parser().parse_args(
+            [option for option in given if option in ("-h", "--help", "--help-all")]
+        )
     arguments = [*given, "--plan"]
     return finetune.main(arguments) if _of_fine_tuning(arguments) else pretrain.main(arguments)
 
@@ -42,9 +44,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def _parser() -> ArgumentParser:
     """Return the parser of --help; the options themselves are those of pretrain and finetune."""
     parser = ArgumentParser(prog=typed("plan"), description=_ABOUT)
-    parser.add_argument("--config", metavar="FILE|NAME", required=True, help="a configuration of pretrain or finetune")
-    parser.add_argument("--set", metavar="a.b=c", action="append", help="change a setting, as in pretrain and finetune")
-    parser.add_argument("--packing-factor", metavar="P", help="sequences per pack, instead of the histogram's")
+    parser.add_argument(
+        "--config",
+        metavar="FILE|NAME",
+        required=True,
+        help="a configuration of pretrain or finetune",
+    )
+    parser.add_argument(
+        "--set",
+        metavar="a.b=c",
+        action="append",
+        help="change a setting, as in pretrain and finetune",
+    )
+    parser.add_argument(
+        "--packing-factor", metavar="P", help="sequences per pack, instead of the histogram's"
+    )
     return parser
 
 
@@ -55,7 +69,13 @@ def _of_fine_tuning(arguments: Sequence[str]) -> bool:
     parser.add_argument("--resume", nargs="?")
     parser.add_argument("--set", action="append", nargs="?", default=[])
     named, _ = parser.parse_known_args(arguments)
-    path = Path(named.resume, CONFIG) if named.resume else config_file(named.config) if named.config else None
+    path = (
+        Path(named.resume, CONFIG)
+        if named.resume
+        else config_file(named.config)
+        if named.config
+        else None
+    )
     if path is None:
         return False
     try:
@@ -64,5 +84,7 @@ def _of_fine_tuning(arguments: Sequence[str]) -> bool:
         return False
     task = peek("task.name", tree, overrides)
     if task is None:  # only fine-tuning has these; its first task need not be named
-        return any(peek(f"data.{name}", tree, overrides) is not None for name in ("training", "evaluation"))
+        return any(
+            peek(f"data.{name}", tree, overrides) is not None for name in ("training", "evaluation")
+        )
     return task != PRETRAINING

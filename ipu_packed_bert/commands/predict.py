@@ -43,10 +43,15 @@ from pack_data.reading.files import write_atomically
 
 def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = ArgumentParser(prog=typed("predict"), description=__doc__)
-    parser.add_argument("run", metavar="RUN", type=Path, help="a fine-tuning run, or a Hugging Face folder")
+    parser.add_argument(
+        "run", metavar="RUN", type=Path, help="a fine-tuning run, or a Hugging Face folder"
+    )
     parser.add_argument("file", metavar="FILE", help="what to answer; - is standard input")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="where the answers go, whole or not at all; else standard output"
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="where the answers go, whole or not at all; else standard output",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the file of --output")
     parser.add_argument(
@@ -58,7 +63,8 @@ def _parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
         "spearman, mean_squared_error; tokens accuracy, and precision, recall and f1 of spans (B-X I-X), as seqeval's",
     )
     add_settings(
-        parser, "override one setting of the run, any number of times: --set data.packer=none answers unpacked"
+        parser,
+        "override one setting of the run, any number of times: --set data.packer=none answers unpacked",
     )
     add_trust(parser)
     parser.rare("--engine", "--trust-task")
@@ -74,10 +80,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.output is not None:
         check_output("--output", args.output, reads=[args.file])
         if args.output.exists() and not args.overwrite:
-            raise ValueError(f"--output {args.output}: exists; name another file, or add --overwrite")
+            raise ValueError(
+                f"--output {args.output}: exists; name another file, or add --overwrite"
+            )
     if args.file != STANDARD_INPUT and not Path(args.file).is_file():
         problem = "a folder" if Path(args.file).is_dir() else "no such file"
-        raise ValueError(f"{args.file}: {problem}; name the records to answer, or - for standard input")
+        raise ValueError(
+            f"{args.file}: {problem}; name the records to answer, or - for standard input"
+        )
 
     trust_what_was_named(args.trust_task, args.overrides)
     from ipu_packed_bert.tasks.examples import Asked
@@ -95,7 +105,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     task, packing = prepared.task, prepared.task.packs.packing
     with contextlib.closing(prepared.engine):
         if args.score and not task.scorable:
-            raise ValueError(f"{asked.source}: has no labels to score by, or not for every record; leave out --score")
+            raise ValueError(
+                f"{asked.source}: has no labels to score by, or not for every record; leave out --score"
+            )
         for note in task.notes:
             say(f"data      {note}")
         saved, padding = predictions.padding(task)

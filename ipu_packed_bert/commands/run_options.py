@@ -36,7 +36,9 @@ _ABOUT = {
 def add_settings(parser: argparse.ArgumentParser, help: str) -> None:
     """Add --engine and --set, which override settings; ``help`` is that of --set."""
     _add_setting(parser, "--engine", "KIND", "engine.kind", "where to run: auto, ipu or host")
-    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides", help=help)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help=help
+    )
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +65,9 @@ def parse(command: str, argv: Optional[Sequence[str]]) -> argparse.Namespace:
     if args.resume and args.start_from:
         parser.error("--start-from begins a new run; --resume continues with the run's own weights")
     if args.resume_if_there and not (args.config and args.out):
-        parser.error("--resume-if-there needs --config, to begin with, and --out, the folder that may hold the run")
+        parser.error(
+            "--resume-if-there needs --config, to begin with, and --out, the folder that may hold the run"
+        )
     if args.allow_change and not args.resume:
         parser.error("--allow-change goes with --resume; a new run changes nothing")
     return args
@@ -83,7 +87,9 @@ def train_with(args: argparse.Namespace, processes: Processes) -> int:
     processes.refuse_differences({"the command line": " ".join(sys.argv[1:])})
     if _resumes_there(args, processes):
         settled = _settled(args)
-        args.overrides = [each for each in args.overrides if each.partition("=")[0].strip() not in settled]
+        args.overrides = [
+            each for each in args.overrides if each.partition("=")[0].strip() not in settled
+        ]
         args.start_from = None
     if args.resume or args.start_from:
         processes.of_first(_refuse_no_runs, args)
@@ -113,7 +119,9 @@ def train_with(args: argparse.Namespace, processes: Processes) -> int:
 def _parser(command: str) -> ArgumentParser:
     pretrains = command == "pretrain"
     parser = ArgumentParser(prog=typed(command), description=_ABOUT[command])
-    parser.set_defaults(start_from=None, data_dir=None, whole=False, trust_task=[])  # not every command has these
+    parser.set_defaults(
+        start_from=None, data_dir=None, whole=False, trust_task=[]
+    )  # not every command has these
     which = parser.add_mutually_exclusive_group(required=True)
     example = "packed_phase2_pod16" if pretrains else "finetune_squad_packed"
     which.add_argument(
@@ -123,7 +131,9 @@ def _parser(command: str) -> ArgumentParser:
     )
     finished = "" if pretrains else "; a finished one is evaluated again"
     which.add_argument(
-        "--resume", metavar="RUN", help=f"continue the run in this folder from its newest checkpoint{finished}"
+        "--resume",
+        metavar="RUN",
+        help=f"continue the run in this folder from its newest checkpoint{finished}",
     )
     if pretrains:
         parser.add_argument(
@@ -138,11 +148,20 @@ def _parser(command: str) -> ArgumentParser:
             action="store_true",
             help="where there are no IPUs, run the configuration in full, without its without_ipus block",
         )
-        _add_setting(parser, "--track", "NAME", "run.track", "a service that shows the curves, too: wandb or mlflow")
+        _add_setting(
+            parser,
+            "--track",
+            "NAME",
+            "run.track",
+            "a service that shows the curves, too: wandb or mlflow",
+        )
         parser.rare("--start-from", "--track", "--whole")
     else:
         parser.add_argument(
-            "--data-dir", type=Path, metavar="DIR", help="folder in which the data files of the configuration lie"
+            "--data-dir",
+            type=Path,
+            metavar="DIR",
+            help="folder in which the data files of the configuration lie",
         )
         add_trust(parser)
         parser.rare("--trust-task")
@@ -170,7 +189,9 @@ def _parser(command: str) -> ArgumentParser:
         help="with --resume: settings that may differ from the checkpoint's although that changes the experiment",
     )
     parser.add_argument(
-        "--plan", action="store_true", help="print what would run and where, without a device, and stop"
+        "--plan",
+        action="store_true",
+        help="print what would run and where, without a device, and stop",
     )
     parser.add_argument(
         "--packing-factor",
@@ -179,13 +200,17 @@ def _parser(command: str) -> ArgumentParser:
         help="sequences in a row for --plan, while the data are not there",
     )
     parser.add_argument(
-        "--show-config", action="store_true", help="print every setting and where it comes from, and stop"
+        "--show-config",
+        action="store_true",
+        help="print every setting and where it comes from, and stop",
     )
     parser.rare("--resume-if-there", "--compare-unpacked", "--allow-change", "--packing-factor")
     return parser
 
 
-def _add_setting(parser: argparse.ArgumentParser, option: str, metavar: str, key: str, help: str) -> None:
+def _add_setting(
+    parser: argparse.ArgumentParser, option: str, metavar: str, key: str, help: str
+) -> None:
     """Add an option that is short for --set of one setting; the last one on the line wins."""
 
     def override(value: str) -> str:
@@ -220,7 +245,9 @@ def _plan(config: Config, args: argparse.Namespace) -> RunPlan:
 def _settled(args: argparse.Namespace) -> Collection[str]:
     """Return the settings that a run decided when it began: options of --resume-if-there do not change them."""
     if args.command == "pretrain":
-        return [key for key, _ in load_config(config_file(args.config), command="pretrain").without_ipus]
+        return [
+            key for key, _ in load_config(config_file(args.config), command="pretrain").without_ipus
+        ]
     return ["batch.micro_batch"]  # made to divide an update evenly
 
 

@@ -33,7 +33,9 @@ from ipu_packed_bert.settings.loading import load_config
 STORED = Path(__file__).resolve().parent / "calibration.json"
 _THROUGHPUT_SIGMA = 0.10  # of the logarithm of a published throughput
 _OVERHEAD_SIGMA = 0.25  # of the paper's overhead, in percent of a micro-batch
-_IPUS_ONLY = ("without_ipus=null",)  # the cycle model is of IPUs: what changes without them is left out
+_IPUS_ONLY = (
+    "without_ipus=null",
+)  # the cycle model is of IPUs: what changes without them is left out
 _PAPER = f"Table 1, depth {FITTED_DEPTH}"
 
 
@@ -92,7 +94,9 @@ class _Observation(NamedTuple):
 
     def seconds(self, parameters: Parameters) -> float:
         """Seconds of one weight update."""
-        return self.pipeline.step(self.point.accumulation, self._in_its_framework(parameters)).seconds
+        return self.pipeline.step(
+            self.point.accumulation, self._in_its_framework(parameters)
+        ).seconds
 
     def _in_its_framework(self, parameters: Parameters) -> Parameters:
         if self.point.pytorch:
@@ -120,7 +124,10 @@ def machines(folder: Optional[Path]) -> Dict[str, Machine]:
         folder: directory that keeps traces and plans; None: nothing is kept.
     """
     first = Machine(TARGETS["mk2"], folder)
-    return {name: first if name == "mk2" else Machine(target, folder, first.traces) for name, target in TARGETS.items()}
+    return {
+        name: first if name == "mk2" else Machine(target, folder, first.traces)
+        for name, target in TARGETS.items()
+    }
 
 
 def observe(machine_of: Dict[str, Machine]) -> Observations:
@@ -155,10 +162,13 @@ def overhead(packed: Pipeline, unpacked: Pipeline, parameters: Parameters) -> fl
 
 
 def _loss(
-    observations: Sequence[_Observation], paper: Optional[Tuple[Pipeline, Pipeline]], parameters: Parameters
+    observations: Sequence[_Observation],
+    paper: Optional[Tuple[Pipeline, Pipeline]],
+    parameters: Parameters,
 ) -> float:
     loss = sum(
-        (log(o.point.sequences_per_second / o.predicted(parameters)) / _THROUGHPUT_SIGMA) ** 2 for o in observations
+        (log(o.point.sequences_per_second / o.predicted(parameters)) / _THROUGHPUT_SIGMA) ** 2
+        for o in observations
     )
     if paper is not None:
         difference = 100 * overhead(*paper, parameters) - PAPER_OVERHEAD[FITTED_DEPTH]
@@ -220,7 +230,9 @@ def _least_squares(slopes: np.ndarray, rest: np.ndarray, measured: np.ndarray) -
     return best
 
 
-def _fit(observations: Sequence[_Observation], paper: Optional[Tuple[Pipeline, Pipeline]]) -> Parameters:
+def _fit(
+    observations: Sequence[_Observation], paper: Optional[Tuple[Pipeline, Pipeline]]
+) -> Parameters:
     """Fit all four parameters by least squares, rounded: to four decimals, seconds to six."""
 
     def loss_at(layout: float) -> float:
@@ -228,7 +240,12 @@ def _fit(observations: Sequence[_Observation], paper: Optional[Tuple[Pipeline, P
 
     layout = _minimum(loss_at, REARRANGE_BYTE[8], REARRANGE_BYTE[2], steps=32)
     best = _at_layout(observations, layout)
-    return Parameters(round(best.factor, 4), round(layout, 4), round(best.replica_seconds, 6), round(best.framework, 4))
+    return Parameters(
+        round(best.factor, 4),
+        round(layout, 4),
+        round(best.replica_seconds, 6),
+        round(best.framework, 4),
+    )
 
 
 def calibrate(observations: Observations) -> Calibration:
@@ -289,7 +306,10 @@ def named(parameters: Parameters) -> Dict[str, float]:
 
 def _parameters(stored: Dict[str, float]) -> Parameters:
     return Parameters(
-        stored["factor"], stored["layout_cycles_per_byte"], stored["replica_seconds"], stored["framework"]
+        stored["factor"],
+        stored["layout_cycles_per_byte"],
+        stored["replica_seconds"],
+        stored["framework"],
     )
 
 

@@ -44,7 +44,13 @@ class Cost:
 
     def cycles(self, cycles_per_byte: float) -> float:
         """All of it, at a given layout parameter."""
-        return self.matmul + self.vertices + self.exchange + self.sync + self.layout_cycles(cycles_per_byte)
+        return (
+            self.matmul
+            + self.vertices
+            + self.exchange
+            + self.sync
+            + self.layout_cycles(cycles_per_byte)
+        )
 
 
 _values = attrgetter(*(field.name for field in fields(Cost)))
@@ -105,7 +111,9 @@ def unknown_copy(num_bytes: float, target: Target) -> Cost:
     )
 
 
-def bring(elements: int, element_bytes: int, have: TensorLayout, want: TensorLayout, target: Target) -> Cost:
+def bring(
+    elements: int, element_bytes: int, have: TensorLayout, want: TensorLayout, target: Target
+) -> Cost:
     """Cost the change of a tensor of `elements`, spread over all tiles, from one layout to another."""
     if (have.origin, have.permuted) == (want.origin, want.permuted):
         return Cost()

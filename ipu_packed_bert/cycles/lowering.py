@@ -13,21 +13,44 @@ from math import ceil
 from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ipu_packed_bert.cycles import vertices
-from ipu_packed_bert.cycles.layout import Cost, TensorLayout, block, bring, step, total, unknown_copy
-from ipu_packed_bert.cycles.matmul import BACKWARD_DATA, FORWARD, WEIGHT_UPDATE, Planner, Product, Rearranged
+from ipu_packed_bert.cycles.layout import (
+    Cost,
+    TensorLayout,
+    block,
+    bring,
+    step,
+    total,
+    unknown_copy,
+)
+from ipu_packed_bert.cycles.matmul import (
+    BACKWARD_DATA,
+    FORWARD,
+    WEIGHT_UPDATE,
+    Planner,
+    Product,
+    Rearranged,
+)
 from ipu_packed_bert.cycles.target import FLOAT, HALF
 from ipu_packed_bert.cycles.tracing import Graph, Operation, Value, layer_of
 
 # The parts of the graph that packing changes; everything else is "encoder".
 MASK_BUILD, MASK_APPLICATION, SCORES = "mask build", "mask application", "query/key product"
-POSITIONS, CLS, MLM, LOSS, COPIES = "position gather", "CLS gather", "MLM slots", "loss unpacking", "copies"
+POSITIONS, CLS, MLM, LOSS, COPIES = (
+    "position gather",
+    "CLS gather",
+    "MLM slots",
+    "loss unpacking",
+    "copies",
+)
 ENCODER = "encoder"
 ATTENTION, FEED_FORWARD = "attention", "feed forward"  # the halves of an encoder layer
 _SCORES_SCOPE = "attention.self.scores"
 CATEGORIES = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
 
 # A clone only asks for an order; its reader pays for that.
-VIEWS = frozenset("view _unsafe_view t transpose unsqueeze squeeze expand slice select detach unbind clone".split())
+VIEWS = frozenset(
+    "view _unsafe_view t transpose unsqueeze squeeze expand slice select detach unbind clone".split()
+)
 # Folded when the graph is compiled.
 CONSTANTS = frozenset("zeros full full_like ones_like arange empty_like".split())
 _BINARY = dict(add="add", mul="mul", div="div", addcmul="mul", clamp="max", bitwise_and="logical")
@@ -43,7 +66,9 @@ class Entry(NamedTuple):
     phase: str
     category: str
     cost: Cost
-    half: str = ""  # of an encoder layer: ATTENTION or FEED_FORWARD, which may lie on different IPUs
+    half: str = (
+        ""  # of an encoder layer: ATTENTION or FEED_FORWARD, which may lie on different IPUs
+    )
 
 
 class Edge(NamedTuple):
@@ -124,7 +149,9 @@ def _derived_from(graph: Graph, name: str) -> Set[int]:
 
 def _is_constant(graph: Graph, index: int) -> bool:
     """Return whether a value is a buffer of the model, or a scalar that tracing wrapped in a 0-d tensor."""
-    return index in graph.buffers or (graph.values[index].elements == 1 and not graph.values[index].name)
+    return index in graph.buffers or (
+        graph.values[index].elements == 1 and not graph.values[index].name
+    )
 
 
 class Lowering:
@@ -144,10 +171,14 @@ class Lowering:
         self.target = planner.target
         self.memory_proportion = memory_proportion
         self.partial_bytes = partial_bytes
-        self.serialized = serialized  # parts of the vocabulary product (embedding_serialization_factor)
+        self.serialized = (
+            serialized  # parts of the vocabulary product (embedding_serialization_factor)
+        )
         self.unknown: Counter = Counter()
         self._layouts: Dict[int, TensorLayout] = {}
-        self._dropout: Set[int] = set()  # masks and scales that the fused dropout vertex makes itself
+        self._dropout: Set[int] = (
+            set()
+        )  # masks and scales that the fused dropout vertex makes itself
         self._parameters = set(graph.parameters)
         self._mask = _derived_from(graph, "input_mask")
         self._made = _producers(graph)
@@ -171,7 +202,9 @@ class Lowering:
         return known[settings]
 
     def _run(self) -> Lowered:
-        chosen = self.graph.num_layers // 2  # the layer lowered for all; of three the one in the middle
+        chosen = (
+            self.graph.num_layers // 2
+        )  # the layer lowered for all; of three the one in the middle
         entries: List[Entry] = []
         for operation in self.graph.operations:
             layer = layer_of(operation.scope)
@@ -204,7 +237,11 @@ class Lowering:
             return MLM
         if scope.startswith("loss"):
             largest = max(
-                [self.graph.values[i].elements for i in list(operation.inputs()) + list(operation.outputs)] or [0]
+                [
+                    self.graph.values[i].elements
+                    for i in list(operation.inputs()) + list(operation.outputs)
+                ]
+                or [0]
             )
             return MLM if self._vocabulary and largest >= self._vocabulary else LOSS
         return ENCODER
@@ -308,7 +345,9 @@ class Lowering:
             # The table is tied to the decoder: the scatter adds into the decoder's gradient in place (PopART's
             # TiedGatherAccumulate) and contains this sum.
             return Cost()
-        tensors = [i for i in operation.inputs() if self.graph.values[i].elements > 1 or out.elements == 1]
+        tensors = [
+            i for i in operation.inputs() if self.graph.values[i].elements > 1 or out.elements == 1
+        ]
         kind = _kind_of(self.graph.values[tensors[0]].dtype if tensors else out.dtype)
         if (_BINARY[name], kind) not in vertices.BINARY:
             kind = "int"
@@ -326,12 +365,18 @@ class Lowering:
             form = _broadcast_form(value, out)
             size = element_bytes(value.dtype)
             if form == "full":
-                moved = moved + bring(value.elements, size, self._layout(index), lead_layout, self.target)
+                moved = moved + bring(
+                    value.elements, size, self._layout(index), lead_layout, self.target
+                )
                 cycles += vertices.binary(n, work, kind)
             elif form == "row":
                 rows, columns = self._block(out, lead_layout)
                 vector = vertices.multiply_row_vector if work == "mul" else vertices.add_row_vector
-                cycles += vector(columns, rows, size) if kind in ("half", "float") else vertices.binary(n, work, kind)
+                cycles += (
+                    vector(columns, rows, size)
+                    if kind in ("half", "float")
+                    else vertices.binary(n, work, kind)
+                )
                 moved = moved + step(self.target, exchange_bytes=columns * size)
             elif form == "column":
                 rows, columns = self._block(out, lead_layout)
@@ -348,27 +393,39 @@ class Lowering:
 
     def _block(self, value: Value, layout: TensorLayout) -> Tuple[int, int]:
         columns = value.shape[-1] if value.shape else 1
-        return block(max(1, value.elements // max(1, columns)), max(1, columns), layout, self.target)
+        return block(
+            max(1, value.elements // max(1, columns)), max(1, columns), layout, self.target
+        )
 
     def _unary(self, operation: Operation) -> Cost:
         name, _ = short_name(operation.operator)
         value = self._output(operation)
-        return step(self.target, vertices_cycles=vertices.unary(self._on_tile(value), name, _kind_of(value.dtype)))
+        return step(
+            self.target,
+            vertices_cycles=vertices.unary(self._on_tile(value), name, _kind_of(value.dtype)),
+        )
 
     def _elementwise_unknown(self, operation: Operation) -> Cost:
         values = [self.graph.values[i] for i in list(operation.inputs()) + list(operation.outputs)]
         largest = max(values, key=lambda value: value.elements)
-        return step(self.target, vertices_cycles=vertices.binary(self._on_tile(largest), "div", "float"))
+        return step(
+            self.target, vertices_cycles=vertices.binary(self._on_tile(largest), "div", "float")
+        )
 
     def _op_gelu(self, operation: Operation) -> Cost:
         value = self._output(operation)
-        return step(self.target, vertices_cycles=vertices.gelu(self._on_tile(value), element_bytes(value.dtype)))
+        return step(
+            self.target,
+            vertices_cycles=vertices.gelu(self._on_tile(value), element_bytes(value.dtype)),
+        )
 
     def _op_gelu_backward(self, operation: Operation) -> Cost:
         value = self._output(operation)
         size = element_bytes(value.dtype)
         moved = self._gradient_to(operation)
-        return moved + step(self.target, vertices_cycles=vertices.gelu_gradient(self._on_tile(value), size))
+        return moved + step(
+            self.target, vertices_cycles=vertices.gelu_gradient(self._on_tile(value), size)
+        )
 
     def _gradient_to(self, operation: Operation) -> Cost:
         """Bringing the incoming gradient into the layout of the saved activation."""
@@ -385,7 +442,10 @@ class Lowering:
     def _op_tanh_backward(self, operation: Operation) -> Cost:
         value = self._output(operation)
         return self._gradient_to(operation) + step(
-            self.target, vertices_cycles=vertices.tanh_gradient(self._on_tile(value), element_bytes(value.dtype))
+            self.target,
+            vertices_cycles=vertices.tanh_gradient(
+                self._on_tile(value), element_bytes(value.dtype)
+            ),
         )
 
     def _op__to_copy(self, operation: Operation) -> Cost:
@@ -396,7 +456,10 @@ class Lowering:
             return Cost()  # the device has no 64-bit types
         if "half" in (old, new) and "float" in (old, new):
             return step(
-                self.target, vertices_cycles=vertices.cast(n, element_bytes(before.dtype), element_bytes(after.dtype))
+                self.target,
+                vertices_cycles=vertices.cast(
+                    n, element_bytes(before.dtype), element_bytes(after.dtype)
+                ),
             )
         return step(self.target, vertices_cycles=vertices.cast_integer(n))
 
@@ -406,7 +469,13 @@ class Lowering:
         tensors = [i for i in operation.inputs() if self.graph.values[i].elements > 1]
         if len(tensors) < 2:
             return step(self.target, vertices_cycles=vertices.select_scalars(n))
-        lead = max(tensors, key=lambda i: (self.graph.values[i].elements, element_bytes(self.graph.values[i].dtype)))
+        lead = max(
+            tensors,
+            key=lambda i: (
+                self.graph.values[i].elements,
+                element_bytes(self.graph.values[i].dtype),
+            ),
+        )
         self._layouts[operation.outputs[0]] = self._layout(lead)
         cost = step(self.target, vertices_cycles=vertices.select(n))
         for index in tensors:
@@ -417,12 +486,17 @@ class Lowering:
             if _broadcast_form(value, out) == "block":
                 cost = cost + unknown_copy(n * size, self.target)
             else:
-                cost = cost + bring(value.elements, size, self._layout(index), self._layout(lead), self.target)
+                cost = cost + bring(
+                    value.elements, size, self._layout(index), self._layout(lead), self.target
+                )
         return cost
 
     def _copied(self, value: Value) -> Cost:
         """Within each tile's memory."""
-        return step(self.target, vertices_cycles=vertices.copy(self._on_tile(value) * element_bytes(value.dtype)))
+        return step(
+            self.target,
+            vertices_cycles=vertices.copy(self._on_tile(value) * element_bytes(value.dtype)),
+        )
 
     def _op_cat(self, operation: Operation) -> Cost:
         """PopART copies the concatenation into a clone of itself; both sides have one order, so whole atoms move."""
@@ -440,7 +514,9 @@ class Lowering:
         rows = max(1, value.elements // max(1, columns))
         return (rows, columns) + block(rows, columns, self._layout(index), self.target)
 
-    def _row_reduction(self, rows: int, columns: int, rows_t: int, columns_t: int, size: int) -> Cost:
+    def _row_reduction(
+        self, rows: int, columns: int, rows_t: int, columns_t: int, size: int
+    ) -> Cost:
         """Sum or maximum of each row, with the result on each tile of the row."""
         cost = step(self.target, vertices_cycles=vertices.reduce_rows(rows_t, columns_t, size))
         parts = ceil(columns / columns_t)
@@ -451,7 +527,9 @@ class Lowering:
                 vertices_cycles=vertices.reduce_rows(outputs, parts, FLOAT),
                 exchange_bytes=parts * outputs * FLOAT,
             )
-            cost = cost + Cost(exchange=self.target.receive(rows_t * FLOAT), sync=self.target.sync_cycles)
+            cost = cost + Cost(
+                exchange=self.target.receive(rows_t * FLOAT), sync=self.target.sync_cycles
+            )
         return cost
 
     def _column_reduction(self, rows: int, columns: int, rows_t: int, columns_t: int) -> Cost:
@@ -475,9 +553,13 @@ class Lowering:
             n = self._on_tile(value)
             used = min(self.target.tiles, value.elements)
             return step(self.target, vertices_cycles=vertices.reduce_rows(1, n, size)) + step(
-                self.target, vertices_cycles=vertices.reduce_rows(1, used, FLOAT), exchange_bytes=used * FLOAT
+                self.target,
+                vertices_cycles=vertices.reduce_rows(1, used, FLOAT),
+                exchange_bytes=used * FLOAT,
             )
-        if out.elements == rows or (value.shape and out.elements * value.shape[-1] == value.elements):
+        if out.elements == rows or (
+            value.shape and out.elements * value.shape[-1] == value.elements
+        ):
             return self._row_reduction(rows, columns, rows_t, columns_t, size)
         return self._column_reduction(rows, columns, rows_t, columns_t)
 
@@ -490,7 +572,9 @@ class Lowering:
         if parts > 1:
             outputs = self.target.per_tile(rows)
             cost = cost + step(
-                self.target, vertices_cycles=vertices.argmax(outputs * parts), exchange_bytes=outputs * parts * 8
+                self.target,
+                vertices_cycles=vertices.argmax(outputs * parts),
+                exchange_bytes=outputs * parts * 8,
             )
         return cost
 
@@ -512,7 +596,10 @@ class Lowering:
         if short_name(operation.operator)[0] == "_log_softmax":
             of_sums = [vertices.unary(rows_t, "log", "float")]
         else:
-            of_sums = [vertices.unary(rows_t, "reciprocal", "float"), vertices.cast(rows_t, FLOAT, size)]
+            of_sums = [
+                vertices.unary(rows_t, "reciprocal", "float"),
+                vertices.cast(rows_t, FLOAT, size),
+            ]
         return (
             self._row_reduction(*shape, size)
             + self._steps(subtraction, exponential)
@@ -533,7 +620,11 @@ class Lowering:
         kind = _kind_of(value.dtype)
 
         logarithm = short_name(operation.operator)[0] == "_log_softmax_backward_data"
-        first = vertices.unary(elements, "exp", kind) if logarithm else vertices.binary(elements, "mul", kind)
+        first = (
+            vertices.unary(elements, "exp", kind)
+            if logarithm
+            else vertices.binary(elements, "mul", kind)
+        )
         subtraction = vertices.row_values(rows_t, columns_t, size)
         cost = self._steps(first, subtraction, vertices.binary(elements, "add", kind))
         cost = cost + self._row_reduction(*shape, size)
@@ -561,7 +652,8 @@ class Lowering:
         size = element_bytes(value.dtype)
         self._layouts[operation.outputs[0]] = self._layout(index)
         return self._steps(
-            vertices.one_hot(self.target.per_tile(shape[0])), vertices.row_values(shape[2], shape[3], size)
+            vertices.one_hot(self.target.per_tile(shape[0])),
+            vertices.row_values(shape[2], shape[3], size),
         )
 
     def _op_native_layer_norm(self, operation: Operation) -> Cost:
@@ -599,7 +691,9 @@ class Lowering:
 
     # Gathers --------------------------------------------------------------------------------------------------------
 
-    def _gather(self, table_rows: int, columns: int, indices: int, size: int, *, gradient: bool) -> Cost:
+    def _gather(
+        self, table_rows: int, columns: int, indices: int, size: int, *, gradient: bool
+    ) -> Cost:
         """Find the cheapest split of the table over rows and columns."""
         best: Optional[Cost] = None
         row_split = 1
@@ -608,7 +702,9 @@ class Lowering:
             width = ceil(columns / column_split)
             if gradient:
                 cycles = vertices.gather_gradient(indices, width, size, row_split=row_split)
-                moved = float(indices * width * size)  # every part of the table receives all gradient rows
+                moved = float(
+                    indices * width * size
+                )  # every part of the table receives all gradient rows
             else:
                 cycles = vertices.gather(indices, width, size, row_split=row_split)
                 moved = indices * columns * size / self.target.tiles if row_split > 1 else 0.0
@@ -623,20 +719,39 @@ class Lowering:
 
     def _op_embedding(self, operation: Operation) -> Cost:
         table, indices = self._value(operation, 0), self._value(operation, 1)
-        self._layouts[operation.outputs[0]] = TensorLayout(operation.outputs[0], grouped=True, columns=16)
+        self._layouts[operation.outputs[0]] = TensorLayout(
+            operation.outputs[0], grouped=True, columns=16
+        )
         return self._gather(
-            table.shape[0], table.shape[1], indices.elements, element_bytes(table.dtype), gradient=False
+            table.shape[0],
+            table.shape[1],
+            indices.elements,
+            element_bytes(table.dtype),
+            gradient=False,
         )
 
     def _op_embedding_dense_backward(self, operation: Operation) -> Cost:
         gradient, indices = self._value(operation, 0), self._value(operation, 1)
         out = self._output(operation)
-        return self._gather(out.shape[0], out.shape[1], indices.elements, element_bytes(gradient.dtype), gradient=True)
+        return self._gather(
+            out.shape[0],
+            out.shape[1],
+            indices.elements,
+            element_bytes(gradient.dtype),
+            gradient=True,
+        )
 
     # Products -------------------------------------------------------------------------------------------------------
 
     def _product(
-        self, matrices: int, rows: int, inner: int, columns: int, dtype: str, rearranged: Rearranged, parts: int = 1
+        self,
+        matrices: int,
+        rows: int,
+        inner: int,
+        columns: int,
+        dtype: str,
+        rearranged: Rearranged,
+        parts: int = 1,
     ) -> Tuple[Cost, int]:
         """Cost, and the columns of a tile's block of the result."""
         size = element_bytes(dtype)
@@ -673,7 +788,11 @@ class Lowering:
         a, b = self.graph.values[left], self.graph.values[right]
         (rows, inner), columns = a.shape, b.shape[1]
         parts = 1
-        if self.serialized > 1 and self._vocabulary and operation.scope.startswith("cls.predictions.product"):
+        if (
+            self.serialized > 1
+            and self._vocabulary
+            and operation.scope.startswith("cls.predictions.product")
+        ):
             # To save memory the vocabulary product runs in parts, one after the other.
             if columns >= self._vocabulary:
                 parts, columns = self.serialized, ceil(columns / self.serialized)
@@ -684,9 +803,13 @@ class Lowering:
         if operation.phase == "forward":
             rearranged = FORWARD
         else:
-            rearranged = BACKWARD_DATA if self._is_weight(right) or self._is_weight(left) else WEIGHT_UPDATE
+            rearranged = (
+                BACKWARD_DATA if self._is_weight(right) or self._is_weight(left) else WEIGHT_UPDATE
+            )
         cost, width = self._product(1, rows, inner, columns, a.dtype, rearranged, parts)
-        self._layouts[operation.outputs[0]] = TensorLayout(operation.outputs[0], grouped=True, columns=width)
+        self._layouts[operation.outputs[0]] = TensorLayout(
+            operation.outputs[0], grouped=True, columns=width
+        )
         if rearranged == FORWARD:  # the plan contains the rearrangements of backward passes
             cost = cost + self._operand(left)
         return cost
@@ -709,19 +832,25 @@ class Lowering:
         rows, columns = self._block(out, self._layout(operation.outputs[0]))
         size = element_bytes(out.dtype)
         return cost + step(
-            self.target, vertices_cycles=vertices.add_row_vector(columns, rows, size), exchange_bytes=columns * size
+            self.target,
+            vertices_cycles=vertices.add_row_vector(columns, rows, size),
+            exchange_bytes=columns * size,
         )
 
     def _op_bmm(self, operation: Operation) -> Cost:
         """Attention: both operands come from other operations and must be rearranged."""
         left, right = operation.inputs()[:2]
         a, b = self.graph.values[left], self.graph.values[right]
-        cost, width = self._product(a.shape[0], a.shape[1], a.shape[2], b.shape[2], a.dtype, FORWARD)
+        cost, width = self._product(
+            a.shape[0], a.shape[1], a.shape[2], b.shape[2], a.dtype, FORWARD
+        )
         for index in (left, right):
             value = self.graph.values[index]
             num_bytes = self._on_tile(value) * element_bytes(value.dtype)
             cost = cost + unknown_copy(num_bytes, self.target)
-        self._layouts[operation.outputs[0]] = TensorLayout(operation.outputs[0], grouped=True, columns=width)
+        self._layouts[operation.outputs[0]] = TensorLayout(
+            operation.outputs[0], grouped=True, columns=width
+        )
         return cost
 
     # The optimiser: lists of tensors, each list one multi-tensor operation ------------------------------------------

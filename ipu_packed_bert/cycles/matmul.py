@@ -33,7 +33,9 @@ class Product:
     columns: int  # N
     element_bytes: int = HALF
     partial_bytes: int = HALF
-    memory_proportion: float = 0.6  # of a tile's memory, for temporaries (poplibs availableMemoryProportion)
+    memory_proportion: float = (
+        0.6  # of a tile's memory, for temporaries (poplibs availableMemoryProportion)
+    )
 
 
 class Rearranged(NamedTuple):
@@ -72,7 +74,9 @@ class _MatmulPlan:
 
     @property
     def compute_cycles(self) -> float:
-        return self.vertex_cycles + self.reduction_cycles + self.slice_cycles + self.transform_cycles
+        return (
+            self.vertex_cycles + self.reduction_cycles + self.slice_cycles + self.transform_cycles
+        )
 
     @property
     def exchange_cycles(self) -> float:
@@ -89,7 +93,9 @@ def _inner_half(rows_per_worker: np.ndarray, *, accumulates: bool) -> np.ndarray
     extra = 1 if accumulates else 0
     p = rows_per_worker
     table = np.where(
-        p >= 3, 30 + extra + 4 * (p - 3), np.where(p == 2, 34 + extra, np.where(p == 1, 25 + extra, 14 + extra))
+        p >= 3,
+        30 + extra + 4 * (p - 3),
+        np.where(p == 2, 34 + extra, np.where(p == 1, 25 + extra, 14 + extra)),
     )
     return 6 * table
 
@@ -127,11 +133,18 @@ def _amp_vertex(
         first, later = _inner_half(p, accumulates=False), _inner_half(p, accumulates=True)
         passes = 1 if partial_bytes == HALF else 2  # 8 units take two passes for 16 outputs
     blocks = column_groups * passes
-    per_matrix = 13 + (inner_groups - 1) * (15 + blocks * (25 + load + later)) + 11 + blocks * (25 + load + first)
+    per_matrix = (
+        13
+        + (inner_groups - 1) * (15 + blocks * (25 + load + later))
+        + 11
+        + blocks * (25 + load + first)
+    )
     return 50 + 6 * (7 + 3 * (inner_groups * matrices - 1)) + matrices * per_matrix
 
 
-def _partial_reduction(outputs: np.ndarray, inner_split: np.ndarray, *, partial_bytes: int = HALF) -> np.ndarray:
+def _partial_reduction(
+    outputs: np.ndarray, inner_split: np.ndarray, *, partial_bytes: int = HALF
+) -> np.ndarray:
     """Tile cycles of summing `inner_split` partials, each tile an equal share of `outputs`; 0 without a split."""
     width, frame = (8, 9) if partial_bytes == HALF else (4, 8)
     share = np.ceil(outputs / inner_split)
@@ -139,7 +152,9 @@ def _partial_reduction(outputs: np.ndarray, inner_split: np.ndarray, *, partial_
     return np.where(inner_split > 1, 33 + 6 * (20 + vectors * (2 * (inner_split - 1) + frame)), 0.0)
 
 
-def _transform(elements: float, *, element_bytes: int, aligned: bool, target: Target) -> Tuple[float, float]:
+def _transform(
+    elements: float, *, element_bytes: int, aligned: bool, target: Target
+) -> Tuple[float, float]:
     """(compute, exchange) cycles of rearranging an operand of `elements` spread over all tiles.
 
     The planner moves one element a cycle at best (poplibs); 1.67 instead of 1.25 where a dimension is no multiple of 4.
@@ -157,7 +172,9 @@ def _splits(parts: int, limit: int, *, even: bool = False, largest: bool = False
     """
     chosen = set()
     seen = set()
-    for split in range(1, min(parts + 1 if even else parts + parts // 4 if largest else parts, limit) + 1):
+    for split in range(
+        1, min(parts + 1 if even else parts + parts // 4 if largest else parts, limit) + 1
+    ):
         share = -(-parts // split)
         keys = [share] + ([("even", share)] if even and split % 2 == 0 else [])
         if largest and share not in seen and split > 1:
@@ -201,7 +218,9 @@ def _plan(product: Product, target: Target) -> _MatmulPlan:
         inputs = matrices * rows * inner * inner_group
         weights = matrices * inner * inner_group * columns * _GROUP
         outputs = matrices * rows * columns * _GROUP
-        vertex = _amp_vertex(rows, inner, columns, matrices, target=target, element_bytes=size, partial_bytes=partial)
+        vertex = _amp_vertex(
+            rows, inner, columns, matrices, target=target, element_bytes=size, partial_bytes=partial
+        )
         pair = np.where(n % 2 == 0, 2, 1)  # both tiles of a pair take the same rows
         rate = target.exchange_bytes_per_cycle
         in_exchange = inputs * (1 - 1 / n) * size / rate / pair
@@ -218,10 +237,18 @@ def _plan(product: Product, target: Target) -> _MatmulPlan:
             # Sliced are weights before they are sent to all their tiles, and outputs after the sum of their partials.
             # All weights are laid out for it before the loop, an element a cycle; the rows come then, too.
             laid = np.ceil(serial * weights / m)
-            words = (np.floor(np.ceil(part / 6) / target.vector(size)) for part in (weights / m, outputs / k))
+            words = (
+                np.floor(np.ceil(part / 6) / target.vector(size))
+                for part in (weights / m, outputs / k)
+            )
             slices = laid + serial * sum(25 + 6 * (39 + 24 + 2 * each) for each in words)
         weight_exchange = serial * weight_exchange + laid * size / rate
-        total = in_exchange + weight_exchange + slices + serial * (vertex + partial_exchange + reduction + sync)
+        total = (
+            in_exchange
+            + weight_exchange
+            + slices
+            + serial * (vertex + partial_exchange + reduction + sync)
+        )
         memory = inputs * size + weights * size + outputs * partial + laid * size
         fits = memory <= product.memory_proportion * target.memory_per_tile
         # A plan that fits is taken before one that does not; of those that do not, the smallest.
@@ -254,9 +281,13 @@ def _plan(product: Product, target: Target) -> _MatmulPlan:
     return best[2]
 
 
-def _rearrange(base: _MatmulPlan, product: Product, rearranged: Rearranged, target: Target) -> _MatmulPlan:
+def _rearrange(
+    base: _MatmulPlan, product: Product, rearranged: Rearranged, target: Target
+) -> _MatmulPlan:
     """Add to `base` the cycles of rearranging the operands that this pass must rearrange."""
-    aligned = product.columns % 4 == 0  # rows and inputs are padded to the plan's groups in any case
+    aligned = (
+        product.columns % 4 == 0
+    )  # rows and inputs are padded to the plan's groups in any case
     sizes = (
         product.matrices * product.rows * product.inner,
         product.matrices * product.inner * product.columns,
@@ -306,7 +337,9 @@ class Planner:
                 gateway_bytes_per_second=0.0,
                 streaming_bytes_per_second=0.0,
             )
-            digest = hashlib.sha256(repr(astuple(machine)).encode() + Path(__file__).read_bytes()).hexdigest()
+            digest = hashlib.sha256(
+                repr(astuple(machine)).encode() + Path(__file__).read_bytes()
+            ).hexdigest()
             self._path = folder / f"plans_{digest[:24]}.json"
             self._plans = self._load(self._path)
 
@@ -330,4 +363,6 @@ class Planner:
         """Store the plans searched, together with those that other processes stored meanwhile."""
         if self._path is not None and self.searched:
             merged = {**self._load(self._path), **self._plans}
-            write_cache(self._path, json.dumps({key: asdict(value) for key, value in merged.items()}))
+            write_cache(
+                self._path, json.dumps({key: asdict(value) for key, value in merged.items()})
+            )

@@ -144,13 +144,21 @@ class Pipeline:
 
     def ipu_update(self, number: int, parameters: Parameters) -> UpdateCost:
         """Return the cost of an update on IPU `number` beyond the pipeline, without the host."""
-        return ipu_cost(self.updates[number], self.placement.replicas, len(self.ipus), self.target, parameters)
+        return ipu_cost(
+            self.updates[number], self.placement.replicas, len(self.ipus), self.target, parameters
+        )
 
     def update_cost(self, parameters: Parameters) -> UpdateCost:
         """Return the cost of an update beyond the pipeline: the slowest IPU's part and the host's."""
-        slowest = max((self.ipu_update(ipu.number, parameters) for ipu in self.ipus), key=lambda cost: cost.device)
+        slowest = max(
+            (self.ipu_update(ipu.number, parameters) for ipu in self.ipus),
+            key=lambda cost: cost.device,
+        )
         host = host_seconds(
-            self.placement.replicas, len(self.ipus), self.target, replica_seconds=parameters.replica_seconds
+            self.placement.replicas,
+            len(self.ipus),
+            self.target,
+            replica_seconds=parameters.replica_seconds,
         )
         return replace(slowest, host=host)
 
@@ -160,7 +168,9 @@ class Pipeline:
         cycles = (accumulation + self.placement.stages - 1) * cycle + update
         return Step(cycle, update, cycles, self.target.seconds(cycles) + once.host, once)
 
-    def sequences_per_second(self, accumulation: int, packing_factor: float, parameters: Parameters) -> float:
+    def sequences_per_second(
+        self, accumulation: int, packing_factor: float, parameters: Parameters
+    ) -> float:
         """Throughput of all replicas; `packing_factor` sequences stand in a pack."""
         sequences = accumulation * self.micro_batch * self.placement.replicas * packing_factor
         return sequences / self.step(accumulation, parameters).seconds
@@ -180,7 +190,13 @@ def _edges(graph: Graph) -> List[Edge]:
             value = graph.values[index]
             if writer is not None and writer != reader and value.elements > 1:
                 key = (writer, reader, operation.phase, index)
-                found[key] = Edge(writer, reader, operation.phase, value.elements * element_bytes(value.dtype), index)
+                found[key] = Edge(
+                    writer,
+                    reader,
+                    operation.phase,
+                    value.elements * element_bytes(value.dtype),
+                    index,
+                )
     return list(found.values())
 
 
@@ -195,7 +211,13 @@ def _route(source: int, target: int, count: int, *, through: bool = False) -> Li
 
 
 def assemble(
-    graph: Graph, update: Graph, placement: PipelinePlacement, planner: Planner, *, num_layers: int, micro_batch: int
+    graph: Graph,
+    update: Graph,
+    placement: PipelinePlacement,
+    planner: Planner,
+    *,
+    num_layers: int,
+    micro_batch: int,
 ) -> Pipeline:
     """Lower the graph for every IPU and add what the pipeline itself costs."""
     target = planner.target
@@ -232,9 +254,13 @@ def assemble(
         stash = step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(hidden)))
         parts.append((COPIES, layers + (1 if number == 0 else 0), stash))
         if carried:
-            carry = step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(carried)))
+            carry = step(
+                target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(carried))
+            )
             parts.append((COPIES, 1, carry))
-        accumulate = step(target, vertices_cycles=vertices.scaled_add(target.per_tile(elements[number])))
+        accumulate = step(
+            target, vertices_cycles=vertices.scaled_add(target.per_tile(elements[number]))
+        )
         parts.append((ENCODER, 1, accumulate))
         costs: Dict[str, Cost] = {category: Cost() for category in CATEGORIES}
         for category, times, cost in parts:
@@ -271,11 +297,19 @@ def _carried_elements(graph: Graph, crossing: Sequence[Edge], count: int) -> int
     """Elements of tensors, such as a mask made once, that every layer reads and every IPU must therefore keep."""
     if count == 1:
         return 0
-    return sum(graph.values[value].elements for value, readers in _layer_readers(crossing).items() if len(readers) > 1)
+    return sum(
+        graph.values[value].elements
+        for value, readers in _layer_readers(crossing).items()
+        if len(readers) > 1
+    )
 
 
 def _link_bytes(
-    graph: Graph, crossing: Sequence[Edge], placement: PipelinePlacement, num_layers: int, count: int
+    graph: Graph,
+    crossing: Sequence[Edge],
+    placement: PipelinePlacement,
+    num_layers: int,
+    count: int,
 ) -> List[Dict[str, float]]:
     """Bytes that leave each IPU in one copy phase, over its busier direction, by the block they come from."""
     directions: Dict[str, List[Dict[str, float]]] = {
@@ -295,9 +329,15 @@ def _link_bytes(
         within_layers = edge.source.startswith("layer.") and edge.target.startswith("layer.")
         if within_layers and {edge.source, edge.target} != {"layer.0", "layer.1"}:
             continue  # the first pair represents all
-        for_all_layers = not edge.source.startswith("layer.") and len(readers.get(edge.value, ())) > 1
+        for_all_layers = (
+            not edge.source.startswith("layer.") and len(readers.get(edge.value, ())) > 1
+        )
         if within_layers:  # from layer to layer: copied where they lie on different IPUs
-            pairs = list(zip(homes, homes[1:])) if edge.phase == "forward" else list(zip(homes[1:], homes))
+            pairs = (
+                list(zip(homes, homes[1:]))
+                if edge.phase == "forward"
+                else list(zip(homes[1:], homes))
+            )
         elif for_all_layers:  # handed on from IPU to IPU
             pairs = [(0, homes[-1])]
         else:
@@ -313,7 +353,8 @@ def _link_bytes(
                 leaving[category] = leaving.get(category, 0.0) + edge.num_bytes
     # Activations go one way while gradients go the other: the busier direction counts.
     return [
-        max(both, key=lambda sent: sum(sent.values())) for both in zip(directions["forward"], directions["backward"])
+        max(both, key=lambda sent: sum(sent.values()))
+        for both in zip(directions["forward"], directions["backward"])
     ]
 
 
@@ -326,7 +367,9 @@ def _layer_readers(crossing: Sequence[Edge]) -> Dict[int, set]:
     return readers
 
 
-def _parameters_per_ipu(graph: Graph, placement: PipelinePlacement, count: int) -> Tuple[List[int], List[int]]:
+def _parameters_per_ipu(
+    graph: Graph, placement: PipelinePlacement, count: int
+) -> Tuple[List[int], List[int]]:
     """Parameter elements on each IPU, and the tensors that they are in."""
     sizes: Dict[str, List[int]] = {"": [], ATTENTION: [], FEED_FORWARD: []}
     for index in graph.parameters:
@@ -341,8 +384,12 @@ def _parameters_per_ipu(graph: Graph, placement: PipelinePlacement, count: int) 
     return elements, tensors
 
 
-def _update_cost(update: Graph, planner: Planner, elements: float, placement: PipelinePlacement) -> Cost:
+def _update_cost(
+    update: Graph, planner: Planner, elements: float, placement: PipelinePlacement
+) -> Cost:
     """Scale the traced update from the traced parameters to those of one IPU (or one replica's share of them)."""
     traced = sum(update.values[index].elements for index in update.parameters)
     lowering = Lowering(update, planner, memory_proportion=placement.memory_proportion[0])
-    return total(lowering.operation(operation) for operation in update.operations) * (elements / traced)
+    return total(lowering.operation(operation) for operation in update.operations) * (
+        elements / traced
+    )

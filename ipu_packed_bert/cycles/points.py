@@ -27,13 +27,23 @@ class Point(NamedTuple):
     sequences_per_pack: float
     sequences_per_second: float
     source: str
-    feed_forward_per_ipu: Tuple[int, ...] = ()  # where they lie apart from the attention halves of their layers
+    feed_forward_per_ipu: Tuple[
+        int, ...
+    ] = ()  # where they lie apart from the attention halves of their layers
     pytorch: bool = False  # made from PyTorch, as this engine's graphs; otherwise written in PopART
 
 
-_POPART = ("model.vocabulary_size=30400", "data.vocabulary_size=30400", "placement.embedding_serialization_factor=5")
+_POPART = (
+    "model.vocabulary_size=30400",
+    "data.vocabulary_size=30400",
+    "placement.embedding_serialization_factor=5",
+)
 # MLPerf v1.1 and v2.0.
-_LATER = ("model.vocabulary_size=30912", "data.vocabulary_size=30912", "placement.embedding_serialization_factor=4")
+_LATER = (
+    "model.vocabulary_size=30912",
+    "data.vocabulary_size=30912",
+    "placement.embedding_serialization_factor=4",
+)
 _ON_CHIP = ("placement.optimizer_state_off_chip=false",)
 
 
@@ -154,7 +164,10 @@ POINTS: Tuple[Point, ...] = (
         "large 512 packed, POD16",
         "packed_phase2_pod16.yml",
         _LATER
-        + ("placement.layers_per_ipu=[4, 7, 6, 7]", "placement.available_memory_proportion=[0.23, 0.23, 0.23, 0.23]"),
+        + (
+            "placement.layers_per_ipu=[4, 7, 6, 7]",
+            "placement.available_memory_proportion=[0.23, 0.23, 0.23, 0.23]",
+        ),
         POPART,
         "mk2",
         192,

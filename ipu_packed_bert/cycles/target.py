@@ -18,7 +18,9 @@ class Target:
     tiles: int = 1472  # poplibs tests; Mk2 specification
     workers: int = 6  # hardware threads a tile, barrel scheduled: one worker instruction = 6 cycles
     memory_per_tile: int = 638_976  # 624 KiB; PopART available-memory tests
-    amp_units_half: int = 16  # half input, half partials (poplibs, "dual AMP"): 64 multiply-adds a cycle
+    amp_units_half: int = (
+        16  # half input, half partials (poplibs, "dual AMP"): 64 multiply-adds a cycle
+    )
     amp_units_float_partials: int = 8
     coefficient_bytes_per_cycle: int = 8  # poplibs: 128-bit coefficient loads are off by default
     exchange_bytes_per_cycle: int = 4  # received by one tile; 7.83 TB/s a chip at 1.33 GHz
@@ -26,12 +28,16 @@ class Target:
     global_sync_cycles: int = 600  # between IPUs; same source
     dispatch_cycles: int = 64  # call and return of a compute set: 50 to 100 in practice, inferred
     fragment_cycles: int = 3  # issue slots of a separately addressed exchange fragment
-    link_bytes_per_second: float = 64.0e9  # one direction between neighbours (two of ten links): inferred
+    link_bytes_per_second: float = (
+        64.0e9  # one direction between neighbours (two of ten links): inferred
+    )
     # One direction of the gateway links, an IPU's share: a machine of four IPUs has two of 100 Gb/s (IPU-M2000 and
     # Bow-2000 data sheets, "east" and "west"). They join pods of 64 IPUs, which IPU-Links join (IPU-POD64 data sheet).
     gateway_bytes_per_second: float = 6.25e9
     ipus_per_pod: int = 64
-    streaming_bytes_per_second: float = 5.0e9  # DDR an IPU (20 GB/s an M2000): recalled, uncertain by a factor of 2
+    streaming_bytes_per_second: float = (
+        5.0e9  # DDR an IPU (20 GB/s an M2000): recalled, uncertain by a factor of 2
+    )
 
     def per_tile(self, elements: int) -> int:
         """Elements on the fullest tile when `elements` are spread evenly."""

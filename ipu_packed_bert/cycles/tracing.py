@@ -70,7 +70,9 @@ class Graph:
     values: Tuple[Value, ...]
     operations: Tuple[Operation, ...]
     parameters: Tuple[int, ...]  # indices of values
-    gradients: Tuple[int, ...]  # of the parameters, in the same order; -1 where a parameter has none
+    gradients: Tuple[
+        int, ...
+    ]  # of the parameters, in the same order; -1 where a parameter has none
     num_layers: int  # encoder layers that were traced
     buffers: Tuple[int, ...] = ()  # indices of values: constants that the model holds
 
@@ -83,7 +85,10 @@ class Graph:
         plain = json.loads(text)
         return cls(
             values=tuple(Value(tuple(v[0]), tuple(v[1]), v[2], v[3]) for v in plain["values"]),
-            operations=tuple(Operation(o[0], tuple(o[1]), o[2], tuple(o[3]), o[4], o[5]) for o in plain["operations"]),
+            operations=tuple(
+                Operation(o[0], tuple(o[1]), o[2], tuple(o[3]), o[4], o[5])
+                for o in plain["operations"]
+            ),
             parameters=tuple(plain["parameters"]),
             gradients=tuple(plain["gradients"]),
             num_layers=plain["num_layers"],
@@ -155,17 +160,25 @@ class _Recorder:
                     return func(*args, **kwargs)  # asks about a tensor; nothing reaches the device
                 arguments = tuple(recorder.plain(argument) for argument in args)
                 keywords = {key: recorder.plain(argument) for key, argument in kwargs.items()}
-                if func.__name__.startswith("_foreach_") and func.__name__.split(".")[0].endswith("_"):
-                    result: Any = None  # in place: shapes stay, and torch 2.0 has no fake kernel for some
+                if func.__name__.startswith("_foreach_") and func.__name__.split(".")[0].endswith(
+                    "_"
+                ):
+                    result: Any = (
+                        None  # in place: shapes stay, and torch 2.0 has no fake kernel for some
+                    )
                 else:
                     result = func(*args, **kwargs)
                 if func is torch.ops.aten.native_layer_norm.default:
                     # Mean and deviation have the input's type, as on the CPU; of meta tensors they are float32.
                     result = (result[0], *(each.to(result[0].dtype) for each in result[1:]))
                 flat = result if isinstance(result, (tuple, list)) else (result,)
-                outputs = tuple(recorder.value(tensor) for tensor in flat if hasattr(tensor, "stride"))
+                outputs = tuple(
+                    recorder.value(tensor) for tensor in flat if hasattr(tensor, "stride")
+                )
                 recorder.operations.append(
-                    Operation(str(func), arguments, keywords, outputs, recorder.scope, recorder.phase)
+                    Operation(
+                        str(func), arguments, keywords, outputs, recorder.scope, recorder.phase
+                    )
                 )
                 return result
 
@@ -228,7 +241,9 @@ class _Scopes:
                 yield from self._nodes(part)
 
 
-def capture(build: Callable[[], Any], batch_shapes: Dict[str, Tuple[Tuple[int, ...], str]], num_layers: int) -> Graph:
+def capture(
+    build: Callable[[], Any], batch_shapes: Dict[str, Tuple[Tuple[int, ...], str]], num_layers: int
+) -> Graph:
     """Trace forward and backward of one micro-batch, with weights in half precision as on the device.
 
     build: makes the model, whose result has a scalar `loss`. batch_shapes: name -> (shape, dtype) of its inputs, in
@@ -253,7 +268,9 @@ def capture(build: Callable[[], Any], batch_shapes: Dict[str, Tuple[Tuple[int, .
         with recorder.mode():
             loss = model(*batch).loss
             recorder.phase, recorder.scope = "backward", "loss"
-            found = torch.autograd.grad(loss, [parameter for _, parameter in named], allow_unused=True)
+            found = torch.autograd.grad(
+                loss, [parameter for _, parameter in named], allow_unused=True
+            )
         gradients = [-1 if gradient is None else recorder.value(gradient) for gradient in found]
         scopes.remove()
     return Graph(
@@ -266,7 +283,9 @@ def capture(build: Callable[[], Any], batch_shapes: Dict[str, Tuple[Tuple[int, .
     )
 
 
-def capture_update(build: Callable[[], Any], optimizer: Callable[[Any], Any], num_layers: int) -> Graph:
+def capture_update(
+    build: Callable[[], Any], optimizer: Callable[[Any], Any], num_layers: int
+) -> Graph:
     """Trace one weight update, all of it in float32. optimizer: makes the optimiser of a model."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -280,11 +299,19 @@ def capture_update(build: Callable[[], Any], optimizer: Callable[[Any], Any], nu
         parameters = [recorder.value(parameter, name) for name, parameter in named]
         for _, parameter in named:
             parameter.grad = torch.empty_like(parameter)
-        gradients = [recorder.value(parameter.grad, "gradient of " + name) for name, parameter in named]
+        gradients = [
+            recorder.value(parameter.grad, "gradient of " + name) for name, parameter in named
+        ]
         step = optimizer(model)
         with recorder.mode():
             step.step()
-    return Graph(tuple(recorder.values), tuple(recorder.operations), tuple(parameters), tuple(gradients), num_layers)
+    return Graph(
+        tuple(recorder.values),
+        tuple(recorder.operations),
+        tuple(parameters),
+        tuple(gradients),
+        num_layers,
+    )
 
 
 @contextmanager

@@ -65,7 +65,9 @@ def _ring(gradients: IpuUpdate, replicas: int, ipus: int, target: Target) -> Upd
     return UpdateCost(gateways=sent / target.gateway_bytes_per_second, steps=steps)
 
 
-def ipu_cost(update: IpuUpdate, replicas: int, ipus: int, target: Target, parameters: Parameters) -> UpdateCost:
+def ipu_cost(
+    update: IpuUpdate, replicas: int, ipus: int, target: Target, parameters: Parameters
+) -> UpdateCost:
     """Of one IPU, without the host."""
     summed = _ring(update, replicas, ipus, target)
     return UpdateCost(

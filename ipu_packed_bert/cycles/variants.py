@@ -20,12 +20,16 @@ from ipu_packed_bert.model.products import OneHotSlots, mask_in_product
 _HIDDEN = -1000.0  # exactly no attention, in every type (the model's own constant)
 
 
-def build(model: Any, loss: Any, arrangement: str, *, slots: int, depth: int, columns: int) -> nn.Module:
+def build(
+    model: Any, loss: Any, arrangement: str, *, slots: int, depth: int, columns: int
+) -> nn.Module:
     """Build the network in an arrangement, for packs of `slots` and up to `depth` sequences.
 
     columns: width of the codes of a mask in the product, `settings.schema.mask_columns`.
     """
-    built: Any = PackedBertForPreTraining(model, loss)  # whose modules are replaced by others of their kind
+    built: Any = PackedBertForPreTraining(
+        model, loss
+    )  # whose modules are replaced by others of their kind
     built.masked_lm_slots = OneHotSlots(slots)
     built.next_sentence_slots = OneHotSlots(slots)
     if arrangement == PACKED:
@@ -46,7 +50,9 @@ class _RowMask(nn.Module):
 
     def forward(self, input_mask_BS, dtype):
         zero = torch.zeros((), dtype=dtype, device=input_mask_BS.device)
-        return torch.where(input_mask_BS > 0, zero, torch.full_like(zero, _HIDDEN))[:, None, None, :]
+        return torch.where(input_mask_BS > 0, zero, torch.full_like(zero, _HIDDEN))[
+            :, None, None, :
+        ]
 
 
 class _VariantNumbers(nn.Module):
@@ -72,7 +78,9 @@ class _RebuildingScores(MaskedScores):
         self.block_mask = _BlockMask()
 
     def forward(self, query_BNSA, key_BNSA, input_mask_BS):
-        return super().forward(query_BNSA, key_BNSA, self.block_mask(input_mask_BS, query_BNSA.dtype))
+        return super().forward(
+            query_BNSA, key_BNSA, self.block_mask(input_mask_BS, query_BNSA.dtype)
+        )
 
 
 class _FirstSlots(nn.Module):

@@ -207,7 +207,9 @@ def inverse_deviation(rows: float) -> float:
     return 6 * (10 + 5 * ceil(busiest(rows) / 2))
 
 
-def gather(indices: float, row_elements: float, element_bytes: int = HALF, *, row_split: int = 1) -> float:
+def gather(
+    indices: float, row_elements: float, element_bytes: int = HALF, *, row_split: int = 1
+) -> float:
     """Multi-slice: the tile holds one of `row_split` parts of a table's rows and looks at all indices."""
     inside = ceil(indices / row_split / _WORKERS)
     outside = ceil(indices / _WORKERS) - inside
@@ -215,12 +217,16 @@ def gather(indices: float, row_elements: float, element_bytes: int = HALF, *, ro
     return 6 * (30 + inside * (19 + half_vectors * 2) + outside * 8)
 
 
-def gather_gradient(indices: float, row_elements: float, element_bytes: int = HALF, *, row_split: int = 1) -> float:
+def gather_gradient(
+    indices: float, row_elements: float, element_bytes: int = HALF, *, row_split: int = 1
+) -> float:
     """Multi-update-add: no two workers may share a row, so each goes through all indices of the tile."""
     inside = ceil(indices / row_split)
     outside = ceil(indices) - inside
     start = 12 if element_bytes == HALF else 11
-    return 6 * (33 + inside * (start + max(0, ceil(row_elements * element_bytes / 4) - 1) * 3) + outside * 5)
+    return 6 * (
+        33 + inside * (start + max(0, ceil(row_elements * element_bytes / 4) - 1) * 3) + outside * 5
+    )
 
 
 def dynamic_slice(elements: float, element_bytes: int = HALF) -> float:

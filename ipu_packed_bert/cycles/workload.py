@@ -9,7 +9,14 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.pipeline import Pipeline, PipelinePlacement, assemble
 from ipu_packed_bert.cycles.target import Target
-from ipu_packed_bert.cycles.tracing import UNPACKED, Graph, cached, capture, capture_update, sources_digest
+from ipu_packed_bert.cycles.tracing import (
+    UNPACKED,
+    Graph,
+    cached,
+    capture,
+    capture_update,
+    sources_digest,
+)
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import mask_columns
 
@@ -67,7 +74,9 @@ def _batch_shapes(shape: MicroBatchShape) -> Dict[str, Tuple[Tuple[int, ...], st
         if name.endswith("_scale"):
             shapes[name] = ((shape.micro_batch,), "float32")
         else:
-            size = next((count for prefix, count in sizes.items() if name.startswith(prefix)), shape.slots)
+            size = next(
+                (count for prefix, count in sizes.items() if name.startswith(prefix)), shape.slots
+            )
             shapes[name] = ((shape.micro_batch, size), "int32")
     return shapes
 
@@ -77,7 +86,12 @@ def _build(config: Config, model: Any, shape: MicroBatchShape, arrangement: str)
     from ipu_packed_bert.cycles import variants
 
     return variants.build(
-        model, config.loss, arrangement, slots=shape.slots, depth=shape.depth, columns=mask_columns(model, shape.depth)
+        model,
+        config.loss,
+        arrangement,
+        slots=shape.slots,
+        depth=shape.depth,
+        columns=mask_columns(model, shape.depth),
     )
 
 
@@ -105,9 +119,13 @@ class Traces:
         model = replace(config.model, num_layers=layers)
 
         def make() -> Graph:
-            return capture(lambda: _build(config, model, shape, arrangement), _batch_shapes(shape), layers)
+            return capture(
+                lambda: _build(config, model, shape, arrangement), _batch_shapes(shape), layers
+            )
 
-        return self._get(("training", astuple(model), astuple(config.loss), tuple(shape), arrangement), make)
+        return self._get(
+            ("training", astuple(model), astuple(config.loss), tuple(shape), arrangement), make
+        )
 
     def update(self, config: Config) -> Graph:
         """Trace the weight update of a network of one layer; its costs are scaled to the parameters of a whole one."""
@@ -117,18 +135,27 @@ class Traces:
             from ipu_packed_bert.model.optimizer import build_optimizer
 
             return capture_update(
-                lambda: _build(config, model, MicroBatchShape(1, config.data.max_sequence_length, 1, 1), UNPACKED),
+                lambda: _build(
+                    config,
+                    model,
+                    MicroBatchShape(1, config.data.max_sequence_length, 1, 1),
+                    UNPACKED,
+                ),
                 lambda built: build_optimizer(built, config.optimizer, betas=(0.9, 0.999)),
                 1,
             )
 
-        return self._get(("update", astuple(model), astuple(config.loss), config.optimizer.name), make)
+        return self._get(
+            ("update", astuple(model), astuple(config.loss), config.optimizer.name), make
+        )
 
 
 class Machine:
     """A target with its planner, its traces and the pipelines assembled so far."""
 
-    def __init__(self, target: Target, folder: Optional[Path] = None, traces: Optional[Traces] = None):
+    def __init__(
+        self, target: Target, folder: Optional[Path] = None, traces: Optional[Traces] = None
+    ):
         self.target = target
         self.planner = Planner(target, folder)
         self.traces = traces or Traces(folder)
@@ -148,7 +175,9 @@ class Machine:
         """
         shape = shape_of(config, depth=depth)
         if arrangement is None:
-            arrangement = config.engine.mask if shape.depth > 1 else UNPACKED  # as the IPU engine runs it
+            arrangement = (
+                config.engine.mask if shape.depth > 1 else UNPACKED
+            )  # as the IPU engine runs it
         placement = _placement_of(config)._replace(feed_forward_per_ipu=feed_forward_per_ipu)
         key = (
             astuple(config.model),

@@ -17,14 +17,28 @@ _PACKS_AT_ONCE = 4096  # read together; bounds the memory
 
 # (score, the model's metric, the baseline's metric, the baseline's constant prediction)
 BESIDE = (
-    ("masked tokens, right", "mlm_accuracy", "most_frequent_token_accuracy", "always the most frequent token"),
+    (
+        "masked tokens, right",
+        "mlm_accuracy",
+        "most_frequent_token_accuracy",
+        "always the most frequent token",
+    ),
     ("masked tokens, loss", "mlm_loss", "unigram_loss", "always the frequencies of the tokens"),
-    ("next sentence, right", "nsp_accuracy", "most_frequent_next_sentence_accuracy", "always the more frequent"),
+    (
+        "next sentence, right",
+        "nsp_accuracy",
+        "most_frequent_next_sentence_accuracy",
+        "always the more frequent",
+    ),
 )
 
 
 def unigram_baseline(
-    training: PackStore, held_out: Optional[PackStore], *, vocabulary: int, normalisation: str = "token"
+    training: PackStore,
+    held_out: Optional[PackStore],
+    *,
+    vocabulary: int,
+    normalisation: str = "token",
 ) -> Dict[str, float]:
     """Return the scores of constant predictions on the held-out packs.
 
@@ -64,7 +78,11 @@ def unigram_baseline(
         is_random = sequences.scalars["next_sentence_labels"] > 0
         correct_next += int((is_random == most_frequent_next).sum())
         number += len(sequences)
-        weights = 1.0 if normalisation == "token" else np.repeat(1.0 / np.maximum(per_sequence, 1), per_sequence)
+        weights = (
+            1.0
+            if normalisation == "token"
+            else np.repeat(1.0 / np.maximum(per_sequence, 1), per_sequence)
+        )
         loss += float((losses[labels] * weights).sum())
     terms = masked if normalisation == "token" else number
     return {

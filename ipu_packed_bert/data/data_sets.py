@@ -30,7 +30,9 @@ _BUILT_WITH = tuple(
 )
 
 
-def packing_factor(config: Config, manifest: Optional[Manifest], given: Optional[float] = None) -> PackingFactor:
+def packing_factor(
+    config: Config, manifest: Optional[Manifest], given: Optional[float] = None
+) -> PackingFactor:
     """Return :func:`known_packing_factor`; raise ValueError if it is not known."""
     factor = known_packing_factor(config, manifest, given)
     if factor is None:
@@ -64,7 +66,9 @@ def known_packing_factor(
     if not config.packed:
         return PackingFactor(1.0, "one sequence in a pack")
     data = config.data
-    return planned_factor(data.max_sequence_length, data.packer, data.max_sequences_per_pack, given=given)
+    return planned_factor(
+        data.max_sequence_length, data.packer, data.max_sequences_per_pack, given=given
+    )
 
 
 def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
@@ -84,7 +88,9 @@ def described(config: Config) -> Tuple[Config, Optional[Manifest]]:
         return config, None
     manifest = read_manifest(folder)
     if config.data.mixed_with:
-        manifest = _mixed(config, [manifest, *map(read_manifest, map(Path, config.data.mixed_with))])
+        manifest = _mixed(
+            config, [manifest, *map(read_manifest, map(Path, config.data.mixed_with))]
+        )
     filled = filled_in(config, facts(config, manifest), f"the data set in {folder}")
     _check_data(filled, manifest)
     return filled, manifest
@@ -139,7 +145,9 @@ def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
         "data.max_sequences_per_pack": depth,
         # The optimal packer takes any depth: it stands for a packer that this package does not have.
         "data.packer": packer if packer in PACKERS and packs_at_depth(packer, depth) else "optimal",
-        "model.max_position_embeddings": max(schema.max_sequence_length, config.model.max_position_embeddings),
+        "model.max_position_embeddings": max(
+            schema.max_sequence_length, config.model.max_position_embeddings
+        ),
     }
     # 0: a data set from a foreign format, which does not state it.
     if manifest.max_predictions_per_sequence:
@@ -147,7 +155,9 @@ def facts(config: Config, manifest: Manifest) -> Dict[str, Any]:
     if manifest.vocabulary_size:
         stated_settings["model.vocabulary_size"] = manifest.vocabulary_size
     if options:
-        stated_settings.update({f"data.{name}": options[name] for name in ("held_out", "whole_word_masking")})
+        stated_settings.update(
+            {f"data.{name}": options[name] for name in ("held_out", "whole_word_masking")}
+        )
     for name in ("vocabulary_size", "duplication_factor", "seed"):
         if name in options:
             stated_settings[f"data.{name}"] = options[name]
@@ -186,8 +196,13 @@ def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackSt
         from pack_data.building.command import build as build_data_set
 
         source = "the embedded corpus" if data.corpus == "embedded" else data.corpus
-        print(f"data      {data.directory} is missing: building it from {source}; kept for the next run", flush=True)
-        options = {name: getattr(data, name) for name in (*_BUILT_WITH, "corpus", "vocabulary", "held_out")}
+        print(
+            f"data      {data.directory} is missing: building it from {source}; kept for the next run",
+            flush=True,
+        )
+        options = {
+            name: getattr(data, name) for name in (*_BUILT_WITH, "corpus", "vocabulary", "held_out")
+        }
         build_data_set(BuildOptions(data.directory, workers=None, **options)).close()
     config, manifest = described(config)
     if manifest is not None and data.mixed_with:
@@ -198,7 +213,9 @@ def open_or_build(config: Config, *, build: bool = True) -> Tuple[Config, PackSt
 def _no_data_set(config: Config) -> str:
     """Return the problem of a directory without a data set that --data or --set named: mistyped, or of texts."""
     directory = Path(config.data.directory)
-    line = f"packed-bert build --corpus {shlex.quote(str(directory))} --out DIR, and pass --data DIR"
+    line = (
+        f"packed-bert build --corpus {shlex.quote(str(directory))} --out DIR, and pass --data DIR"
+    )
     if directory.is_file():
         return f"{directory}: a file; a data set is a directory written by packed-bert build; if it is text: {line}"
     if directory.is_dir() and any(directory.iterdir()):
@@ -223,7 +240,9 @@ def open_evaluation(config: Config, training: Manifest) -> Optional[PackStore]:
     folder = config.evaluation_directory
     if folder is None or not Path(folder, MANIFEST).exists():
         if training.made_with.get("documents"):
-            way_out = f"build both with documents held out: `{_line_to_build_again(config, training)}`"
+            way_out = (
+                f"build both with documents held out: `{_line_to_build_again(config, training)}`"
+            )
         else:
             way_out = (
                 f"the sequences in {config.data.directory} have no documents that could be held out: "
@@ -266,7 +285,9 @@ def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest
         (schema.max_predictions_per_pack, wanted.max_predictions_per_pack, "masked tokens"),
     ):
         if depth > room:
-            problems.append(f"has packs of up to {depth} {things}, those of the training data have room for {room}")
+            problems.append(
+                f"has packs of up to {depth} {things}, those of the training data have room for {room}"
+            )
     if evaluation.vocabulary_size > config.model.vocabulary_size:
         problems.append(
             f"has a vocabulary of {evaluation.vocabulary_size} tokens, "
@@ -283,8 +304,12 @@ def _not_for_evaluation(config: Config, training: Manifest, evaluation: Manifest
             "build both with --keep-case, or neither"
         )
     mixed = config.data.mixed_with is not None
-    manifests = [read_manifest(Path(folder)) for folder in config.data.folders] if mixed else [training]
-    if config.data.evaluation_directory is None and not of_one_build(manifests[0].digest, evaluation.made_with):
+    manifests = (
+        [read_manifest(Path(folder)) for folder in config.data.folders] if mixed else [training]
+    )
+    if config.data.evaluation_directory is None and not of_one_build(
+        manifests[0].digest, evaluation.made_with
+    ):
         problems.append(
             f"was not built with the training data in {config.data.directory}; a build may have put both in place just "
             f"now, then start again; else build both with `{_line_to_build_again(config, training)}`"

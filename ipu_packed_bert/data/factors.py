@@ -41,7 +41,9 @@ def checked_factor(value: float, depth: Optional[int] = None) -> float:
         ValueError: if the value is below 1, not finite, or above the depth.
     """
     if not (math.isfinite(value) and value >= 1):
-        raise ValueError(f"--packing-factor {value:g}: a pack holds at least one sequence; pass a number of at least 1")
+        raise ValueError(
+            f"--packing-factor {value:g}: a pack holds at least one sequence; pass a number of at least 1"
+        )
     if depth not in (None, 1) and value > depth:
         raise ValueError(
             f"--packing-factor {value:g}: a pack holds at most {depth} sequences (data.max_sequences_per_pack); "
@@ -98,11 +100,15 @@ def planned_factor(
 
 
 @lru_cache(maxsize=None)
-def _packed_factor(histogram: LengthHistogram, packer: str, max_sequences_per_pack: Optional[int]) -> float:
+def _packed_factor(
+    histogram: LengthHistogram, packer: str, max_sequences_per_pack: Optional[int]
+) -> float:
     print(
         f"packing the histogram {histogram.name} with {packer} for its packing factor; pass --packing-factor to save "
         "the seconds",
         file=sys.stderr,
         flush=True,
     )
-    return get_packer(packer)(histogram, max_sequences_per_pack=max_sequences_per_pack).packing_factor
+    return get_packer(packer)(
+        histogram, max_sequences_per_pack=max_sequences_per_pack
+    ).packing_factor

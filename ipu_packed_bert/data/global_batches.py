@@ -9,7 +9,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 
@@ -67,12 +79,18 @@ class MixedStore(PackStore):
     """
 
     def __init__(
-        self, folders: Sequence[str], shares: Optional[Sequence[float]], seed: int, manifest: Manifest
+        self,
+        folders: Sequence[str],
+        shares: Optional[Sequence[float]],
+        seed: int,
+        manifest: Manifest,
     ) -> None:
         self.again = partial(MixedStore, folders, shares, seed, manifest)
         self._stores = [PackStore.open(Path(folder)) for folder in folders]
         super().__init__(Path(" + ".join(folders)), manifest)
-        self.mixture = PackMixture([PackDataset(store) for store in self._stores], shares, seed=seed)
+        self.mixture = PackMixture(
+            [PackDataset(store) for store in self._stores], shares, seed=seed
+        )
 
     def records(self, indices: np.ndarray) -> np.ndarray:
         return self._of_each(indices, PackStore.records, self.schema.record_dtype)
@@ -81,7 +99,9 @@ class MixedStore(PackStore):
         indices = np.arange(len(self)) if indices is None else indices
         return self._of_each(indices, PackStore.lengths, self.schema.lengths_dtype)
 
-    def _of_each(self, indices: np.ndarray, read: Callable[[PackStore, Any], np.ndarray], dtype: Any) -> np.ndarray:
+    def _of_each(
+        self, indices: np.ndarray, read: Callable[[PackStore, Any], np.ndarray], dtype: Any
+    ) -> np.ndarray:
         ends = np.cumsum([len(store) for store in self._stores])
         found, source = np.empty(len(indices), dtype), np.searchsorted(ends, indices, side="right")
         for number in np.unique(source).tolist():
@@ -149,13 +169,19 @@ class StoredPacks(Packs):
         unpacked = replace(
             schema,
             max_sequences_per_pack=1,
-            max_predictions_per_pack=min(schema.max_predictions_per_pack, predictions_per_pack(most, 1, needed)),
+            max_predictions_per_pack=min(
+                schema.max_predictions_per_pack, predictions_per_pack(most, 1, needed)
+            ),
         )
-        return decode(unpacked, assemble(unpacked, sequences, np.arange(rows), np.zeros(rows, np.int64), rows))
+        return decode(
+            unpacked, assemble(unpacked, sequences, np.arange(rows), np.zeros(rows, np.int64), rows)
+        )
 
     def again(self) -> Callable[[], Packs]:
         store = self._store
-        again = store.again if isinstance(store, MixedStore) else partial(PackStore.open, store.folder)
+        again = (
+            store.again if isinstance(store, MixedStore) else partial(PackStore.open, store.folder)
+        )
         return partial(_reopened, again, self.seed, self._vocabulary)
 
 
@@ -195,7 +221,9 @@ class Layout(NamedTuple):
             return self.filled(packs.batch(numbers, epoch), like)
         rows = self.shared(parts).packs_per_update
         own = packs.batch(numbers[part * rows : (part + 1) * rows], epoch)
-        return self.filled(own, like, counts=packs.count(numbers, epoch, self.scales.values()), rows=rows)
+        return self.filled(
+            own, like, counts=packs.count(numbers, epoch, self.scales.values()), rows=rows
+        )
 
     def filled(
         self,
@@ -221,7 +249,9 @@ class Layout(NamedTuple):
         }
         for name, counted in self.scales.items():
             count = int(np.count_nonzero(batch[counted])) if counts is None else counts[counted]
-            found[name] = np.full(rows, self.micro_batches_per_update / max(1, count), dtype=np.float32)
+            found[name] = np.full(
+                rows, self.micro_batches_per_update / max(1, count), dtype=np.float32
+            )
         return {name: found[name] for name in self.fields}
 
 
@@ -317,7 +347,9 @@ class GlobalBatches:
         text = f"{parts} share the {wanted} micro-batches of an update, {own} each"
         if own * parts > wanted:
             text += f", {own * parts - wanted} of them empty"
-        return text + (f"; {idle} of the ranks have nothing to do: lower batch.micro_batch" if idle else "")
+        return text + (
+            f"; {idle} of the ranks have nothing to do: lower batch.micro_batch" if idle else ""
+        )
 
     @property
     def position(self) -> Position:
@@ -331,7 +363,9 @@ class GlobalBatches:
         while len(self._ahead) < self._prefetch:
             start = self._ahead[-1][0] if self._ahead else self._position
             numbers, after = self._from(start)
-            self._ahead.append((after, self._executor.submit(self._load, self.packs, numbers, start.epoch)))
+            self._ahead.append(
+                (after, self._executor.submit(self._load, self.packs, numbers, start.epoch))
+            )
         after, loading = self._ahead.popleft()
         batch = loading.result()
         self._position = after
@@ -362,10 +396,13 @@ class GlobalBatches:
         for update in range(max(1, min(updates, len(order) // size))):
             numbers = order[update * size : (update + 1) * size]
             packed, unpacked = (
-                self._executor.submit(of, numbers, epoch).result() for of in (self.packs.batch, self.packs.alone)
+                self._executor.submit(of, numbers, epoch).result()
+                for of in (self.packs.batch, self.packs.alone)
             )
             number = -(-len(unpacked["input_ids"]) // micro_batch)
-            shape = self.layout._replace(micro_batches_per_update=number, packs_per_update=number * micro_batch)
+            shape = self.layout._replace(
+                micro_batches_per_update=number, packs_per_update=number * micro_batch
+            )
             yield SameSequences(self.layout.filled(packed), shape.filled(unpacked))
 
     def state(self) -> Dict[str, Any]:
@@ -382,7 +419,10 @@ class GlobalBatches:
 
     def load_state(self, state: Mapping[str, Any], *, same_batch: bool = True) -> None:
         """Load a state; raise ValueError for another data set or seed, or another batch unless that is allowed."""
-        own, said = self.state(), Fields.of(state, "the position in the data", "resume another checkpoint")
+        own, said = (
+            self.state(),
+            Fields.of(state, "the position in the data", "resume another checkpoint"),
+        )
         for key, words in (
             ("seed", "run.seed"),
             ("data", "a data set of digest"),
@@ -397,7 +437,12 @@ class GlobalBatches:
                     "was begun with"
                 )
         # A pass that is over is position 0 of the next one.
-        self._start(Position(said.integer("epoch", least=0), said.integer("packs", least=0, most=len(self.packs) - 1)))
+        self._start(
+            Position(
+                said.integer("epoch", least=0),
+                said.integer("packs", least=0, most=len(self.packs) - 1),
+            )
+        )
 
     def close(self) -> None:
         """Wait for the thread; the packs stay open."""
@@ -418,7 +463,9 @@ class GlobalBatches:
             self._order = (position.epoch, self.packs.order(position.epoch))
         numbers = self._order[1][position.packs : position.packs + self.packs_per_update]
         used = position.packs + len(numbers)
-        return numbers, Position(position.epoch + 1, 0) if used == len(self.packs) else Position(position.epoch, used)
+        return numbers, Position(position.epoch + 1, 0) if used == len(self.packs) else Position(
+            position.epoch, used
+        )
 
     def _load(self, packs: Packs, numbers: np.ndarray, epoch: int) -> Batch:
         return self.layout.read(packs, numbers, epoch, share=self.share)

@@ -60,7 +60,9 @@ def choose_engine(config: Config, *, simulated: bool = True) -> EngineChoice:
         if config.engine.kind == "ipu":
             raise
         # A package that does not load, for example because it was built for another torch, is not a missing one.
-        missing = isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "poptorch"
+        missing = (
+            isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "poptorch"
+        )
         return _host(config, "no Poplar SDK here" if missing else str(error.__cause__))
     device = devices.find_device(config, simulated=simulated)
     if device is not None:
@@ -83,7 +85,12 @@ def _host(config: Config, reason: str) -> EngineChoice:
 
 
 def build_engine(
-    config: Config, task: Task, choice: EngineChoice, *, packing_factor: float, processes: Processes = ONE
+    config: Config,
+    task: Task,
+    choice: EngineChoice,
+    *,
+    packing_factor: float,
+    processes: Processes = ONE,
 ):
     """Build the engine of `choose_engine`.
 
@@ -113,7 +120,9 @@ def build_engine(
             "start one process, or use --engine host"
         )
     _, engine = _ipu_modules()
-    return engine.IpuEngine(config, task, choice.device, packing_factor=packing_factor, processes=processes)
+    return engine.IpuEngine(
+        config, task, choice.device, packing_factor=packing_factor, processes=processes
+    )
 
 
 def instances() -> Optional[Ranks]:

@@ -21,7 +21,9 @@ class StepResult(NamedTuple):
     metrics: Mapping[str, float]  # of the task, `loss` first, each normalised over the whole update
     seconds: float  # wall clock of the call
     cycles: Optional[int] = None  # device cycles of the call; None if the device has no counter
-    gradient_norm: Optional[float] = None  # of all parameters, before clipping; None if the device does not return it
+    gradient_norm: Optional[float] = (
+        None  # of all parameters, before clipping; None if the device does not return it
+    )
     counts: Optional[Counts] = None  # of the parts of all processes; None if the batch is whole
 
     @property
@@ -32,7 +34,9 @@ class StepResult(NamedTuple):
     @property
     def finite(self) -> bool:
         """True if the loss and, if known, the gradients are finite."""
-        return math.isfinite(self.loss) and (self.gradient_norm is None or math.isfinite(self.gradient_norm))
+        return math.isfinite(self.loss) and (
+            self.gradient_norm is None or math.isfinite(self.gradient_norm)
+        )
 
 
 class Gradients(NamedTuple):
@@ -42,7 +46,9 @@ class Gradients(NamedTuple):
     by_name: Dict[str, torch.Tensor]  # copies, by parameter name
 
 
-def micro_batches(task: Task, batch: Batch, micro_batch: int, fields: Optional[Tuple[str, ...]] = None) -> int:
+def micro_batches(
+    task: Task, batch: Batch, micro_batch: int, fields: Optional[Tuple[str, ...]] = None
+) -> int:
     """Return the number of micro-batches of a global batch.
 
     Args:
@@ -72,7 +78,9 @@ def build_network(task: Task, seed: int, *, attention: str = "eager") -> PackedB
         attention: "eager" or "sdpa".
     """
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would change the generators of GPUs too
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed would change the generators of GPUs too
         return task.network(attention)
 
 
@@ -85,7 +93,9 @@ class Engine(abc.ABC):
     """One device, or several that act as one. One training program serves the whole data set."""
 
     task: Task
-    processes: Processes = ONE  # make each update together; all call the methods here in the same order
+    processes: Processes = (
+        ONE  # make each update together; all call the methods here in the same order
+    )
     # IPUs keep a random state: processes, replicas of each, IPUs per replica, 1 on the IPU Model. In a state saved by
     # other streams, dropout draws anew.
     streams: Sequence[int] = ()
@@ -107,7 +117,9 @@ class Engine(abc.ABC):
     def evaluate(self, batch: Batch) -> StepResult:
         """Compute the metrics of one batch without dropout; change nothing."""
 
-    def gradients(self, batch: Batch, *, alone: bool = False, dropout: bool = False) -> Optional[Gradients]:
+    def gradients(
+        self, batch: Batch, *, alone: bool = False, dropout: bool = False
+    ) -> Optional[Gradients]:
         """Compute the gradients of an update on a batch; change nothing, not even a random state.
 
         Args:

@@ -59,7 +59,9 @@ class _SdpaContext(nn.Module):
     def forward(self, query_BNSA, key_BNSA, value_BNSA, mask_B1SS, dropout: float) -> torch.Tensor:
         """Compute the context [B, N, S, A]."""
         mask_B1SS = mask_B1SS.to(query_BNSA.dtype)
-        return F.scaled_dot_product_attention(query_BNSA, key_BNSA, value_BNSA, attn_mask=mask_B1SS, dropout_p=dropout)
+        return F.scaled_dot_product_attention(
+            query_BNSA, key_BNSA, value_BNSA, attn_mask=mask_B1SS, dropout_p=dropout
+        )
 
 
 class _BertSelfAttention(nn.Module):

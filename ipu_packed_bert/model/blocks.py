@@ -21,7 +21,9 @@ class AttentionBlocks(NamedTuple):
     """Which tokens attend to each other."""
 
     groups: Tuple[Tuple[int, int], ...]  # number of sequences, their length
-    order: Optional[torch.Tensor]  # int64 [T]: the tokens, group by group; None if they are in this order already
+    order: Optional[
+        torch.Tensor
+    ]  # int64 [T]: the tokens, group by group; None if they are in this order already
     back: Optional[torch.Tensor]  # int64 [T]: the place of each token in that order
 
 

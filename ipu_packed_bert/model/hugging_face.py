@@ -21,7 +21,13 @@ from ipu_packed_bert.settings.schema import ModelConfig
 from pack_data.reading.fields import Fields, read_object, shown
 from pack_data.reading.files import write_atomically
 from pack_data.reading.packages import load_package
-from pack_data.text.vocabulary import SPECIAL_TOKENS, AnyVocabulary, TokenizerFile, load_either, vocabulary_in
+from pack_data.text.vocabulary import (
+    SPECIAL_TOKENS,
+    AnyVocabulary,
+    TokenizerFile,
+    load_either,
+    vocabulary_in,
+)
 
 Weights = Dict[str, torch.Tensor]
 
@@ -80,7 +86,9 @@ def read_folder(folder: Union[str, Path]) -> _Pretrained:
     vocabulary = load_either(vocabulary_in(folder), _lower_case(folder))
     tokenizer = folder / "tokenizer.json"
     if tokenizer.exists() and len(load_either(tokenizer)) > len(vocabulary):
-        raise ValueError(f"{tokenizer}: has more tokens than vocab.txt, which is read if both exist; remove vocab.txt")
+        raise ValueError(
+            f"{tokenizer}: has more tokens than vocab.txt, which is read if both exist; remove vocab.txt"
+        )
     return _Pretrained(model, weights, vocabulary)
 
 
@@ -95,7 +103,9 @@ def load_into(network: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> 
     return loaded
 
 
-def merged(network: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]) -> Tuple[Weights, Loaded]:
+def merged(
+    network: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]
+) -> Tuple[Weights, Loaded]:
     """Replace the weights of a network that have the same name.
 
     Args:
@@ -158,7 +168,10 @@ def write_folder(
         **settings,
     }
     _write_tokenizer(folder, model, vocabulary)
-    tensors = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in weights.items()}
+    tensors = {
+        name: tensor.detach().to("cpu", torch.float32).contiguous()
+        for name, tensor in weights.items()
+    }
     write_atomically(folder / SAFETENSORS, save(tensors, metadata={"format": "pt"}))
     # Written last, so that an incomplete directory does not look like a model.
     write_atomically(folder / "config.json", _json(config))
@@ -186,7 +199,9 @@ def _read_config(path: Path) -> ModelConfig:
     found = _read_json(path)
     for key, only in _FIXED:
         if key in found and found.any(key) != only:
-            raise ValueError(f"{path}: {key} is {shown(found.any(key))}; this network supports {only!r} only")
+            raise ValueError(
+                f"{path}: {key} is {shown(found.any(key))}; this network supports {only!r} only"
+            )
     values: Dict[str, Any] = {}
     # Larger than any published network: refuses a number with which torch would not even start.
     largest = {each.name: each.metadata["rule"].maximum for each in dataclasses.fields(ModelConfig)}
@@ -233,7 +248,9 @@ def _canonical(found: Mapping[str, torch.Tensor], where: str) -> Weights:
     for name, tensor in found.items():
         if name.endswith("embeddings.position_ids"):
             continue
-        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+            "LayerNorm.beta", "LayerNorm.bias"
+        )
         if headless and name.split(".")[0] in ("embeddings", "encoder", "pooler"):
             name = "bert." + name
         weights[name] = tensor.to(torch.float32)
@@ -244,7 +261,9 @@ def _canonical(found: Mapping[str, torch.Tensor], where: str) -> Weights:
         if tied == _BIAS:
             weights.setdefault(_BIAS, tensor)
         if tied in weights and not torch.equal(weights[tied], tensor):
-            raise ValueError(f"{where}: {name} differs from {tied}; this network uses one tensor for both")
+            raise ValueError(
+                f"{where}: {name} differs from {tied}; this network uses one tensor for both"
+            )
     return weights
 
 
@@ -252,7 +271,9 @@ def _check_encoder(weights: Mapping[str, torch.Tensor], model: ModelConfig, wher
     """Raise ValueError if weights of the encoder are missing; pooler and heads may be."""
     matches = (re.match(r"bert\.encoder\.layer\.(\d{1,9})\.", name) for name in weights)
     layers = max((int(match.group(1)) + 1 for match in matches if match), default=0)
-    if model.num_layers > layers:  # checked first, because building a network of a million layers takes an hour
+    if (
+        model.num_layers > layers
+    ):  # checked first, because building a network of a million layers takes an hour
         raise ValueError(
             f"{where}: bert.encoder.layer.{layers} is missing, its configuration has {model.num_layers} layers; "
             "weights and configuration must be of one BERT"
@@ -265,12 +286,16 @@ def _check_encoder(weights: Mapping[str, torch.Tensor], model: ModelConfig, wher
         if name not in weights:
             wrong.append(f"{name} is missing")
         elif weights[name].shape != tensor.shape:
-            wrong.append(f"{name} is {list(weights[name].shape)}, its configuration has {list(tensor.shape)}")
+            wrong.append(
+                f"{name} is {list(weights[name].shape)}, its configuration has {list(tensor.shape)}"
+            )
     if layers > model.num_layers:
         wrong.append(f"layer {layers - 1} exists, its configuration has {model.num_layers} layers")
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise ValueError(f"{where}: {wrong[0]}{more}; weights and configuration must be of one BERT")
+        raise ValueError(
+            f"{where}: {wrong[0]}{more}; weights and configuration must be of one BERT"
+        )
 
 
 def _write_tokenizer(folder: Path, model: ModelConfig, vocabulary: AnyVocabulary) -> None:
@@ -280,14 +305,20 @@ def _write_tokenizer(folder: Path, model: ModelConfig, vocabulary: AnyVocabulary
     settings: Dict[str, Any] = {"model_max_length": model.max_position_embeddings}
     if isinstance(vocabulary, TokenizerFile):
         numbers = (vocabulary.padding, vocabulary.unknown, *vocabulary.special)
-        special = {kind: vocabulary.names[number] for kind, number in zip(kinds, numbers) if number is not None}
+        special = {
+            kind: vocabulary.names[number]
+            for kind, number in zip(kinds, numbers)
+            if number is not None
+        }
         # Stated, because the default has changed between versions of the library.
         names = ["input_ids", "token_type_ids", "attention_mask"]
         settings.update(tokenizer_class="PreTrainedTokenizerFast", model_input_names=names)
         tokenizer = vocabulary.as_packed()
     else:
         special = dict(zip(kinds, SPECIAL_TOKENS))
-        settings.update(tokenizer_class="BertTokenizer", do_lower_case=vocabulary.lower_case, strip_accents=None)
+        settings.update(
+            tokenizer_class="BertTokenizer", do_lower_case=vocabulary.lower_case, strip_accents=None
+        )
         settings.update(tokenize_chinese_chars=True)
         pieces = BertWordPieceTokenizer(dict(vocabulary.ids), lowercase=vocabulary.lower_case)
         tokenizer = pieces.to_str(pretty=True).encode()

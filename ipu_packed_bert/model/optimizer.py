@@ -79,7 +79,9 @@ class _Lamb(torch.optim.Optimizer):
             if group["weight_decay"]:
                 torch._foreach_add_(update, weights, alpha=group["weight_decay"])
             if group["max_weight_norm"]:
-                torch._foreach_mul_(update, _trust_ratios(weights, update, group["max_weight_norm"]))
+                torch._foreach_mul_(
+                    update, _trust_ratios(weights, update, group["max_weight_norm"])
+                )
             torch._foreach_add_(weights, update, alpha=-group["lr"])
 
 
@@ -106,7 +108,9 @@ class _AdamW(_Lamb):
         for group in self.param_groups:
             weights = [parameter for parameter in group["params"] if parameter.grad is not None]
             # The kernel counts the steps of each weight, on its device.
-            steps = [torch.full((), float(group["step"]), device=weight.device) for weight in weights]
+            steps = [
+                torch.full((), float(group["step"]), device=weight.device) for weight in weights
+            ]
             adamw(
                 weights,
                 [parameter.grad for parameter in weights],
@@ -126,7 +130,9 @@ class _AdamW(_Lamb):
             group["step"] += 1
 
 
-def parameter_groups(named_parameters: Iterable[Tuple[str, torch.nn.Parameter]], *, weight_decay: float) -> List[Dict]:
+def parameter_groups(
+    named_parameters: Iterable[Tuple[str, torch.nn.Parameter]], *, weight_decay: float
+) -> List[Dict]:
     """Return three groups: biases, other vectors such as LayerNorm weights, and matrices.
 
     Args:
@@ -203,21 +209,27 @@ def neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> D
     return state
 
 
-def load_neutral_state(optimizer: torch.optim.Optimizer, model: torch.nn.Module, state: Dict[str, Any]) -> None:
+def load_neutral_state(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, state: Dict[str, Any]
+) -> None:
     """Load what `neutral_state` returned.
 
     Raises:
         ValueError: its names or shapes are not those of the model.
     """
     for moment in MOMENTS:
-        refuse_other_shapes(f"optimizer state: {moment}", state[moment], dict(model.named_parameters()))
+        refuse_other_shapes(
+            f"optimizer state: {moment}", state[moment], dict(model.named_parameters())
+        )
         for name, parameter in model.named_parameters():
             optimizer.state[parameter][moment].copy_(state[moment][name])
     for group in optimizer.param_groups:
         group["step"] = int(state["step"])
 
 
-def refuse_other_shapes(what: str, tensors: Mapping[str, torch.Tensor], model: Mapping[str, torch.Tensor]) -> None:
+def refuse_other_shapes(
+    what: str, tensors: Mapping[str, torch.Tensor], model: Mapping[str, torch.Tensor]
+) -> None:
     """Raise ValueError if tensors do not have the names and shapes of the model's.
 
     Args:
@@ -227,7 +239,9 @@ def refuse_other_shapes(what: str, tensors: Mapping[str, torch.Tensor], model: M
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     expected = {name: tuple(tensor.shape) for name, tensor in model.items()}
-    wrong = sorted(name for name in {**expected, **shapes} if expected.get(name) != shapes.get(name))
+    wrong = sorted(
+        name for name in {**expected, **shapes} if expected.get(name) != shapes.get(name)
+    )
     if wrong:
         raise ValueError(
             f"{what} of {named(wrong[0])} is {shapes.get(wrong[0])}, the model's is {expected.get(wrong[0])}"

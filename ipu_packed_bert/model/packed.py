@@ -17,7 +17,11 @@ from ipu_packed_bert.model.loss import PretrainingLoss, PretrainingOutput
 from ipu_packed_bert.settings.schema import LossConfig, ModelConfig
 from pack_data.store.packs import FIELDS
 
-BATCH_FIELDS = (*FIELDS, "mlm_scale", "nsp_scale")  # arguments of `PackedBertForPreTraining.forward`
+BATCH_FIELDS = (
+    *FIELDS,
+    "mlm_scale",
+    "nsp_scale",
+)  # arguments of `PackedBertForPreTraining.forward`
 
 
 def hidden_score(attention: str) -> float:
@@ -113,7 +117,9 @@ class PackedBert(nn.Module):
 
     def hidden(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS) -> torch.Tensor:
         """Compute hidden states [B, S, H] from int32 fields of the slots."""
-        mask_B1SS = self.attention_mask(input_mask_BS, self.bert.embeddings.word_embeddings.weight.dtype)
+        mask_B1SS = self.attention_mask(
+            input_mask_BS, self.bert.embeddings.word_embeddings.weight.dtype
+        )
         return self.bert(input_ids_BS, segment_ids_BS, positions_BS, mask_B1SS)
 
 

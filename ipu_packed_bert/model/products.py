@@ -64,7 +64,9 @@ class _SequenceCodes(nn.Module):
         # Buffers, because a tensor made in the forward pass would be a constant captured from the host.
         self.numbers: torch.Tensor
         self.codes: torch.Tensor
-        self.register_buffer("numbers", torch.arange(sequences + 1, dtype=torch.int32), persistent=False)
+        self.register_buffer(
+            "numbers", torch.arange(sequences + 1, dtype=torch.int32), persistent=False
+        )
         self.register_buffer("codes", torch.tensor(rows), persistent=False)
 
     def forward(self, input_mask_BS, dtype: torch.dtype) -> torch.Tensor:
@@ -83,7 +85,8 @@ class _ProductMaskedScores(nn.Module):
         rows, heads, slots, _ = query_BNSA.shape
         columns = codes_B2SC.shape[3]
         own_BNSC, other_BNSC = (
-            codes_B2SC.select(1, which).unsqueeze(1).expand(rows, heads, slots, columns) for which in (0, 1)
+            codes_B2SC.select(1, which).unsqueeze(1).expand(rows, heads, slots, columns)
+            for which in (0, 1)
         )
         query = torch.cat((query_BNSA, own_BNSC), dim=3)
         key = torch.cat((key_BNSA, other_BNSC), dim=3)
@@ -95,7 +98,9 @@ class OneHotSlots(nn.Module):
 
     def __init__(self, max_sequence_length: int):
         super().__init__()
-        self.register_buffer("slots", torch.arange(max_sequence_length, dtype=torch.int32), persistent=False)
+        self.register_buffer(
+            "slots", torch.arange(max_sequence_length, dtype=torch.int32), persistent=False
+        )
 
     def forward(self, hidden_BSH, slots_BK) -> torch.Tensor:
         """Gather hidden states [B, S, H] of slots [B, K] -> [B, K, H]."""

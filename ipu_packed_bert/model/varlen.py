@@ -26,8 +26,12 @@ from ipu_packed_bert.model.packed import AttentionMask
 class BlockRule(NamedTuple):
     """How attention in blocks is computed. Both are fixed functions, so that a run can be repeated bit for bit."""
 
-    eager: Callable[[int, float], bool]  # (tokens of a block, dropout) -> by plain products, else by torch's operator
-    pays: Callable[[AttentionBlocks, int, int], bool]  # (blocks, rows, slots) -> blocks, else a mask over whole rows
+    eager: Callable[
+        [int, float], bool
+    ]  # (tokens of a block, dropout) -> by plain products, else by torch's operator
+    pays: Callable[
+        [AttentionBlocks, int, int], bool
+    ]  # (blocks, rows, slots) -> blocks, else a mask over whole rows
 
 
 SDPA_BLOCKS = BlockRule(eager=lambda tokens, dropout: False, pays=lambda blocks, rows, slots: True)
@@ -43,7 +47,9 @@ class _SequenceBoundaries(nn.Module):
     def __init__(self, sequences: int):
         super().__init__()
         self.numbers: torch.Tensor  # 2 k - 1: sequence k, 2 k: the padding after it
-        self.register_buffer("numbers", torch.arange(1, 2 * sequences + 1, dtype=torch.int32), persistent=False)
+        self.register_buffer(
+            "numbers", torch.arange(1, 2 * sequences + 1, dtype=torch.int32), persistent=False
+        )
 
     def forward(self, input_mask_BS, dtype: torch.dtype) -> torch.Tensor:
         """Map sequence numbers to the places where sequences and paddings, in turn, begin and end.
@@ -65,7 +71,9 @@ class _SequenceBoundaries(nn.Module):
 class _Tokens(NamedTuple):
     """The tokens of a micro-batch, its rows laid end to end, and which of them attend to each other."""
 
-    slots: Optional[torch.Tensor]  # int64 [T] of 0 to B S: their places; None if there is no padding
+    slots: Optional[
+        torch.Tensor
+    ]  # int64 [T] of 0 to B S: their places; None if there is no padding
     blocks: AttentionBlocks
 
 
@@ -127,7 +135,9 @@ class _BlockContext(nn.Module):
         super().__init__()
         self._eager = rule.eager
 
-    def forward(self, query_BNSA, key_BNSA, value_BNSA, tokens: Any, dropout: float) -> torch.Tensor:
+    def forward(
+        self, query_BNSA, key_BNSA, value_BNSA, tokens: Any, dropout: float
+    ) -> torch.Tensor:
         def attend(query, key, value, mask=None):
             plain = self._eager(query.shape[2], dropout)
             compute = _plainly if plain else F.scaled_dot_product_attention
@@ -139,7 +149,9 @@ class _BlockContext(nn.Module):
         return _rows(attend_in_blocks(heads, tokens.blocks, attend), query_BNSA)
 
 
-def _plainly(query, key, value, *, attn_mask: Optional[torch.Tensor], dropout_p: float) -> torch.Tensor:
+def _plainly(
+    query, key, value, *, attn_mask: Optional[torch.Tensor], dropout_p: float
+) -> torch.Tensor:
     """Compute `F.scaled_dot_product_attention` by products and a softmax: faster in bfloat16 on a CPU."""
     scale = 1.0 / math.sqrt(query.shape[-1])
     scores = torch.matmul(query * scale, key.transpose(2, 3))
@@ -152,7 +164,9 @@ def _plainly(query, key, value, *, attn_mask: Optional[torch.Tensor], dropout_p:
 class _KernelContext(nn.Module):
     """`bert._SdpaContext` by torch's variable-length kernel: one call, boundaries as a tensor."""
 
-    def forward(self, query_BNSA, key_BNSA, value_BNSA, boundaries: torch.Tensor, dropout: float) -> torch.Tensor:
+    def forward(
+        self, query_BNSA, key_BNSA, value_BNSA, boundaries: torch.Tensor, dropout: float
+    ) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
 
         slots = query_BNSA.shape[2]  # no sequence is longer

@@ -40,9 +40,13 @@ class _Settings(NamedTuple):
     scale: Optional[float] = None  # None: one over the root of the width
     dropout: float = 0.0
     causal: bool = True
-    window: Optional[int] = None  # a token sees others at less than this distance before and, if not causal, after it
+    window: Optional[int] = (
+        None  # a token sees others at less than this distance before and, if not causal, after it
+    )
     softcap: Optional[float] = None
-    sinks: Optional[torch.Tensor] = None  # [N], a score that takes a share of each softmax and adds nothing
+    sinks: Optional[torch.Tensor] = (
+        None  # [N], a score that takes a share of each softmax and adds nothing
+    )
 
     @property
     def scored(self) -> bool:
@@ -266,7 +270,9 @@ def _attend_row(
     kernel = _kernel(query, value, settings)
     if kernel is None:
         blocks = _once(_blocks, boundaries, chunk)
-        contexts = attend_in_blocks(tuple(rows), blocks, lambda q, k, v: _attend_block(q, k, v, settings))
+        contexts = attend_in_blocks(
+            tuple(rows), blocks, lambda q, k, v: _attend_block(q, k, v, settings)
+        )
         return contexts.unsqueeze(0)
 
     tokens = query.shape[2]
@@ -290,7 +296,10 @@ def _by_kernel(
     query, key, value = rows
     # The kernel has one width, a multiple of 8: zeros after queries, keys and values do not change the result.
     width = -(-max(query.shape[-1], value.shape[-1]) // 8) * 8
-    padded = [heads if heads.shape[-1] == width else F.pad(heads, (0, width - heads.shape[-1])) for heads in rows]
+    padded = [
+        heads if heads.shape[-1] == width else F.pad(heads, (0, width - heads.shape[-1]))
+        for heads in rows
+    ]
     reach = -1 if settings.window is None else settings.window - 1
     context: torch.Tensor = kernel(
         *padded,
@@ -343,15 +352,23 @@ def _padding_free_attention(
     causal = carried or bool(is_causal)
     window, chunk = _reach_of(module, sliding_window)
     # Masks of Transformers reach config.sliding_window to both sides, and its layers pass one more.
-    if window is not None and not causal and window == setting_of(getattr(module, "config", None), "sliding_window"):
+    if (
+        window is not None
+        and not causal
+        and window == setting_of(getattr(module, "config", None), "sliding_window")
+    ):
         raise ValueError(
             f'{name} has a window on both sides, which attn_implementation="{NAME}" does not support; use another '
             'implementation, such as "sdpa"'
         )
     settings = _Settings(scaling, dropout, causal, window, softcap, s_aux)
     if carried and cu_seq_lens_q is None:
-        if chunk is not None:  # some versions of Transformers count chunks from the begin of the row
-            raise ValueError(f"{name} attends in chunks; pass cu_seq_lens_q to the model, as PaddingFreeCollator does")
+        if (
+            chunk is not None
+        ):  # some versions of Transformers count chunks from the begin of the row
+            raise ValueError(
+                f"{name} attends in chunks; pass cu_seq_lens_q to the model, as PaddingFreeCollator does"
+            )
         cu_seq_lens_q = attention_mask
 
     tokens = query.shape[2]
@@ -377,7 +394,9 @@ def _padding_free_attention(
             f"{name} gets boundaries with queries of shape {tuple(query.shape)} and keys of {tuple(key.shape)}; "
             "pass one row, without a cache"
         )
-    return _attend_row(query, key, value, cu_seq_lens_q, settings, longest=longest, chunk=chunk), None
+    return _attend_row(
+        query, key, value, cu_seq_lens_q, settings, longest=longest, chunk=chunk
+    ), None
 
 
 def _positions_in(arguments: Dict[str, Any], tokens: int) -> Optional[torch.Tensor]:
@@ -402,11 +421,19 @@ def _check_row(
     if boundaries is None:
         if positions is None or not bool(_joined(positions, mask).any()):
             return "", tokens
-        return "position_ids begin again, but the attention_mask or the cache lets examples see each other", tokens
+        return (
+            "position_ids begin again, but the attention_mask or the cache lets examples see each other",
+            tokens,
+        )
 
     starts = _starts(boundaries)
-    if len(starts) < 2 or (boundaries_of_keys is not None and boundaries_of_keys.shape != boundaries.shape):
-        return "cu_seq_lens_q and cu_seq_lens_k must be the same boundaries of one or more examples", tokens
+    if len(starts) < 2 or (
+        boundaries_of_keys is not None and boundaries_of_keys.shape != boundaries.shape
+    ):
+        return (
+            "cu_seq_lens_q and cu_seq_lens_k must be the same boundaries of one or more examples",
+            tokens,
+        )
     lengths = starts.diff()
     is_wrong = (starts[0] != 0) | (starts[-1] != tokens) | (lengths < 0).any()
     problems = {f"cu_seq_lens_q must rise from 0 to {tokens}, the tokens of the row": is_wrong}
@@ -443,7 +470,9 @@ def _joined(positions: torch.Tensor, mask: Optional[torch.Tensor]) -> torch.Tens
     return restarts & sees_itself & sees_previous
 
 
-def _reach_of(module: torch.nn.Module, window: Optional[int]) -> Tuple[Optional[int], Optional[int]]:
+def _reach_of(
+    module: torch.nn.Module, window: Optional[int]
+) -> Tuple[Optional[int], Optional[int]]:
     """Return window and chunk of a layer: the window that it passes, else those of its kind in the configuration."""
     kind = _layer_kind(module) or ""
     if "sliding" in kind and window is None:
@@ -488,7 +517,9 @@ def _without_boundaries(
         contexts = []
         for begin in range(0, tokens, step):
             here = slice(begin, begin + step)
-            contexts.append(_attend_block(query[:, :, here], key[:, :, here], value[:, :, here], settings))
+            contexts.append(
+                _attend_block(query[:, :, here], key[:, :, here], value[:, :, here], settings)
+            )
         return torch.cat(contexts, dim=2).transpose(1, 2).contiguous()
 
     if mask is not None:
@@ -516,10 +547,17 @@ def _padding_free_mask(*args: Any, **keywords: Any) -> Optional[torch.Tensor]:
     tokens = _length_of(keywords, "q")
     offset = keywords.get("q_offset", 0)
     is_whole = tokens == _length_of(keywords, "kv") and isinstance(offset, int) and not offset
-    if tokens is not None and is_whole and function is not None and keywords.get("attention_mask") is None:
+    if (
+        tokens is not None
+        and is_whole
+        and function is not None
+        and keywords.get("attention_mask") is None
+    ):
         if keywords.get("allow_is_causal_skip") or keywords.get("allow_is_bidirectional_skip"):
             return None
-        boundaries = _boundaries_of(function, tokens, keywords) if keywords.get("batch_size") == 1 else None
+        boundaries = (
+            _boundaries_of(function, tokens, keywords) if keywords.get("batch_size") == 1 else None
+        )
         if boundaries is not None:
             return boundaries.expand(1, 1, 2, -1)
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -538,7 +576,9 @@ def _boundaries_of(function: Any, tokens: int, keywords: Dict[str, Any]) -> Opti
     zero = torch.zeros_like(places)
     sees_previous = function(zero, zero, places, places - 1)
     sees_next = function(zero, zero, places - 1, places)
-    sees_previous, sees_next = torch.stack([sees_previous, sees_next]).cpu()  # the only wait for the device
+    sees_previous, sees_next = torch.stack(
+        [sees_previous, sees_next]
+    ).cpu()  # the only wait for the device
     if sees_previous.all() or sees_next.any():
         return None
     starts = torch.nonzero(~sees_previous)[:, 0] + 1
@@ -557,7 +597,12 @@ def _length_of(keywords: Dict[str, Any], which: str) -> Optional[int]:
 
 def _is_carried(mask: Any) -> bool:
     """Return True for boundaries as `_padding_free_mask` returns them in place of a mask."""
-    return torch.is_tensor(mask) and mask.dim() == 4 and mask.dtype == torch.int32 and mask.shape[2] == 2
+    return (
+        torch.is_tensor(mask)
+        and mask.dim() == 4
+        and mask.dtype == torch.int32
+        and mask.shape[2] == 2
+    )
 
 
 def _register() -> bool:

@@ -25,7 +25,11 @@ _logger = logging.getLogger(__name__)
 
 
 def use_padding_free(
-    model: Any, *, longest: Optional[int] = None, row: Optional[int] = None, attention: Optional[str] = None
+    model: Any,
+    *,
+    longest: Optional[int] = None,
+    row: Optional[int] = None,
+    attention: Optional[str] = None,
 ) -> Choice:
     """Switch a loaded model, in place, to an attention that keeps examples apart.
 
@@ -53,7 +57,11 @@ def use_padding_free(
 
 
 def find_choice(
-    model: Any, *, longest: Optional[int] = None, row: Optional[int] = None, attention: Optional[str] = None
+    model: Any,
+    *,
+    longest: Optional[int] = None,
+    row: Optional[int] = None,
+    attention: Optional[str] = None,
 ) -> Tuple[Choice, Probed]:
     """Switch a model as `use_padding_free` does; also return what was probed."""
     refuse_unfit(model)
@@ -79,7 +87,9 @@ def find_choice(
                 is_chosen = True
                 return choice, probed
             except (AssertionError, ValueError) as error:  # an assertion: of the model's own code
-                refusals[str(choice)] = str(error) or f"{type(base).__name__} does not take {choice.boundaries}"
+                refusals[str(choice)] = (
+                    str(error) or f"{type(base).__name__} does not take {choice.boundaries}"
+                )
                 first = first or getattr(error, "first", None)
     finally:
         if not is_chosen:
@@ -88,11 +98,15 @@ def find_choice(
             if attention_of(model) != loaded:
                 base.set_attn_implementation(loaded)
 
-    texts: Dict[str, str] = {}  # by the reason: the first, and those of another kind: a missing package, a setting
+    texts: Dict[
+        str, str
+    ] = {}  # by the reason: the first, and those of another kind: a missing package, a setting
     for name, reason in refusals.items():
         texts.setdefault(reason, f"with {name}: {reason}")
     reasons = "; ".join(list(texts.values())[:3])
-    raise Leak(f"{type(base).__name__} is not right in padding-free batches {reasons}; {WAY_OUT}", first)
+    raise Leak(
+        f"{type(base).__name__} is not right in padding-free batches {reasons}; {WAY_OUT}", first
+    )
 
 
 def _refuse_masks(model: Any) -> None:
@@ -142,7 +156,9 @@ def _check_dense(model: Any, choice: Choice, tokens: int, is_accepted: bool) -> 
         f"{mebibytes:,.0f} MiB a layer in a row of {tokens:,} tokens, four times as much in one twice as long"
     )
     if not is_accepted:
-        raise ValueError(f'{text}; use_padding_free(model, attention="{choice.attention}") accepts it')
+        raise ValueError(
+            f'{text}; use_padding_free(model, attention="{choice.attention}") accepts it'
+        )
     _logger.warning("%s", text)
 
 
@@ -173,4 +189,6 @@ def switch(model: Any, kind: str) -> None:
     except (AttributeError, ImportError, KeyError) as error:
         raise ValueError(f"{type(base).__name__} cannot be switched to it: {error}") from None
     if attention_of(base) != kind:
-        raise ValueError(f"{type(base).__name__} does not take its attention from Transformers' AttentionInterface")
+        raise ValueError(
+            f"{type(base).__name__} does not take its attention from Transformers' AttentionInterface"
+        )

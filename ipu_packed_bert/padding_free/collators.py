@@ -69,7 +69,9 @@ def first_position(model: Any) -> int:
 
 def attends_both_ways(model: Any) -> bool:
     """Return True if tokens see later tokens, as in BERT, by the `is_causal` of the attention layers."""
-    causal = [module.is_causal for module in base_of(model).modules() if hasattr(module, "is_causal")]
+    causal = [
+        module.is_causal for module in base_of(model).modules() if hasattr(module, "is_causal")
+    ]
     return bool(causal) and not any(causal)
 
 
@@ -90,7 +92,9 @@ class PaddingFreeCollator:
         ValueError: `slots` is given and the model attends to both sides.
     """
 
-    def __init__(self, model: Any, *, pad_id: int = 0, slots: Optional[int] = None, multiple_of: int = 1) -> None:
+    def __init__(
+        self, model: Any, *, pad_id: int = 0, slots: Optional[int] = None, multiple_of: int = 1
+    ) -> None:
         self._model = model
         self._slots = slots
         if slots is not None and attends_both_ways(model):
@@ -99,14 +103,22 @@ class PaddingFreeCollator:
                 "position_ids; leave slots out"
             )
         self._collate = partial(
-            padding_free_batch, pad_id=pad_id, slots=slots, multiple_of=multiple_of, causal=not attends_both_ways(model)
+            padding_free_batch,
+            pad_id=pad_id,
+            slots=slots,
+            multiple_of=multiple_of,
+            causal=not attends_both_ways(model),
         )
 
     def __call__(self, examples: Sequence[Example]) -> Inputs:
         inputs = inputs_for(self._model, self._collate(examples))
         if self._slots is None:
             return inputs
-        return {name: value for name, value in inputs.items() if torch.is_tensor(value) and value.dim() > 1}
+        return {
+            name: value
+            for name, value in inputs.items()
+            if torch.is_tensor(value) and value.dim() > 1
+        }
 
 
 class PaddingCollator:

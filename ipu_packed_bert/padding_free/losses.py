@@ -48,7 +48,9 @@ class OutputLayer(NamedTuple):
     change: _Change
     asked: bool  # `forward` takes its loss from the model's `loss_function`
 
-    def _loss_sum(self, hidden: torch.Tensor, dtype: torch.dtype, labels: torch.Tensor) -> torch.Tensor:
+    def _loss_sum(
+        self, hidden: torch.Tensor, dtype: torch.dtype, labels: torch.Tensor
+    ) -> torch.Tensor:
         """Sum the cross-entropies of the predicted tokens, in float32 or float64.
 
         hidden: [rows, tokens, hidden size]; dtype: of the logits; labels: [rows, tokens], of the tokens themselves.
@@ -177,7 +179,9 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         return (*scaled, None, None)
 
 
-def _zeros_for(ctx: Any, accurate: torch.dtype, *inputs: Optional[torch.Tensor]) -> List[Optional[torch.Tensor]]:
+def _zeros_for(
+    ctx: Any, accurate: torch.dtype, *inputs: Optional[torch.Tensor]
+) -> List[Optional[torch.Tensor]]:
     """Return zeros for the gradient of each input that needs one; those that are sums are accurate."""
     zeros: List[Optional[torch.Tensor]] = []
     for place, value in enumerate(inputs):
@@ -226,7 +230,9 @@ class _CrossEntropySum(torch.autograd.Function):
         accurate = torch.promote_types(logits.dtype, torch.float32)
         total = torch.zeros((), dtype=accurate, device=logits.device)
         for here in _pieces(logits):
-            total += F.cross_entropy(logits[here].to(accurate), labels[here], ignore_index=IGNORED, reduction="sum")
+            total += F.cross_entropy(
+                logits[here].to(accurate), labels[here], ignore_index=IGNORED, reduction="sum"
+            )
         return total
 
     @staticmethod
@@ -244,7 +250,9 @@ class _CrossEntropySum(torch.autograd.Function):
         return gradient, None
 
 
-def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
+def cross_entropy_sum(
+    logits: torch.Tensor, labels: torch.Tensor, *, causal: bool = True
+) -> torch.Tensor:
     """Sum the cross-entropies of the predicted tokens: a scalar, in float32 or float64.
 
     logits: [rows, tokens, vocabulary], of the next token, or with causal=False of each token itself; labels: [rows,
@@ -285,7 +293,9 @@ def output_layer(model: Any, *, inside: bool = False) -> Optional[OutputLayer]:
 def _is_wrapped(model: Any, inside: bool) -> bool:
     """Return True if the layer cannot be taken out: a compiled model, or DistributedDataParallel that looks for it."""
     while model is not None:
-        if hasattr(model, "_orig_mod") or (not inside and getattr(model, "find_unused_parameters", False)):
+        if hasattr(model, "_orig_mod") or (
+            not inside and getattr(model, "find_unused_parameters", False)
+        ):
             return True
         model = getattr(model, "module", None)
     return False
@@ -295,20 +305,33 @@ def _is_plain(layer: Any) -> bool:
     """Return True if the layer only multiplies by a weight that is not sharded."""
     if type(layer) is not torch.nn.Linear or "forward" in vars(layer):
         return False
-    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    sharded = any(hasattr(parameter, "placements") or parameter.is_meta for parameter in layer.parameters())
+    hooked = (
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+    )
+    sharded = any(
+        hasattr(parameter, "placements") or parameter.is_meta for parameter in layer.parameters()
+    )
     return not hooked and not sharded
 
 
 def _tried(base: Any, layer: torch.nn.Linear) -> Optional[OutputLayer]:
     """Call a model with known logits; return its output layer if it changes them as its configuration says."""
     config = text_config(base)
-    factor = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+    factor = getattr(config, "logit_scale", None) or 1 / (
+        getattr(config, "logits_scaling", None) or 1
+    )
     change = _Change(float(factor), getattr(config, "final_logit_softcapping", None))
     device = layer.weight.device
     words = layer.out_features
     # Such large logits show a cap too.
-    known = torch.linspace(-90, 90, 3 * words, device=device).reshape(1, 3, words).to(layer.weight.dtype)
+    known = (
+        torch.linspace(-90, 90, 3 * words, device=device)
+        .reshape(1, 3, words)
+        .to(layer.weight.dtype)
+    )
     inputs: List[torch.Tensor] = []  # of the layer
     outputs: List[torch.Tensor] = []  # of the model, and those that its loss function gets
 
@@ -316,7 +339,9 @@ def _tried(base: Any, layer: torch.nn.Linear) -> Optional[OutputLayer]:
         inputs.append(hidden)
         return known.clone()
 
-    def loss_function(logits: torch.Tensor, labels: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    def loss_function(
+        logits: torch.Tensor, labels: torch.Tensor, *_: Any, **__: Any
+    ) -> torch.Tensor:
         outputs.append(logits)
         return logits.sum() * 0
 
@@ -374,7 +399,9 @@ def loss_sum(model: Any, inputs: Inputs) -> torch.Tensor:
     labels = inputs["labels"]
     if layer is None:
         return cross_entropy_sum(logits_of(model, inputs), labels, causal=is_causal)
-    return layer._loss_of(model, _without_labels(inputs), _next_labels(labels) if is_causal else labels)
+    return layer._loss_of(
+        model, _without_labels(inputs), _next_labels(labels) if is_causal else labels
+    )
 
 
 def supervised(model: Any, labels: torch.Tensor) -> torch.Tensor:

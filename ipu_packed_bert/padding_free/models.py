@@ -147,7 +147,9 @@ def _row_settings(config: Any) -> List[str]:
     rotary = getattr(config, "no_rope_layers", None)  # 1 where a layer has rotary positions
     if getattr(config, "attn_temperature_tuning", None) and not (rotary and all(rotary)):
         names.append("floor_scale")
-    names += [name for name in vars(config) if name.startswith(("compress_ra", "indexer_compress_ra"))]
+    names += [
+        name for name in vars(config) if name.startswith(("compress_ra", "indexer_compress_ra"))
+    ]
     return [f"{name} = {getattr(config, name)}" for name in names if getattr(config, name, None)]
 
 
@@ -184,7 +186,18 @@ def _trained_positions(config: Any) -> Any:
 
 
 # Parts of the names of settings that may be a length from which a model treats an example or a row differently.
-_MATTERING = (*_REACHING, "scale", "rate", "capacity", "cache", "block", "stride", "kernel", "group", "length")
+_MATTERING = (
+    *_REACHING,
+    "scale",
+    "rate",
+    "capacity",
+    "cache",
+    "block",
+    "stride",
+    "kernel",
+    "group",
+    "length",
+)
 
 
 def lengths_of_config(config: Any, most: int) -> List[int]:

@@ -61,7 +61,15 @@ _EXAMPLE_TOKENS = 11  # length of the examples that measure the rounding, at mos
 _DEFAULT_ROW_TOKENS = 1024  # used if neither the caller nor the model states a length
 _LONGEST_DENSE_ROW = 2048  # tokens; a longer row would need too much memory for a T x T mask
 # Exceptions that a model may raise for inputs that it does not support.
-_MODEL_ERRORS = (AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
+_MODEL_ERRORS = (
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def _difference(actual: torch.Tensor, expected: torch.Tensor, typical: bool = False) -> float:
@@ -128,7 +136,9 @@ def keeps_apart_with_mask(model: Any) -> bool:
         probe = _Probe(model, None, TrainingCalls(None, logits_of))
         ids = [probe.example(min(probe.length, 3)).numpy() for _ in range(2)]
         inputs = probe.collated([{"input_ids": each, "labels": each} for each in ids])
-        inputs = to_device({name: value for name, value in inputs.items() if name != "labels"}, probe.device)
+        inputs = to_device(
+            {name: value for name, value in inputs.items() if name != "labels"}, probe.device
+        )
         ones = torch.ones_like(inputs["input_ids"])
         try:
             masked_logits = logits_of(probe.model, {**inputs, "attention_mask": ones})
@@ -154,7 +164,10 @@ def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Pr
         ValueError: The examples are not kept apart, or the batch is not one row with position_ids.
     """
     refuse_unfit(model)
-    if any(hasattr(parameter, "placements") or not parameter.numel() for parameter in model.parameters()):
+    if any(
+        hasattr(parameter, "placements") or not parameter.numel()
+        for parameter in model.parameters()
+    ):
         return Probed(left_out="the first batch is not audited, as the weights are sharded")
     model_inputs = {name: value for name, value in inputs.items() if name != "num_items_in_batch"}
     examples = _split_row(model_inputs)
@@ -170,7 +183,9 @@ def audit_batch(model: Any, inputs: Inputs, forward: _Forward = logits_of) -> Pr
 def _split_row(inputs: Inputs) -> List[Example]:
     """Split a row into its examples, which begin where position_ids restart."""
     if inputs["input_ids"].shape[0] != 1 or inputs.get("position_ids") is None:
-        raise ValueError("the batch is not one row with position_ids, so that its examples are not known")
+        raise ValueError(
+            "the batch is not one row with position_ids, so that its examples are not known"
+        )
     positions = inputs["position_ids"][0].cpu()
     restarts = torch.nonzero(positions[1:] != positions[:-1] + 1)[:, 0] + 1
     bounds = torch.cat([torch.tensor([0]), restarts, torch.tensor([len(positions)])])
@@ -186,12 +201,18 @@ def _undisturbed(model: Any) -> Iterator[None]:
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     loaded = attention_of(model)
-    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    devices = {
+        parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"
+    }
     set_stance = getattr(torch.compiler, "set_stance", None) if hasattr(torch, "compiler") else None
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[device.index or 0 for device in devices]))
+        stack.enter_context(
+            torch.random.fork_rng(devices=[device.index or 0 for device in devices])
+        )
         if set_stance is not None:
-            stack.enter_context(set_stance("force_eager"))  # compiling for each probed shape would take minutes
+            stack.enter_context(
+                set_stance("force_eager")
+            )  # compiling for each probed shape would take minutes
         try:
             yield
         finally:
@@ -279,7 +300,9 @@ class _Probe:
         if longest is None and not unlimited:
             longest = positions
         self.longest = longest
-        self.positions = None if unlimited or positions is None else positions - first_position(model)
+        self.positions = (
+            None if unlimited or positions is None else positions - first_position(model)
+        )
         self.far = [reach for reach in far if longest is None or reach.tokens < longest]
 
         # Rounding is measured below all windows.
@@ -294,7 +317,11 @@ class _Probe:
         replaced = self.choice.attention in (NAME, "sdpa")
         self.references = ["sdpa", "eager"] if replaced else [self.choice.attention]
         types = {parameter.dtype for parameter in parameters} | self._computed_types()
-        self.dtype = max(types & set(_RESOLUTION), key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+        self.dtype = max(
+            types & set(_RESOLUTION),
+            key=lambda dtype: torch.finfo(dtype).eps,
+            default=torch.float32,
+        )
 
     def for_current_dtype(self) -> _Probe:
         """Return this probe anew, after the dtype of the weights has changed."""
@@ -326,13 +353,16 @@ class _Probe:
         try:
             with torch.no_grad():
                 words = self._try(
-                    lambda: self.model(ids).logits.shape[-1], "model(input_ids) of one example fails already"
+                    lambda: self.model(ids).logits.shape[-1],
+                    "model(input_ids) of one example fails already",
                 )
         finally:
             for handle in handles:
                 handle.remove()
         if words < self.vocabulary:
-            raise ValueError(f"{self.name} gives each token {words} logits, and {self.vocabulary:,} words need as many")
+            raise ValueError(
+                f"{self.name} gives each token {words} logits, and {self.vocabulary:,} words need as many"
+            )
         return types
 
     def _try(self, call: Callable[[], Any], what: str) -> Any:
@@ -374,7 +404,9 @@ class _Probe:
         places = places_of(labelled, inputs)
         inputs = {name: value for name, value in inputs.items() if name != "labels"}
         what = f"does not take {self.choice.boundaries} of a padding-free batch, {WAY_OUT}"
-        logits = self._try(lambda: self.training.forward(self.model, to_device(inputs, self.device)), what)
+        logits = self._try(
+            lambda: self.training.forward(self.model, to_device(inputs, self.device)), what
+        )
         flat = accurate(logits).reshape(1, -1, logits.shape[-1])
         return [flat[:, place[0] : place[0] + len(place)] for place in places]
 
@@ -404,7 +436,9 @@ class _Probe:
         refusal: Optional[ValueError] = None
         for attention in self.references:
             try:
-                logits_by[attention] = [self.plain(example, attention=attention) for example in examples]
+                logits_by[attention] = [
+                    self.plain(example, attention=attention) for example in examples
+                ]
             except ValueError as error:
                 refusal = refusal or error
         if not logits_by:
@@ -415,7 +449,9 @@ class _Probe:
         self.implementations = 0.0
         if len(logits_by) > 1:
             pairs = zip(logits_by["sdpa"], logits_by["eager"])
-            difference = max(_difference(*pair, typical=self.dtype in _HALF_TYPES) for pair in pairs)
+            difference = max(
+                _difference(*pair, typical=self.dtype in _HALF_TYPES) for pair in pairs
+            )
             if difference > _RESOLUTION[self.dtype]:
                 self.references = ["eager"]
             else:
@@ -450,7 +486,9 @@ class _Probe:
         if self.dtype not in _HALF_TYPES:
             return self._check_rows(tokens, longest)
         with _in_dtype(self.model, torch.float32):
-            probe = self.for_current_dtype()  # still in half precision if `forward` has an autocast of its own
+            probe = (
+                self.for_current_dtype()
+            )  # still in half precision if `forward` has an autocast of its own
             probe.measure()
             return probe._check_rows(tokens, longest)
 
@@ -461,7 +499,9 @@ class _Probe:
 
     def check_batch(self, examples: List[Example]) -> Probed:
         """Compare the examples of an existing batch, with its own tokens and labels, with each of them alone."""
-        faults, probed = self._try(lambda: RowProbe(self).audit(examples), f"fails in the batch, {WAY_OUT}")
+        faults, probed = self._try(
+            lambda: RowProbe(self).audit(examples), f"fails in the batch, {WAY_OUT}"
+        )
         return self._verdict(faults, probed)
 
     def _check_own_logits(self, tokens: int, longest: int) -> Probed:
@@ -475,7 +515,10 @@ class _Probe:
         self.model.eval()
         with torch.no_grad():
             row_logits = self._row_logits(examples)
-            errors = [_difference(*pair, typical=True) for pair in zip(row_logits, map(self.plain, examples))]
+            errors = [
+                _difference(*pair, typical=True)
+                for pair in zip(row_logits, map(self.plain, examples))
+            ]
         worst = int(np.argmax(errors))
         if not errors[worst] <= 2 * self.limit:
             what = (
@@ -494,7 +537,9 @@ class _Probe:
         if faults[0].error < math.inf and self.dtype != torch.float64:
             fault = self._in_float64(faults[0])
         if fault is None:
-            return probed._replace(left_out=f"rounding in {self.dtype} was looked at in torch.float64")
+            return probed._replace(
+                left_out=f"rounding in {self.dtype} was looked at in torch.float64"
+            )
         raise self._leak(fault)
 
     def _in_float64(self, fault: Fault) -> Optional[Fault]:
@@ -539,7 +584,9 @@ class _Probe:
         """
         lengths = [len(ids) for ids in examples]
         length = lengths[number]
-        in_row = _TracedCall(lambda: self._row_logits(examples), sum(lengths[:number]), length, sum(lengths))
+        in_row = _TracedCall(
+            lambda: self._row_logits(examples), sum(lengths[:number]), length, sum(lengths)
+        )
         alone = _TracedCall(lambda: self.plain(examples[number]), 0, length, length)
         try:
             row_values = _trace(self.model, in_row)

@@ -27,7 +27,10 @@ _MOST_EXAMPLES = 500  # of a row of short examples
 _KERNEL_BLOCKS = (16, 32, 64, 128, 256)  # tokens that attention kernels process at once
 _MOST_ROWS_OF_EDGES = 4  # rows, the first two included
 _SHORT_ROW = 4096  # tokens; a row up to here is probed a second time, with other boundaries
-_LAST_LENGTHS = (1, 2)  # each row ends with examples of these lengths, so that a boundary is late in it
+_LAST_LENGTHS = (
+    1,
+    2,
+)  # each row ends with examples of these lengths, so that a boundary is late in it
 _UPDATES_ALLOWED = 3.0  # updates of the largest row that the rows may take, in time
 _SECONDS_ALLOWED = 5.0  # that the rows may take in any case
 _AUXILIARY_LIMIT = 1e-4  # relative error of an auxiliary loss; the counts in it are whole numbers
@@ -58,7 +61,9 @@ class Probed(NamedTuple):
     left_out: str = ""
 
     def __str__(self) -> str:
-        shapes = ", ".join(f"{tokens:,} tokens in {examples:,} examples" for tokens, examples in self.rows)
+        shapes = ", ".join(
+            f"{tokens:,} tokens in {examples:,} examples" for tokens, examples in self.rows
+        )
         types = " and ".join(self.types)
         text = f"probed rows of {shapes or 'two short examples'}, {types}: {self.seconds:.1f} s"
         if self.update:
@@ -85,7 +90,9 @@ class Fault(NamedTuple):
     what: str
     error: float
     number: int = -1  # of the example
-    lengths: Tuple[int, ...] = ()  # of all examples of the row; empty if the row cannot be drawn again
+    lengths: Tuple[
+        int, ...
+    ] = ()  # of all examples of the row; empty if the row cannot be drawn again
     step: Optional[_LayerStep] = None
     first: Optional[FirstDifference] = None
 
@@ -211,7 +218,9 @@ def places_of(examples: Sequence[Example], inputs: Inputs) -> List[torch.Tensor]
         while begin <= last and not torch.equal(flat[begin : begin + tokens], ids):
             begin += 1
         if begin > last:
-            raise ValueError(f"example {number} of {tokens} tokens is not in the collator's batch, in this order")
+            raise ValueError(
+                f"example {number} of {tokens} tokens is not in the collator's batch, in this order"
+            )
         places.append(torch.arange(begin, begin + tokens))
         begin += tokens
     return places
@@ -310,7 +319,9 @@ class RowProbe:
         self.limit = float(probe.limit)
         self.causal = not attends_both_ways(self.model)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.parameters = [parameter for parameter in trained if type(parameter.data) is torch.Tensor]  # no shards
+        self.parameters = [
+            parameter for parameter in trained if type(parameter.data) is torch.Tensor
+        ]  # no shards
         self.update = 0.0  # seconds of a forward and backward pass of the largest row
         self.has_auxiliary_loss = False
 
@@ -329,7 +340,10 @@ class RowProbe:
             needed = 2 * self.update * tokens / row
             allowed = max(_SECONDS_ALLOWED, _UPDATES_ALLOWED * self.update)
             if len(shapes) > 1 and spent + needed > allowed:
-                left_out = left_out or f"left out, as they take too long: a row of {tokens:,} tokens and those after"
+                left_out = (
+                    left_out
+                    or f"left out, as they take too long: a row of {tokens:,} tokens and those after"
+                )
                 continue
             faults = self._faults_of(step)
             if faults:
@@ -504,7 +518,9 @@ class RowProbe:
         begins = np.cumsum(row.lengths) - row.lengths
         for length, numbers in by_length.items():
             alone = self._alone([row.examples[number] for number in numbers])
-            tokens = torch.as_tensor(begins[numbers, None] + np.arange(length))  # [examples, tokens]
+            tokens = torch.as_tensor(
+                begins[numbers, None] + np.arange(length)
+            )  # [examples, tokens]
             here = tokens.to(evaluated.device)
             logits = evaluated[here]
             gradients = trained.gradients[here]
@@ -519,7 +535,9 @@ class RowProbe:
         training_fault = Fault("evaluation differs from training", training_error)
         gradient_fault = self._worst_example(row, gradient_errors, "has other gradients than alone")
         weight_error = _weight_error(trained.weights, weights)
-        weight_fault = Fault("the gradients of the weights are not those of its examples", weight_error)
+        weight_fault = Fault(
+            "the gradients of the weights are not those of its examples", weight_error
+        )
         return self._above_limit(
             [logit_fault._replace(first=first), training_fault],
             [gradient_fault, weight_fault],
@@ -591,7 +609,9 @@ class RowProbe:
         name = f"{_row_name(lengths)}, the loss"
         loss_text = f"{name} is {value:.6g}, and the mean of its examples is {expected:.6g}"
         length = lengths[number]
-        gradient_text = f"{name} has another gradient at example {number} of {length:,} tokens than alone"
+        gradient_text = (
+            f"{name} has another gradient at example {number} of {length:,} tokens than alone"
+        )
         loss_fault = Fault(loss_text, _relative(value, expected))
         gradient_fault = Fault(gradient_text, float(errors.max()))
         return self._above_limit([loss_fault], [gradient_fault])
@@ -600,11 +620,15 @@ class RowProbe:
         """Compute the trained loss, and its gradient at the tokens of the examples, [tokens, width]."""
         inputs = self._inputs(examples)
         places = places_of(examples, inputs)
-        with _without_dropout(self.model), torch.enable_grad(), _embeddings_of(self.probe.base) as embeddings:
+        with _without_dropout(self.model), torch.enable_grad(), _embeddings_of(
+            self.probe.base
+        ) as embeddings:
             loss = (self.training.loss or self._label_loss)(self.model, inputs)
             # A loss may call the model on other tokens too, as `loss_sum` does when it tries the output layer.
             tokens = inputs["input_ids"].numel()
-            of_row = [embedding for embedding in embeddings if embedding.shape[:-1].numel() == tokens]
+            of_row = [
+                embedding for embedding in embeddings if embedding.shape[:-1].numel() == tokens
+            ]
             gradients = _gradients_of(loss, of_row)
         return float(loss.detach()), _of_examples(sum(gradients[1:], gradients[0]), places)
 

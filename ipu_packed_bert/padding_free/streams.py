@@ -60,12 +60,18 @@ class PackedStream(IterableDataset):
     ) -> None:
         super().__init__()
         self._share = Share(source)
-        self._share_state: Optional[Dict[str, Any]] = None  # loaded, for the share of the next iteration
+        self._share_state: Optional[Dict[str, Any]] = (
+            None  # loaded, for the share of the next iteration
+        )
         if (rank is None) != (ranks is None):
-            raise ValueError(f"rank = {rank}, ranks = {ranks}; pass both, or neither to use those of torch.distributed")
+            raise ValueError(
+                f"rank = {rank}, ranks = {ranks}; pass both, or neither to use those of torch.distributed"
+            )
         for name in ("share", "rank", "ranks"):
             if name in options:
-                raise ValueError(f"{name}: each process packs its own share of the examples; leave it out")
+                raise ValueError(
+                    f"{name}: each process packs its own share of the examples; leave it out"
+                )
         if ranks is not None:
             whole_number("rank", rank, least=0, most=whole_number("ranks", ranks, least=1) - 1)
         self._source = source
@@ -74,7 +80,9 @@ class PackedStream(IterableDataset):
         self._S = max_sequence_length
         self._rule = longer
         self._options = options
-        self._place: Optional[Tuple[int, int]] = None  # of the process whose state this is; None: not started
+        self._place: Optional[Tuple[int, int]] = (
+            None  # of the process whose state this is; None: not started
+        )
         self._loaded = False
         self._begin()
 
@@ -82,7 +90,9 @@ class PackedStream(IterableDataset):
         self.longer = Longer(self._rule, self._S)
         self._stream = PackStream(self._S, **self._options)
         if self._stream.flush_after is not None and self._share.has_state:
-            raise ValueError("flush_after: reads ahead of the source's state; leave it out, or pass a plain iterable")
+            raise ValueError(
+                "flush_after: reads ahead of the source's state; leave it out, or pass a plain iterable"
+            )
 
     def _place_of_process(self) -> Tuple[int, int, int]:
         """Return this process's number, the number of all processes, and the number of workers."""
@@ -137,7 +147,9 @@ class PackedStream(IterableDataset):
         """Return the place of this process's next pack, as values for JSON; it includes the examples that wait."""
         stream = self._stream.state_dict()
         stream["waiting"] = [[*rest, _plain(example)] for *rest, example in stream["waiting"]]
-        stream["ready"] = [[list(map(_plain, examples)), lengths] for examples, lengths in stream["ready"]]
+        stream["ready"] = [
+            [list(map(_plain, examples)), lengths] for examples, lengths in stream["ready"]
+        ]
         return {
             "process": None if self._place is None else list(self._place),
             "source": self._share.state_dict() if self._share_state is None else self._share_state,

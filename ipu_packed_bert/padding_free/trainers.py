@@ -23,7 +23,13 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ipu_packed_bert.padding_free.choice import find_choice
 from ipu_packed_bert.padding_free.collators import Inputs, attends_both_ways, inputs_for
-from ipu_packed_bert.padding_free.losses import BLOCK, cross_entropy_sum, loss_sum, output_layer, supervised
+from ipu_packed_bert.padding_free.losses import (
+    BLOCK,
+    cross_entropy_sum,
+    loss_sum,
+    output_layer,
+    supervised,
+)
 from ipu_packed_bert.padding_free.models import base_of, choice_of
 from ipu_packed_bert.padding_free.probe import audit_batch
 from ipu_packed_bert.padding_free.streams import PackedStream
@@ -39,7 +45,9 @@ _logger = logging.getLogger(__name__)
 WAYS_OF_EQUAL_EPOCHS = ("OptimalPacking+PosID", "SortedPacking+PosID", "MiniBatchPacking+PosID")
 KEEPS_EXAMPLES = "MiniBatchPacking+PosID"  # as many examples in a batch as a padded one has
 # Fields that collators add for one example besides its tokens; a row of several examples gets its own.
-_ROW_FIELDS = set("attention_mask position_ids cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k seq_idx".split())
+_ROW_FIELDS = set(
+    "attention_mask position_ids cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k seq_idx".split()
+)
 
 _Planned = Union[IndexBatchSampler, PackedStream]
 
@@ -142,7 +150,10 @@ def _check_trainer(trainer: Any, way: str) -> None:
             has_workers and not _is_map_style(dataset) and not splits_over_workers(dataset),
             "an IterableDataset of torch may split its examples over workers itself; set dataloader_num_workers=0",
         ),
-        (getattr(args, "packing", False), "packing=True already packs the examples; set packing=False"),
+        (
+            getattr(args, "packing", False),
+            "packing=True already packs the examples; set packing=False",
+        ),
         (
             args.n_gpu > 1,
             f"one process drives {args.n_gpu} GPUs and would split the row; use torchrun or accelerate launch",
@@ -152,7 +163,10 @@ def _check_trainer(trainer: Any, way: str) -> None:
             f"{way} pads its rows, cuts examples, or has epochs with different numbers of steps, whose last batches a "
             f"trainer would skip; choose from {', '.join(WAYS_OF_EQUAL_EPOCHS)}",
         ),
-        ("get_train_dataloader" in vars(trainer), "pack_into was already called for this trainer; call it once"),
+        (
+            "get_train_dataloader" in vars(trainer),
+            "pack_into was already called for this trainer; call it once",
+        ),
         (
             smoothing is not None
             and "num_items_in_batch" not in inspect.signature(type(smoothing).__call__).parameters,
@@ -183,16 +197,23 @@ def _ranks_share_examples(trainer: Any) -> bool:
 
 def _lengths_of(dataset: Any) -> np.ndarray:
     """Return the tokens of each example, int64 [examples]; a table of `datasets` is not decoded for that."""
-    if hasattr(dataset, "with_format") and (getattr(dataset, "format", None) or {}).get("type") != "custom":
+    if (
+        hasattr(dataset, "with_format")
+        and (getattr(dataset, "format", None) or {}).get("type") != "custom"
+    ):
         import pyarrow.compute
 
         tables = dataset.select_columns(["input_ids"]).with_format("arrow").iter(batch_size=10_000)
-        counts = [np.asarray(pyarrow.compute.list_value_length(table["input_ids"])) for table in tables]
+        counts = [
+            np.asarray(pyarrow.compute.list_value_length(table["input_ids"])) for table in tables
+        ]
         return np.concatenate([np.zeros(0, np.int64), *counts]).astype(np.int64)
     return np.array([len(dataset[number]["input_ids"]) for number in range(len(dataset))], np.int64)
 
 
-def _row_tokens(trainer: Any, max_sequence_length: Optional[int], way: str, lengths: Optional[np.ndarray]) -> int:
+def _row_tokens(
+    trainer: Any, max_sequence_length: Optional[int], way: str, lengths: Optional[np.ndarray]
+) -> int:
     """Return the tokens of a row: as given, or the trainer's `max_length`, or the longest example."""
     if max_sequence_length is not None:
         return max_sequence_length
@@ -201,16 +222,22 @@ def _row_tokens(trainer: Any, max_sequence_length: Optional[int], way: str, leng
         return max_length
     if way == KEEPS_EXAMPLES and lengths is not None:
         return int(lengths.max(initial=1))
-    raise ValueError("max_sequence_length is not given and the trainer has no max_length; pass max_sequence_length=N")
+    raise ValueError(
+        "max_sequence_length is not given and the trainer has no max_length; pass max_sequence_length=N"
+    )
 
 
 def _choose_attention(trainer: Any, row_tokens: int) -> None:
     """Switch the model to an attention that keeps examples apart, and print what was probed."""
     config = base_of(trainer.model).config
     use_cache = getattr(config, "use_cache", None)
-    _, probed = find_choice(trainer.model, longest=row_tokens, row=trainer._train_batch_size * row_tokens)
+    _, probed = find_choice(
+        trainer.model, longest=row_tokens, row=trainer._train_batch_size * row_tokens
+    )
     if _takes_use_cache(trainer.model):
-        config.use_cache = use_cache  # each batch has use_cache=False, and the configuration is saved unchanged
+        config.use_cache = (
+            use_cache  # each batch has use_cache=False, and the configuration is saved unchanged
+        )
     _print_once(trainer, str(probed))
 
 
@@ -229,18 +256,26 @@ def _average_over_update(trainer: Any) -> None:
         trainer.compute_loss_func = partial(_token_loss, trainer.model)
 
 
-def _token_loss(model: Any, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+def _token_loss(
+    model: Any, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None
+) -> torch.Tensor:
     """Return the summed cross-entropy of the predicted tokens over their number in the whole update."""
     total = cross_entropy_sum(outputs["logits"], labels, causal=not attends_both_ways(model))
     return total / (supervised(model, labels) if num_items_in_batch is None else num_items_in_batch)
 
 
-def _plan(trainer: Any, way: str, lengths: Optional[np.ndarray], row_tokens: int, longer: str) -> _Planned:
+def _plan(
+    trainer: Any, way: str, lengths: Optional[np.ndarray], row_tokens: int, longer: str
+) -> _Planned:
     """Plan the batches of this rank; lengths: None for an iterable data set."""
     args = trainer.args
     if lengths is None:
         return PackedStream(
-            trainer.train_dataset, row_tokens, longer=longer, rank=args.process_index, ranks=args.world_size
+            trainer.train_dataset,
+            row_tokens,
+            longer=longer,
+            rank=args.process_index,
+            ranks=args.world_size,
         )
     seed = args.seed if args.data_seed is None else args.data_seed
     options = BatchOptions(trainer._train_batch_size, row_tokens, args.world_size, seed)
@@ -257,7 +292,9 @@ def _changed_updates(trainer: Any, planned: _Planned, lengths: Optional[np.ndarr
     if lengths is None or isinstance(planned, PackedStream):
         return f"an update has {rows_text} (before: {rows:,} examples) until max_steps; {choice}"
 
-    batches_before = len(trainer.get_train_dataloader())  # of one rank, before Accelerate shares them out
+    batches_before = len(
+        trainer.get_train_dataloader()
+    )  # of one rank, before Accelerate shares them out
     before = max(1, -(-batches_before // batches_per_update))
     after = max(1, -(-len(planned) // args.gradient_accumulation_steps))
     examples, tokens = len(lengths), int(lengths.sum())
@@ -322,7 +359,9 @@ class _LossWrapper:
         self._evaluation_loop = trainer.evaluation_loop
         self._in_blocks = in_blocks
         self._audit_next = audit
-        self._sums: List[torch.Tensor] = []  # of each evaluated batch: its loss and its predicted tokens
+        self._sums: List[
+            torch.Tensor
+        ] = []  # of each evaluated batch: its loss and its predicted tokens
 
     def compute_loss(self, model: Any, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:
         if not model.training:
@@ -345,7 +384,9 @@ class _LossWrapper:
             loss = result[0] if isinstance(result, tuple) else result
             labelled = {**inputs, "labels": labels}
             number = kwargs.get("num_items_in_batch")
-            self._sums.append(_loss_and_tokens(self._trainer, model, labelled, loss.detach(), number))
+            self._sums.append(
+                _loss_and_tokens(self._trainer, model, labelled, loss.detach(), number)
+            )
         return result
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
@@ -359,7 +400,9 @@ class _LossWrapper:
         return output
 
 
-def _loss_and_tokens(trainer: Any, model: Any, inputs: Inputs, loss: torch.Tensor, number: Any) -> torch.Tensor:
+def _loss_and_tokens(
+    trainer: Any, model: Any, inputs: Inputs, loss: torch.Tensor, number: Any
+) -> torch.Tensor:
     """Return the sum of the losses of the predicted tokens of a batch, and their number: [2].
 
     loss: the trainer's; if `number` is given, a sum over `number`, times the ranks if the trainer averages over them.
@@ -368,14 +411,21 @@ def _loss_and_tokens(trainer: Any, model: Any, inputs: Inputs, loss: torch.Tenso
     args, state = trainer.args, trainer.accelerator.gradient_state
     labels = inputs["labels"]
     rows = real_rows = len(labels)
-    if args.world_size > 1 and state.end_of_dataloader and 0 < state.remainder < rows * args.world_size:
+    if (
+        args.world_size > 1
+        and state.end_of_dataloader
+        and 0 < state.remainder < rows * args.world_size
+    ):
         real_rows = min(max(state.remainder - rows * args.process_index, 0), rows)
     tokens = supervised(model, labels[:real_rows])
 
     if real_rows < rows:
         counted = inputs
         if real_rows:
-            counted = {name: value[:real_rows] if torch.is_tensor(value) else value for name, value in inputs.items()}
+            counted = {
+                name: value[:real_rows] if torch.is_tensor(value) else value
+                for name, value in inputs.items()
+            }
         # A rank without real rows computes too: the weights may be sharded, and the other ranks would wait for it.
         with torch.no_grad(), trainer.compute_loss_context_manager():
             total = loss_sum(model, counted)
@@ -405,7 +455,9 @@ def _loader(original: Any, planned: _Planned, trainer: Any) -> DataLoader:
     names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "worker_init_fn")
     settings = {name: getattr(original, name) for name in (*names, "multiprocessing_context")}
     size = trainer._train_batch_size
-    collate = _JoiningCollator(original.collate_fn, trainer.model, size * planned.longer.max_sequence_length)
+    collate = _JoiningCollator(
+        original.collate_fn, trainer.model, size * planned.longer.max_sequence_length
+    )
     if isinstance(planned, PackedStream):
         packs = _EndlessPacks(planned, trainer.train_dataset)
         return DataLoader(packs, batch_size=size, collate_fn=collate.of_packs, **settings)
@@ -435,7 +487,9 @@ class _EndlessPacks(IterableDataset):
             if is_empty and worker is not None and worker.id:
                 return  # more workers than shards
             if is_empty:
-                raise ValueError("train_dataset has no example for this rank; pass at least one example per rank")
+                raise ValueError(
+                    "train_dataset has no example for this rank; pass at least one example per rank"
+                )
 
 
 class _JoiningCollator:
@@ -444,12 +498,16 @@ class _JoiningCollator:
     The other collator gets one example at a time, so that its changes to the labels are kept.
     """
 
-    def __init__(self, collator: Callable[[List[Any]], Mapping[str, Any]], model: Any, most_tokens: int) -> None:
+    def __init__(
+        self, collator: Callable[[List[Any]], Mapping[str, Any]], model: Any, most_tokens: int
+    ) -> None:
         self._collator, self._model, self._most_tokens = collator, model, most_tokens
 
     def __call__(self, examples: Sequence[Any]) -> Inputs:
         collated = [self._collate(example) for example in examples]
-        inputs = inputs_for(self._model, padding_free_batch(collated, causal=not attends_both_ways(self._model)))
+        inputs = inputs_for(
+            self._model, padding_free_batch(collated, causal=not attends_both_ways(self._model))
+        )
         tokens = inputs["input_ids"].numel()
         if tokens > max(self._most_tokens, 1):
             raise ValueError(

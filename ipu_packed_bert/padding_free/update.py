@@ -48,7 +48,9 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
     device = next(model.parameters()).device
     is_averaged = _is_averaged(model)
     tokens, number, squares = _totals(model, micro_batches, ranks, device)
-    if is_averaged and ranks * squares != number**2:  # the numbers differ, and ranks would wait for each other forever
+    if (
+        is_averaged and ranks * squares != number**2
+    ):  # the numbers differ, and ranks would wait for each other forever
         raise ValueError(
             f"this rank has {len(micro_batches)} micro-batches, all {ranks} ranks together {number}; pass the same "
             "number on each rank, empty ones if nothing is left, as the plans of pack_data.batching do"
@@ -60,7 +62,9 @@ def accumulate(model: Any, micro_batches: Sequence[Inputs]) -> UpdateResult:
     summed = []  # parameters whose gradients are added up over ranks here
     if ranks > 1 and not is_averaged:
         summed = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    before = [parameter.grad for parameter in summed]  # existing gradients are no part of the sum over ranks
+    before = [
+        parameter.grad for parameter in summed
+    ]  # existing gradients are no part of the sum over ranks
     for parameter in summed:
         parameter.grad = None
 
@@ -98,7 +102,9 @@ def _totals(
     number = len(micro_batches)
     totals = torch.tensor([0.0, number, number**2], dtype=torch.float64, device=device)
     if micro_batches:  # a rank without any must take part, or the others would wait for it forever
-        totals[0] = torch.stack([supervised(model, inputs["labels"]) for inputs in micro_batches]).sum()
+        totals[0] = torch.stack(
+            [supervised(model, inputs["labels"]) for inputs in micro_batches]
+        ).sum()
     if ranks > 1:
         distributed.all_reduce(totals)
     tokens, numbers, squares = (int(value) for value in totals.tolist())
@@ -123,7 +129,9 @@ def _is_averaged(model: Any) -> bool:
         )
     if not _shards(model):
         return False
-    plain = [name for name, parameter in model.named_parameters() if not hasattr(parameter, "placements")]
+    plain = [
+        name for name, parameter in model.named_parameters() if not hasattr(parameter, "placements")
+    ]
     if plain:
         raise ValueError(
             f"{plain[0]} is not sharded, though other parameters are; call fully_shard on the whole model too"
@@ -149,7 +157,10 @@ def _without_exchange(model: Any) -> Iterator[None]:
 
 
 def take_step(
-    model: Any, optimizer: torch.optim.Optimizer, micro_batches: Sequence[Inputs], learning_rate: float
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    micro_batches: Sequence[Inputs],
+    learning_rate: float,
 ) -> UpdateResult:
     """Make one whole update: gradients as in `accumulate`, a step of the optimizer, gradients cleared.
 
@@ -175,10 +186,15 @@ def take_step(
 
 def to_device(inputs: Inputs, device: torch.device) -> Inputs:
     """Move the tensors of the inputs to `device`."""
-    return {name: value.to(device) if torch.is_tensor(value) else value for name, value in inputs.items()}
+    return {
+        name: value.to(device) if torch.is_tensor(value) else value
+        for name, value in inputs.items()
+    }
 
 
-def mean_loss(model: Any, batches: Iterable[Inputs], device: Optional[torch.device] = None) -> float:
+def mean_loss(
+    model: Any, batches: Iterable[Inputs], device: Optional[torch.device] = None
+) -> float:
     """Compute the mean cross-entropy over the predicted tokens of all batches, without gradients and dropout.
 
     Args:
@@ -204,5 +220,7 @@ def mean_loss(model: Any, batches: Iterable[Inputs], device: Optional[torch.devi
     model.train(training)
     tokens = int(torch.stack(counts).sum()) if counts else 0
     if not tokens:
-        raise ValueError(f"no token of these batches is predicted: each label is {IGNORED}, or first in a causal row")
+        raise ValueError(
+            f"no token of these batches is predicted: each label is {IGNORED}, or first in a causal row"
+        )
     return float(torch.stack(sums).sum()) / tokens

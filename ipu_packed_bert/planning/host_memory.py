@@ -30,7 +30,9 @@ class HostMemory(NamedTuple):
         return self.held + max(self.activations, self.update)
 
 
-def host_memory(config: Config, model: ModelConfig, *, parameters: int, slots: int, predictions: int) -> HostMemory:
+def host_memory(
+    config: Config, model: ModelConfig, *, parameters: int, slots: int, predictions: int
+) -> HostMemory:
     """`config`: of any task, with its sections `engine` and `batch`; `predictions`: masked slots of a pack, P."""
     half = config.engine.precision == "bfloat16"
     rows, layers = config.batch.micro_batch, model.num_layers
@@ -58,11 +60,15 @@ def _layer_bytes(model: ModelConfig, *, slots: int, half: bool, eager: bool = Fa
     heads = 3 * narrow * hidden
     context = 2 * narrow * hidden  # as attention made it, and in rows for the dense layer
     norms = 2 * _FULL * hidden
-    inner_values = narrow * hidden + 2 * narrow * inner  # input of the first dense layer, and both sides of GELU
+    inner_values = (
+        narrow * hidden + 2 * narrow * inner
+    )  # input of the first dense layer, and both sides of GELU
     dropout = 2 * hidden if model.hidden_dropout else 0  # one byte a value
     weights = 0.0
     if eager:
         weights = (
-            model.num_heads * slots * (_FULL + (2 if half else 0) + (1 + narrow if model.attention_dropout else 0))
+            model.num_heads
+            * slots
+            * (_FULL + (2 if half else 0) + (1 + narrow if model.attention_dropout else 0))
         )
     return inputs + heads + context + norms + inner_values + dropout + weights

@@ -206,10 +206,16 @@ class ReplicaMemory:
         products = []
         if any(map(_is_layer, blocks)):
             width, heads = hidden // model.num_heads, micro_batch * model.num_heads
-            dense = [(1, self._rows, hidden, hidden), (1, self._rows, hidden, inner), (1, self._rows, inner, hidden)]
+            dense = [
+                (1, self._rows, hidden, hidden),
+                (1, self._rows, hidden, inner),
+                (1, self._rows, inner, hidden),
+            ]
             attention = [(heads, slots, width + self._columns, slots), (heads, slots, slots, width)]
             products += dense + attention
         if any(block.module == "cls.predictions" for block in blocks):
             part = -(-model.vocabulary_size // self.config.placement.embedding_serialization_factor)
-            products += [(1, micro_batch * self.predictions, hidden, columns) for columns in (hidden, part)]
+            products += [
+                (1, micro_batch * self.predictions, hidden, columns) for columns in (hidden, part)
+            ]
         return products

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.data.data_sets import known_packing_factor
-from ipu_packed_bert.data.factors import PackingFactor, checked_factor, planned_factor, published_for
+from ipu_packed_bert.data.factors import (
+    PackingFactor,
+    checked_factor,
+    planned_factor,
+    published_for,
+)
 from ipu_packed_bert.planning.host_memory import HostMemory, host_memory
 from ipu_packed_bert.planning.ipu_memory import IpuMemory, ReplicaMemory
 from ipu_packed_bert.settings.config import Config
@@ -90,7 +95,11 @@ class RunPlan:
         """Memory of a run on a CPU or a GPU."""
         slots = self.config.data.max_sequence_length
         return host_memory(
-            self.config, self.model, parameters=self.parameters, slots=slots, predictions=self.predictions
+            self.config,
+            self.model,
+            parameters=self.parameters,
+            slots=slots,
+            predictions=self.predictions,
         )
 
     @property
@@ -157,7 +166,9 @@ def plan(
 
 
 def _update(config: Config, factor: PackingFactor, unpacked: Optional[int] = None) -> _Update:
-    return _Update(factor, config.accumulation(factor.value), config.packs_per_update(factor.value), unpacked)
+    return _Update(
+        factor, config.accumulation(factor.value), config.packs_per_update(factor.value), unpacked
+    )
 
 
 def _updates_per_epoch(packs: Optional[int], update: Optional[_Update]) -> Optional[int]:
@@ -167,7 +178,9 @@ def _updates_per_epoch(packs: Optional[int], update: Optional[_Update]) -> Optio
 # ---- pre-training ----------------------------------------------------------------------------------------------------
 
 
-def _of_packs(config: Config, manifest: Optional[Manifest], packing_factor: Optional[float]) -> RunPlan:
+def _of_packs(
+    config: Config, manifest: Optional[Manifest], packing_factor: Optional[float]
+) -> RunPlan:
     data = config.data
     factor = known_packing_factor(config, manifest, packing_factor)
     update = None
@@ -199,10 +212,14 @@ def _of_packs(config: Config, manifest: Optional[Manifest], packing_factor: Opti
     )
 
 
-def _words_of_packs(config: Config, packs: Optional[int], depth: int, update: Optional[_Update]) -> _Words:
+def _words_of_packs(
+    config: Config, packs: Optional[int], depth: int, update: Optional[_Update]
+) -> _Words:
     data = config.data
     limit = data.max_sequences_per_pack
-    sequences = {None: "any number of sequences", 1: "one sequence"}.get(limit, f"up to {limit} sequences")
+    sequences = {None: "any number of sequences", 1: "one sequence"}.get(
+        limit, f"up to {limit} sequences"
+    )
     state = "packs still to be built" if packs is None else f"{packs:,} packs to train on"
     known = packs is not None or limit is not None
     updates = _updates_per_epoch(packs, update)
@@ -223,10 +240,16 @@ def _words_of_packs(config: Config, packs: Optional[int], depth: int, update: Op
 # ---- files of examples -----------------------------------------------------------------------------------------------
 
 
-def _of_examples(config: Config, data_dir: Optional[Path], packing_factor: Optional[float]) -> RunPlan:
+def _of_examples(
+    config: Config, data_dir: Optional[Path], packing_factor: Optional[float]
+) -> RunPlan:
     """Plan from what exists: the checkpoint's sizes, and the files, which are packed."""
     from ipu_packed_bert.tasks.inputs import Tokenizer
-    from ipu_packed_bert.tasks.starting_weights import find_start, is_there, with_dropout  # load torch
+    from ipu_packed_bert.tasks.starting_weights import (
+        find_start,
+        is_there,
+        with_dropout,
+    )  # load torch
 
     task, start, missing = None, None, ""
     try:
@@ -253,7 +276,10 @@ def _of_examples(config: Config, data_dir: Optional[Path], packing_factor: Optio
             check_for_ipus(config, factor.value)
         update = _update(config, factor)
 
-    depth, slots = config.data.max_sequences_per_pack or _GUESSED_DEPTH, config.data.max_sequence_length
+    depth, slots = (
+        config.data.max_sequences_per_pack or _GUESSED_DEPTH,
+        config.data.max_sequence_length,
+    )
     numbers = 4 * slots + 4 * depth + 1
     data = f"{config.task.name}, rows of {slots} slots; "
     packs = None
@@ -298,13 +324,17 @@ def _epochs(config: Config, task: Optional[ExampleTask], updates: Optional[int])
     return run if config.data.training is not None else f"{run}; no training, only evaluation"
 
 
-def _factor(config: Config, task: Optional[ExampleTask], given: Optional[float]) -> Optional[PackingFactor]:
+def _factor(
+    config: Config, task: Optional[ExampleTask], given: Optional[float]
+) -> Optional[PackingFactor]:
     """Return the factor of the files if they exist, else the given one, else for SQuAD that of its histogram."""
     data = config.data
     if given is not None:
         checked_factor(given, data.max_sequences_per_pack)
     if task is not None:
-        return PackingFactor(task.packs.packing.packing_factor, f"{data.training or data.evaluation}")
+        return PackingFactor(
+            task.packs.packing.packing_factor, f"{data.training or data.evaluation}"
+        )
     if given is not None:
         return PackingFactor(given, "--packing-factor")
     if not config.packed:

@@ -108,7 +108,11 @@ def _update_lines(run: RunPlan) -> List[str]:
 
 def _host_lines(run: RunPlan) -> List[str]:
     engine = run.config.engine
-    threads = "as many threads as torch chooses" if engine.threads is None else _count(engine.threads, "thread")
+    threads = (
+        "as many threads as torch chooses"
+        if engine.threads is None
+        else _count(engine.threads, "thread")
+    )
     device = {
         "auto": f"a CUDA device if there is one, else the CPU with {threads}",
         "cpu": f"the CPU with {threads}",
@@ -117,7 +121,9 @@ def _host_lines(run: RunPlan) -> List[str]:
     recomputed = ", layers recomputed" if engine.recomputes(ipus=False) else ""
     compiled = ", compiled" if engine.compile else ""
     memory = run.host_memory
-    process = "" if engine.device == "cuda" else f"; a process on a CPU {_mib(memory.most + TORCH)} MiB"
+    process = (
+        "" if engine.device == "cuda" else f"; a process on a CPU {_mib(memory.most + TORCH)} MiB"
+    )
     return [
         f"  devices   the host: {device}; no IPU",
         f"  engine    {engine.precision}, attention {engine.attention}{recomputed}{compiled}",
@@ -159,7 +165,14 @@ def _memory_lines(run: RunPlan) -> List[str]:
     parts = ("weights", "gradients", "state", "kept", "at work", "products", "together")
     rows = [["IPU", "blocks", "parameters", *parts, "KiB/tile", "of it"]]
     for memory in run.memory:
-        held = (memory.weights, memory.gradients, memory.optimizer, memory.kept, memory.at_work, memory.products)
+        held = (
+            memory.weights,
+            memory.gradients,
+            memory.optimizer,
+            memory.kept,
+            memory.at_work,
+            memory.products,
+        )
         rows.append(
             [
                 str(memory.ipu),
@@ -172,7 +185,9 @@ def _memory_lines(run: RunPlan) -> List[str]:
         )
     beside = config.placement.optimizer_state_off_chip
     state = "in the memory beside the chip" if beside else "on the chip"
-    shared = ", shared out among the replicas" if config.placement.replicated_tensor_sharding else ""
+    shared = (
+        ", shared out among the replicas" if config.placement.replicated_tensor_sharding else ""
+    )
     recomputes = config.engine.recomputes(ipus=True)
     layers = "recomputed from their checkpoints" if recomputes else "kept whole"
     return text_table(rows, left=(1, len(rows[0]) - 1), indent="  ") + [
@@ -203,7 +218,9 @@ def _blocks(blocks: Tuple[Block, ...]) -> str:
         if ".layer." not in block.module:
             names.append(block.name)
         elif block.module.endswith(f".{layers[0]}"):
-            names.append(f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}")
+            names.append(
+                f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
+            )
     return ", ".join(names) or "nothing"
 
 

@@ -69,7 +69,9 @@ class Beats:
                 if store.add("given up", 0):
                     os._exit(1)
                 self._rounds += 1
-        except RuntimeError:  # the store has gone with the process that kept it, which the next exchange notices
+        except (
+            RuntimeError
+        ):  # the store has gone with the process that kept it, which the next exchange notices
             self._over.set()
 
     def _give_up(self, store: Any, rank: int, *, begun: bool) -> None:
@@ -77,7 +79,9 @@ class Beats:
         if store.add("errors", 0) or store.add("noticed", 1) > 1:
             return
         host = f" on {store.get(f'host/{rank}').decode()}" if begun else ""
-        words = f"rank {rank}{host} has been silent for {self._silence * (1 if begun else _STARTS):g} s"
+        words = (
+            f"rank {rank}{host} has been silent for {self._silence * (1 if begun else _STARTS):g} s"
+        )
         leave_error(store, self._rank, 1, words)
         self._say(words)
         store.add("given up", 1)

@@ -24,7 +24,11 @@ from pack_data.cli.command import NotFinite
 _T = TypeVar("_T")
 
 # What other launchers say of how many processes they started.
-_OTHER_LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec"}
+_OTHER_LAUNCHERS = {
+    "SLURM_STEP_NUM_TASKS": "srun",
+    "OMPI_COMM_WORLD_SIZE": "mpirun",
+    "PMI_SIZE": "mpiexec",
+}
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)  # where ranks got different ones, the first counts
 # Longest wait in one exchange: rank 0 saves, exports and scores files while the others wait for it.
@@ -97,7 +101,13 @@ class Ranks(Processes):
     restart = "torchrun --max-restarts with --resume-if-there does"  # how a run goes on from its newest checkpoint
 
     def __init__(
-        self, store: Any, rank: int, size: int, local_rank: int, *, connect: Optional[Callable[[], Any]] = None
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        local_rank: int,
+        *,
+        connect: Optional[Callable[[], Any]] = None,
     ):
         """connect: to the same store once more, for beats; without it no rank notices that another one is silent."""
         super().__init__()
@@ -113,7 +123,9 @@ class Ranks(Processes):
         if self._beats:
             self._beats.begin()
         group = dist.PrefixStore("group", self._store)
-        dist.init_process_group("gloo", store=group, rank=self.rank, world_size=self.size, timeout=_PATIENCE)
+        dist.init_process_group(
+            "gloo", store=group, rank=self.rank, world_size=self.size, timeout=_PATIENCE
+        )
 
     @property
     def stop(self) -> Optional[int]:
@@ -190,12 +202,22 @@ class Ranks(Processes):
     def ended(self, error: BaseException) -> Optional[int]:
         """Exit status with which this process ends without a word; None where it has to say its error."""
         try:
-            return self._ended_of_others(error) if _is_lost_connection(error) else self._ended_by(error)
+            return (
+                self._ended_of_others(error)
+                if _is_lost_connection(error)
+                else self._ended_by(error)
+            )
         except RuntimeError:  # the store has gone with the process that kept it
             return None
 
     def _ended_by(self, error: BaseException) -> Optional[int]:
-        status = 3 if isinstance(error, NotFinite) else 2 if isinstance(error, (ValueError, OSError)) else 1
+        status = (
+            3
+            if isinstance(error, NotFinite)
+            else 2
+            if isinstance(error, (ValueError, OSError))
+            else 1
+        )
         leave_error(self._store, self.rank, status, str(error))
         # The same mistake is found by all: rank 0 says it. Where training is no longer finite, only rank 0 knows what
         # was saved; it writes the summary first.
@@ -230,7 +252,8 @@ def _is_lost_connection(error: BaseException) -> bool:
     """Whether an exchange failed, and not this process.  torch has no type of its own for it before 2.1."""
     words = str(error).lower()
     return isinstance(error, _ConnectionLost) or (
-        isinstance(error, RuntimeError) and any(word in words for word in ("gloo", "nccl", "connection", "socket"))
+        isinstance(error, RuntimeError)
+        and any(word in words for word in ("gloo", "nccl", "connection", "socket"))
     )
 
 
@@ -367,7 +390,9 @@ def _of_torchrun(environment: Mapping[str, str]) -> Optional[Ranks]:
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
         # torchrun may keep one store for all attempts: what an earlier one left there, addresses too, is not ours.
-        return dist.PrefixStore(f"attempt {environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        return dist.PrefixStore(
+            f"attempt {environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store
+        )
 
     return Ranks(connect(), rank, size, int(environment["LOCAL_RANK"]), connect=connect)
 
@@ -376,5 +401,9 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Dict[str, Any]:
     """Nested settings by full name."""
     found: Dict[str, Any] = {}
     for name, value in tree.items():
-        found.update(flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value})
+        found.update(
+            flat(value, f"{prefix}{name}.")
+            if isinstance(value, Mapping)
+            else {prefix + name: value}
+        )
     return found

@@ -43,7 +43,9 @@ class _Share(NamedTuple):
 
 
 _WHAT = Field(Column("what", "part", CONFIGURED), lambda share: share.name)
-_OVERHEAD = Field(modelled("overhead", "%", ".3f"), lambda share: in_percent(share.values["overhead"]))
+_OVERHEAD = Field(
+    modelled("overhead", "%", ".3f"), lambda share: in_percent(share.values["overhead"])
+)
 
 
 def breakdown(comparison: ModelledOverhead, depth: int, packing_factor: float) -> Table:
@@ -61,8 +63,14 @@ def breakdown(comparison: ModelledOverhead, depth: int, packing_factor: float) -
 
     ipu_fields = _ipu_fields(packed, calibration)
     update_fields = (
-        Field(modelled("packed", f"packed, accumulation {accumulation:,}", ",.1f"), lambda it: it.values["packed"]),
-        Field(modelled("unpacked", f"unpacked, accumulation {full:,}", ",.1f"), lambda it: it.values["unpacked"]),
+        Field(
+            modelled("packed", f"packed, accumulation {accumulation:,}", ",.1f"),
+            lambda it: it.values["packed"],
+        ),
+        Field(
+            modelled("unpacked", f"unpacked, accumulation {full:,}", ",.1f"),
+            lambda it: it.values["unpacked"],
+        ),
     )
     rows = (
         *rows_of((_WHAT, _OVERHEAD), overhead_shares(comparison, depth)),
@@ -116,7 +124,18 @@ def overhead_shares(comparison: ModelledOverhead, depth: int) -> List[_Share]:
 
     interval = comparison.calibration.interval
     overheads = {category: interval(partial(share, category=category)) for category in _CATEGORIES}
-    order = (MASK_BUILD, MASK_APPLICATION, SCORES, "layout", POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
+    order = (
+        MASK_BUILD,
+        MASK_APPLICATION,
+        SCORES,
+        "layout",
+        POSITIONS,
+        CLS,
+        LOSS,
+        MLM,
+        COPIES,
+        ENCODER,
+    )
     overheads["layout"] = interval(layout)
     shares = [_Share(name, {"overhead": overheads[name]}) for name in order]
     shares.append(_Share("sum: a micro-batch (OH)", {"overhead": comparison.overhead(depth)}))
@@ -159,12 +178,16 @@ def _update_shares(
             "packed": calibration.interval(partial(_milliseconds, *packed, part)),
             "unpacked": calibration.interval(partial(_milliseconds, *unpacked, part)),
         }
-        if any(side.value for side in values.values()):  # one pod has no gateways, one replica sums nothing
+        if any(
+            side.value for side in values.values()
+        ):  # one pod has no gateways, one replica sums nothing
             shares.append(_Share(_ONCE.get(part, part), values))
     return shares
 
 
-def _milliseconds(pipeline: Pipeline, accumulation: int, part: str, parameters: Parameters) -> float:
+def _milliseconds(
+    pipeline: Pipeline, accumulation: int, part: str, parameters: Parameters
+) -> float:
     """Return the time that a part of an update takes."""
     step = pipeline.step(accumulation, parameters)
     if part in _ONCE:

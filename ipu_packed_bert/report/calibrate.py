@@ -16,7 +16,11 @@ from pack_data.reading.files import write_atomically
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command; the exit status is 1 if `--check` finds a difference."""
     parser = ArgumentParser(prog="python profiling/calibrate.py", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare with the stored fit; exit status 1 if it differs")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="compare with the stored fit; exit status 1 if it differs",
+    )
     args = parser.parse_args(argv)
     machine_of = calibration.machines(matmul.cache_folder())
     fitted = calibration.calibrate(calibration.observe(machine_of))
@@ -27,7 +31,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     print(text, end="")
     if args.check:
         same = calibration.STORED.read_text(encoding="utf-8") == text
-        print("stored fit reproduced bit for bit" if same else f"differs from {calibration.STORED}", file=sys.stderr)
+        print(
+            "stored fit reproduced bit for bit" if same else f"differs from {calibration.STORED}",
+            file=sys.stderr,
+        )
         return 0 if same else 1
     write_atomically(calibration.STORED, text.encode())
     print(f"wrote {calibration.STORED}", file=sys.stderr)

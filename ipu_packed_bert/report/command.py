@@ -58,24 +58,45 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog=typed("report"), description=__doc__)
     what = parser.add_argument_group("what to print")
     what.add_argument(
-        "--table", choices=_TABLES, action="append", default=[], help="several may be given; --help-all explains"
+        "--table",
+        choices=_TABLES,
+        action="append",
+        default=[],
+        help="several may be given; --help-all explains",
     )
     what.add_argument("--all", action="store_true", help="all of these")
     where = parser.add_argument_group("of what")
     where.add_argument("--config", metavar="FILE|NAME", help=f"configuration; default {DEFAULT}")
     where.add_argument(
-        "--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override a setting"
+        "--set",
+        dest="overrides",
+        metavar="SECTION.KEY=VALUE",
+        action="append",
+        default=[],
+        help="override a setting",
     )
     where.add_argument(
-        "--packing-factor", type=parse_factor, help="sequences per pack instead of what the histogram gives"
+        "--packing-factor",
+        type=parse_factor,
+        help="sequences per pack instead of what the histogram gives",
     )
     add_histogram_arguments(parser)
     runs = parser.add_argument_group("runs and profiles")
-    runs.add_argument("--measured", type=Path, metavar="SOURCE", action="append", default=[], help="beside the model")
+    runs.add_argument(
+        "--measured",
+        type=Path,
+        metavar="SOURCE",
+        action="append",
+        default=[],
+        help="beside the model",
+    )
     out = parser.add_argument_group("how")
     out.add_argument("--json", action="store_true", help="one JSON object in place of text")
     out.add_argument(
-        "--html", type=Path, metavar="FILE", help="one page with all tables and pictures, in place of text"
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="one page with all tables and pictures, in place of text",
     )
     parser.rare("--synthetic", "--max-sequence-length", "--packing-factor", "--measured")
     return parser
@@ -96,7 +117,9 @@ class _Report:
         self.config = _load(args.config or DEFAULT, args.overrides)
         self.machine = Machine(TARGETS[self.config.placement.machine], self.folder)
         self.too_large: Optional[str] = None  # why the configuration does not fit
-        self.answer: Optional[Table] = None  # what packing gains: first in a page, last on a terminal
+        self.answer: Optional[Table] = (
+            None  # what packing gains: first in a page, last on a terminal
+        )
         self.tables: List[Table] = []
         self.about: List[str] = []  # the configurations of the tables, for the title of a page
 
@@ -106,7 +129,9 @@ class _Report:
         for number, path in enumerate(args.measured, start=1):
             table = self._measured(path)
             if len(args.measured) > 1:
-                table = table._replace(name=f"{table.name} {number}", title=f"{table.title}, source {number}")
+                table = table._replace(
+                    name=f"{table.name} {number}", title=f"{table.title}, source {number}"
+                )
             self.tables.append(table)
 
         bare = not (args.table or args.measured or args.all)
@@ -117,14 +142,18 @@ class _Report:
             self.about.insert(0, self.config.name)
         self.tables += map(self._table, names)
         if bare or "1" in names:
-            self.answer = headline(self._comparison, self.config, self._depth, self._packing_factor, self.too_large)
+            self.answer = headline(
+                self._comparison, self.config, self._depth, self._packing_factor, self.too_large
+            )
         self.machine.save()
 
     def _table(self, name: str) -> Table:
         if name == "1":
             return self._table1()
         if name == "2":
-            return paper.table2(self.machine, lambda file: _load(str(FOLDER / file)), self.calibration)
+            return paper.table2(
+                self.machine, lambda file: _load(str(FOLDER / file)), self.calibration
+            )
         if name == "breakdown":
             return breakdown(self._comparison, self._depth, self._packing_factor)
         return paper.points(self.calibration)
@@ -145,7 +174,9 @@ class _Report:
         source = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
         config = measured.configuration(source, given)
         self.about.append(config.name)
-        number = source.micro_batches or config.accumulation(self._factor(config, config.data.max_sequences_per_pack))
+        number = source.micro_batches or config.accumulation(
+            self._factor(config, config.data.max_sequences_per_pack)
+        )
         target = TARGETS[config.placement.machine]
         machine = self.machine
         if target is not machine.target:
@@ -182,7 +213,9 @@ class _Report:
     def _too_large(self) -> Optional[str]:
         """Return a line if the configuration's counted memory exceeds an IPU's, else None."""
         data = replace(self.config.data, max_sequences_per_pack=self._depth)
-        counted = plan(replace(self.config, data=data), packing_factor=1.0)  # which no memory depends on
+        counted = plan(
+            replace(self.config, data=data), packing_factor=1.0
+        )  # which no memory depends on
         if counted.fits is not False:
             return None
         return f"{self.config.name}: {'; '.join(memory_words(counted, counted.micro_batch_that_fits()))}"
@@ -197,7 +230,9 @@ class _Report:
     def _words(self) -> List[str]:
         """Return what holds for all tables."""
         parameters, errors = self.calibration.parameters, self.calibration.report
-        unknown = ", ".join(f"{operator} x{times}" for operator, times in sorted(self.machine.unknown.items()))
+        unknown = ", ".join(
+            f"{operator} x{times}" for operator, times in sorted(self.machine.unknown.items())
+        )
         return [
             f"Model: 4 fitted parameters (factor {parameters.factor}, {parameters.framework} times that of PopART's "
             f"graphs; layout {parameters.layout} cycles/byte; host "
@@ -242,7 +277,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.html is not None:
         check_page("--html", args.html, reads=[args.histogram])
     report = _Report(args)
-    with progress_bar(None, "cycles of the graph", at_once=True):  # seconds, if no earlier call has kept them
+    with progress_bar(
+        None, "cycles of the graph", at_once=True
+    ):  # seconds, if no earlier call has kept them
         report.run()
 
     if args.json:
@@ -251,12 +288,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(report.text())
         if not report.tables:
             print(
-                "the paper's Table 1: --table 1; all tables: --all; a page with pictures: --html FILE", file=sys.stderr
+                "the paper's Table 1: --table 1; all tables: --all; a page with pictures: --html FILE",
+                file=sys.stderr,
             )
     if args.html is not None:
         page = report.page()
         page.write(args.html)
-        print(f"wrote {args.html}: {len(page.pictures())} pictures, {len(page.tables())} tables", file=sys.stderr)
+        print(
+            f"wrote {args.html}: {len(page.pictures())} pictures, {len(page.tables())} tables",
+            file=sys.stderr,
+        )
     if report.too_large:
         print(report.too_large, file=sys.stderr)
     return 1 if report.too_large else 0

@@ -24,7 +24,10 @@ _FIELDS = (
     Field(Column("what", "", CONFIGURED), lambda row: row.what),
     Field(Column("packed", "packed", MODEL, ".3f"), lambda row: row.both[0]),
     Field(Column("unpacked", "unpacked", MODEL, ".3f"), lambda row: row.both[1]),
-    Field(Column("ratio", "packed / unpacked, range of fits", MODEL, ".3f", ("lower", "upper")), lambda row: row.ratio),
+    Field(
+        Column("ratio", "packed / unpacked, range of fits", MODEL, ".3f", ("lower", "upper")),
+        lambda row: row.ratio,
+    ),
 )
 
 
@@ -37,7 +40,9 @@ class _Work(NamedTuple):
 
     def rate(self, parameters: Parameters) -> float:
         """Sequences per second of all replicas."""
-        return self.pipeline.sequences_per_second(self.accumulation, self.packing_factor, parameters)
+        return self.pipeline.sequences_per_second(
+            self.accumulation, self.packing_factor, parameters
+        )
 
     def kernel_rate(self, parameters: Parameters) -> float:
         """Sequences per million cycles of the kernel."""
@@ -46,7 +51,11 @@ class _Work(NamedTuple):
 
 
 def headline(
-    comparison: ModelledOverhead, config: Config, depth: int, packing_factor: float, too_large: Optional[str] = None
+    comparison: ModelledOverhead,
+    config: Config,
+    depth: int,
+    packing_factor: float,
+    too_large: Optional[str] = None,
 ) -> Table:
     """Return the answer as a table.
 

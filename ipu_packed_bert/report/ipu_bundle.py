@@ -130,8 +130,14 @@ _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b")
 
 
 def _own_names() -> List[str]:
-    names = [socket.gethostname(), socket.gethostname().partition(".")[0], os.path.basename(os.path.expanduser("~"))]
-    with contextlib.suppress(KeyError, OSError, ImportError):  # a user whom the system has no name for
+    names = [
+        socket.gethostname(),
+        socket.gethostname().partition(".")[0],
+        os.path.basename(os.path.expanduser("~")),
+    ]
+    with contextlib.suppress(
+        KeyError, OSError, ImportError
+    ):  # a user whom the system has no name for
         names.append(getpass.getuser())
     # "root" and "user" are nobody's name, and a name of one or two letters would hide every word that holds it.
     found = {name for name in names if len(name) > 2 and name not in ("root", "user", "localhost")}
@@ -152,7 +158,8 @@ def public_settings(config: Config) -> Dict[str, Dict[str, Any]]:
         {
             key: config.value(key)
             for key, setting in config.settings.items()
-            if "str" not in str(setting.kind) or setting.rule.choices  # the type: <class 'str'>, typing.Optional[str]
+            if "str" not in str(setting.kind)
+            or setting.rule.choices  # the type: <class 'str'>, typing.Optional[str]
         }
     )
 
@@ -164,7 +171,9 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
     """Write a bundle; texts are cleaned, and numbers that are not finite are null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tree = {"format": FORMAT, "kind": KIND, **_tree(bundle)}
-    write_atomically(path, (json.dumps(tree, indent=1, allow_nan=False, default=float) + "\n").encode())
+    write_atomically(
+        path, (json.dumps(tree, indent=1, allow_nan=False, default=float) + "\n").encode()
+    )
 
 
 def _tree(value: Any) -> Any:
@@ -173,7 +182,11 @@ def _tree(value: Any) -> Any:
         tree = {}
         for field in dataclasses.fields(value):
             member = getattr(value, field.name)
-            if member is not None or field.default is dataclasses.MISSING or field.metadata.get("null"):
+            if (
+                member is not None
+                or field.default is dataclasses.MISSING
+                or field.metadata.get("null")
+            ):
                 tree[field.name] = _tree(member)
         return tree
     if isinstance(value, dict):
@@ -191,9 +204,13 @@ def read_bundle(path: Path) -> Bundle:
     Raises:
         ValueError: if the file is no bundle, one of another format, or damaged.
     """
-    fields = read_object(Path(path), way_out="pass the bundle.json that packed-bert ipu-check wrote")
+    fields = read_object(
+        Path(path), way_out="pass the bundle.json that packed-bert ipu-check wrote"
+    )
     if not all(key in fields for key in ("kind", "format")) or fields.any("kind") != KIND:
-        raise ValueError(f"{path}: no bundle of packed-bert ipu-check; pass the bundle.json that it wrote")
+        raise ValueError(
+            f"{path}: no bundle of packed-bert ipu-check; pass the bundle.json that it wrote"
+        )
     fields.one_of("format", [FORMAT])
     return _read(fields, Bundle)
 
@@ -212,7 +229,9 @@ def _value(fields: Fields, key: Any, hint: Any) -> Any:
     if origin is list:
         return fields.list_of(key, _value, inner[0])
     if origin is dict:
-        return {name: section.tree for name, section in fields.values_of(key, Fields.object).items()}
+        return {
+            name: section.tree for name, section in fields.values_of(key, Fields.object).items()
+        }
     if hint is Interval:
         return Interval(*fields.list_of(key, Fields.number, length=3))
     if hint is str:
@@ -271,15 +290,22 @@ def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> Li
     if not engine.half_logits and ipu in (0, None):
         found.append("the loss of masked tokens in half, on IPU 0: --set engine.half_logits=true")
     # On the IPU Model the block without_ipus is checked, whose placement has names of its own.
-    block = "without_ipus." if config.origins.get("placement.layers_per_ipu") == "without_ipus" else ""
+    block = (
+        "without_ipus." if config.origins.get("placement.layers_per_ipu") == "without_ipus" else ""
+    )
     proportions = list(placement.available_memory_proportion)
-    lower = [round(share * (0.75 if ipu in (number, None) else 1.0), 3) for number, share in enumerate(proportions)]
+    lower = [
+        round(share * (0.75 if ipu in (number, None) else 1.0), 3)
+        for number, share in enumerate(proportions)
+    ]
     found.append(
         f"less temporary memory for products, which makes them slower: --set {block}placement."
         "available_memory_proportion=" + str(lower).replace(" ", "")
     )
     if not placement.optimizer_state_off_chip:
-        found.append("optimiser state beside the chip: --set placement.optimizer_state_off_chip=true")
+        found.append(
+            "optimiser state beside the chip: --set placement.optimizer_state_off_chip=true"
+        )
     micro_batch = config.batch.micro_batch
     if smaller is None and micro_batch > 1:
         smaller = micro_batch // 2
@@ -295,7 +321,10 @@ def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> Li
         if ipu is not None and any(layers[ipu : ipu + 1]):
             full = ipu
         # The first IPU holds embeddings and heads: it takes a layer only where there is no other.
-        other = min((number for number in range(len(layers)) if number != full), key=lambda n: (n == 0, layers[n]))
+        other = min(
+            (number for number in range(len(layers)) if number != full),
+            key=lambda n: (n == 0, layers[n]),
+        )
         layers[full], layers[other] = layers[full] - 1, layers[other] + 1
         found.append(
             f"fewer layers on the IPU that is too full: --set {block}placement.layers_per_ipu="
@@ -316,7 +345,9 @@ def page(bundle: Bundle) -> List[str]:
         f"{checked.name}: {checked.micro_batches} micro-batches of {checked.micro_batch} packs in an update,"
         f" {checked.replicas} x {checked.ipus_per_replica} IPUs",
         "",
-        *text_table([["", "measured", "predicted", "measured / predicted"], *_rows(bundle)], left={0}),
+        *text_table(
+            [["", "measured", "predicted", "measured / predicted"], *_rows(bundle)], left={0}
+        ),
         "",
     ]
     if failed:
@@ -333,7 +364,9 @@ def _rows(bundle: Bundle) -> List[List[str]]:
     measured, predicted = bundle.measured, bundle.predicted
     rows: List[List[str]] = []
 
-    def add(what: str, found: Optional[float], expected: Optional[float], form: str, interval: str = "") -> None:
+    def add(
+        what: str, found: Optional[float], expected: Optional[float], form: str, interval: str = ""
+    ) -> None:
         if found is None and expected is None:
             return
         quotient = f"{found / expected:.3f}" if found is not None and expected else "-"
@@ -348,7 +381,13 @@ def _rows(bundle: Bundle) -> List[List[str]]:
         add("cycles of an update", measured.update_cycles, None, ",.0f")
     else:
         low, value, high = predicted.update_cycles
-        add("cycles of an update", measured.update_cycles, value, ",.0f", f", {low:,.0f} to {high:,.0f}")
+        add(
+            "cycles of an update",
+            measured.update_cycles,
+            value,
+            ",.0f",
+            f", {low:,.0f} to {high:,.0f}",
+        )
     median = sorted(seconds)[len(seconds) // 2] if seconds else None
     add("seconds of an update", median, predicted.seconds, ".4f")
 

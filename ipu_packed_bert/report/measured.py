@@ -21,7 +21,16 @@ from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.declare import plain
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.settings.yaml_files import load_yaml
-from pack_data.display.table import COMPUTED, CONFIGURED, HARDWARE, MODEL, PROFILE, Column, Table, percent
+from pack_data.display.table import (
+    COMPUTED,
+    CONFIGURED,
+    HARDWARE,
+    MODEL,
+    PROFILE,
+    Column,
+    Table,
+    percent,
+)
 from pack_data.reading.fields import Fields, named, shown
 
 _POD = ("machine", "replicas", "ipus_per_replica", "layers_per_ipu", "available_memory_proportion")
@@ -117,7 +126,12 @@ def _settings(path: Path) -> Dict[str, Any]:
         return {}
     fields = Fields.of(load_yaml(path), path, f"it must be the {CONFIG} that the run wrote")
     fields.object("data")
-    for name, setting in (("model", None), ("engine", None), ("batch", "micro_batch"), ("placement", "replicas")):
+    for name, setting in (
+        ("model", None),
+        ("engine", None),
+        ("batch", "micro_batch"),
+        ("placement", "replicas"),
+    ):
         section = fields.optional(name, Fields.object)
         if section is not None and setting is not None:
             section.optional(setting, Fields.integer, least=1)
@@ -128,7 +142,9 @@ def _of_bundle(path: Path) -> Measured:
     bundle = read_bundle(path)
     checked, measured = bundle.configuration, bundle.measured
     if measured.update_cycles is None:
-        raise ValueError(f"{path}: has no measured cycles; run packed-bert ipu-check until its updates are done")
+        raise ValueError(
+            f"{path}: has no measured cycles; run packed-bert ipu-check until its updates are done"
+        )
     return Measured(
         PROFILE if measured.work else HARDWARE,
         str(path),
@@ -142,8 +158,12 @@ def _of_bundle(path: Path) -> Measured:
 def _of_profile(path: Path, ipus: Optional[int]) -> Measured:
     profile = read_profile(path, ipus=ipus)
     if not profile.work:
-        raise ValueError(f"{path}: has no execution; profile a run of the program, not only its compilation")
-    return Measured(PROFILE, str(path), max(work.cycles for work in profile.work), work=profile.work)
+        raise ValueError(
+            f"{path}: has no execution; profile a run of the program, not only its compilation"
+        )
+    return Measured(
+        PROFILE, str(path), max(work.cycles for work in profile.work), work=profile.work
+    )
 
 
 # What belongs together ------------------------------------------------------------------------------------------------
@@ -159,8 +179,14 @@ def configuration(measured: Measured, given: Optional[Config]) -> Config:
         _check_settings(measured, given)
         return given
     if "model" not in measured.settings:
-        raise ValueError(f"{measured.detail}: does not state its settings; name the configuration with --config")
-    tree = {section: dict(values) for section, values in measured.settings.items() if section != "without_ipus"}
+        raise ValueError(
+            f"{measured.detail}: does not state its settings; name the configuration with --config"
+        )
+    tree = {
+        section: dict(values)
+        for section, values in measured.settings.items()
+        if section != "without_ipus"
+    }
     return config_from_tree(tree, measured.detail, command="pretrain")
 
 
@@ -186,7 +212,9 @@ class _Compared(NamedTuple):
     model: Interval
 
 
-def beside(measured: Measured, config: Config, micro_batches: int, pipeline: Pipeline, fitted: Calibration) -> Table:
+def beside(
+    measured: Measured, config: Config, micro_batches: int, pipeline: Pipeline, fitted: Calibration
+) -> Table:
     """Return measured and predicted cycles of an update and, from a profile, of each IPU.
 
     Args:
@@ -197,7 +225,11 @@ def beside(measured: Measured, config: Config, micro_batches: int, pipeline: Pip
         fitted: the fitted parameters.
     """
     number = measured.micro_batches or micro_batches
-    rows = [_Compared("update", measured.cycles, fitted.duration(lambda p: pipeline.step(number, p).cycles))]
+    rows = [
+        _Compared(
+            "update", measured.cycles, fitted.duration(lambda p: pipeline.step(number, p).cycles)
+        )
+    ]
     for work in measured.work:
         if work.ipu >= len(pipeline.ipus):
             raise ValueError(
@@ -207,8 +239,14 @@ def beside(measured: Measured, config: Config, micro_batches: int, pipeline: Pip
         predicted = fitted.duration(partial(pipeline.work_cycles, pipeline.ipus[work.ipu], number))
         rows.append(_Compared(f"IPU {work.ipu}", work.cycles, predicted))
 
-    taken = "" if measured.micro_batches else f"; the source names no micro_batches: these are {config.name}'s"
-    notes = [f"{measured.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update{taken}."]
+    taken = (
+        ""
+        if measured.micro_batches
+        else f"; the source names no micro_batches: these are {config.name}'s"
+    )
+    notes = [
+        f"{measured.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update{taken}."
+    ]
     if measured.quartiles is not None:
         low, high = measured.quartiles
         notes.append(
@@ -219,7 +257,9 @@ def beside(measured: Measured, config: Config, micro_batches: int, pipeline: Pip
         notes.append(
             "Of an IPU only what it works counts, not its waiting; a profile's own overhead is in its numbers."
         )
-    notes.append("The interval is what the errors of the published throughputs allow, each left out of its own fit.")
+    notes.append(
+        "The interval is what the errors of the published throughputs allow, each left out of its own fit."
+    )
     fields = (
         Field(Column("what", "of", CONFIGURED), lambda row: row.what),
         Field(Column("measured", "measured", measured.source, ",.0f"), lambda row: row.measured),

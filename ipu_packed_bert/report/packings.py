@@ -25,7 +25,9 @@ class PackingSummary(NamedTuple):
     largest_depth: int
 
 
-def packing(histogram: LengthHistogram, packer: str, depth: Optional[int], *, folder: Path) -> PackingSummary:
+def packing(
+    histogram: LengthHistogram, packer: str, depth: Optional[int], *, folder: Path
+) -> PackingSummary:
     """One packing, from the cache in `folder` where it is known."""
     key = repr((_sources_digest(), [int(count) for count in histogram.counts], packer, depth))
     path = folder / f"packing_{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"

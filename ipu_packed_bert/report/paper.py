@@ -50,7 +50,14 @@ _PAPER_ROWS: Dict[PackingKey, Tuple[Any, Any, Any, Any]] = {
 class ModelledOverhead:
     """Overheads of packed pipelines over an unpacked one, each with its interval."""
 
-    def __init__(self, machine: Machine, config: Config, calibration: Calibration, *, packed: Optional[str] = None):
+    def __init__(
+        self,
+        machine: Machine,
+        config: Config,
+        calibration: Calibration,
+        *,
+        packed: Optional[str] = None,
+    ):
         """packed: the arrangement of the packed graph; None: that of the IPU engine with this configuration."""
         self.machine = machine
         self.config = config
@@ -65,7 +72,9 @@ class ModelledOverhead:
     def overhead(self, depth: int) -> Interval:
         """Return the extra cycles of a micro-batch (kernel), a fraction."""
         pipeline = self.packed(depth)
-        return self.calibration.interval(lambda parameters: overhead(pipeline, self.unpacked, parameters))
+        return self.calibration.interval(
+            lambda parameters: overhead(pipeline, self.unpacked, parameters)
+        )
 
     def speed_up(self, depth: int, packing_factor: float) -> Interval:
         """Return packed by unpacked throughput of whole updates, as Table 2 compares throughputs.
@@ -104,13 +113,18 @@ def _compared_fields(source: str) -> Tuple[Field, ...]:
     def speed_up(item: _PaperComparison, extra: Any) -> Optional[Interval]:
         if not isinstance(extra, Interval):
             return None
-        return Interval(*(item.packing_factor / (1 + end) for end in (extra.upper, extra.value, extra.lower)))
+        return Interval(
+            *(item.packing_factor / (1 + end) for end in (extra.upper, extra.value, extra.lower))
+        )
 
     def shown(extra: Any) -> Any:
         return in_percent(extra) if isinstance(extra, Interval) else extra
 
     return (
-        Field(with_interval("papers_overhead", "OH %", source, ".2f"), lambda item: shown(item.papers_overhead)),
+        Field(
+            with_interval("papers_overhead", "OH %", source, ".2f"),
+            lambda item: shown(item.papers_overhead),
+        ),
         _of_paper("paper_overhead", ".3f"),
         Field(
             with_interval("papers_realised", "speed-up", source, ".3f"),
@@ -132,19 +146,32 @@ def _label(key: str, title: str, source: str = CONFIGURED, form: str = "") -> Fi
 
 def _parts(labels: Tuple[str, ...], mask: str) -> Tuple[Part, ...]:
     """Return two parts: the paper's graph beside the paper, and this engine's, which nobody has measured."""
-    theirs = ("paper_packing_factor", "papers_overhead", "paper_overhead", "papers_realised", "paper_realised")
+    theirs = (
+        "paper_packing_factor",
+        "papers_overhead",
+        "paper_overhead",
+        "papers_realised",
+        "paper_realised",
+    )
     ours = ("efficiency", "paper_efficiency", "overhead", "realised")
     return (
-        Part("The paper's graph: modelled, and beside it what the paper measured", (*labels, *theirs)),
+        Part(
+            "The paper's graph: modelled, and beside it what the paper measured", (*labels, *theirs)
+        ),
         Part(f"This engine's graph (engine.mask: {mask}): modelled", (*labels, *ours)),
     )
 
 
 def table1(
-    comparison: ModelledOverhead, packings: Mapping[PackingKey, PackingSummary], sort: Batching, histogram_name: str
+    comparison: ModelledOverhead,
+    packings: Mapping[PackingKey, PackingSummary],
+    sort: Batching,
+    histogram_name: str,
 ) -> Table:
     """Return Table 1 of the paper: packings of a histogram, and SORT's batches."""
-    papers = ModelledOverhead(comparison.machine, comparison.config, comparison.calibration, packed=POPART)
+    papers = ModelledOverhead(
+        comparison.machine, comparison.config, comparison.calibration, packed=POPART
+    )
     items: List[_PaperComparison] = []
     for key, summary in packings.items():
         packer, limit = key
@@ -156,14 +183,18 @@ def table1(
         }
         if packer == "none":
             items.append(
-                _PaperComparison(labels, summary.packing_factor, _paper_row(key), *[Interval(0.0, 0.0, 0.0)] * 2)
+                _PaperComparison(
+                    labels, summary.packing_factor, _paper_row(key), *[Interval(0.0, 0.0, 0.0)] * 2
+                )
             )
             items.append(_sorted(sort))
             continue
         # The paper's own graph is counted in the rows that the paper has.
         theirs = papers.overhead(depth) if key in _PAPER_ROWS else None
         items.append(
-            _PaperComparison(labels, summary.packing_factor, _paper_row(key), theirs, comparison.overhead(depth))
+            _PaperComparison(
+                labels, summary.packing_factor, _paper_row(key), theirs, comparison.overhead(depth)
+            )
         )
 
     fields = (
@@ -191,7 +222,9 @@ def table1(
 
 def _sorted(sort: Batching) -> _PaperComparison:
     labels = {"depth": "1", "algorithm": "SORT", "efficiency": percent(sort.efficiency)}
-    return _PaperComparison(labels, sort.speedup, _paper_row(("sort", 1)), overhead=f"{sort.shapes} engines")
+    return _PaperComparison(
+        labels, sort.speedup, _paper_row(("sort", 1)), overhead=f"{sort.shapes} engines"
+    )
 
 
 def _paper_row(key: PackingKey) -> Dict[str, Any]:
@@ -233,7 +266,13 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
         theirs = ModelledOverhead(machine, config, calibration, packed=POPART)
         ours = ModelledOverhead(machine, config, calibration)
         items.append(
-            _PaperComparison(labels, p, paper, theirs.training_overhead(depth, p), ours.training_overhead(depth, p))
+            _PaperComparison(
+                labels,
+                p,
+                paper,
+                theirs.training_overhead(depth, p),
+                ours.training_overhead(depth, p),
+            )
         )
 
     fields = (
@@ -252,7 +291,9 @@ _POINTS: Tuple[Field, ...] = (
     Field(Column("what", "what", CONFIGURED), lambda row: row["what"]),
     Field(Column("measured", "sequences/s", PUBLISHED, ",.4g"), lambda row: row["measured"]),
     Field(Column("error", "fitted %", MODEL, "+.1f"), lambda row: percent(row["fitted_error"])),
-    Field(Column("left_out", "left out %", MODEL, "+.1f"), lambda row: percent(row["left_out_error"])),
+    Field(
+        Column("left_out", "left out %", MODEL, "+.1f"), lambda row: percent(row["left_out_error"])
+    ),
 )
 
 

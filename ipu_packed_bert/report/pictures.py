@@ -72,7 +72,9 @@ def _measured(table: Table) -> Bars:
 
 def _modelled(rows: _Rows, key: str, lower: str, upper: str, unit: float = 1.0) -> Series:
     values = _numbers(rows, key, unit)
-    return Series("model, with its interval", values, _numbers(rows, lower, unit), _numbers(rows, upper, unit))
+    return Series(
+        "model, with its interval", values, _numbers(rows, lower, unit), _numbers(rows, upper, unit)
+    )
 
 
 def _numbers(rows: _Rows, key: str, unit: float = 1.0) -> Tuple[Optional[float], ...]:
@@ -102,7 +104,9 @@ def page_of(name: str, lead: str, tables: Sequence[Table], words: Sequence[str])
         drawn = pictures(table)
         if not first:
             first, drawn = drawn[:1], drawn[1:]
-        parts: List[Part] = [picture._replace(title=_without(name, picture.title)) for picture in drawn]
+        parts: List[Part] = [
+            picture._replace(title=_without(name, picture.title)) for picture in drawn
+        ]
         for part in table.printed():
             title = _without(name, table.title)
             if table.parts:
@@ -112,21 +116,29 @@ def page_of(name: str, lead: str, tables: Sequence[Table], words: Sequence[str])
         sections.append(Section(_without(name, heading), tuple(parts)))
     if words:
         sections.append(Section("About the model", tuple(words)))
-    return Page(f"Cycles, overhead and speed-up: {name}", lead, tuple(sections), figures, tuple(first))
+    return Page(
+        f"Cycles, overhead and speed-up: {name}", lead, tuple(sections), figures, tuple(first)
+    )
 
 
 def _headline(table: Table) -> Tuple[str, Tuple[Figure, ...]]:
     """Return the answer of the headline and its figures."""
     speed_ups = [row for row in table.rows if row["ratio"] is not None]
     whole_run = speed_ups[-1]
-    interval = f"{whole_run['lower']:.3f} to {whole_run['upper']:.3f}, range of the fits; the cycle model"
+    interval = (
+        f"{whole_run['lower']:.3f} to {whole_run['upper']:.3f}, range of the fits; the cycle model"
+    )
     speed_up = Figure(f"{whole_run['ratio']:.3f} times", "as fast as unpacked", interval)
     if len(speed_ups) == 1:  # it does not fit into memory
         return table.notes[0], (speed_up,)
 
     days = table.rows[-1]
-    rate = Figure(whole_run["packed"], "sequences/s", f"{whole_run['unpacked']} unpacked; all replicas")
-    duration = Figure(f"{days['packed']:.2f}", "days", f"{days['unpacked']:.2f} unpacked; {days['what']}")
+    rate = Figure(
+        whole_run["packed"], "sequences/s", f"{whole_run['unpacked']} unpacked; all replicas"
+    )
+    duration = Figure(
+        f"{days['packed']:.2f}", "days", f"{days['unpacked']:.2f} unpacked; {days['what']}"
+    )
     answer = (
         f"Packing makes a whole run {whole_run['ratio']:.2f} times as fast; "
         f"its kernel alone would be {speed_ups[0]['ratio']:.2f} times as fast."

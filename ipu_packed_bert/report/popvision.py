@@ -42,7 +42,9 @@ def find_profile(folder: Path) -> Path:
     """Find the newest profile.pop in a directory or below it; raise ValueError if there is none."""
     found = sorted(Path(folder).rglob("profile.pop"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise ValueError(f"{folder}: no profile.pop in it; Poplar writes one where the program ran with profiling on")
+        raise ValueError(
+            f"{folder}: no profile.pop in it; Poplar writes one where the program ran with profiling on"
+        )
     return found[-1]
 
 
@@ -64,7 +66,9 @@ def read_profile(path: Path, *, ipus: Optional[int] = None) -> Profile:
     """Return the first `ipus` IPUs of a profile, which are those of the first replica; None for all."""
     report = _open_report(path)
     ipus = ipus or int(report.compilation.target.numIPUs)
-    return Profile(str(report.poplarVersion.string), _memory(report, ipus), *_execution(report, ipus))
+    return Profile(
+        str(report.poplarVersion.string), _memory(report, ipus), *_execution(report, ipus)
+    )
 
 
 def _memory(report: Any, ipus: int) -> Tuple[Memory, ...]:
@@ -77,7 +81,9 @@ def _memory(report: Any, ipus: int) -> Tuple[Memory, ...]:
     for ipu in range(ipus):
         here = [tile.memory for tile in tiles[ipu * each : (ipu + 1) * each]]
         used = [int(memory.total.includingGaps) for memory in here]
-        found.append(Memory(ipu, sum(used), sum(int(memory.alwaysLiveBytes) for memory in here), max(used)))
+        found.append(
+            Memory(ipu, sum(used), sum(int(memory.alwaysLiveBytes) for memory in here), max(used))
+        )
     return tuple(found)
 
 
@@ -97,4 +103,6 @@ def _execution(report: Any, ipus: int) -> Tuple[int, Tuple[Work, ...]]:
     updates = [cycles for cycles in runs if longest and max(cycles) >= longest / 2]
     if not updates:
         return 0, ()
-    return len(updates), tuple(Work(ipu, median(cycles)) for ipu, cycles in enumerate(zip(*updates)))
+    return len(updates), tuple(
+        Work(ipu, median(cycles)) for ipu, cycles in enumerate(zip(*updates))
+    )

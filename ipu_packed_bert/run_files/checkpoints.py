@@ -33,7 +33,9 @@ from pack_data.reading.files import sync_folder
 _FORMAT = "ipu_packed_bert checkpoint 2"
 MANIFEST, STATE = "manifest.json", "state.json"
 _NAME = re.compile(r"step_(\d{8,})")
-_FILE = re.compile(r"([a-z][a-z0-9_]{0,60})\.safetensors|state\.json")  # a plain name: nothing outside the folder
+_FILE = re.compile(
+    r"([a-z][a-z0-9_]{0,60})\.safetensors|state\.json"
+)  # a plain name: nothing outside the folder
 _OWN = "engine"  # the file of tensors that lie directly in an engine's state
 # More is damage, or somebody's mischief, and is not read into memory.
 _MOST = {MANIFEST: 1 << 20, STATE: 1 << 26}
@@ -49,7 +51,9 @@ class Checkpoint(NamedTuple):
     batches: Dict[str, Any]  # GlobalBatches.state()
     config: str  # YAML, as resolved
     vocabulary: str = ""  # sha256 of vocab.txt; empty where it is not known
-    lower_case: Optional[bool] = None  # what the vocabulary is applied to; None where it is not known
+    lower_case: Optional[bool] = (
+        None  # what the vocabulary is applied to; None where it is not known
+    )
 
     @property
     def identity(self) -> Identity:
@@ -71,7 +75,9 @@ def checkpoint_path(folder: Union[str, Path], step: int) -> Path:
 
 def checkpoints(folder: Union[str, Path]) -> List[Path]:
     """Checkpoints, oldest first, damaged ones included."""
-    found = [path for path in Path(folder).glob("step_*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    found = [
+        path for path in Path(folder).glob("step_*") if _NAME.fullmatch(path.name) and path.is_dir()
+    ]
     return sorted(found, key=_step)
 
 
@@ -83,7 +89,11 @@ def _step(path: Path) -> int:
 
 
 def save_checkpoint(
-    folder: Union[str, Path], checkpoint: Checkpoint, *, keep: Optional[int], protect: Optional[int] = None
+    folder: Union[str, Path],
+    checkpoint: Checkpoint,
+    *,
+    keep: Optional[int],
+    protect: Optional[int] = None,
 ) -> Path:
     """Write a checkpoint, then `evict` others (``keep`` None: none); killed at any moment, those before are there.
 
@@ -103,7 +113,9 @@ def save_checkpoint(
     return path
 
 
-def evict(folder: Union[str, Path], *, newest: int, keep: int, protect: Optional[int] = None) -> None:
+def evict(
+    folder: Union[str, Path], *, newest: int, keep: int, protect: Optional[int] = None
+) -> None:
     """Delete the checkpoints older than the ``keep`` whole ones up to step ``newest``, but not that of ``protect``.
 
     Those of later steps are of a run that went on from an earlier one: they do not count, nor do damaged ones.
@@ -141,7 +153,9 @@ def _write(path: Path, checkpoint: Checkpoint) -> None:
         written[STATE] = _write_file(partial / STATE, state)
         _write_file(partial / MANIFEST, _json({"format": _FORMAT, "files": written}))
         sync_folder(partial)
-        if os.path.lexists(str(path)):  # passed over as damaged, or of the same step: this one takes its place
+        if os.path.lexists(
+            str(path)
+        ):  # passed over as damaged, or of the same step: this one takes its place
             os.rename(path, replaced)
         os.rename(partial, path)
     except BaseException:
@@ -200,7 +214,9 @@ def load_checkpoint(path: Union[str, Path]) -> Checkpoint:
             if _sha256(path / name) != sha256:
                 raise ValueError(f"sha256 of {name} differs")
         state = _read_json(path / STATE)
-        tensors = {name.split(".")[0]: read_tensors(path / name) for name in listed if name != STATE}
+        tensors = {
+            name.split(".")[0]: read_tensors(path / name) for name in listed if name != STATE
+        }
         return _checked(state, tensors)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise Damaged(path, f"{Path(error.filename or STATE).name} is missing") from None
@@ -348,7 +364,9 @@ def split(state: Mapping[str, Any]) -> Tuple[Dict[str, Any], Dict[str, Dict[str,
     return plain(state, ()), tensors
 
 
-def join(plain: Dict[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Dict[str, Any]:
+def join(
+    plain: Dict[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]
+) -> Dict[str, Any]:
     """Put back in place what `split` took apart; raise ValueError if a tensor's place is missing or taken."""
     for stem, named in tensors.items():
         for name, tensor in named.items():

@@ -52,7 +52,9 @@ def read_log(
                 # A kill may have left out no more than the end of the line.
                 if line.endswith(b"\n") or len(line) == _LONGEST_LINE:
                     raise
-                note(f"{path}, line {number}: the last line is cut short, as by a kill; it is left out")
+                note(
+                    f"{path}, line {number}: the last line is cut short, as by a kill; it is left out"
+                )
     return records
 
 

@@ -35,8 +35,12 @@ def file_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
         return save(plain)
     except MemoryError:
         raise
-    except Exception as error:  # the package raises several types for a number type that it does not have
-        raise ValueError(f"a safetensors file has no such tensor ({one_line(error, 120)})") from None
+    except (
+        Exception
+    ) as error:  # the package raises several types for a number type that it does not have
+        raise ValueError(
+            f"a safetensors file has no such tensor ({one_line(error, 120)})"
+        ) from None
 
 
 def read_tensors(path: Path) -> Dict[str, torch.Tensor]:
@@ -50,4 +54,6 @@ def read_tensors(path: Path) -> Dict[str, torch.Tensor]:
     except MemoryError:  # not a damaged file: said as it is
         raise
     except Exception as error:  # the package and torch raise many types for a damaged file
-        raise ValueError(f"{path}: cannot be read ({one_line(error, 120)}); get the file again") from None
+        raise ValueError(
+            f"{path}: cannot be read ({one_line(error, 120)}); get the file again"
+        ) from None

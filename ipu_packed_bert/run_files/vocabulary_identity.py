@@ -31,7 +31,11 @@ class Identity(NamedTuple):
     @classmethod
     def of_data(cls, manifest: Manifest) -> Identity:
         """Return the identity that a data set states; lower_case is ignored if it has no vocabulary."""
-        lower_case = manifest.made_with.get("options", {}).get("lower_case") if manifest.vocabulary_sha256 else None
+        lower_case = (
+            manifest.made_with.get("options", {}).get("lower_case")
+            if manifest.vocabulary_sha256
+            else None
+        )
         return cls(manifest.vocabulary_sha256, lower_case)
 
 
@@ -63,7 +67,9 @@ def agree(weights: Identity, data: Identity, *, weights_of: object, data_of: obj
             f"case, {kept} keeps capitals; build the data {'without' if weights.lower_case else 'with'} --keep-case, "
             "as that of the weights"
         )
-    unknown = [str(name) for name, each in ((weights_of, weights), (data_of, data)) if not each.sha256]
+    unknown = [
+        str(name) for name, each in ((weights_of, weights), (data_of, data)) if not each.sha256
+    ]
     note = (
         f"vocabularies are not compared: {' and '.join(unknown)} {'do' if unknown[1:] else 'does'} not say which it "
         f"was made with"

@@ -15,7 +15,9 @@ from ipu_packed_bert.settings.schema import PRETRAIN, SAME_SIZES
 from ipu_packed_bert.settings.yaml_files import ConfigError, parse_yaml
 
 # The settings that decide the shapes of the weights, and how they are read.
-SIZES = frozenset(key for key, setting in settings_of(PRETRAIN).items() if setting.resume == SAME_SIZES)
+SIZES = frozenset(
+    key for key, setting in settings_of(PRETRAIN).items() if setting.resume == SAME_SIZES
+)
 
 _BATCH = ("batch.", "placement.replicas", "optimizer.packing_adjustment")
 
@@ -91,7 +93,9 @@ def compare(run: str, stored: str, config: Config, *, allowed: Collection[str] =
         elif change.key in allowed:
             wanted.append(change)
         else:
-            refused.append(f"{_stated(change, config)}; take it back, or allow it: --allow-change {change.key}")
+            refused.append(
+                f"{_stated(change, config)}; take it back, or allow it: --allow-change {change.key}"
+            )
     if refused:
         raise ConfigError(problems_message(run, refused))
     return Changes(tuple(noted), tuple(wanted))
@@ -108,7 +112,9 @@ def stored_config(run: str, stored: str, config: Config) -> Config:
     except ConfigError:
         tree = None
     if not isinstance(tree, Mapping):
-        raise ConfigError(f"{run}: the configuration in its checkpoint is not YAML with sections; it is damaged")
+        raise ConfigError(
+            f"{run}: the configuration in its checkpoint is not YAML with sections; it is damaged"
+        )
     values = {}
     for key, setting in config.settings.items():
         values[key] = setting.default
@@ -139,5 +145,7 @@ def _stated(change: Change, config: Config) -> str:
 
 def stated_differences(run: str, stored: str, config: Config, keys: Sequence[str]) -> List[str]:
     """Return the differences of these settings between the checkpoint of ``run`` and ``config``, for a message."""
-    changes = {change.key: change for change in _differences(stored_config(run, stored, config), config)}
+    changes = {
+        change.key: change for change in _differences(stored_config(run, stored, config), config)
+    }
     return [_stated(changes[key], config) for key in keys if key in changes]

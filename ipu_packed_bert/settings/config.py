@@ -92,7 +92,9 @@ class Config:
     run: RunConfig = RunConfig()
     without_ipus: Tuple[Tuple[str, Any], ...] = ()  # ("batch.micro_batch", 4), ...
     path: str = field(default="config", compare=False)  # the file, for messages
-    origins: Mapping[str, str] = field(default_factory=dict, compare=False)  # "batch.micro_batch" -> "file"
+    origins: Mapping[str, str] = field(
+        default_factory=dict, compare=False
+    )  # "batch.micro_batch" -> "file"
 
     @property
     def command(self) -> str:
@@ -159,9 +161,12 @@ class Config:
             setting = self.settings[key]
             changed.setdefault(setting.attribute, {})[setting.name] = value
         parts = {
-            attribute: dataclasses.replace(getattr(self, attribute), **part) for attribute, part in changed.items()
+            attribute: dataclasses.replace(getattr(self, attribute), **part)
+            for attribute, part in changed.items()
         }
-        origins = {**self.origins, **dict.fromkeys(values, origin)} if self.origins else self.origins
+        origins = (
+            {**self.origins, **dict.fromkeys(values, origin)} if self.origins else self.origins
+        )
         return dataclasses.replace(self, origins=origins, **parts)
 
     def applied_without_ipus(self) -> Tuple[Config, Tuple[Change, ...]]:
@@ -210,7 +215,9 @@ class Config:
             ("vocabulary-size", None if data.vocabulary else data.vocabulary_size),
             ("json-field", None if data.json_field == "text" else data.json_field),
         ]
-        words = [f"--{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
+        words = [
+            f"--{name} {shlex.quote(str(value))}" for name, value in options if value is not None
+        ]
         words += ["--whole-word-masking"] * data.whole_word_masking
         words += ["--overwrite"] * overwrite
         return " ".join(["packed-bert build", *words])
@@ -284,7 +291,9 @@ class Config:
         if self.command == FINETUNE:
             return f"{fits} an update stays as large"
         accumulation = -(-self.batch.micro_batch * self.batch.gradient_accumulation // rows)
-        return f"{fits} with --set batch.gradient_accumulation={accumulation} an update stays as large"
+        return (
+            f"{fits} with --set batch.gradient_accumulation={accumulation} an update stays as large"
+        )
 
     def on_engine(self, kind: str) -> Config:
         """Return the configuration for an engine (host, ipu, ipu_model), as it is written: a resumed run keeps it."""
@@ -296,7 +305,9 @@ class Config:
     def with_schedule(self, steps: Optional[int] = None) -> Config:
         """Return a copy that states the length of the schedule, so that a run resumed with other steps keeps it."""
         steps = self.schedule_steps if steps is None else steps
-        return dataclasses.replace(self, optimizer=dataclasses.replace(self.optimizer, schedule_steps=steps))
+        return dataclasses.replace(
+            self, optimizer=dataclasses.replace(self.optimizer, schedule_steps=steps)
+        )
 
     def with_micro_batch(self, packing_factor: float) -> Config:
         """Return a copy of fine-tuning whose micro-batch, at most the stated one, divides an update evenly.
@@ -308,7 +319,9 @@ class Config:
         rows = self.rows_of_replica(packing_factor)
         micro_batch = math.ceil(rows / math.ceil(rows / self.batch.micro_batch))
         micro_batch = max(1, min(micro_batch, rows // self.pipeline_stages))
-        return dataclasses.replace(self, batch=dataclasses.replace(self.batch, micro_batch=micro_batch))
+        return dataclasses.replace(
+            self, batch=dataclasses.replace(self.batch, micro_batch=micro_batch)
+        )
 
     def for_model(self, model: ModelConfig, *, ipus: bool) -> Config:
         """Return a copy for a network of these sizes, which a checkpoint decides: one IPU has all its layers.
@@ -339,7 +352,9 @@ class Config:
         return dataclasses.replace(
             self,
             batch=dataclasses.replace(self.batch, gradient_accumulation=accumulation),
-            placement=dataclasses.replace(self.placement, replicas=1, replicated_tensor_sharding=False),
+            placement=dataclasses.replace(
+                self.placement, replicas=1, replicated_tensor_sharding=False
+            ),
         )
 
 

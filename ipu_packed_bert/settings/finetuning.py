@@ -7,20 +7,26 @@ from typing import NamedTuple, Optional, Type
 
 from ipu_packed_bert.settings.declare import FREE, setting
 from ipu_packed_bert.settings.schema import MULTI_LABEL, REGRESSION, SINGLE_LABEL, SQUAD, TOKENS
-from ipu_packed_bert.settings.schema import TaskConfig as TaskConfig  # users' tasks import it from here
+from ipu_packed_bert.settings.schema import (
+    TaskConfig as TaskConfig,
+)  # users' tasks import it from here
 
 
 @dataclass(frozen=True)
 class SquadConfig(TaskConfig):
     """Questions and paragraphs, which are cut into windows as in BERT's own code."""
 
-    stride: int = setting(128, "tokens from the start of one window to the start of the next", minimum=1)
+    stride: int = setting(
+        128, "tokens from the start of one window to the start of the next", minimum=1
+    )
     max_answer_length: int = setting(30, "tokens of an answer at most", minimum=1, resume=FREE)
     null_answers: bool = setting(False, "version 2: a question may have no answer")
     null_score_threshold: float = setting(
         0.0, "no answer is given if its score is better by more than this", resume=FREE
     )
-    drop_seen_paragraphs: bool = setting(False, "do not evaluate on paragraphs of the training file", resume=FREE)
+    drop_seen_paragraphs: bool = setting(
+        False, "do not evaluate on paragraphs of the training file", resume=FREE
+    )
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,9 @@ class ClassificationConfig(TaskConfig):
     """The columns of a CSV, TSV or JSONL file."""
 
     text_column: str = setting("text", "column of the text")
-    second_text_column: Optional[str] = setting(None, "column of the second text, for pairs of texts")
+    second_text_column: Optional[str] = setting(
+        None, "column of the second text, for pairs of texts"
+    )
     label_column: str = setting("label", "column of the label, or of the labels")
 
 

@@ -19,7 +19,9 @@ _MAX_LINE = 145  # characters of a command before it is printed on two lines
 _MEETING_POINT = "--mpi-local-args=-x MASTER_ADDR=HOST0"
 
 
-def start_lines(config: Config, options: Sequence[str] = (), *, micro_batches: Optional[int] = None) -> List[str]:
+def start_lines(
+    config: Config, options: Sequence[str] = (), *, micro_batches: Optional[int] = None
+) -> List[str]:
     """Return labelled commands that start a run of a configuration.
 
     Args:
@@ -38,7 +40,12 @@ def start_lines(config: Config, options: Sequence[str] = (), *, micro_batches: O
     if placement.replicas == 1:
         return lines
 
-    devices = ["--num-replicas", str(placement.replicas), "--ipus-per-replica", str(placement.ipus_per_replica)]
+    devices = [
+        "--num-replicas",
+        str(placement.replicas),
+        "--ipus-per-replica",
+        str(placement.ipus_per_replica),
+    ]
     hosts = _smallest_divisor(placement.replicas, config.ipus // _MIN_IPUS_PER_HOST)
     names = ",".join(f"HOST{host}" for host in range(hosts))
     launchers: List[Tuple[str, List[str], int]] = [("poprun", [], 2)]

@@ -7,9 +7,23 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Un
 
 from ipu_packed_bert.settings.config import BLOCK, PARTS, Config, settings_of
 from ipu_packed_bert.settings.finetuning import TASKS
-from ipu_packed_bert.settings.reader import DEFAULT, FILE, OVERRIDE, SettingsReader, peek, problems_message
+from ipu_packed_bert.settings.reader import (
+    DEFAULT,
+    FILE,
+    OVERRIDE,
+    SettingsReader,
+    peek,
+    problems_message,
+)
 from ipu_packed_bert.settings.rules import cross_check
-from ipu_packed_bert.settings.schema import FINETUNE, FIXED, PRETRAIN, PRETRAINING, SQUAD, TaskConfig
+from ipu_packed_bert.settings.schema import (
+    FINETUNE,
+    FIXED,
+    PRETRAIN,
+    PRETRAINING,
+    SQUAD,
+    TaskConfig,
+)
 from ipu_packed_bert.settings.user_task import full_name, is_own, own_class
 from ipu_packed_bert.settings.yaml_files import ConfigError, load_yaml
 from pack_data.cli.command import typed
@@ -26,7 +40,11 @@ _ONE_IPU = (
 
 
 def load_config(
-    path: Union[str, Path], overrides: Sequence[str] = (), *, command: Optional[str] = None, stored: bool = False
+    path: Union[str, Path],
+    overrides: Sequence[str] = (),
+    *,
+    command: Optional[str] = None,
+    stored: bool = False,
 ) -> Config:
     """Read, override and check a configuration file.
 
@@ -44,14 +62,21 @@ def load_config(
 
 
 def config_from_tree(
-    tree: Any, path: str, overrides: Sequence[str] = (), *, command: Optional[str] = None, stored: bool = False
+    tree: Any,
+    path: str,
+    overrides: Sequence[str] = (),
+    *,
+    command: Optional[str] = None,
+    stored: bool = False,
 ) -> Config:
     """Check parsed YAML as :func:`load_config` does a file; ``path`` is for messages."""
     name = _task_name(tree, overrides, command)
     of_task = PRETRAIN if name == PRETRAINING else FINETUNE
     if command not in (None, of_task):
         kind = "pre-training" if of_task == PRETRAIN else "fine-tuning"
-        raise ConfigError(f"{path}: task.name is {named(name)}, a task of {kind}; use {typed(of_task)}")
+        raise ConfigError(
+            f"{path}: task.name is {named(name)}, a task of {kind}; use {typed(of_task)}"
+        )
 
     task: Any = _task_class(name, tree, path, stored=stored)
     reader = SettingsReader(settings_of(of_task, task), path, fixed=FIXED)
@@ -75,7 +100,11 @@ def filled_in(config: Config, facts: Mapping[str, Any], origin: str) -> Config:
     Raises:
         ConfigError: if these values break a rule.
     """
-    values = {key: value for key, value in facts.items() if config.origins.get(key, FILE).startswith(DEFAULT)}
+    values = {
+        key: value
+        for key, value in facts.items()
+        if config.origins.get(key, FILE).startswith(DEFAULT)
+    }
     filled = config.with_settings(values, origin)
     problems = cross_check(filled)
     if problems:
@@ -83,7 +112,9 @@ def filled_in(config: Config, facts: Mapping[str, Any], origin: str) -> Config:
     return filled
 
 
-def _of_pretraining(reader: SettingsReader, tree: Any, overrides: Sequence[str]) -> Tuple[Config, List[str]]:
+def _of_pretraining(
+    reader: SettingsReader, tree: Any, overrides: Sequence[str]
+) -> Tuple[Config, List[str]]:
     """Return a configuration of pre-training with its block `without_ipus`, and the broken rules between settings."""
     block = reader.block(BLOCK)
     if isinstance(tree, Mapping):
@@ -99,7 +130,9 @@ def _of_pretraining(reader: SettingsReader, tree: Any, overrides: Sequence[str])
         elif reader.split(override) == (BLOCK, None):
             block.values.clear()
         else:
-            reader.problems.append(f"--set {override}: the block as a whole can only be switched off, with null")
+            reader.problems.append(
+                f"--set {override}: the block as a whole can only be switched off, with null"
+            )
 
     _derive(reader)
     if block.values:
@@ -108,12 +141,15 @@ def _of_pretraining(reader: SettingsReader, tree: Any, overrides: Sequence[str])
     kept = tuple(
         (key, block.values[key])
         for key in reader.settings
-        if key in block.values and (reader.origins.get(key) != OVERRIDE or key.startswith("placement."))
+        if key in block.values
+        and (reader.origins.get(key) != OVERRIDE or key.startswith("placement."))
     )
     config = _built(reader, TaskConfig, kept)
     problems = cross_check(config, reader.broken)
     applied = cross_check(config.applied_without_ipus()[0], reader.broken)
-    return config, problems + [f"{BLOCK}: {problem}" for problem in applied if problem not in problems]
+    return config, problems + [
+        f"{BLOCK}: {problem}" for problem in applied if problem not in problems
+    ]
 
 
 def _task_name(tree: Any, overrides: Sequence[str], command: Optional[str]) -> Any:
@@ -134,19 +170,25 @@ def _task_class(name: Any, tree: Any, path: str, *, stored: bool) -> Type[TaskCo
     if is_own(name):
         # Runs write full paths. Another path could name a file that came with the directory.
         if stored and full_name(name) != name and name == peek("task.name", tree, ()):
-            raise ConfigError(f"{path}: task.name is {name}; a run keeps the full path of a task's file: use that")
+            raise ConfigError(
+                f"{path}: task.name is {name}; a run keeps the full path of a task's file: use that"
+            )
         with said_of(path):
             return own_class(name).settings
     return TASKS[name].settings if isinstance(name, str) and name in TASKS else TaskConfig
 
 
-def _built(reader: SettingsReader, task: Type[TaskConfig], block: Tuple[Tuple[str, Any], ...] = ()) -> Config:
+def _built(
+    reader: SettingsReader, task: Type[TaskConfig], block: Tuple[Tuple[str, Any], ...] = ()
+) -> Config:
     """Return the configuration of the values that were read."""
     values: Dict[str, Dict[str, Any]] = {}
     for key, setting in reader.settings.items():
         values.setdefault(setting.attribute, {})[setting.name] = reader.value(key)
     classes = {"task": task, **{attribute: part for attribute, _, part in PARTS}}
-    parts: Dict[str, Any] = {attribute: classes[attribute](**part) for attribute, part in values.items()}
+    parts: Dict[str, Any] = {
+        attribute: classes[attribute](**part) for attribute, part in values.items()
+    }
     return Config(without_ipus=block, path=reader.path, origins=reader.all_origins(), **parts)
 
 
@@ -162,13 +204,17 @@ def _derive(reader: SettingsReader) -> None:
         reader.derive(positions, reader.value(slots), slots)
         reader.derive(slots, reader.value(positions), positions)
     if reader.value("placement.ipus_per_replica") == 1:
-        reader.derive("placement.layers_per_ipu", (reader.value("model.num_layers"),), "model.num_layers")
+        reader.derive(
+            "placement.layers_per_ipu", (reader.value("model.num_layers"),), "model.num_layers"
+        )
 
 
 def _derive_block(block: SettingsReader, whole: SettingsReader) -> None:
     """Set defaults of a `without_ipus` block: as many rows as its vocabulary has tokens, and one replica of one IPU."""
     if block.stated("data.vocabulary_size"):
-        block.derive("model.vocabulary_size", block.value("data.vocabulary_size"), "data.vocabulary_size")
+        block.derive(
+            "model.vocabulary_size", block.value("data.vocabulary_size"), "data.vocabulary_size"
+        )
     overridden = whole.origins.get("model.num_layers") == OVERRIDE
     source = block if block.stated("model.num_layers") and not overridden else whole
     block.derive("placement.layers_per_ipu", (source.value("model.num_layers"),), "one IPU")

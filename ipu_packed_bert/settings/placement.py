@@ -20,7 +20,9 @@ class PlacedPart(NamedTuple):
 
     name: str
     module: str  # path inside the network
-    with_table: bool = False  # on the first IPU, where the embedding table is; otherwise where the last layer is
+    with_table: bool = (
+        False  # on the first IPU, where the embedding table is; otherwise where the last layer is
+    )
 
 
 class Block(NamedTuple):
@@ -47,7 +49,10 @@ class Placement(NamedTuple):
     @property
     def stages(self) -> Tuple[_Stage, ...]:
         """Stages of the forward pass."""
-        return tuple(_Stage(ipu, tuple(blocks)) for ipu, blocks in groupby(self.blocks, key=lambda block: block.ipu))
+        return tuple(
+            _Stage(ipu, tuple(blocks))
+            for ipu, blocks in groupby(self.blocks, key=lambda block: block.ipu)
+        )
 
     def on(self, ipu: int) -> Tuple[Block, ...]:
         return tuple(block for block in self.blocks if block.ipu == ipu)

@@ -49,7 +49,11 @@ class SettingsReader:
     """
 
     def __init__(
-        self, settings: Mapping[str, Setting], path: str, *, fixed: Optional[Mapping[str, Any]] = None
+        self,
+        settings: Mapping[str, Setting],
+        path: str,
+        *,
+        fixed: Optional[Mapping[str, Any]] = None,
     ) -> None:
         """Read ``settings``; ``fixed`` has the only values of former settings, by full name."""
         self.settings = settings
@@ -57,7 +61,9 @@ class SettingsReader:
         self.values: Dict[str, Any] = {}
         self.origins: Dict[str, str] = {}
         self.problems: List[str] = []
-        self.broken: Set[str] = set()  # settings known to be wrong: what follows from them is not reported again
+        self.broken: Set[str] = (
+            set()
+        )  # settings known to be wrong: what follows from them is not reported again
         self._fixed = fixed or {}
         self._prefix = ""
         self._blocks: List[str] = []
@@ -105,7 +111,9 @@ class SettingsReader:
         """Split `section.name=value` into key and value; report a malformed text and return (None, None)."""
         key, _, value_text = text.partition("=")
         if not value_text.strip():
-            self.problems.append(f"{OVERRIDE} {named(text)}: must read section.key=value; no value is null")
+            self.problems.append(
+                f"{OVERRIDE} {named(text)}: must read section.key=value; no value is null"
+            )
             return None, None
         try:
             return key.strip(), parse_yaml(value_text, OVERRIDE)
@@ -169,7 +177,9 @@ class SettingsReader:
 
     def _report_unknown(self, source: str, key: str) -> None:
         near = suggestions(key, list(self.settings), self._blocks)
-        hint = f"; did you mean {' or '.join(self._prefix + name for name in near)}?" if near else ""
+        hint = (
+            f"; did you mean {' or '.join(self._prefix + name for name in near)}?" if near else ""
+        )
         self.problems.append(f"{source}{self._prefix}{key} is not a setting{hint}")
         for name in near:
             self.broken.update(self._keys_of(name) or [name])
@@ -188,7 +198,9 @@ def suggestions(key: str, known: Sequence[str], blocks: Sequence[str] = ()) -> L
     if near:
         return near
     by_name = {setting.rpartition(".")[2]: setting for setting in known}
-    return [by_name[close] for close in difflib.get_close_matches(name, list(by_name), n=1, cutoff=0.8)]
+    return [
+        by_name[close] for close in difflib.get_close_matches(name, list(by_name), n=1, cutoff=0.8)
+    ]
 
 
 def problems_message(path: str, problems: Sequence[str]) -> str:

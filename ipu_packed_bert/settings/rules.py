@@ -12,7 +12,9 @@ from ipu_packed_bert.settings.schema import FINETUNE, EngineConfig, PlacementCon
 from ipu_packed_bert.settings.yaml_files import ConfigError
 from pack_data.packers import packs_at_depth
 
-_Problems = Iterator[Tuple[str, str]]  # the settings that a rule is about, separated by spaces, and what is wrong
+_Problems = Iterator[
+    Tuple[str, str]
+]  # the settings that a rule is about, separated by spaces, and what is wrong
 
 _MIN_TRAINED_VOCABULARY = 128  # tokens: the special ones and single characters need that many
 

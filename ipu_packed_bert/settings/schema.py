@@ -13,9 +13,18 @@ from ipu_packed_bert.settings.declare import FREE, setting
 from ipu_packed_bert.settings.user_task import PATTERN
 from pack_data.packers import PACKERS
 
-PRETRAIN, FINETUNE = "pretrain", "finetune"  # the commands, each with settings and defaults of its own
+PRETRAIN, FINETUNE = (
+    "pretrain",
+    "finetune",
+)  # the commands, each with settings and defaults of its own
 PRETRAINING = "pretraining"  # the task of the first
-SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS = "squad", "single_label", "multi_label", "regression", "tokens"
+SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS = (
+    "squad",
+    "single_label",
+    "multi_label",
+    "regression",
+    "tokens",
+)
 # The learning rate after its warm-up; `optimizer.learning_rate` computes it.
 SCHEDULES = ("linear", "polynomial", "cosine", "constant")
 
@@ -28,7 +37,9 @@ _TASK = "a run goes on with the task it has"
 _MAX_SEED = 2**31 - 1
 # LAMB and AdamW, as published for BERT; nobody has asked for other values.
 EPSILON = 1.0e-6  # added to the root of the second moment
-MAX_WEIGHT_NORM = 65500.0  # LAMB: bound of a tensor's norm in its trust ratio, the largest that float16 holds
+MAX_WEIGHT_NORM = (
+    65500.0  # LAMB: bound of a tensor's norm in its trust ratio, the largest that float16 holds
+)
 # Settings of version 1.0 that are constants now. A file may still state them, with these values.
 FIXED: Mapping[str, Any] = {
     "optimizer.eps": EPSILON,
@@ -70,9 +81,15 @@ class DataConfig:
         of=PRETRAIN,
         above=0.0,
     )
-    corpus: str = setting("embedded", "the embedded corpus, a file or a directory", of=PRETRAIN, resume=FREE)
-    json_field: str = setting("text", "field with the text of a JSONL corpus", of=PRETRAIN, resume=FREE)
-    vocabulary: Optional[str] = setting(None, "vocab.txt; null: train one on the corpus", of=PRETRAIN, resume=FREE)
+    corpus: str = setting(
+        "embedded", "the embedded corpus, a file or a directory", of=PRETRAIN, resume=FREE
+    )
+    json_field: str = setting(
+        "text", "field with the text of a JSONL corpus", of=PRETRAIN, resume=FREE
+    )
+    vocabulary: Optional[str] = setting(
+        None, "vocab.txt; null: train one on the corpus", of=PRETRAIN, resume=FREE
+    )
     vocabulary_size: int = setting(
         30522,
         "tokens of a vocabulary that is trained; default: model.vocabulary_size",
@@ -81,15 +98,25 @@ class DataConfig:
         maximum=2**31 - 1,
         resume=_DATA,
     )
-    training: Optional[str] = setting(None, "file to train on; null: only evaluate", of=FINETUNE, resume=FREE)
-    evaluation: Optional[str] = setting(None, "file to evaluate on; null: none", of=FINETUNE, resume=FREE)
+    training: Optional[str] = setting(
+        None, "file to train on; null: only evaluate", of=FINETUNE, resume=FREE
+    )
+    evaluation: Optional[str] = setting(
+        None, "file to evaluate on; null: none", of=FINETUNE, resume=FREE
+    )
     training_examples: Optional[int] = setting(
         None, "questions or texts drawn at random; null: all", of=FINETUNE, minimum=1, resume=_DATA
     )
     evaluation_examples: Optional[int] = setting(
-        None, "drawn at random, the same for every seed; null: all", of=FINETUNE, minimum=1, resume=FREE
+        None,
+        "drawn at random, the same for every seed; null: all",
+        of=FINETUNE,
+        minimum=1,
+        resume=FREE,
     )
-    max_sequence_length: int = setting(512, "slots per pack, S", default_of={FINETUNE: 384}, minimum=8, resume=_DATA)
+    max_sequence_length: int = setting(
+        512, "slots per pack, S", default_of={FINETUNE: 384}, minimum=8, resume=_DATA
+    )
     max_predictions_per_sequence: Optional[int] = setting(
         None,
         "masked tokens; null: 20, 56, 76 at 128, 384, 512, else 15 %",
@@ -110,7 +137,9 @@ class DataConfig:
     duplication_factor: int = setting(
         5, "passes over the corpus, each with new masks", of=PRETRAIN, minimum=1, resume=_DATA
     )
-    whole_word_masking: bool = setting(False, "mask all pieces of a word or none", of=PRETRAIN, resume=_DATA)
+    whole_word_masking: bool = setting(
+        False, "mask all pieces of a word or none", of=PRETRAIN, resume=_DATA
+    )
     seed: int = setting(
         5,
         "pre-training: segments, masks, order of the corpus; fine-tuning: which examples are drawn",
@@ -140,12 +169,18 @@ class DataConfig:
         """The directories for a message, with their shares if these are stated."""
         if self.shares is None:
             return " + ".join(self.folders)
-        return " + ".join(f"{share:g} x {folder}" for share, folder in zip(self.shares, self.folders))
+        return " + ".join(
+            f"{share:g} x {folder}" for share, folder in zip(self.shares, self.folders)
+        )
 
     @property
     def depth_shown(self) -> str:
         """The packing depth for a message."""
-        return "null (unlimited)" if self.max_sequences_per_pack is None else str(self.max_sequences_per_pack)
+        return (
+            "null (unlimited)"
+            if self.max_sequences_per_pack is None
+            else str(self.max_sequences_per_pack)
+        )
 
 
 @dataclass(frozen=True)
@@ -153,16 +188,29 @@ class StartConfig:
     """The initial weights of fine-tuning. The sizes apply only to a model that is trained from scratch."""
 
     checkpoint: Optional[str] = setting(
-        None, "Hugging Face directory, a run, or an installed package of weights; null: from scratch", of=FINETUNE
+        None,
+        "Hugging Face directory, a run, or an installed package of weights; null: from scratch",
+        of=FINETUNE,
     )
     vocabulary: Optional[str] = setting(
-        None, "vocab.txt; null: the checkpoint's, or one trained on the texts", of=FINETUNE, resume=FREE
+        None,
+        "vocab.txt; null: the checkpoint's, or one trained on the texts",
+        of=FINETUNE,
+        resume=FREE,
     )
     hidden_dropout: Optional[float] = setting(
-        None, "dropout rate of features; null: the checkpoint's", of=FINETUNE, minimum=0.0, below=1.0
+        None,
+        "dropout rate of features; null: the checkpoint's",
+        of=FINETUNE,
+        minimum=0.0,
+        below=1.0,
     )
     attention_dropout: Optional[float] = setting(
-        None, "dropout rate of attention weights; null: the checkpoint's", of=FINETUNE, minimum=0.0, below=1.0
+        None,
+        "dropout rate of attention weights; null: the checkpoint's",
+        of=FINETUNE,
+        minimum=0.0,
+        below=1.0,
     )
 
 
@@ -181,13 +229,28 @@ class ModelConfig:
         resume=SAME_SIZES,
     )
     hidden_size: int = setting(
-        768, "features of a token", default_of={FINETUNE: 256}, minimum=1, maximum=1 << 16, resume=SAME_SIZES
+        768,
+        "features of a token",
+        default_of={FINETUNE: 256},
+        minimum=1,
+        maximum=1 << 16,
+        resume=SAME_SIZES,
     )
     num_layers: int = setting(
-        12, "encoder layers", default_of={FINETUNE: 4}, minimum=1, maximum=1 << 12, resume=SAME_SIZES
+        12,
+        "encoder layers",
+        default_of={FINETUNE: 4},
+        minimum=1,
+        maximum=1 << 12,
+        resume=SAME_SIZES,
     )
     num_heads: int = setting(
-        12, "attention heads per layer", default_of={FINETUNE: 4}, minimum=1, maximum=1 << 12, resume=SAME_SIZES
+        12,
+        "attention heads per layer",
+        default_of={FINETUNE: 4},
+        minimum=1,
+        maximum=1 << 12,
+        resume=SAME_SIZES,
     )
     intermediate_size: int = setting(
         3072,
@@ -198,13 +261,22 @@ class ModelConfig:
         resume=SAME_SIZES,
     )
     max_position_embeddings: int = setting(
-        512, "left out: at least data.max_sequence_length", of=PRETRAIN, minimum=8, maximum=1 << 20, resume=SAME_SIZES
+        512,
+        "left out: at least data.max_sequence_length",
+        of=PRETRAIN,
+        minimum=8,
+        maximum=1 << 20,
+        resume=SAME_SIZES,
     )
     type_vocabulary_size: int = setting(
         2, "number of segments", of=PRETRAIN, minimum=2, maximum=1 << 16, resume=SAME_SIZES
     )
-    hidden_dropout: float = setting(0.1, "dropout rate of features", of=PRETRAIN, minimum=0.0, below=1.0)
-    attention_dropout: float = setting(0.0, "dropout rate of attention weights", of=PRETRAIN, minimum=0.0, below=1.0)
+    hidden_dropout: float = setting(
+        0.1, "dropout rate of features", of=PRETRAIN, minimum=0.0, below=1.0
+    )
+    attention_dropout: float = setting(
+        0.0, "dropout rate of attention weights", of=PRETRAIN, minimum=0.0, below=1.0
+    )
     layer_norm_eps: float = setting(
         1.0e-3, "as published for IPUs; the original BERT has 1.0e-12", of=PRETRAIN, above=0.0
     )
@@ -220,28 +292,49 @@ class LossConfig:
     normalisation: str = setting(
         "token", "mean over tokens, or over sequences", of=PRETRAIN, choices=("token", "sequence")
     )
-    next_sentence: bool = setting(True, "also train next-sentence prediction", of=PRETRAIN, resume=SAME_SIZES)
+    next_sentence: bool = setting(
+        True, "also train next-sentence prediction", of=PRETRAIN, resume=SAME_SIZES
+    )
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
     """The optimiser; in pre-training as for unpacked data, with what packing changes (packedBERT, section 3.3)."""
 
-    name: str = setting("lamb", "which optimiser", default_of={FINETUNE: "adamw"}, choices=("lamb", "adamw"))
+    name: str = setting(
+        "lamb", "which optimiser", default_of={FINETUNE: "adamw"}, choices=("lamb", "adamw")
+    )
     learning_rate: float = setting(
         2.828e-3, "the peak, reached after the warm-up", default_of={FINETUNE: 5.0e-5}, above=0.0
     )
     warmup_fraction: float = setting(
-        0.128, "fraction of the schedule's updates", default_of={FINETUNE: 0.1}, minimum=0.0, maximum=1.0
+        0.128,
+        "fraction of the schedule's updates",
+        default_of={FINETUNE: 0.1},
+        minimum=0.0,
+        maximum=1.0,
     )
-    schedule: str = setting("linear", "after the warm-up, from the peak to 0; constant: no decay", choices=SCHEDULES)
-    schedule_power: float = setting(1.0, "polynomial: exponent of the remaining fraction of updates", above=0.0)
+    schedule: str = setting(
+        "linear", "after the warm-up, from the peak to 0; constant: no decay", choices=SCHEDULES
+    )
+    schedule_power: float = setting(
+        1.0, "polynomial: exponent of the remaining fraction of updates", above=0.0
+    )
     schedule_steps: Optional[int] = setting(
-        None, "updates of the schedule, warm-up included; null: those of the run when it starts", minimum=1, resume=FREE
+        None,
+        "updates of the schedule, warm-up included; null: those of the run when it starts",
+        minimum=1,
+        resume=FREE,
     )
-    beta1: float = setting(0.9, "decay of the first moment, the mean gradient", minimum=0.0, below=1.0)
-    beta2: float = setting(0.999, "decay of the second moment, the mean square", minimum=0.0, below=1.0)
-    weight_decay: float = setting(0.01, "decoupled; not applied to biases and LayerNorms", minimum=0.0)
+    beta1: float = setting(
+        0.9, "decay of the first moment, the mean gradient", minimum=0.0, below=1.0
+    )
+    beta2: float = setting(
+        0.999, "decay of the second moment, the mean square", minimum=0.0, below=1.0
+    )
+    weight_decay: float = setting(
+        0.01, "decoupled; not applied to biases and LayerNorms", minimum=0.0
+    )
     bias_correction: bool = setting(True, "correct the moments for their start at 0")
     max_gradient_norm: Optional[float] = setting(
         None,
@@ -271,9 +364,15 @@ class BatchConfig:
         minimum=1,
         maximum=1 << 20,
     )
-    sequences_per_update: int = setting(32, "approximate: an update has whole packs", of=FINETUNE, minimum=1)
+    sequences_per_update: int = setting(
+        32, "approximate: an update has whole packs", of=FINETUNE, minimum=1
+    )
     gradient_accumulation: int = setting(
-        2048, "micro-batches per update and replica, unpacked", of=PRETRAIN, minimum=1, maximum=1 << 24
+        2048,
+        "micro-batches per update and replica, unpacked",
+        of=PRETRAIN,
+        minimum=1,
+        maximum=1 << 24,
     )
 
 
@@ -290,7 +389,9 @@ class EngineConfig:
         choices=("auto", "ipu", "host"),
         resume=FREE,
     )
-    device: str = setting("auto", "host; auto: CUDA, else the CPU", choices=("auto", "cpu", "cuda"), resume=FREE)
+    device: str = setting(
+        "auto", "host; auto: CUDA, else the CPU", choices=("auto", "cpu", "cuda"), resume=FREE
+    )
     precision: str = setting(
         "float32",
         "CPU and GPU only: the number type of matrix products",
@@ -304,10 +405,17 @@ class EngineConfig:
         resume=FREE,
     )
     compile: bool = setting(False, "host: use torch.compile", resume=FREE)
-    deterministic: bool = setting(False, "CUDA: the same bits in every run, slower; CPUs always give them", resume=FREE)
-    threads: Optional[int] = setting(None, "host; null: as many as torch chooses", minimum=1, resume=FREE)
+    deterministic: bool = setting(
+        False, "CUDA: the same bits in every run, slower; CPUs always give them", resume=FREE
+    )
+    threads: Optional[int] = setting(
+        None, "host; null: as many as torch chooses", minimum=1, resume=FREE
+    )
     processes: int = setting(
-        1, "host: the number of torchrun processes it is tuned for; any number works", minimum=1, resume=FREE
+        1,
+        "host: the number of torchrun processes it is tuned for; any number works",
+        minimum=1,
+        resume=FREE,
     )
     mask: str = setting(
         "product",
@@ -317,7 +425,8 @@ class EngineConfig:
     )
     half_weights: bool = setting(True, "weights in float16")
     half_logits: bool = setting(
-        False, "soft-max and loss of masked tokens in the weights' type: a third of the memory for logits"
+        False,
+        "soft-max and loss of masked tokens in the weights' type: a third of the memory for logits",
     )
     half_partials: bool = setting(True, "partial sums of products in float16")
     stochastic_rounding: bool = setting(True, "round float16 results at random, without bias")
@@ -334,9 +443,13 @@ class EngineConfig:
     ipu_model: bool = setting(False, "the simulated IPU instead of hardware", resume=FREE)
     offline_export: Optional[str] = setting(None, "file: compile into it, run nothing", resume=FREE)
     executable: Optional[str] = setting(
-        None, "file written by engine.offline_export: run it, compile no training program", resume=FREE
+        None,
+        "file written by engine.offline_export: run it, compile no training program",
+        resume=FREE,
     )
-    profile_directory: Optional[str] = setting(None, "directory for PopVision's profile", resume=FREE)
+    profile_directory: Optional[str] = setting(
+        None, "directory for PopVision's profile", resume=FREE
+    )
     asynchronous_loading: bool = setting(True, "prepare the next batch during a step", resume=FREE)
     log_cycles: bool = setting(False, "count the cycles of each step", resume=FREE)
     recompute_layers: Optional[bool] = setting(
@@ -361,25 +474,44 @@ class PlacementConfig:
         resume=FREE,
     )
     replicas: int = setting(1, "copies of the model", minimum=1)
-    ipus_per_replica: int = setting(1, "IPUs that hold one copy of the model", minimum=1, resume=FREE)
-    layers_per_ipu: Tuple[int, ...] = setting((12,), "left out with one IPU: model.num_layers", minimum=0, resume=FREE)
+    ipus_per_replica: int = setting(
+        1, "IPUs that hold one copy of the model", minimum=1, resume=FREE
+    )
+    layers_per_ipu: Tuple[int, ...] = setting(
+        (12,), "left out with one IPU: model.num_layers", minimum=0, resume=FREE
+    )
     available_memory_proportion: Tuple[float, ...] = setting(
         (0.28,), "memory for products, for each IPU", above=0.0, maximum=1.0, resume=FREE
     )
-    embedding_serialization_factor: int = setting(1, "parts of the vocabulary projection", minimum=1, resume=FREE)
+    embedding_serialization_factor: int = setting(
+        1, "parts of the vocabulary projection", minimum=1, resume=FREE
+    )
     optimizer_state_off_chip: bool = setting(True, "in the memory beside the chip", resume=FREE)
-    replicated_tensor_sharding: bool = setting(False, "divide the optimiser state among the replicas", resume=FREE)
+    replicated_tensor_sharding: bool = setting(
+        False, "divide the optimiser state among the replicas", resume=FREE
+    )
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """The length of a run, how often it is saved and evaluated, and its seed."""
 
-    seed: int = setting(5, "initial weights, dropout, order of the packs", minimum=0, maximum=_MAX_SEED, resume=_ORDER)
-    evaluate_every: int = setting(
-        0, "updates between evaluations; 0: never, or for tasks with scores only at the end", minimum=0, resume=FREE
+    seed: int = setting(
+        5,
+        "initial weights, dropout, order of the packs",
+        minimum=0,
+        maximum=_MAX_SEED,
+        resume=_ORDER,
     )
-    checkpoint_every: int = setting(0, "updates between checkpoints; 0: only at the end", minimum=0, resume=FREE)
+    evaluate_every: int = setting(
+        0,
+        "updates between evaluations; 0: never, or for tasks with scores only at the end",
+        minimum=0,
+        resume=FREE,
+    )
+    checkpoint_every: int = setting(
+        0, "updates between checkpoints; 0: only at the end", minimum=0, resume=FREE
+    )
     keep_checkpoints: int = setting(
         2,
         "number of newest checkpoints to keep, and one known to be good",
@@ -397,7 +529,9 @@ class RunConfig:
         None, "a service that also shows the curves", choices=("wandb", "mlflow"), resume=FREE
     )
     steps: int = setting(100, "weight updates", of=PRETRAIN, minimum=1, resume=FREE)
-    epochs: int = setting(2, "passes over the training examples", of=FINETUNE, minimum=1, resume=FREE)
+    epochs: int = setting(
+        2, "passes over the training examples", of=FINETUNE, minimum=1, resume=FREE
+    )
 
 
 def training_stages(layers_per_ipu: Sequence[int], *, heads_return: bool = True) -> int:

@@ -56,12 +56,16 @@ def config_file(name: str) -> Path:
     if path.stem in shipped and (is_bare or is_in_configs):
         return FOLDER / f"{path.stem}.yml"
 
-    siblings = {} if is_bare else {sibling.stem: str(sibling) for sibling in path.parent.glob("*.yml")}
+    siblings = (
+        {} if is_bare else {sibling.stem: str(sibling) for sibling in path.parent.glob("*.yml")}
+    )
     similar = difflib.get_close_matches(path.stem, [*siblings, *shipped], n=1, cutoff=0.8)
     hint = f"did you mean {siblings.get(similar[0], similar[0])}?" if similar else ""
     if is_bare:
         hint = hint or f"these are {', '.join(shipped)}"
-        raise ValueError(f"--config {name}: neither a file nor a configuration that comes with the program; {hint}")
+        raise ValueError(
+            f"--config {name}: neither a file nor a configuration that comes with the program; {hint}"
+        )
     if hint and not path.exists():
         raise ValueError(f"--config {name}: no such file; {hint}")
     return path

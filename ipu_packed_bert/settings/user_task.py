@@ -79,11 +79,15 @@ def own_class(name: str) -> Any:
     path = _file_of(name)
     class_name = name.rpartition(":")[2]
     if not os.path.exists(path):
-        raise ValueError(f"task.name is {name}; there is no file {path}: put it there, a run keeps its full path")
+        raise ValueError(
+            f"task.name is {name}; there is no file {path}: put it there, a run keeps its full path"
+        )
     task = getattr(_loaded(path), class_name, None)
     # The attribute identifies a task: `tasks.examples` imports the settings, which import this module.
     if not isinstance(task, type) or not isinstance(getattr(task, "settings", None), type):
-        raise ValueError(f"task.name is {name}; {path} has no class {class_name} that is an ExampleTask")
+        raise ValueError(
+            f"task.name is {name}; {path} has no class {class_name} that is an ExampleTask"
+        )
     missing = ", ".join(sorted(getattr(task, "__abstractmethods__", ())))
     if missing:
         raise ValueError(
@@ -109,7 +113,9 @@ def _loaded(path: str) -> ModuleType:
     name = f"{Path(path).stem}_{zlib.crc32(os.fsencode(path)):08x}"
     if name not in sys.modules:
         content = _content(path)
-        if _sha256(content) not in _trusted and not os.path.isfile(_state_folder() / _sha256(content)):
+        if _sha256(content) not in _trusted and not os.path.isfile(
+            _state_folder() / _sha256(content)
+        ):
             raise ValueError(
                 f"task.name is of {path}, which this command would run; you have not trusted it, or it was changed "
                 f"since: read it, then add --trust-task {shlex.quote(path)} once"

@@ -13,7 +13,9 @@ from pack_data.reading.fields import MOST_DIGITS, is_plain_name, named, one_line
 from pack_data.reading.files import read_regular
 
 _MAX_BYTES = 1 << 20  # a configuration has a few kB
-_MAX_MERGED_KEYS = 10_000  # that `<<` brings into one section: an alias of an alias may stand for millions
+_MAX_MERGED_KEYS = (
+    10_000  # that `<<` brings into one section: an alias of an alias may stand for millions
+)
 _MAX_EXTENDS = 8  # files that extend one another, in a chain
 
 
@@ -25,17 +27,23 @@ class _YamlLoader(yaml.SafeLoader):
     """PyYAML's safe loader, which also refuses duplicate keys, recursion, long numbers and huge merges."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        return super().construct_object(node, deep=True)  # deep: an alias inside its own anchor is then refused
+        return super().construct_object(
+            node, deep=True
+        )  # deep: an alias inside its own anchor is then refused
 
     def construct_yaml_int(self, node: Any) -> Any:
         if len(node.value) > MOST_DIGITS:  # Python 3.8 takes seconds to convert a million digits
-            raise yaml.constructor.ConstructorError(None, None, "a number with too many digits", node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, "a number with too many digits", node.start_mark
+            )
         return super().construct_yaml_int(node)
 
     def flatten_mapping(self, node: Any) -> None:
         super().flatten_mapping(node)
         if len(node.value) > _MAX_MERGED_KEYS:
-            raise yaml.constructor.ConstructorError(None, None, "a section with too many keys", node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, "a section with too many keys", node.start_mark
+            )
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys: Set[Any] = set()
@@ -85,7 +93,9 @@ def load_yaml(path: Union[str, Path], *, levels: int = _MAX_EXTENDS) -> Any:
                 "with the program, without .yml"
             )
         if not levels:
-            raise ConfigError(f"{path}: extends {name}; too many files extend one another, or they form a circle")
+            raise ConfigError(
+                f"{path}: extends {name}; too many files extend one another, or they form a circle"
+            )
         bases.append(load_yaml(base, levels=levels - 1))
     merged: Any = {}
     for tree in (*bases, settings):
@@ -120,6 +130,13 @@ def parse_yaml(text: Union[str, bytes], source: Union[str, Path]) -> Any:
     except RecursionError:
         problem = "it is nested too deeply"
     # PyYAML's own errors, and those of its constructors for values that its patterns accept: 2001-13-45, !!int ''.
-    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:
         problem = one_line(error)
     raise ConfigError(f"{source}: not valid YAML: {problem}")

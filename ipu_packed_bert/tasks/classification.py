@@ -18,11 +18,23 @@ from ipu_packed_bert.model.bert import initialise
 from ipu_packed_bert.model.loss import correct, cross_entropy
 from ipu_packed_bert.model.packed import GatherSlots, PackedBert
 from ipu_packed_bert.settings.config import Config
-from ipu_packed_bert.settings.finetuning import MULTI_LABEL, REGRESSION, SINGLE_LABEL, ClassificationConfig
+from ipu_packed_bert.settings.finetuning import (
+    MULTI_LABEL,
+    REGRESSION,
+    SINGLE_LABEL,
+    ClassificationConfig,
+)
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.examples import ExampleTask, LabelTask, LossAndCorrect, Scored
-from ipu_packed_bert.tasks.files import ExampleSource, Faults, TableRow, is_label, plain_text, read_records
+from ipu_packed_bert.tasks.files import (
+    ExampleSource,
+    Faults,
+    TableRow,
+    is_label,
+    plain_text,
+    read_records,
+)
 from ipu_packed_bert.tasks.inputs import Inputs
 from ipu_packed_bert.tasks.scores import macro_f1, matthews, micro_f1, pearson, spearman
 from pack_data.reading.fields import named, shown
@@ -52,7 +64,9 @@ class _PackedBertForSequenceClassification(PackedBert):
         self.classifier = nn.Linear(model.hidden_size, classes)
         initialise(self, model.initializer_range)
 
-    def predictions(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD) -> torch.Tensor:
+    def predictions(
+        self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD
+    ) -> torch.Tensor:
         """Return class logits, [B, D, C], at least float32; those of absent sequences are finite and meaningless."""
         hidden_BSH = self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         pooled_BDH = self.bert.pooler(self.first_slots(hidden_BSH, cls_positions_BD))
@@ -70,7 +84,9 @@ class _PackedBertForSequenceClassification(PackedBert):
         labels,
         scale_B,
     ) -> LossAndCorrect:
-        logits_BDC = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD)
+        logits_BDC = self.predictions(
+            input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, cls_positions_BD
+        )
         present_BD = sequence_numbers_BD > 0
         weight_BD = present_BD.to(logits_BDC.dtype)
         if self.kind == SINGLE_LABEL:
@@ -78,7 +94,9 @@ class _PackedBertForSequenceClassification(PackedBert):
             right_BD = correct(logits_BDC, labels)
         elif self.kind == MULTI_LABEL:
             labels_BDC = labels.to(logits_BDC.dtype)
-            loss_BD = F.binary_cross_entropy_with_logits(logits_BDC, labels_BDC, reduction="none").mean(2)
+            loss_BD = F.binary_cross_entropy_with_logits(
+                logits_BDC, labels_BDC, reduction="none"
+            ).mean(2)
             right_BD = ((logits_BDC > 0) == (labels_BDC > 0)).all(2)
         else:
             loss_BD = (logits_BDC.squeeze(2) - labels.to(logits_BDC.dtype)) ** 2
@@ -100,9 +118,18 @@ class ClassificationTask(LabelTask):
     """Texts with one label, several labels or a number."""
 
     architecture = "BertForSequenceClassification"
-    fields = (*ExampleTask.prediction_fields, "cls_positions", "sequence_numbers", "labels", "scale")
+    fields = (
+        *ExampleTask.prediction_fields,
+        "cls_positions",
+        "sequence_numbers",
+        "labels",
+        "scale",
+    )
     prediction_fields = (*ExampleTask.prediction_fields, "cls_positions")
-    heads: Tuple[PlacedPart, ...] = (PlacedPart("pooler", "bert.pooler"), PlacedPart("classifier", "classifier"))
+    heads: Tuple[PlacedPart, ...] = (
+        PlacedPart("pooler", "bert.pooler"),
+        PlacedPart("classifier", "classifier"),
+    )
     of_slots = False
     label_setting = "label_column"
 
@@ -125,7 +152,9 @@ class ClassificationTask(LabelTask):
             try:
                 return _Text(parts, *_READERS[columns.name](raw), where)
             except ValueError:
-                raise ValueError(f"{where}: {named(columns.label_column)} is {shown(raw)}; must be {rule}") from None
+                raise ValueError(
+                    f"{where}: {named(columns.label_column)} is {shown(raw)}; must be {rule}"
+                ) from None
 
         hint = "; name them with --set task.text_column=... and task.label_column=..."
         return read_records(source, text, what="text", columns=text_columns, hint=hint)
@@ -154,9 +183,13 @@ class ClassificationTask(LabelTask):
         slots = self.max_sequence_length
         parts = list(zip(*(text.parts for text in examples)))
         encoded = [[tokens.ids for tokens in self.tokenizer.encode(texts)] for texts in parts]
-        rows = [self.tokenizer.joined(_shortened(ids, slots - len(parts) - 1)) for ids in zip(*encoded)]
+        rows = [
+            self.tokenizer.joined(_shortened(ids, slots - len(parts) - 1)) for ids in zip(*encoded)
+        ]
         ids, segments = zip(*rows)
-        inputs = Inputs.of(ids, np.concatenate(segments), targets={"labels": self._targets(examples, what)})
+        inputs = Inputs.of(
+            ids, np.concatenate(segments), targets={"labels": self._targets(examples, what)}
+        )
 
         note = f"{what}: {len(examples):,} texts of {inputs.lengths.mean():.0f} tokens"
         cut = int((inputs.lengths == slots).sum())
@@ -167,7 +200,9 @@ class ClassificationTask(LabelTask):
 
     def _targets(self, texts: Sequence[_Text], what: str) -> np.ndarray:
         if self.name == REGRESSION:
-            return np.array([0.0 if text.labels is None else text.number for text in texts], np.float32)
+            return np.array(
+                [0.0 if text.labels is None else text.number for text in texts], np.float32
+            )
         faults = Faults(self.sources[what])
         targets = np.zeros((len(texts), len(self.labels or ())), np.float32)
         for number, text in enumerate(texts):
@@ -189,7 +224,9 @@ class ClassificationTask(LabelTask):
 
     def network(self, attention: str) -> PackedBert:
         classes = max(1, len(self.labels or ()))
-        return _PackedBertForSequenceClassification(self.model, classes=classes, kind=self.name, attention=attention)
+        return _PackedBertForSequenceClassification(
+            self.model, classes=classes, kind=self.name, attention=attention
+        )
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         logits = np.stack(outputs).astype(np.float64)
@@ -208,12 +245,17 @@ class ClassificationTask(LabelTask):
         if self.name == MULTI_LABEL:
             answers: List[Dict[str, Any]] = []
             for row in _sigmoid(logits):
-                likely = {names[number]: float(row[number]) for number in np.flatnonzero(row > _THRESHOLD)}
+                likely = {
+                    names[number]: float(row[number]) for number in np.flatnonzero(row > _THRESHOLD)
+                }
                 answers.append({"prediction": list(likely), "probabilities": likely})
             return answers
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         probabilities = weights / weights.sum(axis=1, keepdims=True)
-        return [{"prediction": names[int(row.argmax())], "probability": float(row.max())} for row in probabilities]
+        return [
+            {"prediction": names[int(row.argmax())], "probability": float(row.max())}
+            for row in probabilities
+        ]
 
     def _score(self, logits: np.ndarray, labels: np.ndarray) -> Dict[str, Optional[float]]:
         """Return percentages, and correlations (Matthews', Pearson's, Spearman's) in [-1, 1]."""
@@ -261,7 +303,9 @@ def _one_label(raw: Any) -> _Target:
 
 def _labels(raw: Any) -> _Target:
     parts = raw if isinstance(raw, list) else [part.strip() for part in str(raw).split("|")]
-    has_repeats = isinstance(raw, list) and len(set(map(str, raw))) < len(raw)  # as a list of 0 and 1 has
+    has_repeats = isinstance(raw, list) and len(set(map(str, raw))) < len(
+        raw
+    )  # as a list of 0 and 1 has
     if raw is None or isinstance(raw, dict) or has_repeats or not all(map(is_label, parts)):
         raise ValueError
     return tuple(dict.fromkeys(str(part) for part in parts if part != "")), math.nan
@@ -278,7 +322,11 @@ def _number(raw: Any) -> _Target:
 
 
 # Kind -> the labels and the number of a value; ValueError for another value than the rule allows.
-_READERS: Dict[str, Callable[[Any], _Target]] = {SINGLE_LABEL: _one_label, MULTI_LABEL: _labels, REGRESSION: _number}
+_READERS: Dict[str, Callable[[Any], _Target]] = {
+    SINGLE_LABEL: _one_label,
+    MULTI_LABEL: _labels,
+    REGRESSION: _number,
+}
 _RULES = {
     SINGLE_LABEL: "one label, of at most 1,000 characters",
     MULTI_LABEL: "labels of at most 1,000 characters, each once",

@@ -118,10 +118,19 @@ class ExampleTask(Task):
         self.asked = asked
         self.max_sequence_length = config.data.max_sequence_length
         self.notes: List[str] = []  # what a user should know about the data, one line each
-        files = {"evaluation": asked.source} if asked else {what: getattr(config.data, what) for what in _FILES}
-        self.sources = {what: ExampleSource.of(name) for what, name in files.items() if name is not None}
+        files = (
+            {"evaluation": asked.source}
+            if asked
+            else {what: getattr(config.data, what) for what in _FILES}
+        )
+        self.sources = {
+            what: ExampleSource.of(name) for what, name in files.items() if name is not None
+        }
         with_labels = asked is None or asked.labels
-        read = {what: self.read(source, config, labels=with_labels) for what, source in self.sources.items()}
+        read = {
+            what: self.read(source, config, labels=with_labels)
+            for what, source in self.sources.items()
+        }
         self.labels = self.begin(read, labels)
         self.examples: List[Any] = []  # those of `evaluation`
         for what, examples in read.items():
@@ -135,7 +144,9 @@ class ExampleTask(Task):
     def read(cls, source: ExampleSource, config: Config, *, labels: bool) -> List[Any]:
         """Return the examples of a file, in file order.  labels: False leaves their labels unread."""
 
-    def begin(self, read: Dict[str, List[Any]], labels: Optional[Sequence[str]]) -> Optional[List[str]]:
+    def begin(
+        self, read: Dict[str, List[Any]], labels: Optional[Sequence[str]]
+    ) -> Optional[List[str]]:
         """Return the labels of a classifier, from all examples of `training` and `evaluation`; may replace these."""
         return None
 
@@ -163,7 +174,9 @@ class ExampleTask(Task):
         depth = max([1, *(packing.largest_depth for _, packing in packed.values())])
         self.max_sequences_per_pack = depth
         if "training" in packed:
-            self.training_packs = ExamplePacks(*packed["training"], seed=self.config.run.seed, depth=depth)
+            self.training_packs = ExamplePacks(
+                *packed["training"], seed=self.config.run.seed, depth=depth
+            )
         if "evaluation" in packed:
             self.evaluation_packs = ExamplePacks(*packed["evaluation"], depth=depth)
 
@@ -222,9 +235,16 @@ class ExampleTask(Task):
         batch_counts = list(chain.from_iterable(engine.processes.gathered(batch_counts)))
         seconds = time.perf_counter() - start
 
-        counts = {name: sum(count[name] for count in batch_counts) for name in ("packs", "tokens", *self.counts)}
+        counts = {
+            name: sum(count[name] for count in batch_counts)
+            for name in ("packs", "tokens", *self.counts)
+        }
         is_complete = self.evaluation is not None and len(outputs) == len(self.evaluation)
-        return _Predicted([outputs[number] for number in range(len(outputs))] if is_complete else None, counts, seconds)
+        return _Predicted(
+            [outputs[number] for number in range(len(outputs))] if is_complete else None,
+            counts,
+            seconds,
+        )
 
     def outputs_of(self, predictions: np.ndarray, batch: Batch) -> Iterator[Tuple[int, np.ndarray]]:
         """Yield the number (from 0) and the outputs of each sequence of a batch.
@@ -271,7 +291,9 @@ class LabelTask(ExampleTask):
                     f"{self.sources['training']}: has no labels; name their column with --set "
                     f"task.{self.label_setting}=..."
                 )
-            training_labels = set(chain.from_iterable(example.labels for example in read["training"]))
+            training_labels = set(
+                chain.from_iterable(example.labels for example in read["training"])
+            )
             # The order of a checkpoint that was trained on these labels is kept, as its head is.
             if not labels or not training_labels <= set(labels):
                 labels = sorted(training_labels, key=_in_order)

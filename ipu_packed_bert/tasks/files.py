@@ -14,7 +14,19 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, TypeVar, Union
+from typing import (
+    IO,
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    TypeVar,
+    Union,
+)
 
 from ipu_packed_bert.settings.config import Config
 from pack_data.cli.command import Problems
@@ -23,7 +35,14 @@ from pack_data.reading.files import open_unpacked
 
 STANDARD_INPUT = "-"
 # Ending of a name, before .gz or .xz -> content.
-_FORMATS = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".tsv": "tsv", ".conll": "conll", ".txt": "conll"}
+_FORMATS = {
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".conll": "conll",
+    ".txt": "conll",
+}
 _SUFFIXES = (".gz", ".xz")
 _MOST_CHARACTERS = 1 << 28  # of a file that is read whole, decompressed
 _LONGEST_LINE = 1 << 24
@@ -40,7 +59,9 @@ class ExampleSource:
     format: str = ""  # a value of _FORMATS; "" for other endings
 
     @classmethod
-    def of(cls, name: Union[str, Path, ExampleSource], format: Optional[str] = None) -> ExampleSource:
+    def of(
+        cls, name: Union[str, Path, ExampleSource], format: Optional[str] = None
+    ) -> ExampleSource:
         """Return the source of this name.  format: the content of standard input, which has no ending."""
         if isinstance(name, ExampleSource):
             return name
@@ -75,7 +96,9 @@ class ExampleSource:
                 if not line:
                     return
                 if len(line) > _LONGEST_LINE:
-                    raise ValueError(f"{self} line {number}: more than {_LONGEST_LINE:,} characters; {_WAY_OUT}")
+                    raise ValueError(
+                        f"{self} line {number}: more than {_LONGEST_LINE:,} characters; {_WAY_OUT}"
+                    )
                 yield line
 
     def json(self) -> Any:
@@ -83,7 +106,9 @@ class ExampleSource:
         with self._opened("\n") as file:
             text = file.read(_MOST_CHARACTERS + 1)
         if len(text) > _MOST_CHARACTERS:
-            raise ValueError(f"{self}: more than {_MOST_CHARACTERS:,} characters, decompressed; split it")
+            raise ValueError(
+                f"{self}: more than {_MOST_CHARACTERS:,} characters, decompressed; split it"
+            )
         return parse_json(text, str(self), _WAY_OUT)
 
 
@@ -137,7 +162,9 @@ def is_label(value: Any) -> bool:
 def located(config: Config, data_dir: Optional[Path]) -> Config:
     """Return the configuration with the full paths of its files, which are looked for in `data_dir` first."""
     if data_dir is not None and not data_dir.is_dir():
-        raise ValueError(f"--data-dir {data_dir}: no such directory; pass the one that holds the data files")
+        raise ValueError(
+            f"--data-dir {data_dir}: no such directory; pass the one that holds the data files"
+        )
     paths: Dict[str, Any] = {}
     for name in ("training", "evaluation"):
         value = getattr(config.data, name)
@@ -206,7 +233,9 @@ def read_records(
         with contextlib.nullcontext() if has_header and missing else faults.of_record():
             if missing:
                 names = ", ".join(map(named, list(record.values)[:8]))
-                raise ValueError(f"{where}: no column {shown(missing[0])}, the columns are {names}{hint}")
+                raise ValueError(
+                    f"{where}: no column {shown(missing[0])}, the columns are {names}{hint}"
+                )
             made.append(make(record, where))
     faults.refuse()
     if not made:
@@ -216,7 +245,9 @@ def read_records(
 
 def _delimited_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:
     # A quote in a TSV file is a character like any other, as in the GLUE files.
-    options: Dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if source.format == "tsv" else {}
+    options: Dict[str, Any] = (
+        {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if source.format == "tsv" else {}
+    )
     reader = csv.reader(source.lines(newline=""), strict=True, **options)
     line = 1
     try:
@@ -227,11 +258,15 @@ def _delimited_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow
                 yield TableRow(line, dict(zip(header, row)))
             elif row:
                 with faults.of_record():
-                    raise ValueError(f"{source} line {line}: {len(row)} columns, the header has {len(header)}")
+                    raise ValueError(
+                        f"{source} line {line}: {len(row)} columns, the header has {len(header)}"
+                    )
             line = reader.line_num + 1
     except csv.Error as error:
         with faults.of_record():
-            raise ValueError(f"{source} line {line}: not a table, or a quote is not closed ({error})") from None
+            raise ValueError(
+                f"{source} line {line}: not a table, or a quote is not closed ({error})"
+            ) from None
 
 
 def _json_lines(source: ExampleSource, faults: Faults) -> Iterator[TableRow]:

@@ -15,7 +15,15 @@ from pack_data.building.assignment import assign
 from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
-from pack_data.store.packs import SEQUENCE, SLOT, PackSchema, StoredColumn, assemble, decode, smallest_type
+from pack_data.store.packs import (
+    SEQUENCE,
+    SLOT,
+    PackSchema,
+    StoredColumn,
+    assemble,
+    decode,
+    smallest_type,
+)
 from pack_data.store.sequences import Sequences, ragged_index
 from pack_data.text.vocabulary import AnyVocabulary
 
@@ -79,9 +87,13 @@ class Inputs:
     slots: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, ids: Sequence[np.ndarray], segment_ids: np.ndarray, **further: Mapping[str, np.ndarray]) -> Inputs:
+    def of(
+        cls, ids: Sequence[np.ndarray], segment_ids: np.ndarray, **further: Mapping[str, np.ndarray]
+    ) -> Inputs:
         """Join the ids of each sequence; segment_ids and `slots` are flat already."""
-        return cls(np.array(list(map(len, ids)), np.int64), np.concatenate(ids), segment_ids, **further)
+        return cls(
+            np.array(list(map(len, ids)), np.int64), np.concatenate(ids), segment_ids, **further
+        )
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -115,14 +127,18 @@ class ExamplePacks(Packs):
         ValueError: A sequence is too long.
     """
 
-    def __init__(self, inputs: Inputs, packing: Packing, *, seed: int = 0, depth: Optional[int] = None):
+    def __init__(
+        self, inputs: Inputs, packing: Packing, *, seed: int = 0, depth: Optional[int] = None
+    ):
         self.inputs = inputs
         self.packing = packing
         self.seed = seed
         self.digest = zlib.crc32(inputs.input_ids.tobytes())
         for _, values in sorted({**inputs.targets, **inputs.slot_targets, **inputs.slots}.items()):
             self.digest = zlib.crc32(np.ascontiguousarray(values).tobytes(), self.digest)
-        self.schema = _schema_of(inputs, packing.max_sequence_length, max(1, packing.largest_depth, depth or 1))
+        self.schema = _schema_of(
+            inputs, packing.max_sequence_length, max(1, packing.largest_depth, depth or 1)
+        )
         self._epoch = -1
         self._packs = np.zeros(0, self.schema.record_dtype)  # of the epoch
 
@@ -143,12 +159,16 @@ class ExamplePacks(Packs):
         """Return the sequences of these packs, each alone in its row: the reference for packing."""
         sequences = self._records(numbers, epoch)["sequence_numbers"]
         rows = [[number - 1] for number in sequences[sequences > 0].tolist()]
-        return rows_of(self.inputs, rows, self.schema.max_sequence_length, self.schema.max_sequences_per_pack)
+        return rows_of(
+            self.inputs, rows, self.schema.max_sequence_length, self.schema.max_sequences_per_pack
+        )
 
     def _records(self, numbers: np.ndarray, epoch: int) -> np.ndarray:
         if self._epoch != epoch:
             places = assign(self.inputs.lengths, self.packing, (self.seed, epoch))
-            self._packs = assemble(self.schema, self.inputs.sequences, places.pack, places.slot, len(self))
+            self._packs = assemble(
+                self.schema, self.inputs.sequences, places.pack, places.slot, len(self)
+            )
             self._epoch = epoch
         return self._packs[numbers]
 
@@ -163,7 +183,9 @@ def _schema_of(inputs: Inputs, slots: int, depth: int) -> PackSchema:
     return PackSchema.of_tokens(slots, depth, columns)
 
 
-def rows_of(inputs: Inputs, rows: Sequence[Sequence[int]], slots: int, depth: Optional[int] = None) -> Batch:
+def rows_of(
+    inputs: Inputs, rows: Sequence[Sequence[int]], slots: int, depth: Optional[int] = None
+) -> Batch:
     """Return the fields of rows that hold the sequences of these numbers (from 0), without scales.
 
     A row has `slots` slots and `depth` places for sequences; None: as many as the fullest row needs.  Raises ValueError
@@ -174,7 +196,9 @@ def rows_of(inputs: Inputs, rows: Sequence[Sequence[int]], slots: int, depth: Op
     schema = _schema_of(inputs, slots, depth or max(1, int(counts.max(initial=0))))
     row = np.repeat(np.arange(len(rows)), counts)
     place = ragged_index(np.zeros(len(rows), np.int64), counts)
-    return _fields(inputs, schema, assemble(schema, inputs.sequences.take(numbers), row, place, len(rows)))
+    return _fields(
+        inputs, schema, assemble(schema, inputs.sequences.take(numbers), row, place, len(rows))
+    )
 
 
 def _fields(inputs: Inputs, schema: PackSchema, records: np.ndarray) -> Batch:

@@ -33,7 +33,9 @@ class Pretraining(Task):
         self.model = config.model
         self.max_sequence_length = config.data.max_sequence_length
         self.max_sequences_per_pack = (
-            schema.max_sequences_per_pack if schema is not None else config.data.max_sequences_per_pack
+            schema.max_sequences_per_pack
+            if schema is not None
+            else config.data.max_sequences_per_pack
         )
         masked = "masked_tokens" if config.loss.normalisation == "token" else "sequences"
         self.scales = {"mlm_scale": masked, "nsp_scale": "sequences"}

@@ -43,7 +43,9 @@ def span_log_probabilities(logits_BS, input_mask_BS, present_BD, hidden: float) 
     (`model.packed.hidden_score`), so that their probability is exactly 0.  An absent sequence sees every slot: its
     values are finite and meaningless, where an empty softmax would be NaN.
     """
-    numbers_D = torch.arange(1, present_BD.shape[1] + 1, dtype=input_mask_BS.dtype, device=input_mask_BS.device)
+    numbers_D = torch.arange(
+        1, present_BD.shape[1] + 1, dtype=input_mask_BS.dtype, device=input_mask_BS.device
+    )
     other_BDS = input_mask_BS.unsqueeze(1) != numbers_D.view(1, -1, 1)
     seen = torch.zeros((), dtype=logits_BS.dtype, device=logits_BS.device)
     mask_BDS = torch.where(other_BDS & present_BD.unsqueeze(2), torch.full_like(seen, hidden), seen)
@@ -59,12 +61,16 @@ class _PackedBertForQuestionAnswering(PackedBert):
         self.qa_outputs = nn.Linear(model.hidden_size, 2)
         initialise(self, model.initializer_range)
 
-    def predictions(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS) -> torch.Tensor:
+    def predictions(
+        self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS
+    ) -> torch.Tensor:
         """Return logits of every slot to be the start and the end of its sequence's answer, [B, S, 2].
 
         At least float32.
         """
-        logits_BS2 = self.qa_outputs(self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS))
+        logits_BS2 = self.qa_outputs(
+            self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
+        )
         return logits_BS2 if logits_BS2.dtype == torch.float64 else logits_BS2.float()
 
     def forward(
@@ -84,9 +90,13 @@ class _PackedBertForQuestionAnswering(PackedBert):
         loss_BD = torch.zeros_like(weight_BD)
         right_BD = present_BD
         for end, position_BD in enumerate((start_positions_BD, end_positions_BD)):
-            log_BDS = span_log_probabilities(logits_BS2[:, :, end], input_mask_BS, present_BD, self.span_hidden)
+            log_BDS = span_log_probabilities(
+                logits_BS2[:, :, end], input_mask_BS, present_BD, self.span_hidden
+            )
             # Not a gather, whose gradient would be a scatter on IPUs.
-            wrong = F.nll_loss(log_BDS.flatten(0, 1), position_BD.to(torch.int64).flatten(), reduction="none")
+            wrong = F.nll_loss(
+                log_BDS.flatten(0, 1), position_BD.to(torch.int64).flatten(), reduction="none"
+            )
             loss_BD = loss_BD + 0.5 * wrong.view(position_BD.shape)
             right_BD = right_BD & correct(log_BDS, position_BD)
         # The loss of an absent sequence is finite (its slot 0 is seen), and its weight is 0.
@@ -99,7 +109,13 @@ class QuestionsTask(ExampleTask):
 
     name = "squad"
     architecture = "BertForQuestionAnswering"
-    fields = (*ExampleTask.prediction_fields, "sequence_numbers", "start_positions", "end_positions", "scale")
+    fields = (
+        *ExampleTask.prediction_fields,
+        "sequence_numbers",
+        "start_positions",
+        "end_positions",
+        "scale",
+    )
     heads: Tuple[PlacedPart, ...] = (PlacedPart("answer head", "qa_outputs"),)
     of_slots = True
     windows: Windows  # of the questions that are evaluated or asked
@@ -125,12 +141,16 @@ class QuestionsTask(ExampleTask):
     def begin(self, read: Dict[str, List[Question]], labels: Optional[Sequence[str]]) -> None:
         if not self._squad.null_answers and self.asked is None:
             for what, questions in read.items():
-                kept = [question for question in questions if question.answers or not question.labelled]
+                kept = [
+                    question for question in questions if question.answers or not question.labelled
+                ]
                 if not kept:
                     raise ValueError(
                         f"{self.sources[what]}: no question has an answer; use them with --set task.null_answers=true"
                     )
-                self._keep(read, what, kept, "without an answer are left out (task.null_answers is false)")
+                self._keep(
+                    read, what, kept, "without an answer are left out (task.null_answers is false)"
+                )
         training = read.get("training", ())
         unlabelled = sum(not question.labelled for question in training)
         if unlabelled:
@@ -148,7 +168,9 @@ class QuestionsTask(ExampleTask):
                 )
             self._keep(read, "evaluation", kept, "on paragraphs of the training file are left out")
 
-    def _keep(self, read: Dict[str, List[Question]], what: str, kept: List[Question], reason: str) -> None:
+    def _keep(
+        self, read: Dict[str, List[Question]], what: str, kept: List[Question], reason: str
+    ) -> None:
         dropped = len(read[what]) - len(kept)
         if dropped:
             self.notes.append(f"{self.sources[what]}: {dropped:,} questions {reason}")
@@ -156,7 +178,9 @@ class QuestionsTask(ExampleTask):
 
     def inputs(self, examples: Sequence[Question], what: str) -> Inputs:
         with said_of(str(self.sources[what])):
-            self.windows = _make_windows(examples, self.tokenizer, self._squad, self.max_sequence_length)
+            self.windows = _make_windows(
+                examples, self.tokenizer, self._squad, self.max_sequence_length
+            )
         lengths = self.windows.inputs.lengths
         self.notes.append(
             f"{what}: {len(examples):,} questions in {len(lengths):,} windows of {lengths.mean():.0f} tokens"
@@ -165,7 +189,11 @@ class QuestionsTask(ExampleTask):
 
     @property
     def scores(self) -> Tuple[str, ...]:
-        return ("exact", "f1", "best_exact", "best_f1") if self._squad.null_answers else ("exact", "f1")
+        return (
+            ("exact", "f1", "best_exact", "best_f1")
+            if self._squad.null_answers
+            else ("exact", "f1")
+        )
 
     @property
     def scorable(self) -> bool:
@@ -194,8 +222,14 @@ class QuestionsTask(ExampleTask):
         lines = []
         for name, prediction in predictions.items():
             n_best[name] = [candidate._asdict() for candidate in prediction.candidates]
-            chosen = [each.probability for each in prediction.candidates if each.text == prediction.text]
-            line = {"id": name, "prediction": prediction.text, "probability": chosen[0] if chosen else 0.0}
+            chosen = [
+                each.probability for each in prediction.candidates if each.text == prediction.text
+            ]
+            line = {
+                "id": name,
+                "prediction": prediction.text,
+                "probability": chosen[0] if chosen else 0.0,
+            }
             lines.append({**line, "null_odds": prediction.null_odds} if null_answers else line)
         files: Dict[str, Any] = {"predictions.json": answers, "nbest_predictions.json": n_best}
         if null_answers:
@@ -234,7 +268,9 @@ class _QuestionReader:
 
     def add_record(self, record: TableRow, where: str) -> None:
         """Add a line of JSONL; without an id, the number of the line is the question's."""
-        entry = Fields.of(record.values, where, "a line has question, context, and may have id and answers")
+        entry = Fields.of(
+            record.values, where, "a line has question, context, and may have id and answers"
+        )
         name = str(record.line) if entry.optional("id", Fields.any) is None else _id(entry)
         self._add(entry, name, _text(entry, "context"), where)
 
@@ -257,7 +293,9 @@ class _QuestionReader:
 
     def _add(self, entry: Fields, name: str, context: str, where: str) -> None:
         if name in self._ids:
-            raise ValueError(f"{where}: question {named(name)} occurs twice; give each question its own id")
+            raise ValueError(
+                f"{where}: question {named(name)} occurs twice; give each question its own id"
+            )
         self._ids.add(name)
         answers: Tuple[Answer, ...] = ()
         is_impossible = False
@@ -265,7 +303,9 @@ class _QuestionReader:
             answers, is_impossible = _answers(entry, name, context, where)
         labelled = bool(answers) or is_impossible
         self.questions.append(
-            Question(name, _text(entry, "question"), context, () if is_impossible else answers, labelled)
+            Question(
+                name, _text(entry, "question"), context, () if is_impossible else answers, labelled
+            )
         )
 
 
@@ -339,7 +379,10 @@ class Windows(NamedTuple):
 
 
 def _make_windows(
-    questions: Sequence[Question], tokenizer: Tokenizer, settings: SquadConfig, max_sequence_length: int
+    questions: Sequence[Question],
+    tokenizer: Tokenizer,
+    settings: SquadConfig,
+    max_sequence_length: int,
 ) -> Windows:
     """Make the windows of all questions, those of a question one after another.
 
@@ -348,7 +391,9 @@ def _make_windows(
     """
     texts = list(dict.fromkeys(question.paragraph for question in questions))
     paragraphs = dict(zip(texts, tokenizer.encode(texts)))
-    most_of_question = min(_MOST_OF_QUESTION, max_sequence_length - 4)  # leaves room for a token of the paragraph
+    most_of_question = min(
+        _MOST_OF_QUESTION, max_sequence_length - 4
+    )  # leaves room for a token of the paragraph
     windows: List[Window] = []
     ids: List[np.ndarray] = []
     segments: List[np.ndarray] = []
@@ -359,7 +404,9 @@ def _make_windows(
         paragraph = paragraphs[question.paragraph]
         answer = _answer_tokens(question, paragraph)
         offset = len(query) + 2
-        for first, count in _cut(len(paragraph.ids), max_sequence_length - offset - 1, settings.stride):
+        for first, count in _cut(
+            len(paragraph.ids), max_sequence_length - offset - 1, settings.stride
+        ):
             row, kinds = tokenizer.joined([query, paragraph.ids[first : first + count]])
             windows.append(Window(number, first, count, offset))
             ids.append(row)
@@ -370,7 +417,12 @@ def _make_windows(
                 targets.append((0, 0))
     starts, ends = np.array(targets, np.int64).reshape(-1, 2).T
     places = {"start_positions": starts, "end_positions": ends}
-    return Windows(questions, paragraphs, windows, Inputs.of(ids, np.concatenate(segments), slot_targets=places))
+    return Windows(
+        questions,
+        paragraphs,
+        windows,
+        Inputs.of(ids, np.concatenate(segments), slot_targets=places),
+    )
 
 
 def _cut(tokens: int, room: int, stride: int) -> List[Tuple[int, int]]:
@@ -431,7 +483,9 @@ class _Prediction(NamedTuple):
     null_odds: float  # score of no answer minus that of the best one
 
 
-def _answer_questions(windows: Windows, logits: Sequence[np.ndarray], settings: SquadConfig) -> Dict[str, _Prediction]:
+def _answer_questions(
+    windows: Windows, logits: Sequence[np.ndarray], settings: SquadConfig
+) -> Dict[str, _Prediction]:
     """Return one prediction for each question, in order.  logits: of each window, its sequence's [length, 2]."""
     of_question: Dict[int, List[int]] = {}
     for number, window in enumerate(windows.windows):
@@ -441,12 +495,18 @@ def _answer_questions(windows: Windows, logits: Sequence[np.ndarray], settings: 
         spans = windows.paragraphs[question.paragraph].spans
         own_windows = [windows.windows[index] for index in of_question[number]]
         own_logits = [logits[index].astype(np.float64) for index in of_question[number]]
-        predictions[question.id] = _answer(question.paragraph, spans, own_windows, own_logits, settings)
+        predictions[question.id] = _answer(
+            question.paragraph, spans, own_windows, own_logits, settings
+        )
     return predictions
 
 
 def _answer(
-    paragraph: str, spans: np.ndarray, windows: Sequence[Window], logits: Sequence[np.ndarray], settings: SquadConfig
+    paragraph: str,
+    spans: np.ndarray,
+    windows: Sequence[Window],
+    logits: Sequence[np.ndarray],
+    settings: SquadConfig,
 ) -> _Prediction:
     """Return the prediction of a question from its windows.  spans: characters of the paragraph's tokens [n, 2]."""
     null = min(float(values[0].sum()) for values in logits)
@@ -460,13 +520,18 @@ def _answer(
     values = np.array([score for _, score in ranked])
     weights = np.exp(values - values.max(initial=-np.inf))
     candidates = [
-        _Candidate(text, score, float(weight / weights.sum())) for (text, score), weight in zip(ranked, weights)
+        _Candidate(text, score, float(weight / weights.sum()))
+        for (text, score), weight in zip(ranked, weights)
     ]
     return _Prediction("" if is_unanswered else best_text, best_text, tuple(candidates), odds)
 
 
 def _best_texts(
-    paragraph: str, spans: np.ndarray, windows: Sequence[Window], logits: Sequence[np.ndarray], settings: SquadConfig
+    paragraph: str,
+    spans: np.ndarray,
+    windows: Sequence[Window],
+    logits: Sequence[np.ndarray],
+    settings: SquadConfig,
 ) -> Dict[str, float]:
     """Return the n best texts, best first, with their scores."""
     scored: List[Tuple[float, int, int]] = []

@@ -59,7 +59,9 @@ def score_answer(prediction: str, answers: Sequence[str]) -> _AnswerScore:
     return _AnswerScore(max(score.exact for score in scores), max(score.f1 for score in scores))
 
 
-def score_answers(predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]) -> Dict[str, float]:
+def score_answers(
+    predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]
+) -> Dict[str, float]:
     """Return percentages over all questions; if some have no answer, also over those with one and those without."""
     groups = {"": list(answers)}
     if not all(answers.values()):
@@ -81,7 +83,11 @@ class _Threshold(NamedTuple):
 
 
 def best_threshold(
-    texts: Mapping[str, str], odds: Mapping[str, float], answers: Mapping[str, Sequence[str]], *, of: str = "f1"
+    texts: Mapping[str, str],
+    odds: Mapping[str, float],
+    answers: Mapping[str, Sequence[str]],
+    *,
+    of: str = "f1",
 ) -> _Threshold:
     """Return the threshold with the best F1, or exact match, over these questions, as SQuAD's script for version 2.
 
@@ -164,7 +170,13 @@ def span_scores(
     """Return precision, recall and F1 over the whole spans of all sentences, in percent."""
     sides: List[Set[Tuple[int, _Span]]] = []
     for sentences in (predictions, labels):
-        sides.append({(number, span) for number, sentence in enumerate(sentences) for span in spans(sentence)})
+        sides.append(
+            {
+                (number, span)
+                for number, sentence in enumerate(sentences)
+                for span in spans(sentence)
+            }
+        )
     predicted, wanted = map(len, sides)
     common = len(sides[0] & sides[1])
     return {

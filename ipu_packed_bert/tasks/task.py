@@ -49,9 +49,13 @@ class Task(abc.ABC):
     name: str  # of the configuration's task
     architecture: str  # Hugging Face's class of the exported network
     fields: Tuple[str, ...]  # of a batch, in the order in which the network takes them
-    prediction_fields: Tuple[str, ...] = ()  # those that its `predictions` takes; () where it has none
+    prediction_fields: Tuple[
+        str, ...
+    ] = ()  # those that its `predictions` takes; () where it has none
     outputs: Tuple[str, ...]  # what the network returns, `loss` first
-    counts: Mapping[str, str]  # name -> the field whose entries above 0 are counted, `sequences` among them
+    counts: Mapping[
+        str, str
+    ]  # name -> the field whose entries above 0 are counted, `sequences` among them
     scales: Mapping[
         str, str
     ]  # field -> count: its value is the micro-batches of an update divided by the update's count
@@ -59,7 +63,9 @@ class Task(abc.ABC):
     losses: Tuple[str, ...]  # the metrics that add up to the loss
     model: ModelConfig
     max_sequence_length: int
-    max_sequences_per_pack: Optional[int]  # None where only a data set that is not there yet knows it
+    max_sequences_per_pack: Optional[
+        int
+    ]  # None where only a data set that is not there yet knows it
 
     @property
     @abc.abstractmethod
@@ -105,7 +111,9 @@ class Task(abc.ABC):
         fields = self.fields if fields is None else fields
         missing = [name for name in fields if name not in batch]
         if missing:
-            raise ValueError(f"the batch has no {', '.join(missing)}; it needs all of {', '.join(fields)}")
+            raise ValueError(
+                f"the batch has no {', '.join(missing)}; it needs all of {', '.join(fields)}"
+            )
 
     def count(self, batch: Batch) -> Counts:
         """Count what a batch really holds: packs and tokens, and `counts`."""
@@ -125,7 +133,9 @@ class Task(abc.ABC):
             config.packs_per_update(packing_factor),
         )
 
-    def means(self, sums: Mapping[str, float], counts: Counts, scaled: Mapping[str, float]) -> _Metrics:
+    def means(
+        self, sums: Mapping[str, float], counts: Counts, scaled: Mapping[str, float]
+    ) -> _Metrics:
         """Compute the metrics of a batch.
 
         scaled: by scale field, the number that divides a sum multiplied by it.
@@ -136,7 +146,9 @@ class Task(abc.ABC):
             found[metric.name] = sums[metric.sum] / divisor if divisor else 0.0
         return self._with_loss(found)
 
-    def merged(self, parts: Iterable[Tuple[Counts, Mapping[str, float]]]) -> Tuple[Counts, _Metrics]:
+    def merged(
+        self, parts: Iterable[Tuple[Counts, Mapping[str, float]]]
+    ) -> Tuple[Counts, _Metrics]:
         """Merge counts and metrics of several batches, as if they were one."""
         totals: Counts = dict.fromkeys(("packs", "tokens", *self.counts), 0)
         sums: _Metrics = {metric.name: 0.0 for metric in self.metrics}

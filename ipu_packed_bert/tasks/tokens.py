@@ -22,7 +22,14 @@ from ipu_packed_bert.settings.finetuning import TokensConfig
 from ipu_packed_bert.settings.placement import PlacedPart
 from ipu_packed_bert.settings.schema import ModelConfig
 from ipu_packed_bert.tasks.examples import ExampleTask, LabelTask, LossAndCorrect, Scored
-from ipu_packed_bert.tasks.files import ExampleSource, Faults, TableRow, is_label, plain_text, read_records
+from ipu_packed_bert.tasks.files import (
+    ExampleSource,
+    Faults,
+    TableRow,
+    is_label,
+    plain_text,
+    read_records,
+)
 from ipu_packed_bert.tasks.inputs import Inputs
 from ipu_packed_bert.tasks.scores import MARKS, span_scores
 from ipu_packed_bert.tasks.task import Metric
@@ -41,18 +48,24 @@ class _PackedBertForTokenClassification(PackedBert):
         self.classifier = nn.Linear(model.hidden_size, classes)
         initialise(self, model.initializer_range)
 
-    def predictions(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS) -> torch.Tensor:
+    def predictions(
+        self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS
+    ) -> torch.Tensor:
         """Return class logits, [B, S, C], at least float32."""
         hidden_BSH = self.hidden(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         logits_BSC = self.classifier(self.dropout(hidden_BSH))
         return logits_BSC if logits_BSC.dtype == torch.float64 else logits_BSC.float()
 
-    def forward(self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, labels_BS, scale_B) -> LossAndCorrect:
+    def forward(
+        self, input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS, labels_BS, scale_B
+    ) -> LossAndCorrect:
         logits_BSC = self.predictions(input_ids_BS, input_mask_BS, segment_ids_BS, positions_BS)
         used_BS = (labels_BS > 0).to(logits_BSC.dtype)
         class_BS = (labels_BS - 1).clamp(min=0)
         loss = ((cross_entropy(logits_BSC, class_BS) * used_BS).sum(1) * scale_B).sum()
-        return LossAndCorrect(loss, (correct(logits_BSC, class_BS).to(used_BS.dtype) * used_BS).sum())
+        return LossAndCorrect(
+            loss, (correct(logits_BSC, class_BS).to(used_BS.dtype) * used_BS).sum()
+        )
 
 
 class _Sentence(NamedTuple):
@@ -69,7 +82,10 @@ class TokensTask(LabelTask):
     fields = (*ExampleTask.prediction_fields, "labels", "scale")
     counts = {"sequences": "sequence_numbers", "labelled_tokens": "labels"}
     scales = {"scale": "labelled_tokens"}
-    metrics = (Metric("loss", "loss", "labelled_tokens", "scale"), Metric("accuracy", "correct", "labelled_tokens"))
+    metrics = (
+        Metric("loss", "loss", "labelled_tokens", "scale"),
+        Metric("accuracy", "correct", "labelled_tokens"),
+    )
     heads = (PlacedPart("classifier", "classifier"),)
     of_slots = True
     label_setting = "labels_column"
@@ -81,11 +97,15 @@ class TokensTask(LabelTask):
         CoNLL has a word and its label per line, and an empty line between sentences.
         """
         if source.format == "csv":
-            raise ValueError(f"{source}: a CSV file, but words are read from CoNLL or JSONL; convert or rename it")
+            raise ValueError(
+                f"{source}: a CSV file, but words are read from CoNLL or JSONL; convert or rename it"
+            )
         if source.format in ("json", "jsonl"):
             columns = config.of_task(TokensConfig)
             return read_records(
-                source, lambda record, where: _sentence(record, where, columns, labels), what="sentence"
+                source,
+                lambda record, where: _sentence(record, where, columns, labels),
+                what="sentence",
             )
         sentences = _conll_sentences(source, labels)
         if not sentences:
@@ -99,16 +119,23 @@ class TokensTask(LabelTask):
     def inputs(self, examples: Sequence[_Sentence], what: str) -> Inputs:
         """Make [CLS] words [SEP]; a sentence that is too long loses its end."""
         room = self.max_sequence_length - 2
-        encoded = iter(self.tokenizer.encode([word for sentence in examples for word in sentence.words]))
+        encoded = iter(
+            self.tokenizer.encode([word for sentence in examples for word in sentence.words])
+        )
         ids: List[np.ndarray] = []
         labels: List[np.ndarray] = []
-        self._firsts: List[List[int]] = []  # of each sentence: where each word begins, -1 for a word without a token
+        self._firsts: List[
+            List[int]
+        ] = []  # of each sentence: where each word begins, -1 for a word without a token
         faults = Faults(self.sources[what])
         for sentence in examples:
             pieces = [next(encoded).ids for _ in sentence.words]
             row, _ = self.tokenizer.joined([np.concatenate(pieces)[:room]])
             starts = np.cumsum([1, *map(len, pieces)]).tolist()
-            firsts = [start if len(piece) and start <= room else -1 for start, piece in zip(starts, pieces)]
+            firsts = [
+                start if len(piece) and start <= room else -1
+                for start, piece in zip(starts, pieces)
+            ]
             row_labels = np.zeros(len(row), np.int32)
             with faults.of_record():
                 for first, label in zip(firsts, sentence.labels or ()):
@@ -135,16 +162,24 @@ class TokensTask(LabelTask):
         return ("accuracy", "precision", "recall", "f1") if marked else ("accuracy",)
 
     def network(self, attention: str) -> PackedBert:
-        return _PackedBertForTokenClassification(self.model, classes=len(self.labels or ()), attention=attention)
+        return _PackedBertForTokenClassification(
+            self.model, classes=len(self.labels or ()), attention=attention
+        )
 
     def score(self, outputs: Sequence[np.ndarray]) -> Scored:
         names = self.labels or []
         predictions: List[List[Optional[str]]] = []
         for logits, firsts in zip(outputs, self._firsts):
-            predictions.append([names[int(logits[first].argmax())] if first >= 0 else None for first in firsts])
-        rows = [(list(sentence.words), labels) for sentence, labels in zip(self.examples, predictions)]
+            predictions.append(
+                [names[int(logits[first].argmax())] if first >= 0 else None for first in firsts]
+            )
+        rows = [
+            (list(sentence.words), labels) for sentence, labels in zip(self.examples, predictions)
+        ]
         files = {"predictions.json": [{"words": words, "labels": labels} for words, labels in rows]}
-        answers: List[Dict[str, Any]] = [{"prediction": labels, "words": words} for words, labels in rows]
+        answers: List[Dict[str, Any]] = [
+            {"prediction": labels, "words": words} for words, labels in rows
+        ]
         labels = [sentence.labels for sentence in self.examples]
         return Scored(_word_scores(predictions, labels) if self.scorable else {}, files, answers)
 
@@ -183,7 +218,9 @@ def _conll_sentences(source: ExampleSource, with_labels: bool) -> List[_Sentence
     return sentences
 
 
-def _word_scores(predictions: Sequence[Sequence[Optional[str]]], labels: Sequence[Any]) -> Dict[str, Any]:
+def _word_scores(
+    predictions: Sequence[Sequence[Optional[str]]], labels: Sequence[Any]
+) -> Dict[str, Any]:
     """Return the percentage of the words that are right, and F1 of whole spans if labels are B-X, I-X and O.
 
     A word without an answer is wrong.

@@ -29,7 +29,9 @@ class SideBySide(NamedTuple):
     unpacked: np.ndarray
     packing_factor: float  # sequences in a pack, of the batches compared
     loss_difference: Optional[float]  # the largest one, relative; None with dropout, which differs
-    gradient_difference: Optional[float]  # the largest one, relative, L2 over all gradients of an update
+    gradient_difference: Optional[
+        float
+    ]  # the largest one, relative, L2 over all gradients of an update
 
     @property
     def speed_ups(self) -> np.ndarray:
@@ -49,7 +51,9 @@ class SideBySide(NamedTuple):
         }
 
 
-def compare_unpacked(engine: Engine, batches: GlobalBatches, *, updates: int) -> Optional[SideBySide]:
+def compare_unpacked(
+    engine: Engine, batches: GlobalBatches, *, updates: int
+) -> Optional[SideBySide]:
     """Compare updates of `batches` from the engine's state, which stays as it is, bit for bit; dropout is off.
 
     None where the engine has no program for unpacked rows.
@@ -77,12 +81,16 @@ def side_by_side(
     pairs = rounds[:1] + rounds
 
     def one_side(name: str, number: int) -> Optional[Gradients]:
-        return engines[name].gradients(getattr(pairs[number], name), alone=name == "unpacked", dropout=dropout)
+        return engines[name].gradients(
+            getattr(pairs[number], name), alone=name == "unpacked", dropout=dropout
+        )
 
     rates: Dict[str, List[float]] = {name: [] for name in engines}
     sequences = packs = 0
     losses, gradients = [0.0], [0.0]
-    for number, made in rounds_in_turn({name: partial(one_side, name) for name in engines}, len(rounds), bar):
+    for number, made in rounds_in_turn(
+        {name: partial(one_side, name) for name in engines}, len(rounds), bar
+    ):
         found = {name: each for name, each in made.items() if each is not None}
         if len(found) < len(made):
             return None
@@ -113,7 +121,8 @@ def gradient_difference(one: Gradients, other: Gradients) -> float:
     """|one - other| / |other|, L2 over all parameters that have a gradient."""
     assert one.by_name.keys() == other.by_name.keys()
     difference = sum(
-        float((tensor.double() - other.by_name[name].double()).square().sum()) for name, tensor in one.by_name.items()
+        float((tensor.double() - other.by_name[name].double()).square().sum())
+        for name, tensor in one.by_name.items()
     )
     size = sum(float(tensor.double().square().sum()) for tensor in other.by_name.values())
     return (difference / max(size, 1e-300)) ** 0.5

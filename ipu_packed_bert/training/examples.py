@@ -46,7 +46,10 @@ class ExamplesRun(Prepared):
             print(f"          initialised, not in the checkpoint: {', '.join(prepared.fresh)}")
         for note in task.notes:
             print(f"data      {note}")
-        for what, packs in (("training", task.training_packs), ("evaluation", task.evaluation_packs)):
+        for what, packs in (
+            ("training", task.training_packs),
+            ("evaluation", task.evaluation_packs),
+        ):
             if packs is not None:
                 _print_packing(what, packs.packing)
         if prepared.steps:
@@ -111,7 +114,9 @@ def _prepare(config: Config, begun: Begun) -> ExamplesRun:
         agree(checkpoint.identity, vocabulary, weights_of=folder, data_of=start.description)
         epochs = stored_config(folder, checkpoint.config, config).run.epochs
     config = config.for_model(start.model, ipus=begun.choice.kind != "host")
-    task = task_class(config.task.name)(config, Tokenizer(start.vocabulary), start.model, start.labels)
+    task = task_class(config.task.name)(
+        config, Tokenizer(start.vocabulary), start.model, start.labels
+    )
     packs = task.packs
     packing = packs.packing
     factor = packing.packing_factor
@@ -124,8 +129,12 @@ def _prepare(config: Config, begun: Begun) -> ExamplesRun:
         config = _with_schedule(config, steps, epochs * updates_per_epoch)
     digest = f"{packs.digest:016x}"
     same = {"the training file's digest": digest, "the vocabulary's sha256": vocabulary.sha256}
-    engine, batches = engine_and_batches(config, task, packs, task.evaluation_packs, begun, factor=factor, same=same)
-    fresh = load_weights(engine, start.weights, f"{config.start.checkpoint}", whole=config.data.training is None)
+    engine, batches = engine_and_batches(
+        config, task, packs, task.evaluation_packs, begun, factor=factor, same=same
+    )
+    fresh = load_weights(
+        engine, start.weights, f"{config.start.checkpoint}", whole=config.data.training is None
+    )
     return ExamplesRun(
         config=config,
         task=task,
@@ -150,7 +159,11 @@ def _prepare(config: Config, begun: Begun) -> ExamplesRun:
 
 def _longer(config: Config, steps: int) -> str:
     """Return the options that train for twice as many epochs."""
-    schedule = "" if config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={2 * steps}"
+    schedule = (
+        ""
+        if config.optimizer.schedule == "constant"
+        else f" --set optimizer.schedule_steps={2 * steps}"
+    )
     return f"--set run.epochs={2 * config.run.epochs}{schedule}"
 
 
@@ -193,6 +206,8 @@ def _with_schedule(config: Config, steps: int, default: int) -> Config:
     if steps > length and config.optimizer.schedule != "constant":
         raise ConfigError(
             f"{config.path}: "
-            + schedule_too_short(f"run.epochs is {config.run.epochs}, {steps} updates", steps, length)
+            + schedule_too_short(
+                f"run.epochs is {config.run.epochs}, {steps} updates", steps, length
+            )
         )
     return config.with_schedule(length)

@@ -47,7 +47,9 @@ def export_run(run: Path, folder: Path, *, vocabulary: Optional[Path] = None) ->
     card = _model_card(run, folder.resolve().name, found.checkpoint)
     with said_of(run):
         weights = found.checkpoint.engine["model"]
-        write_folder(folder, found.model, weights, found.vocabulary, architecture=found.architecture)
+        write_folder(
+            folder, found.model, weights, found.vocabulary, architecture=found.architecture
+        )
     write_atomically(folder / "README.md", card.encode())
     return _Exported(found.checkpoint.step, found.note)
 
@@ -83,10 +85,16 @@ A BERT of {model.num_layers} layers and {model.hidden_size} hidden units.{how}
 
 def _data_facts(path: Path) -> _Facts:
     """From a run's environment.json; none where there is no such file."""
-    data = read_object(path, way_out=_WAY_OUT).optional("data", Fields.object) if path.is_file() else None
+    data = (
+        read_object(path, way_out=_WAY_OUT).optional("data", Fields.object)
+        if path.is_file()
+        else None
+    )
     if data is None or "packs" not in data:
         return []
-    return [("data set", f"{data.integer('sequences'):,} sequences in {data.integer('packs'):,} rows")]
+    return [
+        ("data set", f"{data.integer('sequences'):,} sequences in {data.integer('packs'):,} rows")
+    ]
 
 
 def _summary_facts(path: Path, step: int) -> _Facts:
@@ -94,9 +102,13 @@ def _summary_facts(path: Path, step: int) -> _Facts:
     summary = read_object(path, way_out=_WAY_OUT) if path.is_file() else None
     if summary is None or summary.integer("steps") != step:
         return []
-    facts = [(f"{what} trained on", f"{summary.integer(what):,}") for what in ("sequences", "tokens")]
+    facts = [
+        (f"{what} trained on", f"{summary.integer(what):,}") for what in ("sequences", "tokens")
+    ]
     facts.append(("packing factor", f"{summary.number('packing_factor'):.3f} sequences in a row"))
-    held_out, compared = (summary.optional(name, Fields.object) for name in ("held_out", "compare_unpacked"))
+    held_out, compared = (
+        summary.optional(name, Fields.object) for name in ("held_out", "compare_unpacked")
+    )
     if held_out and held_out.integer("step") == step:
         for what, name, constant, words in BESIDE:
             form = ".1%" if name.endswith("accuracy") else ".3f"
@@ -105,8 +117,12 @@ def _summary_facts(path: Path, step: int) -> _Facts:
                 beside = "" if baseline is None else f" ({words}: {baseline:{form}})"
                 facts.append((f"held out: {what}", f"{score:{form}}{beside}"))
     if compared:
-        packed, unpacked = (compared.number(f"{side}_sequences_per_second") for side in ("packed", "unpacked"))
-        facts.append(("speed of training", f"{packed:,.1f} sequences/s packed, {unpacked:,.1f} unpacked"))
+        packed, unpacked = (
+            compared.number(f"{side}_sequences_per_second") for side in ("packed", "unpacked")
+        )
+        facts.append(
+            ("speed of training", f"{packed:,.1f} sequences/s packed, {unpacked:,.1f} unpacked")
+        )
     return facts
 
 

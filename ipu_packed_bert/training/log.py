@@ -24,9 +24,7 @@ from pack_data.reading.files import write_atomically
 # Steps over which the watched line averages its rates.
 _RECENT = 20
 
-_PADDING_AVOIDED = (
-    "padding avoided: of the padding that the same sequences have in rows of one, the share that their packs do without"
-)
+_PADDING_AVOIDED = "padding avoided: the share of the padding of unpacked rows (one sequence each) that packing removes"
 
 
 class Totals(NamedTuple):
@@ -127,7 +125,9 @@ class RunLog(Log):
         recent = Totals()
         for each in self._recent:
             recent = recent._plus(*each)
-        avoided = padding_avoided(recent.packs, recent.sequences, recent.tokens, self._max_sequence_length)
+        avoided = padding_avoided(
+            recent.packs, recent.sequences, recent.tokens, self._max_sequence_length
+        )
         self._events.add(
             step,
             {
@@ -148,14 +148,18 @@ class RunLog(Log):
             self._bar.set_postfix_str(line, refresh=False)
             self._bar.update(1)
         elif step == 1 or step == self._steps or step % self._lines_every == 0:
-            self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {line}{self._left(step)}")
+            self.say(
+                f"step {step:>{len(str(self._steps))}}/{self._steps}  {line}{self._left(step)}"
+            )
 
     def _left(self, step: int) -> str:
         """Return the time left, at the speed of this process so far, including its evaluations and checkpoints."""
         began, since = self._began
         if not began < step < self._steps:
             return ""
-        return f"  {left_text((time.perf_counter() - since) / (step - began) * (self._steps - step))}"
+        return (
+            f"  {left_text((time.perf_counter() - since) / (step - began) * (self._steps - step))}"
+        )
 
     def watched(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for number, batch in enumerate(batches, start=1):
@@ -167,16 +171,28 @@ class RunLog(Log):
         """Files first, so that a line in evaluation.jsonl means that they are there, unless the disk was full."""
         self.evaluated = step
         for name, content in found.files.items():
-            path, text = self._folder / name, json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+            path, text = (
+                self._folder / name,
+                json.dumps(content, indent=1, ensure_ascii=False) + "\n",
+            )
             try:
                 write_atomically(path, text.encode())
             except OSError as error:
                 self.say(f"note      {path} is not written ({error.strerror or error})")
         self._evaluations.append(
-            {"step": step, **found.metrics, **{name: found.counts[name] for name in COUNTS}, "seconds": found.seconds}
+            {
+                "step": step,
+                **found.metrics,
+                **{name: found.counts[name] for name in COUNTS},
+                "seconds": found.seconds,
+            }
         )
-        self._events.add(step, {f"evaluation/{name}": value for name, value in found.metrics.items()})
-        self.say(f"held out after step {step}: {in_words(found.metrics)}  ({found.counts['sequences']:,} sequences)")
+        self._events.add(
+            step, {f"evaluation/{name}": value for name, value in found.metrics.items()}
+        )
+        self.say(
+            f"held out after step {step}: {in_words(found.metrics)}  ({found.counts['sequences']:,} sequences)"
+        )
 
     def lacks_evaluation(self, step: int) -> bool:
         return step not in self._evaluated_before

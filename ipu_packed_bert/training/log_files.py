@@ -40,7 +40,9 @@ class JsonlWriter:
         finite = {name: None if _not_finite(value) else value for name, value in record.items()}
         line = (json.dumps(finite) + "\n").encode()
         with self._naming_file():
-            if self._file.write(line) != len(line):  # the part that was written is dropped when the log is read
+            if self._file.write(line) != len(
+                line
+            ):  # the part that was written is dropped when the log is read
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def sync(self) -> None:
@@ -73,7 +75,11 @@ class Events:
     """
 
     def __init__(
-        self, folder: Path, first_step: int, say: Callable[[str], None], tracker: Optional[Tracker] = None
+        self,
+        folder: Path,
+        first_step: int,
+        say: Callable[[str], None],
+        tracker: Optional[Tracker] = None,
     ) -> None:
         self._folder, self._say, self._tracker = folder, say, tracker
         self._writer: Any = None
@@ -86,7 +92,9 @@ class Events:
         # The writer's thread keeps its error for the next call, and would print it as a traceback as well.
         threading.excepthook = self._in_thread
         with self._failing():
-            self._writer = SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else None)
+            self._writer = SummaryWriter(
+                str(folder), purge_step=first_step + 1 if first_step else None
+            )
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Values that are None are left out."""
@@ -118,7 +126,9 @@ class Events:
             yield
         except OSError as error:
             self._writer = None
-            self._say(f"note      {self._folder}: no more TensorBoard events ({error.strerror or error})")
+            self._say(
+                f"note      {self._folder}: no more TensorBoard events ({error.strerror or error})"
+            )
 
     def _in_thread(self, found: Any) -> None:
         if not issubclass(found.exc_type, OSError):

@@ -14,7 +14,12 @@ from ipu_packed_bert.data.global_batches import Batch, GlobalBatches
 from ipu_packed_bert.engine.base import Engine, StepResult
 from ipu_packed_bert.model.optimizer import learning_rate
 from ipu_packed_bert.processes.ranks import Processes
-from ipu_packed_bert.run_files.checkpoints import Checkpoint, checkpoint_path, evict, save_checkpoint
+from ipu_packed_bert.run_files.checkpoints import (
+    Checkpoint,
+    checkpoint_path,
+    evict,
+    save_checkpoint,
+)
 from ipu_packed_bert.run_files.vocabulary_identity import UNKNOWN, Identity
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.tasks.task import Counts, Evaluation
@@ -147,7 +152,9 @@ class _Saver:
     def after_step(self, step: int, result: StepResult) -> None:
         """Save a checkpoint if one is due or the run is to stop."""
         run = self._run
-        self.stopped_by = run.engine.processes.stop  # read once, so that the state that is saved is the last one
+        self.stopped_by = (
+            run.engine.processes.stop
+        )  # read once, so that the state that is saved is the last one
         every = run.config.run.checkpoint_every
         due = step == run.steps or (every and step % every == 0)
         if not due and not self.stopped_by:
@@ -163,7 +170,11 @@ class _Saver:
         if self._good < self._newest <= step:
             self._good = self._newest
             if self._run.checkpoints is not None:
-                evict(self._run.checkpoints, newest=self._newest, keep=self._run.config.run.keep_checkpoints)
+                evict(
+                    self._run.checkpoints,
+                    newest=self._newest,
+                    keep=self._run.config.run.keep_checkpoints,
+                )
 
     def advice(self) -> str:
         """Return which checkpoint a diverged run continues from, for an error message."""
@@ -179,16 +190,24 @@ class _Saver:
     def _save(self, folder: Path, step: int) -> None:
         run = self._run
         state = run.engine.state()
-        broken = _first_not_finite(state)  # the update may break the weights although its loss, taken before, is finite
+        broken = _first_not_finite(
+            state
+        )  # the update may break the weights although its loss, taken before, is finite
         if broken:
             raise NotFinite(f"update {step}: {broken} is not finite after it; {self.advice()}")
 
         run.log.sync()  # first, because a checkpoint without the log of its updates would leave a hole
-        checkpoint = Checkpoint(step, state, run.batches.state(), run.config.to_yaml(), *run.vocabulary)
+        checkpoint = Checkpoint(
+            step, state, run.batches.state(), run.config.to_yaml(), *run.vocabulary
+        )
         try:
-            save_checkpoint(folder, checkpoint, keep=run.config.run.keep_checkpoints, protect=self._good)
+            save_checkpoint(
+                folder, checkpoint, keep=run.config.run.keep_checkpoints, protect=self._good
+            )
         except OSError as error:
-            raise OSError(f"{error}; free some space, then continue with --resume {folder.parent}") from None
+            raise OSError(
+                f"{error}; free some space, then continue with --resume {folder.parent}"
+            ) from None
         self._newest = step
         self.prove(self._proven)
 
@@ -222,7 +241,9 @@ class _Evaluator:
             return
         run.log.evaluation(step, evaluation)
         if not math.isfinite(evaluation.loss):
-            raise NotFinite(f"update {step}: the held-out loss is {evaluation.loss}; {self._saver.advice()}")
+            raise NotFinite(
+                f"update {step}: the held-out loss is {evaluation.loss}; {self._saver.advice()}"
+            )
         if "loss" in evaluation.metrics:
             self._saver.prove(step)
 
@@ -236,7 +257,9 @@ class _Guard:
     def after_step(self, step: int, result: StepResult) -> None:
         """Raise NotFinite if the loss or the gradients are not finite."""
         if not result.finite:
-            raise NotFinite(f"update {step}: {_describe_not_finite(result)}; {self._saver.advice()}")
+            raise NotFinite(
+                f"update {step}: {_describe_not_finite(result)}; {self._saver.advice()}"
+            )
         self._saver.prove(step - 1)
 
 
@@ -258,7 +281,11 @@ def _first_not_finite(state: Dict[str, Any], prefix: str = "") -> Optional[str]:
             broken = _first_not_finite(value, f"{prefix}{name} ")
             if broken:
                 return broken
-        elif isinstance(value, torch.Tensor) and value.is_floating_point() and not torch.isfinite(value).all():
+        elif (
+            isinstance(value, torch.Tensor)
+            and value.is_floating_point()
+            and not torch.isfinite(value).all()
+        ):
             return prefix + name
     return None
 
@@ -276,7 +303,9 @@ class _Interruption:
 
     def __enter__(self) -> _Interruption:
         self._processes.received = None
-        if threading.current_thread() is threading.main_thread():  # Python handles signals in no other thread
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # Python handles signals in no other thread
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._handlers_before[number] = signal.signal(number, self._received)
         return self

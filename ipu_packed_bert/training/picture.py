@@ -6,7 +6,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ipu_packed_bert.run_files.folder import CONFIG, ENVIRONMENT, EVALUATIONS, LOG, SUMMARY, read_log
+from ipu_packed_bert.run_files.folder import (
+    CONFIG,
+    ENVIRONMENT,
+    EVALUATIONS,
+    LOG,
+    SUMMARY,
+    read_log,
+)
 from ipu_packed_bert.settings.yaml_files import load_yaml
 from pack_data.display.page import Figure, Page, Section
 from pack_data.display.picture import Axis, Bars, Line, Lines, Series, padding_bars, write
@@ -15,7 +22,12 @@ from pack_data.reading.fields import Fields, read_json
 
 _WAY_OUT = "pass the directory of a run, with its files as they were written"
 # Of `compare_unpacked` in a summary: medians and their ratio.
-_COMPARED = ("packed_sequences_per_second", "unpacked_sequences_per_second", "packing_factor", "speedup")
+_COMPARED = (
+    "packed_sequences_per_second",
+    "unpacked_sequences_per_second",
+    "packing_factor",
+    "speedup",
+)
 _Records = Sequence[Mapping[str, Any]]  # the lines of log.jsonl or evaluation.jsonl
 
 
@@ -48,12 +60,21 @@ def _losses(records: _Records, evaluations: _Records, unigram: Optional[float]) 
     sequences_seen = dict(zip(steps, accumulate(record["sequences"] for record in records)))
 
     def line(name: str, lines: _Records) -> Line:
-        finite = [record for record in lines if record.get(measure) is not None and record["step"] in sequences_seen]
+        finite = [
+            record
+            for record in lines
+            if record.get(measure) is not None and record["step"] in sequences_seen
+        ]
         x = tuple(float(sequences_seen[record["step"]]) for record in finite)
         return Line(name, x, tuple(record[measure] for record in finite))
 
     training = line("training", records)
-    return _Losses(measure, training, line("held out", evaluations), unigram=unigram if measure == "mlm_loss" else None)
+    return _Losses(
+        measure,
+        training,
+        line("held out", evaluations),
+        unigram=unigram if measure == "mlm_loss" else None,
+    )
 
 
 def _loss_picture(losses: _Losses) -> Lines:
@@ -139,7 +160,9 @@ def page_of_run(folder: Path) -> Page:
     records = read_log(folder / LOG, counted=True)
     evaluations = read_log(folder / EVALUATIONS, counted=True)
     if not records:
-        raise ValueError(f"{folder / LOG}: has no updates; look again after the first update of the run")
+        raise ValueError(
+            f"{folder / LOG}: has no updates; look again after the first update of the run"
+        )
 
     summary = _object(folder / SUMMARY)
     fields = Fields.of(summary, folder / SUMMARY, _WAY_OUT)
@@ -151,7 +174,9 @@ def page_of_run(folder: Path) -> Page:
 
     sections = []
     if not summary:
-        sections.append(Section("The run", ("It has no summary.json: it has not ended, or it was killed.",)))
+        sections.append(
+            Section("The run", ("It has no summary.json: it has not ended, or it was killed.",))
+        )
     speed: List[Any] = [_throughput_picture(records)]
     if slots is not None:
         speed.append(_slots_picture(records, slots))
@@ -162,7 +187,11 @@ def page_of_run(folder: Path) -> Page:
     first: List[Any] = [_loss_picture(losses)]
     if compared:
         first.append(_speed_picture(compared))
-    raw = [_values_table("environment", "What it ran on: environment.json", _object(folder / ENVIRONMENT))]
+    raw = [
+        _values_table(
+            "environment", "What it ran on: environment.json", _object(folder / ENVIRONMENT)
+        )
+    ]
     if summary:
         raw.insert(0, _values_table("summary", "What the run came to: summary.json", summary))
     return Page(
@@ -251,7 +280,11 @@ def _speed_picture(compared: Fields) -> Bars:
         "Packed beside unpacked: the same sequences, the same updates",
         ("one a row", "in packs"),
         Axis("sequences/s"),
-        (Series("sequences/s", (unpacked, packed), (None, unpacked * low), (None, unpacked * high)),),
+        (
+            Series(
+                "sequences/s", (unpacked, packed), (None, unpacked * low), (None, unpacked * high)
+            ),
+        ),
         across=True,
         ends=(f"{unpacked:,.1f}", f"{packed:,.1f}"),
         levels=(("unpacked times the packing factor", unpacked * factor),),
@@ -265,7 +298,12 @@ def _evaluations_table(evaluations: _Records) -> Table:
     for key in keys:
         form = ".2%" if key.endswith("accuracy") else ""
         columns.append(Column(key, key.replace("_", " "), form=form))
-    return Table("evaluations", "Evaluations on held-out data (evaluation.jsonl)", tuple(columns), evaluations)
+    return Table(
+        "evaluations",
+        "Evaluations on held-out data (evaluation.jsonl)",
+        tuple(columns),
+        evaluations,
+    )
 
 
 def _values_table(name: str, title: str, tree: Mapping[str, Any]) -> Table:

@@ -12,7 +12,18 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 
@@ -22,7 +33,14 @@ from ipu_packed_bert.engine.base import Engine
 from ipu_packed_bert.model.hugging_face import Weights, read_folder
 from ipu_packed_bert.run_files.folder import CONFIG, MODEL
 from ipu_packed_bert.settings.config import Config
-from ipu_packed_bert.settings.finetuning import MULTI_LABEL, REGRESSION, SINGLE_LABEL, SQUAD, TASKS, TOKENS
+from ipu_packed_bert.settings.finetuning import (
+    MULTI_LABEL,
+    REGRESSION,
+    SINGLE_LABEL,
+    SQUAD,
+    TASKS,
+    TOKENS,
+)
 from ipu_packed_bert.settings.loading import config_from_tree
 from ipu_packed_bert.settings.reader import OVERRIDE, peek
 from ipu_packed_bert.settings.schema import ModelConfig
@@ -84,7 +102,9 @@ def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
             f"finetune --config ... --set model.checkpoint={folder}"
         )
     if not (folder / MODEL).is_dir():
-        raise ValueError(f"{folder}: holds no {MODEL}/, which is written when the run ends; go on with --resume")
+        raise ValueError(
+            f"{folder}: holds no {MODEL}/, which is written when the run ends; go on with --resume"
+        )
     kept: Dict[str, Any] = {}
     for section, keys in {**_KEPT, "data": _KEPT_DATA}.items():
         found = tree.get(section) or {}
@@ -95,7 +115,9 @@ def find_trained(folder: Path, task: Optional[str] = None) -> _Trained:
         kept["engine"].pop(key, None)
     model, weights, vocabulary = read_folder(folder / MODEL)
     labels = labels_of(folder / MODEL / "config.json")
-    return _Trained(str(folder), kept, model, weights, vocabulary, labels, f"{folder}, task {name}", True)
+    return _Trained(
+        str(folder), kept, model, weights, vocabulary, labels, f"{folder}, task {name}", True
+    )
 
 
 def _of_folder(folder: Path, task: Optional[str]) -> _Trained:
@@ -123,8 +145,14 @@ def _of_folder(folder: Path, task: Optional[str]) -> _Trained:
             f"{', '.join(TASKS)}, or say which task it is of with --set task.name=..."
         )
     found, pretrained = full_name(found), read_folder(folder)
-    if labels is None and found in (SINGLE_LABEL, MULTI_LABEL, TOKENS) and "classifier.weight" in pretrained.weights:
-        labels = [f"LABEL_{number}" for number in range(len(pretrained.weights["classifier.weight"]))]
+    if (
+        labels is None
+        and found in (SINGLE_LABEL, MULTI_LABEL, TOKENS)
+        and "classifier.weight" in pretrained.weights
+    ):
+        labels = [
+            f"LABEL_{number}" for number in range(len(pretrained.weights["classifier.weight"]))
+        ]
     slots = min(_SLOTS.get(found, _OTHER_SLOTS), pretrained.model.max_position_embeddings)
     tree: Dict[str, Any] = {"task": {"name": found}, "data": {"max_sequence_length": slots}}
     return _Trained(
@@ -150,7 +178,9 @@ def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) 
     """Return the settings with which a model answers; raise ConfigError with every problem."""
     name = full_name(str(peek("task.name", trained.tree, overrides)))
     if name != trained.tree["task"]["name"]:  # before its settings, which are those of another task
-        raise ValueError(f"--set task.name={name}: {trained.name} was trained for {trained.tree['task']['name']}")
+        raise ValueError(
+            f"--set task.name={name}: {trained.name} was trained for {trained.tree['task']['name']}"
+        )
     tree = {section: dict(values) for section, values in trained.tree.items()}
     tree["data"].update(training=None, evaluation=str(asked.source.path))
     tree["model"] = {"checkpoint": trained.name}
@@ -169,7 +199,11 @@ def _configured(trained: _Trained, asked: Asked, overrides: Sequence[str] = ()) 
 
 
 def prepare(
-    trained: _Trained, asked: Asked, overrides: Sequence[str] = (), *, read: Callable[[int], Any] = int
+    trained: _Trained,
+    asked: Asked,
+    overrides: Sequence[str] = (),
+    *,
+    read: Callable[[int], Any] = int,
 ) -> _Prepared:
     """Pack the records, and load the model where they are computed. read: gets the number of tokenised texts."""
     config = _configured(trained, asked, overrides)
@@ -177,7 +211,9 @@ def prepare(
     ipus = choice.kind != "host"
     model = with_dropout(trained.model, config)
     config = config.on_engine(choice.kind).for_model(model, ipus=ipus)
-    task = task_class(config.task.name)(config, Tokenizer(trained.vocabulary, read=read), model, trained.labels, asked)
+    task = task_class(config.task.name)(
+        config, Tokenizer(trained.vocabulary, read=read), model, trained.labels, asked
+    )
     config = _in_calls(config, len(task.packs), ipus=ipus)
     engine = build_engine(config, task, choice, packing_factor=1.0)
     with contextlib.ExitStack() as unwound:
@@ -197,11 +233,17 @@ def _in_calls(config: Config, rows: int, *, ipus: bool) -> Config:
     replicas, size = config.placement.replicas, min(config.batch.micro_batch, rows)
     number = 1
     if ipus:
-        number = max(config.pipeline_stages, min(_IPU_MICRO_BATCHES, math.ceil(rows / (size * replicas))))
+        number = max(
+            config.pipeline_stages, min(_IPU_MICRO_BATCHES, math.ceil(rows / (size * replicas)))
+        )
     else:
-        config = dataclasses.replace(config, placement=dataclasses.replace(config.placement, replicas=1))
+        config = dataclasses.replace(
+            config, placement=dataclasses.replace(config.placement, replicas=1)
+        )
         replicas = 1
-    batch = dataclasses.replace(config.batch, micro_batch=size, sequences_per_update=number * replicas * size)
+    batch = dataclasses.replace(
+        config.batch, micro_batch=size, sequences_per_update=number * replicas * size
+    )
     return dataclasses.replace(config, batch=batch)
 
 
@@ -221,16 +263,22 @@ class _Answers(NamedTuple):
 def predict(prepared: _Prepared, *, seen: Callable[[int], Any] = int) -> _Answers:
     """Predict; raise NotFinite if outputs of the network are infinite or NaN. seen: gets the rows as they are done."""
     task, packs = prepared.task, prepared.task.packs
-    batches = _counted(in_order(packs, prepared.layout), prepared.layout.packs_per_update, len(packs), seen)
+    batches = _counted(
+        in_order(packs, prepared.layout), prepared.layout.packs_per_update, len(packs), seen
+    )
     outputs, counts, seconds = task.predict(prepared.engine, batches)
     assert outputs is not None  # every batch has come
     if not all(np.isfinite(each).all() for each in outputs):
-        raise NotFinite("the network's outputs are infinite or no numbers; the model's weights are damaged")
+        raise NotFinite(
+            "the network's outputs are infinite or no numbers; the model's weights are damaged"
+        )
     scored = task.score(outputs)
     return _Answers(scored.answers, dict(scored.metrics), counts["sequences"], seconds)
 
 
-def _counted(batches: Iterator[Batch], rows: int, all_rows: int, seen: Callable[[int], Any]) -> Iterator[Batch]:
+def _counted(
+    batches: Iterator[Batch], rows: int, all_rows: int, seen: Callable[[int], Any]
+) -> Iterator[Batch]:
     """Yield the batches; `seen` gets each one's rows when the next one is requested."""
     left = all_rows
     for batch in batches:
@@ -267,4 +315,6 @@ def padding(task: ExampleTask) -> Tuple[int, Padding]:
     """Rows saved, and what padding there is."""
     packing = task.packs.packing
     tokens = packing.efficiency
-    return packing.sequences - packing.packs, Padding(1.0 - tokens / packing.packing_factor, 1.0 - tokens)
+    return packing.sequences - packing.packs, Padding(
+        1.0 - tokens / packing.packing_factor, 1.0 - tokens
+    )

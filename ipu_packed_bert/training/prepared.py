@@ -134,8 +134,12 @@ def engine_and_batches(
     begun.processes.refuse_differences(
         {**flat(config.as_dict()), **same, "torch": torch.__version__, "the device": device}
     )
-    engine = build_engine(config, task, begun.choice, packing_factor=factor, processes=begun.processes)
-    batches = GlobalBatches(packs, task.layout(config, factor), share=engine.share, held_out=held_out)
+    engine = build_engine(
+        config, task, begun.choice, packing_factor=factor, processes=begun.processes
+    )
+    batches = GlobalBatches(
+        packs, task.layout(config, factor), share=engine.share, held_out=held_out
+    )
     return engine, engine.feed(batches)
 
 
@@ -157,7 +161,11 @@ def _note_other_streams(saved: Mapping[str, Any], engine: Engine) -> None:
     """Print a note if the run continues on other IPUs or in other processes: each one keeps a random state."""
     before, now = saved_by(saved), engine.streams
     if before and now and before != now:
-        what = f"ranks     {now[0]}, after {before[0]}" if now[0] != before[0] else "note      on other IPUs"
+        what = (
+            f"ranks     {now[0]}, after {before[0]}"
+            if now[0] != before[0]
+            else "note      on other IPUs"
+        )
         print(f"{what}: each update has the same sequences; dropout draws from new streams")
 
 

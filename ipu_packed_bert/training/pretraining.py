@@ -24,7 +24,13 @@ from ipu_packed_bert.settings.declare import shown
 from ipu_packed_bert.settings.rules import check_accumulation, check_on_ipus
 from ipu_packed_bert.settings.shipped import for_one_gpu
 from ipu_packed_bert.tasks.pretraining import Pretraining
-from ipu_packed_bert.training.prepared import Beginning, Begun, Prepared, engine_and_batches, resume_command
+from ipu_packed_bert.training.prepared import (
+    Beginning,
+    Begun,
+    Prepared,
+    engine_and_batches,
+    resume_command,
+)
 from ipu_packed_bert.training.run_folder import data_of
 from pack_data.store.data_set import Manifest, PackStore
 
@@ -56,7 +62,9 @@ class PacksRun(Prepared):
             print(f"  {key:<42} {shown(before)} -> {shown(after)}")
         name = for_one_gpu(config.name) if choice.cuda else None
         instead = f"--config {name} is made for this GPU; " if name else ""
-        print(f"  {instead}--whole leaves the block out; --plan --engine host prints the memory that a step then takes")
+        print(
+            f"  {instead}--whole leaves the block out; --plan --engine host prints the memory that a step then takes"
+        )
         return small
 
     @classmethod
@@ -92,10 +100,14 @@ class PacksRun(Prepared):
         same = {
             "the data set's digest": f"{manifest.digest:016x}",
             "the arrangement of its packs": packs.arrangement,
-            "the held-out data set's digest": f"{held_out.manifest.digest:016x}" if held_out else None,
+            "the held-out data set's digest": f"{held_out.manifest.digest:016x}"
+            if held_out
+            else None,
         }
         task = Pretraining(config, store.schema)
-        engine, batches = engine_and_batches(config, task, packs, held_out_packs, begun, factor=factor.value, same=same)
+        engine, batches = engine_and_batches(
+            config, task, packs, held_out_packs, begun, factor=factor.value, same=same
+        )
         _print_data(config, manifest, resumed=begin.checkpoint is not None)
         _print_batch(config, factor, batches)
         return cls(
@@ -137,7 +149,9 @@ def _vocabulary(begin: Beginning, config: Config, manifest: Manifest) -> Identit
     vocabulary = Identity.of_data(manifest)
     weights = begin.checkpoint or begin.weights
     if weights:
-        vocabulary, note = agree(weights.identity, vocabulary, weights_of=begin.folder, data_of=config.data.directory)
+        vocabulary, note = agree(
+            weights.identity, vocabulary, weights_of=begin.folder, data_of=config.data.directory
+        )
         if note:
             print(f"note      {note}")
     return vocabulary
@@ -148,7 +162,11 @@ def _longer(config: Config, made: int) -> str:
     if made < config.schedule_steps:
         return f"--steps {config.schedule_steps}"
     steps = 2 * made
-    schedule = "" if config.optimizer.schedule == "constant" else f" --set optimizer.schedule_steps={steps}"
+    schedule = (
+        ""
+        if config.optimizer.schedule == "constant"
+        else f" --set optimizer.schedule_steps={steps}"
+    )
     return f"--steps {steps}{schedule}"
 
 
@@ -163,7 +181,11 @@ def _print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:
     others = [] if resumed else built_otherwise(config, manifest)
     if others:
         same = of_the_same_corpus(config, manifest)
-        end = "; delete the folder to build it anew" if same else " and from another corpus; it is used as it is"
+        end = (
+            "; delete the folder to build it anew"
+            if same
+            else " and from another corpus; it is used as it is"
+        )
         print(f"note      it was built with {', '.join(others)}{end}")
 
 

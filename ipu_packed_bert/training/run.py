@@ -18,14 +18,21 @@ from ipu_packed_bert.settings.launch_lines import compiled_words
 from ipu_packed_bert.training.log import RunLog
 from ipu_packed_bert.training.loop import Log, Outcome, train
 from ipu_packed_bert.training.prepared import Beginning, Begun, Prepared
-from ipu_packed_bert.training.run_folder import environment, locked_run, open_run_folder, refuse_a_run_in
+from ipu_packed_bert.training.run_folder import (
+    environment,
+    locked_run,
+    open_run_folder,
+    refuse_a_run_in,
+)
 from ipu_packed_bert.training.summary import finish, summary_if_not_finite
 from ipu_packed_bert.training.trackers import tracker
 from pack_data.cli.memory import keep_buffers
 from pack_data.reading.packages import require
 
 
-def run(kind: Type[Prepared], config: Config, args: argparse.Namespace, processes: Processes) -> int:
+def run(
+    kind: Type[Prepared], config: Config, args: argparse.Namespace, processes: Processes
+) -> int:
     """Make the updates of a run and write it down.
 
     Args:
@@ -78,7 +85,9 @@ def _claim(args: argparse.Namespace, resources: contextlib.ExitStack) -> Beginni
     Raises ValueError if its directory holds another run, or another process writes it.
     """
     if args.resume:
-        newest_checkpoint(Path(args.resume, CHECKPOINTS))  # before the lock, which leaves a file where there is no run
+        newest_checkpoint(
+            Path(args.resume, CHECKPOINTS)
+        )  # before the lock, which leaves a file where there is no run
         resources.enter_context(locked_run(args.resume))
     else:
         refuse_a_run_in(args.out)
@@ -123,7 +132,9 @@ def _train(prepared: Prepared, log: Log, checkpoints: Optional[Path], first_step
         vocabulary=prepared.vocabulary,
     )
     if prepared.evaluate_every and outcome.stopped_by is None and log.evaluated != outcome.step:
-        evaluation = prepared.task.evaluate(prepared.engine, log.watched(prepared.batches.held_out()))
+        evaluation = prepared.task.evaluate(
+            prepared.engine, log.watched(prepared.batches.held_out())
+        )
         if evaluation is not None:
             log.evaluation(outcome.step, evaluation)
     return outcome
@@ -146,7 +157,9 @@ def _train_and_write(prepared: Prepared, out: Optional[str], first_step: int) ->
             steps=prepared.steps,
             first_step=first_step,
             max_sequence_length=prepared.task.max_sequence_length,
-            tracker=tracker(config.run.track, folder, config.as_dict()) if config.run.track else None,
+            tracker=tracker(config.run.track, folder, config.as_dict())
+            if config.run.track
+            else None,
         )
         with contextlib.closing(log), summary_if_not_finite(prepared, folder, log):
             outcome = _train(prepared, log, folder / CHECKPOINTS, first_step)

@@ -17,7 +17,15 @@ import numpy as np
 import torch
 
 from ipu_packed_bert.run_files.checkpoints import checkpoints
-from ipu_packed_bert.run_files.folder import CHECKPOINTS, CONFIG, EVALUATIONS, LOCK, LOG, SUMMARY, environment_of
+from ipu_packed_bert.run_files.folder import (
+    CHECKPOINTS,
+    CONFIG,
+    EVALUATIONS,
+    LOCK,
+    LOG,
+    SUMMARY,
+    environment_of,
+)
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.training.trackers import RUN_OF_MLFLOW
@@ -32,7 +40,9 @@ def refuse_a_run_in(folder: Optional[str]) -> None:
         return
     check_folder("--out", folder, "a run")
     if Path(folder, MANIFEST).exists():
-        raise ValueError(f"--out {folder}: holds a data set; a run is a folder of its own, choose another name")
+        raise ValueError(
+            f"--out {folder}: holds a data set; a run is a folder of its own, choose another name"
+        )
     if Path(folder, LOG).exists():
         go_on = f"; continue it with --resume {shlex.quote(str(folder))}"
         if not _saved(folder):
@@ -47,7 +57,9 @@ def _saved(folder: Union[str, Path]) -> bool:
 
 def locked_run(folder: Union[str, Path], way_out: str = "") -> ContextManager[None]:
     """While entered, no other process writes the run; ValueError where one does."""
-    return locked(Path(folder, LOCK), f"{folder}: another process writes this run; wait for it{way_out}")
+    return locked(
+        Path(folder, LOCK), f"{folder}: another process writes this run; wait for it{way_out}"
+    )
 
 
 def resumes(folder: Union[str, Path]) -> bool:
@@ -78,12 +90,16 @@ def open_run_folder(
     path = _new_folder(config.name) if folder is None else Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     with contextlib.nullcontext() if first_step else locked_run(path, ", or give another --out"):
-        if not first_step:  # since the first look at the folder, another process may have come and gone
+        if (
+            not first_step
+        ):  # since the first look at the folder, another process may have come and gone
             refuse_a_run_in(str(path))
         # What the run came to before: it goes on now, and says so anew at its end.
         (path / SUMMARY).unlink(missing_ok=True)
         write_atomically(path / CONFIG, config.to_yaml().encode())
-        write_atomically(path / environment_of(first_step), (json.dumps(environment, indent=1) + "\n").encode())
+        write_atomically(
+            path / environment_of(first_step), (json.dumps(environment, indent=1) + "\n").encode()
+        )
         yield path
 
 
@@ -111,9 +127,15 @@ def data_of(manifest: Manifest) -> Dict[str, Any]:
     }
 
 
-def environment(*, device: str, seed: int, data: Mapping[str, Any], command: List[str]) -> Dict[str, Any]:
+def environment(
+    *, device: str, seed: int, data: Mapping[str, Any], command: List[str]
+) -> Dict[str, Any]:
     """Return what else, besides config and data, a run depends on."""
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
     poptorch = sys.modules.get("poptorch")  # there only if the IPU engine has loaded it
     if poptorch is not None:
         versions["poptorch"] = poptorch.__version__
@@ -147,6 +169,8 @@ def commit_here() -> Optional[str]:
         ).stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+        return git("rev-parse", "HEAD") + (
+            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return None

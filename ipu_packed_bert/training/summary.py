@@ -48,26 +48,45 @@ class _RunSummary:
     padding_avoided: float  # a fraction: see run_picture.padding_avoided
     first_loss: Optional[float]
     loss: Optional[float]  # of the last update
-    held_out: Optional[Mapping[str, Any]]  # step, sequences and metrics of the last evaluation, and a baseline's
+    held_out: Optional[
+        Mapping[str, Any]
+    ]  # step, sequences and metrics of the last evaluation, and a baseline's
     compare_unpacked: Optional[Mapping[str, Any]]  # SideBySide.to_json
 
     def lines(self, *, precision: str) -> List[str]:
         """For people: what was learnt, how fast, and what the same sequences take unpacked."""
         made = f"{self.steps:,} updates, {self.sequences:,} sequences, {_time(self.seconds)}"
-        losses = " -> ".join("none" if loss is None else f"{loss:.3f}" for loss in (self.first_loss, self.loss))
-        speed = f"{self.sequences_per_second:,.1f} sequences/s, {self.tokens_per_second:,.0f} tokens/s"
-        padding = f"{self.padding_avoided:.2%} avoided: {self.packing_factor:.3f} sequences in a pack"
+        losses = " -> ".join(
+            "none" if loss is None else f"{loss:.3f}" for loss in (self.first_loss, self.loss)
+        )
+        speed = (
+            f"{self.sequences_per_second:,.1f} sequences/s, {self.tokens_per_second:,.0f} tokens/s"
+        )
+        padding = (
+            f"{self.padding_avoided:.2%} avoided: {self.packing_factor:.3f} sequences in a pack"
+        )
         rows = []
         if self.stopped_by:
             where = f"after update {self.steps:,} of {self.steps_planned:,}"
             rows.append(("stopped", f"by {self.stopped_by} {where}; saved"))
         if self.steps:
-            rows += [("trained", f"loss {losses} in {made}"), ("speed", speed), ("padding", padding)]
+            rows += [
+                ("trained", f"loss {losses} in {made}"),
+                ("speed", speed),
+                ("padding", padding),
+            ]
         if self.held_out is not None:
             rows += _labelled("held out", _held_out(self.held_out))
-            right, constant = (self.held_out.get(name) for name in ("mlm_accuracy", "most_frequent_token_accuracy"))
+            right, constant = (
+                self.held_out.get(name) for name in ("mlm_accuracy", "most_frequent_token_accuracy")
+            )
             if right is not None and constant is not None and right < constant:
-                rows.append(("note", "nothing is learnt yet: always the most frequent token is right more often"))
+                rows.append(
+                    (
+                        "note",
+                        "nothing is learnt yet: always the most frequent token is right more often",
+                    )
+                )
         if self.compare_unpacked is not None:
             rows += _labelled("unpacked", _compared(self.compare_unpacked, precision))
         return [f"{label:<9} {text}".rstrip() for label, text in rows]
@@ -80,11 +99,21 @@ def finish(run: Prepared, folder: Path, log: RunLog, outcome: Outcome) -> None:
     and stays as it is. A run that was stopped is not compared.
     """
     complete = outcome.step == run.steps
-    compared, problem = _compare(run) if complete and run.config.run.compare_unpacked else (None, "")
+    compared, problem = (
+        _compare(run) if complete and run.config.run.compare_unpacked else (None, "")
+    )
     records = read_log(folder / LOG)
     evaluations = read_log(folder / EVALUATIONS)
     stopped_by = signal.Signals(outcome.stopped_by).name if outcome.stopped_by else None
-    summary = _summarise(run, log.totals, records, evaluations, stopped_by, baseline=run.baseline(), compared=compared)
+    summary = _summarise(
+        run,
+        log.totals,
+        records,
+        evaluations,
+        stopped_by,
+        baseline=run.baseline(),
+        compared=compared,
+    )
     _write(summary, folder)
 
     print()
@@ -93,7 +122,9 @@ def finish(run: Prepared, folder: Path, log: RunLog, outcome: Outcome) -> None:
     if problem:
         print(f"unpacked  not compared: {problem}")
     if summary.steps:
-        print(f"picture   {_picture(summary, folder, records, evaluations, run.task.max_sequence_length)}")
+        print(
+            f"picture   {_picture(summary, folder, records, evaluations, run.task.max_sequence_length)}"
+        )
     quoted = shlex.quote(str(folder))
     print(f"run       {folder}  (tensorboard --logdir {quoted})")
     if not summary.steps:  # there was nothing to learn from
@@ -129,11 +160,14 @@ def _summarise(
 ) -> _RunSummary:
     """Return the summary of a run from its logs; ``totals`` are those of this process."""
     packs, sequences, tokens, seconds = (
-        sum(record[name] for record in records) for name in ("packs", "sequences", "tokens", "seconds")
+        sum(record[name] for record in records)
+        for name in ("packs", "sequences", "tokens", "seconds")
     )
     held_out = None
     if evaluations:
-        metrics = {name: value for name, value in evaluations[-1].items() if name not in _NO_METRICS}
+        metrics = {
+            name: value for name, value in evaluations[-1].items() if name not in _NO_METRICS
+        }
         held_out = {**metrics, **(baseline or {})}
     return _RunSummary(
         task=run.config.task.name,
@@ -165,7 +199,9 @@ def _compare(run: Prepared) -> Tuple[Optional[SideBySide], str]:
     if run.engine.share[1] > 1:
         return None, "takes one process"
     try:
-        compared = compare_unpacked(run.engine, run.batches, updates=run.config.run.compare_unpacked)
+        compared = compare_unpacked(
+            run.engine, run.batches, updates=run.config.run.compare_unpacked
+        )
     # Unpacked rows may need more memory, or more time than somebody has; the run is done, and has its summary.
     except (ValueError, KeyboardInterrupt) as error:
         return None, one_line(error) or "interrupted"
@@ -203,7 +239,9 @@ def _labelled(label: str, lines: List[str]) -> List[Tuple[str, str]]:
 def _held_out(found: Mapping[str, Any]) -> List[str]:
     """Return the metrics of the last evaluation, with the scores of a baseline if there are any."""
     if found.get("unigram_loss") is None:
-        metrics = {name: value for name, value in found.items() if name not in ("step", "sequences")}
+        metrics = {
+            name: value for name, value in found.items() if name not in ("step", "sequences")
+        }
         return [in_words(metrics)]
     cells = [("", "this model", "baseline", "")]
     for what, model, constant, words in BESIDE:
@@ -220,16 +258,28 @@ def _number(values: Mapping[str, Any], name: str) -> str:
 
 def _compared(found: Mapping[str, Any], precision: str) -> List[str]:
     packed, unpacked = (found[f"{side}_sequences_per_second"] for side in ("packed", "unpacked"))
-    words = f"{found['speedup']:.3f} times as fast; the packing factor is {found['packing_factor']:.3f}"
+    words = (
+        f"{found['speedup']:.3f} times as fast; the packing factor is {found['packing_factor']:.3f}"
+    )
     loss, gradients = found["loss_difference"], found["gradient_difference"]
     rows = text_table(
-        [("", "packed", "unpacked", ""), ("sequences/s", f"{packed:,.1f}", f"{unpacked:,.1f}", words)],
+        [
+            ("", "packed", "unpacked", ""),
+            ("sequences/s", f"{packed:,.1f}", f"{unpacked:,.1f}", words),
+        ],
         left=(0, 3),
         widths=_WIDTHS,
     )
     limit = EXPECTED[precision]
-    verdict = "the same updates" if gradients <= limit else f"MORE than {limit:.0e}, the rounding of {precision}"
-    return [*rows, f"largest relative difference: loss {loss:.0e}, gradients {gradients:.0e}: {verdict}"]
+    verdict = (
+        "the same updates"
+        if gradients <= limit
+        else f"MORE than {limit:.0e}, the rounding of {precision}"
+    )
+    return [
+        *rows,
+        f"largest relative difference: loss {loss:.0e}, gradients {gradients:.0e}: {verdict}",
+    ]
 
 
 def _time(seconds: float) -> str:

@@ -38,8 +38,12 @@ def tracker(kind: str, folder: Path, settings: Mapping[str, Any]) -> Optional[Tr
 
 def _wandb(folder: Path, settings: Mapping[str, Any]) -> Tracker:
     wandb = load_package("wandb", "run.track=wandb")
-    number = hashlib.sha256((folder / ENVIRONMENT).read_bytes()).hexdigest()[:16]  # the same after a resumption
-    run = wandb.init(id=number, resume="allow", name=folder.name, dir=str(folder), config=dict(settings))
+    number = hashlib.sha256((folder / ENVIRONMENT).read_bytes()).hexdigest()[
+        :16
+    ]  # the same after a resumption
+    run = wandb.init(
+        id=number, resume="allow", name=folder.name, dir=str(folder), config=dict(settings)
+    )
     return Tracker(lambda step, values: run.log(values, step=step), run.finish)
 
 

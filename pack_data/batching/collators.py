@@ -39,7 +39,9 @@ def token_columns(example: Mapping[str, Any], name: str) -> Dict[str, Any]:
         if len(values) == len(ids):
             columns[column] = values
         elif column in ("labels", "loss_mask"):
-            raise ValueError(f"{name} has {len(ids)} input_ids and {len(values)} {column}; pass one for each token")
+            raise ValueError(
+                f"{name} has {len(ids)} input_ids and {len(values)} {column}; pass one for each token"
+            )
     return columns
 
 
@@ -56,7 +58,10 @@ def alike(examples: Sequence[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
 
 
 def _padding(tokens: int, pad_id: int) -> Dict[str, np.ndarray]:
-    return {"input_ids": np.full(tokens, pad_id, np.int64), "labels": np.full(tokens, _IGNORED, np.int64)}
+    return {
+        "input_ids": np.full(tokens, pad_id, np.int64),
+        "labels": np.full(tokens, _IGNORED, np.int64),
+    }
 
 
 def _columns(examples: Sequence[Example], pad_id: int) -> List[Dict[str, np.ndarray]]:
@@ -105,7 +110,9 @@ def padding_free_batch(
     columns = _columns(examples, pad_id)
     multiple_of = whole_number("multiple_of", multiple_of, least=1)
     if (slots or 0) % multiple_of:
-        raise ValueError(f"slots is {slots}, not a multiple of multiple_of = {multiple_of}; pass a multiple of it")
+        raise ValueError(
+            f"slots is {slots}, not a multiple of multiple_of = {multiple_of}; pass a multiple of it"
+        )
     if multiple_of > 1:
         aligned = []
         for column in columns:
@@ -139,7 +146,9 @@ def padding_free_batch(
     }
 
 
-def padded_batch(examples: Sequence[Example], *, pad_id: int = 0, multiple_of: int = 1) -> Dict[str, np.ndarray]:
+def padded_batch(
+    examples: Sequence[Example], *, pad_id: int = 0, multiple_of: int = 1
+) -> Dict[str, np.ndarray]:
     """Pad each example on the right to the longest, one row for each.
 
     Args:
@@ -189,5 +198,11 @@ def collate(
         if way.padding_free:
             texts += pieces
         else:
-            texts.append({name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]})
-    return padding_free_batch(texts, pad_id=pad_id) if way.padding_free else padded_batch(texts, pad_id=pad_id)
+            texts.append(
+                {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+            )
+    return (
+        padding_free_batch(texts, pad_id=pad_id)
+        if way.padding_free
+        else padded_batch(texts, pad_id=pad_id)
+    )

@@ -48,11 +48,15 @@ class PackMixture:
         self._data_sets = list(data_sets)
         self._sizes = np.array(list(map(len, self._data_sets)), np.int64)
         if not (len(self._sizes) and self._sizes.all()):
-            raise ValueError("data_sets: none, or one without a row; pass data sets that each have a row")
+            raise ValueError(
+                "data_sets: none, or one without a row; pass data sets that each have a row"
+            )
         shares = np.array(self._sizes if weights is None else weights, np.float64)
         are_valid = np.isfinite(shares) & (shares > 0)
         if shares.shape != self._sizes.shape or not are_valid.all():
-            raise ValueError(f"weights are {weights}; pass one number above 0 for each of {len(self._sizes)} data sets")
+            raise ValueError(
+                f"weights are {weights}; pass one number above 0 for each of {len(self._sizes)} data sets"
+            )
         self._shares = shares / shares.sum()
         ends = np.cumsum(self._sizes)
         self._starts = ends - self._sizes
@@ -80,7 +84,9 @@ class PackMixture:
         if len(wanted):
             first, last = wanted.min(), wanted.max()
             if first < 0 or last >= len(self):
-                raise IndexError(f"rows {first} to {last}: out of range; rows are 0 to {len(self) - 1}")
+                raise IndexError(
+                    f"rows {first} to {last}: out of range; rows are 0 to {len(self) - 1}"
+                )
         sources = np.searchsorted(self._starts, wanted, side="right") - 1
         rows: List[Dict[str, np.ndarray]] = [{}] * len(wanted)
         for source in np.unique(sources).tolist():

@@ -69,7 +69,9 @@ class PackDataset:
         examples = _Examples(_read(str(source))) if is_path else source
         if packed is None:
             if max_sequence_length is None:
-                raise ValueError(f"{shown(source)}: is not packed yet; pass max_sequence_length, the slots of a row")
+                raise ValueError(
+                    f"{shown(source)}: is not packed yet; pass max_sequence_length, the slots of a row"
+                )
             packed = pack(_lengths(examples), max_sequence_length=max_sequence_length, **options)
         self._rows = _PackedRows(examples, packed)
 
@@ -102,7 +104,9 @@ class PackDataset:
         labels are the column of this name, else input_ids; ignored (-100) where a column loss_mask is 0.
         """
         if self._rows.of_bert:
-            batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
+            batch = (
+                {name: np.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
+            )
         else:
             batch = _padding_free(rows, self._rows.multiple_of)
         return {name: self.as_tensor(values) for name, values in batch.items()}
@@ -119,7 +123,9 @@ class _StoredRows:
 
     def rows(self, numbers: Sequence[int]) -> List[_Row]:
         batch = decode(self._store.schema, self._store.records(np.array(numbers, np.int64)))
-        return [{name: values[row] for name, values in batch.items()} for row in range(len(numbers))]
+        return [
+            {name: values[row] for name, values in batch.items()} for row in range(len(numbers))
+        ]
 
     def _packs(self) -> List[str]:
         """Return the checksums of the shards; the digest of the data set does not depend on how it is packed."""
@@ -151,7 +157,9 @@ class _PackedRows:
         self._fitted = packed.fitted
         self._bins = packed.bins
         self.multiple_of = packed.multiple_of
-        self.lengths = np.array([self._fitted.lengths[bin_].sum() for bin_ in packed.bins], np.int64)
+        self.lengths = np.array(
+            [self._fitted.lengths[bin_].sum() for bin_ in packed.bins], np.int64
+        )
 
     def rows(self, numbers: Sequence[int]) -> List[_Row]:
         rows = []
@@ -194,7 +202,9 @@ class _Examples:
 def _read(path: str) -> Sequences:
     source = open_source(path)
     if source.unpacked_kind != "tokens":
-        raise ValueError(f"{path}: contains {source.kind} of BERT; pack them with packed-bert build --from {path}")
+        raise ValueError(
+            f"{path}: contains {source.kind} of BERT; pack them with packed-bert build --from {path}"
+        )
     blocks = list(source.blocks())
     if not blocks or _TOKENS not in blocks[0].tokens:
         raise ValueError(f"{path}: has no column {_TOKENS}; give the column of token ids this name")
@@ -202,7 +212,9 @@ def _read(path: str) -> Sequences:
 
 
 def _lengths(examples: Any) -> np.ndarray:
-    if hugging_face.is_data_set(examples):  # from the tokens: a column length may count something else
+    if hugging_face.is_data_set(
+        examples
+    ):  # from the tokens: a column length may count something else
         columns = [_TOKENS] if _TOKENS in examples.column_names else []
         return hugging_face.lengths_of(examples.select_columns(columns))
     if isinstance(examples, _Examples):
@@ -221,7 +233,9 @@ def _joined(pieces: Sequence[_Row], multiple_of: int) -> _Row:
         for name, values in {**piece, "input_mask": numbers, "positions": positions}.items():
             values = np.asarray(values)
             columns.setdefault(name, []).append(np.pad(values, (0, gap)) if gap else values)
-    return {name: np.concatenate(parts) for name, parts in columns.items() if len(parts) == len(pieces)}
+    return {
+        name: np.concatenate(parts) for name, parts in columns.items() if len(parts) == len(pieces)
+    }
 
 
 def _padding_free(rows: Sequence[_Row], multiple_of: int) -> _Row:

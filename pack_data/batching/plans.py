@@ -180,12 +180,16 @@ def _shared_out(lengths: np.ndarray, bins: _Bins, ranks: int) -> _Bins:
 # ---- the ways: lengths int64 [examples], options, generator -> EpochPlan ---------------------------------------------
 
 
-def _random_sampling(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
+def _random_sampling(
+    lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator
+) -> EpochPlan:
     """Draw bs examples at random. MiniBatchPacking has the same batches, without padding."""
     return _one_by_one(lengths, rng.permutation(len(lengths)), options)
 
 
-def _group_by_length(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
+def _group_by_length(
+    lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator
+) -> EpochPlan:
     """Sort random groups of up to 50 batches by length, so that a batch needs little padding.
 
     The longest example comes first of all, so that memory runs out in the first step or not at all.
@@ -204,7 +208,9 @@ def _group_by_length(lengths: np.ndarray, options: BatchOptions, rng: np.random.
     return _one_by_one(lengths, np.concatenate(groups), options)
 
 
-def _fixed_length_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
+def _fixed_length_packing(
+    lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator
+) -> EpochPlan:
     """Cut all examples, shuffled, as one stream every msl tokens. Rows are full, and examples are broken."""
     order = rng.permutation(len(lengths))
     begins = np.cumsum(lengths[order]) - lengths[order]
@@ -259,7 +265,9 @@ def _multipack(lengths: np.ndarray, options: BatchOptions, rng: np.random.Genera
     return _bins_to_plan(lengths, full, options)
 
 
-def _first_fit_decreasing(lengths: np.ndarray, numbers: np.ndarray, options: BatchOptions) -> Optional[_Bins]:
+def _first_fit_decreasing(
+    lengths: np.ndarray, numbers: np.ndarray, options: BatchOptions
+) -> Optional[_Bins]:
     """Return these examples in `ranks` bins of bs * msl tokens; None if they do not fit."""
     room = [options.capacity] * options.ranks
     bins: _Bins = [[] for _ in room]
@@ -288,18 +296,24 @@ def _in_order(lengths: np.ndarray, order: np.ndarray, options: BatchOptions) -> 
     return _bins_to_plan(lengths, bins, options)
 
 
-def _random_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
+def _random_packing(
+    lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator
+) -> EpochPlan:
     """Fill bins of bs * msl tokens in random order."""
     return _in_order(lengths, rng.permutation(len(lengths)), options)
 
 
-def _sorted_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
+def _sorted_packing(
+    lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator
+) -> EpochPlan:
     """Fill bins of bs * msl tokens from the longest example to the shortest; equal ones in random order."""
     order = rng.permutation(len(lengths))
     return _in_order(lengths, _longest_first(lengths, order), options)
 
 
-def _optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> EpochPlan:
+def _optimal_packing(
+    lengths: np.ndarray, options: BatchOptions, rng: np.random.Generator
+) -> EpochPlan:
     """Take as few rows of msl tokens as possible, bs rows a batch, with the attention work balanced.
 
     The work of a row is the sum of its squared lengths. In every step the ranks get the same number of rows and nearly
@@ -329,7 +343,9 @@ def _optimal_packing(lengths: np.ndarray, options: BatchOptions, rng: np.random.
     return _whole(lengths, batches + last_step, options.ranks)
 
 
-def _steps_of_equal_work(work: np.ndarray, options: BatchOptions, rng: np.random.Generator) -> _Bins:
+def _steps_of_equal_work(
+    work: np.ndarray, options: BatchOptions, rng: np.random.Generator
+) -> _Bins:
     """Return the rows of each step; a step with fewer rows than the others comes last.
 
     Rows sorted by work come in groups of one row a rank. Each step gets one of the next groups, at random.

@@ -41,7 +41,9 @@ class WayReport(NamedTuple):
     tokens: int  # real ones
     slots: int  # token positions that the model computes, padding included
     efficiency: float  # real tokens / slots
-    fill: float  # real tokens / slots if every batch had bs rows of msl tokens, as a static shape has
+    fill: (
+        float  # real tokens / slots if every batch had bs rows of msl tokens, as a static shape has
+    )
     attention_balance: float  # sum of squared lengths of the busiest rank over the ranks' mean; mean over the steps
 
 
@@ -105,7 +107,10 @@ def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0)
     balances: List[float] = []
     means: List[float] = []
     for step in range(plan.steps):
-        batches = [collate(way, plan.batch(step, rank), dataset, pad_id=_PAD) for rank in range(options.ranks)]
+        batches = [
+            collate(way, plan.batch(step, rank), dataset, pad_id=_PAD)
+            for rank in range(options.ranks)
+        ]
         work, tokens, pieces = zip(*map(measured.measure, batches))
         balances.append(max(work) * options.ranks / sum(work))
         means.append(sum(tokens) / sum(pieces))
@@ -141,7 +146,9 @@ def _attended(batch: Dict[str, np.ndarray]) -> Iterator[Tuple[np.ndarray, np.nda
         for begin, end in zip(ends[:-1], ends[1:]):
             yield batch["input_ids"][0, begin:end], batch["position_ids"][0, begin:end]
     else:
-        for ids, positions, mask in zip(batch["input_ids"], batch["position_ids"], batch["attention_mask"]):
+        for ids, positions, mask in zip(
+            batch["input_ids"], batch["position_ids"], batch["attention_mask"]
+        ):
             yield ids[mask == 1], positions[mask == 1]
 
 

@@ -41,7 +41,13 @@ class IndexBatchSampler:
     """
 
     def __init__(
-        self, way: str, lengths: Any, options: BatchOptions, rank: Optional[int] = 0, *, longer: str = "raise"
+        self,
+        way: str,
+        lengths: Any,
+        options: BatchOptions,
+        rank: Optional[int] = 0,
+        *,
+        longer: str = "raise",
     ) -> None:
         if rank is not None and not 0 <= rank < options.ranks:
             raise ValueError(f"rank is {rank}; pass 0 to {options.ranks - 1}")
@@ -51,7 +57,9 @@ class IndexBatchSampler:
         self._fitted = fit(lengths, options.max_sequence_length, longer)
         self._lengths = np.asarray(lengths, np.int64)  # of the data set
         self._longest = int(self._lengths.max(initial=0))
-        self._pending = False  # True if a place inside an epoch was loaded, and no batch taken since
+        self._pending = (
+            False  # True if a place inside an epoch was loaded, and no batch taken since
+        )
         self._epoch = -1
         self._go_to(0, 0)
 

@@ -25,7 +25,9 @@ class ShardFiles:
         self._paths = [str(path) for path in paths]
         for path in self._paths:
             if not _is_parquet(path) and ".json" not in os.path.basename(path).lower():
-                raise ValueError(f"{path}: its name ends neither in .jsonl nor in .parquet; {_WAY_OUT}")
+                raise ValueError(
+                    f"{path}: its name ends neither in .jsonl nor in .parquet; {_WAY_OUT}"
+                )
         self._file = 0  # of the next example
         self._place = 0  # of the next example in its file
 
@@ -59,7 +61,11 @@ class ShardFiles:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next iteration at the place of `state`; a state of other files raises ValueError."""
-        fields = Fields.of(dict(state), "state of the files", "pass the same files in the same order, or begin anew")
+        fields = Fields.of(
+            dict(state),
+            "state of the files",
+            "pass the same files in the same order, or begin anew",
+        )
         if fields.texts("files") != self._paths:
             raise fields.error("files", "must be the files of this source")
         file = fields.integer("file", least=0, most=len(self._paths))

@@ -40,7 +40,9 @@ class Share:
         self._number = whole_number("number", number, least=0, most=of - 1)
         self._source = _as_source(source)
         if getattr(source, "restart_on_stop_iteration", False):
-            raise ValueError("source: starts again at its end; pass Loader(node, restart_on_stop_iteration=False)")
+            raise ValueError(
+                "source: starts again at its end; pass Loader(node, restart_on_stop_iteration=False)"
+            )
         self._by_shards = getattr(self._source, "num_shards", 0) >= self._of
         self.seen = 0
         self._reading: Any = None  # the source, or its part, that is being read
@@ -103,7 +105,12 @@ class Share:
             state = self._state
         elif not self._ended and self._reading is not None:
             state = self._reading.state_dict()
-        return {"process": [self._number, self._of], "seen": self.seen, "ended": self._ended, "source": state}
+        return {
+            "process": [self._number, self._of],
+            "seen": self.seen,
+            "ended": self._ended,
+            "source": state,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the next iteration at the place of `state`; that of another process raises ValueError."""
@@ -145,7 +152,11 @@ def _as_source(source: Any) -> Any:
     """Return paths as files, and any other source as it is; one that is used up after one pass raises ValueError."""
     if isinstance(source, (str, os.PathLike)):
         return ShardFiles(files_of(str(source)))
-    if isinstance(source, (list, tuple)) and source and all(isinstance(path, (str, os.PathLike)) for path in source):
+    if (
+        isinstance(source, (list, tuple))
+        and source
+        and all(isinstance(path, (str, os.PathLike)) for path in source)
+    ):
         return ShardFiles(source)
     if not hasattr(source, "state_dict") and iter(source) is source:
         raise ValueError(

@@ -94,7 +94,9 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
 
     # The places of each length are shuffled; the sequences of that length then take them in order.
     several = np.flatnonzero(np.diff(all_places.starts) > 1)  # a single one needs no random number
-    for start, end in zip(all_places.starts[several].tolist(), all_places.starts[several + 1].tolist()):
+    for start, end in zip(
+        all_places.starts[several].tolist(), all_places.starts[several + 1].tolist()
+    ):
         rng.shuffle(places[start:end])
     # NumPy sorts numbers of 16 bits by radix, four times as fast as by comparison.
     key_type = np.uint16 if S < 1 << 16 else np.uint32
@@ -125,7 +127,9 @@ def _check_lengths(lengths: np.ndarray, packing: Packing) -> None:
         shortest = int(block.min())
         longest = int(block.max())
         if shortest < 1 or longest > S:
-            raise ValueError(f"lengths go from {shortest} to {longest}; the packing is for lengths from 1 to {S}")
+            raise ValueError(
+                f"lengths go from {shortest} to {longest}; the packing is for lengths from 1 to {S}"
+            )
         counts += np.bincount(block.astype(np.int64, copy=False), minlength=S + 1)
     placed = packing.placed()
     differs = np.flatnonzero(counts != placed)

@@ -160,7 +160,9 @@ def _scatter(task: _ListTask) -> int:
     buckets = task.random(_SCATTER).integers(0, task.parts, len(values), dtype=np.uint16)
     with replacing(task.path("scattered", task.part)) as temporary:
         values[np.argsort(buckets, kind="stable")].tofile(temporary)
-    save_array(task.path("scattered", task.part, ".npy"), np.bincount(buckets, minlength=task.parts))
+    save_array(
+        task.path("scattered", task.part, ".npy"), np.bincount(buckets, minlength=task.parts)
+    )
     return len(values)
 
 
@@ -189,7 +191,9 @@ def _bucket(task: _ListTask, places: Places) -> np.ndarray:
     way_out = remove_and_build_again(task.work)
     pieces = []
     for run in range(task.parts):
-        counts = read_array(task.path("scattered", run, ".npy"), dtype=np.int64, dimensions=1, way_out=way_out)
+        counts = read_array(
+            task.path("scattered", run, ".npy"), dtype=np.int64, dimensions=1, way_out=way_out
+        )
         piece = np.empty(int(counts[task.part]), places.dtype)
         scattered = _Numbers([task.path("scattered", run)], places.dtype, int(counts.sum()))
         scattered.read(int(counts[: task.part].sum()), piece)
@@ -231,10 +235,16 @@ def _deal(task: _DealTask) -> int:
     counts = np.bincount(lengths, minlength=len(task.dealt))
     starts = places.starts[:-1] + task.dealt
     if len(counts) > len(task.dealt) or (starts + counts > places.starts[1:]).any():
-        raise ValueError(f"{work}: there are more sequences of a length than places; {remove_and_build_again(work)}")
+        raise ValueError(
+            f"{work}: there are more sequences of a length than places; {remove_and_build_again(work)}"
+        )
 
     # The places of the sequences in order of their lengths, then in order of the sequences.
-    files = [path for path in sorted(work.glob("shuffled-*.bin")) if not path.name.startswith("shuffled-00000-")]
+    files = [
+        path
+        for path in sorted(work.glob("shuffled-*.bin"))
+        if not path.name.startswith("shuffled-00000-")
+    ]
     shuffled = _Numbers(files, places.dtype, int(places.starts[-1]))
     by_length = np.empty(len(lengths), places.dtype)
     end = 0
@@ -277,7 +287,11 @@ def places_of_parts(parts: Sequence[RunningTotals]) -> List[Tuple[int, int]]:
 
 
 def assign_on_disk(
-    work: Path, schema: PackSchema, parts: Sequence[RunningTotals], seed: Tuple[int, ...], runner: TaskRunner
+    work: Path,
+    schema: PackSchema,
+    parts: Sequence[RunningTotals],
+    seed: Tuple[int, ...],
+    runner: TaskRunner,
 ) -> None:
     """Write the packs and the slots of all sequences, a pair of files for each group of parts.
 

@@ -82,7 +82,9 @@ def build_and_report(options: BuildOptions) -> Built:
     with hugging_face.as_file(options.source, out.parent) as source:
         check_out(out, list(options.given_files().values()))
         if options.recipe is not None:
-            Packing.load(options.recipe)  # before the corpus is read: a file that is no recipe is refused at once
+            Packing.load(
+                options.recipe
+            )  # before the corpus is read: a file that is no recipe is refused at once
         with work_folder(out) as work:
             options = replace(options, out=out, source=source)
             options.example_options()
@@ -104,7 +106,9 @@ def _parser() -> ArgumentParser:
     """Return the parser of the fields of BuildOptions, and of the options of builds in many processes."""
     # An option that is not given is not in the result: its default is that of BuildOptions.
     parser = ArgumentParser(
-        prog=typed("build"), description="Packs text into a data set.", argument_default=argparse.SUPPRESS
+        prog=typed("build"),
+        description="Packs text into a data set.",
+        argument_default=argparse.SUPPRESS,
     )
     parser.add_argument(
         "--out",
@@ -118,9 +122,13 @@ def _parser() -> ArgumentParser:
     _add_options(parser, (name for name in names if name not in (*_INPUTS, *_PLACES)))
     _add_options_of_tasks(parser)
     _add_options(parser.add_mutually_exclusive_group(), _PLACES)
-    parser.add_argument("--append", action="store_true", help=argparse.SUPPRESS)  # of version 1, refused by `main`
+    parser.add_argument(
+        "--append", action="store_true", help=argparse.SUPPRESS
+    )  # of version 1, refused by `main`
     rare = [flag_of(item.name) for item in fields(BuildOptions) if item.metadata.get("rare")]
-    parser.rare(*rare, "--skip-bad", "--max-record-bytes", "--stage", "--missing", "--slurm", "--task")
+    parser.rare(
+        *rare, "--skip-bad", "--max-record-bytes", "--stage", "--missing", "--slurm", "--task"
+    )
     return parser
 
 
@@ -141,10 +149,16 @@ def _add_options_of_tasks(parser: ArgumentParser) -> None:
         "count, then recipe, then every task of deal; with --from or --synthetic (default: all, in this process)",
     )
     by_many.add_argument(
-        "--missing", type=positive_int, metavar="N", help="print the next stage and which of its N tasks are to run"
+        "--missing",
+        type=positive_int,
+        metavar="N",
+        help="print the next stage and which of its N tasks are to run",
     )
     by_many.add_argument(
-        "--slurm", type=positive_int, metavar="N", help="print a script that submits this build to Slurm in N tasks"
+        "--slurm",
+        type=positive_int,
+        metavar="N",
+        help="print a script that submits this build to Slurm in N tasks",
     )
     parser.add_argument(
         "--task",
@@ -157,7 +171,9 @@ def _add_options_of_tasks(parser: ArgumentParser) -> None:
 def _task_of(text: str) -> Tuple[int, int]:
     task, _, tasks = text.partition("/")
     if not (task.isdecimal() and tasks.isdecimal() and int(task) < int(tasks)):
-        raise argparse.ArgumentTypeError(f"{text}: pass I/N for task I of N, counted from 0, such as 0/64 to 63/64")
+        raise argparse.ArgumentTypeError(
+            f"{text}: pass I/N for task I of N, counted from 0, such as 0/64 to 63/64"
+        )
     return int(task), int(tasks)
 
 
@@ -224,7 +240,9 @@ def _report(built: Built) -> int:
         if manifest.schema.multiple_of > 1:
             multiple = manifest.schema.multiple_of
             rounding = counted(manifest.rounding, "slot")
-            print(f"\nrounded up to multiples of {multiple}: {rounding} of the tokens above are rounding")
+            print(
+                f"\nrounded up to multiples of {multiple}: {rounding} of the tokens above are rounding"
+            )
         size = sum(entry.bytes for entry in manifest.shards)
         print(
             f"\n{store.folder}: {len(store):,} packs in {counted(len(manifest.shards), 'shard')}, "

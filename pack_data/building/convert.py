@@ -55,10 +55,14 @@ def _format_of_name(destination: str, kind: str) -> str:
         return suffix[1:]
     if suffix in (".h5", ".hdf5"):
         raise ValueError(f"{destination}: HDF5 is only read; write .tfrecord, .parquet or .arrow")
-    raise ValueError(f"{destination}: the name does not determine the format; add --to-format {'|'.join(TARGETS)}")
+    raise ValueError(
+        f"{destination}: the name does not determine the format; add --to-format {'|'.join(TARGETS)}"
+    )
 
 
-def _format_and_kind(source: Source, destination: str, to_format: str, unpack: bool) -> Tuple[str, str]:
+def _format_and_kind(
+    source: Source, destination: str, to_format: str, unpack: bool
+) -> Tuple[str, str]:
     """Return the target format and the kind of records to write. ValueError if the format does not hold them."""
     kind = source.unpacked_kind if unpack else source.kind
     if to_format == "auto":
@@ -68,7 +72,9 @@ def _format_and_kind(source: Source, destination: str, to_format: str, unpack: b
     if kind == "packs" and to_format == "mlperf_tfrecord":
         kind = "examples"
     if kind != TARGETS[to_format]:
-        raise ValueError(f"{source.path} holds {kind}, {to_format} holds {TARGETS[to_format]}; {_INSTEAD[kind]}")
+        raise ValueError(
+            f"{source.path} holds {kind}, {to_format} holds {TARGETS[to_format]}; {_INSTEAD[kind]}"
+        )
     return to_format, kind
 
 
@@ -77,14 +83,20 @@ def _check_destination(source: Source, destination: str, to_format: str) -> None
     if os.path.exists(destination):
         is_inside = Path(source.path).resolve() in Path(destination).resolve().parents
         if is_inside or any(os.path.samefile(destination, file) for file in source.files):
-            raise ValueError(f"{destination}: is one of the files to read, or lies among them; name another one")
+            raise ValueError(
+                f"{destination}: is one of the files to read, or lies among them; name another one"
+            )
     if to_format == "store" and os.path.isdir(destination):
         check_out(Path(destination))
         if (Path(destination) / MANIFEST).exists():
-            raise ValueError(f"{destination}: holds a data set already; remove it, or name another directory")
+            raise ValueError(
+                f"{destination}: holds a data set already; remove it, or name another directory"
+            )
 
 
-def _convert(source: Source, destination: str, to_format: str, unpack: bool, widths: RowWidths) -> Tuple[str, str, int]:
+def _convert(
+    source: Source, destination: str, to_format: str, unpack: bool, widths: RowWidths
+) -> Tuple[str, str, int]:
     """Write every good record of `source` to `destination`. Return format and kind, and how many records.
 
     unpack: take packs apart into sequences, even if the target could hold packs. widths: row widths of an unpacked
@@ -94,7 +106,10 @@ def _convert(source: Source, destination: str, to_format: str, unpack: bool, wid
     _check_destination(source, destination, to_format)
     if to_format in ("mlperf_tfrecord", "store"):
         widths_of_source = source.example_shape() if kind == "examples" else source.shape()
-        chosen = (given if given is not None else default for given, default in zip(widths, widths_of_source))
+        chosen = (
+            given if given is not None else default
+            for given, default in zip(widths, widths_of_source)
+        )
         widths = RowWidths(*chosen)
 
     def records() -> Iterator[Record]:
@@ -122,9 +137,12 @@ def _convert(source: Source, destination: str, to_format: str, unpack: bool, wid
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Convert the file or data set that the arguments name."""
     parser = ArgumentParser(
-        prog=typed("convert"), description="One file format to another, and packs back to sequences."
+        prog=typed("convert"),
+        description="One file format to another, and packs back to sequences.",
     )
-    parser.add_argument("source", metavar="SRC", help="a file, a directory of files, or a data set of this package")
+    parser.add_argument(
+        "source", metavar="SRC", help="a file, a directory of files, or a data set of this package"
+    )
     parser.add_argument(
         "destination",
         metavar="DST",
@@ -166,12 +184,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="predictions in such a row; default: as in SRC",
     )
     parser.rare(
-        *("--from-format", "--max-record-bytes", "--columns", "--max-sequence-length", "--max-predictions-per-sequence")
+        *(
+            "--from-format",
+            "--max-record-bytes",
+            "--columns",
+            "--max-sequence-length",
+            "--max-predictions-per-sequence",
+        )
     )
     args = parser.parse_args(argv)
-    source = open_source(args.source, args.from_format, args.skip_bad, args.columns, args.max_record_bytes)
+    source = open_source(
+        args.source, args.from_format, args.skip_bad, args.columns, args.max_record_bytes
+    )
     widths = RowWidths(args.max_sequence_length, args.max_predictions_per_sequence)
-    to_format, kind, written = _convert(source, args.destination, args.to_format, args.unpack, widths)
+    to_format, kind, written = _convert(
+        source, args.destination, args.to_format, args.unpack, widths
+    )
     print(
         f"{args.source} ({source.format}, {_WORDS[source.kind]}) -> {args.destination} ({to_format}): "
         f"{written:,} {_WORDS[kind]}"

@@ -23,17 +23,23 @@ def is_built(side: BuildSide, plan: Mapping[str, Any], given_files: Sequence[Pat
     way_out = "add --overwrite to replace it, or choose another --out"
     if not (out / MANIFEST).exists():
         for name in ("recipe.json", "vocab.txt", TOKENIZER):
-            if (out / name).exists() and not any(os.path.samefile(out / name, path) for path in given_files):
+            if (out / name).exists() and not any(
+                os.path.samefile(out / name, path) for path in given_files
+            ):
                 raise ValueError(f"{out}: holds a file {name} but no data set; {way_out}")
         return False
     try:
         manifest = read_manifest(out)
     except ValueError:
-        raise ValueError(f"{out}: holds a {MANIFEST} that is no data set's, or a damaged one; {way_out}") from None
+        raise ValueError(
+            f"{out}: holds a {MANIFEST} that is no data set's, or a damaged one; {way_out}"
+        ) from None
     made_with = manifest.made_with
 
     def another(difference: str) -> ValueError:
-        return ValueError(f"{out}: holds a data set made {difference} ({manifest.packs:,} packs); {way_out}")
+        return ValueError(
+            f"{out}: holds a data set made {difference} ({manifest.packs:,} packs); {way_out}"
+        )
 
     if "options" not in made_with or made_with.get("side") != side.name:
         raise another("in another way")
@@ -60,6 +66,8 @@ def _meant(options: Dict[str, Any]) -> Dict[str, Any]:
     """Return options of a manifest including those it omits, and the number of predictions that None stands for."""
     options = stated(options)
     if options["max_predictions_per_sequence"] is None:
-        predictions = default_predictions(options["max_sequence_length"], options["masked_lm_probability"])
+        predictions = default_predictions(
+            options["max_sequence_length"], options["masked_lm_probability"]
+        )
         options["max_predictions_per_sequence"] = predictions
     return options

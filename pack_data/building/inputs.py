@@ -130,7 +130,9 @@ class _BuildInput(abc.ABC):
         self.sides = sides
         self.work = sides[0].work
         self.example_options = options.example_options()
-        self.given_vocabulary = options.vocabulary if options.tokenizer is None else options.tokenizer
+        self.given_vocabulary = (
+            options.vocabulary if options.tokenizer is None else options.tokenizer
+        )
 
     @abc.abstractmethod
     def files(self) -> _Files:
@@ -172,7 +174,9 @@ class _BuildInput(abc.ABC):
     def made(self) -> int:
         """Return the number of finished parts."""
         patterns = ("examples-*.json", "read-*.json")
-        return sum(1 for side in self.sides for pattern in patterns for _ in side.work.glob(pattern))
+        return sum(
+            1 for side in self.sides for pattern in patterns for _ in side.work.glob(pattern)
+        )
 
     def gathered(self) -> Dict[str, Any]:
         """Assign numbers to the parts after all tasks, and return what the manifest states about omitted input."""
@@ -221,8 +225,12 @@ class _TextInput(_BuildInput):
                 content = Path(self.given_vocabulary).read_bytes()
             else:
                 documents = self._training_documents()
-                with said_of(options.corpus), progress_bar(None, "learning a vocabulary", at_once=True):
-                    content = train_vocabulary(documents, options.vocabulary_size, options.lower_case).text
+                with said_of(options.corpus), progress_bar(
+                    None, "learning a vocabulary", at_once=True
+                ):
+                    content = train_vocabulary(
+                        documents, options.vocabulary_size, options.lower_case
+                    ).text
             write_atomically(path, content)
         for side in self.sides[1:]:
             write_atomically(side.work / path.name, path.read_bytes())
@@ -232,7 +240,9 @@ class _TextInput(_BuildInput):
         lower_case = self.options.lower_case
         for side, count in zip(self.sides, self._spread_text()["parts"]):
             for part in range(count):
-                yield ExamplesTask(side.work, part, lower_case, self.vocabulary_name, self.example_options, schema)
+                yield ExamplesTask(
+                    side.work, part, lower_case, self.vocabulary_name, self.example_options, schema
+                )
 
     def gathered(self) -> Dict[str, Any]:
         skipped = self._spread_text()["skipped"]
@@ -273,7 +283,12 @@ class _TextInput(_BuildInput):
         # The 0 is part of the seed since data sets could be appended to; without it their bytes would change.
         draws = [random.Random(f"{options.seed} documents 0") for _ in self.sides]
         bad = BadRecords(options.skip_bad, options.max_record_bytes)
-        corpus = documents(options.corpus, json_field=options.json_field, separator=options.document_separator, bad=bad)
+        corpus = documents(
+            options.corpus,
+            json_field=options.json_field,
+            separator=options.document_separator,
+            bad=bad,
+        )
         counts = [0] * len(paths)
         waiting: Dict[Path, List[str]] = {}
         waiting_characters = 0
@@ -293,7 +308,9 @@ class _TextInput(_BuildInput):
         if any(counts) and not all(counts):
             raise one_sided(options, self.sides[counts.index(0)], sum(counts))
         _append_lines(waiting)
-        write_json(note_file, {"parts": list(map(len, paths)), "skipped": list(map(str, bad.found))})
+        write_json(
+            note_file, {"parts": list(map(len, paths)), "skipped": list(map(str, bad.found))}
+        )
 
 
 class _SourceTask(NamedTuple):
@@ -345,7 +362,11 @@ class _SourceInput(_BuildInput):
         self.make = _make_source_parts
         self.note = "group"
         self._source = open_source(
-            options.source, options.source_format, options.skip_bad, options.columns, options.max_record_bytes
+            options.source,
+            options.source_format,
+            options.skip_bad,
+            options.columns,
+            options.max_record_bytes,
         )
 
     def files(self) -> _Files:
@@ -355,13 +376,19 @@ class _SourceInput(_BuildInput):
         for file in files:
             # An index of Megatron names no tokens, so its hash includes that of the file with the tokens.
             hashes = [sha256_of(path) for path in source.with_tokens(file)]
-            sha256 = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+            sha256 = (
+                hashes[0]
+                if len(hashes) == 1
+                else hashlib.sha256("".join(hashes).encode()).hexdigest()
+            )
             entries.append([Path(file).name, sha256])
         return entries
 
     def _paths(self) -> List[Path]:
         """Return all files and directories that are read."""
-        return [Path(path) for file in self._source.files for path in self._source.with_tokens(file)]
+        return [
+            Path(path) for file in self._source.files for path in self._source.with_tokens(file)
+        ]
 
     def seen(self) -> Optional[List[List[Any]]]:
         seen = []
@@ -373,7 +400,9 @@ class _SourceInput(_BuildInput):
 
     def need(self) -> float:
         """Estimate the bytes of the work directory, at one byte per token in foreign files."""
-        return sum(path.stat().st_size for path in self._paths() if path.is_file()) * _BYTES_PER_TOKEN
+        return (
+            sum(path.stat().st_size for path in self._paths() if path.is_file()) * _BYTES_PER_TOKEN
+        )
 
     def vocabulary(self) -> VocabularyFile:
         path = self.work / self.vocabulary_name
@@ -399,7 +428,9 @@ class _SourceInput(_BuildInput):
                     f"{first.origin.path}: a column may not be called {name}, the build has one of that name; rename it"
                 )
         if has_tokens:
-            return PackSchema.of_tokens(S, 1, [StoredColumn(name, SLOT, "<i4") for name in tokens] + extra)
+            return PackSchema.of_tokens(
+                S, 1, [StoredColumn(name, SLOT, "<i4") for name in tokens] + extra
+            )
         predictions = self.example_options.max_predictions_per_sequence
         return PackSchema.bert(S, 1, predictions, vocabulary_size=1 << 31, extra=extra)
 
@@ -506,7 +537,9 @@ class _SyntheticInput(_BuildInput):
         total = self.options.sequences
         for part, first in enumerate(range(0, total, SYNTHETIC_PART)):
             count = min(SYNTHETIC_PART, total - first)
-            yield SyntheticTask(self.work, part, count, weights, self.example_options, vocabulary_size, schema)
+            yield SyntheticTask(
+                self.work, part, count, weights, self.example_options, vocabulary_size, schema
+            )
 
 
 def one_sided(options: BuildOptions, side: BuildSide, count: int) -> ValueError:
@@ -537,5 +570,6 @@ def _characters(corpus: Union[str, Path]) -> float:
     if str(corpus) == EMBEDDED:
         return sum(len(line) for document in documents(corpus) for line in document.lines)
     return sum(
-        path.stat().st_size * (_COMPRESSION if path.suffix in (".gz", ".xz") else 1) for path in source_files(corpus)
+        path.stat().st_size * (_COMPRESSION if path.suffix in (".gz", ".xz") else 1)
+        for path in source_files(corpus)
     )

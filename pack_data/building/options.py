@@ -98,30 +98,52 @@ class BuildOptions:
         None, "masked tokens at most (default 20, 56, 76 at 128, 384, 512)", metavar="M", rare=True
     )
     packer: str = _option(
-        "optimal", f"one of {', '.join(PACKERS)} (default {{default}})", choices=PACKERS, metavar="NAME"
+        "optimal",
+        f"one of {', '.join(PACKERS)} (default {{default}})",
+        choices=PACKERS,
+        metavar="NAME",
     )
     # None: unlimited.
     max_sequences_per_pack: Optional[int] = _option(
-        3, "packing depth, a number or 'unlimited' (default {default})", type=parse_depth, metavar="D"
+        3,
+        "packing depth, a number or 'unlimited' (default {default})",
+        type=parse_depth,
+        metavar="D",
     )
     recipe: Union[str, Path, None] = _file(
-        None, "a packing that a packer wrote with --out for exactly these lengths, instead of --packer", rare=True
+        None,
+        "a packing that a packer wrote with --out for exactly these lengths, instead of --packer",
+        rare=True,
     )
-    duplication_factor: int = _count(5, "passes over the corpus, each masked anew (default {default})", rare=True)
+    duplication_factor: int = _count(
+        5, "passes over the corpus, each masked anew (default {default})", rare=True
+    )
     short_sequence_probability: float = 0.1
     masked_lm_probability: float = _option(
         0.15, "share of tokens masked (default {default})", type=float, metavar="P", rare=True
     )
     whole_word_masking: bool = _option(
-        False, "mask all pieces of a word or none (default: each piece for itself)", action="store_true", rare=True
+        False,
+        "mask all pieces of a word or none (default: each piece for itself)",
+        action="store_true",
+        rare=True,
     )
     seed: int = _option(0, "of every random choice (default {default})", type=int, rare=True)
     epoch: int = _option(
-        0, "another number pairs the same sequences differently (default {default})", type=int, metavar="E", rare=True
+        0,
+        "another number pairs the same sequences differently (default {default})",
+        type=int,
+        metavar="E",
+        rare=True,
     )
-    json_field: str = _option("text", "field of the text in JSONL (default {default})", metavar="NAME", rare=True)
+    json_field: str = _option(
+        "text", "field of the text in JSONL (default {default})", metavar="NAME", rare=True
+    )
     document_separator: str = _option(
-        "file", "what a document is in a text file (default: the file)", choices=("file", "blank-line"), rare=True
+        "file",
+        "what a document is in a text file (default: the file)",
+        choices=("file", "blank-line"),
+        rare=True,
     )
     synthetic: Optional[str] = _option(
         None,
@@ -129,10 +151,15 @@ class BuildOptions:
         choices=PUBLISHED,
         metavar="NAME",
     )
-    sequences: int = _count(1_000_000, "how many, with --synthetic (default {default:,})", rare=True)
+    sequences: int = _count(
+        1_000_000, "how many, with --synthetic (default {default:,})", rare=True
+    )
     # A path (pack_data.formats), or a datasets.Dataset.
     source: Any = _option(
-        None, "sequences in a file or a folder: TFRecord, HDF5, Parquet, Arrow, JSONL", flag="--from", metavar="PATH"
+        None,
+        "sequences in a file or a folder: TFRecord, HDF5, Parquet, Arrow, JSONL",
+        flag="--from",
+        metavar="PATH",
     )
     source_format: str = _option(
         "auto",
@@ -158,7 +185,9 @@ class BuildOptions:
         metavar="F",
     )
     overwrite: bool = _option(
-        False, "replace what is in --out, made from something else or with other options", action="store_true"
+        False,
+        "replace what is in --out, made from something else or with other options",
+        action="store_true",
     )
     # None: one per core, for which a script needs `if __name__ == "__main__":`.
     workers: Optional[int] = _option(
@@ -178,12 +207,16 @@ class BuildOptions:
         self._check_numbers()
         check_multiple(self.max_sequence_length, self.multiple_of)
         if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out is {self.held_out}; the share of documents held out is from 0 to below 1")
+            raise ValueError(
+                f"held_out is {self.held_out}; the share of documents held out is from 0 to below 1"
+            )
         for name, of_input in _OF_INPUT.items():
             is_given = getattr(self, name) != type(self).__dataclass_fields__[name].default
             if is_given and of_input != self._input():
                 flag = flag_of(name)
-                raise ValueError(f"{flag} says how {of_input} is read, the input is {self._input()}; leave {flag} out")
+                raise ValueError(
+                    f"{flag} says how {of_input} is read, the input is {self._input()}; leave {flag} out"
+                )
         if self.tokenizer is not None:
             self._check_tokenizer()
         if self.whole_word_masking and self._input() != "--corpus":
@@ -210,14 +243,23 @@ class BuildOptions:
             value = getattr(self, name)
             if value is not None or name not in ("max_predictions_per_sequence", "workers"):
                 object.__setattr__(self, name, whole_number(name, value, **limit))
-        object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))
+        object.__setattr__(
+            self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack)
+        )
 
     def _check_tokenizer(self) -> None:
-        for name, chosen in (("vocabulary", self.vocabulary is not None), ("keep-case", not self.lower_case)):
+        for name, chosen in (
+            ("vocabulary", self.vocabulary is not None),
+            ("keep-case", not self.lower_case),
+        ):
             if chosen:
-                raise ValueError(f"--tokenizer and --{name}: a tokenizer.json says this itself; leave one out")
+                raise ValueError(
+                    f"--tokenizer and --{name}: a tokenizer.json says this itself; leave one out"
+                )
         if self.synthetic is not None:
-            raise ValueError("--tokenizer cuts text into tokens; --synthetic has no text, leave one of them out")
+            raise ValueError(
+                "--tokenizer cuts text into tokens; --synthetic has no text, leave one of them out"
+            )
 
     def _input(self) -> str:
         """Return the option that names the input."""

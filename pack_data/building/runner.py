@@ -135,11 +135,15 @@ class _DaskRunner(TaskRunner):
     def __init__(self, on: str) -> None:
         address = re.fullmatch("dask:(local:([0-9]{1,9})|(?!local:).+)", on)
         if not address:
-            raise ValueError(f"--on {on}: pass dask:ADDRESS of a scheduler, or dask:local:N for N workers here")
+            raise ValueError(
+                f"--on {on}: pass dask:ADDRESS of a scheduler, or dask:local:N for N workers here"
+            )
         distributed = load_package("distributed", f"--on {on}")
         where: Dict[str, Any] = {"address": address[1]}
         if address[2]:
-            workers = whole_number("--on dask:local:N: N", int(address[2]), least=1, most=most_processes())
+            workers = whole_number(
+                "--on dask:local:N: N", int(address[2]), least=1, most=most_processes()
+            )
             where = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None}
         try:
             self.client = distributed.Client(**where)

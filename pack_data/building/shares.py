@@ -20,7 +20,15 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import TaskRunner, open_runner
 from pack_data.building.stages import Built, NotBegunError, Stages, TaskShare
-from pack_data.building.work_folder import COMMIT, PLAN, check_out, clear, complete, remove, work_of_tasks
+from pack_data.building.work_folder import (
+    COMMIT,
+    PLAN,
+    check_out,
+    clear,
+    complete,
+    remove,
+    work_of_tasks,
+)
 from pack_data.cli.command import counted
 
 _COUNT = "count"
@@ -66,7 +74,9 @@ def run_task(options: BuildOptions, stage: str, task: int = 0, tasks: int = 1) -
             # A second recipe waits for the first, whose result it then reads.
             with work_of_tasks(out, alone=stage == _RECIPE, patience=_SECONDS_TO_BEGIN) as work:
                 if (work / COMMIT).exists():
-                    raise NotBegunError(f"{work}: a task was stopped while it completed the data set")
+                    raise NotBegunError(
+                        f"{work}: a task was stopped while it completed the data set"
+                    )
                 build = Stages(options, work, runner, tasks_beside=True)
                 return _work(build, stage, TaskShare(task, tasks)) if build.begin() else ""
 

@@ -20,7 +20,13 @@ import numpy as np
 from pack_data.building.assignment import assign
 from pack_data.building.assignment_on_disk import assign_on_disk, parts_groups, places_of_parts
 from pack_data.building.existing_data_set import is_built
-from pack_data.building.held_out import HELD_OUT, TRAINING, TRAINING_DIGEST, held_out_folder, split_overfull
+from pack_data.building.held_out import (
+    HELD_OUT,
+    TRAINING,
+    TRAINING_DIGEST,
+    held_out_folder,
+    split_overfull,
+)
 from pack_data.building.inputs import BuildSide, VocabularyFile, one_sided, open_input
 from pack_data.building.options import BuildOptions
 from pack_data.building.runner import TaskRunner
@@ -97,7 +103,11 @@ class Stages:
     """One build in its work directory."""
 
     def __init__(
-        self, options: BuildOptions, work: Path, runner: TaskRunner, tasks_beside: Optional[bool] = None
+        self,
+        options: BuildOptions,
+        work: Path,
+        runner: TaskRunner,
+        tasks_beside: Optional[bool] = None,
     ) -> None:
         """tasks_beside: whether other tasks of this build may be at work now; None: it is not built in tasks."""
         self.options = options
@@ -130,7 +140,9 @@ class Stages:
     def run(self) -> Built:
         """Run all stages in turn."""
         if not self.begin():
-            return Built(PackStore.open(self.out), Packing.load(self.out / "recipe.json"), self.seconds)
+            return Built(
+                PackStore.open(self.out), Packing.load(self.out / "recipe.json"), self.seconds
+            )
         self.count(TaskShare())
         self.recipe()
         self.deal(TaskShare())
@@ -138,7 +150,9 @@ class Stages:
 
     def _remarks(self, packing: Packing) -> Iterator[str]:
         """Yield a line for a vocabulary that does not fit the text and for a depth that needs many more rows."""
-        of_parts = [note["unknown"] for side in self.sides for note in side.notes if "unknown" in note]
+        of_parts = [
+            note["unknown"] for side in self.sides for note in side.notes if "unknown" in note
+        ]
         unknown = sum(unknown for unknown, _ in of_parts)
         tokens = sum(tokens for _, tokens in of_parts)
         if unknown > _MOST_UNKNOWN * tokens:
@@ -175,7 +189,10 @@ class Stages:
             before = self._read(path) if path.exists() else None
             seen = self.input.seen()
             self._plan = self._make_plan(before, seen)
-            is_continued = before is not None and {**before.tree, "seen": None} == {**self._plan, "seen": None}
+            is_continued = before is not None and {**before.tree, "seen": None} == {
+                **self._plan,
+                "seen": None,
+            }
             if not is_continued:
                 if not self.options.overwrite and self._is_built():
                     return False
@@ -259,7 +276,9 @@ class Stages:
 
     def count(self, share: TaskShare) -> None:
         """Spill the sequences of every side, with a note for each part."""
-        with self._timed("examples"), progress_bar(self.input.parts, "examples", unit=" parts") as bar:
+        with self._timed("examples"), progress_bar(
+            self.input.parts, "examples", unit=" parts"
+        ) as bar:
             if self.is_gathered:
                 return
             tasks_of_share = (task for task in self.uncounted() if share.has(task.part))
@@ -282,7 +301,9 @@ class Stages:
         """Assign numbers to all parts of every side; raise ValueError if parts or sequences are missing."""
         if not self.is_gathered:
             if next(self.uncounted(), None) is not None:
-                raise ValueError(f"{self.work}: not all is counted; --missing N names the tasks to run")
+                raise ValueError(
+                    f"{self.work}: not all is counted; --missing N names the tasks to run"
+                )
             write_json(self.work / "examples.json", self.input.gathered())
         self._read_notes()
 
@@ -305,7 +326,9 @@ class Stages:
             if len(empty) < len(self.sides):
                 raise one_sided(self.options, empty[0], documents)
             source = self.options.source or self.options.corpus
-            raise ValueError(f"{source}: the corpus is empty: no text in {documents} documents; nothing to pack")
+            raise ValueError(
+                f"{source}: the corpus is empty: no text in {documents} documents; nothing to pack"
+            )
         notes = [note for side in self.sides for note in side.notes]
         size = self.input.settled_vocabulary_size(notes, self._vocabulary.size)
         self._vocabulary = self._vocabulary._replace(size=size)
@@ -326,7 +349,9 @@ class Stages:
                 self._assignment(side, packing)
         return packings
 
-    def _packing(self, side: BuildSide, training_schema: Optional[PackSchema] = None) -> Tuple[Packing, PackSchema]:
+    def _packing(
+        self, side: BuildSide, training_schema: Optional[PackSchema] = None
+    ) -> Tuple[Packing, PackSchema]:
         """Return the packing, solved once, and the schema of its packs; both stay in the work directory.
 
         training_schema: for the held-out side, the schema of the training packs, which its packs must have.
@@ -337,7 +362,9 @@ class Stages:
         if not schema_file.exists():
             S = self.options.max_sequence_length
             counts = np.zeros(S + 1, dtype=np.int64)
-            masked = np.zeros(S + 1, dtype=np.int64)  # the most masked tokens of a sequence, by length
+            masked = np.zeros(
+                S + 1, dtype=np.int64
+            )  # the most masked tokens of a sequence, by length
             for part, totals in enumerate(side.totals):
                 lengths, predictions = lengths_of_part(side.work, part, totals, parts_schema)
                 counts += np.bincount(lengths, minlength=S + 1)
@@ -356,18 +383,24 @@ class Stages:
         P = 0
         if self._parts_schema.on(PREDICTION):
             needed = max(int(masked[list(strategy)].sum()) for strategy in packing.strategies)
-            P = predictions_per_pack(self.example_options.max_predictions_per_sequence, depth, needed)
+            P = predictions_per_pack(
+                self.example_options.max_predictions_per_sequence, depth, needed
+            )
         schema = self.input.packed_schema(self._parts_schema, side.notes)
         return replace(schema, max_sequences_per_pack=depth, max_predictions_per_pack=P)
 
-    def _solve(self, side: BuildSide, histogram: LengthHistogram, training_schema: Optional[PackSchema]) -> Packing:
+    def _solve(
+        self, side: BuildSide, histogram: LengthHistogram, training_schema: Optional[PackSchema]
+    ) -> Packing:
         if self.options.recipe is not None and side is self.sides[0]:
             packing = Packing.load(self.options.recipe)
         else:
             pack = get_packer(self.options.packer)
             packing = pack(histogram, max_sequences_per_pack=self.options.max_sequences_per_pack)
             if training_schema and packing.largest_depth > training_schema.max_sequences_per_pack:
-                packing = pack(histogram, max_sequences_per_pack=training_schema.max_sequences_per_pack)
+                packing = pack(
+                    histogram, max_sequences_per_pack=training_schema.max_sequences_per_pack
+                )
         packing.check(histogram)
         return packing
 
@@ -380,7 +413,8 @@ class Stages:
             assign_on_disk(side.work, self._parts_schema, side.totals, seed, self.runner)
             return
         lengths = [
-            lengths_of_part(side.work, part, totals, self._parts_schema)[0] for part, totals in enumerate(side.totals)
+            lengths_of_part(side.work, part, totals, self._parts_schema)[0]
+            for part, totals in enumerate(side.totals)
         ]
         assignment = assign(np.concatenate(lengths), packing, seed)
         for name, values in zip(places_names(0), assignment):
@@ -403,7 +437,9 @@ class Stages:
 
     def _layout(self, side: BuildSide) -> ShardLayout:
         packing, schema = self._packing(side)
-        return ShardLayout(schema, packing.packs, max(1, SLOTS_PER_SHARD // schema.max_sequence_length))
+        return ShardLayout(
+            schema, packing.packs, max(1, SLOTS_PER_SHARD // schema.max_sequence_length)
+        )
 
     def undealt(self) -> List[int]:
         """Return the numbers of the missing shards of all sides."""
@@ -415,8 +451,12 @@ class Stages:
         tasks = []
         for part, (group, first) in enumerate(places_of_parts(totals)):
             if not (side.work / file_of("sorted", part, "npy")).exists():
-                part_schema = self.input.packed_schema(self._parts_schema, side.notes[part : part + 1])
-                tasks.append(SortTask(side.work, part, totals[part], group, first, part_schema, layout))
+                part_schema = self.input.packed_schema(
+                    self._parts_schema, side.notes[part : part + 1]
+                )
+                tasks.append(
+                    SortTask(side.work, part, totals[part], group, first, part_schema, layout)
+                )
         tasks.sort(key=lambda task: (task.part - share.number) % share.tasks)
         done = len(totals) - len(tasks)
         with progress_bar(len(totals), "sorting", unit=" parts", done=done) as bar:
@@ -432,16 +472,22 @@ class Stages:
             for note in self.runner.map(make_shard, tasks):
                 bar.update(note["packs"])
 
-    def _shard_tasks(self, side: BuildSide, layout: ShardLayout, numbers: Iterator[int]) -> Iterator[ShardTask]:
+    def _shard_tasks(
+        self, side: BuildSide, layout: ShardLayout, numbers: Iterator[int]
+    ) -> Iterator[ShardTask]:
         # All parts together have as many index rows as parts times shards, so only some shards are looked up at a time.
         shards_at_once = max(1, _INDEX_ROWS // len(side.notes))
         totals = side.totals
         paths = [side.work / file_of("sorted", part, "npy") for part in range(len(totals))]
-        for first, group in groupby(numbers, lambda number: number // shards_at_once * shards_at_once):
+        for first, group in groupby(
+            numbers, lambda number: number // shards_at_once * shards_at_once
+        ):
             last = min(first + shards_at_once, layout.shards)
             starts = []
             for part, path in enumerate(paths):
-                starts.append(self._starts_of_shards(path, totals[part], layout, first, last).tolist())
+                starts.append(
+                    self._starts_of_shards(path, totals[part], layout, first, last).tolist()
+                )
             for number in group:
                 runs = []
                 for part, path in enumerate(paths):
@@ -520,7 +566,9 @@ class Stages:
 
 def _is_assigned(side: BuildSide) -> bool:
     """Return True if all sequences have their places."""
-    return all((side.work / places_names(group.number)[1]).exists() for group in parts_groups(side.totals))
+    return all(
+        (side.work / places_names(group.number)[1]).exists() for group in parts_groups(side.totals)
+    )
 
 
 def _missing_shards(side: BuildSide, layout: ShardLayout) -> List[int]:

@@ -22,7 +22,15 @@ from pack_data.reading.fields import Fields, parse_json, read_object
 from pack_data.reading.files import replacing, write_atomically
 from pack_data.reading.npy import map_array
 from pack_data.store.data_set import StoredFile, lengths_of, write_shard
-from pack_data.store.packs import PREDICTION, SEQUENCE, SLOT, PackSchema, StoredColumn, assemble, smallest_type
+from pack_data.store.packs import (
+    PREDICTION,
+    SEQUENCE,
+    SLOT,
+    PackSchema,
+    StoredColumn,
+    assemble,
+    smallest_type,
+)
 from pack_data.store.sequences import Sequences, digest
 from pack_data.text.corpus import Document
 from pack_data.text.examples import ExampleOptions, make_examples, masked_count, tokenise
@@ -96,7 +104,9 @@ class SpilledRun(NamedTuple):
         return RunningTotals(*(end - start for start, end in zip(self.start, self.end)))
 
     def _changed(self) -> ValueError:
-        return ValueError(f"{self.path}: cut short or changed; {remove_and_build_again(self.path.parent)}")
+        return ValueError(
+            f"{self.path}: cut short or changed; {remove_and_build_again(self.path.parent)}"
+        )
 
     def _check(self, lengths: np.ndarray, counts: np.ndarray) -> None:
         """Raise ValueError unless these lengths and numbers of masked tokens are those of the run."""
@@ -172,7 +182,9 @@ class SpillFormat(NamedTuple):
         return Sequences(lengths, columns[SLOT], counts, columns[PREDICTION], columns[SEQUENCE])
 
 
-def lengths_of_part(work: Path, part: int, totals: RunningTotals, schema: PackSchema) -> Tuple[np.ndarray, np.ndarray]:
+def lengths_of_part(
+    work: Path, part: int, totals: RunningTotals, schema: PackSchema
+) -> Tuple[np.ndarray, np.ndarray]:
     """Return slots and masked tokens of the sequences of a part that is not sorted yet, [sequences] both."""
     run = _whole_file(work / file_of("examples", part, "bin"), totals)
     values = np.fromfile(run.path, SpillFormat.of(schema).lengths_type, 2 * totals.sequences)
@@ -189,11 +201,17 @@ def lengths_of_part(work: Path, part: int, totals: RunningTotals, schema: PackSc
 # ---- examples --------------------------------------------------------------------------------------------------------
 
 
-def save_examples(note_file: Path, sequences: Sequences, schema: PackSchema, **about: Any) -> Dict[str, Any]:
+def save_examples(
+    note_file: Path, sequences: Sequences, schema: PackSchema, **about: Any
+) -> Dict[str, Any]:
     """Write a block of sequences, then its note, which includes `about`. Return the note."""
     SpillFormat.of(schema).write(note_file.with_suffix(".bin"), sequences)
     note = {
-        "totals": [len(sequences), int(sequences.lengths.sum()), int(sequences.prediction_counts.sum())],
+        "totals": [
+            len(sequences),
+            int(sequences.lengths.sum()),
+            int(sequences.prediction_counts.sum()),
+        ],
         "digest": digest(sequences),
         **about,
     }
@@ -230,7 +248,9 @@ def make_part(task: ExamplesTask) -> Dict[str, Any]:
         if vocabulary.unknown is not None:
             unknown = int((tokenised.ids == vocabulary.unknown).sum())
         unknown_of_all = [unknown, len(tokenised.ids)]
-        save_examples(note, sequences, task.schema, documents=len(documents), unknown=unknown_of_all)
+        save_examples(
+            note, sequences, task.schema, documents=len(documents), unknown=unknown_of_all
+        )
     if text.exists():
         text.unlink()
     return _read_note(note)
@@ -252,10 +272,14 @@ def make_synthetic_part(task: SyntheticTask) -> Dict[str, Any]:
     """Draw lengths, make sequences with as many masked tokens as text would have, and write them."""
     rng = np.random.default_rng([task.options.seed, task.part])
     weights = np.array(task.weights, dtype=np.float64)
-    lengths = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(task.count), side="right")
+    lengths = np.searchsorted(
+        np.cumsum(weights / weights.sum()), rng.random(task.count), side="right"
+    )
     lengths = np.minimum(lengths, len(weights) - 1)
     options = task.options
-    counts = masked_count(lengths, options.max_predictions_per_sequence, options.masked_lm_probability)
+    counts = masked_count(
+        lengths, options.max_predictions_per_sequence, options.masked_lm_probability
+    )
     counts = np.minimum(counts, lengths)
     tokens = int(lengths.sum())
     masked = int(counts.sum())
@@ -272,7 +296,9 @@ def make_synthetic_part(task: SyntheticTask) -> Dict[str, Any]:
         {"masked_lm_positions": positions, "masked_lm_ids": masked_ids},
         {"first_segment_lengths": (lengths + 1) // 2, "next_sentence_labels": labels},
     )
-    return save_examples(task.work / file_of("examples", task.part, "json"), sequences, task.schema, documents=0)
+    return save_examples(
+        task.work / file_of("examples", task.part, "json"), sequences, task.schema, documents=0
+    )
 
 
 # ---- sequences to shards ---------------------------------------------------------------------------------------------
@@ -391,7 +417,12 @@ def make_shard(task: ShardTask) -> Dict[str, Any]:
     records = assemble(schema, sequences, pack, slot, packs)
     entry = write_shard(task.work / READY, task.number, records)
     save_array(task.work / file_of("shard", task.number, "npy"), lengths_of(schema, records))
-    note = {"number": task.number, **entry.to_json(), "digest": digest(sequences), "sequences": len(sequences)}
+    note = {
+        "number": task.number,
+        **entry.to_json(),
+        "digest": digest(sequences),
+        "sequences": len(sequences),
+    }
     write_json(task.work / file_of("shard", task.number, "json"), note)
     return note
 
@@ -411,7 +442,9 @@ def _read_note(path: Path) -> Dict[str, Any]:
     if kind == "examples":  # whose sequences are gone when they are sorted
         way_out = remove_and_build_again(path.parent)
     else:
-        way_out = f"a file of the build was changed: remove {path} and run the build, or its task, again"
+        way_out = (
+            f"a file of the build was changed: remove {path} and run the build, or its task, again"
+        )
     fields = read_object(path, way_out=way_out)
     count: Dict[str, Any] = {"least": 0, "most": 2**62}
     if kind == "group":
@@ -429,5 +462,7 @@ def _read_note(path: Path) -> Dict[str, Any]:
         fields.integer("documents", **count)
         fields.integers("totals", 3, **count)
         fields.optional("unknown", Fields.integers, 2, **count)
-        fields.optional("ranges", Fields.values_of, Fields.integers, 2, least=-(2**31), most=2**31 - 1)
+        fields.optional(
+            "ranges", Fields.values_of, Fields.integers, 2, least=-(2**31), most=2**31 - 1
+        )
     return fields.tree

@@ -69,7 +69,9 @@ def verify(folder: Union[str, Path], workers: Optional[int] = 1) -> Verified:
     total_digest = 0
     patterns: Counter[Tuple[int, ...]] = Counter()
     workers = min(available_cores() if workers is None else workers, max(1, len(tasks)))
-    with closing(open_runner(workers)) as runner, progress_bar(manifest.packs, "verifying", unit=" packs") as bar:
+    with closing(open_runner(workers)) as runner, progress_bar(
+        manifest.packs, "verifying", unit=" packs"
+    ) as bar:
         for shard in runner.map(_verify_shard, tasks):
             histogram += shard.histogram
             total_digest = (total_digest + shard.digest) % (1 << 64)
@@ -90,7 +92,10 @@ def verify(folder: Union[str, Path], workers: Optional[int] = 1) -> Verified:
         )
     _check_recipe(folder, manifest, patterns)
     _check_vocabulary(folder, manifest)
-    return Verified(manifest, sum(entry.bytes for entry in (*manifest.shards, *manifest.files, manifest.lengths)))
+    return Verified(
+        manifest,
+        sum(entry.bytes for entry in (*manifest.shards, *manifest.files, manifest.lengths)),
+    )
 
 
 class _ShardTask(NamedTuple):
@@ -118,7 +123,9 @@ def _verify_shard(task: _ShardTask) -> _VerifiedShard:
     where = str(task.folder / task.entry.file)
     sequences = _checked_sequences(schema, records, where, task.first, task.vocabulary_size)
     table = map_table(task.folder, task.lengths, schema.lengths_dtype)
-    if not np.array_equal(table[task.first : task.first + len(records)], lengths_of(schema, records)):
+    if not np.array_equal(
+        table[task.first : task.first + len(records)], lengths_of(schema, records)
+    ):
         raise ValueError(
             f"{task.folder / task.lengths.file}: does not hold the lengths of the packs in {task.entry.file}; {REBUILD}"
         )
@@ -169,11 +176,16 @@ def _checked_sequences(
     refuse(schema.taken(lengths).sum(axis=1) > S, f"lengths: more than {S} tokens")
     if schema.on(PREDICTION):
         counts = records["prediction_counts"].astype(np.int64)
-        refuse((counts > 0) & is_absent, "prediction_counts: masked tokens of a sequence that is not there")
+        refuse(
+            (counts > 0) & is_absent,
+            "prediction_counts: masked tokens of a sequence that is not there",
+        )
         refuse(counts.sum(axis=1) > P, f"prediction_counts: more than {P} masked tokens")
     for column in schema.columns:
         if column.dtype == "<u4":
-            refuse(records[column.name] >= 1 << 31, f"{column.name}: a value that does not fit int32")
+            refuse(
+                records[column.name] >= 1 << 31, f"{column.name}: a value that does not fit int32"
+            )
 
     # Values outside the sequences (in the padding, for instance) are lost when the packs are taken apart.
     sequences = disassemble(schema, records)
@@ -192,7 +204,9 @@ def _checked_sequences(
         refuse(is_wrong, "first_segment_lengths: not between 1 and the sequence's length")
         refuse(records["next_sentence_labels"] > 1, "next_sentence_labels: neither 0 nor 1")
         # Positions within the sequence; one before its start has wrapped around to a large number.
-        is_outside = sequences.predictions["masked_lm_positions"] >= np.repeat(sequences.lengths, counts[~is_absent])
+        is_outside = sequences.predictions["masked_lm_positions"] >= np.repeat(
+            sequences.lengths, counts[~is_absent]
+        )
         wrong_packs = np.repeat(pack, counts[~is_absent])[is_outside]
         rule = "masked_lm_positions: outside the sequence that it is counted for"
         refuse(np.isin(np.arange(len(records)), wrong_packs), rule)
@@ -208,7 +222,9 @@ def _check_recipe(folder: Path, manifest: Manifest, patterns: Counter[Tuple[int,
     if dict(zip(packing.strategies, packing.repeats)) != patterns:
         raise ValueError(f"{recipe}: the packs are not the ones of this recipe; {REBUILD}")
     if (packing.lower_bound, packing.algorithm) != (manifest.lower_bound, manifest.algorithm):
-        raise ValueError(f"{recipe}: lower bound or algorithm differ from the manifest's; {REBUILD}")
+        raise ValueError(
+            f"{recipe}: lower bound or algorithm differ from the manifest's; {REBUILD}"
+        )
     if packing.certificate is not None:
         prove(packing)
 
@@ -217,5 +233,10 @@ def _check_vocabulary(folder: Path, manifest: Manifest) -> None:
     """Check that the vocabulary is the one that the manifest names."""
     for name in {VOCABULARY, TOKENIZER}.intersection(entry.file for entry in manifest.files):
         vocabulary = load_either(folder / name)
-        if (len(vocabulary), vocabulary.sha256) != (manifest.vocabulary_size, manifest.vocabulary_sha256):
-            raise ValueError(f"{folder / name}: is not the vocabulary that the manifest names; {REBUILD}")
+        if (len(vocabulary), vocabulary.sha256) != (
+            manifest.vocabulary_size,
+            manifest.vocabulary_sha256,
+        ):
+            raise ValueError(
+                f"{folder / name}: is not the vocabulary that the manifest names; {REBUILD}"
+            )

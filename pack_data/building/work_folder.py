@@ -103,7 +103,9 @@ def only_writer_of_packs(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def work_of_tasks(out: Path, *, alone: bool = False, patience: Optional[float] = None) -> Iterator[Path]:
+def work_of_tasks(
+    out: Path, *, alone: bool = False, patience: Optional[float] = None
+) -> Iterator[Path]:
     """Yield the work directory of a build of `out` by many tasks, each a process; it stays until it is complete.
 
     alone: for the work of one task while no other is at work. ValueError as `work_folder`.
@@ -112,9 +114,17 @@ def work_of_tasks(out: Path, *, alone: bool = False, patience: Optional[float] =
         with ExitStack() as held:
             try:
                 work = held.enter_context(
-                    _held(out, f"--out {out}", "choose another --out", shared=not alone, patience=patience)
+                    _held(
+                        out,
+                        f"--out {out}",
+                        "choose another --out",
+                        shared=not alone,
+                        patience=patience,
+                    )
                 )
-            except LockRemovedError:  # with the directory, by the task that has completed the data set
+            except (
+                LockRemovedError
+            ):  # with the directory, by the task that has completed the data set
                 continue
             yield work
             return
@@ -154,7 +164,9 @@ def _check_made_by_a_build(work: Path, out: Path) -> None:
     try:
         is_of_a_build = "options" in read_object(work / PLAN, way_out="")
     except ValueError:
-        is_of_a_build = PLAN in names and not (work / PLAN).exists()  # removed since, by the build that made it
+        is_of_a_build = (
+            PLAN in names and not (work / PLAN).exists()
+        )  # removed since, by the build that made it
     if not is_of_a_build:
         raise ValueError(
             f"{work}: was not made by a build, but a build of {out} needs this directory; "
@@ -168,7 +180,9 @@ def clear(folder: Path, keep: Sequence[str] = (_LOCK,)) -> None:
     The notes go last: what a kill leaves is still recognised as a build's, and while commit.json is there, as that of a
     completed build.
     """
-    for item in sorted(folder.iterdir(), key=lambda item: _LAST.index(item.name) if item.name in _LAST else -1):
+    for item in sorted(
+        folder.iterdir(), key=lambda item: _LAST.index(item.name) if item.name in _LAST else -1
+    ):
         if item.is_dir() and not item.is_symlink() and item.name in (READY, HELD_OUT_WORK):
             clear(item)
             if not any(item.iterdir()):
@@ -198,7 +212,9 @@ def announce(work: Path, targets: Sequence[Tuple[Path, Path]]) -> None:
         new = named_files(side_work / READY / MANIFEST)
         gone = named_files(out / MANIFEST) - new
         side = side_work.relative_to(work).as_posix()
-        entries.append({"work": side, "out": out.name, "files": sorted(new), "remove": sorted(gone)})
+        entries.append(
+            {"work": side, "out": out.name, "files": sorted(new), "remove": sorted(gone)}
+        )
         sync_folder(side_work / READY)
     write_atomically(work / COMMIT, (json.dumps(entries) + "\n").encode())
 
@@ -248,7 +264,9 @@ def _read_commit(note: Path) -> List[_Moves]:
                 raise entry.error(name, "must be the name of a directory, without a path")
         files = entry.list_of("files", Fields.plain_name)
         remove = entry.list_of("remove", Fields.plain_name)
-        moves.append(_Moves(work / names["work"] / READY, work.parent / names["out"], files, remove))
+        moves.append(
+            _Moves(work / names["work"] / READY, work.parent / names["out"], files, remove)
+        )
     return moves
 
 

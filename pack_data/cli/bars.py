@@ -39,7 +39,9 @@ class DelayedBar(tqdm):
     def display(self, msg: Optional[str] = None, pos: Optional[int] = None) -> Any:
         """Draw the bar, or print `packs: 120 of 400 packs, 1 min 20 s left`; an empty msg removes the bar."""
         if self._terminal:
-            self._drawn = self._drawn or bool(msg) or (msg is None and self.format_dict["elapsed"] >= _DELAY)
+            self._drawn = (
+                self._drawn or bool(msg) or (msg is None and self.format_dict["elapsed"] >= _DELAY)
+            )
             return self._drawn and super().display(msg, pos)
         elapsed = self.format_dict["elapsed"]
         if msg is None and elapsed >= self._due:

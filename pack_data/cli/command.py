@@ -74,8 +74,12 @@ class ArgumentParser(argparse.ArgumentParser):
         """Return the text of --help."""
         summary, _, details = (self.description or "").partition("\n\n")
         formatter = self._get_formatter()
-        formatter.add_usage(self.usage, self._common(self._actions), self._mutually_exclusive_groups)
-        formatter.add_text(textwrap.fill(" ".join(summary.split()), formatter._width, break_on_hyphens=False))
+        formatter.add_usage(
+            self.usage, self._common(self._actions), self._mutually_exclusive_groups
+        )
+        formatter.add_text(
+            textwrap.fill(" ".join(summary.split()), formatter._width, break_on_hyphens=False)
+        )
 
         for group in self._action_groups:
             formatter.start_section(group.title)
@@ -160,7 +164,9 @@ def bare_stderr() -> Any:
     return getattr(sys.stderr, "bare", sys.stderr)
 
 
-def run_main(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]] = None) -> int:
+def run_main(
+    main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]] = None
+) -> int:
     """Run a command and return its exit status; print an error as one line on stderr (`Problems`: one line each).
 
     The status is 0 if the command succeeded, 1 for a negative verdict of the command itself, 2 for a mistake of the
@@ -180,7 +186,9 @@ def _without_controls(stream: Any) -> Any:
     return _Terminal(stream) if stream and stream.isatty() else stream
 
 
-def _status(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]]) -> int:
+def _status(
+    main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Optional[Sequence[str]]
+) -> int:
     try:
         status = main(argv) or 0
         if sys.stdout is not None:
@@ -208,7 +216,10 @@ def _status(main: Callable[[Optional[Sequence[str]]], Optional[int]], argv: Opti
         package = package_of(error.name)
         if package is None:
             raise
-        print(f"error: this command needs the package {package}: pip install {package}", file=sys.stderr)
+        print(
+            f"error: this command needs the package {package}: pip install {package}",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -219,7 +230,9 @@ def _print_error(error: Exception) -> None:
     text = str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         # The message of the system names no way out.
-        text = f"{error.filename}: {error.strerror}; choose another file or directory, or fix this one"
+        text = (
+            f"{error.filename}: {error.strerror}; choose another file or directory, or fix this one"
+        )
     separator = "\n" if isinstance(error, Problems) else " "
     print("error: " + separator.join(map(_escaped, text.splitlines())), file=sys.stderr)
 
@@ -230,7 +243,9 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text
 
 
-def list_commands(package: str, commands: Mapping[str, str], argv: Optional[Sequence[str]] = None) -> int:
+def list_commands(
+    package: str, commands: Mapping[str, str], argv: Optional[Sequence[str]] = None
+) -> int:
     """Print the commands of a package, one per line: the `main` of `python -m PACKAGE`."""
     arguments = sys.argv[1:] if argv is None else argv
     names = [argument for argument in arguments if argument not in ("-h", "--help")]
@@ -252,7 +267,9 @@ def _whole_number(text: str) -> int:
 
     Separators are accepted between thousands only: `2,4`, meant as two numbers, is not read as 24.
     """
-    match = re.fullmatch("[0-9]{1,18}|[0-9]{1,3}(,[0-9]{3}){1,5}|[0-9]{1,3}(_[0-9]{3}){1,5}", text.strip())
+    match = re.fullmatch(
+        "[0-9]{1,18}|[0-9]{1,3}(,[0-9]{3}){1,5}|[0-9]{1,3}(_[0-9]{3}){1,5}", text.strip()
+    )
     return int(match[0].replace(",", "")) if match else -1
 
 
@@ -311,7 +328,15 @@ def positive_seconds(text: str) -> float:
     return value
 
 
-_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_UNITS = {
+    "": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+}
 
 
 def byte_count(text: str) -> int:
@@ -319,7 +344,9 @@ def byte_count(text: str) -> int:
     match = re.fullmatch(r"([0-9][0-9_,]*) ?([kmg]i?b|)", text.strip().lower())
     value = _whole_number(match[1]) * _UNITS[match[2]] if match else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes; give one such as 65536, 64MiB or 1GB")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of bytes; give one such as 65536, 64MiB or 1GB"
+        )
     return value
 
 
@@ -346,7 +373,11 @@ _REPLACEABLE = (*_PICTURES, ".html")
 
 
 def check_output(
-    option: str, file: Union[str, Path], *, reads: Sequence[Union[str, Path]] = (), endings: Sequence[str] = ()
+    option: str,
+    file: Union[str, Path],
+    *,
+    reads: Sequence[Union[str, Path]] = (),
+    endings: Sequence[str] = (),
 ) -> None:
     """Raise ValueError if a file cannot be written; meant for the time before the work, which may take long.
 
@@ -373,16 +404,22 @@ def check_output(
             )
 
     if endings and suffix not in endings:
-        raise ValueError(f"{option} {file}: the name must end in {', '.join(endings[:-1])} or {endings[-1]}")
+        raise ValueError(
+            f"{option} {file}: the name must end in {', '.join(endings[:-1])} or {endings[-1]}"
+        )
 
 
-def check_picture(option: str, file: Union[str, Path], *, reads: Sequence[Union[str, Path]] = ()) -> None:
+def check_picture(
+    option: str, file: Union[str, Path], *, reads: Sequence[Union[str, Path]] = ()
+) -> None:
     """Raise ValueError if no picture can be written to this file."""
     check_output(option, file, reads=reads, endings=_PICTURES)
     require(option, "matplotlib")
 
 
-def check_page(option: str, file: Union[str, Path], *, reads: Sequence[Union[str, Path]] = ()) -> None:
+def check_page(
+    option: str, file: Union[str, Path], *, reads: Sequence[Union[str, Path]] = ()
+) -> None:
     """Raise ValueError if no HTML page can be written to this file."""
     check_output(option, file, reads=reads)
     require(option, "matplotlib", "jinja2")
@@ -392,11 +429,18 @@ def check_folder(option: str, folder: Union[str, Path], what: str) -> None:
     """Raise ValueError if a file is in the way of a directory; `what` needs the directory ("a run", for example)."""
     for place in (Path(folder), *Path(folder).parents):
         if place.exists() and not place.is_dir():
-            raise ValueError(f"{option} {folder}: {place} is a file, but {what} is a directory; choose another name")
+            raise ValueError(
+                f"{option} {folder}: {place} is a file, but {what} is a directory; choose another name"
+            )
 
 
 def progress_bar(
-    total: Optional[int], description: str, *, unit: str = " steps", done: int = 0, at_once: bool = False
+    total: Optional[int],
+    description: str,
+    *,
+    unit: str = " steps",
+    done: int = 0,
+    at_once: bool = False,
 ) -> Any:
     """Return a tqdm bar on stderr, which prints a line every ten seconds instead if stderr is not a terminal.
 

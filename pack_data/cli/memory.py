@@ -18,12 +18,16 @@ except ImportError:  # Windows
 def check_counted() -> None:
     """Raise ValueError if the system does not count what processes use."""
     if resource is None:
-        raise ValueError("this benchmark needs a POSIX system such as Linux or macOS (resource is missing here)")
+        raise ValueError(
+            "this benchmark needs a POSIX system such as Linux or macOS (resource is missing here)"
+        )
 
 
 def peak_megabytes(*, workers: bool = False) -> float:
     """Return the peak memory of this process, or of the largest of its ended workers, in MiB."""
-    kilobytes = resource.getrusage(resource.RUSAGE_CHILDREN if workers else resource.RUSAGE_SELF).ru_maxrss
+    kilobytes = resource.getrusage(
+        resource.RUSAGE_CHILDREN if workers else resource.RUSAGE_SELF
+    ).ru_maxrss
     return kilobytes / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
 

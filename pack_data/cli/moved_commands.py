@@ -32,7 +32,9 @@ class MovedCommands:
         if len(parts) == 1 or parts[1] not in MOVED:
             return
         new_spelling = MOVED[parts[1]]
-        print(f"error: python -m pack_data.{parts[1]} has moved; type {new_spelling}", file=sys.stderr)
+        print(
+            f"error: python -m pack_data.{parts[1]} has moved; type {new_spelling}", file=sys.stderr
+        )
         raise SystemExit(2)
 
 

@@ -17,7 +17,11 @@ from pack_data.display.table import Column, Table, plain
 from pack_data.reading.files import write_atomically
 from pack_data.reading.packages import load_package
 
-_FEW, _NARROW, _MANY = 10, 3, 20  # rows and columns of a table beside a picture, and rows of any; more are folded
+_FEW, _NARROW, _MANY = (
+    10,
+    3,
+    20,
+)  # rows and columns of a table beside a picture, and rows of any; more are folded
 Part = Union[str, Table, Picture]  # str: a paragraph
 
 
@@ -50,7 +54,11 @@ class Page(NamedTuple):
     raw: Tuple[Table, ...] = ()
 
     def _parts(self) -> List[Part]:
-        return [*self.first, *(part for section in self.sections for part in section.parts), *self.raw]
+        return [
+            *self.first,
+            *(part for section in self.sections for part in section.parts),
+            *self.raw,
+        ]
 
     def tables(self) -> List[Table]:
         return [part for part in self._parts() if isinstance(part, Table)]
@@ -65,7 +73,10 @@ class Page(NamedTuple):
             "answer": self.answer,
             "figures": [figure._asdict() for figure in self.figures],
             "tables": {
-                table.name: [{column.key: plain(row.get(column.key)) for column in table.columns} for row in table.rows]
+                table.name: [
+                    {column.key: plain(row.get(column.key)) for column in table.columns}
+                    for row in table.rows
+                ]
                 for table in self.tables()
             },
             "pictures": [picture.title for picture in self.pictures()],
@@ -81,7 +92,9 @@ class Page(NamedTuple):
         ):
             twice = [name for name, count in Counter(names).items() if count > 1]
             if twice:
-                raise ValueError(f"{self.title}: two {what} are called {twice[0]!r}; each must have its own")
+                raise ValueError(
+                    f"{self.title}: two {what} are called {twice[0]!r}; each must have its own"
+                )
         jinja2 = load_package("jinja2", "a page")
 
         def image(picture: Picture) -> str:
@@ -123,7 +136,9 @@ def _folded(part: Part, section: Section) -> bool:
 
 def _narrow(section: Section) -> bool:
     """Return True if a section shows one picture and nothing else, so that another section fits beside it."""
-    return [part for part in section.parts if not _folded(part, section)] == _drawn(section.parts)[:1]
+    return [part for part in section.parts if not _folded(part, section)] == _drawn(section.parts)[
+        :1
+    ]
 
 
 def _words_of(table: Table) -> Set[Column]:
@@ -131,5 +146,6 @@ def _words_of(table: Table) -> Set[Column]:
     return {
         column
         for column in table.columns
-        if not column.form and any(isinstance(plain(row.get(column.key)), (str, list)) for row in table.rows)
+        if not column.form
+        and any(isinstance(plain(row.get(column.key)), (str, list)) for row in table.rows)
     }

@@ -128,8 +128,28 @@ COLOURS = {
     "tokens": "#2496a3",  # of any sequence
 }
 SEQUENCES = ("first", "second", "third", "further")  # roles
-_PLAIN = ("#5b3a8e", "#a88f4f", "#6b4423", "#9a78cf", "#7a2b3f", "#86862a", "#2b2f45", "#737a83", "#44546a")
-_DASHES = ("-", "--", ":", "-.", (0, (7, 2)), (0, (3, 3)), (0, (1, 2)), (0, (6, 2, 1, 2, 1, 2)), (0, (9, 2, 2, 2)))
+_PLAIN = (
+    "#5b3a8e",
+    "#a88f4f",
+    "#6b4423",
+    "#9a78cf",
+    "#7a2b3f",
+    "#86862a",
+    "#2b2f45",
+    "#737a83",
+    "#44546a",
+)
+_DASHES = (
+    "-",
+    "--",
+    ":",
+    "-.",
+    (0, (7, 2)),
+    (0, (3, 3)),
+    (0, (1, 2)),
+    (0, (6, 2, 1, 2, 1, 2)),
+    (0, (9, 2, 2, 2)),
+)
 _MARKERS = "osDv^P*Xp"
 _MOST_MARKS = 60  # points of a line; a line of more is drawn without marks
 _MOST_OUTLINED = 80  # bars; the outlines of more would hide them
@@ -226,7 +246,10 @@ def drawing(picture: Picture) -> bytes:
 def _image(pictures: Sequence[Picture], sheet: _Sheet, form: str) -> bytes:
     title = "; ".join(picture.title for picture in pictures)
     # The defaults of matplotlib contain a date and its version.
-    undated: Dict[str, Any] = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}.get(form, {})
+    undated: Dict[str, Any] = {
+        "svg": {"Date": None, "Creator": None},
+        "pdf": {"CreationDate": None},
+    }.get(form, {})
     metadata = {**undated, "Title": title}
     if form == "png":
         metadata["Software"] = None
@@ -328,7 +351,9 @@ def _bars(axes: Any, bars: Bars, sheet: _Sheet) -> List[Any]:
     return handles
 
 
-def _draw_series(axes: Any, bars: Bars, starts: np.ndarray, widths: np.ndarray) -> Tuple[List[Any], np.ndarray]:
+def _draw_series(
+    axes: Any, bars: Bars, starts: np.ndarray, widths: np.ndarray
+) -> Tuple[List[Any], np.ndarray]:
     """Draw the bars at these starts; return their artists, and the ends of the last series."""
     count = len(starts)
     handles = []
@@ -398,7 +423,9 @@ def _lines(axes: Any, lines: Lines, sheet: _Sheet) -> List[Any]:
         )
         if line.lower:
             lower = _floats(line.lower)
-            axes.fill_between(line.x, lower, _floats(line.upper), color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(
+                line.x, lower, _floats(line.upper), color=colour, alpha=0.15, linewidth=0
+            )
     for number, (name, value) in enumerate(lines.levels):
         handles.append(axes.axhline(value, label=name, **_level_style(number)))
 
@@ -411,10 +438,14 @@ def _lines(axes: Any, lines: Lines, sheet: _Sheet) -> List[Any]:
 def _heat_map(axes: Any, heat: HeatMap, sheet: _Sheet) -> List[Any]:
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm, to_rgba
 
-    values = np.array([_floats(row) for row in heat.values]).reshape(len(heat.rows), len(heat.columns))
+    values = np.array([_floats(row) for row in heat.values]).reshape(
+        len(heat.rows), len(heat.columns)
+    )
     largest = values[values > 0].max(initial=0.0) or 1.0
     # Ink can still be read on half of the colour. The square root shows small differences between small values.
-    colours = LinearSegmentedColormap.from_list("plum", [to_rgba(_PLAIN[0], share) for share in (0.04, 0.5)])
+    colours = LinearSegmentedColormap.from_list(
+        "plum", [to_rgba(_PLAIN[0], share) for share in (0.04, 0.5)]
+    )
     axes.pcolormesh(
         np.ma.masked_invalid(values),
         cmap=colours,
@@ -437,10 +468,18 @@ def _attention_mask(axes: Any, mask: MaskPicture, sheet: _Sheet) -> List[Any]:
     handles: Dict[str, Any] = {}
     for top, bottom, sequence in mask.runs:
         role = SEQUENCES[min(sequence, len(SEQUENCES)) - 1] if sequence else "padding"
-        name = "further sequences" if role == "further" else f"sequence {sequence}" if sequence else "padding"
+        name = (
+            "further sequences"
+            if role == "further"
+            else f"sequence {sequence}"
+            if sequence
+            else "padding"
+        )
         for left, right, other in mask.runs:
             if other == sequence:
-                square = Rectangle((left, top), right - left, bottom - top, facecolor=COLOURS[role], label=name)
+                square = Rectangle(
+                    (left, top), right - left, bottom - top, facecolor=COLOURS[role], label=name
+                )
                 handles.setdefault(role, axes.add_patch(square))
 
     slots = mask.runs[-1][1]
@@ -467,7 +506,9 @@ def _level_style(number: int) -> Dict[str, Any]:
     return {"color": COLOURS["soft"], "linestyle": dashes[number % len(dashes)], "linewidth": 1.0}
 
 
-def _set_axis(axes: Any, which: str, axis: Axis, *, room: float = 0.0, integer: bool = False) -> None:
+def _set_axis(
+    axes: Any, which: str, axis: Axis, *, room: float = 0.0, integer: bool = False
+) -> None:
     """Set label, scale, ticks and limits of the "x" or "y" axis. room: share of the range left free at its end."""
     from matplotlib.ticker import MaxNLocator
 
@@ -500,7 +541,9 @@ def _set_names(axes: Any, which: str, label: str, names: Sequence[str], sheet: _
     if which == "x":
         letters = sum(len(name) + 2 for name in names)
         step = max(1, -(-letters // sheet.letters_across()))
-    shown = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in names]
+    shown = [
+        name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in names
+    ]
     places = np.arange(len(names)) + 0.5
     ruler = getattr(axes, f"{which}axis")
     ruler.set_ticks(places[::step], labels=shown[::step])

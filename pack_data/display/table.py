@@ -14,7 +14,10 @@ from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, S
 
 # Where the numbers of a column come from.
 HARDWARE, PROFILE, HOST, PAPER = "hardware", "profile", "host", "paper"
-MODEL, FITTED_MODEL = "predicted", "fitted"  # the analytic model: a prediction, or a value that it was fitted to
+MODEL, FITTED_MODEL = (
+    "predicted",
+    "fitted",
+)  # the analytic model: a prediction, or a value that it was fitted to
 COUNTED = "counted"  # by the model, from the graph and the machine alone
 COMPUTED = "computed"  # arithmetic on a histogram or on other columns
 PUBLISHED = "published"  # measured by others, not in the paper
@@ -126,7 +129,9 @@ class Table(NamedTuple):
         tables = []
         for number, part in enumerate(self.parts, start=1):
             columns = tuple(column for column in self.columns if column.key in part.keys)
-            measured = [column.key for column in columns if column.source not in (CONFIGURED, COMPUTED)]
+            measured = [
+                column.key for column in columns if column.source not in (CONFIGURED, COMPUTED)
+            ]
             rows = [row for row in self.rows if any(row.get(key) is not None for key in measured)]
             tables.append(Table(f"{self.name}_{number}", part.title, columns, rows))
         tables[-1] = tables[-1]._replace(notes=self.notes)
@@ -134,7 +139,9 @@ class Table(NamedTuple):
 
     def source_marks(self) -> Dict[str, str]:
         """Return a letter for each source of the columns, empty if all have one source. Labels have no source."""
-        sources = dict.fromkeys(column.source for column in self.columns if column.source in _SOURCES)
+        sources = dict.fromkeys(
+            column.source for column in self.columns if column.source in _SOURCES
+        )
         if len(sources) == 1:
             return dict.fromkeys(sources, "")
         return dict(zip(sources, _LETTERS))
@@ -153,8 +160,13 @@ class Table(NamedTuple):
             "name": self.name,
             "title": self.title,
             "notes": list(self.notes),
-            "columns": [{"key": column.key, "title": column.title, "source": column.source} for column in columns],
-            "rows": [{column.key: plain(row.get(column.key)) for column in columns} for row in self.rows],
+            "columns": [
+                {"key": column.key, "title": column.title, "source": column.source}
+                for column in columns
+            ],
+            "rows": [
+                {column.key: plain(row.get(column.key)) for column in columns} for row in self.rows
+            ],
         }
 
     def _every_column(self) -> List[Column]:
@@ -211,7 +223,9 @@ def plain(value: Any) -> Any:
     return value
 
 
-def facts_table(name: str, title: str, facts: Mapping[str, Any], rows: Sequence[Tuple[str, str, str, str]]) -> Table:
+def facts_table(
+    name: str, title: str, facts: Mapping[str, Any], rows: Sequence[Tuple[str, str, str, str]]
+) -> Table:
     """Return a table of facts.
 
     Args:
@@ -259,7 +273,9 @@ def wrapped(line: str, indent: str = "") -> List[str]:
     """Break a line at `WIDTH`; all lines keep its indentation."""
     words = line.lstrip(" ")
     indent += " " * (len(line) - len(words))
-    return textwrap.wrap(words, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+    return textwrap.wrap(
+        words, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False
+    )
 
 
 class _TextColumn(NamedTuple):
@@ -335,7 +351,9 @@ def text_table(
 
 
 def _padded(
-    rows: Sequence[Sequence[str]], left: Collection[int] = (0,), least: Optional[Sequence[int]] = None
+    rows: Sequence[Sequence[str]],
+    left: Collection[int] = (0,),
+    least: Optional[Sequence[int]] = None,
 ) -> List[List[str]]:
     """Fill up the cells with blanks so that the cells of a column have one width."""
     if not rows:

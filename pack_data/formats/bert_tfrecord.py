@@ -61,9 +61,13 @@ _CLS_LAST = {
 # Format -> feature -> type, in the order in which a record is compared with the formats.
 FEATURES: Dict[str, Dict[str, str]] = {
     "packed_tfrecord": _TYPE_OF,
-    "mlperf_tfrecord": {name: type for name, type in _TYPE_OF.items() if name in EXAMPLE_FIELDS + DERIVED},
+    "mlperf_tfrecord": {
+        name: type for name, type in _TYPE_OF.items() if name in EXAMPLE_FIELDS + DERIVED
+    },
     # Published files have masks of either type.
-    "cls_last_tfrecord": {name: "int64 or float" if field in _FLOATS else "int64" for name, field in _CLS_LAST.items()},
+    "cls_last_tfrecord": {
+        name: "int64 or float" if field in _FLOATS else "int64" for name, field in _CLS_LAST.items()
+    },
 }
 
 
@@ -71,7 +75,9 @@ def _ten_fields(features: Mapping[str, np.ndarray]) -> Dict[str, np.ndarray]:
     size = len(features["packed_input_ids"])
     depth = len(features["packed_next_sentence_mask"])
     if depth > size:
-        raise RecordError(f"packed_next_sentence_mask has {depth} values, a row has only {size} slots")
+        raise RecordError(
+            f"packed_next_sentence_mask has {depth} values, a row has only {size} slots"
+        )
     used = integers("packed_next_sentence_mask", features["packed_next_sentence_mask"], 1)
     fields = {field: features[name] for name, field in _CLS_LAST.items()}
     return {**fields, "next_sentence_positions": np.arange(size - depth, size) * used}
@@ -83,7 +89,9 @@ def _cls_last_pack(features: Mapping[str, np.ndarray]) -> Pack:
     schema = PackSchema.bert(size, depth, predictions + 1, vocabulary_size=LARGEST_ID)
     count = len(examples)
     slots = np.arange(count)
-    records = assemble(schema, Sequences.from_examples(examples), np.zeros(count, np.int64), slots, 1)
+    records = assemble(
+        schema, Sequences.from_examples(examples), np.zeros(count, np.int64), slots, 1
+    )
     return {name: values[0] for name, values in decode(schema, records).items()}
 
 
@@ -126,7 +134,9 @@ def _row(example: Example, widths: RowWidths) -> Dict[str, List[int]]:
             "--max-predictions-per-sequence"
         )
     if length > widths.max_sequence_length:
-        raise RecordError(f"{length} tokens, a row holds {widths.max_sequence_length} (--max-sequence-length)")
+        raise RecordError(
+            f"{length} tokens, a row holds {widths.max_sequence_length} (--max-sequence-length)"
+        )
     if predictions > widths.max_predictions:
         raise RecordError(
             f"{predictions} predictions, a row holds {widths.max_predictions} (--max-predictions-per-sequence)"

@@ -25,7 +25,14 @@ from pack_data.cli.bad_records import MOST_RECORD_BYTES, BadRecords
 from pack_data.formats import bert_tfrecord, tfrecord
 from pack_data.formats.megatron import MAGIC as MEGATRON_MAGIC
 from pack_data.formats.megatron import tokens_file
-from pack_data.formats.records import UNPACKED, Record, RecordError, RowWidths, checked_pack, split_at_starts
+from pack_data.formats.records import (
+    UNPACKED,
+    Record,
+    RecordError,
+    RowWidths,
+    checked_pack,
+    split_at_starts,
+)
 from pack_data.reading.fields import said_of, whole_number
 from pack_data.reading.files import check_regular, open_regular
 from pack_data.reading.npy import refuse_sequences
@@ -132,7 +139,9 @@ def _tfrecord_format(path: str) -> str:
     A packed record has every feature of an unpacked one.  A record with only some of the others is of neither format
     and does not count: it would be read as unpacked, and all valid records after it would be bad ones.
     """
-    packed_only = set(bert_tfrecord.FEATURES["packed_tfrecord"]) - set(bert_tfrecord.FEATURES["mlperf_tfrecord"])
+    packed_only = set(bert_tfrecord.FEATURES["packed_tfrecord"]) - set(
+        bert_tfrecord.FEATURES["mlperf_tfrecord"]
+    )
     names: Set[str] = set()
     votes: Counter = Counter()
     for names in _features(path):
@@ -147,9 +156,13 @@ def _tfrecord_format(path: str) -> str:
         if 2 * most > sum(votes.values()):
             return format
         counts = " and ".join(f"{count} match {name}" for name, count in sorted(votes.items()))
-        raise ValueError(f"{path}: of its first records, {counts}; pass the format with --format or --from-format")
+        raise ValueError(
+            f"{path}: of its first records, {counts}; pass the format with --format or --from-format"
+        )
     if not names:
-        raise ValueError(f"{path}: no record of this TFRecord file can be read; pass its format to see why")
+        raise ValueError(
+            f"{path}: no record of this TFRecord file can be read; pass its format to see why"
+        )
     raise ValueError(
         f"{path}: TFRecord of an unknown format, with features {', '.join(sorted(names)[:12])}; "
         "pass the format it should have to see what is missing (--format, --from-format)"
@@ -189,7 +202,9 @@ class Source:
     format: str
     kind: str
     files: List[str]
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the reader: chosen columns, or which TFRecord
+    options: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of the reader: chosen columns, or which TFRecord
     skip_bad: int = 0
     max_record_bytes: int = MOST_RECORD_BYTES
     bad: BadRecords = field(default_factory=BadRecords)
@@ -239,7 +254,11 @@ class Source:
             return
         for record in self.read():
             self.foreign_lost = tuple(sorted({*self.foreign_lost, *record.foreign}))
-            values: List[Any] = checked_pack(record.value)[1] if self.kind == "packs" else split_at_starts(record.value)
+            values: List[Any] = (
+                checked_pack(record.value)[1]
+                if self.kind == "packs"
+                else split_at_starts(record.value)
+            )
             for value in values:
                 yield Record(record.origin, value)
 
@@ -281,17 +300,25 @@ class Source:
                 ):
                     yield from self._checked(iter(block.records()), first, scalars, longest)
                     continue
-                self.foreign_lost = tuple(sorted({*self.foreign_lost, *block.foreign} - set(scalars)))
+                self.foreign_lost = tuple(
+                    sorted({*self.foreign_lost, *block.foreign} - set(scalars))
+                )
                 numbers = {name: columns.scalars[name] for name in scalars}
                 yield Sequences.of_tokens(columns.lengths, columns.tokens, numbers)
 
     def _checked(
-        self, records: Iterator[Record], first: Record, scalars: Sequence[str], longest: Optional[int]
+        self,
+        records: Iterator[Record],
+        first: Record,
+        scalars: Sequence[str],
+        longest: Optional[int],
     ) -> Iterator[Sequences]:
         for block in iter(lambda: list(islice(records, _BLOCK_OF_EXAMPLES)), []):
             yield self._block(block, first, scalars, longest)
 
-    def _block(self, block: List[Record], first: Record, scalars: Sequence[str], longest: Optional[int]) -> Sequences:
+    def _block(
+        self, block: List[Record], first: Record, scalars: Sequence[str], longest: Optional[int]
+    ) -> Sequences:
         """Return records in columns.  Raises ValueError that names the record unless it has the columns of `first`."""
         is_plain = self.unpacked_kind == "tokens"
         names = list(first.value) if is_plain else []
@@ -314,16 +341,22 @@ class Source:
             for name, column in numbers.items():
                 number = _integer_value(record.foreign.get(name))
                 if number is None:
-                    raise ValueError(f"{record.origin}: lacks the integer column {name} of the first record")
+                    raise ValueError(
+                        f"{record.origin}: lacks the integer column {name} of the first record"
+                    )
                 column.append(number)
         self.foreign_lost = tuple(sorted(lost - set(scalars)))
 
         if is_plain:
-            tokens = {name: np.concatenate([record.value[name] for record in block]) for name in names}
+            tokens = {
+                name: np.concatenate([record.value[name] for record in block]) for name in names
+            }
             sequences = Sequences.of_tokens(np.array(lengths, np.int64), tokens)
         else:
             sequences = Sequences.from_examples([record.value for record in block])
-        sequences.scalars.update({name: np.array(column, np.int64) for name, column in numbers.items()})
+        sequences.scalars.update(
+            {name: np.array(column, np.int64) for name, column in numbers.items()}
+        )
         return sequences
 
     def shape(self) -> RowWidths:
@@ -347,7 +380,11 @@ class Source:
             return widths
         size, most, depth = widths.of_packs()
         # 0 if the manifest does not state it.
-        predictions = read_manifest(Path(self.path)).max_predictions_per_sequence if self.format == "store" else 0
+        predictions = (
+            read_manifest(Path(self.path)).max_predictions_per_sequence
+            if self.format == "store"
+            else 0
+        )
         return RowWidths(size, predictions or max(1, most - depth))
 
     def report(self) -> str:
@@ -359,7 +396,10 @@ def _integer_value(value: Any) -> Optional[int]:
     """Return a foreign value if it is one integer of 32 bits (alone, or in an array or list), else None."""
     try:
         values = np.atleast_1d(value.as_py() if hasattr(value, "as_py") else value)
-    except (ValueError, OverflowError):  # a time without a value in Python, or lists of several lengths
+    except (
+        ValueError,
+        OverflowError,
+    ):  # a time without a value in Python, or lists of several lengths
         return None
     is_integer = values.shape == (1,) and values.dtype.kind in "iu"
     return int(values[0]) if is_integer and -(2**31) <= values[0] < 2**31 else None
@@ -367,7 +407,9 @@ def _integer_value(value: Any) -> Optional[int]:
 
 def integer_columns(record: Record) -> List[str]:
     """Return the names of the foreign columns that hold one integer, sorted."""
-    return sorted(name for name, value in record.foreign.items() if _integer_value(value) is not None)
+    return sorted(
+        name for name, value in record.foreign.items() if _integer_value(value) is not None
+    )
 
 
 def open_source(
@@ -400,10 +442,14 @@ def open_source(
     elif format not in FORMATS:
         raise ValueError(f"format {format!r} is not known; choose from auto, {', '.join(FORMATS)}")
     if columns and format not in _WITH_COLUMNS:
-        raise ValueError(f"{path}: columns can be chosen in Parquet, Arrow and JSONL files only, this is {format}")
+        raise ValueError(
+            f"{path}: columns can be chosen in Parquet, Arrow and JSONL files only, this is {format}"
+        )
     files = [path] if format == "store" else files_of(path)
     options: Dict[str, Any] = {"columns": tuple(columns)} if columns else {}
     module = module_of(format)
     if module is bert_tfrecord:
         options["format"] = format
-    return Source(path, format, module.kind(files[0], **options), files, options, skip_bad, max_record_bytes)
+    return Source(
+        path, format, module.kind(files[0], **options), files, options, skip_bad, max_record_bytes
+    )

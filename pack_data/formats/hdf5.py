@@ -54,7 +54,9 @@ def _open(path: str):
     check_regular(path)
     try:
         return h5py.File(path, "r")
-    except Exception as error:  # h5py raises errors of nearly every kind for a damaged file, here and below
+    except (
+        Exception
+    ) as error:  # h5py raises errors of nearly every kind for a damaged file, here and below
         raise ValueError(f"{path}: HDF5 cannot open it ({one_line(error)})") from None
 
 
@@ -79,7 +81,9 @@ def _check_heaps(path: str) -> None:
                     number, _, size = _HEAP_OBJECT.unpack_from(data, place)
                     objects_left -= 1
                     if objects_left < 0:
-                        raise ValueError(f"{path}: HDF5 cannot open it (damaged: its heaps overlap); copy it again")
+                        raise ValueError(
+                            f"{path}: HDF5 cannot open it (damaged: its heaps overlap); copy it again"
+                        )
                     if number == 0:  # the free space up to the end, including its header
                         if size < _HEAP_OBJECT.size:
                             raise ValueError(
@@ -99,7 +103,9 @@ def _columns(path: str, file, longest: Optional[int] = None) -> Dict[str, Any]:
     """
     try:
         data_sets = dict(_data_sets(path, file))
-        is_ragged = any(_h5py().check_vlen_dtype(data.dtype) is not None for data in data_sets.values())
+        is_ragged = any(
+            _h5py().check_vlen_dtype(data.dtype) is not None for data in data_sets.values()
+        )
     except RecordError:
         raise
     except Exception as error:
@@ -124,7 +130,10 @@ def _columns(path: str, file, longest: Optional[int] = None) -> Dict[str, Any]:
     for name, data in columns.items():
         if name in _FIELDS:
             _check_form(path, name, data)
-        sizes = {"row": _row_bytes(data), "chunk": math.prod(data.chunks or ()) * data.dtype.itemsize}
+        sizes = {
+            "row": _row_bytes(data),
+            "chunk": math.prod(data.chunks or ()) * data.dtype.itemsize,
+        }
         for part, size in sizes.items():
             if longest is not None and size > longest:
                 raise ValueError(
@@ -140,12 +149,16 @@ def _data_sets(path: str, file) -> Iterator[Tuple[str, Any]]:
     for name in file:
         link = file.get(name, getlink=True)
         if isinstance(link, h5py.ExternalLink):
-            raise RecordError(f"{path}: {shown(name)} is a link into another file; copy its data into this one")
+            raise RecordError(
+                f"{path}: {shown(name)} is a link into another file; copy its data into this one"
+            )
         if not isinstance(name, str) or not isinstance(file.get(name), h5py.Dataset):
             continue
         data = file[name]
         if data.external or data.is_virtual or Path(data.file.filename) != Path(file.filename):
-            raise RecordError(f"{path}: the data of {shown(name)} lies in another file; copy it into this one")
+            raise RecordError(
+                f"{path}: the data of {shown(name)} lies in another file; copy it into this one"
+            )
         yield name, data
 
 
@@ -174,7 +187,9 @@ def kind(path: str) -> str:
     return "examples"
 
 
-def _rows(path: str, columns: Dict[str, Any], bad: BadRecords) -> Iterator[Tuple[Origin, Dict[str, np.ndarray]]]:
+def _rows(
+    path: str, columns: Dict[str, Any], bad: BadRecords
+) -> Iterator[Tuple[Origin, Dict[str, np.ndarray]]]:
     """Yield the values of each readable row; a slice that cannot be read is read again row by row."""
     total = columns["input_ids"].shape[0]
     # The rows of a slice may have as many bytes as the longest record.
@@ -188,7 +203,10 @@ def _rows(path: str, columns: Dict[str, Any], bad: BadRecords) -> Iterator[Tuple
             block = None
         for row in range(start, stop):
             if block is not None:
-                yield Origin(path, row), {name: values[row - start] for name, values in block.items()}
+                yield (
+                    Origin(path, row),
+                    {name: values[row - start] for name, values in block.items()},
+                )
                 continue
             try:
                 values = {name: data[row] for name, data in columns.items()}
@@ -201,7 +219,9 @@ def _rows(path: str, columns: Dict[str, Any], bad: BadRecords) -> Iterator[Tuple
 def _example(row: Dict[str, np.ndarray]) -> Example:
     zeros = np.flatnonzero(integers("masked_lm_positions", row["masked_lm_positions"]) == 0)
     # Without weights, predictions end at the first position 0, which [CLS] holds.
-    return example_from_columns(row, int(zeros[0]) if len(zeros) else len(row["masked_lm_positions"]))
+    return example_from_columns(
+        row, int(zeros[0]) if len(zeros) else len(row["masked_lm_positions"])
+    )
 
 
 def read(path: str, bad: BadRecords) -> Iterator[Record]:

@@ -74,7 +74,9 @@ def kind(path: str, columns: Sequence[str] = ()) -> str:
             _columns_of(path, _row(line), columns)
             return "tokens"
         except RecordError as error:
-            problem = f"none of its first {_LINES_FOR_DETECTION:,} lines can be read; the last: {error}"
+            problem = (
+                f"none of its first {_LINES_FOR_DETECTION:,} lines can be read; the last: {error}"
+            )
     raise ValueError(f"{path}: {problem}; expected JSONL, one object per line")
 
 
@@ -87,9 +89,13 @@ def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Re
             chosen = chosen or _columns_of(path, row, columns)
             for name in chosen:
                 if not isinstance(row.get(name), (np.ndarray, np.int64)):
-                    raise RecordError(f"{name} is not a list of integers, unlike in the first record")
+                    raise RecordError(
+                        f"{name} is not a list of integers, unlike in the first record"
+                    )
             value = tokens_from_columns({name: np.atleast_1d(row[name]) for name in chosen})
         except RecordError as error:
             bad.add(origin, str(error))
             continue
-        yield Record(origin, value, {name: value for name, value in row.items() if name not in chosen})
+        yield Record(
+            origin, value, {name: value for name, value in row.items() if name not in chosen}
+        )

@@ -37,7 +37,9 @@ def tokens_file(path: str) -> str:
     """Return the `.bin` of an `.idx`.  Raises ValueError if it is missing."""
     data = os.path.splitext(path)[0] + ".bin"
     if not os.path.isfile(data):
-        raise ValueError(f"{path}: has no {os.path.basename(data)} in its directory; copy both files there")
+        raise ValueError(
+            f"{path}: has no {os.path.basename(data)} in its directory; copy both files there"
+        )
     return data
 
 
@@ -45,7 +47,9 @@ def _index(path: str) -> _Index:
     with open_regular(path) as file:
         head = file.read(_HEADER.size)
         if len(head) < _HEADER.size or not head.startswith(MAGIC):
-            raise ValueError(f"{path}: not a Megatron index, which begins with {MAGIC!r} and {_HEADER.size} bytes")
+            raise ValueError(
+                f"{path}: not a Megatron index, which begins with {MAGIC!r} and {_HEADER.size} bytes"
+            )
         _, version, code, sequences, documents = _HEADER.unpack(head)
         if version != 1 or code not in _TYPES:
             raise ValueError(
@@ -55,7 +59,9 @@ def _index(path: str) -> _Index:
         size = os.path.getsize(path)
         needed = _HEADER.size + 12 * sequences + 8 * documents
         if size < needed:
-            raise ValueError(f"{path}: {size} bytes, its header needs {needed}; the file is cut, copy it again")
+            raise ValueError(
+                f"{path}: {size} bytes, its header needs {needed}; the file is cut, copy it again"
+            )
         lengths = np.frombuffer(file.read(4 * sequences), "<i4")
         pointers = np.frombuffer(file.read(8 * sequences), "<i8")
         return _Index(path, np.dtype(_TYPES[code]), lengths, pointers)
@@ -76,7 +82,8 @@ def blocks(path: str, bad: BadRecords) -> Iterator[RecordBlock]:
             tokens_before = int(ends[first - 1]) if first else 0
             end = max(first + 1, int(np.searchsorted(ends, tokens_before + _TOKENS)))
             yield RecordBlock(
-                partial(_columns, file, index, first, end, bad), partial(_records, file, index, first, end, bad)
+                partial(_columns, file, index, first, end, bad),
+                partial(_records, file, index, first, end, bad),
             )
             first = end
 
@@ -87,12 +94,19 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
         yield from block.records()
 
 
-def _columns(file: BinaryIO, index: _Index, first: int, end: int, bad: BadRecords) -> Optional[Sequences]:
+def _columns(
+    file: BinaryIO, index: _Index, first: int, end: int, bad: BadRecords
+) -> Optional[Sequences]:
     """Return sequences that follow one another in the file as columns; None unless all of them are valid."""
     lengths = index.lengths[first:end].astype(np.int64)
     pointers = index.pointers[first:end]
     sizes = lengths * index.dtype.itemsize
-    if lengths.min() < 1 or pointers[0] < 0 or sizes.max() > bad.longest or (np.diff(pointers) != sizes[:-1]).any():
+    if (
+        lengths.min() < 1
+        or pointers[0] < 0
+        or sizes.max() > bad.longest
+        or (np.diff(pointers) != sizes[:-1]).any()
+    ):
         return None
     file.seek(int(pointers[0]))
     data = file.read(int(sizes.sum()))
@@ -102,7 +116,9 @@ def _columns(file: BinaryIO, index: _Index, first: int, end: int, bad: BadRecord
     return Sequences.of_tokens(lengths, {"input_ids": ids}) if fits("input_ids", ids) else None
 
 
-def _records(file: BinaryIO, index: _Index, first: int, end: int, bad: BadRecords) -> Iterator[Record]:
+def _records(
+    file: BinaryIO, index: _Index, first: int, end: int, bad: BadRecords
+) -> Iterator[Record]:
     size = os.path.getsize(file.name)
     for number in range(first, end):
         origin = Origin(index.path, number)

@@ -34,7 +34,9 @@ from pack_data.reading.files import open_regular, replacing
 from pack_data.reading.packages import load_package
 from pack_data.store.sequences import Sequences
 
-_ROWS = 1024  # read and written at a time; also rows of a row group, so that damage costs few of them
+_ROWS = (
+    1024  # read and written at a time; also rows of a row group, so that damage costs few of them
+)
 _PARQUET_MAGIC = b"PAR1"
 _FILE_MAGIC = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -127,7 +129,9 @@ def _parquet_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
             for size in (_ROWS, 1):
                 try:
                     end = 0
-                    for batch in file.iter_batches(batch_size=size, row_groups=[group], use_threads=False):
+                    for batch in file.iter_batches(
+                        batch_size=size, row_groups=[group], use_threads=False
+                    ):
                         batch.validate(full=True)
                         end += batch.num_rows
                         if end > done:
@@ -139,7 +143,11 @@ def _parquet_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
                 except _damage() as error:
                     reason = one_line(error, 200)
             else:
-                bad.add(Origin(path, start + done), f"row group {group} cannot be read further ({reason})", rows - done)
+                bad.add(
+                    Origin(path, start + done),
+                    f"row group {group} cannot be read further ({reason})",
+                    rows - done,
+                )
             start += rows
 
 
@@ -189,7 +197,10 @@ class _Lists:
         begin = int(self._offsets[row])
         end = int(self._offsets[row + 1])
         is_null = self._null is not None and self._null[row]
-        if is_null or (self._arrow_values is not None and self._arrow_values.slice(begin, end - begin).null_count):
+        if is_null or (
+            self._arrow_values is not None
+            and self._arrow_values.slice(begin, end - begin).null_count
+        ):
             raise RecordError(f"{self._name} is null or holds a null")
         return self._values[begin:end]
 
@@ -265,7 +276,9 @@ def _records(
             else:
                 # Lists of another length have no value for each token: foreign.
                 slots = len(value[_TOKENS])
-                for name in [name for name in value if name != STARTS and len(value[name]) != slots]:
+                for name in [
+                    name for name in value if name != STARTS and len(value[name]) != slots
+                ]:
                     others[name] = value.pop(name)
                 value = _checked_pack(value)
         except RecordError as error:
@@ -323,7 +336,9 @@ def _arrow_schema(first: Record):
     columns = []
     tokens_first = {**first.value, **first.foreign, **first.value}
     for name, value in tokens_first.items():
-        columns.append((name, value.type if isinstance(value, arrow.Scalar) else arrow.infer_type([value])))
+        columns.append(
+            (name, value.type if isinstance(value, arrow.Scalar) else arrow.infer_type([value]))
+        )
     return arrow.schema(columns)
 
 
@@ -331,9 +346,16 @@ def _column(field, values: List[Any]):
     arrow = _arrow()
     if all(isinstance(value, np.ndarray) for value in values):
         # 30 times as fast as a list of arrays.
-        offsets = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(np.int32)
-        return arrow.ListArray.from_arrays(offsets, arrow.array(np.concatenate(values)).cast(field.type.value_type))
-    return arrow.array([value.as_py() if isinstance(value, arrow.Scalar) else value for value in values], field.type)
+        offsets = np.concatenate([[0], np.cumsum([len(value) for value in values])]).astype(
+            np.int32
+        )
+        return arrow.ListArray.from_arrays(
+            offsets, arrow.array(np.concatenate(values)).cast(field.type.value_type)
+        )
+    return arrow.array(
+        [value.as_py() if isinstance(value, arrow.Scalar) else value for value in values],
+        field.type,
+    )
 
 
 def _batch(schema, records: Sequence[Record]):
@@ -350,7 +372,9 @@ def _batch(schema, records: Sequence[Record]):
         columns = [_column(field, [row.get(field.name) for row in rows]) for field in schema]
         return _arrow().record_batch(columns, schema=schema)
     except _arrow().ArrowException as error:
-        raise ValueError(f"{records[0].origin} and the next {len(records) - 1}: {one_line(error, 200)}") from None
+        raise ValueError(
+            f"{records[0].origin} and the next {len(records) - 1}: {one_line(error, 200)}"
+        ) from None
 
 
 def write(path: str, records: Iterable[Record], to_format: str) -> int:

@@ -13,7 +13,18 @@ Records are counted from 0 within their file.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 
@@ -21,11 +32,22 @@ from pack_data.cli.bad_records import Origin
 from pack_data.store.packs import FIELDS as PACK_FIELDS
 from pack_data.store.sequences import Example, Sequences
 
-UNPACKED = {"examples": "examples", "packs": "examples", "tokens": "tokens", "token_packs": "tokens"}
+UNPACKED = {
+    "examples": "examples",
+    "packs": "examples",
+    "tokens": "tokens",
+    "token_packs": "tokens",
+}
 LARGEST_ID = 2**31 - 1  # a batch is int32
 
 # An unpacked row as columns, and the columns that it may have in addition.
-EXAMPLE_FIELDS = ("input_ids", "segment_ids", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels")
+EXAMPLE_FIELDS = (
+    "input_ids",
+    "segment_ids",
+    "masked_lm_positions",
+    "masked_lm_ids",
+    "next_sentence_labels",
+)
 DERIVED = ("input_mask", "masked_lm_weights")
 
 _FIELDS_OF_ONE_WIDTH = (PACK_FIELDS[:4], PACK_FIELDS[4:7], PACK_FIELDS[7:])  # [S], [P] and [D]
@@ -55,7 +77,9 @@ class RecordError(ValueError):
     """A problem of one record; the reader that catches it knows the record's origin."""
 
 
-def token_columns(path: str, names: Sequence[str], lists: Sequence[str], columns: Sequence[str]) -> Tuple[str, ...]:
+def token_columns(
+    path: str, names: Sequence[str], lists: Sequence[str], columns: Sequence[str]
+) -> Tuple[str, ...]:
     """Return the columns that hold the token sequences of a file.
 
     names: all its columns.  lists: those of integer lists.  columns: those that the user chose, if any.
@@ -63,9 +87,15 @@ def token_columns(path: str, names: Sequence[str], lists: Sequence[str], columns
     """
     for name in columns:
         if name not in lists:
-            raise ValueError(f"{path}: {name} is not a column of integer lists; those are {', '.join(lists) or 'none'}")
+            raise ValueError(
+                f"{path}: {name} is not a column of integer lists; those are {', '.join(lists) or 'none'}"
+            )
     if columns:
-        mask = ("attention_mask",) if "attention_mask" in lists and "attention_mask" not in columns else ()
+        mask = (
+            ("attention_mask",)
+            if "attention_mask" in lists and "attention_mask" not in columns
+            else ()
+        )
         return tuple(columns) + mask
     of_bert = [name for name in _OF_BERT if name in names]
     if "positions" in lists or len(of_bert) >= 2:
@@ -201,7 +231,9 @@ def tokens_from_columns(row: Dict[str, np.ndarray]) -> Tokens:
     sizes = {name: len(values) for name, values in row.items()}
     if len(set(sizes.values())) != 1:
         lengths = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise RecordError(f"columns of different lengths: {lengths} (choose columns with --columns)")
+        raise RecordError(
+            f"columns of different lengths: {lengths} (choose columns with --columns)"
+        )
     mask = row.get("attention_mask")
     if mask is not None and len(row) > 1:
         real = np.flatnonzero(mask)
@@ -219,7 +251,9 @@ def tokens_from_columns(row: Dict[str, np.ndarray]) -> Tokens:
     return row
 
 
-def example_from_columns(row: Mapping[str, np.ndarray], predictions: Optional[int] = None) -> Example:
+def example_from_columns(
+    row: Mapping[str, np.ndarray], predictions: Optional[int] = None
+) -> Example:
     """Return an example from EXAMPLE_FIELDS [S] and [P], and those of DERIVED that there are.
 
     Without input_mask nothing is padded.  predictions: how many of P count; None: as many as masked_lm_weights marks.
@@ -241,11 +275,18 @@ def example_from_columns(row: Mapping[str, np.ndarray], predictions: Optional[in
         advice = " (a packed row numbers its sequences: is this a packed file?)"
         length = _count_ones("input_mask", input_mask, advice)
     if length == 0:
-        raise RecordError("input_ids has no token that input_mask marks, a record needs at least one")
+        raise RecordError(
+            "input_ids has no token that input_mask marks, a record needs at least one"
+        )
     positions = integers("masked_lm_positions", row["masked_lm_positions"])
     ids = integers("masked_lm_ids", row["masked_lm_ids"])
     _equal(row, "masked_lm_positions", "masked_lm_ids")
-    for unused in (input_ids[length:], segment_ids[length:], positions[predictions:], ids[predictions:]):
+    for unused in (
+        input_ids[length:],
+        segment_ids[length:],
+        positions[predictions:],
+        ids[predictions:],
+    ):
         if unused.any():
             raise RecordError("a value after the last real token or prediction is not 0")
     return _checked_example(
@@ -259,7 +300,9 @@ def example_from_columns(row: Mapping[str, np.ndarray], predictions: Optional[in
 
 def _equal(row: Mapping[str, np.ndarray], name: str, other: str) -> None:
     if len(row[name]) != len(row[other]):
-        raise RecordError(f"{name} has {len(row[name])} values and {other} {len(row[other])}, must be equal")
+        raise RecordError(
+            f"{name} has {len(row[name])} values and {other} {len(row[other])}, must be equal"
+        )
 
 
 # ---- one pack ----------------------------------------------------------------------------------------------------
@@ -291,7 +334,9 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
         raise RecordError("next_sentence_labels is not 0 where next_sentence_weights is 0")
     weights = pack["masked_lm_weights"]
     if pack["masked_lm_ids"][weights == 0].any() or pack["masked_lm_positions"][weights == 0].any():
-        raise RecordError("masked_lm_positions or masked_lm_ids is not 0 where masked_lm_weights is 0")
+        raise RecordError(
+            "masked_lm_positions or masked_lm_ids is not 0 where masked_lm_weights is 0"
+        )
     outside = pack["masked_lm_positions"] >= len(mask)
     if outside.any():
         raise RecordError(
@@ -306,9 +351,13 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
         )
     deepest = int(mask.max()) if len(mask) else 0
     if deepest > depth:
-        raise RecordError(f"input_mask holds sequence number {deepest}, next_sentence_weights has room for {depth}")
+        raise RecordError(
+            f"input_mask holds sequence number {deepest}, next_sentence_weights has room for {depth}"
+        )
     if int(used.sum()) != deepest:
-        raise RecordError(f"input_mask numbers {deepest} sequences, next_sentence_weights has {int(used.sum())}")
+        raise RecordError(
+            f"input_mask numbers {deepest} sequences, next_sentence_weights has {int(used.sum())}"
+        )
     cls_slots = pack["next_sentence_positions"][used]
     if (cls_slots >= len(mask)).any():
         raise RecordError(f"next_sentence_positions lies outside the row of {len(mask)} slots")
@@ -319,11 +368,15 @@ def checked_pack(fields: Mapping[str, np.ndarray]) -> Tuple[Pack, List[Example]]
         order = np.argsort(positions[slots], kind="stable")
         slots = slots[order]
         if len(slots) == 0:
-            raise RecordError(f"input_mask numbers {deepest} sequences but number {number} does not occur")
+            raise RecordError(
+                f"input_mask numbers {deepest} sequences but number {number} does not occur"
+            )
         if not np.array_equal(positions[slots], np.arange(len(slots))):
             raise RecordError(f"positions of sequence {number} are not 0 to {len(slots) - 1}")
         if int(slots[0]) not in label_of:
-            raise RecordError(f"next_sentence_positions does not name slot {slots[0]}, where sequence {number} begins")
+            raise RecordError(
+                f"next_sentence_positions does not name slot {slots[0]}, where sequence {number} begins"
+            )
         own = np.flatnonzero(weights == number)
         sequences.append(
             _checked_example(
@@ -351,4 +404,6 @@ def split_at_starts(pack: Tokens) -> List[Tokens]:
 
 
 def shape_of_pack(pack: Mapping[str, np.ndarray]) -> RowWidths:
-    return RowWidths(len(pack["input_ids"]), len(pack["masked_lm_positions"]), len(pack["next_sentence_weights"]))
+    return RowWidths(
+        len(pack["input_ids"]), len(pack["masked_lm_positions"]), len(pack["next_sentence_weights"])
+    )

@@ -26,7 +26,9 @@ def kind(path: str) -> str:
 def shape(path: str) -> RowWidths:
     """Return the row widths of the packs."""
     schema = read_manifest(Path(path)).schema
-    return RowWidths(schema.max_sequence_length, schema.max_predictions_per_pack, schema.max_sequences_per_pack)
+    return RowWidths(
+        schema.max_sequence_length, schema.max_predictions_per_pack, schema.max_sequences_per_pack
+    )
 
 
 def _blocks(path: str) -> Iterator[Tuple[int, PackSchema, np.ndarray]]:
@@ -51,8 +53,12 @@ def read(path: str, bad: BadRecords) -> Iterator[Record]:
             if schema.kind != BERT:
                 is_token = batch["input_mask"][row] > 0
                 value = {name: values[is_token] for name, values in value.items()}
-                value[STARTS] = np.flatnonzero(batch["positions"][row][is_token] == 0).astype(np.int32)
-            yield Record(Origin(path, first + row), value, {name: batch[name][row] for name in foreign})
+                value[STARTS] = np.flatnonzero(batch["positions"][row][is_token] == 0).astype(
+                    np.int32
+                )
+            yield Record(
+                Origin(path, first + row), value, {name: batch[name][row] for name in foreign}
+            )
 
 
 def sequences(path: str) -> Iterator[Record]:
@@ -71,7 +77,9 @@ def sequences(path: str) -> Iterator[Record]:
             foreign = list(block.scalars)
         packs = first + np.nonzero(records["lengths"])[0]
         for row, (pack, value) in enumerate(zip(packs.tolist(), values)):
-            yield Record(Origin(path, pack), value, {name: block.scalars[name][row] for name in foreign})
+            yield Record(
+                Origin(path, pack), value, {name: block.scalars[name][row] for name in foreign}
+            )
 
 
 def write(path: str, packs: Callable[[], Iterable[Record]], widths: RowWidths) -> int:
@@ -82,7 +90,9 @@ def write(path: str, packs: Callable[[], Iterable[Record]], widths: RowWidths) -
     """
     largest = 0
     for record in packs():
-        largest = max(largest, int(record.value["input_ids"].max()), int(record.value["masked_lm_ids"].max()))
+        largest = max(
+            largest, int(record.value["input_ids"].max()), int(record.value["masked_lm_ids"].max())
+        )
     size, predictions, depth = widths.of_packs()
     schema = PackSchema.bert(size, depth, predictions, vocabulary_size=largest + 1)
     writer = StoreWriter(Path(path), schema)
@@ -96,7 +106,9 @@ def write(path: str, packs: Callable[[], Iterable[Record]], widths: RowWidths) -
             examples += sequences
             slots += range(len(sequences))
         pack = np.cumsum(np.array(slots) == 0) - 1
-        writer.add(assemble(schema, Sequences.from_examples(examples), pack, np.array(slots), len(block)))
+        writer.add(
+            assemble(schema, Sequences.from_examples(examples), pack, np.array(slots), len(block))
+        )
         count += len(block)
     writer.finish(algorithm="as read", vocabulary_size=largest + 1).close()
     return count

@@ -83,7 +83,10 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
                         "read, but where the next begins cannot be known (repair the file, or cut it there)",
                     )
                 if length > _LARGEST_MESSAGE:
-                    bad.stop(origin, f"its length, at byte {position}, is {length} bytes: no message is that large")
+                    bad.stop(
+                        origin,
+                        f"its length, at byte {position}, is {length} bytes: no message is that large",
+                    )
 
                 if length > bad.longest:
                     bad.add(origin, f"{bad.too_long()}, at byte {position}")
@@ -111,7 +114,9 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
             )
 
 
-def write_records(path: str, records: Iterable[Record], features_of: Callable[[Value], Mapping[str, _Feature]]) -> int:
+def write_records(
+    path: str, records: Iterable[Record], features_of: Callable[[Value], Mapping[str, _Feature]]
+) -> int:
     """Write the features of each record and its foreign columns, with gzip if the path ends in .gz.
 
     Return the number of records.  Raises ValueError that names the record.
@@ -120,14 +125,23 @@ def write_records(path: str, records: Iterable[Record], features_of: Callable[[V
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(path)) as temporary, open(temporary, "wb") as raw:
         # A fixed time and no name in the gzip header: same records, same bytes.
-        file = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) if path.endswith(".gz") else raw
+        file = (
+            gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0)
+            if path.endswith(".gz")
+            else raw
+        )
         for record in records:
             try:
                 data = _message({**record.foreign, **features_of(record.value)})
             except RecordError as error:
                 raise ValueError(f"{record.origin}: {error}") from None
             length = struct.pack("<Q", len(data))
-            file.write(length + _CHECKSUM.pack(_masked_crc(length)) + data + _CHECKSUM.pack(_masked_crc(data)))
+            file.write(
+                length
+                + _CHECKSUM.pack(_masked_crc(length))
+                + data
+                + _CHECKSUM.pack(_masked_crc(data))
+            )
             count += 1
         if file is not raw:
             file.close()
@@ -225,7 +239,9 @@ def _message(features: Mapping[str, _Feature]) -> bytes:
         if isinstance(texts, np.ndarray) and texts.size and texts.dtype.kind in "OSU":
             texts = texts.tolist()
         if isinstance(texts, list) and all(isinstance(text, (bytes, str)) for text in texts):
-            feature.bytes_list.value.extend([text.encode() if isinstance(text, str) else text for text in texts])
+            feature.bytes_list.value.extend(
+                [text.encode() if isinstance(text, str) else text for text in texts]
+            )
             continue
 
         numbers = np.atleast_1d(value)
@@ -239,15 +255,22 @@ def _message(features: Mapping[str, _Feature]) -> bytes:
 def _demand(features: Mapping[str, _Feature], types: Mapping[str, str]) -> None:
     for name, wanted in types.items():
         if name not in features:
-            raise RecordError(f"has no feature {name}; its features are {', '.join(sorted(features)[:12]) or 'none'}")
+            raise RecordError(
+                f"has no feature {name}; its features are {', '.join(sorted(features)[:12]) or 'none'}"
+            )
         values = features[name]
-        actual = "bytes" if isinstance(values, list) else {"i": "int64", "f": "float"}[values.dtype.kind]
+        actual = (
+            "bytes" if isinstance(values, list) else {"i": "int64", "f": "float"}[values.dtype.kind]
+        )
         if actual not in wanted.split(" or "):
             raise RecordError(f"{name} is a list of {actual}, must be {wanted}")
 
 
 def read_records(
-    path: str, bad: BadRecords, types: Mapping[str, str], value_of: Callable[[Mapping[str, _Feature]], Value]
+    path: str,
+    bad: BadRecords,
+    types: Mapping[str, str],
+    value_of: Callable[[Mapping[str, _Feature]], Value],
 ) -> Iterator[Record]:
     """Yield the records of one file, in file order.
 

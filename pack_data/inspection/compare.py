@@ -93,13 +93,21 @@ def compare(
             bar.set_postfix_str(f"{row.algorithm} depth {depth_text(row.max_sequences_per_pack)}")
             bar.update()
 
-    bounds = {row.max_sequences_per_pack: row.lower_bound for row in rows if row.algorithm == "optimal"}
+    bounds = {
+        row.max_sequences_per_pack: row.lower_bound for row in rows if row.algorithm == "optimal"
+    }
     for number, row in enumerate(rows):
         bound = bounds.get(row.max_sequences_per_pack)
         if row.lower_bound is None and bound is not None and row.algorithm != "sort":
             rows[number] = replace(row, lower_bound=bound, gap=row.packs - bound)
     rows = [row for row in rows if row.algorithm in algorithms]
-    return sorted(rows, key=lambda row: (row.max_sequences_per_pack or sys.maxsize, ALGORITHMS.index(row.algorithm)))
+    return sorted(
+        rows,
+        key=lambda row: (
+            row.max_sequences_per_pack or sys.maxsize,
+            ALGORITHMS.index(row.algorithm),
+        ),
+    )
 
 
 def _jobs(algorithms: Sequence[str], depths: Sequence[Optional[int]]) -> List[Job]:
@@ -124,7 +132,9 @@ def packers_table(title: str, rows: Sequence[Row]) -> Table:
             {
                 **asdict(row),
                 "algorithm": Cell(row.algorithm, row.algorithm.upper()),
-                "max_sequences_per_pack": Cell(row.max_sequences_per_pack, depth_text(row.max_sequences_per_pack)),
+                "max_sequences_per_pack": Cell(
+                    row.max_sequences_per_pack, depth_text(row.max_sequences_per_pack)
+                ),
                 "paper": _TABLE_1.get((row.algorithm, row.max_sequences_per_pack), ""),
             }
         )
@@ -151,12 +161,16 @@ def _printed(histogram: LengthHistogram, rows: Sequence[Row]) -> str:
 def heat_maps(rows: Sequence[Row]) -> Tuple[HeatMap, HeatMap]:
     """Draw padding, and packs above the proven bound, of every packer at every depth. rows: `compare`'s."""
     padding = _heat_map(
-        rows, "Padding by packer and depth, in % of the slots", lambda row: 100.0 * (1.0 - row.efficiency)
+        rows,
+        "Padding by packer and depth, in % of the slots",
+        lambda row: 100.0 * (1.0 - row.efficiency),
     )
     gap = _heat_map(
         rows,
         "Packs above the proven least of the depth, in %",
-        lambda row: 100.0 * row.gap / row.lower_bound if row.gap is not None and row.lower_bound else None,
+        lambda row: (
+            100.0 * row.gap / row.lower_bound if row.gap is not None and row.lower_bound else None
+        ),
     )
     note = "0 is proven optimal: no packing of that depth has fewer packs."
     return padding, gap._replace(notes=(note,))
@@ -190,7 +204,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     algorithms = args.packers.split(",")
     for name in algorithms:
         if name not in ALGORITHMS:
-            raise ValueError(f"--packers: no packer is called {name!r}; use some of {', '.join(ALGORITHMS)}")
+            raise ValueError(
+                f"--packers: no packer is called {name!r}; use some of {', '.join(ALGORITHMS)}"
+            )
     if args.csv:
         check_output("--csv", args.csv, reads=[args.histogram])
     if args.plot:
@@ -218,7 +234,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog=typed("compare"), description="Every packer on one histogram, side by side.")
+    parser = ArgumentParser(
+        prog=typed("compare"), description="Every packer on one histogram, side by side."
+    )
     add_histogram_arguments(parser)
     parser.add_argument(
         "--depths",
@@ -234,12 +252,20 @@ def _parser() -> ArgumentParser:
         help=f"some of {','.join(ALGORITHMS)}; default all",
     )
     parser.add_argument(
-        "--batch-size", type=positive_int, default=256, metavar="N", help="rows in a batch of SORT; default 256"
+        "--batch-size",
+        type=positive_int,
+        default=256,
+        metavar="N",
+        help="rows in a batch of SORT; default 256",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of the table"
+    )
     parser.add_argument("--csv", metavar="FILE", help="write the rows as CSV")
     parser.add_argument(
-        "--plot", metavar="FILE", help="draw padding by packer and depth, and the gap, as .png, .pdf or .svg"
+        "--plot",
+        metavar="FILE",
+        help="draw padding by packer and depth, and the gap, as .png, .pdf or .svg",
     )
     parser.rare("--synthetic", "--batch-size")
     return parser

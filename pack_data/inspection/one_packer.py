@@ -31,13 +31,19 @@ class Row:
     efficiency: float
     packing_factor: float  # sequences per row
     speedup: float  # slots without packing / slots
-    lower_bound: Optional[int]  # proven for this depth by the optimal packer, whichever packer this row is about
+    lower_bound: Optional[
+        int
+    ]  # proven for this depth by the optimal packer, whichever packer this row is about
     gap: Optional[int]  # packs - lower_bound; None for SORT
     solve_seconds: float
-    peak_memory: Optional[int]  # bytes above what the process had before; None where the system does not tell
+    peak_memory: Optional[
+        int
+    ]  # bytes above what the process had before; None where the system does not tell
 
 
-def measure_each(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int, *, isolated: bool) -> Iterator[Row]:
+def measure_each(
+    jobs: Sequence[Job], histogram: LengthHistogram, batch_size: int, *, isolated: bool
+) -> Iterator[Row]:
     """Run the jobs one after another and yield a row for each.
 
     Args:
@@ -55,12 +61,18 @@ def measure_each(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: in
         return
 
     # One thread each: algorithms are compared, and on a busy machine several threads wait for each other.
-    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+    os.environ.update(
+        dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    )
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pack_data.inspection.one_packer", "scipy.optimize", "scipy.sparse"])
+    context.set_forkserver_preload(
+        ["pack_data.inspection.one_packer", "scipy.optimize", "scipy.sparse"]
+    )
     for name, depth in jobs:
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_send_row, args=(sender, name, histogram, depth, batch_size))
+        process = context.Process(
+            target=_send_row, args=(sender, name, histogram, depth, batch_size)
+        )
         process.start()
         sender.close()
         try:
@@ -78,16 +90,22 @@ def measure_each(jobs: Sequence[Job], histogram: LengthHistogram, batch_size: in
         yield result
 
 
-def _send_row(pipe: Any, name: str, histogram: LengthHistogram, depth: Optional[int], batch_size: int) -> None:
+def _send_row(
+    pipe: Any, name: str, histogram: LengthHistogram, depth: Optional[int], batch_size: int
+) -> None:
     """Send the row of a job, or the exception that it raised."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which then ends this process
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the command, which then ends this process
     try:
         pipe.send(_measure(name, histogram, depth, batch_size))
     except Exception as error:  # raised again by the command
         pipe.send(error)
 
 
-def _measure(algorithm: str, histogram: LengthHistogram, depth: Optional[int], batch_size: int) -> Row:
+def _measure(
+    algorithm: str, histogram: LengthHistogram, depth: Optional[int], batch_size: int
+) -> Row:
     """Pack once. The lower bound is the packer's own, if it has one."""
     memory = PeakMemory()
     if algorithm == "sort":

@@ -11,7 +11,16 @@ import numpy as np
 
 from pack_data.cli.command import depth_text
 from pack_data.display.page import Figure, Page, Section
-from pack_data.display.picture import SEQUENCES, Axis, Bars, Line, Lines, MaskPicture, Series, padding_bars
+from pack_data.display.picture import (
+    SEQUENCES,
+    Axis,
+    Bars,
+    Line,
+    Lines,
+    MaskPicture,
+    Series,
+    padding_bars,
+)
 from pack_data.display.table import Cell, Column, Table, facts_table
 from pack_data.inspection.compare import ALGORITHMS, compare, heat_maps, packers_table
 from pack_data.inspection.one_packer import Row
@@ -22,7 +31,12 @@ from pack_data.packing.packing import Packing, statement
 from pack_data.store.data_set import PackStore
 
 _RECIPE = "recipe.json"  # of a data set
-_DEPTHS: Tuple[Optional[int], ...] = (2, 3, 4, None)  # the optimal packing of each takes most of the time
+_DEPTHS: Tuple[Optional[int], ...] = (
+    2,
+    3,
+    4,
+    None,
+)  # the optimal packing of each takes most of the time
 # Beyond these sizes one packer takes longer than all others together: NNLSHP lists the strategies of a pack, and GREEDY
 # places each sequence by itself.
 _MOST_SLOTS_NNLSHP = 256
@@ -98,8 +112,18 @@ def _filling_section(packing: Packing, packer: str) -> Section:
         raise ValueError("the packing has no packs; use a source with at least one sequence")
     accounting = packing.to_json()
     rows = [
-        ("packs", "packs", ",", f"of {packing.max_sequence_length} slots; strategies: {len(packing.strategies):,}"),
-        ("packing_factor", "packing factor", ".3f", f"sequences per pack; at most {packing.theoretical_speedup:.3f}"),
+        (
+            "packs",
+            "packs",
+            ",",
+            f"of {packing.max_sequence_length} slots; strategies: {len(packing.strategies):,}",
+        ),
+        (
+            "packing_factor",
+            "packing factor",
+            ".3f",
+            f"sequences per pack; at most {packing.theoretical_speedup:.3f}",
+        ),
         ("efficiency", "efficiency", ".3%", "of all slots hold a token"),
         ("padding_tokens", "padding", ",", "empty slots"),
         ("largest_depth", "deepest pack", ",", "sequences"),
@@ -109,7 +133,9 @@ def _filling_section(packing: Packing, packer: str) -> Section:
     numbers = range(len(packing.strategies))
     most_used = sorted(numbers, key=lambda n: (-packing.repeats[n], n))
     pictures = _strategies_picture(packing, most_used), _depths_picture(packing)
-    return Section("How the packs are filled", (*pictures, totals, _strategies_table(packing, most_used)))
+    return Section(
+        "How the packs are filled", (*pictures, totals, _strategies_table(packing, most_used))
+    )
 
 
 def _strategies_picture(packing: Packing, most_used: Sequence[int]) -> Bars:
@@ -128,7 +154,9 @@ def _strategies_picture(packing: Packing, most_used: Sequence[int]) -> Bars:
 
 def _depths_picture(packing: Packing) -> Bars:
     depth = packing.largest_depth
-    packs = np.bincount(packing.depths, weights=np.array(packing.repeats, float), minlength=depth + 1)[1:]
+    packs = np.bincount(
+        packing.depths, weights=np.array(packing.repeats, float), minlength=depth + 1
+    )[1:]
     shares = tuple(f"{count / packing.packs:.1%}" for count in packs)
     return Bars(
         "Packs by the number of their sequences",
@@ -170,7 +198,9 @@ def _strategies_table(packing: Packing, most_used: Sequence[int]) -> Table:
 # ---- waste by depth and packer ---------------------------------------------------------------------------------------
 
 
-def _waste_section(histogram: LengthHistogram, rows: Sequence[Row], left_out: Sequence[str]) -> Section:
+def _waste_section(
+    histogram: LengthHistogram, rows: Sequence[Row], left_out: Sequence[str]
+) -> Section:
     """Show the padding of every packer. rows: `compare`'s. left_out: packers that are not among them."""
     drawn = [row for row in rows if row.algorithm == "none"]
     names = ["one a row"] * len(drawn)
@@ -189,7 +219,9 @@ def _waste_section(histogram: LengthHistogram, rows: Sequence[Row], left_out: Se
     )
 
     table = packers_table("Every packer at every depth", rows)
-    omissions = tuple(f"{name.upper()} takes long here: packed-bert compare has it." for name in left_out)
+    omissions = tuple(
+        f"{name.upper()} takes long here: packed-bert compare has it." for name in left_out
+    )
     table = table._replace(notes=table.notes + omissions)
     return Section("Waste by depth and packer", (by_depth, *heat_maps(rows), table))
 
@@ -204,7 +236,9 @@ def _proof_section(packing: Packing, packer: str) -> Section:
     if certificate is None:
         words = f"{packer} comes without a certificate; the optimal packer writes one."
         if packing.lower_bound is not None:
-            words += f" Its maker states that no packing has fewer than {packing.lower_bound:,} packs."
+            words += (
+                f" Its maker states that no packing has fewer than {packing.lower_bound:,} packs."
+            )
         return Section(title, (_capitalised(words),))
 
     method = (
@@ -274,13 +308,17 @@ def _drawn_strategy(packing: Packing) -> _DrawnPack:
     strategy = packing.strategies[chosen]
     slots = np.zeros(packing.max_sequence_length, np.int64)
     slots[: sum(strategy)] = np.repeat(np.arange(1, len(strategy) + 1), strategy)
-    return _drawn_pack(f"The pack {_sum_text(strategy)}, of which there are {packing.repeats[chosen]:,}", slots)
+    return _drawn_pack(
+        f"The pack {_sum_text(strategy)}, of which there are {packing.repeats[chosen]:,}", slots
+    )
 
 
 def _stored_pack(store: PackStore, pack: int) -> _DrawnPack:
     """Draw a pack of a data set as its batches have it."""
     if not 0 <= pack < len(store):
-        raise ValueError(f"--pack {pack}: no such pack; {store.folder} has packs 0 to {len(store) - 1}")
+        raise ValueError(
+            f"--pack {pack}: no such pack; {store.folder} has packs 0 to {len(store) - 1}"
+        )
     batch = {name: values[0] for name, values in store.batch(np.array([pack])).items()}
     drawn = _drawn_pack(f"Pack {pack:,} of {store.folder.resolve().name}", batch["input_mask"])
     columns = drawn.columns
@@ -305,7 +343,9 @@ def _pack_section(drawn: _DrawnPack) -> Section:
         "Padding sees padding, so that no row of the softmax is empty."
     )
     mask = MaskPicture("Its attention mask: which slot sees which", tuple(drawn.runs))
-    table = Table("pack", "The sequences of this pack", drawn.columns, drawn.rows, ("Slots count from 0.",))
+    table = Table(
+        "pack", "The sequences of this pack", drawn.columns, drawn.rows, ("Slots count from 0.",)
+    )
     return Section("One pack and its attention mask", (words, mask, table))
 
 
@@ -321,7 +361,9 @@ def page_of_histogram(histogram: LengthHistogram, *, packer: str, depth: Optiona
 def page_of_data_set(store: PackStore, *, pack: int) -> Page:
     """Return the page of a data set. pack: the number of the pack that is drawn."""
     if not len(store):
-        raise ValueError(f"{store.folder}: has no packs; build it from a source with at least one sequence")
+        raise ValueError(
+            f"{store.folder}: has no packs; build it from a source with at least one sequence"
+        )
     drawn = _stored_pack(store, pack)
     counts = np.array(store.manifest.histogram, np.int64)
     histogram = LengthHistogram(counts, store.folder.resolve().name)
@@ -348,7 +390,9 @@ def _packing_of(store: PackStore, histogram: LengthHistogram) -> Packing:
     return Packing.of(manifest.algorithm, histogram, depth, packs, lower_bound=manifest.lower_bound)
 
 
-def _page(title: str, histogram: LengthHistogram, packing: Packing, drawn: Optional[_DrawnPack]) -> Page:
+def _page(
+    title: str, histogram: LengthHistogram, packing: Packing, drawn: Optional[_DrawnPack]
+) -> Page:
     """drawn: the pack to draw; None: the strategy used most."""
     limit = packing.max_sequences_per_pack
     depth = "any depth" if limit is None else f"depth {limit}"
@@ -369,7 +413,9 @@ def _page(title: str, histogram: LengthHistogram, packing: Packing, drawn: Optio
     unpacked = get_packer("none")(histogram, max_sequences_per_pack=1)
     padding = f"{1 - packing.efficiency:.1%}"
     unpacked_padding = f"{1 - unpacked.efficiency:.1%}"
-    last_figure = Figure(f"{len(packing.strategies):,}", "strategies", "different lengths that share a pack")
+    last_figure = Figure(
+        f"{len(packing.strategies):,}", "strategies", "different lengths that share a pack"
+    )
     if bound is not None:
         words = f"no packing of {depth} has fewer than {bound:,}"
         last_figure = Figure(f"{packing.packs - bound:,}", "packs above the proven least", words)
@@ -395,6 +441,8 @@ def _page(title: str, histogram: LengthHistogram, packing: Packing, drawn: Optio
         ),
         first=(
             rows_picture(unpacked, "Each sequence in its row", unpacked.packs),
-            rows_picture(packing, f"Up to {packing.largest_depth} sequences in a row", unpacked.packs),
+            rows_picture(
+                packing, f"Up to {packing.largest_depth} sequences in a row", unpacked.packs
+            ),
         ),
     )

@@ -23,7 +23,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "pack_data/packing/checker.py does the same without any package, in about 200 lines.",
     )
     parser.add_argument("what", metavar="DIR|RECIPE", help="a packed data set, or a recipe")
-    parser.add_argument("--workers", type=process_count, metavar="N", help="processes (default: one per core)")
+    parser.add_argument(
+        "--workers", type=process_count, metavar="N", help="processes (default: one per core)"
+    )
     parser.add_argument(
         "--histogram",
         metavar="NAME|FILE|DIR",
@@ -34,11 +36,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         raise ValueError(f"{args.what}: the manifest of a data set; pass its directory")
     if Path(args.what).is_file():
         if args.workers is not None:
-            raise ValueError("--workers: applies to a data set, not to a recipe; leave the option out")
+            raise ValueError(
+                "--workers: applies to a data set, not to a recipe; leave the option out"
+            )
         _prove_recipe(args.what, args.histogram)
         return 0
     if args.histogram is not None:
-        raise ValueError("--histogram: applies to a recipe; a data set is checked against its own packs")
+        raise ValueError(
+            "--histogram: applies to a recipe; a data set is checked against its own packs"
+        )
     _verify_data_set(args.what, args.workers)
     return 0
 

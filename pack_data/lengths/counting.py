@@ -68,12 +68,16 @@ def count(
             histograms.append(histogram)
             bar.update()
     S = max_sequence_length or max(histogram.max_sequence_length for histogram in histograms)
-    total = reduce(operator.add, (histogram.with_max_sequence_length(S) for histogram in histograms))
+    total = reduce(
+        operator.add, (histogram.with_max_sequence_length(S) for histogram in histograms)
+    )
     name = " + ".join(map(_name, sources))
     return total if total.name == name else LengthHistogram(total.counts, name)
 
 
-def _map(count_part: Callable[[str], LengthHistogram], parts: Sequence[str], workers: int) -> Iterator[LengthHistogram]:
+def _map(
+    count_part: Callable[[str], LengthHistogram], parts: Sequence[str], workers: int
+) -> Iterator[LengthHistogram]:
     if workers <= 1:
         yield from map(count_part, parts)
         return
@@ -92,7 +96,9 @@ def _files(source: str) -> List[str]:
     if source in PUBLISHED or (Path(source) / MANIFEST).is_file():
         return [source]
     if not os.path.exists(source):
-        raise ValueError(f"{source}: no such file, directory or bundled histogram; bundled are {', '.join(PUBLISHED)}")
+        raise ValueError(
+            f"{source}: no such file, directory or bundled histogram; bundled are {', '.join(PUBLISHED)}"
+        )
     if not os.path.isdir(source):
         return [source]
     lengths = sorted(path for path in os.listdir(source) if _is_text(path) or path.endswith(".npy"))
@@ -143,7 +149,9 @@ def _blocks(path: str, max_record_bytes: int) -> Iterator[np.ndarray]:
     elif path.endswith(".npy"):
         lengths = map_array(path, way_out="pass a .npy array of lengths")
         if lengths.shape[:1] != (lengths.size,):
-            raise ValueError(f"{path}: shape {lengths.shape}; pass one column, with one length for each sequence")
+            raise ValueError(
+                f"{path}: shape {lengths.shape}; pass one column, with one length for each sequence"
+            )
         lengths = lengths.reshape(-1)
         for begin in range(0, len(lengths), _BLOCK):
             yield lengths[begin : begin + _BLOCK]
@@ -202,7 +210,9 @@ def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> 
     first = 0  # sequence of the block
     for lengths in blocks:
         if not np.issubdtype(lengths.dtype, np.integer):
-            raise ValueError(f"{path}: lengths must be whole numbers of tokens, not {lengths.dtype}")
+            raise ValueError(
+                f"{path}: lengths must be whole numbers of tokens, not {lengths.dtype}"
+            )
         wrong = np.flatnonzero((lengths < 1) | (lengths > limit))
         if len(wrong):
             number = int(wrong[0])
@@ -211,7 +221,9 @@ def _count_blocks(path: str, blocks: Iterable[np.ndarray], S: Optional[int]) -> 
                 f"{path}: sequence {first + number} has length {lengths[number]}; drop or cut it first, lengths go "
                 f"from 1 to {most}"
             )
-        block = np.bincount(lengths.astype(np.int64, copy=False))  # NumPy before 2 refuses to count uint64
+        block = np.bincount(
+            lengths.astype(np.int64, copy=False)
+        )  # NumPy before 2 refuses to count uint64
         if len(block) > len(counts):
             counts = np.pad(counts, (0, len(block) - len(counts)))
         counts[: len(block)] += block
@@ -285,7 +297,9 @@ def picture(histogram: LengthHistogram) -> Bars:
     notes: Tuple[str, ...] = ()
     if is_cut:
         share = totals[-1] / histogram.sequences
-        notes = (f"The last bar ends beyond the picture: {names[-1]}: {totals[-1]:,} sequences, {share:.2%}.",)
+        notes = (
+            f"The last bar ends beyond the picture: {names[-1]}: {totals[-1]:,} sequences, {share:.2%}.",
+        )
     return Bars(
         "Sequences by length",
         tuple(names),

@@ -65,7 +65,9 @@ def named_histogram(name: str, max_sequence_length: Optional[int] = None) -> Len
             f"--histogram {name}: no such file, directory or bundled histogram; bundled are {', '.join(PUBLISHED)}"
         )
     if not tells_slots and max_sequence_length is None:
-        raise ValueError(f"--histogram {name}: does not tell the slots of a pack; add --max-sequence-length")
+        raise ValueError(
+            f"--histogram {name}: does not tell the slots of a pack; add --max-sequence-length"
+        )
     histogram = count([name], max_sequence_length, workers=1)
     if not histogram.sequences:
         raise ValueError(

@@ -67,7 +67,9 @@ class Longer:
         if length < 1:
             raise ValueError(f"{limits}: leave it out")
         if length > row and self.rule == "raise":
-            raise ValueError(f"{limits}: drop or cut it first, or choose longer = truncate, split or drop")
+            raise ValueError(
+                f"{limits}: drop or cut it first, or choose longer = truncate, split or drop"
+            )
         self.examples += 1
         self.tokens += length
         if length <= row:
@@ -87,7 +89,8 @@ class Longer:
         """Return one sentence: the number of examples longer than a row, and what became of them."""
         verb = "is" if self.longer == 1 else "are"
         sentence = (
-            f"{self.longer:,} of {self.examples:,} examples {verb} longer than {self.max_sequence_length:,} tokens"
+            f"{self.longer:,} of {self.examples:,} examples {verb} longer than "
+            f"{self.max_sequence_length:,} tokens"
         )
         if not self.longer:
             return sentence
@@ -148,7 +151,9 @@ def fit(lengths: Any, max_sequence_length: int, longer: str = "raise") -> Fitted
     if not lengths.size:
         return Fitted(np.zeros(0, np.int64), counts)
     if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer):
-        raise ValueError(f"lengths must be whole numbers of tokens, one for each sequence; got {lengths.dtype}")
+        raise ValueError(
+            f"lengths must be whole numbers of tokens, one for each sequence; got {lengths.dtype}"
+        )
     unusual = np.flatnonzero((lengths < 1) | (lengths > counts.max_sequence_length)).tolist()
     spans = {number: counts.spans(int(lengths[number]), f"sequence {number}") for number in unusual}
     counts.examples = len(lengths)

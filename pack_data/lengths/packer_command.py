@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any, Callable, Mapping, Optional, Sequence
 
-from pack_data.cli.command import ArgumentParser, check_output, counted, depth_text, parse_depth, positive_int
+from pack_data.cli.command import (
+    ArgumentParser,
+    check_output,
+    counted,
+    depth_text,
+    parse_depth,
+    positive_int,
+)
 from pack_data.lengths.options import add_histogram_arguments, histogram_from
 from pack_data.packing.packing import Packing
 
@@ -56,7 +63,9 @@ def run_packer(
         metavar="FILE",
         help="write the recipe as JSON: lengths that share a pack, and how often; which of your texts: pack_data.pack",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of the table"
+    )
     parser.rare("--synthetic", "--multiple-of", *rare)
     args = parser.parse_args(argv)
     if args.out:
@@ -77,7 +86,9 @@ def run_packer(
     print(packing.table(histogram.name))
     if args.multiple_of > 1:
         added = counted(histogram.tokens - unrounded.tokens, "slot")
-        print(f"\nrounded up to multiples of {args.multiple_of}: {added} of the tokens above are rounding")
+        print(
+            f"\nrounded up to multiples of {args.multiple_of}: {added} of the tokens above are rounding"
+        )
     if args.out:
         print(f"\nrecipe written to {args.out}")
     if stated:

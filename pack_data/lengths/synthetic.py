@@ -73,7 +73,9 @@ def _number(part: str) -> float:
     return int(value)
 
 
-def _lognormal(rng: np.random.Generator, *, max: int, n: int, sigma: float = 1.0, **centre: float) -> np.ndarray:
+def _lognormal(
+    rng: np.random.Generator, *, max: int, n: int, sigma: float = 1.0, **centre: float
+) -> np.ndarray:
     if len(centre) != 1:
         raise ValueError("pass exactly one of mean, mode and median")
     ((kind, value),) = centre.items()

@@ -45,9 +45,13 @@ class Certificate:
         bounded = (0, *self.lengths, S + 1)
         ascending = all(low < high for low, high in zip(bounded, bounded[1:]))
         if not ascending or len(self.lengths) != len(self.prices):
-            raise ValueError(f"certificate: lengths must ascend from 1 to {S}, with one price each; make it again")
+            raise ValueError(
+                f"certificate: lengths must ascend from 1 to {S}, with one price each; make it again"
+            )
         if self.denominator < 1 or min(self.prices, default=0) < 0:
-            raise ValueError("certificate: prices must be at least 0, the denominator at least 1; make it again")
+            raise ValueError(
+                "certificate: prices must be at least 0, the denominator at least 1; make it again"
+            )
 
     def to_json(self) -> Dict[str, Any]:
         """Return plain values, as a recipe holds them."""
@@ -119,21 +123,28 @@ def proven_bound(certificate: Certificate, counts: np.ndarray) -> Proof:
     return Proof(best, Fraction(worth, unit), -(-worth // unit))
 
 
-def plain_certificate(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> Certificate:
+def plain_certificate(
+    histogram: LengthHistogram, max_sequences_per_pack: Optional[int]
+) -> Certificate:
     """Return the best certificate that needs no solver, by `dual_feasible.best_prices`."""
     S = histogram.max_sequence_length
     if not histogram.sequences:
         return Certificate(S, max_sequences_per_pack, (), (), 1)
     prices = best_prices(histogram, max_sequences_per_pack)
     lengths = tuple(histogram.lengths.tolist())
-    return Certificate(S, max_sequences_per_pack, lengths, tuple(prices.by_length.tolist()), prices.unit)
+    return Certificate(
+        S, max_sequences_per_pack, lengths, tuple(prices.by_length.tolist()), prices.unit
+    )
 
 
 # ---- the most valuable pack ------------------------------------------------------------------------------------------
 
 
 def best_pack_value(
-    lengths: Sequence[int], prices: Sequence[int], max_sequence_length: int, max_sequences_per_pack: Optional[int]
+    lengths: Sequence[int],
+    prices: Sequence[int],
+    max_sequence_length: int,
+    max_sequences_per_pack: Optional[int],
 ) -> int:
     """Return the price of the most valuable pack, by a dynamic programme in int64.
 
@@ -192,7 +203,9 @@ def _best_of_unlimited(pairs: Sequence[_Pair], S: int) -> int:
 
 def _best_of_limited(pairs: Sequence[_Pair], S: int, depth: int) -> int:
     """Return the value of the best pack of at most ``depth`` sequences."""
-    worth = np.zeros(S + 1, np.int64)  # [c]: the best pack of at most c tokens, and of one sequence more each round
+    worth = np.zeros(
+        S + 1, np.int64
+    )  # [c]: the best pack of at most c tokens, and of one sequence more each round
     for _ in range(depth):
         deeper = worth.copy()
         for length, price in pairs:
@@ -204,7 +217,9 @@ def _best_of_limited(pairs: Sequence[_Pair], S: int, depth: int) -> int:
 # ---- quick bounds on it ----------------------------------------------------------------------------------------------
 
 
-def _divisible_value(lengths: Sequence[int], prices: Sequence[int], S: int, D: Optional[int]) -> int:
+def _divisible_value(
+    lengths: Sequence[int], prices: Sequence[int], S: int, D: Optional[int]
+) -> int:
     """Return the value of the best pack if parts of sequences could be packed, rounded down.
 
     It is that of the concave hull of the prices at a mean sequence of S / D tokens, times D.

@@ -39,8 +39,13 @@ def check(recipe, counts):
 
     certificate = recipe["certificate"]
     _need(certificate, "the recipe has no certificate")
-    _need(certificate["max_sequence_length"] == S, "the certificate is for other max_sequence_length")
-    _need(certificate["max_sequences_per_pack"] == D, "the certificate is for other max_sequences_per_pack")
+    _need(
+        certificate["max_sequence_length"] == S, "the certificate is for other max_sequence_length"
+    )
+    _need(
+        certificate["max_sequences_per_pack"] == D,
+        "the certificate is for other max_sequences_per_pack",
+    )
     worth = _worth(placed, certificate, S, D)
     bound = -(-worth.numerator // worth.denominator)
     stated = accounting["lower_bound"]
@@ -106,7 +111,9 @@ def _worth(placed, certificate, S, D):
 
 def _exactly(priced, S, D):
     """Return the value of the most valuable pack."""
-    best = [0] * (S + 1)  # [c]: of at most c tokens, and of at most as many sequences as there were rounds
+    best = [0] * (
+        S + 1
+    )  # [c]: of at most c tokens, and of at most as many sequences as there were rounds
     shortest = min((length for length, _ in priced), default=1)
     if D is None or D * shortest >= S:
         for length, price in priced:
@@ -146,7 +153,9 @@ def _beside_long(priced, S):
 
 def _by_hull(priced, S, D):
     """Return the least bound of this kind: rate * S + D * (the most that a price exceeds rate * length), rate >= 0."""
-    corners = [(0, 0)]  # of the least concave function above all prices; the best rate is one of its slopes
+    corners = [
+        (0, 0)
+    ]  # of the least concave function above all prices; the best rate is one of its slopes
     for pair in sorted(priced):
         while len(corners) > 1:
             before, last = corners[-2:]
@@ -197,4 +206,6 @@ if __name__ == "__main__":
         TypeError,
         ValueError,
     ) as error:
-        sys.exit(f"wrong: no recipe, or no histogram: {type(error).__name__}: {ascii(str(error))[:200]}")
+        sys.exit(
+            f"wrong: no recipe, or no histogram: {type(error).__name__}: {ascii(str(error))[:200]}"
+        )

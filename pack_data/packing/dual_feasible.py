@@ -26,7 +26,9 @@ class FunctionPrices(NamedTuple):
     unit: int
 
 
-def best_prices(histogram: LengthHistogram, max_sequences_per_pack: Optional[int]) -> FunctionPrices:
+def best_prices(
+    histogram: LengthHistogram, max_sequences_per_pack: Optional[int]
+) -> FunctionPrices:
     """Return the prices with the highest bound; of equal ones, the first.
 
     Args:

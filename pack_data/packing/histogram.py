@@ -18,7 +18,10 @@ from pack_data.reading.fields import Fields, said_of, shown, whole_number
 from pack_data.reading.files import open_regular, short_lines, write_atomically
 from pack_data.store.sequences import LONGEST, check_multiple, rounded_up
 
-PUBLISHED = ("wikipedia_512", "squad_1_1_384")  # shipped with this package; the number at the end is S
+PUBLISHED = (
+    "wikipedia_512",
+    "squad_1_1_384",
+)  # shipped with this package; the number at the end is S
 
 _DIRECTORY = Path(__file__).parents[1] / "published"
 _SHOWN_LETTERS = 60  # of a wrong line, so that the message stays one line
@@ -36,7 +39,9 @@ class LengthHistogram:
     name: str = ""  # for tables
 
     def __post_init__(self) -> None:
-        counts = np.array(_as_array("counts", self.counts))  # a copy: the caller's array stays writable
+        counts = np.array(
+            _as_array("counts", self.counts)
+        )  # a copy: the caller's array stays writable
         if counts.ndim != 1 or len(counts) < 2 or not np.issubdtype(counts.dtype, np.integer):
             raise ValueError(
                 f"a histogram needs whole numbers for the lengths 0 to S, S >= 1; got {counts.dtype} of shape "
@@ -45,16 +50,19 @@ class LengthHistogram:
         for length in (int(counts.argmin()), int(counts.argmax())):
             if not 0 <= counts[length] < _MOST_SLOTS:
                 raise _error(
-                    self.name, f"length {length} occurs {counts[length]} times; a count must be from 0 to 2^62"
+                    self.name,
+                    f"length {length} occurs {counts[length]} times; a count must be from 0 to 2^62",
                 )
         if counts[0]:
             raise _error(
-                self.name, f"{counts[0]} sequences have length 0; drop them first, a sequence has at least one token"
+                self.name,
+                f"{counts[0]} sequences have length 0; drop them first, a sequence has at least one token",
             )
         # This sum is a float, which cannot overflow.
         if float(counts.sum(dtype=np.float64)) * (len(counts) - 1) >= _MOST_SLOTS:
             raise _error(
-                self.name, "the counts add up to 2^62 slots or more, too many to account for; correct the counts"
+                self.name,
+                "the counts add up to 2^62 slots or more, too many to account for; correct the counts",
             )
         counts = counts.astype(np.int64, copy=False)
         counts.flags.writeable = False
@@ -63,7 +71,9 @@ class LengthHistogram:
     # ---- constructors -----------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_lengths(cls, lengths: Any, max_sequence_length: int, name: str = "") -> LengthHistogram:
+    def from_lengths(
+        cls, lengths: Any, max_sequence_length: int, name: str = ""
+    ) -> LengthHistogram:
         """Count lengths.
 
         Args:
@@ -88,7 +98,10 @@ class LengthHistogram:
                 f"max_sequence_length = {max_sequence_length}",
             )
         # NumPy before 2 refuses to count uint64.
-        return cls(np.bincount(lengths.astype(np.int64, copy=False), minlength=max_sequence_length + 1), name)
+        return cls(
+            np.bincount(lengths.astype(np.int64, copy=False), minlength=max_sequence_length + 1),
+            name,
+        )
 
     @classmethod
     def from_csv(
@@ -110,7 +123,9 @@ class LengthHistogram:
         header = next(rows, [])
         if [field.strip() for field in header] != ["length", "count"]:
             text = ascii(",".join(header)[:_SHOWN_LETTERS])
-            raise ValueError(f"{path}: the first line is {text}; a histogram starts with the line 'length,count'")
+            raise ValueError(
+                f"{path}: the first line is {text}; a histogram starts with the line 'length,count'"
+            )
         for line, row in enumerate(rows, start=2):
             if not row:
                 continue
@@ -118,7 +133,9 @@ class LengthHistogram:
                 length, count = map(int, row)
             except ValueError:
                 text = ascii(",".join(row)[:_SHOWN_LETTERS])
-                raise ValueError(f"{path} line {line}: {text} is not two whole numbers 'length,count'") from None
+                raise ValueError(
+                    f"{path} line {line}: {text} is not two whole numbers 'length,count'"
+                ) from None
             problem = ""
             if not 1 <= length <= S:
                 problem = f"length {shown(length)}; lengths go from 1 to max_sequence_length = {S}"
@@ -130,7 +147,9 @@ class LengthHistogram:
                 raise ValueError(f"{path} line {line}: {problem}")
             counts[length] = count
         with said_of(path):
-            return cls(_dense(S, counts.keys(), counts.values()), Path(path).stem if name is None else name)
+            return cls(
+                _dense(S, counts.keys(), counts.values()), Path(path).stem if name is None else name
+            )
 
     @classmethod
     def published(cls, name: str) -> LengthHistogram:
@@ -145,7 +164,9 @@ class LengthHistogram:
             ValueError: no published histogram has this name.
         """
         if name not in PUBLISHED:
-            raise ValueError(f"no published histogram is called {name!r}; use one of {', '.join(PUBLISHED)}")
+            raise ValueError(
+                f"no published histogram is called {name!r}; use one of {', '.join(PUBLISHED)}"
+            )
         return cls.from_csv(_DIRECTORY / f"{name}.csv", int(name.rsplit("_", 1)[1]), name)
 
     @classmethod
@@ -319,13 +340,17 @@ def _as_array(name: str, values: Any) -> np.ndarray:
     try:
         return np.asarray(values)
     except (ValueError, TypeError, OverflowError) as error:  # rows of different lengths
-        raise ValueError(f"{name} = {shown(values)}; must be whole numbers in rows of equal length ({error})") from None
+        raise ValueError(
+            f"{name} = {shown(values)}; must be whole numbers in rows of equal length ({error})"
+        ) from None
 
 
 def _csv_rows(path: Union[str, os.PathLike]) -> Iterator[List[str]]:
     """Yield the rows of a table; ValueError if it is not text, or has a line too long for a histogram."""
     way_out = "a histogram is a CSV file 'length,count'"
-    with open_regular(path, way_out=way_out) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
+    with open_regular(path, way_out=way_out) as raw, io.TextIOWrapper(
+        raw, "utf-8-sig", newline=""
+    ) as file:
         try:
             yield from csv.reader(short_lines(file, path, way_out=way_out))
         except (UnicodeDecodeError, csv.Error) as error:

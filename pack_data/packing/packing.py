@@ -55,18 +55,24 @@ class Packing:
     algorithm: str
     max_sequence_length: int  # S: slots in one pack
     max_sequences_per_pack: Optional[int]  # D: the depth asked for, None = unlimited
-    strategies: Tuple[Tuple[int, ...], ...]  # lengths in tokens, longest first; each strategy once, in descending order
+    strategies: Tuple[
+        Tuple[int, ...], ...
+    ]  # lengths in tokens, longest first; each strategy once, in descending order
     repeats: Tuple[int, ...]  # packs made with each strategy, > 0
     solve_seconds: float = field(
         default=0.0, compare=False
     )  # from histogram and strategies to the plan, as in the paper
     lower_bound: Optional[int] = None  # no packing of this depth has fewer packs
-    lp_bound: Optional[float] = None  # the value of the linear programme; lower_bound is this, rounded up and certified
+    lp_bound: Optional[float] = (
+        None  # the value of the linear programme; lower_bound is this, rounded up and certified
+    )
     certificate: Optional[Certificate] = None  # the exact prices that prove lower_bound
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_sequence_length", whole_slots(self.max_sequence_length))
-        object.__setattr__(self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack))
+        object.__setattr__(
+            self, "max_sequences_per_pack", packing_depth(self.max_sequences_per_pack)
+        )
 
     @classmethod
     def of(
@@ -92,7 +98,14 @@ class Packing:
                 repeats[tuple(sorted(lengths, reverse=True))] += int(count)
         strategies = tuple(sorted(repeats, reverse=True))
         counts = tuple(repeats[strategy] for strategy in strategies)
-        return cls(algorithm, histogram.max_sequence_length, max_sequences_per_pack, strategies, counts, **others)
+        return cls(
+            algorithm,
+            histogram.max_sequence_length,
+            max_sequences_per_pack,
+            strategies,
+            counts,
+            **others,
+        )
 
     # ---- accounting: each quantity has its one definition here -------------------------------------------------------
 
@@ -122,7 +135,9 @@ class Packing:
     @property
     def tokens(self) -> int:
         """Real tokens."""
-        return sum(repeat * sum(strategy) for strategy, repeat in zip(self.strategies, self.repeats))
+        return sum(
+            repeat * sum(strategy) for strategy, repeat in zip(self.strategies, self.repeats)
+        )
 
     @property
     def slots(self) -> int:
@@ -189,9 +204,13 @@ class Packing:
         """Raise ValueError unless each strategy obeys S and D and stands once, in order, with its repeats."""
         for number in chain(self.repeats, chain.from_iterable(self.strategies)):
             if type(number) is not int:
-                raise self._error(f"{shown(number)} is no whole number; lengths and repeats must be")
+                raise self._error(
+                    f"{shown(number)} is no whole number; lengths and repeats must be"
+                )
         if len(self.strategies) != len(self.repeats):
-            raise self._error(f"{len(self.strategies)} strategies, but {len(self.repeats)} repeats; pass one for each")
+            raise self._error(
+                f"{len(self.strategies)} strategies, but {len(self.repeats)} repeats; pass one for each"
+            )
         if self.slots >= _MOST_SLOTS:
             raise self._error("the packs have 2^62 slots or more, too many to account for")
         for strategy, repeat in zip(self.strategies, self.repeats):
@@ -200,7 +219,9 @@ class Packing:
                 raise self._error(f"strategy {strategy} {problem}")
         for before, strategy in zip(self.strategies, self.strategies[1:]):
             if strategy >= before:
-                raise self._error(f"strategy {strategy} follows {before}; each must stand once, in descending order")
+                raise self._error(
+                    f"strategy {strategy} follows {before}; each must stand once, in descending order"
+                )
 
     def _problem(self, strategy: Tuple[int, ...], repeat: int) -> str:
         """Describe what is wrong with a strategy; empty if it obeys S and D."""
@@ -227,7 +248,13 @@ class Packing:
     def table(self, name: str = "") -> str:
         """Return the accounting as text. name: of the histogram."""
         D = self.max_sequences_per_pack
-        depth = "any number of sequences" if D is None else "one sequence" if D == 1 else f"at most {D} sequences"
+        depth = (
+            "any number of sequences"
+            if D is None
+            else "one sequence"
+            if D == 1
+            else f"at most {D} sequences"
+        )
         title = f"{self.algorithm.upper()}  {depth} in a pack of {self.max_sequence_length} slots"
         if name:
             title += f"  ({name})"
@@ -242,7 +269,11 @@ class Packing:
             ("slots", f"{self.slots:,}", ""),
             ("padding", f"{self.padding_tokens:,}", f"{1 - self.efficiency:.3%} of all slots"),
             ("efficiency", f"{self.efficiency:.3%}", bar),
-            ("packing factor", f"{self.packing_factor:.3f}", f"of at most {self.theoretical_speedup:.3f}"),
+            (
+                "packing factor",
+                f"{self.packing_factor:.3f}",
+                f"of at most {self.theoretical_speedup:.3f}",
+            ),
         ]
         if self.lower_bound is not None:
             verdict = "proven optimal"
@@ -251,7 +282,9 @@ class Packing:
                 verdict = f"{self.gap:,} packs above it{share}"
             rows.append(("lower bound", f"{self.lower_bound:,}", verdict))
         seconds = self.solve_seconds
-        rows.append(("solved in", f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s", ""))
+        rows.append(
+            ("solved in", f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s", "")
+        )
         return account(title, rows)
 
     def save(self, path: Union[str, os.PathLike]) -> None:
@@ -317,7 +350,9 @@ def prove(packing: Packing) -> Proof:
     """
     certificate = packing.certificate
     if certificate is None:
-        raise ValueError(f"the {packing.algorithm} recipe has no certificate; the optimal packer writes one")
+        raise ValueError(
+            f"the {packing.algorithm} recipe has no certificate; the optimal packer writes one"
+        )
     packing._check_form()
     for limit in ("max_sequence_length", "max_sequences_per_pack"):
         certified = getattr(certificate, limit)

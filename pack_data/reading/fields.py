@@ -22,7 +22,19 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    TypeVar,
+    Union,
+)
 
 from pack_data.reading.files import read_regular
 
@@ -34,12 +46,21 @@ _Key = Union[str, int]
 _T = TypeVar("_T")
 
 _SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 3, 8, 60, 60, 40
+(
+    _SHORT.maxlevel,
+    _SHORT.maxdict,
+    _SHORT.maxlist,
+    _SHORT.maxstring,
+    _SHORT.maxother,
+    _SHORT.maxlong,
+) = 2, 3, 8, 60, 60, 40
 
 
 def shown(value: Any) -> str:
     """Return a value for a message: short, printable and on one line, however large or deep it is."""
-    if type(value) is int and value.bit_length() > 256:  # Python 3.11 does not write out the largest
+    if (
+        type(value) is int and value.bit_length() > 256
+    ):  # Python 3.11 does not write out the largest
         return f"a number of about {int(value.bit_length() * 0.30103) + 1} digits"
     text = " ".join(_SHORT.repr(value).split())[:200]
     return text.encode("ascii", "backslashreplace").decode()
@@ -51,12 +72,19 @@ class _FieldError(ValueError):
 
 def named(name: Any) -> str:
     """Return a name that somebody wrote, for a message, unchanged if it is short and printable."""
-    return name if isinstance(name, str) and name.isprintable() and len(name) <= 200 else shown(name)
+    return (
+        name if isinstance(name, str) and name.isprintable() and len(name) <= 200 else shown(name)
+    )
 
 
 def one_line(words: Any, most: int = 300) -> str:
     """Shorten text of a library or file to one printable line of at most `most` characters, for a message."""
-    return " ".join(str(words).split())[:most].encode("ascii", "backslashreplace").decode().translate(_CONTROLS)
+    return (
+        " ".join(str(words).split())[:most]
+        .encode("ascii", "backslashreplace")
+        .decode()
+        .translate(_CONTROLS)
+    )
 
 
 _CONTROLS = {number: f"\\x{number:02x}" for number in (*range(32), 127)}
@@ -92,7 +120,9 @@ class Fields:
         if isinstance(value, Fields):
             return value
         if not isinstance(value, dict):
-            raise _FieldError(f"{source}: holds {shown(value)}; must hold an object with named fields; {way_out}")
+            raise _FieldError(
+                f"{source}: holds {shown(value)}; must hold an object with named fields; {way_out}"
+            )
         return cls(str(source), value, way_out)
 
     # ---- messages ----------------------------------------------------------------------------------------------------
@@ -106,7 +136,9 @@ class Fields:
 
     def error(self, key: _Key, rule: str) -> _FieldError:
         """To be raised where a field breaks a rule."""
-        return _FieldError(f"{self.source}: {self._path(key)} is {shown(self.any(key))}; {rule}; {self.way_out}")
+        return _FieldError(
+            f"{self.source}: {self._path(key)} is {shown(self.any(key))}; {rule}; {self.way_out}"
+        )
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
@@ -154,10 +186,16 @@ class Fields:
             raise self.error(key, f"must be a whole number{_range_in_words(least, most)}")
         return value
 
-    def number(self, key: _Key, *, least: Optional[float] = None, most: Optional[float] = None) -> float:
+    def number(
+        self, key: _Key, *, least: Optional[float] = None, most: Optional[float] = None
+    ) -> float:
         """Return a finite number."""
         value = self.any(key)
-        if type(value) not in (int, float) or not abs(value) < 2.0**1023 or not _within(value, least, most):
+        if (
+            type(value) not in (int, float)
+            or not abs(value) < 2.0**1023
+            or not _within(value, least, most)
+        ):
             raise self.error(key, f"must be a finite number{_range_in_words(least, most)}")
         return float(value)
 
@@ -167,7 +205,9 @@ class Fields:
             raise self.error(key, "must be true or false")
         return value
 
-    def text(self, key: _Key, *, most: int = 1 << 16, empty: bool = True, printable: bool = True) -> str:
+    def text(
+        self, key: _Key, *, most: int = 1 << 16, empty: bool = True, printable: bool = True
+    ) -> str:
         """Return a text, of characters that can be printed on one line unless `printable` is False."""
         value = self.any(key)
         if type(value) is not str or len(value) > most or not (value or empty):
@@ -194,7 +234,9 @@ class Fields:
         """Return the name of a file in the directory of this one; refuse a path that leads out of it."""
         value = self.any(key)
         if type(value) is not str or not is_plain_name(value):
-            raise self.error(key, "must be the plain name of a file in the same folder, without a path")
+            raise self.error(
+                key, "must be the plain name of a file in the same folder, without a path"
+            )
         return value
 
     # ---- what holds others -------------------------------------------------------------------------------------------
@@ -219,12 +261,19 @@ class Fields:
         if not isinstance(value, list):
             raise self.error(key, "must be a list")
         if len(value) > longest or (length is not None and len(value) != length):
-            raise self.error(key, f"must have {f'at most {longest}' if length is None else length} items")
+            raise self.error(
+                key, f"must have {f'at most {longest}' if length is None else length} items"
+            )
         items = Fields(self.source, value, self.way_out, self._path(key))
         return [take(items, number, *inner, **rule) for number in range(len(value))]
 
     def integers(
-        self, key: _Key, length: Optional[int] = None, *, least: Optional[int] = None, most: Optional[int] = None
+        self,
+        key: _Key,
+        length: Optional[int] = None,
+        *,
+        least: Optional[int] = None,
+        most: Optional[int] = None,
     ) -> List[int]:
         value = self.any(key)
         # A long list without a call for each number.
@@ -233,15 +282,21 @@ class Fields:
             return list(value)
         return self.list_of(key, Fields.integer, length=length, least=least, most=most)
 
-    def texts(self, key: _Key, length: Optional[int] = None, *, printable: bool = False) -> List[str]:
+    def texts(
+        self, key: _Key, length: Optional[int] = None, *, printable: bool = False
+    ) -> List[str]:
         return self.list_of(key, Fields.text, length=length, most=1 << 30, printable=printable)
 
-    def values_of(self, key: _Key, take: Callable[..., _T], *inner: Any, **rule: Any) -> Dict[str, _T]:
+    def values_of(
+        self, key: _Key, take: Callable[..., _T], *inner: Any, **rule: Any
+    ) -> Dict[str, _T]:
         """Return an object with any names whose values `take` reads."""
         given = self.object(key)
         return {name: take(given, name, *inner, **rule) for name in given.names()}
 
-    def optional(self, key: _Key, take: Callable[..., _T], *inner: Any, **rule: Any) -> Optional[_T]:
+    def optional(
+        self, key: _Key, take: Callable[..., _T], *inner: Any, **rule: Any
+    ) -> Optional[_T]:
         """Return what `take` reads, with `inner` and `rule`, or None if the field is missing or null.
 
         `optional("names", Fields.list_of, Fields.text)`
@@ -257,7 +312,13 @@ def _within(value: Any, least: Optional[float], most: Optional[float]) -> bool:
 def _range_in_words(least: Optional[float], most: Optional[float]) -> str:
     if least is not None and most is not None:
         return f" from {least} to {most}"
-    return f" of at least {least}" if least is not None else f" of at most {most}" if most is not None else ""
+    return (
+        f" of at least {least}"
+        if least is not None
+        else f" of at most {most}"
+        if most is not None
+        else ""
+    )
 
 
 def is_plain_name(name: str) -> bool:
@@ -270,19 +331,26 @@ def is_plain_name(name: str) -> bool:
     )
 
 
-def whole_number(name: str, value: Any, *, least: Optional[int] = None, most: Optional[int] = None) -> int:
+def whole_number(
+    name: str, value: Any, *, least: Optional[int] = None, most: Optional[int] = None
+) -> int:
     """Return an argument that counts something, as int: Python's and NumPy's integers.
 
     A float is refused even where it is whole: it comes from a division or from a file that was read without its types,
     and the next value would not be whole. So are truth values and texts.
     """
-    refused = isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")  # NumPy's has the index 0 or 1
+    refused = isinstance(value, bool) or type(value).__name__ in (
+        "bool_",
+        "bool",
+    )  # NumPy's has the index 0 or 1
     try:
         number = None if refused else operator.index(value)
     except TypeError:
         number = None
     if number is None or not _within(number, least, most):
-        raise ValueError(f"{name} = {shown(value)}; must be a whole number{_range_in_words(least, most)}")
+        raise ValueError(
+            f"{name} = {shown(value)}; must be a whole number{_range_in_words(least, most)}"
+        )
     return number
 
 
@@ -294,14 +362,20 @@ def packing_depth(value: Any) -> Optional[int]:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def read_object(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int = _MOST_JSON_BYTES) -> Fields:
+def read_object(
+    path: Union[str, os.PathLike], *, way_out: str, most_bytes: int = _MOST_JSON_BYTES
+) -> Fields:
     """Read the fields of a JSON file that holds an object; raise ValueError, one line, for everything else."""
     return Fields.of(read_json(path, way_out=way_out, most_bytes=most_bytes), path, way_out)
 
 
-def read_json(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int = _MOST_JSON_BYTES) -> Any:
+def read_json(
+    path: Union[str, os.PathLike], *, way_out: str, most_bytes: int = _MOST_JSON_BYTES
+) -> Any:
     """Read a JSON file; raise ValueError, one line, if it cannot be read, is too large, or is not JSON."""
-    return parse_json(read_regular(Path(path), way_out=way_out, most_bytes=most_bytes), path, way_out)
+    return parse_json(
+        read_regular(Path(path), way_out=way_out, most_bytes=most_bytes), path, way_out
+    )
 
 
 def parse_json(text: Union[str, bytes], source: Any, way_out: str) -> Any:
@@ -349,4 +423,6 @@ def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     return found
 
 
-_DECODER = json.JSONDecoder(parse_int=_integer, parse_float=_float, parse_constant=_constant, object_pairs_hook=_once)
+_DECODER = json.JSONDecoder(
+    parse_int=_integer, parse_float=_float, parse_constant=_constant, object_pairs_hook=_once
+)

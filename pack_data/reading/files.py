@@ -24,7 +24,9 @@ from typing import IO, Any, BinaryIO, Callable, Dict, Iterator, Optional, Tuple,
 
 
 @contextmanager
-def open_regular(path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file") -> Iterator[BinaryIO]:
+def open_regular(
+    path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file"
+) -> Iterator[BinaryIO]:
     """Open an ordinary file for reading bytes; raise ValueError, one line, for everything else that a path may be.
 
     A pipe would be waited for without end, and a device may have no end. It is asked what the path leads to before it
@@ -50,7 +52,9 @@ def check_regular(path: Union[str, os.PathLike], *, way_out: str = "give an ordi
     except ValueError as error:  # a NUL in the name
         raise ValueError(f"{str(path)!r}: {error}; {way_out}") from None
     if not stat.S_ISREG(kind):
-        raise ValueError(f"{path}: is {_KINDS.get(stat.S_IFMT(kind), 'a device')}, not an ordinary file; {way_out}")
+        raise ValueError(
+            f"{path}: is {_KINDS.get(stat.S_IFMT(kind), 'a device')}, not an ordinary file; {way_out}"
+        )
 
 
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
@@ -62,12 +66,17 @@ def read_regular(path: Union[str, os.PathLike], *, way_out: str, most_bytes: int
         size = os.fstat(file.fileno()).st_size
         data = file.read(most_bytes + 1) if size <= most_bytes else b""
         if size > most_bytes or len(data) > most_bytes:  # some files of the system have no size
-            raise ValueError(f"{path}: more than {most_bytes:,} bytes, too large for a file of its kind; {way_out}")
+            raise ValueError(
+                f"{path}: more than {most_bytes:,} bytes, too large for a file of its kind; {way_out}"
+            )
         return data
 
 
 def sha256_of(
-    path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file", seen: Callable[[int], Any] = int
+    path: Union[str, os.PathLike],
+    *,
+    way_out: str = "give an ordinary file",
+    seen: Callable[[int], Any] = int,
 ) -> str:
     """Return the hexadecimal sha256 of an ordinary file of any size; raise ValueError, one line, for anything else.
 
@@ -88,7 +97,9 @@ def short_lines(file: IO[str], path: Any, *, way_out: str) -> Iterator[str]:
         if not line:
             return
         if len(line) > LONGEST_LINE:
-            raise ValueError(f"{path} line {number}: more than {LONGEST_LINE} characters; {way_out}")
+            raise ValueError(
+                f"{path} line {number}: more than {LONGEST_LINE} characters; {way_out}"
+            )
         yield line
 
 
@@ -98,7 +109,10 @@ LONGEST_LINE = 1000
 def file_in(folder: Union[str, os.PathLike], name: str, *, way_out: str) -> Path:
     """Return the file of a plain name in a directory; raise ValueError for a link that leads out of the directory."""
     path = Path(folder) / name
-    if path.is_symlink() and Path(os.path.realpath(folder)) not in Path(os.path.realpath(path)).parents:
+    if (
+        path.is_symlink()
+        and Path(os.path.realpath(folder)) not in Path(os.path.realpath(path)).parents
+    ):
         raise ValueError(f"{path}: is a link that leads out of its folder; {way_out}")
     return path
 
@@ -114,7 +128,9 @@ MOST_TIMES, ALWAYS_UNPACKED = 40, 1 << 24
 
 
 @contextmanager
-def open_unpacked(path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file") -> Iterator[BinaryIO]:
+def open_unpacked(
+    path: Union[str, os.PathLike], *, way_out: str = "give an ordinary file"
+) -> Iterator[BinaryIO]:
     """As `open_regular`, unpacked where the name ends in .gz, .xz or .bz2. ValueError, too, where that cannot be done.
 
     Python's modules take an empty file, and for two of them one of zeros, for nothing at all: a lost file would go
@@ -131,7 +147,9 @@ def open_unpacked(path: Union[str, os.PathLike], *, way_out: str = "give an ordi
             )
         raw.seek(0)
         most = max(ALWAYS_UNPACKED, MOST_TIMES * os.fstat(raw.fileno()).st_size)
-        with unpacked(raw) as file, io.BufferedReader(_Unpacked(file, path, most), 1 << 16) as counted:
+        with unpacked(raw) as file, io.BufferedReader(
+            _Unpacked(file, path, most), 1 << 16
+        ) as counted:
             yield counted
 
 
@@ -151,7 +169,9 @@ class _Unpacked(io.RawIOBase):
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # an error of the file system; those of gzip and bz2 have no number
             what = f"{error}" or "it takes too much memory"
-            raise ValueError(f"{self._path}: the compressed file is cut or damaged ({what}); copy it again") from None
+            raise ValueError(
+                f"{self._path}: the compressed file is cut or damaged ({what}); copy it again"
+            ) from None
         self._left -= size
         if self._left < 0:
             raise ValueError(
@@ -232,7 +252,11 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException as error:
         if temporary.exists():
             temporary.unlink()
-        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary), temporary):
+        if (
+            isinstance(error, OSError)
+            and error.errno
+            and error.filename in (None, str(temporary), temporary)
+        ):
             error.filename = str(path)
         raise
     sync_folder(path.parent)
@@ -243,7 +267,9 @@ class LockRemovedError(ValueError):
 
 
 @contextmanager
-def locked(path: Path, complaint: str, *, shared: bool = False, patience: Optional[float] = None) -> Iterator[None]:
+def locked(
+    path: Path, complaint: str, *, shared: bool = False, patience: Optional[float] = None
+) -> Iterator[None]:
     """Hold the lock file `path` in the block; raise ValueError with `complaint` and the holder if another process does.
 
     The system keeps the lock with the open file, so it ends with the process, however that ends; the file itself stays.
@@ -263,12 +289,16 @@ def locked(path: Path, complaint: str, *, shared: bool = False, patience: Option
         except OSError as error:
             if error.errno in _HELD:
                 holder = _holder(file)
-                raise ValueError(f"{complaint} ({_in_words(holder)})" if holder else complaint) from None
+                raise ValueError(
+                    f"{complaint} ({_in_words(holder)})" if holder else complaint
+                ) from None
             print(
                 f"note: {path.parent} cannot be locked ({error.strerror}); start no second process on it",
                 file=sys.stderr,
             )
-        if not _leads_to(path, file):  # its holder has removed it meanwhile; another process may lock a new one
+        if not _leads_to(
+            path, file
+        ):  # its holder has removed it meanwhile; another process may lock a new one
             raise LockRemovedError(complaint)
         if shared:
             yield
@@ -280,7 +310,11 @@ def locked(path: Path, complaint: str, *, shared: bool = False, patience: Option
                 "ended",
                 file=sys.stderr,
             )
-        own = {"process": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        own = {
+            "process": os.getpid(),
+            "host": platform.node(),
+            "since": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
         _sign(file, json.dumps(own) + "\n")
         try:
             yield
@@ -314,7 +348,9 @@ def _holder(file: Any) -> Optional[Dict[str, Any]]:
     except (OSError, ValueError, RecursionError):
         return None
     kinds = {"process": int, "host": str, "since": str}
-    named = isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items())
+    named = isinstance(found, dict) and all(
+        isinstance(found.get(name), kind) for name, kind in kinds.items()
+    )
     return found if named else None
 
 

@@ -38,10 +38,14 @@ def lengths_of(dataset: Any) -> np.ndarray:
         values = table.column(column)
         values = compute.list_value_length(values) if column == _TOKENS else values
         if values.null_count:
-            raise ValueError(f"datasets.Dataset: column {column} has an empty cell; filter those examples out first")
+            raise ValueError(
+                f"datasets.Dataset: column {column} has an empty cell; filter those examples out first"
+            )
         block = values.to_numpy()
         if block.dtype.kind not in "iu":
-            raise ValueError(f"datasets.Dataset: column {column} holds {block.dtype}; lengths are whole numbers")
+            raise ValueError(
+                f"datasets.Dataset: column {column} holds {block.dtype}; lengths are whole numbers"
+            )
         blocks.append(block.astype(np.int64))
     return np.concatenate(blocks)
 

@@ -24,10 +24,17 @@ def map_array(path: Union[str, os.PathLike], *, way_out: str) -> np.ndarray:
             values = np.lib.format.open_memmap(os.fspath(path), mode="r")
         _check_values(values)
     except Exception as error:  # NumPy and Python's parser raise any type for a damaged header
-        raise ValueError(f"{path}: not a readable .npy file ({one_line(error, 120)}); {way_out}") from None
-    size, wanted = os.stat(path).st_size, values.offset + math.prod(values.shape) * values.dtype.itemsize
+        raise ValueError(
+            f"{path}: not a readable .npy file ({one_line(error, 120)}); {way_out}"
+        ) from None
+    size, wanted = (
+        os.stat(path).st_size,
+        values.offset + math.prod(values.shape) * values.dtype.itemsize,
+    )
     if size != wanted:
-        raise ValueError(f"{path}: {size} bytes where its header needs {wanted}; the file is cut or damaged, {way_out}")
+        raise ValueError(
+            f"{path}: {size} bytes where its header needs {wanted}; the file is cut or damaged, {way_out}"
+        )
     return values
 
 
@@ -37,13 +44,19 @@ def _check_values(values: np.memmap) -> None:
     if not all(column.base.kind in "biuf" for column in columns):
         raise ValueError("its values are neither numbers nor records of numbers")
     # NumPy counts in 32 bits, and a sum that is too large begins again from below.
-    if not 0 < sum(column.base.itemsize * math.prod(column.shape) for column in columns) == dtype.itemsize:
+    if (
+        not 0
+        < sum(column.base.itemsize * math.prod(column.shape) for column in columns)
+        == dtype.itemsize
+    ):
         raise ValueError("its records have no size")
     if len(values.shape) > _MOST_DIMENSIONS or not all(type(size) is int for size in values.shape):
         raise ValueError("its header has no shape")
 
 
-def read_array(path: Union[str, os.PathLike], *, dtype: Any, dimensions: int, way_out: str) -> np.ndarray:
+def read_array(
+    path: Union[str, os.PathLike], *, dtype: Any, dimensions: int, way_out: str
+) -> np.ndarray:
     """Map the values of a file that must have this type and number of dimensions; raise ValueError otherwise."""
     values = map_array(path, way_out=way_out)
     if values.dtype != np.dtype(dtype) or values.ndim != dimensions:

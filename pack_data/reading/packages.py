@@ -23,7 +23,9 @@ def load_package(module: str, what: str) -> ModuleType:
         package = package_of(module) or module.split(".")[0]
         if isinstance(error, ModuleNotFoundError):
             raise ValueError(f"{what} needs the package {package}: pip install {package}") from None
-        raise ValueError(f"{what} needs the package {package}, which does not load here: {error}") from None
+        raise ValueError(
+            f"{what} needs the package {package}, which does not load here: {error}"
+        ) from None
 
 
 def require(what: str, *modules: str) -> None:

@@ -47,23 +47,33 @@ FULL_ROWS = 4200
 # lengths.
 _MIN_MEAN_COUNT = 40
 _MAX_ROWS_SCARCE_TOKENS = 1000
-_INTERIOR_ROWS = 150  # rows from which the interior-point method, with crossover to a vertex, is faster
+_INTERIOR_ROWS = (
+    150  # rows from which the interior-point method, with crossover to a vertex, is faster
+)
 _CANDIDATES = 512  # strategies sought in a round
 _STRATEGIES_PER_LENGTH = 3  # strategies that are kept after a round
 _STRATEGIES_COARSE = 1500  # the same while knots are added, in all
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------
 
-_SMOOTHING = (0.8, 0.4, 0.0)  # share of the best prices so far, tried in turn until a strategy improves the programme
+_SMOOTHING = (
+    0.8,
+    0.4,
+    0.0,
+)  # share of the best prices so far, tried in turn until a strategy improves the programme
 _MAX_ROUNDS_ON_KNOTS = 40
 _GAP_ON_KNOTS = 1e-5  # relative gap at which a programme on knots ends
 _SPARE_GAP_ON_KNOTS = 0.2  # or this share of what rounding the bound up to whole packs adds
 _GAP_COARSE = 1e-7  # relative gap at which knots are added
 _MAX_ROUNDS = 60
-_ROUNDS_WITHOUT_GAIN = 3  # additions of knots without a higher bound, after which the programme ends
+_ROUNDS_WITHOUT_GAIN = (
+    3  # additions of knots without a higher bound, after which the programme ends
+)
 _FIRST_KNOTS = 24
 _NEW_KNOTS = 24  # added at a time
-_SPECIAL_LENGTHS = 8  # shortest lengths: prices often bend at them and at the lengths that fill a pack with them
+_SPECIAL_LENGTHS = (
+    8  # shortest lengths: prices often bend at them and at the lengths that fill a pack with them
+)
 _ROUNDS_BEFORE_ROUNDING = 8  # after these the programme ends if no whole pack can be saved
 _NEAR_ONE = 1e-3  # strategies worth more than 1 - this are kept for the full programme
 _NOISE = 1e-6  # on the prices, relative, to find other strategies that are equally good
@@ -86,13 +96,17 @@ class _Piece(NamedTuple):
 
     def add_to(self, table: np.ndarray, before: np.ndarray) -> None:
         """Raise `table` to the best that one sequence of these lengths adds to `before`, both float64 [S + 1]."""
-        capacities = len(before) - self.shortest  # number of capacities that the shortest leaves: 0, 1, ...
+        capacities = (
+            len(before) - self.shortest
+        )  # number of capacities that the shortest leaves: 0, 1, ...
         line = self.slope * np.arange(capacities)
         window = self.longest - self.shortest + 1
         best = before[:capacities] - line
         if window > 1:
             # over capacities that are 0..window - 1 smaller
-            best = maximum_filter1d(best, window, mode="constant", cval=-np.inf, origin=(window - 1) // 2)
+            best = maximum_filter1d(
+                best, window, mode="constant", cval=-np.inf, origin=(window - 1) // 2
+            )
         above = table[self.shortest :]
         np.maximum(above, best + (line + self.price), out=above)
 
@@ -156,14 +170,18 @@ class _PackTables:
         most_sequences: int,
     ) -> None:
         slots = max_sequence_length + 1
-        fitting = np.zeros(slots, np.int64)  # by capacity: the index of the longest length that fits, from 1
+        fitting = np.zeros(
+            slots, np.int64
+        )  # by capacity: the index of the longest length that fits, from 1
         fitting[lengths] = np.arange(1, len(lengths) + 1)
         fitting = np.maximum.accumulate(fitting)
         self._longest = np.concatenate([[0], lengths])[fitting]  # 0 if none fits
         values = np.concatenate([[0.0], prices])[fitting]
         nothing = np.zeros(slots)
         self._tables: Dict[int, np.ndarray] = {0: nothing, 1: values}
-        self._steps = np.flatnonzero(np.diff(values, prepend=0.0))  # the shortest length of each price
+        self._steps = np.flatnonzero(
+            np.diff(values, prepend=0.0)
+        )  # the shortest length of each price
         self._most_fitting = 1
         if len(self._steps):
             shortest = max(1, int(self._steps[0]))
@@ -235,7 +253,9 @@ class _PackTables:
         if self._single:
             shares = np.concatenate([[0], self._steps])
             a = a[shares]
-            padded = np.concatenate([b, np.full(len(b), -np.inf)])  # a negative index is a step above the capacity
+            padded = np.concatenate(
+                [b, np.full(len(b), -np.inf)]
+            )  # a negative index is a step above the capacity
         else:
             shares = np.arange(len(a))
             windows = _windows(b)
@@ -278,7 +298,9 @@ def _windows(b: np.ndarray) -> np.ndarray:
     return sliding_window_view(padded, len(b))[::-1]
 
 
-def with_dearest_long(lengths: np.ndarray, prices: np.ndarray, max_sequence_length: int, depth: int) -> np.ndarray:
+def with_dearest_long(
+    lengths: np.ndarray, prices: np.ndarray, max_sequence_length: int, depth: int
+) -> np.ndarray:
     """Return prices of which no pack is worth more than 1, from these ones, float64 [lengths], non-decreasing.
 
     Those of lengths up to half a pack are scaled. A pack has at most one longer sequence, which is worth what the best
@@ -396,8 +418,12 @@ class Relaxation:
     """The solution of the linear programme."""
 
     value: float  # of its strategies: an upper bound of the programme's optimum
-    bound: float  # of its prices: a lower bound of it (up to rounding; the certificate makes it exact)
-    prices: np.ndarray  # float64 [lengths], non-decreasing, no pack worth more than 1 (up to rounding)
+    bound: (
+        float  # of its prices: a lower bound of it (up to rounding; the certificate makes it exact)
+    )
+    prices: (
+        np.ndarray
+    )  # float64 [lengths], non-decreasing, no pack worth more than 1 (up to rounding)
     strategies: np.ndarray  # int64 [n, depth]: the strategies in use, longest first, 0 = empty slot
     packs: np.ndarray  # float64 [n]: packs made with each
     exact: bool  # True if they have a slot for every sequence, False if they fit in total only (`_solve_coarse`)
@@ -485,7 +511,9 @@ class Programme:
         tables = [self._bound(prices) for prices in _first_prices(lengths, counts, self._S, depth)]
         self._first_bound = self.bound
         mean_depth = int(self._weights.sum() / self.bound)
-        self._reach = min(depth, max(4, mean_depth + 2))  # sequences of the strategies that are sought
+        self._reach = min(
+            depth, max(4, mean_depth + 2)
+        )  # sequences of the strategies that are sought
         self._add_longest()
         for table in tables:
             self._pool.add(self._packs(table, self._reach))
@@ -510,7 +538,9 @@ class Programme:
         """Return best packs of at most `reach` sequences that contain certain lengths."""
         lengths = self._lengths
         S = self._S
-        if len(lengths) > _CANDIDATES and reach > 1:  # the lengths with the best packs, and other lengths in turn
+        if (
+            len(lengths) > _CANDIDATES and reach > 1
+        ):  # the lengths with the best packs, and other lengths in turn
             value = tables.value(1, lengths) + tables.value(reach - 1, S - lengths)
             order = np.argsort(-value, kind="stable")
             best = lengths[order[: _CANDIDATES // 2]]
@@ -553,7 +583,9 @@ class Programme:
         """Return the relaxation of the strategies that the master uses."""
         used = master.packs > 0
         strategies = self._pool.strategies[used]
-        return Relaxation(master.value, self.bound, self.prices, strategies, master.packs[used], exact)
+        return Relaxation(
+            master.value, self.bound, self.prices, strategies, master.packs[used], exact
+        )
 
     def _whole_bound(self) -> float:
         """Return the bound rounded up to whole packs."""
@@ -628,7 +660,9 @@ class Programme:
                 break
             new_knots = self._new_knots(knots, excess)
             knots = np.union1d(knots, new_knots)
-        return replace(relaxation, bound=self.bound, prices=self.prices, exact=len(knots) == len(lengths))
+        return replace(
+            relaxation, bound=self.bound, prices=self.prices, exact=len(knots) == len(lengths)
+        )
 
     def _knots_to_begin_with(self) -> np.ndarray:
         """Return indices of lengths: evenly spaced ones, and those at which prices are likely to bend."""
@@ -717,7 +751,9 @@ class Programme:
             good = master.value <= good_enough or whole_bound >= incumbent
             if at_optimum or no_pack_to_save or good:
                 break
-            self._forget(master.prices, master.packs > 0, _STRATEGIES_PER_LENGTH * len(self._lengths))
+            self._forget(
+                master.prices, master.packs > 0, _STRATEGIES_PER_LENGTH * len(self._lengths)
+            )
             if not self._improve(master.prices):
                 break
         return replace(relaxation, bound=self.bound, prices=self.prices)
@@ -757,7 +793,9 @@ def relax(
     programme = Programme(lengths, counts, max_sequence_length, depth)
     if programme._whole_bound() >= incumbent:
         strategies = np.zeros((0, 1), np.int64)
-        return Relaxation(incumbent, programme.bound, programme.prices, strategies, np.zeros(0), exact=True)
+        return Relaxation(
+            incumbent, programme.bound, programme.prices, strategies, np.zeros(0), exact=True
+        )
     if seeds is not None:
         programme._pool.add(seeds)
     if len(lengths) > FULL_ROWS and not exact:

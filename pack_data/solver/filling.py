@@ -21,7 +21,9 @@ SECONDS_PER_STRATEGY = 4e-5  # measured mean time for one strategy, on one core
 _MAX_SPARE_SLOTS = 2  # that a pair of sequences may leave empty
 # Pairs looked at first, from the middle of the room outwards: nearly always one of these windows has a pair.
 _WINDOWS_OF_PAIRS = (32, 512, 8192)
-_SPARSE_SLOTS = 16  # slots per occurring length, above which pairs are searched by length instead of by slot
+_SPARSE_SLOTS = (
+    16  # slots per occurring length, above which pairs are searched by length instead of by slot
+)
 _SHALLOW_SHARE = 0.45  # if a mean pack has fewer sequences than this share of the limit, the limit hardly matters
 # Depths that are tried, in sequences of a mean pack.
 _DEPTHS_TRIED = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)
@@ -58,7 +60,9 @@ def depths_tried(counts: np.ndarray, depth: int) -> List[int]:
     shortest = int(np.flatnonzero(counts)[0])
     if sequences <= depth or (depth + 1) * shortest > S:
         return [0]
-    mean = sequences * S / int(counts @ np.arange(S + 1))  # sequences of a pack without an empty slot
+    mean = (
+        sequences * S / int(counts @ np.arange(S + 1))
+    )  # sequences of a pack without an empty slot
     if mean < _SHALLOW_SHARE * depth:
         return [0]
     depths = {0, depth}
@@ -74,7 +78,9 @@ class _Filling:
         self._S = len(counts) - 1
         self._depth = depth
         self._left: List[int] = counts.tolist()
-        self._present = bytearray((counts > 0).tobytes())  # 1 for a length of which sequences are left
+        self._present = bytearray(
+            (counts > 0).tobytes()
+        )  # 1 for a length of which sequences are left
         self._present_array = np.frombuffer(self._present, np.uint8)  # the same memory
         self._lengths = np.flatnonzero(counts)
         self._sparse = _SPARSE_SLOTS * len(self._lengths) < self._S
@@ -144,7 +150,11 @@ class _Filling:
             half = total // 2  # pairs are (total - half + i, half - i) for i = 0, 1, ...
             middle_occurs_once = total == 2 * half and self._left[half] < 2 + pack.get(half, 0)
             first = 1 if middle_occurs_once else 0
-            shorter = self._sparse_pair(total, half - first) if self._sparse else self._dense_pair(total, first)
+            shorter = (
+                self._sparse_pair(total, half - first)
+                if self._sparse
+                else self._dense_pair(total, first)
+            )
             if shorter:
                 return total - shorter, shorter
         return ()
@@ -235,7 +245,9 @@ def _even_companions(left: np.ndarray, companions: int, room: int) -> np.ndarray
     return at_share(low)
 
 
-def _shortest_companions(left: np.ndarray, longest: int, companions: int) -> Tuple[np.ndarray, np.ndarray]:
+def _shortest_companions(
+    left: np.ndarray, longest: int, companions: int
+) -> Tuple[np.ndarray, np.ndarray]:
     """Return (lengths, numbers) of a pack of the longest sequence and the shortest others that fit beside it."""
     lengths = np.flatnonzero(left)
     available = left[lengths]

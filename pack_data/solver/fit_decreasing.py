@@ -55,7 +55,9 @@ class _Runs:
         """Split the first packs off this run, if there are more."""
         others = int(self._packs[run]) - count
         if others:
-            self.insert(run, int(self._free[run]), int(self._seats[run]), count, self._strategies[run])
+            self.insert(
+                run, int(self._free[run]), int(self._seats[run]), count, self._strategies[run]
+            )
             self._packs[run + 1] = others
 
     def fill(self, run: int, length: int, times: int) -> None:
@@ -69,11 +71,15 @@ class _Runs:
         return list(zip(self._strategies, self.packs.tolist()))
 
 
-def fit_decreasing(histogram: LengthHistogram, max_sequences_per_pack: Optional[int], visit: _Visit) -> Packs:
+def fit_decreasing(
+    histogram: LengthHistogram, max_sequences_per_pack: Optional[int], visit: _Visit
+) -> Packs:
     """Return runs of equal packs, in the order in which their first packs were opened."""
     S = histogram.max_sequence_length
     depth = S if max_sequences_per_pack is None else max_sequences_per_pack
-    runs = _Runs(4 * len(histogram.lengths) + 1)  # a length makes at most two splits, and one new run or two
+    runs = _Runs(
+        4 * len(histogram.lengths) + 1
+    )  # a length makes at most two splits, and one new run or two
     for length in histogram.lengths[::-1].tolist():
         left = int(histogram.counts[length])
         has_room = (runs.free >= length) & (runs.seats > 0)
@@ -82,7 +88,9 @@ def fit_decreasing(histogram: LengthHistogram, max_sequences_per_pack: Optional[
         fitting = fitting[order]
         times = np.minimum(runs.free[fitting] // length, runs.seats[fitting])  # for each pack
         placed = np.concatenate([[0], np.cumsum(times * runs.packs[fitting])])
-        filled = int(np.searchsorted(placed, left, side="right")) - 1  # runs of which every pack is filled
+        filled = (
+            int(np.searchsorted(placed, left, side="right")) - 1
+        )  # runs of which every pack is filled
         for run, number in zip(fitting[:filled].tolist(), times[:filled].tolist()):
             runs.fill(run, length, number)
         left -= int(placed[filled])

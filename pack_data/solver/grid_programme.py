@@ -30,7 +30,11 @@ _MAX_STAGES = 24  # times that the programme is solved
 _STAGES_BEFORE_FILLING = 2  # after which a stage may be the last
 _MIN_PROGRESS = 0.02  # share of the packs that a stage makes at least, or it is the last
 _KNOTS = 40  # of each of three kinds
-_REACHES = (1 / 256, 1 / 32, 1 / 4)  # distances from the wanted length in which a pair is sought, in packs
+_REACHES = (
+    1 / 256,
+    1 / 32,
+    1 / 4,
+)  # distances from the wanted length in which a pair is sought, in packs
 _MIN_REACH = 16  # tokens
 _MAX_SUMS = 64  # tokens that a pair may leave, up to which its sums are tried one after another
 _THINNED = 0.3  # share of the sequences near a length that one strategy takes
@@ -94,7 +98,9 @@ class _Supply:
                 last = self._last(room, slots, short)
                 if not last:
                     break
-                made = min(count, *(int(self.left[length]) // last.count(length) for length in last))
+                made = min(
+                    count, *(int(self.left[length]) // last.count(length) for length in last)
+                )
                 for length in last:
                     self.take(length, made)
                 packs.append((lengths + last, made))
@@ -119,7 +125,9 @@ class _Supply:
         run = []
         taken = 0
         for near, end in enumerate(below[first : last + 1].tolist(), start=first):
-            reached = (min(end, stop) - start) * wanted // width  # in Python's integers: counts go to 10^15
+            reached = (
+                (min(end, stop) - start) * wanted // width
+            )  # in Python's integers: counts go to 10^15
             if reached > taken:
                 run.append((near, reached - taken))
                 taken = reached
@@ -217,7 +225,9 @@ class Shape:
         weights = self._grid.weights(counts)
         self._points = np.flatnonzero(weights)
         deepest = self._grid.slots // int(self._points[0])
-        self._programme = Programme(self._points, weights[self._points], self._grid.slots, min(depth, deepest))
+        self._programme = Programme(
+            self._points, weights[self._points], self._grid.slots, min(depth, deepest)
+        )
         self._solution = self._solve(counts)
 
     def _solve(self, left: np.ndarray) -> Relaxation:
@@ -241,7 +251,9 @@ class Shape:
         fewest = 0
         for stage in range(_MAX_STAGES):
             few = solution.value < _FEW_PACKS * len(solution.packs)
-            short = max(1, min(self._S // _LAST_SHORTFALL, self._S * (stage + 1) // _FIRST_SHORTFALL))
+            short = max(
+                1, min(self._S // _LAST_SHORTFALL, self._S * (stage + 1) // _FIRST_SHORTFALL)
+            )
             made = self._stage(supply, solution, short, few)
             packs += made
             progress = count_packs(made)

@@ -38,7 +38,9 @@ def solve_fast(strategies: np.ndarray, weights: np.ndarray, counts: np.ndarray) 
     return scale * _vertex(strategies, inner, price, len(counts))
 
 
-def _interior_point(strategies: np.ndarray, weights: np.ndarray, counts: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def _interior_point(
+    strategies: np.ndarray, weights: np.ndarray, counts: np.ndarray
+) -> Tuple[np.ndarray, np.ndarray]:
     """Return x > 0 near the minimum of |d - M x|, and its prices s = M^T (M x - d) > 0.
 
     M = w A, d = w b, and |d| is about 1. Mehrotra's predictor-corrector method on the optimality conditions
@@ -99,7 +101,9 @@ def _interior_point(strategies: np.ndarray, weights: np.ndarray, counts: np.ndar
                 break
             try:
                 factor = cho_factor(gram(x / s), overwrite_a=True, check_finite=False)
-            except LinAlgError:  # x / s spans more digits than a float has: no step improves x any more
+            except (
+                LinAlgError
+            ):  # x / s spans more digits than a float has: no step improves x any more
                 break
             solve = partial(direction, factor, primal, dual, x, s)
 

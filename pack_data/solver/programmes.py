@@ -9,7 +9,13 @@ from typing import Any, Optional
 import numpy as np
 
 from pack_data.cli.command import progress_bar
-from pack_data.solver.column_generation import FULL_ROWS, Programme, Relaxation, relax, with_dearest_long
+from pack_data.solver.column_generation import (
+    FULL_ROWS,
+    Programme,
+    Relaxation,
+    relax,
+    with_dearest_long,
+)
 from pack_data.solver.free_slots import Packs, count_packs
 from pack_data.solver.grid_programme import Shape
 from pack_data.solver.rounding import whole_packs
@@ -60,7 +66,13 @@ def _by_programme(found: FoundPacks) -> FoundPacks:
 
     def solve(exact: bool) -> Relaxation:
         relaxation = relax(
-            lengths, counts[lengths], S, depth, incumbent=count_packs(packs), exact=exact, progress=bar.programme
+            lengths,
+            counts[lengths],
+            S,
+            depth,
+            incumbent=count_packs(packs),
+            exact=exact,
+            progress=bar.programme,
         )
         bar.keep(relaxation.bound, relaxation.prices)
         return relaxation
@@ -71,7 +83,9 @@ def _by_programme(found: FoundPacks) -> FoundPacks:
         target = _target(relaxation)
         many_lengths = len(lengths) > _MANY_LENGTHS
         if many_lengths and not relaxation.exact and count_packs(packs) - target > _SMALL_FULL_GAP:
-            packs = min(packs, Shape(counts, depth).packs(target, found.limits.until), key=count_packs)
+            packs = min(
+                packs, Shape(counts, depth).packs(target, found.limits.until), key=count_packs
+            )
         gap = count_packs(packs) - target
         small_gap = 0.0
         if len(lengths) > _FEW_LENGTHS:
@@ -95,7 +109,9 @@ def _on_knots(found: FoundPacks) -> FoundPacks:
     near = np.unique(np.geomspace(1, len(lengths), _KNOTS).astype(np.int64))
     knots = np.union1d(near - 1, len(lengths) - near)
     with _Progress(histogram.sequences, found.limits.until) as bar, contextlib.suppress(_TimeIsUp):
-        programme = Programme(lengths, histogram.counts[lengths], histogram.max_sequence_length, found.deepest)
+        programme = Programme(
+            lengths, histogram.counts[lengths], histogram.max_sequence_length, found.deepest
+        )
         programme.solve_on(knots, bar.programme)
         bar.keep(programme.bound, programme.prices)
     return found if bar.prices is None else found.proved_by(bar.prices).mended()
@@ -172,9 +188,13 @@ def _target(relaxation: Relaxation) -> int:
     return int(np.ceil(relaxation.bound * (1 - _RELATIVE_BOUND_ERROR) - _BOUND_ERROR))
 
 
-def _fewer(packs: Packs, relaxation: Relaxation, counts: np.ndarray, depth: int, progress: _Progress) -> Packs:
+def _fewer(
+    packs: Packs, relaxation: Relaxation, counts: np.ndarray, depth: int, progress: _Progress
+) -> Packs:
     """Return these packs, or those that the relaxation leads to if they are fewer."""
     target = _target(relaxation)
     if count_packs(packs) <= target:
         return packs
-    return min(packs, whole_packs(relaxation, counts, depth, target, progress.left), key=count_packs)
+    return min(
+        packs, whole_packs(relaxation, counts, depth, target, progress.left), key=count_packs
+    )

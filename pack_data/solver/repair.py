@@ -55,7 +55,12 @@ def mend(
     first_most_worst = int(min(_MAX_WORST, max(_MIN_WORST, most_strategies / 4)))
     most_worst = first_most_worst
     for _ in range(_MAX_ROUNDS):
-        if number <= target or not patience or opened_strategies >= most_strategies or time.perf_counter() > until:
+        if (
+            number <= target
+            or not patience
+            or opened_strategies >= most_strategies
+            or time.perf_counter() > until
+        ):
             break
         worst, opened = _opened(shortfalls, repeats, most_worst, random)
         opened_strategies += int(np.count_nonzero(opened))
@@ -64,15 +69,23 @@ def mend(
             np.add.at(counts, list(strategies[index]), opened[index])
         before = int(opened.sum())
         bound = math.ceil(float(counts @ prices) - _ROUNDING)
-        packed = fill_exactly(counts, max_sequences_per_pack, max(bound, before - (number - target)))
+        packed = fill_exactly(
+            counts, max_sequences_per_pack, max(bound, before - (number - target))
+        )
         won = before - count_packs(packed)
 
         if won > 0:
             patience = _PATIENCE
-            opened_strategies -= won * most_strategies / gap if most_strategies < math.inf else opened_strategies
+            opened_strategies -= (
+                won * most_strategies / gap if most_strategies < math.inf else opened_strategies
+            )
         else:
-            patience = patience - 1 if before < number else 0  # if all packs were opened, the next round is the same
-            most_worst = worst // 2 if worst > 2 * _MIN_WORST else first_most_worst  # fewer packs may be easier
+            patience = (
+                patience - 1 if before < number else 0
+            )  # if all packs were opened, the next round is the same
+            most_worst = (
+                worst // 2 if worst > 2 * _MIN_WORST else first_most_worst
+            )  # fewer packs may be easier
         if won < 0:
             continue
         number -= won
@@ -80,7 +93,9 @@ def mend(
         kept = np.flatnonzero(repeats)
         new_repeats = np.array([count for _, count in packed], np.int64)
         new_shortfalls = [_shortfall(strategy, prices) for strategy, _ in packed]
-        strategies = [strategies[index] for index in kept.tolist()] + [strategy for strategy, _ in packed]
+        strategies = [strategies[index] for index in kept.tolist()] + [
+            strategy for strategy, _ in packed
+        ]
         repeats = np.concatenate([repeats[kept], new_repeats])
         shortfalls = np.concatenate([shortfalls[kept], new_shortfalls])
     return list(zip(strategies, repeats.tolist()))
@@ -111,6 +126,8 @@ def _opened(
     ends = np.cumsum(repeats - opened)
     if others >= ends[-1]:
         return worst, repeats
-    drawn = np.unique(random.integers(0, ends[-1], others))  # a pack that is drawn twice is opened once
+    drawn = np.unique(
+        random.integers(0, ends[-1], others)
+    )  # a pack that is drawn twice is opened once
     strategies_drawn = np.searchsorted(ends, drawn, side="right")
     return worst, opened + np.bincount(strategies_drawn, minlength=len(repeats))

@@ -21,7 +21,9 @@ _ROUNDS_FULL = 8  # the same for the full one
 _SHARE_TAKEN = 0.5  # of the packs that a step makes at least, if they can be made
 
 
-def _fill(strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray) -> Tuple[Packs, np.ndarray]:
+def _fill(
+    strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray
+) -> Tuple[Packs, np.ndarray]:
     """Put each sequence into a free slot of its length or, if there is none, of the next longer length.
 
     strategies: slot lengths, int [n, depth], 0 for no slot. repeats: int [n]. counts: sequences to place, int [S + 1].
@@ -65,7 +67,11 @@ def _fill(strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray) -> Tu
 
 
 def _follow(
-    strategies: np.ndarray, repeats: np.ndarray, counts: np.ndarray, prices: np.ndarray, least_worth: float
+    strategies: np.ndarray,
+    repeats: np.ndarray,
+    counts: np.ndarray,
+    prices: np.ndarray,
+    least_worth: float,
 ) -> Tuple[Packs, np.ndarray]:
     """Make packs like these strategies if those fit the sequences in total but not length by length.
 
@@ -91,7 +97,9 @@ def _follow(
         for lengths, count in merge_runs(runs, wanted) if runs else [((), wanted)]:
             room = S - sum(lengths)
             wished = sum(slots) - sum(lengths)
-            worth = prices[list(lengths)].sum() + prices  # of the pack, by the length in its last slot
+            worth = (
+                prices[list(lengths)].sum() + prices
+            )  # of the pack, by the length in its last slot
             while count:
                 last = _longest_worth(left, (min(room, wished), room), worth, least_worth)
                 if not last:
@@ -105,7 +113,9 @@ def _follow(
     return packs, left
 
 
-def _longest_worth(left: np.ndarray, rooms: Sequence[int], worth: np.ndarray, least_worth: float) -> int:
+def _longest_worth(
+    left: np.ndarray, rooms: Sequence[int], worth: np.ndarray, least_worth: float
+) -> int:
     """Return the longest length left in the first of these rooms in which it is worth enough, 0 if there is none."""
     for room in rooms:
         fitting = np.flatnonzero(left[: max(0, room) + 1])
@@ -208,7 +218,9 @@ def whole_packs(
         total += count_packs(packs)
         progress(int(left.sum()))
         rest = fit_decreasing(
-            LengthHistogram(left), max_sequences_per_pack, lambda free: np.argsort(free, kind="stable")
+            LengthHistogram(left),
+            max_sequences_per_pack,
+            lambda free: np.argsort(free, kind="stable"),
         )
         complete = total + count_packs(rest)
         if not best or complete < best_total:
@@ -222,7 +234,9 @@ def whole_packs(
         repeats = _round(relaxation, left)
 
 
-def _shortened_to(lengths: np.ndarray, strategies: np.ndarray, max_sequence_length: int) -> np.ndarray:
+def _shortened_to(
+    lengths: np.ndarray, strategies: np.ndarray, max_sequence_length: int
+) -> np.ndarray:
     """Return the strategies with each length shortened to the next of these."""
     shorter = np.zeros(max_sequence_length + 1, np.int64)
     shorter[lengths] = lengths
@@ -236,7 +250,9 @@ def _round(relaxation: Relaxation, counts: np.ndarray) -> np.ndarray:
     fractions = packs - repeats
     wanted = max(1, int(_SHARE_TAKEN * packs.sum()))
     depth = relaxation.strategies.shape[1]
-    used = np.bincount(relaxation.strategies.ravel(), np.repeat(repeats, depth), minlength=len(counts))
+    used = np.bincount(
+        relaxation.strategies.ravel(), np.repeat(repeats, depth), minlength=len(counts)
+    )
     left = counts - used.astype(np.int64)
     left[0] = 0  # empty slots, which need no sequences
     total = int(repeats.sum())
@@ -249,6 +265,8 @@ def _round(relaxation: Relaxation, counts: np.ndarray) -> np.ndarray:
             left = left - needed
             repeats[index] += 1
             total += 1
-    if not total:  # every strategy has more slots of a length than sequences; `_fill` puts shorter ones there
+    if (
+        not total
+    ):  # every strategy has more slots of a length than sequences; `_fill` puts shorter ones there
         repeats[int(np.argmax(fractions))] = 1
     return repeats

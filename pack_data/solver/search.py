@@ -84,7 +84,12 @@ class Limits(NamedTuple):
     until: float  # time of `time.perf_counter` after which no step is begun; inf without a budget
 
     @classmethod
-    def of(cls, histogram: LengthHistogram, max_sequences_per_pack: Optional[int], budget: Optional[float]) -> Limits:
+    def of(
+        cls,
+        histogram: LengthHistogram,
+        max_sequences_per_pack: Optional[int],
+        budget: Optional[float],
+    ) -> Limits:
         """Return the limits for these lengths; budget: seconds, None without one."""
         depth = histogram.max_sequence_length // max(1, histogram.shortest)
         if max_sequences_per_pack is not None:
@@ -150,9 +155,14 @@ class FoundPacks(NamedTuple):
         elif sequences <= _SMALL_CALL_SEQUENCES:
             most = _SMALL_CALL_SEQUENCES * _SECONDS_PER_SEQUENCE_SMALL_CALL
             return min(max(worth, sequences * _SECONDS_PER_SEQUENCE_SMALL_CALL), most)
-        elif long_rows and not self.limits._binding:  # the decreasing fit is nearly always at the optimum
+        elif (
+            long_rows and not self.limits._binding
+        ):  # the decreasing fit is nearly always at the optimum
             return sequences * _SECONDS_PER_SEQUENCE
-        return max(worth, sequences * (_SECONDS_PER_SEQUENCE if long_rows else _SECONDS_PER_SEQUENCE_SHORT_ROWS))
+        return max(
+            worth,
+            sequences * (_SECONDS_PER_SEQUENCE if long_rows else _SECONDS_PER_SEQUENCE_SHORT_ROWS),
+        )
 
     @property
     def deepest(self) -> int:
@@ -171,14 +181,22 @@ class FoundPacks(NamedTuple):
     def programme_seconds(self) -> float:
         """Estimated seconds of a linear programme."""
         S = self.histogram.max_sequence_length
-        seconds = _PROGRAMME_SECONDS_PER_LENGTH * len(self.histogram.lengths) * math.sqrt(1 + S / _PROGRAMME_SLOTS)
+        seconds = (
+            _PROGRAMME_SECONDS_PER_LENGTH
+            * len(self.histogram.lengths)
+            * math.sqrt(1 + S / _PROGRAMME_SLOTS)
+        )
         if self.deepest > MAX_SINGLE_DEPTH:
             seconds *= math.hypot(1, S / _PRODUCT_SLOTS)
         return seconds
 
     def _filling_seconds(self, strategies: float) -> float:
         """Return the estimated seconds for so many strategies of `fill_exactly`, at all depths it tries."""
-        return strategies * SECONDS_PER_STRATEGY * len(depths_tried(self.histogram.counts, self.limits.depth))
+        return (
+            strategies
+            * SECONDS_PER_STRATEGY
+            * len(depths_tried(self.histogram.counts, self.limits.depth))
+        )
 
     def with_fewer(self, packs: Packs) -> FoundPacks:
         """Return these packs if they are fewer, else those so far, with the same proof."""
@@ -195,7 +213,14 @@ class FoundPacks(NamedTuple):
         if self.limits.until == math.inf:
             seconds = min(most_seconds, self._patience, _MAX_SECONDS_OF_MENDING)
             most_strategies = seconds / self._filling_seconds(1)
-        packs = mend(self.packs, prices, self.limits.depth, self.lower_bound, most_strategies, self.limits.until)
+        packs = mend(
+            self.packs,
+            prices,
+            self.limits.depth,
+            self.lower_bound,
+            most_strategies,
+            self.limits.until,
+        )
         return self.with_fewer(packs)
 
     def proved_by(self, prices: np.ndarray, most_steps: float = math.inf) -> FoundPacks:
@@ -209,7 +234,11 @@ class FoundPacks(NamedTuple):
         counts = self.histogram.counts[lengths].tolist()
         best = self
         for units in {_PRICE_UNITS: None, _small_units(prices): None}:
-            rounded = np.floor(prices * units) if units == _PRICE_UNITS else np.floor(prices * units + 0.5)
+            rounded = (
+                np.floor(prices * units)
+                if units == _PRICE_UNITS
+                else np.floor(prices * units + 0.5)
+            )
             whole = rounded.astype(np.int64).tolist()
             if S * len(set(whole)) * min(S, limit or 1) > most_steps:
                 continue
@@ -238,14 +267,20 @@ def found_quickly(histogram: LengthHistogram, limits: Limits) -> FoundPacks:
     certificate = plain_certificate(histogram, limits.max_sequences_per_pack)
     counts = histogram.counts[list(certificate.lengths)].tolist()
     worth = Fraction(sum(map(int.__mul__, counts, certificate.prices)), certificate.denominator)
-    found = FoundPacks(histogram, limits, longest_first(histogram, limits.depth), certificate, worth)
+    found = FoundPacks(
+        histogram, limits, longest_first(histogram, limits.depth), certificate, worth
+    )
     if found.gap <= 0:
         return found
 
     # Packs of as many sequences as possible are no help if slots are scarce, or if few packs have so many.
     bound = found.lower_bound
     slots_to_spare = bound * histogram.max_sequence_length > _SLOTS_TO_SPARE * histogram.tokens
-    if limits._binding and slots_to_spare and histogram.sequences > _MIN_SEATS_TAKEN * limits.depth * bound:
+    if (
+        limits._binding
+        and slots_to_spare
+        and histogram.sequences > _MIN_SEATS_TAKEN * limits.depth * bound
+    ):
         found = found.with_fewer(fill_evenly(histogram.counts, limits.depth))
 
     # In short rows the programme leads further than all other steps: if it pays, they take no longer than it would.

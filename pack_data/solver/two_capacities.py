@@ -17,7 +17,10 @@ import numpy as np
 from pack_data.packing.certificate import Certificate, Proof, plain_certificate, proven_bound
 from pack_data.packing.histogram import LengthHistogram, whole_slots
 from pack_data.reading.fields import packing_depth, whole_number
-from pack_data.solver.free_slots import Packs, count_packs  # here the strategies are of groups, not of lengths
+from pack_data.solver.free_slots import (
+    Packs,
+    count_packs,
+)  # here the strategies are of groups, not of lengths
 
 _MAX_CAPACITY = 1 << 36
 _UNITS = 1 << 18  # of the capacity of a mix; its sizes are rounded down to them
@@ -76,9 +79,13 @@ class TwoPrices:
     def __post_init__(self) -> None:
         for mix in (self.first, self.second):
             if min(*mix, self.k) < 0 or mix.parts < 1:
-                raise ValueError(f"certificate: first, second or k = {self.k} is negative, or parts are 0; pack again")
+                raise ValueError(
+                    f"certificate: first, second or k = {self.k} is negative, or parts are 0; pack again"
+                )
             if mix.tokens * self.max_sequence_length + mix.weight * self.capacity >= 2**62:
-                raise ValueError("certificate: the sizes of first or second exceed 64-bit arithmetic; pack again")
+                raise ValueError(
+                    "certificate: the sizes of first or second exceed 64-bit arithmetic; pack again"
+                )
         if 2 * self.k > self._full(self.first) + 1:
             raise ValueError(f"certificate: k = {self.k} is more than half a pack; pack again")
         if self.certificate.max_sequence_length != self._full(self.second):
@@ -116,7 +123,9 @@ class TwoPrices:
         Raises:
             ValueError: a pack may be worth more than 1, or a sequence breaks a limit.
         """
-        lengths, weights = within_capacities(lengths, weights, self.max_sequence_length, self.capacity)
+        lengths, weights = within_capacities(
+            lengths, weights, self.max_sequence_length, self.capacity
+        )
         sizes = self.sizes(lengths, weights)
         return proven_bound(self.certificate, np.bincount(sizes).astype(np.int64))
 
@@ -197,7 +206,9 @@ def within_capacities(
         values = np.asarray(values)
         are_integers = not values.size or np.issubdtype(values.dtype, np.integer)
         if values.shape != (len(lengths),) or not are_integers:
-            raise ValueError(f"{name}s are whole numbers, one for each of {len(lengths)} sequences; got {values.dtype}")
+            raise ValueError(
+                f"{name}s are whole numbers, one for each of {len(lengths)} sequences; got {values.dtype}"
+            )
         wrong = np.flatnonzero((values < least) | (values > most))
         if len(wrong):
             first = int(wrong[0])
@@ -310,7 +321,9 @@ _OTHERS_LOOKED_AT = 192
 # Pairs looked at: first sequences, and second ones for each, by tokens and by weight.
 _FIRST_OF_PAIR = 64
 _SECOND_OF_PAIR = 32
-_PAIRS_FROM = 3.0  # mean sequences that what is left of a pack has room for, from which pairs are tried
+_PAIRS_FROM = (
+    3.0  # mean sequences that what is left of a pack has room for, from which pairs are tried
+)
 _NO_FIT = 9.0  # cost of a pair that does not fit; both capacities together cost 2
 
 # A capacity of which 1 / this less than of the other is needed does not matter.
@@ -393,7 +406,9 @@ class _Groups:
         repeats = np.repeat(numbers, depths)
         present, place = np.unique(groups, return_inverse=True)
         counts = np.bincount(place.ravel(), repeats).astype(np.int64)
-        filling = _TwoFilling(self.lengths[present], self.weights[present], counts, self.limits, rules)
+        filling = _TwoFilling(
+            self.lengths[present], self.weights[present], counts, self.limits, rules
+        )
         filled: Packs = []
         for places, number in filling.packs():
             strategy = present[list(places)].tolist()
@@ -577,7 +592,9 @@ class _TwoFilling:
             return self._fitting(self._order[start:])
         hardest = np.arange(start, start + number)
         first_other = start + number
-        others = first_other + np.arange(_OTHERS_LOOKED_AT) * (stop - first_other) // _OTHERS_LOOKED_AT
+        others = (
+            first_other + np.arange(_OTHERS_LOOKED_AT) * (stop - first_other) // _OTHERS_LOOKED_AT
+        )
         places = np.concatenate([hardest, others])
         candidates = self._fitting(self._order[places])
         while not len(candidates) and start < stop:

@@ -21,12 +21,30 @@ import re
 import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import (
+    Any,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
 from pack_data.reading.fields import Fields, read_object, shown
-from pack_data.reading.files import file_in, remove_stale, sync_folder, temporary_name, write_atomically
+from pack_data.reading.files import (
+    file_in,
+    remove_stale,
+    sync_folder,
+    temporary_name,
+    write_atomically,
+)
 from pack_data.reading.npy import map_array
 from pack_data.store.packs import PackSchema, decode, disassemble
 from pack_data.store.sequences import digest
@@ -183,7 +201,9 @@ class Manifest:
             data["rounding"] = self.rounding
         data.update((item.name, getattr(self, item.name)) for item in fields(self))
         data["schema"] = self.schema.to_json()
-        data["histogram"] = {str(length): count for length, count in enumerate(self.histogram) if count}
+        data["histogram"] = {
+            str(length): count for length, count in enumerate(self.histogram) if count
+        }
         data["digest"] = f"{self.digest:016x}"
         data["shards"] = [shard.to_json() for shard in self.shards]
         data["lengths"] = self.lengths.to_json()
@@ -213,8 +233,12 @@ class Manifest:
             seed=fields.integer("seed"),
             max_predictions_per_sequence=fields.integer("max_predictions_per_sequence", **count),
             vocabulary_size=fields.integer("vocabulary_size", least=0, most=2**31),
-            vocabulary_sha256=fields.text("vocabulary_sha256") and fields.hex_digest("vocabulary_sha256", 64),
-            files=tuple(StoredFile.from_json(file, table=False) for file in fields.list_of("files", Fields.object)),
+            vocabulary_sha256=fields.text("vocabulary_sha256")
+            and fields.hex_digest("vocabulary_sha256", 64),
+            files=tuple(
+                StoredFile.from_json(file, table=False)
+                for file in fields.list_of("files", Fields.object)
+            ),
             made_with=_made_with(fields.object("made_with")),
         )
         with fields.refusing():
@@ -241,14 +265,17 @@ class Manifest:
         slots = self.packs * self.schema.max_sequence_length
         if not (self.packs <= self.sequences <= places and self.tokens <= slots):
             raise fields.error(
-                "packs", f"{self.sequences} sequences of {self.tokens} tokens do not fill {self.packs} packs"
+                "packs",
+                f"{self.sequences} sequences of {self.tokens} tokens do not fill {self.packs} packs",
             )
         if self.lower_bound is not None and self.lower_bound > self.packs:
             raise fields.error("lower_bound", f"the data set has only {self.packs} packs")
         names = {MANIFEST}
         for entry in (*self.shards, self.lengths, *self.files):
             if entry.file in names:
-                raise fields.error("files" if self.files else "shards", f"{shown(entry.file)} names two files")
+                raise fields.error(
+                    "files" if self.files else "shards", f"{shown(entry.file)} names two files"
+                )
             names.add(entry.file)
         if fields.hex_digest(CHECKSUM, 64) != checksum(fields.tree):
             raise fields.error(CHECKSUM, "does not match the other fields: one was changed")
@@ -276,7 +303,9 @@ def _made_with(fields: Fields) -> Mapping[str, Any]:
             if isinstance(value, list):
                 options.texts(name)
             elif not isinstance(value, (str, int, float, type(None))):
-                raise options.error(name, "must be a number, a text, true, false, null or a list of texts")
+                raise options.error(
+                    name, "must be a number, a text, true, false, null or a list of texts"
+                )
         fields.list_of("sources", Fields.texts, 2)
         fields.integer("parts", **count)
         fields.integer("documents", **count)
@@ -290,13 +319,21 @@ def _made_with(fields: Fields) -> Mapping[str, Any]:
 def checksum(data: Mapping[str, Any]) -> str:
     """Return the sha256 of a manifest without its field CHECKSUM, independent of the order and form of its JSON."""
     others = {name: value for name, value in data.items() if name != CHECKSUM}
-    return hashlib.sha256(json.dumps(others, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(others, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
 
 
-def _write_table(folder: Path, stem: str, dtype: np.dtype, tables: Iterable[np.ndarray], records: int) -> StoredFile:
+def _write_table(
+    folder: Path, stem: str, dtype: np.dtype, tables: Iterable[np.ndarray], records: int
+) -> StoredFile:
     """Write `records` records, given in several tables, as a structured .npy named by its hash: `stem-1f2e3d4c.npy`."""
     header = io.BytesIO()
-    shape = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (records,)}
+    shape = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": (records,),
+    }
     np.lib.format.write_array_header_1_0(header, shape)
     sha256 = hashlib.sha256(header.getvalue())
     packs_per_block = max(1, BLOCK_BYTES // dtype.itemsize)
@@ -306,7 +343,9 @@ def _write_table(folder: Path, stem: str, dtype: np.dtype, tables: Iterable[np.n
     with open(temporary, "wb") as out:
         out.write(header.getvalue())
         for table in filter(len, tables):
-            ends_of_blocks = np.arange(packs_per_block - written % packs_per_block, len(table), packs_per_block)
+            ends_of_blocks = np.arange(
+                packs_per_block - written % packs_per_block, len(table), packs_per_block
+            )
             for part in np.split(table, ends_of_blocks):
                 data = np.ascontiguousarray(part).view(np.uint8).data
                 out.write(data)
@@ -386,7 +425,9 @@ class StoreWriter:
     directory stays whole and readable; then its files are removed.
     """
 
-    def __init__(self, folder: Path, schema: PackSchema, packs_per_shard: int = _PACKS_PER_SHARD) -> None:
+    def __init__(
+        self, folder: Path, schema: PackSchema, packs_per_shard: int = _PACKS_PER_SHARD
+    ) -> None:
         self.folder = Path(folder)
         self.schema = schema
         self.packs_per_shard = packs_per_shard
@@ -416,7 +457,13 @@ class StoreWriter:
         # One rename makes the directory this data set; then the files of the previous one go.
         previous_files = named_files(self.folder / MANIFEST)
         finish_data_set(
-            self.folder, self.schema, self._shards, self._lengths, digest=self._digest, algorithm=algorithm, **about
+            self.folder,
+            self.schema,
+            self._shards,
+            self._lengths,
+            digest=self._digest,
+            algorithm=algorithm,
+            **about,
         )
         for name in previous_files - named_files(self.folder / MANIFEST):
             if (self.folder / name).exists():
@@ -428,7 +475,9 @@ def _pack_numbers(indices: Any) -> np.ndarray:
     """Return pack numbers as int64 [n]. ValueError for a mask and for numbers that are not whole."""
     numbers = np.asarray(indices)
     if numbers.size and numbers.dtype.kind not in "iu":
-        raise ValueError(f"pack numbers must be whole numbers, got {numbers.dtype}; for a mask use np.flatnonzero")
+        raise ValueError(
+            f"pack numbers must be whole numbers, got {numbers.dtype}; for a mask use np.flatnonzero"
+        )
     return numbers.astype(np.int64)
 
 
@@ -453,7 +502,10 @@ def remove_leftovers(folder: Path) -> None:
     if (folder / MANIFEST).exists() and not named:
         return  # the manifest is damaged: any shard may belong to it
     for item in folder.iterdir():
-        if re.fullmatch(r"(packs-\d{5,}|lengths)-[0-9a-f]{8}\.npy", item.name) and item.name not in named:
+        if (
+            re.fullmatch(r"(packs-\d{5,}|lengths)-[0-9a-f]{8}\.npy", item.name)
+            and item.name not in named
+        ):
             item.unlink()
 
 
@@ -471,7 +523,9 @@ def read_manifest(folder: Path) -> Manifest:
     path = Path(folder) / MANIFEST
     if not os.path.lexists(path):
         if os.path.lexists(folder) and not os.path.isdir(folder):
-            raise ValueError(f"{folder}: is a file; a packed data set is a directory with {MANIFEST}")
+            raise ValueError(
+                f"{folder}: is a file; a packed data set is a directory with {MANIFEST}"
+            )
         raise ValueError(
             f"{folder}: not a packed data set (no {MANIFEST}); run packed-bert build --corpus TEXTS --out DIR"
         )
@@ -488,7 +542,9 @@ def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
         entry.check_size(path)
     records = map_array(path, way_out=REBUILD)
     if (records.dtype, records.shape) != (dtype, (entry.packs,)):
-        raise ValueError(f"{path}: holds {records.shape} records of another type than the manifest says; {REBUILD}")
+        raise ValueError(
+            f"{path}: holds {records.shape} records of another type than the manifest says; {REBUILD}"
+        )
     return records
 
 
@@ -499,7 +555,9 @@ class PackStore:
     concurrently: two of them may check the same block.
     """
 
-    def __init__(self, folder: Path, manifest: Optional[Manifest] = None, shards: Sequence[np.ndarray] = ()) -> None:
+    def __init__(
+        self, folder: Path, manifest: Optional[Manifest] = None, shards: Sequence[np.ndarray] = ()
+    ) -> None:
         if manifest is None:
             raise TypeError(f"a data set is opened by PackStore.open({str(folder)!r})")
         self.folder = Path(folder)
@@ -523,7 +581,9 @@ class PackStore:
         """Open a data set. ValueError, one line, if there is none or a shard has not the size in the manifest."""
         folder = Path(folder)
         manifest = read_manifest(folder)
-        shards = [map_table(folder, entry, manifest.schema.record_dtype) for entry in manifest.shards]
+        shards = [
+            map_table(folder, entry, manifest.schema.record_dtype) for entry in manifest.shards
+        ]
         return cls(folder, manifest, shards)
 
     def __len__(self) -> int:
@@ -542,7 +602,9 @@ class PackStore:
             lowest = int(indices.min())
             highest = int(indices.max())
             if lowest < 0 or highest >= len(self):
-                raise ValueError(f"pack numbers {lowest} to {highest}: the data set has packs 0 to {len(self) - 1}")
+                raise ValueError(
+                    f"pack numbers {lowest} to {highest}: the data set has packs 0 to {len(self) - 1}"
+                )
         shard_of = np.searchsorted(self._ends, indices, side="right")
         rows = indices - self._starts[shard_of]
         self._check(shard_of, rows)
@@ -566,7 +628,14 @@ class PackStore:
             row = int(rows[unchecked[place]])
             records = self._shards[table] if table < len(self._shards) else self._table_of_lengths()
             block_of_table = int(block - self._first_block[table])
-            _check_block(self.folder, self._entries[table], records, block_of_table, row, int(self._starts[table]))
+            _check_block(
+                self.folder,
+                self._entries[table],
+                records,
+                block_of_table,
+                row,
+                int(self._starts[table]),
+            )
             self._is_checked[block] = True
 
     def _check_whole(self, table: int, records: np.ndarray) -> None:
@@ -617,7 +686,9 @@ def check_blocks(folder: Path, entry: StoredFile, records: np.ndarray, first: in
             _check_block(folder, entry, records, block, block * entry.blocks.packs, first)
 
 
-def _check_block(folder: Path, entry: StoredFile, records: np.ndarray, block: int, row: int, first: int) -> None:
+def _check_block(
+    folder: Path, entry: StoredFile, records: np.ndarray, block: int, row: int, first: int
+) -> None:
     """Raise ValueError if a block of a shard is damaged. row: the wanted pack in the shard."""
     assert entry.blocks is not None
     if entry.blocks.is_damaged(records, block):

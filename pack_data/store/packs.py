@@ -16,7 +16,14 @@ from typing import Any, Counter, Dict, Iterable, List, Mapping, Sequence, Tuple,
 import numpy as np
 
 from pack_data.reading.fields import Fields, shown, whole_number
-from pack_data.store.sequences import LONGEST, Sequences, check_multiple, ragged_copy, rounded_up, starts_of
+from pack_data.store.sequences import (
+    LONGEST,
+    Sequences,
+    check_multiple,
+    ragged_copy,
+    rounded_up,
+    starts_of,
+)
 
 # Kinds of packs.
 BERT = "bert_pretraining"
@@ -51,7 +58,9 @@ def smallest_type(largest: int, smallest: int = 0) -> str:
         if -limit <= smallest and largest < limit:
             return name
     value = largest if largest >= 1 << 31 else smallest
-    raise ValueError(f"a column holds {value}; a batch is int32, so values up to 2147483647 can be stored")
+    raise ValueError(
+        f"a column holds {value}; a batch is int32, so values up to 2147483647 can be stored"
+    )
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,9 @@ class StoredColumn:
 
     def __post_init__(self) -> None:
         # A name that the header of a .npy file holds as it is: Latin-1 without escapes.
-        is_name = isinstance(self.name, str) and re.fullmatch(r"[^\\'\"\u0100-\U0010ffff]{1,200}", self.name)
+        is_name = isinstance(self.name, str) and re.fullmatch(
+            r"[^\\'\"\u0100-\U0010ffff]{1,200}", self.name
+        )
         if not is_name or not self.name.isprintable():
             raise ValueError(
                 f"a column is called {shown(self.name)}; a name has one to 200 printable characters of Latin-1, no "
@@ -73,9 +84,13 @@ class StoredColumn:
             )
         if self.axis not in (SLOT, SEQUENCE, PREDICTION):
             axes = f"{SLOT}, {SEQUENCE} or {PREDICTION}"
-            raise ValueError(f"column {self.name}: the axis is {shown(self.axis)}; it must be {axes}")
+            raise ValueError(
+                f"column {self.name}: the axis is {shown(self.axis)}; it must be {axes}"
+            )
         if self.dtype not in _TYPES:
-            raise ValueError(f"column {self.name}: the type is {shown(self.dtype)}; it must be {', '.join(_TYPES)}")
+            raise ValueError(
+                f"column {self.name}: the type is {shown(self.dtype)}; it must be {', '.join(_TYPES)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -106,26 +121,42 @@ class PackSchema:
             object.__setattr__(self, name, number)
         check_multiple(self.max_sequence_length, self.multiple_of)
         if self.kind not in (BERT, TOKENS):
-            raise ValueError(f"the kind of packs is {shown(self.kind)}; it must be {BERT} or {TOKENS}")
+            raise ValueError(
+                f"the kind of packs is {shown(self.kind)}; it must be {BERT} or {TOKENS}"
+            )
         if not self.columns:
             object.__setattr__(self, "columns", _bert_columns(self.max_sequence_length, 1 << 16))
-        for name, uses in Counter([*_OWN_COLUMNS, *(column.name for column in self.columns)]).items():
+        for name, uses in Counter(
+            [*_OWN_COLUMNS, *(column.name for column in self.columns)]
+        ).items():
             if uses > 1:
-                raise ValueError(f"column {name}: the schema names it twice, or every pack has one of that name")
+                raise ValueError(
+                    f"column {name}: the schema names it twice, or every pack has one of that name"
+                )
         if self.kind == BERT:
             self._check_bert()
         elif not self.on(SLOT) or self.on(PREDICTION):
-            raise ValueError(f"packs of {TOKENS} need a column with a value for each slot, and none for masked tokens")
-        sizes = [self.width(column.axis) * np.dtype(column.dtype).itemsize for column in self.columns]
+            raise ValueError(
+                f"packs of {TOKENS} need a column with a value for each slot, and none for masked tokens"
+            )
+        sizes = [
+            self.width(column.axis) * np.dtype(column.dtype).itemsize for column in self.columns
+        ]
         if sum(sizes) + 8 * self.max_sequences_per_pack > _LARGEST_RECORD:
-            raise ValueError(f"a pack of these columns takes more than {_LARGEST_RECORD:,} bytes; make packs shorter")
+            raise ValueError(
+                f"a pack of these columns takes more than {_LARGEST_RECORD:,} bytes; make packs shorter"
+            )
 
     def _check_bert(self) -> None:
         """Raise ValueError unless the columns of BERT are there, with unsigned values."""
         columns = {column.name: column for column in self.columns}
         for needed in _bert_columns(self.max_sequence_length, 1 << 16):
             column = columns.get(needed.name)
-            if column is None or "i" in column.dtype or replace(column, dtype=needed.dtype) != needed:
+            if (
+                column is None
+                or "i" in column.dtype
+                or replace(column, dtype=needed.dtype) != needed
+            ):
                 raise ValueError(
                     f"packs of {BERT} need a column {needed.name} without negative values, one value for each "
                     f"{needed.axis}"
@@ -189,17 +220,25 @@ class PackSchema:
     def lengths_dtype(self) -> np.dtype:
         """The type of lengths, and counts of masked tokens, in a record."""
         depth = (self.max_sequences_per_pack,)
-        fields: List[Tuple[str, str, Tuple[int, ...]]] = [("lengths", smallest_type(self.max_sequence_length), depth)]
+        fields: List[Tuple[str, str, Tuple[int, ...]]] = [
+            ("lengths", smallest_type(self.max_sequence_length), depth)
+        ]
         if self.on(PREDICTION):
-            fields.append(("prediction_counts", smallest_type(self.max_predictions_per_pack), depth))
+            fields.append(
+                ("prediction_counts", smallest_type(self.max_predictions_per_pack), depth)
+            )
         return np.dtype(fields)
 
     @property
     def record_dtype(self) -> np.dtype:
         """The type of a pack's record; the widest fields come first, so that most values stay aligned."""
-        fields = [(column.name, column.dtype, (self.width(column.axis),)) for column in self.columns]
+        fields = [
+            (column.name, column.dtype, (self.width(column.axis),)) for column in self.columns
+        ]
         lengths = self.lengths_dtype
-        fields += [(name, lengths[name].base.str, lengths[name].shape) for name in lengths.names or ()]
+        fields += [
+            (name, lengths[name].base.str, lengths[name].shape) for name in lengths.names or ()
+        ]
         return np.dtype(sorted(fields, key=lambda field: -np.dtype(field[1]).itemsize))
 
     @property
@@ -207,7 +246,9 @@ class PackSchema:
         """The names of the arrays in a batch, in order."""
         stored = tuple(column.name for column in self.columns)
         if self.kind == BERT:
-            return FIELDS + tuple(name for name in stored if name not in FIELDS and name != "first_segment_lengths")
+            return FIELDS + tuple(
+                name for name in stored if name not in FIELDS and name != "first_segment_lengths"
+            )
         derived = ("input_mask", "positions")
         return tuple(name for name in stored if name not in derived) + derived
 
@@ -229,9 +270,17 @@ class PackSchema:
         fields = Fields.of(value, "schema", "make it with `to_json`")
         widths = [
             fields.integer(name, least=0, most=_LARGEST_WIDTH)
-            for name in ("max_sequence_length", "max_sequences_per_pack", "max_predictions_per_pack")
+            for name in (
+                "max_sequence_length",
+                "max_sequences_per_pack",
+                "max_predictions_per_pack",
+            )
         ]
-        multiple_of = fields.integer("multiple_of", least=2, most=_LARGEST_WIDTH) if "multiple_of" in fields else 1
+        multiple_of = (
+            fields.integer("multiple_of", least=2, most=_LARGEST_WIDTH)
+            if "multiple_of" in fields
+            else 1
+        )
         columns = []
         for column in fields.list_of("columns", Fields.object, longest=1000):
             name = column.text("name", most=200)
@@ -284,7 +333,9 @@ def _starts_in_rows(counts: np.ndarray) -> np.ndarray:
     return starts
 
 
-def assemble(schema: PackSchema, sequences: Sequences, pack: np.ndarray, slot: np.ndarray, packs: int) -> np.ndarray:
+def assemble(
+    schema: PackSchema, sequences: Sequences, pack: np.ndarray, slot: np.ndarray, packs: int
+) -> np.ndarray:
     """Put sequences into packs.
 
     Args:
@@ -327,8 +378,12 @@ def assemble(schema: PackSchema, sequences: Sequences, pack: np.ndarray, slot: n
     if schema.on(PREDICTION):
         counts = by_place(sequences.prediction_counts)
         records["prediction_counts"] = counts
-        masked_starts = starts_of_sequences(counts, schema.max_predictions_per_pack, "masked tokens")
-        ragged.append((PREDICTION, masked_starts, sequences.prediction_counts, sequences.predictions))
+        masked_starts = starts_of_sequences(
+            counts, schema.max_predictions_per_pack, "masked tokens"
+        )
+        ragged.append(
+            (PREDICTION, masked_starts, sequences.prediction_counts, sequences.predictions)
+        )
     for axis, starts_in_pack, sizes, columns in ragged:
         width = schema.width(axis)
         for column in schema.on(axis):
@@ -337,7 +392,9 @@ def assemble(schema: PackSchema, sequences: Sequences, pack: np.ndarray, slot: n
                 values = values + np.repeat(starts, sizes)
             rows = np.zeros(packs * width, dtype=column.dtype)
             targets = pack * width + starts_in_pack
-            ragged_copy(rows, targets, values.astype(column.dtype, copy=False), starts_of(sizes), sizes)
+            ragged_copy(
+                rows, targets, values.astype(column.dtype, copy=False), starts_of(sizes), sizes
+            )
             records[column.name] = rows.reshape(packs, width)
     for column in schema.on(SEQUENCE):
         values = sequences.scalars[column.name]
@@ -393,8 +450,12 @@ def decode(schema: PackSchema, records: np.ndarray) -> Dict[str, np.ndarray]:
     lengths = records["lengths"].astype(np.int64)
     taken = schema.taken(lengths)
     starts = _starts_in_rows(taken)
-    numbers = np.arange(1, schema.max_sequences_per_pack + 1)  # of the sequences in a pack; 0 is padding
-    rounding = [] if schema.multiple_of == 1 else [(0, taken - lengths)]  # padding after each sequence
+    numbers = np.arange(
+        1, schema.max_sequences_per_pack + 1
+    )  # of the sequences in a pack; 0 is padding
+    rounding = (
+        [] if schema.multiple_of == 1 else [(0, taken - lengths)]
+    )  # padding after each sequence
 
     def derive(name: str) -> np.ndarray:
         if name == "input_mask":
@@ -413,4 +474,7 @@ def decode(schema: PackSchema, records: np.ndarray) -> Dict[str, np.ndarray]:
         return (lengths > 0).astype(np.int32)  # next_sentence_weights
 
     stored = {column.name for column in schema.columns}
-    return {name: records[name].astype(np.int32) if name in stored else derive(name) for name in schema.fields}
+    return {
+        name: records[name].astype(np.int32) if name in stored else derive(name)
+        for name in schema.fields
+    }

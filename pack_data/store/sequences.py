@@ -48,7 +48,9 @@ def rounded_up(lengths: np.ndarray, multiple_of: int) -> np.ndarray:
 def check_multiple(slots: int, multiple_of: int) -> None:
     """Raise ValueError unless rows of `slots` slots can hold sequences rounded up to multiples."""
     if slots % multiple_of:
-        raise ValueError(f"max_sequence_length = {slots} is no multiple of {multiple_of} = multiple_of; choose another")
+        raise ValueError(
+            f"max_sequence_length = {slots} is no multiple of {multiple_of} = multiple_of; choose another"
+        )
 
 
 def ragged_index(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -84,7 +86,11 @@ def _windows(values: np.ndarray, length: int) -> np.ndarray:
 
 
 def ragged_copy(
-    target: np.ndarray, target_starts: np.ndarray, source: np.ndarray, starts: np.ndarray, lengths: np.ndarray
+    target: np.ndarray,
+    target_starts: np.ndarray,
+    source: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
 ) -> None:
     """Copy rows of these lengths, each from its start in one flat column to its start in another of the same type."""
     assert target.dtype == source.dtype, (target.dtype, source.dtype)
@@ -118,7 +124,10 @@ class Sequences:
 
     @classmethod
     def of_tokens(
-        cls, lengths: np.ndarray, tokens: Mapping[str, np.ndarray], scalars: Optional[Mapping[str, np.ndarray]] = None
+        cls,
+        lengths: np.ndarray,
+        tokens: Mapping[str, np.ndarray],
+        scalars: Optional[Mapping[str, np.ndarray]] = None,
     ) -> Sequences:
         """Return sequences of any integer columns of equal length, without masked tokens."""
         lengths = np.asarray(lengths)
@@ -139,8 +148,12 @@ class Sequences:
         return cls(
             lengths=np.array([len(example.input_ids) for example in examples], dtype=np.int64),
             tokens={"input_ids": flat_column("input_ids")},
-            prediction_counts=np.array([len(example.masked_lm_ids) for example in examples], dtype=np.int64),
-            predictions={name: flat_column(name) for name in ("masked_lm_positions", "masked_lm_ids")},
+            prediction_counts=np.array(
+                [len(example.masked_lm_ids) for example in examples], dtype=np.int64
+            ),
+            predictions={
+                name: flat_column(name) for name in ("masked_lm_positions", "masked_lm_ids")
+            },
             scalars={
                 "first_segment_lengths": column("first_segment_length"),
                 "next_sentence_labels": column("next_sentence_label"),
@@ -182,7 +195,9 @@ class Sequences:
         lengths = self.lengths[order]
         counts = self.prediction_counts[order]
 
-        def taken(columns: Mapping[str, np.ndarray], before: np.ndarray, after: np.ndarray) -> Dict[str, np.ndarray]:
+        def taken(
+            columns: Mapping[str, np.ndarray], before: np.ndarray, after: np.ndarray
+        ) -> Dict[str, np.ndarray]:
             copies = {}
             for name, values in columns.items():
                 copies[name] = np.empty(int(after.sum()), values.dtype)
@@ -199,7 +214,9 @@ class Sequences:
         """Return the blocks as one; all have the same columns, and there is at least one."""
 
         def joined(columns: Sequence[Mapping[str, np.ndarray]]) -> Dict[str, np.ndarray]:
-            return {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
+            return {
+                name: np.concatenate([column[name] for column in columns]) for name in columns[0]
+            }
 
         return Sequences(
             np.concatenate([block.lengths for block in blocks]),
@@ -227,7 +244,9 @@ def _weights(count: int, stream: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _weights_of(count: int, stream: int) -> np.ndarray:
-    numbers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(stream << 32)
+    numbers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(
+        stream << 32
+    )
     return _mixed(numbers) | np.uint64(1)
 
 
@@ -259,7 +278,9 @@ def digest(sequences: Sequences) -> int:
             # The sum of weight times value + 1, so that a value of 0 counts too.
             total += _sums_of_weights(len(weights), stream)[sizes]
             for length, rows in _rows_by_length(sizes):
-                table = _windows(values, length)[starts[rows]].view(values.dtype).reshape(-1, length)
+                table = (
+                    _windows(values, length)[starts[rows]].view(values.dtype).reshape(-1, length)
+                )
                 total[rows] += table.astype(np.uint64) @ weights[:length]
             _mixed(total)
     for name in sorted(sequences.scalars):

@@ -44,10 +44,14 @@ class Buffer:
         self.counts = np.zeros(S + 1, np.int64)  # up to the last `settle`
         self.sequences = 0
         self.tokens = 0
-        self.rests_until = np.zeros(S + 1, np.int64)  # number of the sequence with whose arrival a length is back
+        self.rests_until = np.zeros(
+            S + 1, np.int64
+        )  # number of the sequence with whose arrival a length is back
         self._queues: Dict[int, Deque[Waiting]] = {}
         self._arrived: List[int] = []
-        self._order: Deque[Tuple[int, int]] = deque()  # (number, length), oldest first; some have left
+        self._order: Deque[Tuple[int, int]] = (
+            deque()
+        )  # (number, length), oldest first; some have left
 
     def add(self, length: int, waiting: Waiting) -> None:
         """Add a sequence."""
@@ -82,7 +86,11 @@ class Buffer:
 
     def in_order(self) -> Iterator[Tuple[int, Waiting]]:
         """Yield length and sequence of all that wait, oldest first."""
-        everything = [(waiting.number, length, waiting) for length in self._queues for waiting in self._queues[length]]
+        everything = [
+            (waiting.number, length, waiting)
+            for length in self._queues
+            for waiting in self._queues[length]
+        ]
         for _, length, waiting in sorted(everything, key=lambda entry: entry[0]):
             yield length, waiting
 
@@ -122,10 +130,16 @@ class Round:
 
         self._none = len(self._length)  # stands for no length
         self._score = np.zeros(self._none + 1)
-        self._score[:-1] = prices.price[self._lengths] + ((stock - usual_stock) * gain)[group] - _HIDDEN
-        self._companions = prices.table(self._depth - 1)[self._S - self._lengths]  # value of the others beside a first
+        self._score[:-1] = (
+            prices.price[self._lengths] + ((stock - usual_stock) * gain)[group] - _HIDDEN
+        )
+        self._companions = prices.table(self._depth - 1)[
+            self._S - self._lengths
+        ]  # value of the others beside a first
         self._hidden = [True] * self._none
-        self._fits = np.full(self._S + 1, self._none, np.intp)  # the longest that fits into so many slots
+        self._fits = np.full(
+            self._S + 1, self._none, np.intp
+        )  # the longest that fits into so many slots
         awake = np.flatnonzero(buffer.rests_until[self._lengths] <= now)
         self._show_all(awake if len(awake) else np.arange(self._none))
 
@@ -218,7 +232,9 @@ class Round:
     def _pair(self, free: int, longest: int) -> Tuple[int, ...]:
         """Return the best two lengths for these slots, or one if no second one fits."""
         half = int(self._fits[free >> 1])
-        low = 0 if half == self._none else half  # the longer of the two takes at least half of their slots
+        low = (
+            0 if half == self._none else half
+        )  # the longer of the two takes at least half of their slots
         partners = self._fits[free - self._lengths[low : longest + 1]]
         scores = self._score[low : longest + 1] + self._score[partners]
         place = int(scores.argmax())

@@ -103,14 +103,20 @@ def _lower_bound(case: _Case, depth: Optional[int]) -> int:
     return prove(optimal.pack(histogram, max_sequences_per_pack=depth)).lower_bound
 
 
-def _measure(case: _Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]) -> _Measured:
+def _measure(
+    case: _Case, depth: Optional[int], bound: int, buffer: int, longest_wait: Optional[int]
+) -> _Measured:
     """Pack the stream by price, including what waits at its end."""
     lengths = case.lengths.tolist()
     stream = PackStream(
-        case.max_sequence_length, max_sequences_per_pack=depth, buffer_sequences=buffer, longest_wait=longest_wait
+        case.max_sequence_length,
+        max_sequences_per_pack=depth,
+        buffer_sequences=buffer,
+        longest_wait=longest_wait,
     )
     seconds, order = timed(
-        lambda: [example for pack in stream.packs(enumerate(lengths)) for example in pack.examples], time.process_time
+        lambda: [example for pack in stream.packs(enumerate(lengths)) for example in pack.examples],
+        time.process_time,
     )
     displacement = np.empty(len(order), np.int64)
     displacement[order] = np.arange(len(order))
@@ -138,7 +144,9 @@ def _measure_other(
 ) -> _Measured:
     """Count the packs of another way."""
     lengths = case.lengths.tolist()
-    seconds, number = timed(lambda: packs(lengths, case.max_sequence_length, depth, buffer), time.process_time)
+    seconds, number = timed(
+        lambda: packs(lengths, case.max_sequence_length, depth, buffer), time.process_time
+    )
     return _Measured(case.name, depth, way, buffer, number, bound, seconds)
 
 
@@ -169,7 +177,10 @@ def _print_row(measured: _Measured, sequences: int) -> None:
 
 
 def _print_cells(cells: List[str]) -> None:
-    print("\n".join(text_table([cells], left=(0, 2), widths=[width for _, width in _COLUMNS])), flush=True)
+    print(
+        "\n".join(text_table([cells], left=(0, 2), widths=[width for _, width in _COLUMNS])),
+        flush=True,
+    )
 
 
 _LEGEND = """
@@ -217,7 +228,10 @@ def _parser() -> ArgumentParser:
         help="length of the stream (default: sequences of the histogram; with --grid 1M)",
     )
     parser.add_argument(
-        "--max-sequences-per-pack", type=parse_depth, metavar="D", help="packing depth (default: unlimited)"
+        "--max-sequences-per-pack",
+        type=parse_depth,
+        metavar="D",
+        help="packing depth (default: unlimited)",
     )
     parser.add_argument(
         "--buffer",
@@ -227,11 +241,18 @@ def _parser() -> ArgumentParser:
         help="sequences that may wait (default 1024)",
     )
     parser.add_argument(
-        "--longest-wait", type=positive_int, metavar="W", help="packs a sequence may wait (default 4 B; at least B)"
+        "--longest-wait",
+        type=positive_int,
+        metavar="W",
+        help="packs a sequence may wait (default 4 B; at least B)",
     )
-    parser.add_argument("--seed", type=count_from_zero, default=0, help="seed of the order (default 0)")
+    parser.add_argument(
+        "--seed", type=count_from_zero, default=0, help="seed of the order (default 0)"
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw the gap against the buffer")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line instead of the table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object a line instead of the table"
+    )
     parser.rare("--synthetic", "--grid", "--longest-wait", "--seed")
     return parser
 
@@ -242,7 +263,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.plot:
         check_picture("--plot", args.plot, reads=[args.histogram])
     if args.grid and (args.synthetic or args.histogram != parser.get_default("histogram")):
-        raise ValueError("--grid has streams of its own; leave out --histogram and --synthetic, or leave out --grid")
+        raise ValueError(
+            "--grid has streams of its own; leave out --histogram and --synthetic, or leave out --grid"
+        )
     cases, depths = _cases(args)
 
     results: List[_Measured] = []

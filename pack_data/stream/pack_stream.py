@@ -31,7 +31,9 @@ _CLOSED_AT_ONCE = 32
 # some seconds, so the period is the larger of two numbers of sequences; the first programmes come earlier.
 _PERIOD_SEQUENCES = 1 << 17
 _PERIOD_BUFFERS = 128
-_PERIOD_GROWTH = 4  # the first programmes: each after this many times the sequences of the one before
+_PERIOD_GROWTH = (
+    4  # the first programmes: each after this many times the sequences of the one before
+)
 # Sequences that arrive between the start of a programme and the use of its prices. The number is fixed, so that the
 # packs do not depend on the machine's speed.
 _SEQUENCES_WHILE_SOLVING = 1 << 14
@@ -41,7 +43,9 @@ _SEQUENCES_WHILE_SOLVING = 1 << 14
 _BEHIND_PACKS = 1.0
 _BEHIND_PACKS_LIMITED_DEPTH = 4.0
 _BEHIND_SHARE = 1 / 2048
-_TURN_BUFFERS = 4  # buffers of sequences for which it then packs by best fit, doubled with every turn
+_TURN_BUFFERS = (
+    4  # buffers of sequences for which it then packs by best fit, doubled with every turn
+)
 
 _READ_AHEAD = 64  # items that the thread of a source with `flush_after` reads in advance
 
@@ -138,24 +142,34 @@ class PackStream:
             self.buffer_tokens = whole_number("buffer_tokens", buffer_tokens, least=S)
         self.longest_wait = 4 * self.buffer_sequences
         if longest_wait is not None:
-            self.longest_wait = whole_number("longest_wait", longest_wait, least=self.buffer_sequences)
+            self.longest_wait = whole_number(
+                "longest_wait", longest_wait, least=self.buffer_sequences
+            )
         self.ranks = whole_number("ranks", ranks, least=1)
         self.rank = whole_number("rank", rank, least=0, most=self.ranks - 1)
         if share != _SHARE:
-            raise ValueError(f"share is {shown(share)}; pass share={_SHARE!r}: each rank packs its share of them")
+            raise ValueError(
+                f"share is {shown(share)}; pass share={_SHARE!r}: each rank packs its share of them"
+            )
         seconds = Fields.of({"flush_after": flush_after}, "PackStream", "pass seconds or None")
         self.flush_after = seconds.optional("flush_after", Fields.number, least=1e-3, most=1e6)
 
         self._most_tokens = _MAX_TOKENS if self.buffer_tokens is None else self.buffer_tokens
         self._buffer = Buffer(S, self.max_sequences_per_pack)
         self._steps = steps_of(S)
-        self._learnt = np.zeros(int(self._steps[-1]) + 1)  # sequences seen, by step of the grid of lengths
+        self._learnt = np.zeros(
+            int(self._steps[-1]) + 1
+        )  # sequences seen, by step of the grid of lengths
         self._prices: Dict[int, Prices] = {}  # by scarcity of seats, computed when needed
-        self._from: Optional[Tuple[np.ndarray, np.ndarray]] = None  # counts and worth that the prices come from
+        self._from: Optional[Tuple[np.ndarray, np.ndarray]] = (
+            None  # counts and worth that the prices come from
+        )
         self._solving: Optional[_Solving] = None
         self._next = 0  # sequences that have arrived when the programme is solved next
         self._ready: Deque[Pack] = deque()  # closed packs that have not been handed out
-        self._beside = OpenRows(S, self.max_sequences_per_pack)  # online best fit of the lengths that arrive
+        self._beside = OpenRows(
+            S, self.max_sequences_per_pack
+        )  # online best fit of the lengths that arrive
         self._rows: Optional[OpenRows] = None  # what waits, while the stream packs by best fit
         self._turned = 0  # how often it turned to best fit
         self._until = 0  # sequences that have arrived when it may turn back
@@ -171,7 +185,9 @@ class PackStream:
         if histogram.max_sequence_length != S:
             histogram = histogram.with_max_sequence_length(S)
         if not histogram.sequences:
-            raise ValueError("histogram has no sequences; leave it out to learn the lengths from the stream")
+            raise ValueError(
+                "histogram has no sequences; leave it out to learn the lengths from the stream"
+            )
         counts = on_grid(histogram.rounded_up(self.multiple_of).counts)
         self._learnt = counts * min(1.0, self._period / histogram.sequences)
         self._take_up(self._learnt.copy(), solve(self._learnt, *self._limits))
@@ -252,7 +268,9 @@ class PackStream:
         else:
             self._close_rows(self._rows, coming)
 
-        allowed = _BEHIND_PACKS if self.max_sequences_per_pack is None else _BEHIND_PACKS_LIMITED_DEPTH
+        allowed = (
+            _BEHIND_PACKS if self.max_sequences_per_pack is None else _BEHIND_PACKS_LIMITED_DEPTH
+        )
         too_many = self._packs_behind() - allowed - _BEHIND_SHARE * self._waits.packs
         if self._rows is None and too_many > 0:
             self._turn_to_best_fit()
@@ -281,7 +299,11 @@ class PackStream:
 
     def _close_rows(self, rows: OpenRows, coming: int) -> None:
         buffer = self._buffer
-        while rows.full or buffer.sequences >= self.buffer_sequences or buffer.tokens + coming > self._most_tokens:
+        while (
+            rows.full
+            or buffer.sequences >= self.buffer_sequences
+            or buffer.tokens + coming > self._most_tokens
+        ):
             due = self._due()
             lengths = rows.close(due)
             np.subtract.at(buffer.counts, lengths, 1)
@@ -311,7 +333,10 @@ class PackStream:
         if depth is not None:
             needed.append((here.sequences / depth, there.sequences / depth))
         plain = min(packs_here - packs_there for packs_here, packs_there in needed)
-        with_long = min(max(packs_here, long_here) - max(packs_there, there.long) for packs_here, packs_there in needed)
+        with_long = min(
+            max(packs_here, long_here) - max(packs_there, there.long)
+            for packs_here, packs_there in needed
+        )
         return self._waits.packs - there.closed + max(plain, with_long)
 
     def _close_pack(self, lengths: List[int], forced: bool) -> None:
@@ -336,7 +361,9 @@ class PackStream:
         if not buffer.sequences:
             return
         self._note_arrived()
-        plan = optimal.pack(LengthHistogram(buffer.counts), max_sequences_per_pack=self.max_sequences_per_pack)
+        plan = optimal.pack(
+            LengthHistogram(buffer.counts), max_sequences_per_pack=self.max_sequences_per_pack
+        )
         rows = []
         for strategy, repeats in zip(plan.strategies, plan.repeats):
             for _ in range(repeats):
@@ -349,7 +376,9 @@ class PackStream:
         if self._rows is not None:
             self._rows = OpenRows(*self._limits)
         for row in sorted(rows, key=lambda row: row[0][0].number):
-            self._hand_over([length for _, length in row], [sequence for sequence, _ in row], forced=False)
+            self._hand_over(
+                [length for _, length in row], [sequence for sequence, _ in row], forced=False
+            )
 
     # ---- prices ------------------------------------------------------------------------------------------------------
 
@@ -376,7 +405,9 @@ class PackStream:
             self._take_up(self._learnt.copy(), solve(self._learnt, *self._limits))
             self._next = _PERIOD_GROWTH * self._arrived
         elif self._arrived >= self._next and self._solving is None:
-            self._solve(self._learnt.copy(), self._arrived + min(_SEQUENCES_WHILE_SOLVING, self._arrived))
+            self._solve(
+                self._learnt.copy(), self._arrived + min(_SEQUENCES_WHILE_SOLVING, self._arrived)
+            )
             if self._arrived < self._period:
                 self._next = min(_PERIOD_GROWTH * self._arrived, self._arrived + self._period)
             else:
@@ -427,7 +458,9 @@ class PackStream:
         self._note_arrived()
         buffer = self._buffer
         resting = np.flatnonzero(buffer.rests_until > self._arrived)
-        waiting = [[item.number, item.since, length, item.example] for length, item in buffer.in_order()]
+        waiting = [
+            [item.number, item.since, length, item.example] for length, item in buffer.in_order()
+        ]
         return {
             "format": _FORMAT,
             "options": self._options(),
@@ -440,7 +473,9 @@ class PackStream:
             "ready": [[pack.examples, pack.lengths] for pack in self._ready],
             "learnt": self._learnt.tolist(),
             "prices": None if self._from is None else [values.tolist() for values in self._from],
-            "solving": None if self._solving is None else [self._solving.counts.tolist(), self._solving.due],
+            "solving": None
+            if self._solving is None
+            else [self._solving.counts.tolist(), self._solving.due],
             "next": self._next,
             "beside": [self._beside.closed, self._beside.rows()],
             "rows": None if self._rows is None else self._rows.rows(),
@@ -460,12 +495,16 @@ class PackStream:
         buffer = self._read_buffer(fields)
         beside, rows = self._read_best_fit(fields, buffer)
         turned, until = fields.integers("turned", 2, least=0)
-        ready = fields.list_of("ready", lambda packs, index: Pack(*packs.list_of(index, Fields.any, length=2)))
+        ready = fields.list_of(
+            "ready", lambda packs, index: Pack(*packs.list_of(index, Fields.any, length=2))
+        )
         loaded = {
             "_taken": fields.integer("taken", least=0),
             "rounding": fields.integer("rounding", least=0),
             "_arrived": fields.integer("arrived", least=0),
-            "_waits": Waits(*(fields.object("waits").integer(name, least=0) for name in Waits._fields)),
+            "_waits": Waits(
+                *(fields.object("waits").integer(name, least=0) for name in Waits._fields)
+            ),
             "_buffer": buffer,
             "_ready": deque(ready),
             "_learnt": self._read_steps(fields, "learnt"),
@@ -491,9 +530,13 @@ class PackStream:
 
     def _read_steps(self, fields: Fields, key: Any) -> np.ndarray:
         """Read one value for each step of the grid of lengths, float64 [steps + 1]."""
-        return np.array(fields.list_of(key, Fields.number, length=len(self._learnt), least=0), np.float64)
+        return np.array(
+            fields.list_of(key, Fields.number, length=len(self._learnt), least=0), np.float64
+        )
 
-    def _read_programmes(self, fields: Fields) -> Tuple[Optional[Tuple[np.ndarray, np.ndarray]], Optional[_Solving]]:
+    def _read_programmes(
+        self, fields: Fields
+    ) -> Tuple[Optional[Tuple[np.ndarray, np.ndarray]], Optional[_Solving]]:
         """Read the counts and worth that prices come from, and the programme that was being solved."""
         known = None
         solving = None
@@ -505,7 +548,9 @@ class PackStream:
         if fields.any("solving") is not None:
             counts, due = fields.list_of(
                 "solving",
-                lambda pair, index: pair.integer(1, least=0) if index else self._read_steps(pair, 0),
+                lambda pair, index: (
+                    pair.integer(1, least=0) if index else self._read_steps(pair, 0)
+                ),
                 length=2,
             )
             if not counts.any():
@@ -523,7 +568,9 @@ class PackStream:
             return row.any(index) if index == 3 else row.integer(index, least=0)
 
         buffer = Buffer(S, self.max_sequences_per_pack)
-        waiting = fields.list_of("waiting", lambda rows, index: rows.list_of(index, column, length=4))
+        waiting = fields.list_of(
+            "waiting", lambda rows, index: rows.list_of(index, column, length=4)
+        )
         for number, since, length, example in waiting:
             buffer.add(length, Waiting(number, since, example))
         for length, until in fields.list_of("resting", Fields.integers, 2, least=0):
@@ -544,7 +591,9 @@ class PackStream:
         if fields.any("rows") is None:
             return beside, None
         rows = self._read_rows(fields, "rows")
-        if sorted(length for row in rows.rows() for length in row) != sorted(length for length, _ in buffer.in_order()):
+        if sorted(length for row in rows.rows() for length in row) != sorted(
+            length for length, _ in buffer.in_order()
+        ):
             raise fields.error("rows", "must hold the lengths that wait")
         return beside, rows
 
@@ -567,7 +616,9 @@ def items_and_stalls(source: Iterable[_T], seconds: Optional[float]) -> Iterator
         return
     items: queue.Queue = queue.Queue(_READ_AHEAD)
     abandoned = threading.Event()
-    threading.Thread(target=_read_into, args=(items, source, abandoned), name="stream source", daemon=True).start()
+    threading.Thread(
+        target=_read_into, args=(items, source, abandoned), name="stream source", daemon=True
+    ).start()
     try:
         while True:
             try:

@@ -73,7 +73,9 @@ def scarce_seats(sequences: int, tokens: int, S: int, depth: Optional[int]) -> i
     """Return how scarce seats are for these sequences, from 0 (free) to 4."""
     if depth is None or depth > MAX_SINGLE_DEPTH:
         return 0
-    needed = sequences * S / (tokens * depth)  # share of the seats of the packs that the tokens fill
+    needed = (
+        sequences * S / (tokens * depth)
+    )  # share of the seats of the packs that the tokens fill
     scarcity = int((needed - _FREE_SEATS) / _SCARCITY_STEP)
     return min(max(0, scarcity), len(_SEAT_SHARES) - 1)
 
@@ -94,13 +96,17 @@ def prices(
     grid = np.arange(steps + 1)
     seat_share = _SEAT_SHARES[scarce]
     plain = grid / steps
-    mixed = (1 - _PLAIN_SHARE - seat_share) * worth + _PLAIN_SHARE * plain + seat_share / (depth or 1)
+    mixed = (
+        (1 - _PLAIN_SHARE - seat_share) * worth + _PLAIN_SHARE * plain + seat_share / (depth or 1)
+    )
     known = np.flatnonzero(counts)
 
     unit = -(-S // _GRID)
     place = np.minimum(np.arange(S + 1) / unit, steps)  # of each length on the grid
     tables = [np.interp(place, grid, table) for table in _tables(mixed, known, depth)]
-    seen = np.append(0, known)  # nothing is worth nothing: below the shortest seen, prices go down to 0
+    seen = np.append(
+        0, known
+    )  # nothing is worth nothing: below the shortest seen, prices go down to 0
 
     groups = max(1, min(len(counts), waiting // _GROUP_SEQUENCES))
     total = counts.sum()

@@ -43,7 +43,9 @@ def _row_of(examples: Sequence[Mapping[str, Any]], multiple_of: int = 1) -> _Row
         if multiple_of > 1:
             parts[-1] = {**example, _LABELS: example.get(_LABELS, example[TOKENS])}
         if gap:
-            parts.append({column: [_IGNORED if column == _LABELS else 0] * gap for column in parts[-1]})
+            parts.append(
+                {column: [_IGNORED if column == _LABELS else 0] * gap for column in parts[-1]}
+            )
     row: _Row = {}
     for column in _common_columns(parts):
         row[column] = np.concatenate([np.asarray(part[column]) for part in parts]).tolist()
@@ -96,14 +98,20 @@ class PackRows:
             budget=self.budget,
             multiple_of=self.multiple_of,
         )
-        rows = [_row_of([pieces[number] for number in bin_], self.multiple_of) for bin_ in packed.bins]
+        rows = [
+            _row_of([pieces[number] for number in bin_], self.multiple_of) for bin_ in packed.bins
+        ]
         # A column that has as many values as tokens in some examples only, by chance, is not one of tokens.
         columns = _common_columns(rows) if rows else _COLUMNS
         return {column: [row[column] for row in rows] for column in columns}
 
 
 def packed_rows(
-    examples: Iterable[Mapping[str, Any]], max_sequence_length: int, *, longer: str = "raise", **options: Any
+    examples: Iterable[Mapping[str, Any]],
+    max_sequence_length: int,
+    *,
+    longer: str = "raise",
+    **options: Any,
 ) -> Iterator[_Row]:
     """Yield the rows of a stream of examples, with the columns of `PackRows`.
 

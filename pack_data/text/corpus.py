@@ -63,7 +63,9 @@ def documents(
     for path in source_files(source):
         suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED_SUFFIXES]
         # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
-        with open_unpacked(path) as file, io.TextIOWrapper(file, "utf-8", "surrogateescape") as handle:
+        with open_unpacked(path) as file, io.TextIOWrapper(
+            file, "utf-8", "surrogateescape"
+        ) as handle:
             if suffixes and suffixes[-1] in _JSON_SUFFIXES:
                 yield from _json_documents(path, handle, json_field, bad)
             else:
@@ -114,14 +116,18 @@ def _not_text(text: str) -> str:
     return ""
 
 
-def _json_documents(path: Path, handle: IO[str], json_field: str, bad: BadRecords) -> Iterator[Document]:
+def _json_documents(
+    path: Path, handle: IO[str], json_field: str, bad: BadRecords
+) -> Iterator[Document]:
     for origin, line in bad.short_lines(handle, str(path), ", or cut it into several documents"):
         try:
             text = _json_text(line, json_field)
         except ValueError as error:
             bad.add(origin, str(error))
             continue
-        yield from _cut(f"{path.name}:{origin.record}", (part for _, part in _lines(io.StringIO(text))))
+        yield from _cut(
+            f"{path.name}:{origin.record}", (part for _, part in _lines(io.StringIO(text)))
+        )
 
 
 def _json_text(line: str, json_field: str) -> str:
@@ -138,8 +144,12 @@ def _json_text(line: str, json_field: str) -> str:
         raise ValueError(f"not a JSON object a line ({error}); JSONL is needed") from None
     text = record.get(json_field) if isinstance(record, dict) else None
     if not isinstance(text, str):
-        known = ", ".join(sorted(record))[:200] if isinstance(record, dict) else type(record).__name__
-        raise ValueError(f"no text in field {json_field!r} (there is: {known}); name it with --json-field")
+        known = (
+            ", ".join(sorted(record))[:200] if isinstance(record, dict) else type(record).__name__
+        )
+        raise ValueError(
+            f"no text in field {json_field!r} (there is: {known}); name it with --json-field"
+        )
     problem = _not_text(text)
     if problem:
         raise ValueError(problem)
@@ -174,7 +184,9 @@ def _lines_of_text(path: Path, handle: IO[str]) -> Iterator[Tuple[int, str]]:
     yield from chain(head, lines)
 
 
-def _text_documents(path: Path, handle: IO[str], separator: str, bad: BadRecords) -> Iterator[Document]:
+def _text_documents(
+    path: Path, handle: IO[str], separator: str, bad: BadRecords
+) -> Iterator[Document]:
     def good_lines() -> Iterator[Tuple[int, str]]:
         for number, line in _lines_of_text(path, handle):
             problem = _not_text(line)
@@ -200,7 +212,9 @@ def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
         line = handle.readline(LONGEST_DOCUMENT)
         if not line:
             break
-        if line.endswith("\n") or len(line) < LONGEST_DOCUMENT:  # a whole line; the last may have no line end
+        if (
+            line.endswith("\n") or len(line) < LONGEST_DOCUMENT
+        ):  # a whole line; the last may have no line end
             yield number, (rest + line).strip()
             number, rest = number + 1, ""
             continue
@@ -309,9 +323,15 @@ def split_sentences(line: str) -> List[str]:
     """
     sentences, start = [], 0
     for match in _SENTENCE_END.finditer(line):
-        if match.group("gap") is not None and line[match.start() : match.start() + 2].rstrip() == ".":
+        if (
+            match.group("gap") is not None
+            and line[match.start() : match.start() + 2].rstrip() == "."
+        ):
             word = _LAST_WORD.search(line[max(start, match.start() - 20) : match.start()])
-            if word and (word.group().lower() in _ABBREVIATIONS or (len(word.group()) == 1 and word.group().isupper())):
+            if word and (
+                word.group().lower() in _ABBREVIATIONS
+                or (len(word.group()) == 1 and word.group().isupper())
+            ):
                 continue
         end = match.start("gap") if match.group("gap") is not None else match.start("none")
         sentences.append(line[start:end])
@@ -320,7 +340,9 @@ def split_sentences(line: str) -> List[str]:
     return [sentence for sentence in (item.strip() for item in sentences) if sentence]
 
 
-def content_digest(source: Union[str, Path], seen: Callable[[int], Any] = lambda count: None) -> List[Tuple[str, str]]:
+def content_digest(
+    source: Union[str, Path], seen: Callable[[int], Any] = lambda count: None
+) -> List[Tuple[str, str]]:
     """(name, sha256) of every file of a corpus; the embedded corpus counts as one file.
 
     seen: called with the number of bytes read since its last call.
@@ -328,6 +350,10 @@ def content_digest(source: Union[str, Path], seen: Callable[[int], Any] = lambda
     if str(source) == EMBEDDED:
         text = hashlib.sha256()
         for document in _embedded_documents():
-            text.update("\n".join((document.name, *document.lines, "")).encode("utf-8", "surrogatepass"))
+            text.update(
+                "\n".join((document.name, *document.lines, "")).encode("utf-8", "surrogatepass")
+            )
         return [(EMBEDDED, text.hexdigest())]
-    return [(relative_name(path, source), sha256_of(path, seen=seen)) for path in source_files(source)]
+    return [
+        (relative_name(path, source), sha256_of(path, seen=seen)) for path in source_files(source)
+    ]

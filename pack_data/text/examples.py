@@ -71,16 +71,22 @@ def tokenise(documents: Sequence[Document], vocabulary: AnyVocabulary) -> _Token
     ids, lengths = vocabulary.encode(sentences)
     owner = np.repeat(np.arange(len(counts)), counts)[lengths > 0]
     kept = np.bincount(owner, minlength=len(counts))
-    return _TokenisedDocuments(ids, np.cumsum(lengths[lengths > 0]).tolist(), np.cumsum(kept[kept > 0]).tolist())
+    return _TokenisedDocuments(
+        ids, np.cumsum(lengths[lengths > 0]).tolist(), np.cumsum(kept[kept > 0]).tolist()
+    )
 
 
-def masked_count(lengths: np.ndarray, max_predictions_per_sequence: int, masked_lm_probability: float) -> np.ndarray:
+def masked_count(
+    lengths: np.ndarray, max_predictions_per_sequence: int, masked_lm_probability: float
+) -> np.ndarray:
     """How many tokens the reference masks in sequences of these lengths, int64."""
     wanted = np.rint(np.asarray(lengths) * masked_lm_probability).astype(np.int64)
     return np.minimum(np.maximum(wanted, 1), max_predictions_per_sequence)
 
 
-def _segment_pairs(documents: _TokenisedDocuments, options: ExampleOptions, rng: random.Random) -> np.ndarray:
+def _segment_pairs(
+    documents: _TokenisedDocuments, options: ExampleOptions, rng: random.Random
+) -> np.ndarray:
     """One pass over the documents, int64 [examples, 5]: start and length of A and of B (in ids), label."""
     most = options.max_sequence_length - 3
     sentence_starts = [0] + documents.sentence_ends
@@ -108,14 +114,29 @@ def _segment_pairs(documents: _TokenisedDocuments, options: ExampleOptions, rng:
                 start = rng.randint(document_starts[other], document_starts[other + 1] - 1)
                 end = start + 1
                 while (
-                    end < document_starts[other + 1] and sentence_starts[end] - sentence_starts[start] < target - length
+                    end < document_starts[other + 1]
+                    and sentence_starts[end] - sentence_starts[start] < target - length
                 ):
                     end += 1
-                pairs.append((begin, length, sentence_starts[start], sentence_starts[end] - sentence_starts[start], 1))
+                pairs.append(
+                    (
+                        begin,
+                        length,
+                        sentence_starts[start],
+                        sentence_starts[end] - sentence_starts[start],
+                        1,
+                    )
+                )
                 first = sentence = cut
             else:
                 pairs.append(
-                    (begin, length, sentence_starts[cut], sentence_starts[sentence + 1] - sentence_starts[cut], 0)
+                    (
+                        begin,
+                        length,
+                        sentence_starts[cut],
+                        sentence_starts[sentence + 1] - sentence_starts[cut],
+                        0,
+                    )
                 )
                 first = sentence = sentence + 1
     return np.array(pairs, dtype=np.int64).reshape(-1, 5)
@@ -154,7 +175,8 @@ def _mask(
     bool [tokens]; these are masked with the word's first token, or not at all. Without any, every token is a word.
     """
     most = np.minimum(
-        masked_count(lengths, options.max_predictions_per_sequence, options.masked_lm_probability), lengths - 3
+        masked_count(lengths, options.max_predictions_per_sequence, options.masked_lm_probability),
+        lengths - 3,
     )
     keys, rows = rng.random(len(ids)), np.repeat(np.arange(len(lengths)), lengths)
     word = ~inside
@@ -188,13 +210,18 @@ def _fitting(sizes: np.ndarray, rows: np.ndarray, most: np.ndarray) -> np.ndarra
         before = np.concatenate([[0], total])[np.searchsorted(row, np.arange(len(room)))]
         fits = total <= (before + room)[row]
         taken.append(waiting[fits])
-        room = room - np.bincount(row[fits], weights=size[fits], minlength=len(room)).astype(np.int64)
+        room = room - np.bincount(row[fits], weights=size[fits], minlength=len(room)).astype(
+            np.int64
+        )
         waiting = waiting[~fits & (size <= room[row])]
     return np.concatenate(taken) if taken else waiting
 
 
 def make_examples(
-    documents: _TokenisedDocuments, vocabulary: AnyVocabulary, options: ExampleOptions, part: int = 0
+    documents: _TokenisedDocuments,
+    vocabulary: AnyVocabulary,
+    options: ExampleOptions,
+    part: int = 0,
 ) -> Sequences:
     """Make the examples of these documents: duplication_factor passes, each with new segments and a new masking.
 
@@ -205,9 +232,17 @@ def make_examples(
         if not documents.document_ends:
             break
         rng = np.random.default_rng([options.seed, part, repetition])
-        pairs = _segment_pairs(documents, options, random.Random(f"{options.seed} {part} {repetition}"))
+        pairs = _segment_pairs(
+            documents, options, random.Random(f"{options.seed} {part} {repetition}")
+        )
         passes.append(
-            _with_masks(documents, _trim(pairs, options.max_sequence_length - 3, rng), vocabulary, options, rng)
+            _with_masks(
+                documents,
+                _trim(pairs, options.max_sequence_length - 3, rng),
+                vocabulary,
+                options,
+                rng,
+            )
         )
     return Sequences.concatenate(passes) if passes else Sequences.from_examples([])
 

@@ -12,7 +12,19 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Dict,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 import numpy as np
 
@@ -29,7 +41,10 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _TRAINING_CHARACTERS = 32 << 20
 _LARGEST_ALPHABET = 1000
 _MOST_BYTES = 1 << 28
-_SPECIAL_IN_FILES = (("[CLS]", "[SEP]", "[MASK]"), ("<s>", "</s>", "<mask>"))  # first, separator, mask
+_SPECIAL_IN_FILES = (
+    ("[CLS]", "[SEP]", "[MASK]"),
+    ("<s>", "</s>", "<mask>"),
+)  # first, separator, mask
 
 
 class Special(NamedTuple):
@@ -140,11 +155,17 @@ def _untrained(model: Any, lower_case: bool) -> Tokenizer:
 def load_vocabulary(path: Union[str, Path], lower_case: bool = True) -> Vocabulary:
     """Read vocab.txt: one token per line, the id is the line's number from 0."""
     if not os.path.exists(path):
-        raise ValueError(f"{path}: no such vocabulary; give a vocab.txt, or leave it out to train one on the corpus")
+        raise ValueError(
+            f"{path}: no such vocabulary; give a vocab.txt, or leave it out to train one on the corpus"
+        )
     try:
-        text = read_regular(path, way_out="give a vocab.txt, one token a line", most_bytes=_MOST_BYTES).decode("utf-8")
+        text = read_regular(
+            path, way_out="give a vocab.txt, one token a line", most_bytes=_MOST_BYTES
+        ).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error.reason}); a vocab.txt has one token a line") from None
+        raise ValueError(
+            f"{path}: not UTF-8 text ({error.reason}); a vocab.txt has one token a line"
+        ) from None
     lines = text.split("\n")
     tokens = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     try:
@@ -153,7 +174,9 @@ def load_vocabulary(path: Union[str, Path], lower_case: bool = True) -> Vocabula
         raise ValueError(f"{path}: {error}") from None
 
 
-def train_vocabulary(documents: Iterable[Document], size: int, lower_case: bool = True) -> Vocabulary:
+def train_vocabulary(
+    documents: Iterable[Document], size: int, lower_case: bool = True
+) -> Vocabulary:
     """Trains a WordPiece vocabulary of at most `size` tokens; fewer where the text has no more.
 
     The same text gives the same vocabulary. The library's trainer alone does not do that: it numbers the characters in
@@ -173,7 +196,9 @@ def train_vocabulary(documents: Iterable[Document], size: int, lower_case: bool 
         room -= len(text)
         if room <= 0:
             break
-    known = [(-count, character) for character, count in characters.items() if not character.isspace()]
+    known = [
+        (-count, character) for character, count in characters.items() if not character.isspace()
+    ]
     alphabet = sorted(character for _, character in sorted(known)[:_LARGEST_ALPHABET])
     if not alphabet:
         raise ValueError("no text to train a vocabulary on; give a corpus with text in it")
@@ -184,10 +209,16 @@ def train_vocabulary(documents: Iterable[Document], size: int, lower_case: bool 
             f"take at least {len(fixed)}"
         )
     rare = {
-        ord(character): " " for character in characters if character not in set(alphabet) and not character.isspace()
+        ord(character): " "
+        for character in characters
+        if character not in set(alphabet) and not character.isspace()
     }
-    trainer = trainers.WordPieceTrainer(vocab_size=size, min_frequency=2, special_tokens=fixed, show_progress=False)
-    tokenizer.train_from_iterator((text.translate(rare) if rare else text for text in texts), trainer)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, min_frequency=2, special_tokens=fixed, show_progress=False
+    )
+    tokenizer.train_from_iterator(
+        (text.translate(rare) if rare else text for text in texts), trainer
+    )
     numbers = tokenizer.get_vocab()
     return Vocabulary(tuple(sorted(numbers, key=numbers.__getitem__)), lower_case)
 
@@ -239,7 +270,9 @@ class TokenizerFile(_Encoder):
     @cached_property
     def padding(self) -> Optional[int]:
         """The token that stands for padding, where there is one."""
-        return next((self._numbers[token] for token in ("[PAD]", "<pad>") if token in self._numbers), None)
+        return next(
+            (self._numbers[token] for token in ("[PAD]", "<pad>") if token in self._numbers), None
+        )
 
     @cached_property
     def unknown(self) -> Optional[int]:
@@ -264,7 +297,8 @@ class TokenizerFile(_Encoder):
         if (
             (tokenizer.truncation, tokenizer.padding) == (None, None)
             and (single.ids, single.type_ids) == (wanted[0], [0] * len(wanted[0]))
-            and (pair.ids, pair.type_ids) == (sum(wanted, []), [0] * len(wanted[0]) + [1] * len(wanted[1]))
+            and (pair.ids, pair.type_ids)
+            == (sum(wanted, []), [0] * len(wanted[0]) + [1] * len(wanted[1]))
         ):
             return self.text
         tokenizer.no_truncation()
@@ -281,14 +315,18 @@ class TokenizerFile(_Encoder):
     def continues(self) -> np.ndarray:
         """Whether a token goes on with the word before it, bool [ids].  ValueError where tokens do not say it."""
         model = self._fields.object("model").tree
-        prefix = model.get("continuing_subword_prefix") if model.get("type") == "WordPiece" else None
+        prefix = (
+            model.get("continuing_subword_prefix") if model.get("type") == "WordPiece" else None
+        )
         if not prefix:
             raise ValueError(
                 f"{self._name}: a {model.get('type', 'tokenizer')} model does not mark the pieces that continue a "
                 "word, so whole words cannot be masked; leave out --whole-word-masking"
             )
         found = np.zeros(len(self), bool)
-        found[[number for token, number in self._numbers.items() if token.startswith(prefix)]] = True
+        found[[number for token, number in self._numbers.items() if token.startswith(prefix)]] = (
+            True
+        )
         return found
 
 
@@ -305,7 +343,9 @@ def load_tokenizer(path: Union[str, Path]) -> TokenizerFile:
 
 def load_either(path: Union[str, Path], lower_case: bool = True) -> AnyVocabulary:
     """Read a tokenizer.json, or a vocab.txt under any other name."""
-    return load_tokenizer(path) if Path(path).suffix == ".json" else load_vocabulary(path, lower_case)
+    return (
+        load_tokenizer(path) if Path(path).suffix == ".json" else load_vocabulary(path, lower_case)
+    )
 
 
 def vocabulary_in(folder: Union[str, Path]) -> Path:

@@ -43,7 +43,9 @@ def block_rule(dtype: torch.dtype, model: ModelConfig, device: torch.device) -> 
     """
     if device.type != "cpu":
         return SDPA_BLOCKS
-    layer_products = 4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size  # of a slot
+    layer_products = (
+        4 * model.hidden_size**2 + 2 * model.hidden_size * model.intermediate_size
+    )  # of a slot
 
     def eager(tokens: int, dropout: float) -> bool:
         if dropout > 0.0:
@@ -75,12 +77,19 @@ class Attention(NamedTuple):
 
     kind: str  # "eager", "sdpa" or "varlen"
     kernel: bool = False  # varlen: one call of torch's kernel, else a block for each sequence
-    mask: bool = False  # varlen: or a mask over whole rows, for micro-batches in which it takes less time
+    mask: bool = (
+        False  # varlen: or a mask over whole rows, for micro-batches in which it takes less time
+    )
     note: str = ""  # why it is not the kernel, or the alternative
 
 
 def _without_kernel(
-    device: torch.device, dtype: torch.dtype, *, dropout: float, head_size: int, depth: Optional[int]
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    dropout: float,
+    head_size: int,
+    depth: Optional[int],
 ) -> str:
     """Return why torch's variable-length kernel (`torch.nn.attention.varlen`) cannot be used; empty if it can.
 
@@ -91,7 +100,9 @@ def _without_kernel(
     if version is None:
         return "CPUs have none"
     if version < AMPERE:
-        return f"needs compute capability {AMPERE[0]}.{AMPERE[1]}, this is {version[0]}.{version[1]}"
+        return (
+            f"needs compute capability {AMPERE[0]}.{AMPERE[1]}, this is {version[0]}.{version[1]}"
+        )
     if dtype not in (torch.float16, torch.bfloat16):
         return "half types only"
     if dropout > 0.0:

@@ -39,7 +39,9 @@ def find_device(engine: EngineConfig, processes: Processes = ONE) -> torch.devic
     if engine.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if engine.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("engine.device is cuda, but torch finds no CUDA device here: --set engine.device=cpu")
+        raise ValueError(
+            "engine.device is cuda, but torch finds no CUDA device here: --set engine.device=cpu"
+        )
     return torch.device(engine.device)
 
 
@@ -84,7 +86,9 @@ def refuse_precision(precision: str, device: torch.device) -> None:
         return
     version = capability(device)
     if version is None:
-        raise ValueError("engine.precision is tf32, which CPUs do not have; use float32 or bfloat16")
+        raise ValueError(
+            "engine.precision is tf32, which CPUs do not have; use float32 or bfloat16"
+        )
     raise ValueError(
         f"engine.precision is {precision}; {device_name(device)} has compute capability {version[0]}.{version[1]}, "
         f"{precision} needs {AMPERE[0]}.{AMPERE[1]}: --set engine.precision=float32"

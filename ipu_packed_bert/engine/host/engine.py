@@ -80,7 +80,9 @@ def _naming_compiler() -> Iterator[None]:
             raise
     else:
         return
-    raise ValueError(f"engine.compile is true, and torch does not compile here ({problem}): --set engine.compile=false")
+    raise ValueError(
+        f"engine.compile is true, and torch does not compile here ({problem}): --set engine.compile=false"
+    )
 
 
 def _naming_memory(method: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -144,23 +146,31 @@ class HostEngine(Engine):
         self._update = config.micro_batches_per_update(packing_factor)
         self._reduction = None
         if processes.size > 1:
-            self._reduction = _Reduction(self.model, self._program, self._device, compiled=config.engine.compile)
+            self._reduction = _Reduction(
+                self.model, self._program, self._device, compiled=config.engine.compile
+            )
         self._updates = 0  # made so far
 
     def _build(self) -> torch.nn.Module:
         config, task, attention = self._config, self.task, self.attention
         network = build_network(
-            task, config.run.seed, attention="sdpa" if attention.kind == "varlen" else attention.kind
+            task,
+            config.run.seed,
+            attention="sdpa" if attention.kind == "varlen" else attention.kind,
         )
         if attention.kind == "varlen":
-            rule = block_rule(arithmetic(config.engine.precision, self._device), task.model, self._device)
+            rule = block_rule(
+                arithmetic(config.engine.precision, self._device), task.model, self._device
+            )
             attend_within_sequences(
                 network,
                 sequences=task.max_sequences_per_pack or 0,  # which the kernel has
                 kernel=attention.kernel,
                 rule=rule if attention.mask else rule._replace(pays=SDPA_BLOCKS.pays),
             )
-        if config.engine.precision == "bfloat16" and isinstance(network.attention_mask, AttentionMask):
+        if config.engine.precision == "bfloat16" and isinstance(
+            network.attention_mask, AttentionMask
+        ):
             network.attention_mask.products = arithmetic(config.engine.precision, self._device)
         loss = getattr(network, "loss", None)
         if isinstance(loss, PretrainingLoss):
@@ -200,7 +210,9 @@ class HostEngine(Engine):
         """
         start = time.perf_counter()
         totals = self._accumulate(batch)
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        gradients = [
+            parameter.grad for parameter in self.model.parameters() if parameter.grad is not None
+        ]
         *sums, norm = torch.cat([totals, gradient_norm(gradients).to(totals).reshape(1)]).tolist()
         result = self._result(sums, batch, start)._replace(gradient_norm=norm)
         if result.finite:
@@ -217,7 +229,9 @@ class HostEngine(Engine):
     def gradients(self, batch: Batch, *, alone: bool = False, dropout: bool = False) -> Gradients:
         mask, update = self.model.attention_mask, self._update
         # The batch may have other micro-batches than an update has, as many in each process.
-        self._update = self.processes.size * micro_batches(self.task, batch, self._config.batch.micro_batch)
+        self._update = self.processes.size * micro_batches(
+            self.task, batch, self._config.batch.micro_batch
+        )
         if alone and isinstance(mask, AttentionMask):
             self.model.attention_mask = self._padding_mask
         try:
@@ -253,7 +267,11 @@ class HostEngine(Engine):
         return totals
 
     def _reduced(self, *, last: bool) -> ContextManager:
-        return contextlib.nullcontext() if self._reduction is None else self._reduction.after(last=last)
+        return (
+            contextlib.nullcontext()
+            if self._reduction is None
+            else self._reduction.after(last=last)
+        )
 
     def _forget_gradients(self) -> None:
         # Several processes keep them, as they are the memory in which they are added up.
@@ -289,14 +307,22 @@ class HostEngine(Engine):
         return torch.zeros(len(self.task.outputs), dtype=torch.float64, device=self._device)
 
     def _micro_batches(self, batch: Batch, fields: Tuple[str, ...]) -> Iterator[List[torch.Tensor]]:
-        return self._feed(cut([torch.from_numpy(batch[name]) for name in fields], self._config.batch.micro_batch))
+        return self._feed(
+            cut([torch.from_numpy(batch[name]) for name in fields], self._config.batch.micro_batch)
+        )
 
     def _result(self, totals: List[float], batch: Batch, start: float) -> StepResult:
         sums, counts = self._summed(totals, batch)
-        number = len(batch["input_ids"]) // self._config.batch.micro_batch if self._reduction is None else self._update
+        number = (
+            len(batch["input_ids"]) // self._config.batch.micro_batch
+            if self._reduction is None
+            else self._update
+        )
         means = self.task.means(sums, counts, dict.fromkeys(self.task.scales, number))
         # The mean of the losses that the gradients come from; rounded apart, its parts need not add up to it.
-        return StepResult({**means, "loss": sums["loss"] / number}, time.perf_counter() - start, counts=counts)
+        return StepResult(
+            {**means, "loss": sums["loss"] / number}, time.perf_counter() - start, counts=counts
+        )
 
     def _arithmetic(self) -> Any:
         return autocast(self._config.engine.precision, self._device)
@@ -309,9 +335,13 @@ class HostEngine(Engine):
 
         So nothing of it need be saved, and a run is the same in any number of processes.
         """
-        sequence = np.random.SeedSequence([self._config.run.seed, _DROPOUT, self._updates, micro_batch])
+        sequence = np.random.SeedSequence(
+            [self._config.run.seed, _DROPOUT, self._updates, micro_batch]
+        )
         seed = int(sequence.generate_state(1, np.uint64)[0])
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would change the generators of all GPUs
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed would change the generators of all GPUs
         if self._device.type == "cuda":
             with torch.cuda.device(self._device):
                 torch.cuda.manual_seed(seed)
@@ -324,7 +354,9 @@ class HostEngine(Engine):
 
     def weights(self) -> Dict[str, torch.Tensor]:
         weights = self.model.state_dict()
-        return {name: tensor.detach().to(device="cpu", copy=True) for name, tensor in weights.items()}
+        return {
+            name: tensor.detach().to(device="cpu", copy=True) for name, tensor in weights.items()
+        }
 
     def load_state(self, state: Dict[str, Any]) -> None:
         refuse_other_shapes("model state", state["model"], self.model.state_dict())
@@ -369,7 +401,14 @@ class _Reduction:
     the order of summation.
     """
 
-    def __init__(self, network: nn.Module, program: Callable[..., Any], device: torch.device, *, compiled: bool):
+    def __init__(
+        self,
+        network: nn.Module,
+        program: Callable[..., Any],
+        device: torch.device,
+        *,
+        compiled: bool,
+    ):
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if compiled:

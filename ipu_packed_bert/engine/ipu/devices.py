@@ -12,7 +12,9 @@ from ipu_packed_bert.settings.launch_lines import IPUS_OF_A_PROGRAM, instances_f
 
 try:
     import poptorch
-except AssertionError as error:  # on import, PopTorch asserts that torch is the version it was built with
+except (
+    AssertionError
+) as error:  # on import, PopTorch asserts that torch is the version it was built with
     raise ImportError(str(error)) from None
 
 _OLDEST = (3, 1)  # the names used here exist since PopTorch 3.1; they are checked against 3.4
@@ -41,12 +43,15 @@ def find_device(config: Config, *, simulated: bool = True) -> Optional[Device]:
         return _device_of_instance(config, instance)
     if config.engine.offline_export is not None:
         return Device(
-            "ipu", f"no device: compiles for {_ipus_of(config)} into {config.engine.offline_export}", offline=True
+            "ipu",
+            f"no device: compiles for {_ipus_of(config)} into {config.engine.offline_export}",
+            offline=True,
         )
     asked_by = _model_asked_by(config)
     if asked_by is not None:
         return Device(
-            "ipu_model", f"Poplar IPU Model, as asked for by {asked_by}: simulated, slow, without cycle counts"
+            "ipu_model",
+            f"Poplar IPU Model, as asked for by {asked_by}: simulated, slow, without cycle counts",
         )
     if poptorch.ipuHardwareIsAvailable(config.ipus):
         return Device("ipu", f"IPU hardware: {_ipus_of(config)}")
@@ -62,7 +67,11 @@ def _device_of_instance(config: Config, instance: Instance) -> Device:
     placement, number = config.placement, instance.instances
     if config.engine.offline_export is not None:
         file = instance.own(config.engine.offline_export)
-        return Device("ipu", f"no device: compiles for {_ipus_of(config)} in {number} instances, into {file}", True)
+        return Device(
+            "ipu",
+            f"no device: compiles for {_ipus_of(config)} in {number} instances, into {file}",
+            True,
+        )
     asked_by = _model_asked_by(config)
     if asked_by is not None:
         raise ValueError(
@@ -70,7 +79,9 @@ def _device_of_instance(config: Config, instance: Instance) -> Device:
             "one process: start it without poprun, or on IPUs"
         )
     own = instance.replicas * placement.ipus_per_replica
-    words = f"{own} IPU{'' if own == 1 else 's'} ({instance.replicas} x {placement.ipus_per_replica})"
+    words = (
+        f"{own} IPU{'' if own == 1 else 's'} ({instance.replicas} x {placement.ipus_per_replica})"
+    )
     if poptorch.ipuHardwareIsAvailable(own):
         return Device("ipu", f"IPU hardware: {_ipus_of(config)} in {number} instances of {words}")
     attached = _fewer_attached(own)
@@ -148,7 +159,9 @@ class _Inventory(NamedTuple):
 def inventory(config: Config) -> _Inventory:
     """Return the devices of this machine; raise ValueError in one of several instances that poprun started."""
     if find_instance(config).instances > 1:
-        raise ValueError(f"{config.path}: poprun started several instances; the check is one process, without poprun")
+        raise ValueError(
+            f"{config.path}: poprun started several instances; the check is one process, without poprun"
+        )
     wanted = config.ipus
     attached = wanted if poptorch.ipuHardwareIsAvailable(wanted) else _fewer_attached(wanted)
     architecture = int(poptorch.ipuHardwareVersion()) if attached else None

@@ -13,7 +13,14 @@ import torch
 from ipu_packed_bert.data.global_batches import Batch, GlobalBatches
 from ipu_packed_bert.engine.base import Engine, StepResult, micro_batches, saved_by
 from ipu_packed_bert.engine.ipu.devices import Device, poptorch, refuse_too_many
-from ipu_packed_bert.engine.ipu.executable import Facts, input_facts, note_of, program_facts, refuse_another, write_note
+from ipu_packed_bert.engine.ipu.executable import (
+    Facts,
+    input_facts,
+    note_of,
+    program_facts,
+    refuse_another,
+    write_note,
+)
 from ipu_packed_bert.engine.ipu.feed import BatchesAhead, Reader
 from ipu_packed_bert.engine.ipu.options import build_optimizer, evaluation_options, training_options
 from ipu_packed_bert.engine.ipu.poprun import find_instance
@@ -62,7 +69,13 @@ class IpuEngine(Engine):
     """
 
     def __init__(
-        self, config: Config, task: Task, device: Device, *, packing_factor: float, processes: Processes = ONE
+        self,
+        config: Config,
+        task: Task,
+        device: Device,
+        *,
+        packing_factor: float,
+        processes: Processes = ONE,
     ):
         check_for_ipus(config, packing_factor)
         if device.kind == "ipu_model" and config.placement.replicas > 1:
@@ -104,9 +117,13 @@ class IpuEngine(Engine):
             options=training_options(config, device, self.instance, accumulation=self.accumulation),
             optimizer=self._optimizer,
         )
-        self._inference: Dict[str, _Inference] = {}  # by "evaluation" and "prediction", once they were asked for
+        self._inference: Dict[
+            str, _Inference
+        ] = {}  # by "evaluation" and "prediction", once they were asked for
         self._updates = 0
-        self._waiting: Optional[Dict[str, Any]] = None  # optimiser state for a program not yet compiled
+        self._waiting: Optional[Dict[str, Any]] = (
+            None  # optimiser state for a program not yet compiled
+        )
         self._waiting_rng: Optional[List[int]] = None
         self._host_is_behind = False  # the device has weights that were not read back
 
@@ -171,7 +188,9 @@ class IpuEngine(Engine):
         self._host_is_behind = True
         self._weights_changed()
         counted = self.config.engine.log_cycles and self.device.kind == "ipu"
-        return self._result(outputs, batch, seconds, int(self._training.cycleCount()) if counted else None)
+        return self._result(
+            outputs, batch, seconds, int(self._training.cycleCount()) if counted else None
+        )
 
     def evaluate(self, batch: Batch) -> StepResult:
         outputs, seconds = self._infer("evaluation", batch)
@@ -183,7 +202,9 @@ class IpuEngine(Engine):
         outputs, _ = self._infer("prediction", batch, self.task.prediction_fields)
         return outputs.numpy()
 
-    def _infer(self, name: str, batch: Batch, fields: Optional[Tuple[str, ...]] = None) -> Tuple[Any, float]:
+    def _infer(
+        self, name: str, batch: Batch, fields: Optional[Tuple[str, ...]] = None
+    ) -> Tuple[Any, float]:
         """Return the outputs of the inference program of this name, without dropout, and the seconds of its call."""
         iterations = self._iterations(name, batch, fields)
         tensors = self._tensors(batch, iterations, fields)
@@ -200,7 +221,9 @@ class IpuEngine(Engine):
         try:
             program = self._inference.get(name)
             if program is None:
-                options = evaluation_options(self.config, self.device, self.instance, iterations=iterations, name=name)
+                options = evaluation_options(
+                    self.config, self.device, self.instance, iterations=iterations, name=name
+                )
                 model = self._program if name == "evaluation" else Predictions(self._network).eval()
                 program = self._inference[name] = _Inference(model, options, iterations)
             self._free_for(program)
@@ -226,7 +249,10 @@ class IpuEngine(Engine):
         # An instance that fails alone must not wait for the others on the device: it ends, which frees its IPUs.
         if self.processes.size > 1 and sys.exc_info()[0] is not None:
             return
-        for executor in (*(program.executor for program in self._inference.values()), self._training):
+        for executor in (
+            *(program.executor for program in self._inference.values()),
+            self._training,
+        ):
             if executor.isCompiled():
                 executor.destroy()
 
@@ -286,7 +312,10 @@ class IpuEngine(Engine):
         # One value a replica, or a scalar where there is one: sums over micro-batches either way.
         totals = [float(output.to(torch.float64).sum()) for output in outputs]
         sums, counts = self._summed(totals, batch)
-        scaled = {scale: float(batch[scale][0]) * counts[count] for scale, count in self.task.scales.items()}
+        scaled = {
+            scale: float(batch[scale][0]) * counts[count]
+            for scale, count in self.task.scales.items()
+        }
         return StepResult(self.task.means(sums, counts, scaled), seconds, cycles, counts=counts)
 
     # -- state --------------------------------------------------------------------------------------------------------
@@ -299,10 +328,18 @@ class IpuEngine(Engine):
             held = self._waiting or {moment: {} for moment in MOMENTS}
             state["optimizer"] = {"step": self._updates}
             for moment in MOMENTS:
-                found = {name: held[moment].get(name, torch.zeros_like(each)) for name, each in parameters.items()}
-                state["optimizer"][moment] = {name: tensor.clone() for name, tensor in found.items()}
+                found = {
+                    name: held[moment].get(name, torch.zeros_like(each))
+                    for name, each in parameters.items()
+                }
+                state["optimizer"][moment] = {
+                    name: tensor.clone() for name, tensor in found.items()
+                }
             return state
-        state["optimizer"] = {"step": self._updates, **moments(self._optimizer.state_dict()["ipu_state"], parameters)}
+        state["optimizer"] = {
+            "step": self._updates,
+            **moments(self._optimizer.state_dict()["ipu_state"], parameters),
+        }
         state["ipu_random"], state["ipu_random_of"] = random, torch.tensor(self.streams)
         return state
 
@@ -340,7 +377,9 @@ class IpuEngine(Engine):
         parameters = dict(self._network.named_parameters())
         refuse_other_shapes("model state", state["model"], parameters)
         for moment in MOMENTS:
-            refuse_other_shapes(f"optimizer state: {moment}", state["optimizer"][moment], parameters)
+            refuse_other_shapes(
+                f"optimizer state: {moment}", state["optimizer"][moment], parameters
+            )
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(state["model"][name])
@@ -348,7 +387,9 @@ class IpuEngine(Engine):
         self._updates = int(state["optimizer"]["step"])
         self._waiting = state["optimizer"]
         self._waiting_rng = None
-        if "ipu_random" in state and saved_by(state) == self.streams:  # else PopART refuses its size
+        if (
+            "ipu_random" in state and saved_by(state) == self.streams
+        ):  # else PopART refuses its size
             rows = state["ipu_random"].reshape(self.processes.size, -1)
             self._waiting_rng = rows[self.processes.rank].numpy().view(np.uint64).tolist()
         self._host_is_behind = False

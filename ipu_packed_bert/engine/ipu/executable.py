@@ -15,7 +15,13 @@ from pack_data.reading.fields import Fields, read_object
 from pack_data.reading.files import write_atomically
 
 _FORMAT = 1
-_SECTIONS = ("loss", "optimizer", "batch", "engine", "placement")  # that decide a program, beside the model
+_SECTIONS = (
+    "loss",
+    "optimizer",
+    "batch",
+    "engine",
+    "placement",
+)  # that decide a program, beside the model
 # Settings of the program's sections that are not in it: of the host, of where it runs and where its parts lie, or
 # values that are sent to the device with every update. What is not named here decides.
 _NOT_COMPILED = frozenset(
@@ -54,10 +60,17 @@ def program_facts(
     facts.update(task.program_facts)
     facts = {name: value for name, value in facts.items() if name not in _NOT_COMPILED}
     facts["engine.recompute_layers"] = config.engine.recomputes(ipus=True)
-    facts["engine.profile_directory"] = config.engine.profile_directory is not None  # wherever it is
+    facts["engine.profile_directory"] = (
+        config.engine.profile_directory is not None
+    )  # wherever it is
     if instance.instances > 1:
         facts["instance"] = f"{instance.rank} of {instance.instances}"
-    return {**facts, "accumulation": accumulation, "betas": list(betas), "replicas of a process": instance.replicas}
+    return {
+        **facts,
+        "accumulation": accumulation,
+        "betas": list(betas),
+        "replicas of a process": instance.replicas,
+    }
 
 
 def input_facts(batch: Batch) -> Facts:
@@ -77,14 +90,20 @@ def write_note(executable: str, facts: Facts) -> None:
 
 def refuse_another(executable: str, facts: Facts) -> None:
     """Raise ValueError, in one line, unless the executable is there, whole, and was compiled for what `facts` say."""
-    again = f"compile it again: --set engine.offline_export={executable} --set engine.executable=null"
+    again = (
+        f"compile it again: --set engine.offline_export={executable} --set engine.executable=null"
+    )
     note = read_object(note_of(executable), way_out=f"{again}, which writes this file too")
     if note.any("format") != _FORMAT:
         raise note.error("format", f"must be {_FORMAT}")
     if not Path(executable).is_file() or Path(executable).stat().st_size != note.any("bytes"):
-        raise ValueError(f"engine.executable {executable}: not there, or not the file that was written; {again}")
+        raise ValueError(
+            f"engine.executable {executable}: not there, or not the file that was written; {again}"
+        )
     compiled = note.object("compiled_for")
-    different = [name for name in facts if name not in compiled or compiled.any(name) != facts[name]]
+    different = [
+        name for name in facts if name not in compiled or compiled.any(name) != facts[name]
+    ]
     if different:
         name = different[0]
         more = f" ({len(different) - 1} more differ)" if len(different) > 1 else ""

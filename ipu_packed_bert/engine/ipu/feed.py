@@ -37,7 +37,9 @@ class Reader:
             raise SystemExit(1) from None
 
     def _tensors(self) -> Iterator[Tuple[torch.Tensor, ...]]:
-        with contextlib.closing(GlobalBatches(self.packs(), self.layout, share=self.share)) as batches:
+        with contextlib.closing(
+            GlobalBatches(self.packs(), self.layout, share=self.share)
+        ) as batches:
             batches.load_state(self.start)
             for batch in batches:
                 yield tuple(torch.from_numpy(batch[name]) for name in self.layout.fields)
@@ -83,7 +85,9 @@ class BatchesAhead:
                     )
                 )
             tensors = next(self._accessor)
-        except Exception as error:  # PopTorch raises its own error, or AssertionError, where the process has died
+        except (
+            Exception
+        ) as error:  # PopTorch raises its own error, or AssertionError, where the process has died
             raise self._died(error) from error
         batch = {name: tensor.numpy() for name, tensor in zip(batches.layout.fields, tensors)}
         self._batches.load_state({**self._batches.state(), **self._after()._asdict()})
@@ -106,7 +110,9 @@ class BatchesAhead:
         """Where the batch after the current one begins."""
         epoch, packs = self._batches.position
         packs += self._batches.packs_per_update
-        return Position(epoch + 1, 0) if packs >= len(self._batches.packs) else Position(epoch, packs)
+        return (
+            Position(epoch + 1, 0) if packs >= len(self._batches.packs) else Position(epoch, packs)
+        )
 
     def load_state(self, state: Dict[str, Any], *, same_batch: bool = True) -> None:
         self._stop()

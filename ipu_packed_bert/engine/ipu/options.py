@@ -17,7 +17,9 @@ from ipu_packed_bert.settings.schema import EPSILON, MAX_WEIGHT_NORM
 _TYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
-def _common_options(config: Config, device: Device, instance: Instance, *, name: str) -> poptorch.Options:
+def _common_options(
+    config: Config, device: Device, instance: Instance, *, name: str
+) -> poptorch.Options:
     """Return the options that training and evaluation share."""
     engine, placement = config.engine, config.placement
     if instance.distributed:
@@ -43,14 +45,18 @@ def _common_options(config: Config, device: Device, instance: Instance, *, name:
     elif engine.executable_cache is not None:
         options.enableExecutableCaching(engine.executable_cache)
     if device.kind == "ipu":
-        options._Popart.setEngineOptions({"opt.useAutoloader": "true", "target.syncReplicasIndependently": "true"})
+        options._Popart.setEngineOptions(
+            {"opt.useAutoloader": "true", "target.syncReplicasIndependently": "true"}
+        )
     if engine.profile_directory is not None:
         # After the engine options: these are set as a whole, and profiling adds its own to them.
         options.enableProfiling(instance.own(engine.profile_directory))
     return options
 
 
-def training_options(config: Config, device: Device, instance: Instance, *, accumulation: int) -> poptorch.Options:
+def training_options(
+    config: Config, device: Device, instance: Instance, *, accumulation: int
+) -> poptorch.Options:
     """Options of the training program: one update a call."""
     engine, placement = config.engine, config.placement
     options = _common_options(config, device, instance, name="training")
@@ -106,10 +112,14 @@ def evaluation_options(
     return options
 
 
-def build_optimizer(program: Program, config: Config, *, betas: Tuple[float, float]) -> torch.optim.Optimizer:
+def build_optimizer(
+    program: Program, config: Config, *, betas: Tuple[float, float]
+) -> torch.optim.Optimizer:
     """Build PopTorch's LAMB or AdamW with the common parameter groups; all constants but the rate are compiled in."""
     settings, engine = config.optimizer, config.engine
-    groups = parameter_groups(program.network.named_parameters(), weight_decay=settings.weight_decay)
+    groups = parameter_groups(
+        program.network.named_parameters(), weight_decay=settings.weight_decay
+    )
     shared = dict(
         lr=settings.learning_rate,
         betas=betas,
@@ -123,7 +133,10 @@ def build_optimizer(program: Program, config: Config, *, betas: Tuple[float, flo
         second_order_momentum_accum_type=torch.float32,
     )
     if settings.name == "adamw":
-        groups = [{name: value for name, value in group.items() if name != "max_weight_norm"} for group in groups]
+        groups = [
+            {name: value for name, value in group.items() if name != "max_weight_norm"}
+            for group in groups
+        ]
         optimizer = poptorch.optim.AdamW(groups, max_grad_norm=settings.max_gradient_norm, **shared)
     else:
         optimizer = poptorch.optim.LAMB(groups, max_weight_norm=MAX_WEIGHT_NORM, **shared)

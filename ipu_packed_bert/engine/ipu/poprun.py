@@ -64,7 +64,11 @@ def find_instance(config: Config) -> Instance:
     popdist = begun()
     if popdist is None:
         return Instance(0, 1, replicas, False)
-    total, own, instances = popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas(), popdist.getNumInstances()
+    total, own, instances = (
+        popdist.getNumTotalReplicas(),
+        popdist.getNumLocalReplicas(),
+        popdist.getNumInstances(),
+    )
     if total != replicas:
         raise ValueError(
             f"poprun has {total} replicas, placement.replicas is {replicas}; the loss of an update is normalised over"

@@ -27,7 +27,9 @@ def _weight_of(key: str, names: Iterable[str]) -> Tuple[str, Optional[str]]:
     return prefix, next((name for name in candidates if name in names), None)
 
 
-def moments(device: Dict[str, torch.Tensor], parameters: Dict[str, torch.Tensor]) -> Dict[str, Dict[str, torch.Tensor]]:
+def moments(
+    device: Dict[str, torch.Tensor], parameters: Dict[str, torch.Tensor]
+) -> Dict[str, Dict[str, torch.Tensor]]:
     """Convert the optimiser tensors of the device to {"exp_avg": {name: float32}, "exp_avg_sq": {name: float32}}."""
     found: Dict[str, Dict[str, torch.Tensor]] = {moment: {} for moment in _MOMENTS.values()}
     for key, tensor in device.items():
@@ -52,6 +54,8 @@ def fill(device: Dict[str, torch.Tensor], state: Dict[str, Any]) -> None:
         if name is None:
             continue
         if prefix in _MOMENTS:
-            device[key] = state[_MOMENTS[prefix]][name].to(tensor.dtype).reshape(tensor.shape).clone()
+            device[key] = (
+                state[_MOMENTS[prefix]][name].to(tensor.dtype).reshape(tensor.shape).clone()
+            )
         elif prefix == "Step":
             device[key] = torch.full_like(tensor, state["step"])
