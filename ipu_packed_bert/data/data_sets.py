@@ -21,7 +21,7 @@ from pack_data.building.options import stated
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.store.data_set import MANIFEST, Manifest, PackStore, StoredFile, read_manifest
 from pack_data.store.packs import BERT, PackSchema
-from pack_data.text.corpus import EMBEDDED, relative_name, source_files
+from pack_data.text.corpus import EMBEDDED, corpus_files
 
 # Settings under `data` that are options of a build too, and stand in a manifest.
 _BUILT_WITH = tuple(
@@ -403,7 +403,7 @@ def of_the_same_corpus(config: Config, manifest: Manifest) -> bool:
     if config.data.corpus == EMBEDDED:
         return made_from == [EMBEDDED]
     try:
-        files = source_files(config.data.corpus)
+        files = corpus_files(config.data.corpus)
     except (OSError, ValueError):
         return False
-    return made_from == sorted(relative_name(path, config.data.corpus) for path in files)
+    return made_from == sorted(files.names)

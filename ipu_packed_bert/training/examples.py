@@ -22,7 +22,7 @@ from ipu_packed_bert.tasks.examples import ExampleTask
 from ipu_packed_bert.tasks.inputs import Tokenizer
 from ipu_packed_bert.tasks.starting_weights import Start, find_start
 from ipu_packed_bert.training.prepared import Beginning, Begun, Prepared, engine_and_batches
-from pack_data.packing.packing import Packing
+from pack_data.packing.packing import Packing, of_at_most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,8 +170,8 @@ def _longer(config: Config, steps: int) -> str:
 def _print_packing(what: str, packing: Packing) -> None:
     print(
         f"packing   {what}: {packing.sequences:,} sequences in {packing.packs:,} rows of"
-        f" {packing.max_sequence_length} ({packing.algorithm}), {packing.packing_factor:.3f} in a row,"
-        f" {packing.efficiency:.1%} of the slots are tokens"
+        f" {packing.max_sequence_length} ({packing.algorithm}), {packing.efficiency:.1%} of the slots are tokens;"
+        f" factor {packing.packing_factor:.3f} {of_at_most(packing.theoretical_speedup)}"
     )
 
 

@@ -32,6 +32,7 @@ from ipu_packed_bert.training.prepared import (
     resume_command,
 )
 from ipu_packed_bert.training.run_folder import data_of
+from pack_data.packing.packing import of_at_most
 from pack_data.store.data_set import Manifest, PackStore
 
 # Of the sizes, those of the network alone; the data set may decide the others.
@@ -109,7 +110,7 @@ class PacksRun(Prepared):
             config, task, packs, held_out_packs, begun, factor=factor.value, same=same
         )
         _print_data(config, manifest, resumed=begin.checkpoint is not None)
-        _print_batch(config, factor, batches)
+        _print_batch(config, factor, manifest, batches)
         return cls(
             config=config,
             task=task,
@@ -189,11 +190,13 @@ def _print_data(config: Config, manifest: Manifest, *, resumed: bool) -> None:
         print(f"note      it was built with {', '.join(others)}{end}")
 
 
-def _print_batch(config: Config, factor: PackingFactor, batches: GlobalBatches) -> None:
+def _print_batch(
+    config: Config, factor: PackingFactor, manifest: Manifest, batches: GlobalBatches
+) -> None:
     accumulation, unpacked = config.accumulation(factor.value), config.batch.gradient_accumulation
     divided = "" if accumulation == unpacked else f" ({unpacked} / {factor.value:.3f}, rounded up)"
     sequences = config.expected_sequences_per_update(factor.value)
-    print(f"packing   factor {factor.value:.3f}, from {factor.source}")
+    print(f"packing   factor {factor.value:.3f} {of_at_most(factor.value / manifest.efficiency)}")
     print(
         f"batch     {batches.packs_per_update:,} packs, about {sequences:,.0f} sequences an update = micro-batch"
         f" {config.batch.micro_batch} x accumulation {accumulation}{divided} x replicas {config.placement.replicas};"

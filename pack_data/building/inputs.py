@@ -24,7 +24,6 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
-    Union,
 )
 
 from pack_data.building.held_out import split
@@ -47,12 +46,20 @@ from pack_data.cli.bad_records import BadRecords
 from pack_data.cli.command import progress_bar
 from pack_data.formats.detect import Source, integer_columns, open_source
 from pack_data.packing.histogram import LengthHistogram
-from pack_data.reading.fields import read_object, said_of
-from pack_data.reading.files import sha256_of, sync_folder, write_atomically
+from pack_data.reading.fields import Fields, read_object, said_of
+from pack_data.reading.files import COMPRESSED, sha256_of, sync_folder, write_atomically
 from pack_data.store.data_set import MANIFEST
 from pack_data.store.packs import BERT, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 from pack_data.store.sequences import Sequences
-from pack_data.text.corpus import EMBEDDED, Document, content_digest, documents, source_files
+from pack_data.text.copies import DocumentHashes
+from pack_data.text.corpus import (
+    EMBEDDED,
+    Corpus,
+    Document,
+    content_digest,
+    corpus_files,
+    documents,
+)
 from pack_data.text.vocabulary import TOKENIZER, load_either, train_vocabulary
 
 # Characters of text in one part: about 8 of the longest documents, thousands of ordinary ones.
@@ -70,6 +77,8 @@ _CHARACTERS_PER_TOKEN = 3.5
 _BYTES_PER_TOKEN = 5.5
 # Compressed text unpacks to about this many times its size.
 _COMPRESSION = 4
+# A smaller share of copies among the documents is not remarked on.
+_FEW_COPIES = 0.01
 # Columns of token ids, which all have one type.
 _ID_COLUMNS = ("input_ids", "masked_lm_ids")
 # Columns of BERT packs whose types follow from the shape of the pack.
@@ -190,6 +199,10 @@ class _BuildInput(abc.ABC):
         """Return the schema of the parts with the types that these parts, or packs of them, need."""
         return schema
 
+    def remarks(self) -> Iterator[str]:
+        """Yield lines for the user about what was read."""
+        return iter(())
+
 
 def open_input(options: BuildOptions, sides: Sequence[BuildSide]) -> _BuildInput:
     """Return the input that the options name."""
@@ -248,6 +261,21 @@ class _TextInput(_BuildInput):
         skipped = self._spread_text()["skipped"]
         return {"skipped": skipped} if skipped else {}
 
+    def remarks(self) -> Iterator[str]:
+        """Yield lines about files that are left out, the division of a book, and copies."""
+        options = self.options
+        if str(options.corpus) != EMBEDDED:
+            yield from corpus_files(options.corpus).remarks()
+        if self._separator != options.document_separator:
+            yield f"{options.corpus}: one file, which --held-out divides into documents at blank lines"
+        copies, count = self._spread_text()["copies"]
+        if copies and options.drop_copies:
+            yield f"left out: {copies:,} of {count:,} documents, copies (by hash) of others"
+        elif copies > _FEW_COPIES * count:
+            yield (
+                f"{100 * copies / count:.0f} % of the documents are copies (by hash); use --drop-copies to remove them"
+            )
+
     def _training_documents(self) -> Iterator[Document]:
         """Yield the documents part by part; each part is a fair sample of them."""
         for part in range(self._spread_text()["parts"][0]):
@@ -262,7 +290,26 @@ class _TextInput(_BuildInput):
         return {
             "parts": note.integers("parts", len(self.sides), least=1, most=1 << 24),
             "skipped": note.texts("skipped"),
+            # Absent if an earlier version wrote the note.
+            "copies": note.optional("copies", Fields.integers, 2, least=0, most=1 << 62) or [0, 0],
         }
+
+    @property
+    def _separator(self) -> str:
+        """The separator of documents in a text file: a single one of which a part is held out has blank lines."""
+        options = self.options
+        is_split = options.held_out and str(options.corpus) != EMBEDDED
+        if is_split and corpus_files(options.corpus).is_one_text:
+            return "blank-line"
+        return options.document_separator
+
+    def _documents(self, bad: BadRecords) -> Iterator[Document]:
+        return documents(
+            self.options.corpus,
+            json_field=self.options.json_field,
+            separator=self._separator,
+            bad=bad,
+        )
 
     def _write_text(self, note_file: Path) -> None:
         """Write every document to a part of its side drawn at random, then the note.
@@ -283,12 +330,14 @@ class _TextInput(_BuildInput):
         # The 0 is part of the seed since data sets could be appended to; without it their bytes would change.
         draws = [random.Random(f"{options.seed} documents 0") for _ in self.sides]
         bad = BadRecords(options.skip_bad, options.max_record_bytes)
-        corpus = documents(
-            options.corpus,
-            json_field=options.json_field,
-            separator=options.document_separator,
-            bad=bad,
-        )
+        hashes = DocumentHashes()
+        if options.drop_copies:
+            first_reading = BadRecords(options.skip_bad, options.max_record_bytes)
+            for _ in hashes.recorded(self._documents(first_reading)):
+                pass
+            corpus = hashes.without_copies(self._documents(bad))
+        else:
+            corpus = hashes.recorded(self._documents(bad))
         counts = [0] * len(paths)
         waiting: Dict[Path, List[str]] = {}
         waiting_characters = 0
@@ -308,9 +357,12 @@ class _TextInput(_BuildInput):
         if any(counts) and not all(counts):
             raise one_sided(options, self.sides[counts.index(0)], sum(counts))
         _append_lines(waiting)
-        write_json(
-            note_file, {"parts": list(map(len, paths)), "skipped": list(map(str, bad.found))}
-        )
+        note = {
+            "parts": list(map(len, paths)),
+            "skipped": list(map(str, bad.found)),
+            "copies": [hashes.copies, hashes.documents],
+        }
+        write_json(note_file, note)
 
 
 class _SourceTask(NamedTuple):
@@ -565,11 +617,11 @@ def _append_lines(waiting: Mapping[Path, Sequence[str]]) -> None:
             out.write("\n".join(lines) + "\n")
 
 
-def _characters(corpus: Union[str, Path]) -> float:
+def _characters(corpus: Corpus) -> float:
     """Estimate the characters of text to read."""
     if str(corpus) == EMBEDDED:
         return sum(len(line) for document in documents(corpus) for line in document.lines)
     return sum(
-        path.stat().st_size * (_COMPRESSION if path.suffix in (".gz", ".xz") else 1)
-        for path in source_files(corpus)
+        path.stat().st_size * (_COMPRESSION if path.suffix.lower() in COMPRESSED else 1)
+        for path in corpus_files(corpus).read
     )

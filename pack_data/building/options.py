@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
@@ -13,7 +14,7 @@ from pack_data.packing.histogram import PUBLISHED
 from pack_data.reading.fields import packing_depth, whole_number
 from pack_data.store.packs import default_predictions
 from pack_data.store.sequences import check_multiple
-from pack_data.text.corpus import EMBEDDED
+from pack_data.text.corpus import EMBEDDED, Corpus
 from pack_data.text.examples import ExampleOptions
 
 # Options that name files: the manifest has the sha256 of each file instead of its path.
@@ -21,11 +22,12 @@ _FILES = ("vocabulary", "tokenizer", "recipe")
 # Options that do not change the data set.
 _NOT_DECIDING = ("out", "overwrite", "workers", "on", "corpus", "source", *_FILES)
 # The manifest omits these options at these values, so that data sets built before the options existed keep their bytes.
-_OMITTED = {"held_out": 0.0, "whole_word_masking": False, "multiple_of": 1}
+_OMITTED = {"held_out": 0.0, "whole_word_masking": False, "multiple_of": 1, "drop_copies": False}
 # Options that say how one kind of input is read: field, and the option that names the input.
 _OF_INPUT = {
     "json_field": "--corpus",
     "document_separator": "--corpus",
+    "drop_copies": "--corpus",
     "source_format": "--from",
     "columns": "--from",
     "sequences": "--synthetic",
@@ -65,9 +67,11 @@ class BuildOptions:
     """One build. All but `out`, `overwrite`, `workers` and `on` decide the bytes of the data set."""
 
     out: Union[str, Path]
-    corpus: Union[str, Path] = _option(
+    corpus: Corpus = _option(
         EMBEDDED,
-        "text or JSONL (.gz, .xz), a file or a folder; 'embedded': the documentation inside this Python",
+        "text or JSONL, plain or compressed: files, directories or patterns; 'embedded': the documentation inside "
+        "this Python",
+        nargs="+",
         metavar="PATH|embedded",
     )
     vocabulary: Union[str, Path, None] = _file(
@@ -145,6 +149,12 @@ class BuildOptions:
         choices=("file", "blank-line"),
         rare=True,
     )
+    drop_copies: bool = _option(
+        False,
+        "leave out documents that are copies of others (by hash of their lines)",
+        action="store_true",
+        rare=True,
+    )
     synthetic: Optional[str] = _option(
         None,
         f"draw lengths from a published histogram ({', '.join(PUBLISHED)}), with random tokens",
@@ -204,6 +214,8 @@ class BuildOptions:
     )
 
     def __post_init__(self) -> None:
+        if not isinstance(self.corpus, (str, os.PathLike)) and len(self.corpus) == 1:
+            object.__setattr__(self, "corpus", self.corpus[0])
         self._check_numbers()
         check_multiple(self.max_sequence_length, self.multiple_of)
         if not 0 <= self.held_out < 1:

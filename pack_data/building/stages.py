@@ -149,7 +149,8 @@ class Stages:
         return self.commit()
 
     def _remarks(self, packing: Packing) -> Iterator[str]:
-        """Yield a line for a vocabulary that does not fit the text and for a depth that needs many more rows."""
+        """Yield lines about the input, a vocabulary that does not fit it, and a depth that needs many more rows."""
+        yield from self.input.remarks()
         of_parts = [
             note["unknown"] for side in self.sides for note in side.notes if "unknown" in note
         ]

@@ -42,6 +42,8 @@ _ACCOUNTING = (
 )
 _MOST_SLOTS = 1 << 62  # of all packs; they are counted in int64
 _BAR_CELLS = 30  # characters of the bar that shows the efficiency
+# Below this largest possible packing factor, packing shortens an epoch by less than a tenth.
+_LITTLE_GAIN = 1.1
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,7 @@ class Packing:
             (
                 "packing factor",
                 f"{self.packing_factor:.3f}",
-                f"of at most {self.theoretical_speedup:.3f}",
+                of_at_most(self.theoretical_speedup),
             ),
         ]
         if self.lower_bound is not None:
@@ -393,3 +395,9 @@ def statement(packing: Packing) -> str:
         f"sequences are worth {float(proof.worth):,.3f}, so at least {proof.lower_bound:,} packs are needed; "
         f"this recipe makes {packing.packs:,}: {verdict}"
     )
+
+
+def of_at_most(largest_factor: float) -> str:
+    """Return the largest possible packing factor in words, with a remark if packing gains little."""
+    remark = ": rows are nearly full without packing" if largest_factor < _LITTLE_GAIN else ""
+    return f"of at most {largest_factor:.3f}{remark}"

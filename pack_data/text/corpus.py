@@ -1,4 +1,4 @@
-"""Where documents come from: files and folders of text or JSONL, plain or compressed, or Python's own documentation.
+"""Documents of files and directories of text or JSONL, plain or compressed, or of Python's own documentation.
 
 One document is in memory at a time, and one of more than a million characters is split into several, so that memory
 does not grow with the corpus. A line that cannot be read is an error that names file and line; or it is left out and
@@ -8,6 +8,8 @@ counted (`BadRecords`).
 from __future__ import annotations
 
 import ast
+import codecs
+import glob
 import hashlib
 import inspect
 import io
@@ -16,22 +18,70 @@ import os
 import re
 import sysconfig
 import warnings
+from collections import Counter
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, groupby
 from pathlib import Path
-from typing import IO, Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import (
+    IO,
+    Any,
+    Callable,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.reading.files import open_unpacked, sha256_of
+from pack_data.cli.command import counted
+from pack_data.reading.files import COMPRESSED, open_regular, open_unpacked, sha256_of
 from pack_data.reading.npy import refuse_sequences
+from pack_data.store.data_set import MANIFEST
 
 EMBEDDED = "embedded"
 # A document of more characters continues as another document, and a line of more as another line.
 LONGEST_DOCUMENT = 1 << 20
-_FIRST = 3  # lines of a text that are looked at: are they JSON?
+# Lines at the beginning of a text that are tried as JSON.
+_LINES_FOR_DETECTION = 3
+# Bytes at the beginning of a file that show another encoding or a data format.
+_HEAD_BYTES = 4096
 
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
-_COMPRESSED_SUFFIXES = (".gz", ".xz")
+# Files of a directory that are read; a number as in part.0001 is no suffix.
+_TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".rst")
+_TABLE_SUFFIXES = (".csv", ".tsv")
+_AS_JSONL = 'write JSONL, a text a line as {"text": ...}'
+# UTF-32 first: its mark begins with that of UTF-16.
+_ENCODINGS = (
+    (codecs.BOM_UTF32_LE, "UTF-32"),
+    (codecs.BOM_UTF32_BE, "UTF-32"),
+    (codecs.BOM_UTF16_LE, "UTF-16"),
+    (codecs.BOM_UTF16_BE, "UTF-16"),
+)
+_AS_SEQUENCES = "pass sequences of tokens with --from"
+_EXTRACTED = "extract its text, or move it out of the corpus"
+# The first bytes of formats that are no text, in lower case.
+_DATA_FORMATS = (
+    (b"par1", "Parquet", _AS_SEQUENCES),
+    (b"arrow1", "Arrow", _AS_SEQUENCES),
+    (b"\xff\xff\xff\xff", "Arrow", _AS_SEQUENCES),
+    (b"\x89hdf\r\n", "HDF5", _AS_SEQUENCES),
+    (b"%pdf-", "PDF", _EXTRACTED),
+    (b"<!doctype html", "HTML", _EXTRACTED),
+    (b"<html", "HTML", _EXTRACTED),
+    (b"<?xml", "XML", _EXTRACTED),
+    (b"<mediawiki", "XML", _EXTRACTED),
+    (b"{\\rtf", "RTF", _EXTRACTED),
+    (b"pk\x03\x04", "ZIP", "unpack it"),
+)
+
+# A file, a directory, a pattern, or several of these.
+Corpus = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
 
 
 class Document(NamedTuple):
@@ -43,76 +93,197 @@ class Document(NamedTuple):
 
 
 def documents(
-    source: Union[str, Path],
+    source: Corpus,
     *,
     json_field: str = "text",
     separator: str = "file",
     bad: Optional[BadRecords] = None,
 ) -> Iterator[Document]:
-    """Yield the documents of a file, a directory (all files below it, sorted by path) or the `embedded` corpus.
+    """Yield the documents of the files of a corpus (`corpus_files`), or of the `embedded` corpus.
 
-    JSONL (.json, .jsonl, .ndjson): each line is an object with a text in `json_field`. Any other file is UTF-8 text;
-    each line is a paragraph or a sentence. separator: a document is a file ("file"), or what stands between blank lines
-    ("blank-line", the input format of BERT's reference code). bad: how many lines may be left out; one more that cannot
-    be read is a ValueError.
+    JSONL (.json, .jsonl, .ndjson, or lines of JSON under any name): each line is an object with a text in `json_field`.
+    Any other file is UTF-8 text; each line is a paragraph or a sentence.
+
+    Args:
+        source: the corpus.
+        json_field: the field of JSONL that holds the text.
+        separator: "file" if a text file is a document, "blank-line" if blank lines separate its documents, as in the
+            input of BERT's reference code.
+        bad: counts the lines that are left out.
+
+    Raises:
+        ValueError: a file or a line cannot be read as text, and `bad` allows no more such lines.
     """
     if str(source) == EMBEDDED:
         yield from _embedded_documents()
         return
     bad = BadRecords() if bad is None else bad
-    for path in source_files(source):
-        suffixes = [suffix for suffix in path.suffixes if suffix not in _COMPRESSED_SUFFIXES]
-        # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
-        with open_unpacked(path) as file, io.TextIOWrapper(
-            file, "utf-8", "surrogateescape"
-        ) as handle:
-            if suffixes and suffixes[-1] in _JSON_SUFFIXES:
+    for path in corpus_files(source).read:
+        with _opened(path) as handle:
+            lines = _lines(handle)
+            head: List[Tuple[int, str]] = []
+            is_json = _suffix(path) in _JSON_SUFFIXES
+            if not is_json:
+                head = _first_lines(lines)
+                texts = [line for _, line in head if line]
+                is_json = bool(texts) and all(map(_is_json_object, texts))
+            if not is_json:
+                yield from _text_documents(path, chain(head, lines), separator, bad)
+        if is_json:
+            with _opened(path) as handle:
                 yield from _json_documents(path, handle, json_field, bad)
-            else:
-                yield from _text_documents(path, handle, separator, bad)
 
 
-def source_files(source: Union[str, Path]) -> List[Path]:
-    """Return the files of a corpus in a fixed order, without hidden ones (name starts with a dot)."""
-    path = Path(source)
-    if path.is_file():
-        if path.suffix == ".npy":
-            refuse_sequences(path)
-        if {".csv", ".tsv"} & {*path.suffixes}:
-            raise ValueError(
-                f'{path}: a table, which would be read as plain text; write JSONL, a text a line as {{"text": ...}}'
+class CorpusFiles(NamedTuple):
+    """The files of a corpus, in a fixed order.
+
+    read: the files with text. names: a name of each that does not depend on the place of the corpus. left_out: the
+    files of its directories with other suffixes than those of texts.
+    """
+
+    read: List[Path]
+    names: List[str]
+    left_out: List[Path]
+
+    @property
+    def is_one_text(self) -> bool:
+        """Whether the corpus is a single file of text, such as a book."""
+        return len(self.read) == 1 and _suffix(self.read[0]) not in _JSON_SUFFIXES
+
+    def remarks(self) -> Iterator[str]:
+        """Yield a line about the files that are left out, if there are any."""
+        if self.left_out:
+            suffixes = Counter(map(_suffix, self.left_out)).most_common()
+            listed = ", ".join(f"{suffix} {count:,}" for suffix, count in suffixes)[:200]
+            yield (
+                f"left out of the corpus: {counted(len(self.left_out), 'file')} with other suffixes than text "
+                f"({listed}); name them to read them, as in --corpus 'DIR/*{suffixes[0][0]}'"
             )
-        return [path]
-    if not path.is_dir():
-        raise ValueError(
-            f"{source}: no such file or folder; give a text or JSONL file, a folder of them, or '{EMBEDDED}'"
-        )
-    files = sorted(
-        item
-        for item in path.rglob("*")
-        if item.is_file() and not any(part.startswith(".") for part in item.relative_to(path).parts)
-    )
-    if not files:
-        raise ValueError(f"{source}: the folder holds no files; a corpus needs at least one")
+
+
+def corpus_files(source: Corpus) -> CorpusFiles:
+    """Return the files of a corpus.
+
+    All files below a directory belong to it, except hidden ones, whose names start with a dot.
+
+    Args:
+        source: a file, a directory, a pattern such as `wiki/*.txt`, or several of these.
+
+    Raises:
+        ValueError: there is no such file, a directory holds no text, or it holds data of another format.
+    """
+    sources = [source] if isinstance(source, (str, os.PathLike)) else source
+    read: List[Path] = []
+    left_out: List[Path] = []
+    roots: List[str] = []
+    for path in chain.from_iterable(map(_matching, sources)):
+        roots.append(os.path.abspath(path if path.is_dir() else path.parent))
+        if not path.is_dir():
+            if not path.exists():
+                raise ValueError(
+                    f"{path}: no such file or directory; pass texts, JSONL, a directory of them, or '{EMBEDDED}'"
+                )
+            _refuse_table(path)
+            read.append(path)
+            continue
+        if (path / MANIFEST).is_file():
+            raise ValueError(f"{path}: a packed data set; pass it with --from, or texts")
+        for file in _visible_files(path):
+            if _suffix(file) in (*_TEXT_SUFFIXES, *_JSON_SUFFIXES):
+                read.append(file)
+            else:
+                _refuse_table(file)
+                with open_regular(file) as content:
+                    _check_head(file, content.read(_HEAD_BYTES))
+                left_out.append(file)
+    root = os.path.commonpath(roots) if roots else ""
+    names = [Path(os.path.relpath(os.path.abspath(path), root)).as_posix() for path in read]
+    files = CorpusFiles(read, names, left_out)
+    if not read:
+        raise ValueError(f"{source}: the directory holds no text file; " + "".join(files.remarks()))
     return files
 
 
-def relative_name(path: Path, source: Union[str, Path]) -> str:
-    """Return a name of a corpus file that does not depend on the place of the corpus."""
-    return path.name if path == Path(source) else path.relative_to(source).as_posix()
+def _matching(source: Union[str, os.PathLike[str]]) -> List[Path]:
+    """Return the paths that match a pattern, or the path itself."""
+    name = os.fspath(source)
+    matches = [] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))
+    return [Path(path) for path in matches or [name]]
+
+
+def _visible_files(folder: Path) -> List[Path]:
+    files = []
+    for path in folder.rglob("*"):
+        parts = path.relative_to(folder).parts
+        if path.is_file() and not any(part.startswith(".") for part in parts):
+            files.append(path)
+    return sorted(files)
+
+
+def _suffix(path: Path) -> str:
+    """Return the suffix in lower case, without that of a compressed file."""
+    name, suffix = os.path.splitext(path.name.lower())
+    if suffix in COMPRESSED:
+        suffix = os.path.splitext(name)[1]
+    return "" if suffix[1:].isdecimal() else suffix
+
+
+def _refuse_table(path: Path) -> None:
+    if _suffix(path) in _TABLE_SUFFIXES:
+        raise ValueError(f"{path}: a table, which is not read as text; {_AS_JSONL}")
+
+
+def _check_head(path: Path, head: bytes) -> None:
+    """Raise ValueError if the first bytes of a file are those of another encoding or of a data format."""
+    if head.startswith(b"\x93NUMPY"):
+        refuse_sequences(path)
+    beginning = head.lstrip(codecs.BOM_UTF8 + b" \t\r\n").lower()
+    for first_bytes, kind, way_out in _DATA_FORMATS:
+        if beginning.startswith(first_bytes):
+            raise ValueError(f"{path}: {kind}, which is not read as text; {way_out}")
+    for mark, encoding in _ENCODINGS:
+        if head.startswith(mark):
+            raise ValueError(_in_another_encoding(path, encoding))
+    # Texts have no zero bytes; half of the bytes of an English text in UTF-16 are zero.
+    if head.count(0) > len(head) // 4:
+        raise ValueError(_in_another_encoding(path, "UTF-16"))
+
+
+def _in_another_encoding(path: Path, encoding: str) -> str:
+    return f"{path}: {encoding}, not UTF-8 text; convert it: iconv -f {encoding} -t UTF-8"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
+    """Open a text file. ValueError if it is in another encoding or of a data format."""
+    with open_unpacked(path) as file:
+        buffered: Any = file
+        _check_head(path, buffered.peek(_HEAD_BYTES)[:_HEAD_BYTES])
+        # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
+        with io.TextIOWrapper(buffered, "utf-8-sig", "surrogateescape") as handle:
+            yield handle
 
 
 def _not_text(text: str) -> str:
-    """Why a text cannot be used; "" where it can."""
+    """Return the reason why a text cannot be used, "" if it can."""
     if text.isascii():
         return ""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        if 0xDC80 <= code <= 0xDCFF:
-            return f"not UTF-8 text (byte 0x{code - 0xDC00:02x}); convert the file or take it out of the corpus"
-        return f"the text holds \\u{code:04x}, half of a surrogate pair, which is no character"
+        if not 0xDC80 <= code <= 0xDCFF:
+            return f"the text holds \\u{code:04x}, half of a surrogate pair, which is no character"
+        byte = code - 0xDC00
+        offset = len(text[: error.start].encode())
+        encoding = "Latin-1" if byte >= 0xA0 else "Windows-1252"
+        following = text[error.start + 1 : error.start + 2]
+        if "\udc80" <= following <= "\udcff":
+            encoding = "another encoding of many bytes a character, such as GB18030"
+        return (
+            f"not UTF-8 text (byte 0x{byte:02x} at offset {offset} of the line; {encoding}?); "
+            "convert the file with iconv or take it out of the corpus"
+        )
     return ""
 
 
@@ -165,30 +336,23 @@ def _is_json_object(line: str) -> bool:
         return False
 
 
-def _lines_of_text(path: Path, handle: IO[str]) -> Iterator[Tuple[int, str]]:
-    """As `_lines`.  ValueError where the first lines are JSON objects, whose braces and names are no text."""
-    lines = _lines(handle)
+def _first_lines(lines: Iterator[Tuple[int, str]]) -> List[Tuple[int, str]]:
+    """Take lines up to the third that is not blank."""
     head: List[Tuple[int, str]] = []
-    first: List[str] = []
+    texts = 0
     for number, line in lines:
         head.append((number, line))
-        if line:
-            first.append(line)
-        if len(first) == _FIRST:
+        texts += bool(line)
+        if texts == _LINES_FOR_DETECTION:
             break
-    if first and all(map(_is_json_object, first)):
-        raise ValueError(
-            f"{path}: its lines are JSON objects, but its name says text; let the name end in .jsonl (or .jsonl.gz), "
-            "or, if it is to be read as text, begin it with a line of text"
-        )
-    yield from chain(head, lines)
+    return head
 
 
 def _text_documents(
-    path: Path, handle: IO[str], separator: str, bad: BadRecords
+    path: Path, lines: Iterable[Tuple[int, str]], separator: str, bad: BadRecords
 ) -> Iterator[Document]:
     def good_lines() -> Iterator[Tuple[int, str]]:
-        for number, line in _lines_of_text(path, handle):
+        for number, line in lines:
             problem = _not_text(line)
             if problem:
                 bad.add(Origin(str(path), number, "line"), problem)
@@ -199,10 +363,11 @@ def _text_documents(
         yield from _cut(path.name, (line for _, line in good_lines()))
         return
 
-    for is_text, lines in groupby(good_lines(), key=lambda each: bool(each[1])):
+    for is_text, paragraph in groupby(good_lines(), key=lambda numbered: bool(numbered[1])):
         if is_text:
-            number, first = next(lines)
-            yield from _cut(f"{path.name}:{number}", chain([first], (line for _, line in lines)))
+            number, first = next(paragraph)
+            rest = (line for _, line in paragraph)
+            yield from _cut(f"{path.name}:{number}", chain([first], rest))
 
 
 def _lines(handle: IO[str]) -> Iterator[Tuple[int, str]]:
@@ -341,11 +506,13 @@ def split_sentences(line: str) -> List[str]:
 
 
 def content_digest(
-    source: Union[str, Path], seen: Callable[[int], Any] = lambda count: None
+    source: Corpus, seen: Callable[[int], Any] = lambda count: None
 ) -> List[Tuple[str, str]]:
-    """(name, sha256) of every file of a corpus; the embedded corpus counts as one file.
+    """Return (name, sha256) of every file of a corpus; the embedded corpus counts as one file.
 
-    seen: called with the number of bytes read since its last call.
+    Args:
+        source: the corpus.
+        seen: called with the number of bytes read since its last call.
     """
     if str(source) == EMBEDDED:
         text = hashlib.sha256()
@@ -354,6 +521,5 @@ def content_digest(
                 "\n".join((document.name, *document.lines, "")).encode("utf-8", "surrogatepass")
             )
         return [(EMBEDDED, text.hexdigest())]
-    return [
-        (relative_name(path, source), sha256_of(path, seen=seen)) for path in source_files(source)
-    ]
+    files = corpus_files(source)
+    return [(name, sha256_of(path, seen=seen)) for path, name in zip(files.read, files.names)]

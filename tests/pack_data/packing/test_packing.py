@@ -155,6 +155,8 @@ def test_the_table_says_what_matters(packing):
     for text in ("HAND", "my data", "at most 3 sequences", "90.000%", "2.250", "proven optimal", "1.50 s"):
         assert text in table
     assert "2 packs above it" in Packing("x", 10, 1, ((5,),), (4,), lower_bound=2).table()
+    assert "of at most 1.111: rows are nearly full without packing" not in Packing("x", 10, 1, ((9,),), (4,)).table()
+    assert "of at most 1.000: rows are nearly full without packing" in Packing("x", 10, 1, ((10,),), (4,)).table()
 
 
 ODD = (None, True, -1, 0, 10**40, 0.5, "", "x", [], [[1]], {"a": 1}, ["1"], [1.0], [True], ...)

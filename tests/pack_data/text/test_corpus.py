@@ -2,6 +2,8 @@ import gzip
 import io
 import json
 import lzma
+import random
+import shutil
 import tracemalloc
 from pathlib import Path
 
@@ -10,9 +12,11 @@ import pytest
 from pack_data.building.command import main
 from pack_data.cli.bad_records import BadRecords
 from pack_data.cli.command import run_main
+from pack_data.store.data_set import read_manifest
 from pack_data.text import corpus
-from pack_data.text.corpus import Document, content_digest, documents, split_sentences
-from tests.pack_data.text_corpus import build_small
+from pack_data.text.copies import DocumentHashes
+from pack_data.text.corpus import Document, content_digest, corpus_files, documents, split_sentences
+from tests.pack_data.text_corpus import build_small, document, write_corpus
 from tests.refusals import refused
 
 
@@ -106,34 +110,28 @@ def test_a_long_document_continues_as_the_next_and_loses_nothing(tmp_path, monke
 
 
 def test_what_is_not_there_or_no_text_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="no such file"):
+    with refused("nothing", "no such file"):
         list(documents(tmp_path / "nothing"))
-    with pytest.raises(ValueError, match="holds no files"):
-        list(documents(tmp_path))
-    (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="not UTF-8"):
+    with refused(tmp_path, "no text file"):
         list(documents(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.json.bak", "a.txt.gz"])
 @pytest.mark.parametrize("separator", ["file", "blank-line"])
 @pytest.mark.parametrize("lines", [1, 2, 5])
-def test_lines_of_json_that_the_name_does_not_tell_are_refused(tmp_path, name, separator, lines):
-    path = tmp_path / name
+def test_lines_of_json_are_jsonl_under_any_name(tmp_path, name, separator, lines):
     text = "\n" + '{"text": "One.", "id": 1}\n\n' * lines
-    with (gzip.open if name.endswith(".gz") else open)(path, "wt") as handle:
+    with (gzip.open if name.endswith(".gz") else open)(tmp_path / name, "wt") as handle:
         handle.write(text)
-    with pytest.raises(ValueError, match="lines are JSON objects.*jsonl") as raised:
-        list(documents(path, separator=separator))
-    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
-    path.rename(tmp_path / "a.jsonl.gz" if name.endswith(".gz") else tmp_path / "a.jsonl")
-    assert [document.lines for document in documents(tmp_path)] == [["One."]] * lines
+    found = documents(tmp_path / name, separator=separator)
+    assert [document.lines for document in found] == [["One."]] * lines
 
 
 def test_a_text_without_blank_lines_is_not_read_whole(monkeypatch):
     monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 50)
     handle = io.StringIO("A line of text.\n" * 1000)
-    first = next(corpus._text_documents(Path("a.txt"), handle, "blank-line", BadRecords()))
+    lines = corpus._lines(handle)
+    first = next(corpus._text_documents(Path("a.txt"), lines, "blank-line", BadRecords()))
     assert (first.name, len(first.lines), first.continues) == ("a.txt:1", 4, False) and handle.tell() < 1000
 
 
@@ -141,6 +139,109 @@ def test_a_text_without_blank_lines_is_not_read_whole(monkeypatch):
 def test_a_text_may_hold_lines_of_json(tmp_path, first):
     (tmp_path / "a.txt").write_text(f'{first}\n{{"text": "One."}}\n')
     assert [document.lines for document in documents(tmp_path)] == [[first, '{"text": "One."}']]
+
+
+ONE = "First.\nSecond.\n"
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("a.JSONL", json.dumps({"text": ONE}).encode()),
+        ("a.JSON.GZ", gzip.compress(json.dumps({"text": ONE}).encode())),
+        ("a.jsonl", b"\xef\xbb\xbf" + json.dumps({"text": ONE}).encode()),
+        ("a.txt", b"\xef\xbb\xbf" + ONE.encode()),
+        ("wiki_00", json.dumps({"id": "7", "text": ONE}).encode()),
+        ("part.0001", ONE.encode()),
+    ],
+)
+def test_names_in_capitals_marks_of_byte_order_and_numbered_names(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert [document.lines for document in documents(tmp_path)] == [["First.", "Second."]]
+
+
+@pytest.mark.parametrize(
+    "name, content, names",
+    [
+        ("a.txt", ONE.encode("utf-16"), ["UTF-16", "iconv"]),
+        ("a.txt", ONE.encode("utf-16-be"), ["UTF-16", "iconv"]),
+        ("a.jsonl", json.dumps({"text": ONE}).encode("utf-16"), ["UTF-16", "iconv"]),
+        ("a.txt", ONE.encode("utf-32"), ["UTF-32", "iconv"]),
+        ("a.txt.gz", gzip.compress(ONE.encode("utf-16")), ["UTF-16"]),
+        ("a.txt", "Eins.\nGr\u00f6\u00dfe".encode("latin-1") + b" zwei", ["line 2", "0xf6", "offset 2"]),
+        ("a.txt", "Gr\u00f6n.".encode("latin-1"), ["line 1", "0xf6", "offset 2", "Latin-1"]),
+        ("a.txt", "F\u00fcr \u201cDich\u201d.".encode("cp1252"), ["0xfc", "offset 1", "Latin-1"]),
+        ("a.txt", "A \u201cword\u201d.".encode("cp1252"), ["0x93", "offset 2", "Windows-1252"]),
+        ("a.txt", "\u4f60\u597d".encode("gb18030"), ["0xc4", "offset 0", "GB18030"]),
+        ("a.csv", b"text,label\nOne.,1\n", ["table", "JSONL"]),
+        ("A.TSV.gz", gzip.compress(b"text\tlabel\n"), ["table", "JSONL"]),
+        ("a.html", b"<!DOCTYPE html>\n<html><p>One.</p></html>", ["HTML"]),
+        ("a.txt", b"\n<html><p>One.</p></html>", ["HTML"]),
+        ("a.pdf", b"%PDF-1.7\n\x00\x01", ["PDF"]),
+        ("a.xml", b"<?xml version='1.0'?>", ["XML"]),
+        ("enwiki", b'<mediawiki xml:lang="en">', ["XML"]),
+        ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(200), ["HDF5", "--from"]),
+        ("a.npy", b"\x93NUMPY\x01\x00" + bytes(200), ["NumPy"]),
+    ],
+)
+def test_other_encodings_and_data_formats_among_texts_are_named(tmp_path, name, content, names):
+    (tmp_path / "0.txt").write_text("Text.")
+    (tmp_path / name).write_bytes(content)
+    for source in (tmp_path, tmp_path / name):
+        with refused(tmp_path / name, *names):
+            list(documents(source))
+
+
+def test_files_with_other_suffixes_are_left_out_unless_they_are_named(tmp_path):
+    for name in ("a.txt", "b.story", "c.story", "d.log"):
+        (tmp_path / name).write_text(f"{name}.")
+    files = corpus_files(tmp_path)
+    assert files.names == ["a.txt"] and files.left_out == [tmp_path / name for name in ("b.story", "c.story", "d.log")]
+    (remark,) = files.remarks()
+    assert "3 files" in remark and ".story 2, .log 1" in remark
+    stories = corpus_files(str(tmp_path / "*.story"))
+    assert stories.names == ["b.story", "c.story"] and not list(stories.remarks())
+    assert corpus_files([tmp_path / "d.log", tmp_path / "a.txt"]).names == ["d.log", "a.txt"]
+    (tmp_path / "a.txt").unlink()
+    with refused(tmp_path, ".story 2, .log 1"):
+        corpus_files(tmp_path)
+
+
+def test_copies_are_counted_and_dropped_on_request(tmp_path, capsys):
+    texts = write_corpus(tmp_path / "texts", 10)
+    build_small(texts, tmp_path / "once", drop_copies=True).close()
+    for number in range(5):
+        shutil.copy(texts / f"{number:03d}.txt", texts / f"{number}-copy.txt")
+    options = f"--corpus {texts} --workers 1 --max-sequence-length 64 --vocabulary-size 200 --packer spfhp --seed 3"
+    assert run_main(main, [*options.split(), "--out", str(tmp_path / "all")]) == 0
+    assert "33 % of the documents are copies (by hash); use --drop-copies" in capsys.readouterr().err
+    assert run_main(main, [*options.split(), "--out", str(tmp_path / "less"), "--drop-copies"]) == 0
+    assert "5 of 15 documents" in capsys.readouterr().err
+    manifests = [read_manifest(tmp_path / name) for name in ("once", "all", "less")]
+    assert [manifest.made_with["documents"] for manifest in manifests] == [10, 15, 10]
+    assert "drop_copies" not in manifests[1].made_with["options"]
+
+
+def test_long_documents_are_copies_only_if_all_their_parts_are(monkeypatch):
+    long = [Document("a", ["x"]), Document("a", ["y"], True)]
+    other = [Document("b", ["x"]), Document("b", ["z"], True)]
+    corpus_of_three = [*long, *other, *long]
+    hashes = DocumentHashes()
+    assert list(hashes.recorded(corpus_of_three)) == corpus_of_three
+    assert (hashes.documents, hashes.copies) == (3, 1)
+    assert list(hashes.without_copies(corpus_of_three)) == [*long, *other]
+
+
+def test_a_book_is_held_out_by_blank_lines(tmp_path, capsys):
+    book = tmp_path / "book.txt"
+    rng = random.Random(0)
+    book.write_text("\n\n".join(document(rng) for _ in range(30)))
+    options = f"--corpus {book} --held-out 0.3 --workers 1 --max-sequence-length 64 --vocabulary-size 200"
+    assert run_main(main, [*options.split(), "--out", str(tmp_path / "data")]) == 0
+    printed = capsys.readouterr()
+    assert "book.txt" in printed.err and "blank lines" in printed.err
+    counts = [read_manifest(tmp_path / name).made_with["documents"] for name in ("data", "data-held-out")]
+    assert sum(counts) == 30 and min(counts) > 3
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
