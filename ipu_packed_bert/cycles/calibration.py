@@ -1,13 +1,13 @@
-"""The four fitted parameters, their fit, and how far the fitted model is off.
+"""The fit of the four free parameters of the cycle model, and its errors.
 
-factor: how many times longer everything on chip takes than the formulas say.
-framework: how many times longer that takes in graphs made from PyTorch than in those written in PopART.
+factor: actual cycles on chip / cycles of the formulas.
+framework: cycles on chip of a graph compiled from PyTorch / cycles of the same graph written in PopART.
 layout: cycles per byte of rearrangements whose atom size is not published, from 0.44 (8-byte atoms) to 5.148 (2-byte).
-replica_seconds: what the host takes between two calls, for each replica that a process serves.
+replica_seconds: seconds of the host between two calls, for each replica of its process.
 
-They are fitted to the published throughputs (`points.POINTS`) and to the paper's overhead at depth 2, and to nothing
-else. Standard errors: 10 % for a published throughput (a task differs by 13 % between frameworks), 0.25 points for the
-overhead. The fit is repeated without each of these 15 numbers: intervals are the range over these fits.
+They are fitted to the published throughputs (`points.POINTS`) and to the paper's overhead at depth 2 only. Standard
+errors: 10 % for a published throughput (a task differs by 13 % between frameworks), 0.25 points for the overhead. The
+fit is repeated without each of these 15 numbers: intervals are the range over these fits.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ from ipu_packed_bert.cycles.points import FITTED_DEPTH, PAPER_CONFIG, PAPER_OVER
 from ipu_packed_bert.cycles.target import TARGETS
 from ipu_packed_bert.cycles.tracing import POPART, UNPACKED
 from ipu_packed_bert.cycles.vertices import REARRANGE_BYTE
-from ipu_packed_bert.cycles.workload import Machine
+from ipu_packed_bert.cycles.workload import Machine, Traces
 from ipu_packed_bert.settings import shipped as configurations
 from ipu_packed_bert.settings.loading import load_config
 
 STORED = Path(__file__).resolve().parent / "calibration.json"
 _THROUGHPUT_SIGMA = 0.10  # of the logarithm of a published throughput
 _OVERHEAD_SIGMA = 0.25  # of the paper's overhead, in percent of a micro-batch
-_IPUS_ONLY = (
-    "without_ipus=null",
-)  # the cycle model is of IPUs: what changes without them is left out
+_IPUS_ONLY = ("without_ipus=null",)  # no changes for machines without IPUs
 _PAPER = f"Table 1, depth {FITTED_DEPTH}"
 
 
@@ -49,7 +47,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """The fitted parameters and the errors of the fit."""
+    """The fitted parameters and the errors of their fit."""
 
     parameters: Parameters
     left_out: Dict[str, Parameters]  # fitted without one of the published numbers, by its name
@@ -68,13 +66,13 @@ class Calibration:
         return Interval(fitted / (1 + most), fitted, fitted / (1 + least))
 
     def duration(self, value: Callable[[Parameters], float]) -> Interval:
-        """Return the time of an update (or its cycles) and the range that the left-out throughputs' errors allow."""
+        """Return the time or cycles of an update and the range that the errors of the left-out throughputs allow."""
         fitted = value(self.parameters)
         least, most = self._errors()
         return Interval(fitted * (1 + least), fitted, fitted * (1 + most))
 
     def _errors(self) -> Tuple[float, float]:
-        """Return the least and the greatest error of a throughput that was left out of its fit, as fractions."""
+        """Return the least and the greatest error of a throughput that its fit left out, as fractions."""
         errors = [row["left_out_error"] for row in self.report["points"]]
         return min(errors), max(errors)
 
@@ -86,17 +84,16 @@ class _Observation(NamedTuple):
     pipeline: Pipeline
 
     def predicted(self, parameters: Parameters) -> float:
-        """Sequences per second of the whole machine."""
+        """Return the sequences per second of the whole machine."""
         point = self.point
         return self.pipeline.sequences_per_second(
             point.accumulation, point.sequences_per_pack, self._in_its_framework(parameters)
         )
 
     def seconds(self, parameters: Parameters) -> float:
-        """Seconds of one weight update."""
-        return self.pipeline.step(
-            self.point.accumulation, self._in_its_framework(parameters)
-        ).seconds
+        """Return the seconds of one weight update."""
+        in_its_framework = self._in_its_framework(parameters)
+        return self.pipeline.step(self.point.accumulation, in_its_framework).seconds
 
     def _in_its_framework(self, parameters: Parameters) -> Parameters:
         if self.point.pytorch:
@@ -112,22 +109,21 @@ class _Observation(NamedTuple):
 
 
 class Observations(NamedTuple):
+    """The pipelines of all published numbers to which the model is fitted."""
+
     throughputs: Tuple[_Observation, ...]
     packed: Pipeline  # the paper's graph at the fitted depth
     unpacked: Pipeline
 
 
 def machines(folder: Optional[Path]) -> Dict[str, Machine]:
-    """Return one machine for each target; they share their traces.
+    """Return one machine for each target, by its name; the machines share their traces.
 
     Args:
-        folder: directory that keeps traces and plans; None: nothing is kept.
+        folder: directory of the cache of traces and plans; None: no cache.
     """
-    first = Machine(TARGETS["mk2"], folder)
-    return {
-        name: first if name == "mk2" else Machine(target, folder, first.traces)
-        for name, target in TARGETS.items()
-    }
+    traces = Traces(folder)
+    return {name: Machine(target, folder, traces) for name, target in TARGETS.items()}
 
 
 def observe(machine_of: Dict[str, Machine]) -> Observations:
@@ -154,8 +150,10 @@ def observe(machine_of: Dict[str, Machine]) -> Observations:
 
 
 def overhead(packed: Pipeline, unpacked: Pipeline, parameters: Parameters) -> float:
-    """Return the extra cycles of a micro-batch of packs, a fraction: the paper's OH, counted on the kernel."""
-    return packed.micro_batch_cycles(parameters) / unpacked.micro_batch_cycles(parameters) - 1.0
+    """Return the extra cycles of a micro-batch of packs as a fraction: the paper's OH, counted on the kernel."""
+    packed_cycles = packed.micro_batch_cycles(parameters)
+    unpacked_cycles = unpacked.micro_batch_cycles(parameters)
+    return packed_cycles / unpacked_cycles - 1.0
 
 
 # ---- the fit ---------------------------------------------------------------------------------------------------------
@@ -166,10 +164,12 @@ def _loss(
     paper: Optional[Tuple[Pipeline, Pipeline]],
     parameters: Parameters,
 ) -> float:
-    loss = sum(
-        (log(o.point.sequences_per_second / o.predicted(parameters)) / _THROUGHPUT_SIGMA) ** 2
-        for o in observations
-    )
+    """Return the sum of squared errors in standard errors; `paper` is the packed and the unpacked pipeline."""
+    loss = 0.0
+    for observation in observations:
+        published = observation.point.sequences_per_second
+        error = log(published / observation.predicted(parameters))
+        loss += (error / _THROUGHPUT_SIGMA) ** 2
     if paper is not None:
         difference = 100 * overhead(*paper, parameters) - PAPER_OVERHEAD[FITTED_DEPTH]
         loss += (difference / _OVERHEAD_SIGMA) ** 2
@@ -177,51 +177,64 @@ def _loss(
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float, steps: int) -> float:
-    """Search by golden sections, whose floating-point operations are the same on every machine."""
+    """Return the minimum of a function by golden sections, whose arithmetic is the same on every machine."""
     ratio = (sqrt(5.0) - 1.0) / 2.0
-    a, b = low, high
-    c, d = b - ratio * (b - a), a + ratio * (b - a)
-    at_c, at_d = function(c), function(d)
+    left = high - ratio * (high - low)
+    right = low + ratio * (high - low)
+    at_left = function(left)
+    at_right = function(right)
     for _ in range(steps):
-        if at_c <= at_d:
-            b, d, at_d = d, c, at_c
-            c = b - ratio * (b - a)
-            at_c = function(c)
+        if at_left <= at_right:
+            high = right
+            right = left
+            at_right = at_left
+            left = high - ratio * (high - low)
+            at_left = function(left)
         else:
-            a, c, at_c = c, d, at_d
-            d = a + ratio * (b - a)
-            at_d = function(d)
-    return (a + b) / 2.0
+            low = left
+            left = right
+            at_left = at_right
+            right = low + ratio * (high - low)
+            at_right = function(right)
+    return (low + high) / 2.0
 
 
 def _at_layout(observations: Sequence[_Observation], layout: float) -> Parameters:
-    """Fit the factor of either framework and the host's seconds at a layout parameter.
+    """Fit the factors of both frameworks and the host's seconds at a layout parameter.
 
-    Seconds of updates are linear in these three, except for which IPU is the slowest; that one is taken near 1.
+    The seconds of an update are linear in these three as long as the same IPU is the slowest; their slopes are taken
+    between factors 0.9 and 1.1.
     """
 
-    def with_fitted(popart: float, factor: float, host: float) -> Parameters:
-        return Parameters(factor, layout, host, factor / popart)
+    def parameters_of(popart: float, pytorch: float, host: float) -> Parameters:
+        return Parameters(pytorch, layout, host, pytorch / popart)
 
-    def seconds_at(*fitted: float) -> np.ndarray:
-        return np.array([observation.seconds(with_fitted(*fitted)) for observation in observations])
+    def seconds_at(popart: float, pytorch: float, host: float) -> np.ndarray:
+        parameters = parameters_of(popart, pytorch, host)
+        return np.array([observation.seconds(parameters) for observation in observations])
 
-    low = seconds_at(0.9, 0.9, 0.0)
-    popart_slope = (seconds_at(1.1, 0.9, 0.0) - low) / 0.2
-    factor_slope = (seconds_at(0.9, 1.1, 0.0) - low) / 0.2
-    host_slope = seconds_at(0.9, 0.9, 1.0) - low
-    slopes = np.stack([popart_slope, factor_slope, host_slope], axis=1)  # [points, 3]
-    rest = low - 0.9 * slopes[:, :2].sum(axis=1)
+    base = seconds_at(0.9, 0.9, 0.0)
+    popart_slope = (seconds_at(1.1, 0.9, 0.0) - base) / 0.2
+    pytorch_slope = (seconds_at(0.9, 1.1, 0.0) - base) / 0.2
+    host_slope = seconds_at(0.9, 0.9, 1.0) - base
+    slopes = np.stack([popart_slope, pytorch_slope, host_slope], axis=1)  # [points, 3]
+    rest = base - 0.9 * slopes[:, :2].sum(axis=1)
     measured = np.array([observation.measured_seconds for observation in observations])
-    return with_fitted(*map(float, _least_squares(slopes, rest, measured)))
+    return parameters_of(*_least_squares(slopes, rest, measured).tolist())
 
 
 def _least_squares(slopes: np.ndarray, rest: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """Return positive `x` with the least squares of log(measured / (slopes @ x + rest)), by Gauss-Newton."""
+    """Return positive `x` with the least squares of log(measured / (slopes @ x + rest)), by Gauss-Newton.
+
+    Args:
+        slopes: seconds per unit of each parameter, [points, 3].
+        rest: seconds that no parameter changes, [points].
+        measured: published seconds, [points].
+    """
     best = np.array([1.0, 1.0, 0.005])
     for _ in range(10):
         predicted = slopes @ best + rest
-        # The step is relative to `best`, which keeps it positive; what the points leave open moves the least.
+        # The step is relative to `best`, which keeps `best` positive; undetermined parameters move the least.
         relative = slopes / predicted[:, None] * best
         residuals = np.log(measured / predicted)
         inverse = np.linalg.pinv(relative.T @ relative, rcond=1e-10, hermitian=True)
@@ -249,10 +262,11 @@ def _fit(
 
 
 def calibrate(observations: Observations) -> Calibration:
-    """Fit the parameters, on all published numbers and without each of them, and compute the points' errors."""
+    """Fit the parameters to all published numbers and without each of them, and compute the errors of the points."""
     throughputs = observations.throughputs
     paper = (observations.packed, observations.unpacked)
     parameters = _fit(throughputs, paper)
+
     left_out: Dict[str, Parameters] = {}
     rows: List[Dict[str, Any]] = []
     for number, observation in enumerate(throughputs):
@@ -291,6 +305,7 @@ def calibrate(observations: Observations) -> Calibration:
 
 
 def _error(predicted: float, measured: float) -> float:
+    """Return the relative error of a prediction, rounded to four decimals."""
     return round(predicted / measured - 1.0, 4)
 
 
@@ -298,7 +313,7 @@ def _error(predicted: float, measured: float) -> float:
 
 
 def named(parameters: Parameters) -> Dict[str, float]:
-    """Return the parameters by their names in the stored fit and in reports."""
+    """Return the parameters by their names in `calibration.json` and in reports."""
     values = asdict(parameters)
     values["layout_cycles_per_byte"] = values.pop("layout")
     return values
@@ -327,7 +342,7 @@ def load(path: Path = STORED) -> Calibration:
     """Read a stored fit.
 
     Args:
-        path: the file; by default the one that the package ships.
+        path: the file; by default the fit of the package.
     """
     stored = json.loads(path.read_text(encoding="utf-8"))
     left_out = {name: _parameters(parameters) for name, parameters in stored["left_out"].items()}

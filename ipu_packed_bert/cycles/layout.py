@@ -1,10 +1,9 @@
-"""Where a tensor's elements lie, and what it costs to rearrange them.
+"""The layout of tensors on the tiles, and the cost of rearranging them.
 
 A product writes its result in groups of 16 columns. Permutes and reshapes are views; they cost nothing until an
-operation needs the elements in another order. How much that costs depends on how many bytes stay together (8, 4 or 2),
-by a factor of ten, and which case Poplar has for attention scores and masks is not published. So a rearrangement is
-counted in bytes, and cycles per byte is the model's layout parameter: its lower bound is 8-byte atoms, its upper bound
-2-byte atoms.
+operation needs the elements in another order. The cost of that differs by a factor of ten with the number of bytes that
+stay together (8, 4 or 2), and the case of attention scores and masks in Poplar is not published. Rearrangements are
+therefore counted in bytes. Cycles per byte are the model's layout parameter, between those of 8-byte and 2-byte atoms.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from ipu_packed_bert.cycles import vertices
 from ipu_packed_bert.cycles.target import Target
 
 _ATOM = 8  # bytes of the largest atom that moves in one access
-_GROUP_BYTES = 32  # a group of 16 halves, which products keep together: it arrives in one piece
-_BLOCK = 64  # columns of a tile's block where no operation fixed it: four groups of 16
+_GROUP_BYTES = 32  # a group of 16 halves, which products keep together: it is received in one piece
+_BLOCK = 64  # columns of a tile's block unless an operation determines them: four groups of 16
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Cost:
     """Work of one or several operations on the fullest tile, in tile cycles; rearrangements in bytes."""
 
     matmul: float = 0.0  # products, their reductions and planned operand transforms
-    vertices: float = 0.0  # everything else that computes
+    vertices: float = 0.0  # all other computation
     exchange: float = 0.0
     sync: float = 0.0  # syncs and dispatch
     layout_calls: float = 0.0  # rearrangements whose atom size is unknown
@@ -40,10 +39,11 @@ class Cost:
         return Cost(*(value * factor for value in _values(self)))
 
     def layout_cycles(self, cycles_per_byte: float) -> float:
+        """Return the cycles of the rearrangements with unknown atom size, at a given layout parameter."""
         return self.layout_calls * vertices.REARRANGE_CALL + self.layout_bytes * cycles_per_byte
 
     def cycles(self, cycles_per_byte: float) -> float:
-        """All of it, at a given layout parameter."""
+        """Return all cycles, at a given layout parameter."""
         return (
             self.matmul
             + self.vertices
@@ -57,6 +57,7 @@ _values = attrgetter(*(field.name for field in fields(Cost)))
 
 
 def total(costs: Iterable[Cost]) -> Cost:
+    """Add up costs."""
     result = Cost()
     for cost in costs:
         result = result + cost
@@ -65,33 +66,33 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """How a tensor is spread over the tiles."""
+    """The spread of a tensor over the tiles."""
 
-    origin: int  # the value for which it was chosen; equal origins mean equal layouts
+    origin: int  # the value whose operation chose the layout; equal origins mean equal layouts
     grouped: bool  # in groups of 16 of the last dimension, as products write and read
     permuted: bool = False  # read through a permute since then
     columns: int = _BLOCK  # width of a tile's block of rows
 
 
 def block(rows: int, columns: int, layout: TensorLayout, target: Target) -> Tuple[int, int]:
-    """(rows, columns) of the fullest tile's block of a [rows, columns] tensor."""
+    """Return the rows and columns of the fullest tile's block of a [rows, columns] tensor."""
     on_tile = target.per_tile(rows * columns)
     width = min(columns, layout.columns, on_tile)
     return ceil(on_tile / width), width
 
 
 def step(target: Target, *, vertices_cycles: float = 0.0, exchange_bytes: float = 0.0) -> Cost:
-    """One compute set, and the exchange phase before it where bytes move."""
-    moves = exchange_bytes > 0
+    """Cost one compute set, and the exchange phase before it if bytes move."""
+    syncs = 2 if exchange_bytes > 0 else 1
     return Cost(
         vertices=vertices_cycles,
         exchange=target.receive(exchange_bytes),
-        sync=target.dispatch_cycles + target.sync_cycles * (2 if moves else 1),
+        sync=target.dispatch_cycles + target.sync_cycles * syncs,
     )
 
 
 def _aligned_copy(num_bytes: float, target: Target) -> Cost:
-    """To other tiles in atoms of 8 bytes or more: both sides are grouped alike."""
+    """Cost a copy to other tiles in atoms of 8 bytes or more, between equally grouped layouts."""
     return Cost(
         vertices=vertices.rearrange(num_bytes, vertices.REARRANGE_BYTE[8]),
         exchange=target.receive(num_bytes),
@@ -100,7 +101,7 @@ def _aligned_copy(num_bytes: float, target: Target) -> Cost:
 
 
 def unknown_copy(num_bytes: float, target: Target) -> Cost:
-    """Into another order: the exchange is known; the size of the atoms is not, except for a single atom."""
+    """Cost a copy in another order; its exchange is known, the size of its atoms is not unless there is one only."""
     if num_bytes <= _ATOM:
         return Cost(exchange=target.receive(num_bytes), sync=target.sync_cycles)
     return Cost(

@@ -33,46 +33,67 @@ from ipu_packed_bert.cycles.matmul import (
 from ipu_packed_bert.cycles.target import FLOAT, HALF
 from ipu_packed_bert.cycles.tracing import Graph, Operation, Value, layer_of
 
-# The parts of the graph that packing changes; everything else is "encoder".
-MASK_BUILD, MASK_APPLICATION, SCORES = "mask build", "mask application", "query/key product"
-POSITIONS, CLS, MLM, LOSS, COPIES = (
-    "position gather",
-    "CLS gather",
-    "MLM slots",
-    "loss unpacking",
-    "copies",
-)
+# The parts of the graph that packing changes; everything else is ENCODER.
+MASK_BUILD = "mask build"
+MASK_APPLICATION = "mask application"
+SCORES = "query/key product"
+POSITIONS = "position gather"
+CLS = "CLS gather"
+MLM = "MLM slots"
+LOSS = "loss unpacking"
+COPIES = "copies"
 ENCODER = "encoder"
-ATTENTION, FEED_FORWARD = "attention", "feed forward"  # the halves of an encoder layer
-_SCORES_SCOPE = "attention.self.scores"
 CATEGORIES = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
+# Categories outside the layers, by the first words of a scope.
+_CATEGORY_OF_SCOPE = (
+    ("attention_mask", MASK_BUILD),
+    ("bert.embeddings.position", POSITIONS),
+    ("next_sentence_slots", CLS),
+    ("bert.pooler", CLS),
+    ("cls.seq_relationship", CLS),
+    ("masked_lm_slots", MLM),
+    ("cls.predictions", MLM),
+)
 
-# A clone only asks for an order; its reader pays for that.
+# The halves of an encoder layer, which may lie on different IPUs.
+ATTENTION = "attention"
+FEED_FORWARD = "feed forward"
+_SCORES_SCOPE = "attention.self.scores"
+
+# Free operators. A clone only requests an order; the operator that reads it pays for the rearrangement.
 VIEWS = frozenset(
     "view _unsafe_view t transpose unsqueeze squeeze expand slice select detach unbind clone".split()
 )
-# Folded when the graph is compiled.
+# Operators that are folded when the graph is compiled.
 CONSTANTS = frozenset("zeros full full_like ones_like arange empty_like".split())
-_BINARY = dict(add="add", mul="mul", div="div", addcmul="mul", clamp="max", bitwise_and="logical")
-_BINARY.update(dict.fromkeys(("eq", "ne", "gt"), "compare"))
+# ATen operator -> operation in the tables of `vertices`.
+_BINARY = dict(
+    add="add",
+    mul="mul",
+    div="div",
+    addcmul="mul",
+    clamp="max",
+    bitwise_and="logical",
+    eq="compare",
+    ne="compare",
+    gt="compare",
+)
 _UNARY = ("tanh", "sqrt")
 
 
 class Entry(NamedTuple):
-    """One operator's cost, and where it belongs."""
+    """The cost of one call of an operator, with its place in the network."""
 
     operator: str
     block: str  # "embeddings", "mask", "layer" (any one of them) or "heads"
     phase: str
     category: str
     cost: Cost
-    half: str = (
-        ""  # of an encoder layer: ATTENTION or FEED_FORWARD, which may lie on different IPUs
-    )
+    half: str = ""  # of an encoder layer: ATTENTION or FEED_FORWARD
 
 
 class Edge(NamedTuple):
-    """A tensor made in one block and read in another."""
+    """A tensor written in one block and read in another."""
 
     source: str  # as Entry.block, with the layer's number: "layer.0"
     target: str
@@ -86,13 +107,14 @@ class Lowered:
     """Costs of a whole graph under one memory proportion."""
 
     entries: Tuple[Entry, ...]
-    unknown: Dict[str, int]  # operator -> how often it was costed as elementwise
+    unknown: Dict[str, int]  # operator -> number of calls that were costed as elementwise work
 
 
-def short_name(operator: str) -> Tuple[str, bool]:
-    """("add", in place?) of "aten.add_.Tensor"."""
+def _short_name(operator: str) -> str:
+    """Shorten "aten.add_.Tensor" to "add", without the underscore of an in-place operator."""
     name = operator.split(".")[1]
-    return (name[:-1], True) if name.endswith("_") and not name.endswith("__") else (name, False)
+    in_place = name.endswith("_") and not name.endswith("__")
+    return name[:-1] if in_place else name
 
 
 def block_of(scope: str) -> str:
@@ -108,15 +130,16 @@ def block_of(scope: str) -> str:
 
 
 def half_of(scope: str) -> str:
-    """Which half of an encoder layer a scope or a parameter's name lies in; "" outside the layers."""
+    """Return the half of the encoder layer in which a scope or a parameter lies; "" outside the layers."""
     if layer_of(scope) is None:
         return ""
     return ATTENTION if ".attention" in scope else FEED_FORWARD
 
 
 def element_bytes(dtype: str) -> int:
-    """At rest on the device: 64-bit types are narrowed to 32 (PopTorch)."""
-    return {"float16": 2, "bfloat16": 2, "bool": 1, "int8": 1, "uint8": 1, "int16": 2}.get(dtype, 4)
+    """Return the bytes of an element on the device, where 64-bit types are narrowed to 32 bits (PopTorch)."""
+    narrow = {"float16": 2, "bfloat16": 2, "bool": 1, "int8": 1, "uint8": 1, "int16": 2}
+    return narrow.get(dtype, 4)
 
 
 def _kind_of(dtype: str) -> str:
@@ -129,33 +152,45 @@ def _kind_of(dtype: str) -> str:
 
 
 def _producers(graph: Graph) -> Dict[int, Operation]:
-    """Which operation made a value; in-place operations keep the first."""
-    made: Dict[int, Operation] = {}
+    """Map every value to the operation that wrote it, the first of several that write in place."""
+    producers: Dict[int, Operation] = {}
     for operation in graph.operations:
         for output in operation.outputs:
-            made.setdefault(output, operation)
-    return made
+            producers.setdefault(output, operation)
+    return producers
+
+
+def _variable_inputs(graph: Graph, operation: Operation) -> List[int]:
+    """Return the inputs that are not constants: not buffers, nor scalars that tracing wrapped in 0-d tensors."""
+    variable = []
+    for index in operation.inputs():
+        value = graph.values[index]
+        wrapped_scalar = value.elements == 1 and not value.name
+        if index not in graph.buffers and not wrapped_scalar:
+            variable.append(index)
+    return variable
 
 
 def _derived_from(graph: Graph, name: str) -> Set[int]:
-    """Values that depend on the batch field `name` and on no other field and no parameter; constants do not count."""
-    found = {index for index, value in enumerate(graph.values) if value.name == name}
+    """Return the values that depend on the batch field `name` and on no other field or parameter."""
+    derived = {index for index, value in enumerate(graph.values) if value.name == name}
     for operation in graph.operations:
-        inputs = [i for i in operation.inputs() if not _is_constant(graph, i)]
-        if inputs and all(i in found for i in inputs):
-            found.update(operation.outputs)
-    return found
-
-
-def _is_constant(graph: Graph, index: int) -> bool:
-    """Return whether a value is a buffer of the model, or a scalar that tracing wrapped in a 0-d tensor."""
-    return index in graph.buffers or (
-        graph.values[index].elements == 1 and not graph.values[index].name
-    )
+        inputs = _variable_inputs(graph, operation)
+        if inputs and derived.issuperset(inputs):
+            derived.update(operation.outputs)
+    return derived
 
 
 class Lowering:
-    """Lowers one graph for one IPU. Costs are those of the fullest tile."""
+    """The costs of one graph on one IPU, on its fullest tile.
+
+    Args:
+        graph: the traced graph.
+        planner: the plans of matrix products, for one target.
+        memory_proportion: share of a tile's memory that a product may use for temporaries.
+        partial_bytes: bytes of the partial sums of half-precision products.
+        serialized: parts of the vocabulary product (`placement.embedding_serialization_factor`).
+    """
 
     def __init__(
         self,
@@ -171,25 +206,19 @@ class Lowering:
         self.target = planner.target
         self.memory_proportion = memory_proportion
         self.partial_bytes = partial_bytes
-        self.serialized = (
-            serialized  # parts of the vocabulary product (embedding_serialization_factor)
-        )
+        self.serialized = serialized
         self.unknown: Counter = Counter()
         self._layouts: Dict[int, TensorLayout] = {}
-        self._dropout: Set[int] = (
-            set()
-        )  # masks and scales that the fused dropout vertex makes itself
+        # Masks and scales that the fused dropout vertex computes itself.
+        self._dropout: Set[int] = set()
         self._parameters = set(graph.parameters)
         self._mask = _derived_from(graph, "input_mask")
-        self._made = _producers(graph)
-        self._vocabulary = max(
-            (
-                graph.values[i].shape[0]
-                for i in graph.parameters
-                if graph.values[i].name.endswith("word_embeddings.weight")
-            ),
-            default=0,
-        )
+        self._producers = _producers(graph)
+        self._vocabulary = 0  # tokens
+        for index in graph.parameters:
+            value = graph.values[index]
+            if value.name.endswith("word_embeddings.weight"):
+                self._vocabulary = max(self._vocabulary, value.shape[0])
 
     # The whole graph ------------------------------------------------------------------------------------------------
 
@@ -202,55 +231,50 @@ class Lowering:
         return known[settings]
 
     def _run(self) -> Lowered:
-        chosen = (
-            self.graph.num_layers // 2
-        )  # the layer lowered for all; of three the one in the middle
+        middle_layer = self.graph.num_layers // 2  # stands for all layers
         entries: List[Entry] = []
         for operation in self.graph.operations:
             layer = layer_of(operation.scope)
-            if layer not in (None, chosen):
+            if layer not in (None, middle_layer):
                 continue
-            cost = self.operation(operation)
-            name = block_of(operation.scope) if layer is None else "layer"
-            half = half_of(operation.scope)
-            category = self._category(operation)
-            entries.append(Entry(operation.operator, name, operation.phase, category, cost, half))
+            entry = Entry(
+                operation.operator,
+                block_of(operation.scope) if layer is None else "layer",
+                operation.phase,
+                self._category(operation),
+                self.operation(operation),
+                half_of(operation.scope),
+            )
+            entries.append(entry)
         return Lowered(tuple(entries), dict(self.unknown))
 
     def _category(self, operation: Operation) -> str:
+        """Return the category of an operation, by its scope and by whether it reads the mask."""
         scope = operation.scope
-        inputs = [i for i in operation.inputs() if not _is_constant(self.graph, i)]
-        if inputs and all(i in self._mask for i in inputs):
+        inputs = _variable_inputs(self.graph, operation)
+        if inputs and self._mask.issuperset(inputs):
             return MASK_BUILD
         if layer_of(scope) is not None:
-            if any(i in self._mask for i in inputs):
+            if not self._mask.isdisjoint(inputs):
                 return MASK_APPLICATION
-            # With the mask in the product it is wider; joining query and key with their codes is MASK_APPLICATION.
+            # A mask in the product widens it; joining query and key with their codes is MASK_APPLICATION.
             return SCORES if scope.endswith(_SCORES_SCOPE) else ENCODER
-        if scope.startswith("attention_mask"):
-            return MASK_BUILD
-        if scope.startswith("bert.embeddings.position"):
-            return POSITIONS
-        if scope.startswith(("next_sentence_slots", "bert.pooler", "cls.seq_relationship")):
-            return CLS
-        if scope.startswith(("masked_lm_slots", "cls.predictions")):
-            return MLM
+
         if scope.startswith("loss"):
-            largest = max(
-                [
-                    self.graph.values[i].elements
-                    for i in list(operation.inputs()) + list(operation.outputs)
-                ]
-                or [0]
-            )
-            return MLM if self._vocabulary and largest >= self._vocabulary else LOSS
+            indices = [*operation.inputs(), *operation.outputs]
+            largest = max((self.graph.values[index].elements for index in indices), default=0)
+            has_vocabulary = self._vocabulary and largest >= self._vocabulary
+            return MLM if has_vocabulary else LOSS
+        for prefix, category in _CATEGORY_OF_SCOPE:
+            if scope.startswith(prefix):
+                return category
         return ENCODER
 
     # One operation --------------------------------------------------------------------------------------------------
 
     def operation(self, operation: Operation) -> Cost:
-        """Cost of one call; records the layout of its result."""
-        name, in_place = short_name(operation.operator)
+        """Return the cost of one call and record the layout of its result."""
+        name = _short_name(operation.operator)
         if name.startswith("_foreach_"):
             return self._foreach(operation, name[len("_foreach_") :].rstrip("_"))
         if name in VIEWS:
@@ -258,8 +282,9 @@ class Lowering:
             return self._slice_of_gradients(operation, name)
         if name in CONSTANTS:
             return Cost()
-        if name == "bernoulli" or any(i in self._dropout for i in operation.inputs()):
+        if name == "bernoulli" or not self._dropout.isdisjoint(operation.inputs()):
             return self._in_dropout(operation)
+
         handler: Optional[Callable[[Operation], Cost]] = getattr(self, "_op_" + name, None)
         if handler is None and name in _BINARY:
             handler = self._binary
@@ -269,22 +294,21 @@ class Lowering:
             self.unknown[operation.operator] += 1
             handler = self._elementwise_unknown
         cost = handler(operation)
+
         for output in operation.outputs:
             if output not in self._layouts:
-                self._layouts[output] = self._made_by(operation, output)
+                self._layouts[output] = self._layout_of_largest_operand(operation, output)
         return cost
 
     def _layout(self, index: int) -> TensorLayout:
         """Return a value's layout; parameters, inputs and values of other layers are grouped if they have columns."""
         if index not in self._layouts:
-            self._layouts[index] = TensorLayout(
-                index,
-                grouped=len(self.graph.values[index].shape) >= 2
-                and _kind_of(self.graph.values[index].dtype) in ("half", "float"),
-            )
+            value = self.graph.values[index]
+            floating = _kind_of(value.dtype) in ("half", "float")
+            self._layouts[index] = TensorLayout(index, grouped=floating and len(value.shape) >= 2)
         return self._layouts[index]
 
-    def _made_by(self, operation: Operation, output: int) -> TensorLayout:
+    def _layout_of_largest_operand(self, operation: Operation, output: int) -> TensorLayout:
         """Return the layout of an elementwise result, which is that of its largest operand."""
         value = self.graph.values[output]
         for index in operation.inputs():
@@ -297,19 +321,20 @@ class Lowering:
         for output in operation.outputs:
             if source in self._dropout:
                 self._dropout.add(output)
-            have = self._layout(source)
+            layout = self._layout(source)
             if name in ("t", "transpose", "permute"):
-                have = replace(have, permuted=True)
-            self._layouts[output] = have
+                layout = replace(layout, permuted=True)
+            self._layouts[output] = layout
 
     def _slice_of_gradients(self, operation: Operation, name: str) -> Cost:
         """Cost query's and key's columns of a joined gradient: PopART copies the slice, each byte on its tile."""
         if name != "slice" or operation.phase != "backward" or layer_of(operation.scope) is None:
             return Cost()
-        before, after = self._value(operation), self._output(operation)
-        if not before.elements > after.elements > before.elements / 2:
+        joined = self._value(operation).elements
+        columns = self._output(operation)
+        if not joined > columns.elements > joined / 2:
             return Cost()  # the columns of the mask: nothing reads them
-        return self._copied(after)
+        return self._steps(vertices.copy(self._tile_bytes(columns)))
 
     def _value(self, operation: Operation, position: int = 0) -> Value:
         return self.graph.values[operation.inputs()[position]]
@@ -318,12 +343,20 @@ class Lowering:
         return self.graph.values[operation.outputs[0]]
 
     def _on_tile(self, value: Value) -> int:
+        """Return the elements of a value on the fullest tile."""
         return self.target.per_tile(value.elements)
 
-    # Dropout: one vertex makes the mask and applies it --------------------------------------------------------------
+    def _tile_bytes(self, value: Value) -> int:
+        return self._on_tile(value) * element_bytes(value.dtype)
+
+    def _steps(self, *cycles: float) -> Cost:
+        """Cost one compute set, without an exchange, for each of these vertex cycles."""
+        return total(step(self.target, vertices_cycles=c) for c in cycles)
+
+    # Dropout: one vertex computes the mask and applies it -----------------------------------------------------------
 
     def _in_dropout(self, operation: Operation) -> Cost:
-        name, _ = short_name(operation.operator)
+        name = _short_name(operation.operator)
         if name in ("bernoulli", "div") and len(operation.inputs()) == 1:
             self._dropout.update(operation.outputs)
             return Cost()  # counted where the mask is applied, by the same vertex
@@ -331,104 +364,94 @@ class Lowering:
         source = next(i for i in operation.inputs() if i not in self._dropout)
         self._layouts[operation.outputs[0]] = self._layout(source)
         size = element_bytes(value.dtype)
-        return step(self.target, vertices_cycles=vertices.dropout(self._on_tile(value), size))
+        return self._steps(vertices.dropout(self._on_tile(value), size))
 
     # Elementwise ----------------------------------------------------------------------------------------------------
 
     def _binary(self, operation: Operation) -> Cost:
-        name, _ = short_name(operation.operator)
+        name = _short_name(operation.operator)
         out = self._output(operation)
-        made = [self._made.get(i) for i in operation.inputs()]
-        if name == "add" and any(
-            m is not None and m.operator.startswith("aten.embedding_dense_backward") for m in made
-        ):
+        inputs = operation.inputs()
+        producers = [
+            self._producers[index].operator for index in inputs if index in self._producers
+        ]
+        if name == "add" and any("embedding_dense_backward" in operator for operator in producers):
             # The table is tied to the decoder: the scatter adds into the decoder's gradient in place (PopART's
             # TiedGatherAccumulate) and contains this sum.
             return Cost()
-        tensors = [
-            i for i in operation.inputs() if self.graph.values[i].elements > 1 or out.elements == 1
-        ]
-        kind = _kind_of(self.graph.values[tensors[0]].dtype if tensors else out.dtype)
-        if (_BINARY[name], kind) not in vertices.BINARY:
+
+        values = self.graph.values
+        tensors = [i for i in inputs if values[i].elements > 1 or out.elements == 1]
+        work = _BINARY[name]
+        kind = _kind_of(values[tensors[0]].dtype if tensors else out.dtype)
+        if (work, kind) not in vertices.BINARY:
             kind = "int"
-        work, n = _BINARY[name], self._on_tile(out)
         if len(tensors) < 2:
-            return step(self.target, vertices_cycles=vertices.scalar(n, work, kind))
-        lead = max(tensors, key=lambda i: self.graph.values[i].elements)
-        self._layouts[operation.outputs[0]] = lead_layout = self._layout(lead)
+            return self._steps(vertices.scalar(self._on_tile(out), work, kind))
+
+        lead = max(tensors, key=lambda index: values[index].elements)
+        self._layouts[operation.outputs[0]] = self._layout(lead)
         moved = Cost()
         cycles = 0.0
         for index in tensors:
-            if index == lead:
-                continue
-            value = self.graph.values[index]
-            form = _broadcast_form(value, out)
-            size = element_bytes(value.dtype)
-            if form == "full":
-                moved = moved + bring(
-                    value.elements, size, self._layout(index), lead_layout, self.target
-                )
-                cycles += vertices.binary(n, work, kind)
-            elif form == "row":
-                rows, columns = self._block(out, lead_layout)
-                vector = vertices.multiply_row_vector if work == "mul" else vertices.add_row_vector
-                cycles += (
-                    vector(columns, rows, size)
-                    if kind in ("half", "float")
-                    else vertices.binary(n, work, kind)
-                )
-                moved = moved + step(self.target, exchange_bytes=columns * size)
-            elif form == "column":
-                rows, columns = self._block(out, lead_layout)
-                cycles += vertices.row_values(rows, columns, size)
-                moved = moved + step(self.target, exchange_bytes=rows * size)
-            elif form == "outer":  # both operands are broadcast: a row against a column
-                rows, columns = self._block(out, lead_layout)
-                cycles += vertices.binary(n, work, kind)
-                moved = moved + step(self.target, exchange_bytes=(rows + columns) * size)
-            else:  # every tile receives the whole block, such as a block mask for all heads
-                moved = moved + unknown_copy(n * size, self.target)
-                cycles += vertices.binary(n, work, kind)
-        return moved + step(self.target, vertices_cycles=cycles)
+            if index != lead:
+                exchange, operand_cycles = self._with_operand(index, lead, out, work, kind)
+                moved = moved + exchange
+                cycles += operand_cycles
+        return moved + self._steps(cycles)
 
-    def _block(self, value: Value, layout: TensorLayout) -> Tuple[int, int]:
-        columns = value.shape[-1] if value.shape else 1
-        return block(
-            max(1, value.elements // max(1, columns)), max(1, columns), layout, self.target
-        )
+    def _with_operand(
+        self, index: int, lead: int, out: Value, work: str, kind: str
+    ) -> Tuple[Cost, float]:
+        """Return the cost of bringing an operand to the largest one's tiles, and the cycles of combining them."""
+        value = self.graph.values[index]
+        size = element_bytes(value.dtype)
+        layout = self._layout(lead)
+        rows, columns = self._rows(out, lead)[2:]
+        elementwise = vertices.binary(self._on_tile(out), work, kind)
+
+        form = _broadcast_form(value, out)
+        if form == "full":
+            moved = bring(value.elements, size, self._layout(index), layout, self.target)
+            return moved, elementwise
+        if form == "row":
+            moved = step(self.target, exchange_bytes=columns * size)
+            if kind not in ("half", "float"):
+                return moved, elementwise
+            if work == "mul":
+                return moved, vertices.multiply_row_vector(columns, rows, size)
+            return moved, vertices.add_row_vector(columns, rows, size)
+        if form == "column":
+            moved = step(self.target, exchange_bytes=rows * size)
+            return moved, vertices.row_values(rows, columns, size)
+        if form == "outer":  # both operands are broadcast: a row against a column
+            return step(self.target, exchange_bytes=(rows + columns) * size), elementwise
+        # Every tile receives the whole block, such as a block mask for all heads.
+        return unknown_copy(self._on_tile(out) * size, self.target), elementwise
 
     def _unary(self, operation: Operation) -> Cost:
-        name, _ = short_name(operation.operator)
+        name = _short_name(operation.operator)
         value = self._output(operation)
-        return step(
-            self.target,
-            vertices_cycles=vertices.unary(self._on_tile(value), name, _kind_of(value.dtype)),
-        )
+        return self._steps(vertices.unary(self._on_tile(value), name, _kind_of(value.dtype)))
 
     def _elementwise_unknown(self, operation: Operation) -> Cost:
-        values = [self.graph.values[i] for i in list(operation.inputs()) + list(operation.outputs)]
-        largest = max(values, key=lambda value: value.elements)
-        return step(
-            self.target, vertices_cycles=vertices.binary(self._on_tile(largest), "div", "float")
-        )
+        """Cost an operator without an entry as a float division of its largest tensor."""
+        indices = [*operation.inputs(), *operation.outputs]
+        largest = max(self.graph.values[index].elements for index in indices)
+        return self._steps(vertices.binary(self.target.per_tile(largest), "div", "float"))
 
     def _op_gelu(self, operation: Operation) -> Cost:
         value = self._output(operation)
-        return step(
-            self.target,
-            vertices_cycles=vertices.gelu(self._on_tile(value), element_bytes(value.dtype)),
-        )
+        return self._steps(vertices.gelu(self._on_tile(value), element_bytes(value.dtype)))
 
     def _op_gelu_backward(self, operation: Operation) -> Cost:
         value = self._output(operation)
         size = element_bytes(value.dtype)
-        moved = self._gradient_to(operation)
-        return moved + step(
-            self.target, vertices_cycles=vertices.gelu_gradient(self._on_tile(value), size)
-        )
+        cycles = vertices.gelu_gradient(self._on_tile(value), size)
+        return self._gradient_to(operation) + self._steps(cycles)
 
     def _gradient_to(self, operation: Operation) -> Cost:
-        """Bringing the incoming gradient into the layout of the saved activation."""
+        """Cost bringing the incoming gradient into the layout of the saved activation."""
         gradient, saved = operation.inputs()[:2]
         value = self.graph.values[gradient]
         return bring(
@@ -441,67 +464,51 @@ class Lowering:
 
     def _op_tanh_backward(self, operation: Operation) -> Cost:
         value = self._output(operation)
-        return self._gradient_to(operation) + step(
-            self.target,
-            vertices_cycles=vertices.tanh_gradient(
-                self._on_tile(value), element_bytes(value.dtype)
-            ),
-        )
+        size = element_bytes(value.dtype)
+        cycles = vertices.tanh_gradient(self._on_tile(value), size)
+        return self._gradient_to(operation) + self._steps(cycles)
 
     def _op__to_copy(self, operation: Operation) -> Cost:
-        before, after = self._value(operation), self._output(operation)
-        old, new = _kind_of(before.dtype), _kind_of(after.dtype)
-        n = self._on_tile(after)
-        if old == new:
+        source = self._value(operation).dtype
+        result = self._output(operation)
+        kinds = {_kind_of(source), _kind_of(result.dtype)}
+        n = self._on_tile(result)
+        if len(kinds) == 1:
             return Cost()  # the device has no 64-bit types
-        if "half" in (old, new) and "float" in (old, new):
-            return step(
-                self.target,
-                vertices_cycles=vertices.cast(
-                    n, element_bytes(before.dtype), element_bytes(after.dtype)
-                ),
-            )
-        return step(self.target, vertices_cycles=vertices.cast_integer(n))
+        if kinds == {"half", "float"}:
+            return self._steps(vertices.cast(n, element_bytes(source), element_bytes(result.dtype)))
+        return self._steps(vertices.cast_integer(n))
 
     def _op_where(self, operation: Operation) -> Cost:
+        values = self.graph.values
         out = self._output(operation)
         n = self._on_tile(out)
-        tensors = [i for i in operation.inputs() if self.graph.values[i].elements > 1]
+        tensors = [i for i in operation.inputs() if values[i].elements > 1]
         if len(tensors) < 2:
-            return step(self.target, vertices_cycles=vertices.select_scalars(n))
-        lead = max(
-            tensors,
-            key=lambda i: (
-                self.graph.values[i].elements,
-                element_bytes(self.graph.values[i].dtype),
-            ),
-        )
+            return self._steps(vertices.select_scalars(n))
+
+        def size_of(index: int) -> Tuple[int, int]:
+            return values[index].elements, element_bytes(values[index].dtype)
+
+        lead = max(tensors, key=size_of)
         self._layouts[operation.outputs[0]] = self._layout(lead)
-        cost = step(self.target, vertices_cycles=vertices.select(n))
+        cost = self._steps(vertices.select(n))
         for index in tensors:
-            value = self.graph.values[index]
-            size = max(2, element_bytes(value.dtype))  # a byte costs as much to move as two
             if index == lead:
                 continue
+            value = values[index]
+            size = max(2, element_bytes(value.dtype))  # a byte costs as much to move as two
             if _broadcast_form(value, out) == "block":
-                cost = cost + unknown_copy(n * size, self.target)
+                moved = unknown_copy(n * size, self.target)
             else:
-                cost = cost + bring(
-                    value.elements, size, self._layout(index), self._layout(lead), self.target
-                )
+                have, want = self._layout(index), self._layout(lead)
+                moved = bring(value.elements, size, have, want, self.target)
+            cost = cost + moved
         return cost
-
-    def _copied(self, value: Value) -> Cost:
-        """Within each tile's memory."""
-        return step(
-            self.target,
-            vertices_cycles=vertices.copy(self._on_tile(value) * element_bytes(value.dtype)),
-        )
 
     def _op_cat(self, operation: Operation) -> Cost:
         """PopART copies the concatenation into a clone of itself; both sides have one order, so whole atoms move."""
-        value = self._output(operation)
-        num_bytes = self._on_tile(value) * element_bytes(value.dtype)
+        num_bytes = self._tile_bytes(self._output(operation))
         return step(self.target, vertices_cycles=vertices.copy(num_bytes), exchange_bytes=num_bytes)
 
     _op_stack = _op_slice_backward = _op_cat
@@ -509,16 +516,19 @@ class Lowering:
     # Reductions -----------------------------------------------------------------------------------------------------
 
     def _rows(self, value: Value, index: int) -> Tuple[int, int, int, int]:
-        """(rows, columns, rows on the tile, columns on the tile) of a tensor seen as a matrix."""
-        columns = value.shape[-1] if value.shape else 1
-        rows = max(1, value.elements // max(1, columns))
+        """View a tensor as a matrix; return its rows and columns, then those of its block on a tile.
+
+        `index` is the value whose layout spreads the tensor over the tiles.
+        """
+        columns = max(1, value.shape[-1]) if value.shape else 1
+        rows = max(1, value.elements // columns)
         return (rows, columns) + block(rows, columns, self._layout(index), self.target)
 
     def _row_reduction(
         self, rows: int, columns: int, rows_t: int, columns_t: int, size: int
     ) -> Cost:
-        """Sum or maximum of each row, with the result on each tile of the row."""
-        cost = step(self.target, vertices_cycles=vertices.reduce_rows(rows_t, columns_t, size))
+        """Cost the sum or maximum of each row, with the result on each tile of the row."""
+        cost = self._steps(vertices.reduce_rows(rows_t, columns_t, size))
         parts = ceil(columns / columns_t)
         if parts > 1:
             outputs = self.target.per_tile(rows)
@@ -527,13 +537,13 @@ class Lowering:
                 vertices_cycles=vertices.reduce_rows(outputs, parts, FLOAT),
                 exchange_bytes=parts * outputs * FLOAT,
             )
-            cost = cost + Cost(
-                exchange=self.target.receive(rows_t * FLOAT), sync=self.target.sync_cycles
-            )
+            result_to_tiles = self.target.receive(rows_t * FLOAT)
+            cost = cost + Cost(exchange=result_to_tiles, sync=self.target.sync_cycles)
         return cost
 
     def _column_reduction(self, rows: int, columns: int, rows_t: int, columns_t: int) -> Cost:
-        cost = step(self.target, vertices_cycles=vertices.reduce_columns(columns_t, rows_t))
+        """Cost the sum of each column, in float if the column spans several tiles."""
+        cost = self._steps(vertices.reduce_columns(columns_t, rows_t))
         parts = ceil(rows / rows_t)
         if parts > 1:
             outputs = self.target.per_tile(columns)
@@ -567,7 +577,7 @@ class Lowering:
         index = operation.inputs()[0]
         value = self.graph.values[index]
         rows, columns, rows_t, columns_t = self._rows(value, index)
-        cost = step(self.target, vertices_cycles=vertices.argmax(rows_t * columns_t))
+        cost = self._steps(vertices.argmax(rows_t * columns_t))
         parts = ceil(columns / columns_t)
         if parts > 1:
             outputs = self.target.per_tile(rows)
@@ -580,11 +590,8 @@ class Lowering:
 
     # Softmax, LayerNorm and the losses: as PopART lowers them -------------------------------------------------------
 
-    def _steps(self, *cycles: float) -> Cost:
-        return total(step(self.target, vertices_cycles=c) for c in cycles)
-
     def _op__softmax(self, operation: Operation) -> Cost:
-        """Softmax or log-softmax: maximum, subtraction, exponential, sum, then a reciprocal or a logarithm per row."""
+        """Cost (log-)softmax: maximum, subtraction, exponential, sum, then a reciprocal or a logarithm per row."""
         index = operation.inputs()[0]
         value = self.graph.values[index]
         shape = self._rows(value, index)
@@ -593,7 +600,7 @@ class Lowering:
 
         subtraction = vertices.row_values(rows_t, columns_t, size)
         exponential = vertices.unary(rows_t * columns_t, "exp", _kind_of(value.dtype))
-        if short_name(operation.operator)[0] == "_log_softmax":
+        if _short_name(operation.operator) == "_log_softmax":
             of_sums = [vertices.unary(rows_t, "log", "float")]
         else:
             of_sums = [
@@ -610,7 +617,7 @@ class Lowering:
     _op__log_softmax = _op__softmax
 
     def _op__softmax_backward_data(self, operation: Operation) -> Cost:
-        """Gradient of softmax or log-softmax: a product or an exponential, its row sums, and their subtraction."""
+        """Cost the gradient of (log-)softmax: a product or an exponential, its row sums, and their subtraction."""
         gradient, result = operation.inputs()[:2]
         value = self.graph.values[gradient]
         shape = self._rows(value, result)
@@ -619,19 +626,17 @@ class Lowering:
         size = element_bytes(value.dtype)
         kind = _kind_of(value.dtype)
 
-        logarithm = short_name(operation.operator)[0] == "_log_softmax_backward_data"
-        first = (
-            vertices.unary(elements, "exp", kind)
-            if logarithm
-            else vertices.binary(elements, "mul", kind)
-        )
         subtraction = vertices.row_values(rows_t, columns_t, size)
-        cost = self._steps(first, subtraction, vertices.binary(elements, "add", kind))
-        cost = cost + self._row_reduction(*shape, size)
-        if logarithm:
-            return cost
+        sum_of_both = vertices.binary(elements, "add", kind)
+        row_sums = self._row_reduction(*shape, size)
+        if _short_name(operation.operator) == "_log_softmax_backward_data":
+            exponential = vertices.unary(elements, "exp", kind)
+            return self._steps(exponential, subtraction, sum_of_both) + row_sums
+
+        product = vertices.binary(elements, "mul", kind)
+        moved = self._gradient_to(operation)
         self._layouts[operation.outputs[0]] = self._layout(result)
-        return self._gradient_to(operation) + cost
+        return moved + (self._steps(product, subtraction, sum_of_both) + row_sums)
 
     _op__log_softmax_backward_data = _op__softmax_backward_data
 
@@ -639,22 +644,19 @@ class Lowering:
         index = operation.inputs()[0]
         value = self.graph.values[index]
         shape = self._rows(value, index)
-        size, kind = element_bytes(value.dtype), _kind_of(value.dtype)
-        labels = self.target.per_tile(shape[0])
-        return self._steps(
-            vertices.one_hot(labels), vertices.binary(shape[2] * shape[3], "mul", kind)
-        ) + self._row_reduction(*shape, size)
+        one_hot = vertices.one_hot(self.target.per_tile(shape[0]))
+        product = vertices.binary(shape[2] * shape[3], "mul", _kind_of(value.dtype))
+        row_sums = self._row_reduction(*shape, element_bytes(value.dtype))
+        return self._steps(one_hot, product) + row_sums
 
     def _op_nll_loss_backward(self, operation: Operation) -> Cost:
         index = operation.inputs()[1]
         value = self.graph.values[index]
         shape = self._rows(value, index)
-        size = element_bytes(value.dtype)
+        one_hot = vertices.one_hot(self.target.per_tile(shape[0]))
+        scaling = vertices.row_values(shape[2], shape[3], element_bytes(value.dtype))
         self._layouts[operation.outputs[0]] = self._layout(index)
-        return self._steps(
-            vertices.one_hot(self.target.per_tile(shape[0])),
-            vertices.row_values(shape[2], shape[3], size),
-        )
+        return self._steps(one_hot, scaling)
 
     def _op_native_layer_norm(self, operation: Operation) -> Cost:
         index = operation.inputs()[0]
@@ -662,12 +664,14 @@ class Lowering:
         shape = self._rows(value, index)
         rows_t, columns_t = shape[2:]
         size = element_bytes(value.dtype)
-        row = vertices.row_values(rows_t, columns_t, size)
         self._layouts[operation.outputs[0]] = self._layout(index)
-        return self._row_reduction(*shape, size) * 2.0 + self._steps(
+
+        mean_and_deviation = self._row_reduction(*shape, size) * 2.0
+        row_values = vertices.row_values(rows_t, columns_t, size)
+        return mean_and_deviation + self._steps(
             vertices.inverse_deviation(rows_t),
-            row,
-            row,
+            row_values,  # minus the mean
+            row_values,  # over the deviation
             vertices.multiply_row_vector(columns_t, rows_t, size),
             vertices.add_row_vector(columns_t, rows_t, size),
         )
@@ -677,16 +681,17 @@ class Lowering:
         value = self.graph.values[index]
         shape = self._rows(value, index)
         rows_t, columns_t = shape[2:]
-        n, size, kind = rows_t * columns_t, element_bytes(value.dtype), _kind_of(value.dtype)
-        row = vertices.row_values(rows_t, columns_t, size)
+        size = element_bytes(value.dtype)
+        row_values = vertices.row_values(rows_t, columns_t, size)
+        elementwise = vertices.binary(rows_t * columns_t, "add", _kind_of(value.dtype))
         self._layouts[operation.outputs[0]] = self._layout(index)
         return (
             self._gradient_to(operation)
-            + self._steps(row, row)
+            + self._steps(row_values, row_values)
             + self._column_reduction(*shape) * 2.0
             + self._steps(vertices.multiply_row_vector(columns_t, rows_t, size))
             + self._row_reduction(*shape, size) * 2.0
-            + self._steps(*[vertices.binary(n, "add", kind)] * 4)
+            + self._steps(*[elementwise] * 4)
         )
 
     # Gathers --------------------------------------------------------------------------------------------------------
@@ -694,52 +699,38 @@ class Lowering:
     def _gather(
         self, table_rows: int, columns: int, indices: int, size: int, *, gradient: bool
     ) -> Cost:
-        """Find the cheapest split of the table over rows and columns."""
-        best: Optional[Cost] = None
+        """Return the cost of the cheapest split of the table over rows and columns."""
+        costs = []
         row_split = 1
         while row_split <= min(table_rows, self.target.tiles):
             column_split = min(ceil(columns * size / 4), self.target.tiles // row_split)
             width = ceil(columns / column_split)
+            moved = 0.0  # bytes
             if gradient:
                 cycles = vertices.gather_gradient(indices, width, size, row_split=row_split)
-                moved = float(
-                    indices * width * size
-                )  # every part of the table receives all gradient rows
+                moved = float(indices * width * size)  # every part receives all gradient rows
             else:
                 cycles = vertices.gather(indices, width, size, row_split=row_split)
-                moved = indices * columns * size / self.target.tiles if row_split > 1 else 0.0
-            cost = step(self.target, vertices_cycles=cycles, exchange_bytes=indices * 4) + Cost(
-                exchange=self.target.receive(moved), sync=self.target.sync_cycles if moved else 0.0
-            )
-            if best is None or cost.cycles(0.0) < best.cycles(0.0):
-                best = cost
+                if row_split > 1:
+                    moved = indices * columns * size / self.target.tiles
+            sync = self.target.sync_cycles if moved else 0.0
+            lookup = step(self.target, vertices_cycles=cycles, exchange_bytes=indices * 4)
+            costs.append(lookup + Cost(exchange=self.target.receive(moved), sync=sync))
             row_split *= 2
-        assert best is not None
-        return best
+        return min(costs, key=lambda cost: cost.cycles(0.0))
 
     def _op_embedding(self, operation: Operation) -> Cost:
-        table, indices = self._value(operation, 0), self._value(operation, 1)
-        self._layouts[operation.outputs[0]] = TensorLayout(
-            operation.outputs[0], grouped=True, columns=16
-        )
-        return self._gather(
-            table.shape[0],
-            table.shape[1],
-            indices.elements,
-            element_bytes(table.dtype),
-            gradient=False,
-        )
+        table = self._value(operation, 0)
+        indices = self._value(operation, 1).elements
+        output = operation.outputs[0]
+        self._layouts[output] = TensorLayout(output, grouped=True, columns=16)
+        return self._gather(*table.shape, indices, element_bytes(table.dtype), gradient=False)
 
     def _op_embedding_dense_backward(self, operation: Operation) -> Cost:
-        gradient, indices = self._value(operation, 0), self._value(operation, 1)
-        out = self._output(operation)
-        return self._gather(
-            out.shape[0],
-            out.shape[1],
-            indices.elements,
-            element_bytes(gradient.dtype),
-            gradient=True,
-        )
+        gradient = self._value(operation, 0)
+        indices = self._value(operation, 1).elements
+        table = self._output(operation).shape
+        return self._gather(*table, indices, element_bytes(gradient.dtype), gradient=True)
 
     # Products -------------------------------------------------------------------------------------------------------
 
@@ -753,7 +744,7 @@ class Lowering:
         rearranged: Rearranged,
         parts: int = 1,
     ) -> Tuple[Cost, int]:
-        """Cost, and the columns of a tile's block of the result."""
+        """Return the cost of a product, and the columns of a tile's block of its result."""
         size = element_bytes(dtype)
         product = Product(
             matrices,
@@ -774,52 +765,43 @@ class Lowering:
         return cost * float(parts), width
 
     def _is_weight(self, index: int) -> bool:
-        """Whether a value is a parameter, or a view of one."""
-        while True:
-            if index in self._parameters:
-                return True
-            made = self._made.get(index)
-            if made is None or short_name(made.operator)[0] not in VIEWS:
+        """Return True if a value is a parameter or a view of one."""
+        while index not in self._parameters:
+            producer = self._producers.get(index)
+            if producer is None or _short_name(producer.operator) not in VIEWS:
                 return False
-            index = made.inputs()[0]
+            index = producer.inputs()[0]
+        return True
 
     def _matrix(self, operation: Operation, left: int, right: int) -> Cost:
-        """[M, K] x [K, N]: forward, backward data or weight update, by the phase and by which operand is a weight."""
-        a, b = self.graph.values[left], self.graph.values[right]
-        (rows, inner), columns = a.shape, b.shape[1]
+        """Cost [M, K] x [K, N], a pass that its phase and its operands tell: forward, backward data, weight update."""
+        a = self.graph.values[left]
+        sizes = [*a.shape, self.graph.values[right].shape[1]]  # M, K, N
         parts = 1
-        if (
-            self.serialized > 1
-            and self._vocabulary
-            and operation.scope.startswith("cls.predictions.product")
-        ):
+        if self._vocabulary and operation.scope.startswith("cls.predictions.product"):
             # To save memory the vocabulary product runs in parts, one after the other.
-            if columns >= self._vocabulary:
-                parts, columns = self.serialized, ceil(columns / self.serialized)
-            elif inner >= self._vocabulary:
-                parts, inner = self.serialized, ceil(inner / self.serialized)
-            elif rows >= self._vocabulary:
-                parts, rows = self.serialized, ceil(rows / self.serialized)
+            for axis in (2, 1, 0):
+                if sizes[axis] >= self._vocabulary:
+                    parts = self.serialized
+                    sizes[axis] = ceil(sizes[axis] / parts)
+                    break
+
         if operation.phase == "forward":
             rearranged = FORWARD
+        elif self._is_weight(right) or self._is_weight(left):
+            rearranged = BACKWARD_DATA
         else:
-            rearranged = (
-                BACKWARD_DATA if self._is_weight(right) or self._is_weight(left) else WEIGHT_UPDATE
-            )
+            rearranged = WEIGHT_UPDATE
+        rows, inner, columns = sizes
         cost, width = self._product(1, rows, inner, columns, a.dtype, rearranged, parts)
-        self._layouts[operation.outputs[0]] = TensorLayout(
-            operation.outputs[0], grouped=True, columns=width
-        )
-        if rearranged == FORWARD:  # the plan contains the rearrangements of backward passes
-            cost = cost + self._operand(left)
-        return cost
+        output = operation.outputs[0]
+        self._layouts[output] = TensorLayout(output, grouped=True, columns=width)
 
-    def _operand(self, index: int) -> Cost:
-        """Rearranging an activation for a product: free unless it is read through a permute."""
-        value = self.graph.values[index]
-        if self._is_weight(index) or not self._layout(index).permuted:
-            return Cost()
-        return unknown_copy(self._on_tile(value) * element_bytes(value.dtype), self.target)
+        # An activation must be rearranged if it is read through a permute; plans of backward passes contain that.
+        permuted = self._layout(left).permuted and not self._is_weight(left)
+        if rearranged == FORWARD and permuted:
+            cost = cost + unknown_copy(self._tile_bytes(a), self.target)
+        return cost
 
     def _op_mm(self, operation: Operation) -> Cost:
         left, right = operation.inputs()[:2]
@@ -829,7 +811,7 @@ class Lowering:
         bias, left, right = operation.inputs()[:3]
         cost = self._matrix(operation, left, right)
         out = self._output(operation)
-        rows, columns = self._block(out, self._layout(operation.outputs[0]))
+        rows, columns = self._rows(out, operation.outputs[0])[2:]
         size = element_bytes(out.dtype)
         return cost + step(
             self.target,
@@ -838,19 +820,16 @@ class Lowering:
         )
 
     def _op_bmm(self, operation: Operation) -> Cost:
-        """Attention: both operands come from other operations and must be rearranged."""
-        left, right = operation.inputs()[:2]
-        a, b = self.graph.values[left], self.graph.values[right]
-        cost, width = self._product(
-            a.shape[0], a.shape[1], a.shape[2], b.shape[2], a.dtype, FORWARD
-        )
-        for index in (left, right):
-            value = self.graph.values[index]
-            num_bytes = self._on_tile(value) * element_bytes(value.dtype)
-            cost = cost + unknown_copy(num_bytes, self.target)
-        self._layouts[operation.outputs[0]] = TensorLayout(
-            operation.outputs[0], grouped=True, columns=width
-        )
+        """Cost a product of attention: both operands come from other operations and must be rearranged."""
+        left = self._value(operation, 0)
+        right = self._value(operation, 1)
+        matrices, rows, inner = left.shape
+        columns = right.shape[2]
+        cost, width = self._product(matrices, rows, inner, columns, left.dtype, FORWARD)
+        for value in (left, right):
+            cost = cost + unknown_copy(self._tile_bytes(value), self.target)
+        output = operation.outputs[0]
+        self._layouts[output] = TensorLayout(output, grouped=True, columns=width)
         return cost
 
     # The optimiser: lists of tensors, each list one multi-tensor operation ------------------------------------------
@@ -859,27 +838,28 @@ class Lowering:
         first = operation.arguments[0]
         elements = sum(self.graph.values[part["value"]].elements for part in first)
         n = self.target.per_tile(elements)
-        lists = sum(1 for argument in operation.arguments if isinstance(argument, list))
+        lists = sum(isinstance(argument, list) for argument in operation.arguments)
         if name == "norm":
             squares = vertices.unary(n, "square", "float") + vertices.reduce_rows(1, n, FLOAT)
-            return step(self.target, vertices_cycles=squares) + step(
+            sum_over_tiles = step(
                 self.target,
                 vertices_cycles=vertices.reduce_rows(1, self.target.tiles, FLOAT),
                 exchange_bytes=self.target.tiles * FLOAT,
             )
+            return self._steps(squares) + sum_over_tiles
         if name in _UNARY:
-            return step(self.target, vertices_cycles=vertices.unary(n, name, "float"))
+            return self._steps(vertices.unary(n, name, "float"))
         if name == "add" and lists == 2:
-            return step(self.target, vertices_cycles=vertices.scaled_add(n, FLOAT))
+            return self._steps(vertices.scaled_add(n, FLOAT))
         if name in _BINARY:
-            form = vertices.scalar if lists < 2 else vertices.binary
-            return step(self.target, vertices_cycles=form(n, _BINARY[name], "float"))
+            estimate = vertices.scalar if lists < 2 else vertices.binary
+            return self._steps(estimate(n, _BINARY[name], "float"))
         self.unknown[operation.operator] += 1
-        return step(self.target, vertices_cycles=vertices.binary(n, "div", "float"))
+        return self._steps(vertices.binary(n, "div", "float"))
 
 
 def _broadcast_form(value: Value, out: Value) -> str:
-    """How `value` is broadcast to `out`.
+    """Return how `value` is broadcast to `out`.
 
     "full": not at all; "row": one vector for many rows; "column": one value per row; "outer": a row against a column;
     "block": a matrix for many others.

@@ -33,9 +33,8 @@ class Product:
     columns: int  # N
     element_bytes: int = HALF
     partial_bytes: int = HALF
-    memory_proportion: float = (
-        0.6  # of a tile's memory, for temporaries (poplibs availableMemoryProportion)
-    )
+    # Share of a tile's memory for temporaries (poplibs availableMemoryProportion).
+    memory_proportion: float = 0.6
 
 
 class Rearranged(NamedTuple):
@@ -53,7 +52,7 @@ WEIGHT_UPDATE = Rearranged(input=True, weights=True, output=True)
 
 @dataclass(frozen=True)
 class _MatmulPlan:
-    """The cheapest split found, and its cycles by kind."""
+    """The cheapest split of a product, and its cycles by kind."""
 
     matrix_split: int
     row_split: int
@@ -89,19 +88,19 @@ class _MatmulPlan:
 
 
 def _inner_half(rows_per_worker: np.ndarray, *, accumulates: bool) -> np.ndarray:
-    """Tile cycles of one 16x16 block, half precision; the first pass over the inputs writes, later ones accumulate."""
-    extra = 1 if accumulates else 0
-    p = rows_per_worker
-    table = np.where(
-        p >= 3,
-        30 + extra + 4 * (p - 3),
-        np.where(p == 2, 34 + extra, np.where(p == 1, 25 + extra, 14 + extra)),
-    )
-    return 6 * table
+    """Return the tile cycles of one 16x16 block in half precision.
+
+    The first pass over the inputs writes its results; later passes accumulate, a cycle more.
+    """
+    few_rows = np.array([14, 25, 34])  # cycles of no row, of one and of two
+    short_loop = few_rows[np.minimum(rows_per_worker, 2)]
+    long_loop = 30 + 4 * (rows_per_worker - 3)
+    cycles = np.where(rows_per_worker >= 3, long_loop, short_loop)
+    return 6 * (cycles + int(accumulates))
 
 
 def _coefficient_load(target: Target, *, element_bytes: int, partial_bytes: int) -> int:
-    """Cycles to load the weights of one AMP pass."""
+    """Return the cycles to load the weights of one AMP pass."""
     if element_bytes == FLOAT:
         return 16 * 32 // target.coefficient_bytes_per_cycle
     units = target.amp_units_half if partial_bytes == HALF else target.amp_units_float_partials
@@ -118,71 +117,79 @@ def _amp_vertex(
     element_bytes: int = HALF,
     partial_bytes: int = HALF,
 ) -> np.ndarray:
-    """Tile cycles of the 1x1 AMP vertex.
+    """Return the tile cycles of the 1x1 AMP vertex; sizes are those of the tile, numbers or arrays that broadcast.
 
-    rows: of the tile; inner_groups: groups of 16 inputs (8 in float); column_groups: groups of 16 outputs;
-    matrices: of the tile. Any may be an array; they broadcast.
+    inner_groups: groups of 16 inputs (8 in float); column_groups: groups of 16 outputs.
     """
-    p = -(-np.asarray(rows) // target.workers)
+    worker_rows = -(-np.asarray(rows) // target.workers)
     load = _coefficient_load(target, element_bytes=element_bytes, partial_bytes=partial_bytes)
+    passes = 1
     if element_bytes == FLOAT:
-        later = 6 * (46 + np.maximum(p - 3, 0) * 8)
-        first = later + 6 * (2 + 8 * p)
-        passes = 1
+        later = 6 * (46 + np.maximum(worker_rows - 3, 0) * 8)
+        first = later + 6 * (2 + 8 * worker_rows)
     else:
-        first, later = _inner_half(p, accumulates=False), _inner_half(p, accumulates=True)
-        passes = 1 if partial_bytes == HALF else 2  # 8 units take two passes for 16 outputs
+        first = _inner_half(worker_rows, accumulates=False)
+        later = _inner_half(worker_rows, accumulates=True)
+        if partial_bytes != HALF:
+            passes = 2  # 8 units take two passes for 16 outputs
+
     blocks = column_groups * passes
-    per_matrix = (
-        13
-        + (inner_groups - 1) * (15 + blocks * (25 + load + later))
-        + 11
-        + blocks * (25 + load + first)
-    )
+    first_group = 11 + blocks * (25 + load + first)
+    later_group = 15 + blocks * (25 + load + later)
+    per_matrix = 13 + (inner_groups - 1) * later_group + first_group
     return 50 + 6 * (7 + 3 * (inner_groups * matrices - 1)) + matrices * per_matrix
 
 
 def _partial_reduction(
     outputs: np.ndarray, inner_split: np.ndarray, *, partial_bytes: int = HALF
 ) -> np.ndarray:
-    """Tile cycles of summing `inner_split` partials, each tile an equal share of `outputs`; 0 without a split."""
+    """Return the tile cycles of summing `inner_split` partials, a share of the outputs on each tile; 0 if not split."""
     width, frame = (8, 9) if partial_bytes == HALF else (4, 8)
     share = np.ceil(outputs / inner_split)
     vectors = np.ceil(np.ceil(share / width) / 6)
-    return np.where(inner_split > 1, 33 + 6 * (20 + vectors * (2 * (inner_split - 1) + frame)), 0.0)
+    cycles = 33 + 6 * (20 + vectors * (2 * (inner_split - 1) + frame))
+    return np.where(inner_split > 1, cycles, 0.0)
 
 
 def _transform(
     elements: float, *, element_bytes: int, aligned: bool, target: Target
 ) -> Tuple[float, float]:
-    """(compute, exchange) cycles of rearranging an operand of `elements` spread over all tiles.
+    """Return the compute and the exchange cycles of rearranging an operand of `elements` spread over all tiles.
 
-    The planner moves one element a cycle at best (poplibs); 1.67 instead of 1.25 where a dimension is no multiple of 4.
+    The planner moves one element a cycle at best (poplibs), and adds 25 %, or 67 % if a dimension is not a multiple
+    of 4.
     """
-    on_tile = elements * element_bytes / target.tiles
+    tile_bytes = elements * element_bytes / target.tiles
     rate = min(target.exchange_bytes_per_cycle * 2, element_bytes)
-    return on_tile * (1.25 if aligned else 1.67) / rate, on_tile / target.exchange_bytes_per_cycle
+    factor = 1.25 if aligned else 1.67
+    return tile_bytes * factor / rate, tile_bytes / target.exchange_bytes_per_cycle
 
 
 def _splits(parts: int, limit: int, *, even: bool = False, largest: bool = False) -> List[int]:
-    """Yield the smallest split for every distinct share ceil(parts / split).
+    """Return the smallest split for every distinct share ceil(parts / split), in ascending order.
 
-    even: also the smallest even one. largest: also the largest one, since more tiles sum partials faster. Both may
+    even: also the smallest even split. largest: also the largest split, since more tiles sum partials faster. Both may
     leave tiles idle, as with a padded operand; without that a larger product could cost less than a smaller one.
     """
+    last = parts
+    if even:
+        last = parts + 1
+    elif largest:
+        last = parts + parts // 4
+
     chosen = set()
-    seen = set()
-    for split in range(
-        1, min(parts + 1 if even else parts + parts // 4 if largest else parts, limit) + 1
-    ):
+    shares = set()
+    shares_of_even_splits = set()
+    for split in range(1, min(last, limit) + 1):
         share = -(-parts // split)
-        keys = [share] + ([("even", share)] if even and split % 2 == 0 else [])
-        if largest and share not in seen and split > 1:
-            chosen.add(split - 1)
-        for key in keys:
-            if key not in seen:
-                seen.add(key)
-                chosen.add(split)
+        if share not in shares:
+            shares.add(share)
+            chosen.add(split)
+            if largest and split > 1:
+                chosen.add(split - 1)
+        if even and split % 2 == 0 and share not in shares_of_even_splits:
+            shares_of_even_splits.add(share)
+            chosen.add(split)
     if largest:
         chosen.add(split)
     return sorted(chosen)
@@ -191,11 +198,15 @@ def _splits(parts: int, limit: int, *, even: bool = False, largest: bool = False
 def _plan(product: Product, target: Target) -> _MatmulPlan:
     """Find the plan with the fewest cycles whose temporaries fit, or the smallest plan if none fits.
 
-    Without rearrangements: `_rearrange` adds them, and the choice of the split does not depend on them.
+    Rearrangements are left out: `_rearrange` adds them, and the choice of the split does not depend on them.
     """
-    size, partial = product.element_bytes, product.partial_bytes
+    size = product.element_bytes
+    partial = product.partial_bytes
     inner_group = _GROUP if size == HALF else _GROUP // 2
-    inner_groups, column_groups = ceil(product.inner / inner_group), ceil(product.columns / _GROUP)
+    inner_groups = ceil(product.inner / inner_group)
+    column_groups = ceil(product.columns / _GROUP)
+
+    # All splits (g, m, k, n) that use no more tiles than there are.
     limit = target.tiles
     axes = np.meshgrid(
         np.array(_splits(product.matrices, limit), dtype=np.int64),
@@ -209,8 +220,14 @@ def _plan(product: Product, target: Target) -> _MatmulPlan:
     keep = np.nonzero(used <= limit)
     g, m, k, n = (np.broadcast_to(axis, used.shape)[keep] for axis in axes)
 
-    matrices, rows = -(-product.matrices // g), -(-product.rows // m)
+    # What a tile gets of each dimension.
+    matrices = -(-product.matrices // g)
+    rows = -(-product.rows // m)
     inner = -(-inner_groups // k)
+    split = k > 1
+    pair = np.where(n % 2 == 0, 2, 1)  # both tiles of a pair take the same rows
+    rate = target.exchange_bytes_per_cycle
+
     best: Optional[Tuple[float, float, _MatmulPlan]] = None
     serial = 1
     while serial <= max(1, column_groups):
@@ -221,37 +238,31 @@ def _plan(product: Product, target: Target) -> _MatmulPlan:
         vertex = _amp_vertex(
             rows, inner, columns, matrices, target=target, element_bytes=size, partial_bytes=partial
         )
-        pair = np.where(n % 2 == 0, 2, 1)  # both tiles of a pair take the same rows
-        rate = target.exchange_bytes_per_cycle
         in_exchange = inputs * (1 - 1 / n) * size / rate / pair
         weight_exchange = weights * (1 - 1 / m) * size / rate
-        split = k > 1
         partial_exchange = np.where(split, outputs * partial / rate, 0.0)
         reduction = _partial_reduction(outputs, k, partial_bytes=partial)
         if partial != size:
             cast = 6 * (26 + np.ceil(np.ceil(outputs / 6) / target.vector(partial)))
             reduction = np.where(split, reduction, cast)
         sync = target.sync_cycles * (1 + split)
-        slices, laid = np.zeros(len(g)), np.zeros(len(g))
+
+        # A serial split slices weights before they are sent to all their tiles, and outputs after the sum of their
+        # partials. All weights are laid out for it before the loop, an element a cycle; the rows are sent then, too.
+        slices = np.zeros(len(g))
+        laid_out = np.zeros(len(g))
         if serial > 1:
-            # Sliced are weights before they are sent to all their tiles, and outputs after the sum of their partials.
-            # All weights are laid out for it before the loop, an element a cycle; the rows come then, too.
-            laid = np.ceil(serial * weights / m)
-            words = (
-                np.floor(np.ceil(part / 6) / target.vector(size))
-                for part in (weights / m, outputs / k)
-            )
-            slices = laid + serial * sum(25 + 6 * (39 + 24 + 2 * each) for each in words)
-        weight_exchange = serial * weight_exchange + laid * size / rate
-        total = (
-            in_exchange
-            + weight_exchange
-            + slices
-            + serial * (vertex + partial_exchange + reduction + sync)
-        )
-        memory = inputs * size + weights * size + outputs * partial + laid * size
+            laid_out = np.ceil(serial * weights / m)
+            of_weights = _slice_cycles(weights / m, target.vector(size))
+            of_outputs = _slice_cycles(outputs / k, target.vector(size))
+            slices = laid_out + serial * (of_weights + of_outputs)
+        weight_exchange = serial * weight_exchange + laid_out * size / rate
+        per_part = vertex + partial_exchange + reduction + sync
+        total = in_exchange + weight_exchange + slices + serial * per_part
+        memory = inputs * size + weights * size + outputs * partial + laid_out * size
+
+        # Prefer a plan that fits; of plans that do not, prefer the smallest.
         fits = memory <= product.memory_proportion * target.memory_per_tile
-        # A plan that fits is taken before one that does not; of those that do not, the smallest.
         order = np.where(fits, total, memory * 1.0e12)
         at = int(np.argmin(order))
         key = (float(order[at]), float(total[at]))
@@ -281,28 +292,36 @@ def _plan(product: Product, target: Target) -> _MatmulPlan:
     return best[2]
 
 
+def _slice_cycles(elements: np.ndarray, width: int) -> np.ndarray:
+    """Return the tile cycles of a dynamic slice (`vertices.dynamic_slice`), for `width` elements per 64-bit access."""
+    accesses = np.floor(np.ceil(elements / 6) / width)
+    return 25 + 6 * (39 + 24 + 2 * accesses)
+
+
 def _rearrange(
     base: _MatmulPlan, product: Product, rearranged: Rearranged, target: Target
 ) -> _MatmulPlan:
     """Add to `base` the cycles of rearranging the operands that this pass must rearrange."""
-    aligned = (
-        product.columns % 4 == 0
-    )  # rows and inputs are padded to the plan's groups in any case
+    aligned = product.columns % 4 == 0  # rows and inputs are padded to the plan's groups
     sizes = (
         product.matrices * product.rows * product.inner,
         product.matrices * product.inner * product.columns,
         product.matrices * product.rows * product.columns,
     )
-    moved = [
-        _transform(elements, element_bytes=product.element_bytes, aligned=aligned, target=target)
-        for elements, wanted in zip(sizes, rearranged)
-        if wanted
-    ]
+    compute = 0.0
+    exchange = 0.0
+    for elements, wanted in zip(sizes, rearranged):
+        if wanted:
+            cycles = _transform(
+                elements, element_bytes=product.element_bytes, aligned=aligned, target=target
+            )
+            compute += cycles[0]
+            exchange += cycles[1]
     return replace(
         base,
-        transform_cycles=float(sum(compute for compute, _ in moved)),
-        transform_exchange_cycles=float(sum(exchange for _, exchange in moved)),
-        sync_cycles=base.sync_cycles + target.sync_cycles * len(moved),
+        transform_cycles=compute,
+        transform_exchange_cycles=exchange,
+        sync_cycles=base.sync_cycles + target.sync_cycles * sum(rearranged),
     )
 
 
@@ -312,17 +331,17 @@ def cache_folder() -> Path:
 
 
 def write_cache(path: Path, text: str) -> None:
-    """Write a file of the cache, whole or not at all, and its folder where it is missing."""
+    """Write a file of the cache atomically, and create its directory if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode())
 
 
 class Planner:
-    """Plans for one target by shape, type and memory proportion, kept in a file where a folder is given."""
+    """Plans for one target by shape, type and memory proportion, kept in a file of `folder` unless that is None."""
 
     def __init__(self, target: Target, folder: Optional[Path] = None):
         self.target = target
-        self.searched = 0  # plans that had to be searched, for the report and the tests
+        self.searched = 0  # plans that were not in the cache, for the report and the tests
         # Graphs lowered with these plans, by identity, with their results by settings; see `lowering.Lowering.run`.
         self.lowered: Dict[int, Tuple[Any, Dict[Tuple, Any]]] = {}
         self._plans: Dict[str, _MatmulPlan] = {}
@@ -337,9 +356,8 @@ class Planner:
                 gateway_bytes_per_second=0.0,
                 streaming_bytes_per_second=0.0,
             )
-            digest = hashlib.sha256(
-                repr(astuple(machine)).encode() + Path(__file__).read_bytes()
-            ).hexdigest()
+            source = repr(astuple(machine)).encode() + Path(__file__).read_bytes()
+            digest = hashlib.sha256(source).hexdigest()
             self._path = folder / f"plans_{digest[:24]}.json"
             self._plans = self._load(self._path)
 
@@ -352,7 +370,7 @@ class Planner:
             return {}
 
     def plan(self, product: Product, rearranged: Rearranged = FORWARD) -> _MatmulPlan:
-        """Return the best plan of `product`, searched once for identical products."""
+        """Return the best plan of `product`; identical products are searched once."""
         key = " ".join(str(value) for value in astuple(product))
         if key not in self._plans:
             self._plans[key] = _plan(product, self.target)
@@ -360,9 +378,8 @@ class Planner:
         return _rearrange(self._plans[key], product, rearranged, self.target)
 
     def save(self) -> None:
-        """Store the plans searched, together with those that other processes stored meanwhile."""
+        """Store the plans, together with those that other processes stored meanwhile."""
         if self._path is not None and self.searched:
             merged = {**self._load(self._path), **self._plans}
-            write_cache(
-                self._path, json.dumps({key: asdict(value) for key, value in merged.items()})
-            )
+            tree = {key: asdict(plan) for key, plan in merged.items()}
+            write_cache(self._path, json.dumps(tree))

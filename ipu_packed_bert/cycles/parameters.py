@@ -1,4 +1,4 @@
-"""The four numbers that no source gives and that `calibration` fits."""
+"""The four parameters that no source states and that `calibration` fits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from ipu_packed_bert.cycles.layout import Cost
 class Parameters:
     """The fitted parameters."""
 
-    factor: float = 1.0  # on all cycles on chip, for a graph made from PyTorch as this engine's
-    layout: float = 3.125  # cycles per byte of rearrangements with unknown atom size, 0.44 to 5.148
-    replica_seconds: float = 0.0  # host time per call and replica that a process serves (`update`)
-    framework: float = (
-        1.0  # cycles on chip of a PyTorch graph / cycles of the same graph written in PopART
-    )
+    # Multiplies all cycles on chip of a graph that is compiled from PyTorch, such as this engine's.
+    factor: float = 1.0
+    # Cycles per byte of rearrangements with unknown atom size, 0.44 to 5.148.
+    layout: float = 3.125
+    # Host time per call and replica of a process (`update`).
+    replica_seconds: float = 0.0
+    # Cycles on chip of a PyTorch graph / cycles of the same graph written in PopART.
+    framework: float = 1.0
 
     def cycles(self, cost: Cost) -> float:
         """Return all cycles of a cost."""

@@ -23,6 +23,7 @@ from ipu_packed_bert.cycles.lowering import (
     ENCODER,
     FEED_FORWARD,
     Edge,
+    Entry,
     Lowered,
     Lowering,
     block_of,
@@ -48,18 +49,19 @@ class PipelinePlacement(NamedTuple):
     off_chip: bool = False  # optimiser state in streaming memory
     recompute: bool = True
     half_partials: bool = True
-    # Where the feed-forward halves of the layers lie elsewhere than their attention: their number on each IPU. Only
-    # published runs of PopART do so; `layers_per_ipu` then counts the attention halves.
+    # Feed-forward halves of layers on each IPU, if they are not on the IPU of their attention half. Only published
+    # runs of PopART split layers so; `layers_per_ipu` then counts the attention halves.
     feed_forward_per_ipu: Tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:
+        """Stages of the pipeline, forward and backward."""
         return training_stages(self.layers_per_ipu)
 
     def halves(self, ipu: int) -> Dict[str, int]:
-        """How many attention and feed-forward halves of layers lie on an IPU."""
-        elsewhere = self.feed_forward_per_ipu or self.layers_per_ipu
-        return {ATTENTION: self.layers_per_ipu[ipu], FEED_FORWARD: elsewhere[ipu]}
+        """Count the attention and the feed-forward halves of layers on an IPU."""
+        feed_forward = self.feed_forward_per_ipu or self.layers_per_ipu
+        return {ATTENTION: self.layers_per_ipu[ipu], FEED_FORWARD: feed_forward[ipu]}
 
     def _ipu_of_layer(self, layer: int) -> int:
         """Return the IPU of encoder layer number `layer`."""
@@ -88,9 +90,9 @@ class Step(NamedTuple):
 
     pipeline_cycle: float  # slowest IPU and copy phase
     update: float  # once per weight update
-    cycles: float  # all of it, without the host
-    seconds: float  # the host's part included
-    once: UpdateCost  # what is paid once, by cause
+    cycles: float  # of the whole update, without the host
+    seconds: float  # of the whole update, with the host
+    once: UpdateCost  # seconds that are paid once, by cause
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +106,9 @@ class Pipeline:
     updates: Tuple[IpuUpdate, ...]  # of each IPU, once per weight update
     unknown: Dict[str, int]
 
-    def ipu_cycles(self, ipu: Ipu, parameters: Parameters) -> float:
-        return parameters.cycles(ipu.total)
-
     def bottleneck(self, parameters: Parameters) -> Ipu:
-        return max(self.ipus, key=lambda ipu: self.ipu_cycles(ipu, parameters))
+        """Return the slowest IPU."""
+        return max(self.ipus, key=lambda ipu: parameters.cycles(ipu.total))
 
     def copy_cycles(self, ipu: Ipu) -> float:
         """Return the cycles in which an IPU copies to its neighbours."""
@@ -119,15 +119,15 @@ class Pipeline:
 
         All neighbours copy at once, so the copy phase takes as long as the busiest link.
         """
-        slowest = max(self.ipu_cycles(ipu, parameters) for ipu in self.ipus)
+        slowest = parameters.cycles(self.bottleneck(parameters).total)
         return slowest + max(map(self.copy_cycles, self.ipus))
 
     def micro_batch_cycles(self, parameters: Parameters) -> float:
         """Return the cycles of one micro-batch through all IPUs, one after the other, without overlap."""
-        return sum(self.ipu_cycles(ipu, parameters) + self.copy_cycles(ipu) for ipu in self.ipus)
+        return sum(parameters.cycles(ipu.total) + self.copy_cycles(ipu) for ipu in self.ipus)
 
     def category_cycles(self, parameters: Parameters) -> Dict[str, float]:
-        """Return `micro_batch_cycles` by category; the rearrangements of each separately, as "<category>, layout"."""
+        """Return `micro_batch_cycles` by category; "<category>, layout" stands for its rearrangements."""
         cycles: Dict[str, float] = {}
         for ipu in self.ipus:
             for category, cost in ipu.costs.items():
@@ -139,10 +139,11 @@ class Pipeline:
 
     def work_cycles(self, ipu: Ipu, micro_batches: int, parameters: Parameters) -> float:
         """Return the cycles that an IPU works in an update, without waiting for others."""
-        update = self.ipu_update(ipu.number, parameters).device * self.target.clock_hz
-        return micro_batches * (self.ipu_cycles(ipu, parameters) + self.copy_cycles(ipu)) + update
+        work = parameters.cycles(ipu.total) + self.copy_cycles(ipu)
+        update = self._ipu_update(ipu.number, parameters).device * self.target.clock_hz
+        return micro_batches * work + update
 
-    def ipu_update(self, number: int, parameters: Parameters) -> UpdateCost:
+    def _ipu_update(self, number: int, parameters: Parameters) -> UpdateCost:
         """Return the cost of an update on IPU `number` beyond the pipeline, without the host."""
         return ipu_cost(
             self.updates[number], self.placement.replicas, len(self.ipus), self.target, parameters
@@ -150,10 +151,8 @@ class Pipeline:
 
     def update_cost(self, parameters: Parameters) -> UpdateCost:
         """Return the cost of an update beyond the pipeline: the slowest IPU's part and the host's."""
-        slowest = max(
-            (self.ipu_update(ipu.number, parameters) for ipu in self.ipus),
-            key=lambda cost: cost.device,
-        )
+        costs = [self._ipu_update(ipu.number, parameters) for ipu in self.ipus]
+        slowest = max(costs, key=lambda cost: cost.device)
         host = host_seconds(
             self.placement.replicas,
             len(self.ipus),
@@ -163,49 +162,47 @@ class Pipeline:
         return replace(slowest, host=host)
 
     def step(self, accumulation: int, parameters: Parameters) -> Step:
+        """Return the cycles and seconds of one weight update over `accumulation` micro-batches."""
         once = self.update_cost(parameters)
-        cycle, update = self.pipeline_cycle(parameters), once.device * self.target.clock_hz
+        cycle = self.pipeline_cycle(parameters)
+        update = once.device * self.target.clock_hz
         cycles = (accumulation + self.placement.stages - 1) * cycle + update
         return Step(cycle, update, cycles, self.target.seconds(cycles) + once.host, once)
 
     def sequences_per_second(
         self, accumulation: int, packing_factor: float, parameters: Parameters
     ) -> float:
-        """Throughput of all replicas; `packing_factor` sequences stand in a pack."""
+        """Return the throughput of all replicas at `packing_factor` sequences per pack."""
         sequences = accumulation * self.micro_batch * self.placement.replicas * packing_factor
         return sequences / self.step(accumulation, parameters).seconds
 
 
 def _edges(graph: Graph) -> List[Edge]:
-    """Tensors that one block makes and another reads; parameters and batch fields are not copied."""
-    made: Dict[int, str] = {}
+    """Return the tensors that one block writes and another reads; parameters and batch fields are not copied."""
+    writers: Dict[int, str] = {}
     for operation in graph.operations:
         for output in operation.outputs:
-            made.setdefault(output, block_of(operation.scope))
-    found: Dict[Tuple[str, str, str, int], Edge] = {}
+            writers.setdefault(output, block_of(operation.scope))
+
+    edges: Dict[Edge, None] = {}  # in order of their first use
     for operation in graph.operations:
         reader = block_of(operation.scope)
         for index in operation.inputs():
-            writer = made.get(index)
+            writer = writers.get(index)
             value = graph.values[index]
             if writer is not None and writer != reader and value.elements > 1:
-                key = (writer, reader, operation.phase, index)
-                found[key] = Edge(
-                    writer,
-                    reader,
-                    operation.phase,
-                    value.elements * element_bytes(value.dtype),
-                    index,
-                )
-    return list(found.values())
+                num_bytes = value.elements * element_bytes(value.dtype)
+                edges[Edge(writer, reader, operation.phase, num_bytes, index)] = None
+    return list(edges)
 
 
 def _route(source: int, target: int, count: int, *, through: bool = False) -> List[int]:
-    """Links that a tensor takes, each named by the IPU it leaves: along the pipeline, or the link back to IPU 0.
+    """Return the links of a tensor, by the IPU that it leaves: along the pipeline, or the link back to IPU 0.
 
     through: every IPU on the way needs the tensor, so the link back is not used.
     """
-    if not through and abs(source - target) == count - 1 and source != target:
+    uses_link_back = abs(source - target) == count - 1 and source != target
+    if uses_link_back and not through:
         return [source]
     return list(range(source, target, 1 if target > source else -1))
 
@@ -219,7 +216,16 @@ def assemble(
     num_layers: int,
     micro_batch: int,
 ) -> Pipeline:
-    """Lower the graph for every IPU and add what the pipeline itself costs."""
+    """Lower the graph for every IPU and add what the pipeline itself costs.
+
+    Args:
+        graph: forward and backward of a micro-batch, of a few layers.
+        update: the weight update of a network of one layer.
+        placement: the layers, replicas and memory of the IPUs.
+        planner: the plans of products, for one target.
+        num_layers: encoder layers of the whole network.
+        micro_batch: packs of a micro-batch.
+    """
     target = planner.target
     count = len(placement.layers_per_ipu)
     lowered: Dict[float, Lowered] = {}
@@ -233,75 +239,74 @@ def assemble(
         ).run()
     crossing = _edges(graph)
     links = _link_bytes(graph, crossing, placement, num_layers, count)
-    elements, tensors = _parameters_per_ipu(graph, placement, count)
-    hidden = _hidden_elements(graph, crossing)
+    parameters = _parameters_per_ipu(graph, placement, count)
+
+    # Every IPU stashes the outputs of its layers (IPU 0 also of the embeddings) and tensors that every layer reads.
+    layer_output = _layer_output_elements(graph, crossing)
     carried = _carried_elements(graph, crossing, count)
+    stash = _stash(layer_output, target)
 
     ipus = []
     for number, layers in enumerate(placement.layers_per_ipu):
-        here = lowered[placement.memory_proportion[number]]
-        parts: List[Tuple[str, int, Cost]] = []  # category, how many times, cost
-        feed_forward = placement.halves(number)[FEED_FORWARD]
-        for entry in here.entries:
-            times = int(number == 0)
-            if entry.block == "layer":
-                times = feed_forward if entry.half == FEED_FORWARD else layers
-            # Recomputed for the backward pass; that of the heads follows their forward pass at once.
-            if placement.recompute and entry.phase == "forward" and entry.block != "heads":
-                times *= 2
-            if times:
-                parts.append((entry.category, times, entry.cost))
-        stash = step(target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(hidden)))
-        parts.append((COPIES, layers + (1 if number == 0 else 0), stash))
-        if carried:
-            carry = step(
-                target, vertices_cycles=2 * vertices.dynamic_slice(target.per_tile(carried))
-            )
-            parts.append((COPIES, 1, carry))
-        accumulate = step(
-            target, vertices_cycles=vertices.scaled_add(target.per_tile(elements[number]))
-        )
-        parts.append((ENCODER, 1, accumulate))
         costs: Dict[str, Cost] = {category: Cost() for category in CATEGORIES}
-        for category, times, cost in parts:
-            costs[category] = costs[category] + cost * float(times)
+        for entry in lowered[placement.memory_proportion[number]].entries:
+            times = _calls(entry, placement, number)
+            if times:
+                costs[entry.category] = costs[entry.category] + entry.cost * float(times)
+        costs[COPIES] = costs[COPIES] + stash * float(layers + int(number == 0))
+        if carried:
+            costs[COPIES] = costs[COPIES] + _stash(carried, target)
+        add_gradients = vertices.scaled_add(target.per_tile(parameters[number][0]))
+        costs[ENCODER] = costs[ENCODER] + step(target, vertices_cycles=add_gradients)
         ipus.append(Ipu(number, layers, costs, total(costs.values()), links[number]))
 
     share = placement.replicas if placement.sharded else 1
-    updates = [
-        IpuUpdate(
-            _update_cost(update, planner, elements[number] / share, placement),
-            elements[number],
-            tensors[number],
-            2 * 8 * elements[number] / share if placement.off_chip else 0.0,
-        )
-        for number in range(count)
-    ]
+    updates = []
+    for elements, tensors in parameters:
+        cost = _update_cost(update, planner, elements / share, placement)
+        # Two moments in float32, read and written.
+        streamed_bytes = 2 * 8 * elements / share if placement.off_chip else 0.0
+        updates.append(IpuUpdate(cost, elements, tensors, streamed_bytes))
     unknown: Dict[str, int] = {}
     for result in lowered.values():
         unknown.update(result.unknown)
     return Pipeline(tuple(ipus), placement, target, micro_batch, tuple(updates), unknown)
 
 
-def _hidden_elements(graph: Graph, crossing: Sequence[Edge]) -> int:
-    """Elements of a layer's output: the largest tensor that passes from block to block in the forward pass."""
-    sizes = [
-        graph.values[edge.value].elements
-        for edge in crossing
-        if edge.phase == "forward" and edge.target.startswith("layer.") and edge.source != "mask"
-    ]
-    return max(sizes, default=0)
+def _calls(entry: Entry, placement: PipelinePlacement, ipu: int) -> int:
+    """Count the calls of an entry's operator in a micro-batch on one IPU."""
+    times = int(ipu == 0)
+    if entry.block == "layer":
+        times = placement.halves(ipu)[entry.half]
+    # Recomputed for the backward pass, except for the heads, whose backward pass follows at once.
+    if placement.recompute and entry.phase == "forward" and entry.block != "heads":
+        times *= 2
+    return times
+
+
+def _stash(elements: int, target: Target) -> Cost:
+    """Cost writing a tensor to the stash of a pipeline and reading it back."""
+    cycles = vertices.dynamic_slice(target.per_tile(elements))
+    return step(target, vertices_cycles=2 * cycles)
+
+
+def _layer_output_elements(graph: Graph, crossing: Sequence[Edge]) -> int:
+    """Return the elements of a layer's output, the largest tensor that layers read from another block."""
+    largest = 0
+    for edge in crossing:
+        into_layer = edge.phase == "forward" and edge.target.startswith("layer.")
+        if into_layer and edge.source != "mask":
+            largest = max(largest, graph.values[edge.value].elements)
+    return largest
 
 
 def _carried_elements(graph: Graph, crossing: Sequence[Edge], count: int) -> int:
-    """Elements of tensors, such as a mask made once, that every layer reads and every IPU must therefore keep."""
+    """Count the elements of tensors that every layer reads and every IPU must keep, such as a mask built once."""
     if count == 1:
         return 0
-    return sum(
-        graph.values[value].elements
-        for value, readers in _layer_readers(crossing).items()
-        if len(readers) > 1
-    )
+    readers = _layer_readers(crossing)
+    carried = [value for value in readers if len(readers[value]) > 1]
+    return sum(graph.values[value].elements for value in carried)
 
 
 def _link_bytes(
@@ -311,18 +316,13 @@ def _link_bytes(
     num_layers: int,
     count: int,
 ) -> List[Dict[str, float]]:
-    """Bytes that leave each IPU in one copy phase, over its busier direction, by the block they come from."""
+    """Return the bytes that leave each IPU in one copy phase, over its busier direction, by their block."""
     directions: Dict[str, List[Dict[str, float]]] = {
-        phase: [{} for _ in range(count)] for phase in ("forward", "backward")
+        "forward": [{} for _ in range(count)],
+        "backward": [{} for _ in range(count)],
     }
     homes = [placement._ipu_of_layer(layer) for layer in range(num_layers)]
     readers = _layer_readers(crossing)
-
-    def home(block: str) -> int:
-        if not block.startswith("layer."):
-            return 0
-        layer = int(block[len("layer.") :])
-        return homes[-1 if layer == graph.num_layers - 1 else layer]
 
     seen = set()
     for edge in crossing:
@@ -332,34 +332,45 @@ def _link_bytes(
         for_all_layers = (
             not edge.source.startswith("layer.") and len(readers.get(edge.value, ())) > 1
         )
-        if within_layers:  # from layer to layer: copied where they lie on different IPUs
-            pairs = (
-                list(zip(homes, homes[1:]))
-                if edge.phase == "forward"
-                else list(zip(homes[1:], homes))
-            )
+
+        destination = edge.target
+        if within_layers:  # copied between layers on different IPUs
+            pairs = list(zip(homes, homes[1:]))
+            if edge.phase == "backward":
+                pairs = list(zip(homes[1:], homes))
+            destination = "layers"
         elif for_all_layers:  # handed on from IPU to IPU
             pairs = [(0, homes[-1])]
+            destination = "layers"
         else:
-            pairs = [(home(edge.source), home(edge.target))]
-        key = (edge.value, edge.phase, "layers" if within_layers or for_all_layers else edge.target)
+            pairs = [(_home(edge.source, homes, graph), _home(edge.target, homes, graph))]
+        key = (edge.value, edge.phase, destination)
         if key in seen:
             continue
         seen.add(key)
+
         category = edge.source.split(".")[0]
+        sent = directions[edge.phase]
         for source, target in pairs:
             for link in _route(source, target, count, through=for_all_layers):
-                leaving = directions[edge.phase][link]
-                leaving[category] = leaving.get(category, 0.0) + edge.num_bytes
+                sent[link][category] = sent[link].get(category, 0.0) + edge.num_bytes
+
     # Activations go one way while gradients go the other: the busier direction counts.
     return [
-        max(both, key=lambda sent: sum(sent.values()))
-        for both in zip(directions["forward"], directions["backward"])
+        max(both, key=lambda by_block: sum(by_block.values())) for both in zip(*directions.values())
     ]
 
 
+def _home(block: str, homes: Sequence[int], graph: Graph) -> int:
+    """Return the IPU of a traced block; the last traced layer stands for the last layer of the network."""
+    if not block.startswith("layer."):
+        return 0
+    layer = int(block[len("layer.") :])
+    return homes[-1 if layer == graph.num_layers - 1 else layer]
+
+
 def _layer_readers(crossing: Sequence[Edge]) -> Dict[int, set]:
-    """Which layers read a tensor that another block made."""
+    """Map every tensor that layers read from other blocks to these layers."""
     readers: Dict[int, set] = {}
     for edge in crossing:
         if edge.phase == "forward" and edge.target.startswith("layer."):
@@ -369,19 +380,20 @@ def _layer_readers(crossing: Sequence[Edge]) -> Dict[int, set]:
 
 def _parameters_per_ipu(
     graph: Graph, placement: PipelinePlacement, count: int
-) -> Tuple[List[int], List[int]]:
-    """Parameter elements on each IPU, and the tensors that they are in."""
+) -> List[Tuple[int, int]]:
+    """Return the parameter elements on each IPU and the number of their tensors."""
     sizes: Dict[str, List[int]] = {"": [], ATTENTION: [], FEED_FORWARD: []}
     for index in graph.parameters:
         value = graph.values[index]
         if layer_of(value.name) in (None, 0):
             sizes[half_of(value.name)].append(value.elements)
-    elements, tensors = [], []
+    per_ipu = []
     for number in range(count):
         times = {"": int(number == 0), **placement.halves(number)}
-        elements.append(sum(times[part] * sum(found) for part, found in sizes.items()))
-        tensors.append(sum(times[part] * len(found) for part, found in sizes.items()))
-    return elements, tensors
+        elements = sum(times[part] * sum(sizes[part]) for part in sizes)
+        tensors = sum(times[part] * len(sizes[part]) for part in sizes)
+        per_ipu.append((elements, tensors))
+    return per_ipu
 
 
 def _update_cost(
@@ -390,6 +402,5 @@ def _update_cost(
     """Scale the traced update from the traced parameters to those of one IPU (or one replica's share of them)."""
     traced = sum(update.values[index].elements for index in update.parameters)
     lowering = Lowering(update, planner, memory_proportion=placement.memory_proportion[0])
-    return total(lowering.operation(operation) for operation in update.operations) * (
-        elements / traced
-    )
+    cost = total(map(lowering.operation, update.operations))
+    return cost * (elements / traced)

@@ -1,4 +1,4 @@
-"""Measurements that others published: throughputs and overheads, to fit the model or to compare it with.
+"""Published throughputs and overheads, to which the model is fitted or compared.
 
 D1 and D2 are computed from the logs of the MLPerf v1.0 closed division (mlcommons/training_results_v1.0, Graphcore), E1
 to E3 from those of v1.1, E5 and E6 from those of v2.0: sequences of a block, two a pack as the runs count them, by the
@@ -18,7 +18,7 @@ class Point(NamedTuple):
     """A published training throughput of a whole machine."""
 
     name: str
-    what: str
+    what: str  # description
     config: str  # file in configs/
     overrides: Tuple[str, ...]
     arrangement: str
@@ -27,10 +27,9 @@ class Point(NamedTuple):
     sequences_per_pack: float
     sequences_per_second: float
     source: str
-    feed_forward_per_ipu: Tuple[
-        int, ...
-    ] = ()  # where they lie apart from the attention halves of their layers
-    pytorch: bool = False  # made from PyTorch, as this engine's graphs; otherwise written in PopART
+    # Feed-forward halves of layers on each IPU, if they are not on the IPU of their attention half.
+    feed_forward_per_ipu: Tuple[int, ...] = ()
+    pytorch: bool = False  # compiled from PyTorch, like this engine's graphs, not written in PopART
 
 
 _POPART = (
@@ -48,7 +47,7 @@ _ON_CHIP = ("placement.optimizer_state_off_chip=false",)
 
 
 def _eight(replicas: int, attention: str, proportion: str) -> Tuple[str, ...]:
-    """Replicas of eight IPUs, with so many attention halves of layers on each."""
+    """Return the settings of replicas of eight IPUs, with these attention halves of layers on each."""
     return _ON_CHIP + (
         f"placement.replicas={replicas}",
         "placement.ipus_per_replica=8",
@@ -243,8 +242,8 @@ POINTS: Tuple[Point, ...] = (
     ),
 )
 
-# D9: Table 1 of the paper, overhead in percent by packing depth. The model is fitted to depth 2; its values at the
-# other depths are that one plus the cost of deeper heads.
+# D9: Table 1 of the paper, overhead in percent by packing depth. The model is fitted to depth 2; at other depths it
+# adds the cost of deeper heads.
 PAPER_OVERHEAD: Dict[int, float] = {2: 4.283, 3: 4.287, 4: 4.294, 8: 4.481, 16: 4.477}
 FITTED_DEPTH = 2
 PAPER_CONFIG = "packed_phase2_pod16.yml"  # BERT-large, 512, as in the paper's sections 4.1 and 4.2

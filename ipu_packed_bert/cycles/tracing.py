@@ -1,8 +1,8 @@
 """The training graph: every ATen operator of forward, backward and update, with its shapes.
 
-The training step runs once on meta tensors, the update on fake ones (shapes and types without memory), while a
-dispatch mode records each operator that reaches the device. That is what make_fx captures, and also the module each
-operator belongs to, in the backward pass too. Tracing imports torch; what reads the resulting `Graph` does not need it.
+The training step runs once on meta tensors, the update on fake tensors (shapes and types without memory), while a
+dispatch mode records each operator that reaches the device. It records what make_fx captures and also the module of
+each operator, in the backward pass too. Tracing imports torch; readers of the resulting `Graph` do not need it.
 
 Encoder layers are alike: three are traced, and the one in the middle stands for all.
 """
@@ -21,9 +21,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.cycles.matmul import write_cache
 
-# The graphs that the cycle model compares, by how the parts that packing touches are written (`variants`).
-# What engine/ipu/ runs with `engine.mask: product`, its default, and with `additive`: the model's mask, made once.
-PACKED, ADDITIVE = "product", "additive"
+# The graphs that the cycle model compares; they differ in the parts that packing changes (`variants`).
+# The graphs of engine/ipu/ with `engine.mask: product` (the default) and `additive`: one mask for all layers.
+PACKED = "product"
+ADDITIVE = "additive"
 # The graph of the PopART and MLPerf code of the paper's time: every layer builds the mask from the sequence numbers.
 POPART = "layer"
 # Canonical BERT, the paper's baseline: a padding mask, [CLS] at slot 0, the same positions in every row.
@@ -42,6 +43,7 @@ class Value(NamedTuple):
 
     @property
     def elements(self) -> int:
+        """Number of elements."""
         count = 1
         for size in self.shape:
             count *= size
@@ -70,29 +72,38 @@ class Graph:
     values: Tuple[Value, ...]
     operations: Tuple[Operation, ...]
     parameters: Tuple[int, ...]  # indices of values
-    gradients: Tuple[
-        int, ...
-    ]  # of the parameters, in the same order; -1 where a parameter has none
+    # Of the parameters, in the same order; -1 if a parameter has no gradient.
+    gradients: Tuple[int, ...]
     num_layers: int  # encoder layers that were traced
-    buffers: Tuple[int, ...] = ()  # indices of values: constants that the model holds
+    buffers: Tuple[int, ...] = ()  # indices of values: constants of the model
 
     def to_json(self) -> str:
-        names = "values operations parameters gradients num_layers buffers".split()
-        return json.dumps({name: getattr(self, name) for name in names})
+        """Write the graph as JSON, for `from_json`."""
+        return json.dumps(vars(self))
 
     @classmethod
     def from_json(cls, text: str) -> Graph:
-        plain = json.loads(text)
+        """Read the JSON of `to_json`.
+
+        Raises:
+            ValueError, KeyError, IndexError, TypeError: the text is damaged.
+        """
+        tree = json.loads(text)
+        values = []
+        for shape, strides, dtype, name in tree["values"]:
+            values.append(Value(tuple(shape), tuple(strides), dtype, name))
+        operations = []
+        for operator, arguments, keywords, outputs, scope, phase in tree["operations"]:
+            operations.append(
+                Operation(operator, tuple(arguments), keywords, tuple(outputs), scope, phase)
+            )
         return cls(
-            values=tuple(Value(tuple(v[0]), tuple(v[1]), v[2], v[3]) for v in plain["values"]),
-            operations=tuple(
-                Operation(o[0], tuple(o[1]), o[2], tuple(o[3]), o[4], o[5])
-                for o in plain["operations"]
-            ),
-            parameters=tuple(plain["parameters"]),
-            gradients=tuple(plain["gradients"]),
-            num_layers=plain["num_layers"],
-            buffers=tuple(plain["buffers"]),
+            values=tuple(values),
+            operations=tuple(operations),
+            parameters=tuple(tree["parameters"]),
+            gradients=tuple(tree["gradients"]),
+            num_layers=tree["num_layers"],
+            buffers=tuple(tree["buffers"]),
         )
 
 
@@ -106,12 +117,12 @@ def _values_in(arguments):
 
 def layer_of(scope: str) -> Optional[int]:
     """Return the number of the encoder layer of a scope, or None."""
-    found = _LAYER.match(scope)
-    return int(found.group(1)) if found else None
+    match = _LAYER.match(scope)
+    return int(match.group(1)) if match else None
 
 
 class _Recorder:
-    """Records what is dispatched. Tensors are told apart by identity, so all of them are kept until the end."""
+    """The operators that were dispatched; tensors are distinguished by identity, so all of them are kept."""
 
     def __init__(self):
         self.values: List[Value] = []
@@ -122,6 +133,7 @@ class _Recorder:
         self._kept: List[Any] = []
 
     def value(self, tensor, name: str = "") -> int:
+        """Return the index of a tensor in `values`, where it is added at its first use."""
         if id(tensor) not in self._index:
             self._index[id(tensor)] = len(self.values)
             self._kept.append(tensor)
@@ -136,7 +148,7 @@ class _Recorder:
         return self._index[id(tensor)]
 
     def plain(self, argument: Any) -> Any:
-        """`argument` in types that JSON has."""
+        """Return an argument in types of JSON."""
         import torch
 
         if isinstance(argument, torch.Tensor):
@@ -148,6 +160,7 @@ class _Recorder:
         return str(argument)
 
     def mode(self):
+        """Return the dispatch mode that records operators."""
         import torch
         from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -157,36 +170,34 @@ class _Recorder:
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
                 kwargs = kwargs or {}
                 if func.namespace != "aten" or func.__name__.startswith("promote_types"):
-                    return func(*args, **kwargs)  # asks about a tensor; nothing reaches the device
-                arguments = tuple(recorder.plain(argument) for argument in args)
+                    return func(*args, **kwargs)  # a query: nothing reaches the device
+                arguments = tuple(map(recorder.plain, args))
                 keywords = {key: recorder.plain(argument) for key, argument in kwargs.items()}
-                if func.__name__.startswith("_foreach_") and func.__name__.split(".")[0].endswith(
-                    "_"
-                ):
-                    result: Any = (
-                        None  # in place: shapes stay, and torch 2.0 has no fake kernel for some
-                    )
-                else:
+
+                name = func.__name__.split(".")[0]
+                result: Any = None
+                # Lists in place keep their shapes, and torch 2.0 lacks a fake kernel for some of their operators.
+                if not (name.startswith("_foreach_") and name.endswith("_")):
                     result = func(*args, **kwargs)
                 if func is torch.ops.aten.native_layer_norm.default:
-                    # Mean and deviation have the input's type, as on the CPU; of meta tensors they are float32.
-                    result = (result[0], *(each.to(result[0].dtype) for each in result[1:]))
-                flat = result if isinstance(result, (tuple, list)) else (result,)
-                outputs = tuple(
-                    recorder.value(tensor) for tensor in flat if hasattr(tensor, "stride")
+                    # The CPU returns mean and deviation in the input's type, meta tensors return float32.
+                    normalized, mean, deviation = result
+                    dtype = normalized.dtype
+                    result = (normalized, mean.to(dtype), deviation.to(dtype))
+
+                results = result if isinstance(result, (tuple, list)) else (result,)
+                outputs = tuple(recorder.value(r) for r in results if hasattr(r, "stride"))
+                operation = Operation(
+                    str(func), arguments, keywords, outputs, recorder.scope, recorder.phase
                 )
-                recorder.operations.append(
-                    Operation(
-                        str(func), arguments, keywords, outputs, recorder.scope, recorder.phase
-                    )
-                )
+                recorder.operations.append(operation)
                 return result
 
         return Mode()
 
 
 class _Scopes:
-    """Finds the module of each operator: by hooks in the forward pass, by the autograd nodes in the backward pass."""
+    """The module of each operator, by hooks in the forward pass and by autograd nodes in the backward pass."""
 
     def __init__(self, recorder: _Recorder, model):
         self._recorder = recorder
@@ -198,12 +209,13 @@ class _Scopes:
             self._handles.append(module.register_forward_hook(self._leaving()))
 
     def remove(self) -> None:
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
     def _entering(self, name: str) -> Callable:
         def hook(module, inputs):
-            self._tag(inputs, self._recorder.scope)  # the caller made them
+            self._tag(inputs, self._recorder.scope)  # the caller computed them
             self._stack.append(self._recorder.scope)
             self._recorder.scope = name
 
@@ -217,7 +229,7 @@ class _Scopes:
         return hook
 
     def _tag(self, tensors: Any, scope: str) -> None:
-        """Give this scope to all nodes that led to `tensors` and have none yet; inner modules have done so before."""
+        """Assign a scope to all nodes behind `tensors` that have none yet; inner modules come before outer ones."""
         pending = list(self._nodes(tensors))
         while pending:
             node = pending.pop()
@@ -246,8 +258,10 @@ def capture(
 ) -> Graph:
     """Trace forward and backward of one micro-batch, with weights in half precision as on the device.
 
-    build: makes the model, whose result has a scalar `loss`. batch_shapes: name -> (shape, dtype) of its inputs, in
-    order.
+    Args:
+        build: builds the model, whose result has a scalar `loss`.
+        batch_shapes: name -> (shape, dtype) of the model's inputs, in order.
+        num_layers: encoder layers of the model.
     """
     import torch
 
@@ -267,17 +281,18 @@ def capture(
         buffers = [recorder.value(buffer, name) for name, buffer in model.named_buffers()]
         with recorder.mode():
             loss = model(*batch).loss
-            recorder.phase, recorder.scope = "backward", "loss"
-            found = torch.autograd.grad(
+            recorder.phase = "backward"
+            recorder.scope = "loss"
+            gradients = torch.autograd.grad(
                 loss, [parameter for _, parameter in named], allow_unused=True
             )
-        gradients = [-1 if gradient is None else recorder.value(gradient) for gradient in found]
+        indices = [-1 if gradient is None else recorder.value(gradient) for gradient in gradients]
         scopes.remove()
     return Graph(
         tuple(recorder.values),
         tuple(recorder.operations),
         tuple(parameters),
-        tuple(gradients),
+        tuple(indices),
         num_layers,
         tuple(buffers),
     )
@@ -286,12 +301,19 @@ def capture(
 def capture_update(
     build: Callable[[], Any], optimizer: Callable[[Any], Any], num_layers: int
 ) -> Graph:
-    """Trace one weight update, all of it in float32. optimizer: makes the optimiser of a model."""
+    """Trace one weight update, all of it in float32.
+
+    Args:
+        build: builds the model.
+        optimizer: returns the optimiser of a model.
+        num_layers: encoder layers of the model.
+    """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     recorder = _Recorder()
-    recorder.phase, recorder.scope = "update", "update"
+    recorder.phase = "update"
+    recorder.scope = "update"
     with FakeTensorMode():  # torch 2.0 has meta kernels for too few of these operators
         with _default_type(torch.float32):
             model = build()
@@ -327,7 +349,7 @@ def _default_type(dtype: Any):
 
 
 def sources_digest() -> str:
-    """Digest of all that a trace depends on: the sources of model and capture, and the versions of Python and torch.
+    """Return a digest of the sources of model and tracing and of the versions of Python and torch.
 
     torch's version is read without importing torch, so that a report from cached traces starts sooner.
     """
@@ -341,14 +363,20 @@ def sources_digest() -> str:
     return digest.hexdigest()
 
 
-def cached(key: str, folder: Optional[Path], make: Callable[[], Graph]) -> Graph:
-    """`make()`, or its result in an earlier process."""
+def cached(key: str, folder: Optional[Path], trace: Callable[[], Graph]) -> Graph:
+    """Return the graph that an earlier process stored under `key`, or trace and store it.
+
+    Args:
+        key: a text that names all that the graph depends on.
+        folder: the directory of the cache; None: trace without a cache.
+        trace: traces the graph.
+    """
     if folder is None:
-        return make()
+        return trace()
     path = folder / f"trace_{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     try:
         return Graph.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, IndexError, TypeError):  # absent or damaged: trace again
-        graph = make()
+        graph = trace()
         write_cache(path, graph.to_json())
         return graph

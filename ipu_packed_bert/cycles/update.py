@@ -1,11 +1,10 @@
-"""What a weight update costs beyond its pipeline: on the IPUs, on the links between them, and on the host.
+"""The cost of a weight update beyond its pipeline: on the IPUs, on the links between them, and on the host.
 
-Every replica has gradients of its own. They are summed over a ring of replicas (reduce-scatter, then all-gather): each
-IPU sends 2 (n - 1) / n of its gradients' bytes in 2 (n - 1) steps for n replicas. Up to 64 IPUs are one pod, whose
-IPU-Links make the ring; where it spans several pods it passes gateway links, and goes as fast as these. The optimiser
-state comes from streaming memory and goes back there where it is kept off chip. Then the host takes over: it ends the
-call, fetches what each replica returns and starts the next one. In all published runs a call is one weight update, so
-that the cost of a call and that of an update cannot be told apart.
+The gradients of n replicas are summed over a ring (reduce-scatter, then all-gather): each IPU sends 2 (n - 1) / n of
+its gradients' bytes in 2 (n - 1) steps. Up to 64 IPUs are one pod, whose IPU-Links form the ring; a ring over several
+pods is as fast as the gateway links between them. Optimiser state that is kept off chip is read from streaming memory
+and written back. Then the host ends the call, fetches the results of each replica and starts the next call. In all
+published runs a call is one weight update, so the cost of a call cannot be distinguished from that of an update.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ class IpuUpdate(NamedTuple):
     """One IPU's share of a weight update."""
 
     cost: Cost  # of the optimiser, before the calibrated parameters are applied
-    parameters: float  # elements that lie on the IPU
-    tensors: int  # that these are in
+    parameters: float  # elements on the IPU
+    tensors: int  # of parameters
     streamed_bytes: float  # optimiser state from and to streaming memory
 
 
@@ -41,16 +40,17 @@ class UpdateCost:
 
     @property
     def device(self) -> float:
-        """All of it but the host's part: what a counter of the IPU sees."""
+        """Seconds without the host's part, as a cycle counter of the IPU measures them."""
         return self.total - self.host
 
     @property
     def total(self) -> float:
+        """Seconds of all causes."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
 def _pods(replicas: int, ipus: int, target: Target) -> int:
-    """How many pods `replicas` of `ipus` IPUs each take."""
+    """Return the number of pods for `replicas` of `ipus` IPUs each."""
     return ceil(replicas * ipus / target.ipus_per_pod)
 
 
@@ -58,7 +58,7 @@ def _ring(gradients: IpuUpdate, replicas: int, ipus: int, target: Target) -> Upd
     """Cost the sum of an IPU's gradients over the replicas, of `ipus` IPUs each."""
     if replicas == 1:
         return UpdateCost()
-    sent = 2 * (replicas - 1) / replicas * gradients.parameters * HALF
+    sent = 2 * (replicas - 1) / replicas * gradients.parameters * HALF  # bytes
     steps = target.seconds(gradients.tensors * 2 * (replicas - 1) * target.global_sync_cycles)
     if _pods(replicas, ipus, target) == 1:
         return UpdateCost(links=sent / target.link_bytes_per_second, steps=steps)
@@ -68,7 +68,7 @@ def _ring(gradients: IpuUpdate, replicas: int, ipus: int, target: Target) -> Upd
 def ipu_cost(
     update: IpuUpdate, replicas: int, ipus: int, target: Target, parameters: Parameters
 ) -> UpdateCost:
-    """Of one IPU, without the host."""
+    """Return the cost of a weight update on one IPU, without the host."""
     summed = _ring(update, replicas, ipus, target)
     return UpdateCost(
         optimizer=target.seconds(parameters.cycles(update.cost)),
@@ -80,8 +80,12 @@ def ipu_cost(
 
 
 def host_seconds(replicas: int, ipus: int, target: Target, *, replica_seconds: float) -> float:
-    """Of the host, between two calls; there is one process for each pod, as in the published runs.
+    """Return the seconds of the host between two calls, with one process per pod as in the published runs.
 
-    replica_seconds: for each replica that a process serves, one after the other (calibrated).
+    Args:
+        replicas: replicas of the whole machine.
+        ipus: IPUs of a replica.
+        target: the IPU.
+        replica_seconds: calibrated seconds for each replica of a process, which serves them one after the other.
     """
     return replica_seconds * ceil(replicas / _pods(replicas, ipus, target))

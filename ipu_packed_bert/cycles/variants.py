@@ -1,7 +1,7 @@
-"""The network with its packed parts written in other ways; every variant computes the same numbers.
+"""Variants of the network that compute the same numbers with other graphs.
 
-Modules of `PackedBertForPreTraining` are replaced from outside, as an engine does it. tests/ipu_packed_bert/cycles
-proves the equality, and that the arrangement `tracing.PACKED` is the graph that the IPU engine makes.
+Modules of `PackedBertForPreTraining` are replaced from outside, as an engine does. tests/ipu_packed_bert/cycles proves
+that the results are equal and that the arrangement `tracing.PACKED` is the graph of the IPU engine.
 Letters as in the model: B rows, S slots, N heads, A width of a head, H hidden size, K gathered slots.
 """
 
@@ -27,9 +27,7 @@ def build(
 
     columns: width of the codes of a mask in the product, `settings.schema.mask_columns`.
     """
-    built: Any = PackedBertForPreTraining(
-        model, loss
-    )  # whose modules are replaced by others of their kind
+    built: Any = PackedBertForPreTraining(model, loss)
     built.masked_lm_slots = OneHotSlots(slots)
     built.next_sentence_slots = OneHotSlots(slots)
     if arrangement == PACKED:
@@ -50,41 +48,40 @@ class _RowMask(nn.Module):
 
     def forward(self, input_mask_BS, dtype):
         zero = torch.zeros((), dtype=dtype, device=input_mask_BS.device)
-        return torch.where(input_mask_BS > 0, zero, torch.full_like(zero, _HIDDEN))[
-            :, None, None, :
-        ]
+        mask_BS = torch.where(input_mask_BS > 0, zero, torch.full_like(zero, _HIDDEN))
+        return mask_BS[:, None, None, :]
 
 
 class _VariantNumbers(nn.Module):
-    """Passes the sequence numbers on: [B, S] is copied from IPU to IPU instead of [B, 1, S, S]."""
+    """No mask but the sequence numbers: [B, S] is copied from IPU to IPU instead of [B, 1, S, S]."""
 
     def forward(self, input_mask_BS, dtype):
         return input_mask_BS
 
 
 class _BlockMask(nn.Module):
-    """The model's own mask, by arithmetic."""
+    """The model's mask by arithmetic, [B, 1, S, S]."""
 
     def forward(self, input_mask_BS, dtype):
-        rows, columns = input_mask_BS.unsqueeze(2), input_mask_BS.unsqueeze(1)
+        rows = input_mask_BS.unsqueeze(2)
+        columns = input_mask_BS.unsqueeze(1)
         return ((rows != columns).to(dtype) * _HIDDEN).unsqueeze(1)
 
 
 class _RebuildingScores(MaskedScores):
-    """The mask is made from the sequence numbers in every layer."""
+    """Scores of a layer that builds the mask from the sequence numbers itself."""
 
     def __init__(self):
         super().__init__()
         self.block_mask = _BlockMask()
 
     def forward(self, query_BNSA, key_BNSA, input_mask_BS):
-        return super().forward(
-            query_BNSA, key_BNSA, self.block_mask(input_mask_BS, query_BNSA.dtype)
-        )
+        mask = self.block_mask(input_mask_BS, query_BNSA.dtype)
+        return super().forward(query_BNSA, key_BNSA, mask)
 
 
 class _FirstSlots(nn.Module):
-    """[CLS] at the first slots, as in unpacked rows; packs need data with all [CLS] tokens first for it."""
+    """[CLS] at the first slots, as in unpacked rows; packs of this variant need all [CLS] tokens first."""
 
     def forward(self, hidden_BSH, slots_BK):
         return hidden_BSH.narrow(1, 0, slots_BK.shape[1])

@@ -14,224 +14,246 @@ from typing import Dict, NamedTuple, Tuple
 
 from ipu_packed_bert.cycles.target import FLOAT, HALF
 
-_WORKERS = 6
+_WORKERS = 6  # hardware threads of a tile, which take turns
 
 
 def busiest(n: float) -> int:
-    """Elements of the busiest of the six workers."""
+    """Return the elements of the busiest of the six workers."""
     return ceil(n / _WORKERS)
 
 
 def vectors(w: float, element_bytes: int) -> int:
-    """64-bit accesses for w elements."""
+    """Count the 64-bit accesses to `w` elements."""
     return ceil(w * element_bytes / 8)
 
 
 class _Loop(NamedTuple):
-    """Worker cycles of an inner loop: `cycles` for every `elements`."""
+    """An inner loop: it takes `cycles` worker cycles for every `elements` elements."""
 
-    cycles: float
+    cycles: int
     elements: int
 
     def __call__(self, w: float) -> float:
         return self.cycles * ceil(w / self.elements)
 
 
-# (operation, type) -> loop. Types: half, float, int, bool. Both operands full.
-BINARY: Dict[Tuple[str, str], _Loop] = {
-    ("add", "half"): _Loop(3, 4),
-    ("add", "float"): _Loop(3, 2),
-    ("add", "int"): _Loop(7, 1),
-    ("mul", "half"): _Loop(3, 4),
-    ("mul", "float"): _Loop(3, 2),
-    ("mul", "int"): _Loop(7, 1),
-    ("div", "half"): _Loop(21, 4),
-    ("div", "float"): _Loop(10, 2),
-    ("div", "int"): _Loop(40, 1),
-    ("max", "half"): _Loop(4, 4),
-    ("max", "float"): _Loop(3, 2),
-    ("max", "int"): _Loop(7, 1),
-    ("compare", "half"): _Loop(9, 4),
-    ("compare", "float"): _Loop(14, 4),
-    ("compare", "int"): _Loop(22, 4),
-    ("compare", "bool"): _Loop(6, 4),
-    ("logical", "bool"): _Loop(5, 4),
-}
-# The same with one operand a scalar.
-SCALAR: Dict[Tuple[str, str], _Loop] = {
-    ("add", "half"): _Loop(2, 4),
-    ("add", "float"): _Loop(2, 2),
-    ("add", "int"): _Loop(6, 1),
-    ("mul", "half"): _Loop(2, 4),
-    ("mul", "float"): _Loop(2, 2),
-    ("mul", "int"): _Loop(6, 1),
-    ("div", "half"): _Loop(8, 2),
-    ("div", "float"): _Loop(6, 2),
-    ("div", "int"): _Loop(40, 1),
-    ("max", "half"): _Loop(3, 4),
-    ("max", "float"): _Loop(3, 2),
-    ("max", "int"): _Loop(6, 1),
-    ("compare", "half"): _Loop(8, 4),
-    ("compare", "float"): _Loop(12, 4),
-    ("compare", "int"): _Loop(16, 4),
-    ("compare", "bool"): _Loop(5, 4),
-    ("logical", "bool"): _Loop(4, 4),
-}
-UNARY: Dict[Tuple[str, str], _Loop] = {
-    ("exp", "half"): _Loop(4, 4),
-    ("exp", "float"): _Loop(6, 2),
-    ("tanh", "half"): _Loop(4, 4),
-    ("tanh", "float"): _Loop(12, 2),
-    ("log", "half"): _Loop(4, 4),
-    ("log", "float"): _Loop(12, 2),
-    ("reciprocal", "half"): _Loop(15, 4),
-    ("reciprocal", "float"): _Loop(6, 2),
-    ("sqrt", "half"): _Loop(23, 4),
-    ("sqrt", "float"): _Loop(10, 2),
-    ("square", "half"): _Loop(2, 4),
-    ("square", "float"): _Loop(2, 2),
-}
+def _loops(table: str) -> Dict[Tuple[str, str], _Loop]:
+    """Read a table of loops, each written as cycles/elements, into a dictionary by (operation, type)."""
+    head, *lines = table.strip().splitlines()
+    kinds = head.split()[1:]
+    loops = {}
+    for line in lines:
+        operation, *cells = line.split()
+        for kind, cell in zip(kinds, cells):
+            if cell != "-":
+                cycles, elements = cell.split("/")
+                loops[operation, kind] = _Loop(int(cycles), int(elements))
+    return loops
+
+
+# Inner loops by operation and type, as worker cycles / elements; "-": no such vertex. Both operands are full tensors.
+BINARY = _loops(
+    """
+    operation  half  float   int  bool
+    add         3/4    3/2   7/1     -
+    mul         3/4    3/2   7/1     -
+    div        21/4   10/2  40/1     -
+    max         4/4    3/2   7/1     -
+    compare     9/4   14/4  22/4   6/4
+    logical       -      -     -   5/4
+    """
+)
+# The same with a scalar as one operand.
+SCALAR = _loops(
+    """
+    operation  half  float   int  bool
+    add         2/4    2/2   6/1     -
+    mul         2/4    2/2   6/1     -
+    div         8/2    6/2  40/1     -
+    max         3/4    3/2   6/1     -
+    compare     8/4   12/4  16/4   5/4
+    logical       -      -     -   4/4
+    """
+)
+UNARY = _loops(
+    """
+    operation   half  float
+    exp          4/4    6/2
+    tanh         4/4   12/2
+    log          4/4   12/2
+    reciprocal  15/4    6/2
+    sqrt        23/4   10/2
+    square       2/4    2/2
+    """
+)
 
 
 def binary(n: float, operation: str, kind: str) -> float:
-    """Elementwise, with both operands full, not in place."""
+    """Count the cycles of an elementwise operation on two full operands, not in place."""
     overhead = 26 if kind == "half" else 29
-    return 11 + 6 * (overhead + BINARY[operation, kind](busiest(n)))
+    loop = BINARY[operation, kind]
+    return 11 + 6 * (overhead + loop(busiest(n)))
 
 
 def scalar(n: float, operation: str, kind: str) -> float:
-    """Elementwise with one value for all elements."""
-    return 11 + 6 * (20 + SCALAR[operation, kind](busiest(n)))
+    """Count the cycles of an elementwise operation with one value for all elements."""
+    loop = SCALAR[operation, kind]
+    return 11 + 6 * (20 + loop(busiest(n)))
 
 
 def unary(n: float, operation: str, kind: str) -> float:
+    """Count the cycles of an elementwise function."""
     start = 33 if operation in ("exp", "tanh", "log") else 20
-    return 6 * (start + UNARY[operation, kind](busiest(n)))
+    loop = UNARY[operation, kind]
+    return 6 * (start + loop(busiest(n)))
 
 
 def add_row_vector(length: int, repeats: int, element_bytes: int = HALF) -> float:
     """Count the cycles of adding a vector to each of `repeats` rows, such as a bias or a row of a padding mask."""
+    rows = ceil(repeats / _WORKERS)
     if element_bytes == FLOAT:
-        return 13 + 6 * (25 + ceil(length / 2) * (11 + 3 * (ceil(repeats / _WORKERS) - 1)))
-    if length % 4:
-        return 13 + 6 * (25 + length * 9 * ceil(repeats / _WORKERS))
-    group = 15 if length % 8 == 0 else 13
-    per_row = 2 if length % 8 == 0 else 4
-    return 13 + 6 * (25 + ceil(length / 8) * (group + per_row * (ceil(repeats / _WORKERS) - 1)))
+        loop = ceil(length / 2) * (11 + 3 * (rows - 1))
+    elif length % 4:  # no vectors
+        loop = length * 9 * rows
+    elif length % 8:
+        loop = ceil(length / 8) * (13 + 4 * (rows - 1))
+    else:
+        loop = ceil(length / 8) * (15 + 2 * (rows - 1))
+    return 13 + 6 * (25 + loop)
 
 
 def multiply_row_vector(length: int, repeats: int, element_bytes: int = HALF) -> float:
-    """Each of `repeats` rows times a vector of `length`, not in place, pipelined: one cycle per vector and row."""
+    """Count the cycles of multiplying each of `repeats` rows by a vector, not in place.
+
+    The loop is pipelined: one cycle per 64-bit access and row.
+    """
+    rows = ceil(repeats / _WORKERS)
     width = 8 // element_bytes
-    if length % width:
-        return 13 + 6 * (25 + length * 9 * ceil(repeats / _WORKERS))
-    return 13 + 6 * (25 + ceil(length / width) * (9 + (ceil(repeats / _WORKERS) - 1)))
+    if length % width:  # no vectors
+        return 13 + 6 * (25 + length * 9 * rows)
+    return 13 + 6 * (25 + ceil(length / width) * (9 + (rows - 1)))
 
 
 def row_values(rows: int, columns: int, element_bytes: int = HALF) -> float:
-    """One value for each row (x - row maximum, x * row scale) over a [rows, columns] block of the tile."""
-    per_row = 7 if columns * element_bytes % 8 == 0 else 25
-    return 11 + 6 * (15 + ceil(rows / _WORKERS) * (per_row + vectors(columns, element_bytes) * 2))
+    """Count the cycles of applying one value per row (x - row maximum, x * scale) to a [rows, columns] block."""
+    aligned = columns * element_bytes % 8 == 0
+    per_row = 7 if aligned else 25
+    loop = ceil(rows / _WORKERS) * (per_row + vectors(columns, element_bytes) * 2)
+    return 11 + 6 * (15 + loop)
 
 
 def scaled_add(n: float, element_bytes: int = HALF) -> float:
     """Count the cycles of A += s * B: gradient accumulation, momentum."""
-    return 57 + 6 * (15 + 6 + 3 * max(0, vectors(busiest(n), element_bytes) - 1))
+    further_vectors = max(0, vectors(busiest(n), element_bytes) - 1)
+    return 57 + 6 * (15 + 6 + 3 * further_vectors)
 
 
 def gelu(n: float, element_bytes: int = HALF) -> float:
     """Count the cycles of GELU (tanh form, which PopTorch uses for both forms)."""
     per_vector = 5 if element_bytes == HALF else 10
-    return 9 + 6 * (22 + 5 + max(0, vectors(busiest(n), element_bytes) - 1) * per_vector + 6)
+    further_vectors = max(0, vectors(busiest(n), element_bytes) - 1)
+    return 9 + 6 * (22 + 5 + further_vectors * per_vector + 6)
 
 
 def gelu_gradient(n: float, element_bytes: int = HALF) -> float:
-    """Five worker cycles per half vector (9 in the same table is SWISH's)."""
+    """Count the cycles of GELU's gradient: 5 worker cycles per half vector (the 9 in the same table are SWISH's)."""
     per_vector = 5 if element_bytes == HALF else 10
-    return 9 + 6 * (24 + max(0, vectors(busiest(n), element_bytes) - 1) * per_vector)
+    further_vectors = max(0, vectors(busiest(n), element_bytes) - 1)
+    return 9 + 6 * (24 + further_vectors * per_vector)
 
 
 def tanh_gradient(n: float, element_bytes: int = HALF) -> float:
+    """Count the cycles of the gradient of tanh."""
     return 9 + 6 * (24 + vectors(busiest(n), element_bytes) * 3)
 
 
 def select(n: float) -> float:
-    """where(condition, a, b), all three full: no vector path."""
+    """Count the cycles of where(condition, a, b) with three full operands, which has no vector path."""
     return 6 * (11 + 5 * busiest(n))
 
 
 def select_scalars(n: float) -> float:
-    """where(condition, one value, another value)."""
+    """Count the cycles of where(condition, scalar, scalar)."""
     return 6 * (30 + 4 * busiest(n))
 
 
 def cast(n: float, from_bytes: int, to_bytes: int) -> float:
-    """Between half and float: one 64-bit store a cycle."""
-    return 12 + 6 * (19 + 18 + vectors(busiest(n), max(from_bytes, to_bytes)))
+    """Count the cycles of a conversion between half and float: one 64-bit store a cycle."""
+    stores = vectors(busiest(n), max(from_bytes, to_bytes))
+    return 12 + 6 * (19 + 18 + stores)
 
 
 def cast_integer(n: float) -> float:
-    """Between bool or int and a floating type: 2 cycles an element."""
+    """Count the cycles of a conversion between bool or int and a floating type: 2 cycles an element."""
     return 12 + 6 * (19 + 18 + 2 * busiest(n))
 
 
 def copy(num_bytes: float) -> float:
-    """Within the tile's memory, aligned: 8 bytes a cycle after the call of the six workers."""
+    """Count the cycles of an aligned copy within a tile: 8 bytes a cycle after the call of the six workers."""
     return 288 + num_bytes / 8
 
 
 def dropout(n: float, element_bytes: int = HALF) -> float:
-    """Mask and scale in one vertex; the backward pass runs it again from the saved seed."""
-    return 6 + 144 + 2 * ceil(n / (4 if element_bytes == HALF else 2))
+    """Count the cycles of dropout, mask and scale in one vertex; the backward pass repeats it from the saved seed."""
+    vector = 4 if element_bytes == HALF else 2
+    return 6 + 144 + 2 * ceil(n / vector)
 
 
 def reduce_rows(rows: float, run: float, element_bytes: int = HALF) -> float:
-    """Sum or maximum of `rows` contiguous runs of `run` elements each, one result a run, on the tile."""
-    per_worker = ceil(rows / _WORKERS)
+    """Count the cycles of the sum or maximum of each of `rows` contiguous runs of `run` elements."""
     if rows <= 1:
-        return 6 * (22 + vectors(ceil(run / _WORKERS), element_bytes) + run % (8 // element_bytes))
-    return 6 * (17 + per_worker * (12 + vectors(run, element_bytes)))
+        rest = run % (8 // element_bytes)
+        return 6 * (22 + vectors(busiest(run), element_bytes) + rest)
+    return 6 * (17 + busiest(rows) * (12 + vectors(run, element_bytes)))
 
 
 def reduce_columns(outputs: float, strides: float) -> float:
-    """Column sums of a [strides, outputs] block: bias gradients, gamma and beta of a LayerNorm (half)."""
-    return 6 * (16 + ceil(ceil(outputs / _WORKERS) / 4) * (11 + 3 * strides))
+    """Count the cycles of the column sums of a [strides, outputs] block of halves.
+
+    Gradients of a bias, and of gamma and beta of a LayerNorm, are such sums.
+    """
+    vectors_of_outputs = ceil(busiest(outputs) / 4)
+    return 6 * (16 + vectors_of_outputs * (11 + 3 * strides))
 
 
 def reduce_generic(outputs: float, strides: float) -> float:
-    return 6 * (30 + ceil(outputs / _WORKERS) * (24 + strides))
+    """Count the cycles of the column sums of a [strides, outputs] block without a vector path."""
+    return 6 * (30 + busiest(outputs) * (24 + strides))
 
 
 def inverse_deviation(rows: float) -> float:
-    """1 / sigma of the rows on the tile, float."""
+    """Count the cycles of 1 / sigma of the rows on the tile, in float."""
     return 6 * (10 + 5 * ceil(busiest(rows) / 2))
 
 
 def gather(
     indices: float, row_elements: float, element_bytes: int = HALF, *, row_split: int = 1
 ) -> float:
-    """Multi-slice: the tile holds one of `row_split` parts of a table's rows and looks at all indices."""
-    inside = ceil(indices / row_split / _WORKERS)
-    outside = ceil(indices / _WORKERS) - inside
+    """Count the cycles of a multi-slice: the tile holds one of `row_split` parts of the table and reads all indices."""
+    hits = ceil(indices / row_split / _WORKERS)
+    misses = busiest(indices) - hits
     half_vectors = ceil(row_elements / 2) if element_bytes == HALF else ceil(row_elements)
-    return 6 * (30 + inside * (19 + half_vectors * 2) + outside * 8)
+    return 6 * (30 + hits * (19 + half_vectors * 2) + misses * 8)
 
 
 def gather_gradient(
     indices: float, row_elements: float, element_bytes: int = HALF, *, row_split: int = 1
 ) -> float:
-    """Multi-update-add: no two workers may share a row, so each goes through all indices of the tile."""
-    inside = ceil(indices / row_split)
-    outside = ceil(indices) - inside
+    """Count the cycles of a multi-update-add.
+
+    No two workers may share a row, so each of them goes through all indices of the tile.
+    """
+    hits = ceil(indices / row_split)
+    misses = ceil(indices) - hits
     start = 12 if element_bytes == HALF else 11
-    return 6 * (
-        33 + inside * (start + max(0, ceil(row_elements * element_bytes / 4) - 1) * 3) + outside * 5
-    )
+    further_words = max(0, ceil(row_elements * element_bytes / 4) - 1)
+    return 6 * (33 + hits * (start + further_words * 3) + misses * 5)
 
 
 def dynamic_slice(elements: float, element_bytes: int = HALF) -> float:
-    """Take or put a slice at a position known only at run time: pipeline stashes, serial loops."""
-    return 25 + 6 * (39 + 24 + 2 * floor(busiest(elements) * element_bytes / 8))
+    """Count the cycles of reading or writing a slice at a run-time position: pipeline stashes, serial loops."""
+    accesses = floor(busiest(elements) * element_bytes / 8)
+    return 25 + 6 * (39 + 24 + 2 * accesses)
 
 
 def one_hot(indices: float) -> float:
@@ -240,13 +262,19 @@ def one_hot(indices: float) -> float:
 
 
 def argmax(n: float) -> float:
+    """Count the cycles of the position of the largest element."""
     return 9 + 6 * (27 + 3 * busiest(n))
 
 
 # Rearranging data inside a tile: poplibs' regression over ten thousand random cases, 587 + bytes * factor.
-REARRANGE_CALL = 587
-REARRANGE_BYTE = {8: 0.44, 4: 3.125, 2: 5.148}  # cycles a byte, by the size of the contiguous atoms
+REARRANGE_CALL = 587  # cycles
+REARRANGE_BYTE = {
+    8: 0.44,
+    4: 3.125,
+    2: 5.148,
+}  # cycles a byte, by the bytes of the contiguous atoms
 
 
 def rearrange(num_bytes: float, cycles_per_byte: float) -> float:
+    """Count the cycles of a rearrangement inside a tile."""
     return REARRANGE_CALL + num_bytes * cycles_per_byte

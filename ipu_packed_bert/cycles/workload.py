@@ -20,7 +20,7 @@ from ipu_packed_bert.cycles.tracing import (
 from ipu_packed_bert.settings.config import Config
 from ipu_packed_bert.settings.schema import mask_columns
 
-_TRACED_LAYERS = 3  # first, last, and one between that stands for all
+_TRACED_LAYERS = 3  # the first, the last, and one between them that stands for all others
 
 
 class MicroBatchShape(NamedTuple):
@@ -28,14 +28,19 @@ class MicroBatchShape(NamedTuple):
 
     micro_batch: int  # B, packs
     slots: int  # S
-    depth: int  # D, sequences a pack has room for
-    masked: int  # P, masked tokens a pack has room for
+    depth: int  # D, most sequences of a pack
+    masked: int  # P, most masked tokens of a pack
 
 
 def shape_of(config: Config, *, depth: Optional[int] = None) -> MicroBatchShape:
     """Return the micro-batch of a configuration; P is max_predictions_per_sequence, plus D with packing.
 
-    depth: instead of the configured one. Raises ValueError where it is unlimited.
+    Args:
+        config: the configuration.
+        depth: sequences per pack in place of the configured number.
+
+    Raises:
+        ValueError: the number of sequences per pack is unlimited.
     """
     depth = depth if depth is not None else config.data.max_sequences_per_pack
     if depth is None:
@@ -51,7 +56,7 @@ def shape_of(config: Config, *, depth: Optional[int] = None) -> MicroBatchShape:
 
 
 def _placement_of(config: Config) -> PipelinePlacement:
-    placement, engine = config.placement, config.engine
+    placement = config.placement
     return PipelinePlacement(
         tuple(placement.layers_per_ipu),
         tuple(placement.available_memory_proportion),
@@ -59,8 +64,8 @@ def _placement_of(config: Config) -> PipelinePlacement:
         placement.embedding_serialization_factor,
         placement.replicated_tensor_sharding and placement.replicas > 1,
         placement.optimizer_state_off_chip,
-        engine.recomputes(ipus=True),
-        engine.half_partials,
+        config.engine.recomputes(ipus=True),
+        config.engine.half_partials,
     )
 
 
@@ -68,21 +73,22 @@ def _batch_shapes(shape: MicroBatchShape) -> Dict[str, Tuple[Tuple[int, ...], st
     """Return (shape, dtype) of the inputs of the model by name, in their order."""
     from ipu_packed_bert.model.packed import BATCH_FIELDS
 
-    sizes = {"masked_lm": shape.masked, "next_sentence": shape.depth}
     shapes: Dict[str, Tuple[Tuple[int, ...], str]] = {}
     for name in BATCH_FIELDS:
         if name.endswith("_scale"):
             shapes[name] = ((shape.micro_batch,), "float32")
-        else:
-            size = next(
-                (count for prefix, count in sizes.items() if name.startswith(prefix)), shape.slots
-            )
-            shapes[name] = ((shape.micro_batch, size), "int32")
+            continue
+        columns = shape.slots
+        if name.startswith("masked_lm"):
+            columns = shape.masked
+        elif name.startswith("next_sentence"):
+            columns = shape.depth
+        shapes[name] = ((shape.micro_batch, columns), "int32")
     return shapes
 
 
 def _build(config: Config, model: Any, shape: MicroBatchShape, arrangement: str) -> Any:
-    """Build the network of `config`, with the layers of `model`, in an arrangement; only this needs torch."""
+    """Build the network of `config` with the sizes of `model` in an arrangement; needs torch."""
     from ipu_packed_bert.cycles import variants
 
     return variants.build(
@@ -96,62 +102,55 @@ def _build(config: Config, model: Any, shape: MicroBatchShape, arrangement: str)
 
 
 class Traces:
-    """Graphs of configurations, each traced once; kept as files where a folder is given."""
+    """Graphs of configurations, each traced once and kept as a file of `folder` unless that is None."""
 
     def __init__(self, folder: Optional[Path] = None):
         self.folder = folder
-        self.traced = 0
+        self.traced = 0  # graphs that were not in the cache
         self._graphs: Dict[Tuple, Graph] = {}
 
-    def _get(self, key: Tuple, make: Callable[[], Graph]) -> Graph:
+    def _get(self, key: Tuple, trace: Callable[[], Graph]) -> Graph:
+        """Return the graph of a key, which is traced unless this object or the cache has it."""
         if key not in self._graphs:
 
-            def trace() -> Graph:
+            def counted() -> Graph:
                 self.traced += 1
-                return make()
+                return trace()
 
-            self._graphs[key] = cached(f"{sources_digest()} {key}", self.folder, trace)
+            self._graphs[key] = cached(f"{sources_digest()} {key}", self.folder, counted)
         return self._graphs[key]
 
     def training(self, config: Config, shape: MicroBatchShape, arrangement: str) -> Graph:
-        """Forward and backward of a micro-batch, of a network of three layers."""
+        """Trace forward and backward of a micro-batch of a network of three layers."""
         layers = min(_TRACED_LAYERS, config.model.num_layers)
         model = replace(config.model, num_layers=layers)
 
-        def make() -> Graph:
-            return capture(
-                lambda: _build(config, model, shape, arrangement), _batch_shapes(shape), layers
-            )
+        def build() -> Any:
+            return _build(config, model, shape, arrangement)
 
-        return self._get(
-            ("training", astuple(model), astuple(config.loss), tuple(shape), arrangement), make
-        )
+        key = ("training", astuple(model), astuple(config.loss), tuple(shape), arrangement)
+        return self._get(key, lambda: capture(build, _batch_shapes(shape), layers))
 
     def update(self, config: Config) -> Graph:
-        """Trace the weight update of a network of one layer; its costs are scaled to the parameters of a whole one."""
+        """Trace the weight update of a network of one layer; `pipeline` scales its cost to the whole network."""
         model = replace(config.model, num_layers=1)
 
-        def make() -> Graph:
+        shape = MicroBatchShape(1, config.data.max_sequence_length, 1, 1)
+
+        def build() -> Any:
+            return _build(config, model, shape, UNPACKED)
+
+        def optimizer(network: Any) -> Any:
             from ipu_packed_bert.model.optimizer import build_optimizer
 
-            return capture_update(
-                lambda: _build(
-                    config,
-                    model,
-                    MicroBatchShape(1, config.data.max_sequence_length, 1, 1),
-                    UNPACKED,
-                ),
-                lambda built: build_optimizer(built, config.optimizer, betas=(0.9, 0.999)),
-                1,
-            )
+            return build_optimizer(network, config.optimizer, betas=(0.9, 0.999))
 
-        return self._get(
-            ("update", astuple(model), astuple(config.loss), config.optimizer.name), make
-        )
+        key = ("update", astuple(model), astuple(config.loss), config.optimizer.name)
+        return self._get(key, lambda: capture_update(build, optimizer, 1))
 
 
 class Machine:
-    """A target with its planner, its traces and the pipelines assembled so far."""
+    """A target with its planner, its traces and its assembled pipelines."""
 
     def __init__(
         self, target: Target, folder: Optional[Path] = None, traces: Optional[Traces] = None
@@ -171,13 +170,18 @@ class Machine:
     ) -> Pipeline:
         """Lower the configuration's training step for this target.
 
-        depth: instead of the configured packing depth. feed_forward_per_ipu: as in `PipelinePlacement`.
+        Args:
+            config: the configuration.
+            arrangement: the variant of the graph; by default that of the IPU engine.
+            depth: sequences per pack in place of the configured number.
+            feed_forward_per_ipu: as in `PipelinePlacement`.
+
+        Raises:
+            ValueError: the number of sequences per pack is unlimited.
         """
         shape = shape_of(config, depth=depth)
         if arrangement is None:
-            arrangement = (
-                config.engine.mask if shape.depth > 1 else UNPACKED
-            )  # as the IPU engine runs it
+            arrangement = config.engine.mask if shape.depth > 1 else UNPACKED
         placement = _placement_of(config)._replace(feed_forward_per_ipu=feed_forward_per_ipu)
         key = (
             astuple(config.model),
@@ -200,12 +204,13 @@ class Machine:
 
     @property
     def unknown(self) -> Dict[str, int]:
-        """Operators without an estimator in the pipelines so far, with the most calls that one graph has of each."""
-        found: Dict[str, int] = {}
+        """Operators without an estimator in the assembled pipelines, with their calls in the graph with the most."""
+        unknown: Dict[str, int] = {}
         for pipeline in self._pipelines.values():
-            for operator, times in pipeline.unknown.items():
-                found[operator] = max(times, found.get(operator, 0))
-        return found
+            for operator, calls in pipeline.unknown.items():
+                unknown[operator] = max(calls, unknown.get(operator, 0))
+        return unknown
 
     def save(self) -> None:
+        """Store the plans of matrix products."""
         self.planner.save()

@@ -149,7 +149,7 @@ def _ipu_fields(pipeline: Pipeline, calibration: Calibration) -> Tuple[Field, ..
     slowest = pipeline.bottleneck(parameters)
 
     def cycles(ipu: Ipu) -> Interval:
-        return calibration.interval(partial(pipeline.ipu_cycles, ipu))
+        return calibration.interval(lambda fitted: fitted.cycles(ipu.total))
 
     def kind(key: str, title: str, value: Any) -> Field:
         return Field(Column(key, title, MODEL, ".3f", scale=_MILLION), value)

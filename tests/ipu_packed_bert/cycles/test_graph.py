@@ -22,7 +22,7 @@ from ipu_packed_bert.cycles.lowering import (
     Lowering,
     _broadcast_form,
     _derived_from,
-    short_name,
+    _short_name,
 )
 from ipu_packed_bert.cycles.matmul import Planner
 from ipu_packed_bert.cycles.target import MK2
@@ -169,7 +169,7 @@ def test_an_unknown_operator_is_counted_and_costs_something():
 def test_only_views_constants_and_fused_operators_are_free():
     graph = trace()
     lowering = Lowering(graph, Planner(MK2), memory_proportion=0.25)
-    free = Counter(short_name(o.operator)[0] for o in graph.operations if lowering.operation(o) == Cost())
+    free = Counter(_short_name(o.operator) for o in graph.operations if lowering.operation(o) == Cost())
     # _to_copy: 64-bit integers are 32-bit ones on the device. bernoulli and div: inside the dropout vertex.
     # add: the tied table's gradient, which the scatter adds into.
     from ipu_packed_bert.cycles.lowering import CONSTANTS
@@ -288,7 +288,7 @@ def test_the_product_mask_is_accounted_for():
         assert costs[category, PACKED] == costs[category, ADDITIVE] != Cost()
     assert costs[SCORES, PACKED].cycles(3.0) > costs[SCORES, ADDITIVE].cycles(3.0) > 0
     applied = {
-        short_name(e.operator)[0]
+        _short_name(e.operator)
         for e in lower(trace(arrangement=PACKED)).entries
         if e.category == MASK_APPLICATION and e.cost != Cost()
     }

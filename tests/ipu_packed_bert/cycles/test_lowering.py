@@ -475,8 +475,8 @@ def test_names_types_and_places():
         "bool",
         "int",
     ]
-    assert lowering.short_name("aten.add_.Tensor") == ("add", True)
-    assert lowering.short_name("aten.__and__.Tensor") == ("__and__", False)
+    assert lowering._short_name("aten.add_.Tensor") == "add"
+    assert lowering._short_name("aten.__and__.Tensor") == "__and__"
     scopes = (LAYER + "attention.self", "attention_mask", "bert.embeddings.x", "cls.x")
     assert [lowering.block_of(s) for s in scopes] == ["layer.0", "mask", "embeddings", "heads"]
     assert [lowering.half_of(s) for s in (LAYER + "attention.output.dense", LAYER + "output.dense", "cls.x")] == [

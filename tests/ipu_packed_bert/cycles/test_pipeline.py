@@ -223,13 +223,13 @@ def test_seven_layers_on_the_fullest_ipu_and_not_six_and_a_half(machine, load):
     pipeline = machine.pipeline(config)
     slowest = pipeline.bottleneck(PLAIN)
     assert slowest.layers == 7 and slowest.number in (1, 2, 3)
-    layer = pipeline.ipu_cycles(slowest, PLAIN) / 7
+    layer = PLAIN.cycles(slowest.total) / 7
     assert pipeline.pipeline_cycle(PLAIN) == pytest.approx(7 * layer + max(map(pipeline.copy_cycles, pipeline.ipus)))
     balanced = machine.pipeline(load(PACKED_LARGE, *NARROW))
-    assert balanced.ipu_cycles(balanced.bottleneck(PLAIN), PLAIN) == pytest.approx(7 * layer)
+    assert PLAIN.cycles(balanced.bottleneck(PLAIN).total) == pytest.approx(7 * layer)
     # Fewer layers on the fullest IPU help; moving one between the others does not.
     even = machine.pipeline(load(PACKED_LARGE, "placement.layers_per_ipu=[6, 6, 6, 6]", *NARROW))
-    assert even.ipu_cycles(even.ipus[1], PLAIN) == pytest.approx(6 / 7 * pipeline.ipu_cycles(slowest, PLAIN), rel=0.01)
+    assert PLAIN.cycles(even.ipus[1].total) == pytest.approx(6 / 7 * PLAIN.cycles(slowest.total), rel=0.01)
     assert even.bottleneck(PLAIN).number == 0  # embeddings and heads come on top of its six
 
 
@@ -289,9 +289,7 @@ def test_cycles_never_fall(machine, load, key, values):
         if key == "data.max_sequence_length":
             overrides.append("data.max_predictions_per_sequence=20")
         pipeline = machine.pipeline(load(PACKED_LARGE, *overrides))
-        cycles = [
-            pipeline.ipu_cycles(ipu, Parameters(1.0, layout)) for ipu in pipeline.ipus for layout in (0.44, 5.148)
-        ]
+        cycles = [Parameters(1.0, layout).cycles(ipu.total) for ipu in pipeline.ipus for layout in (0.44, 5.148)]
         assert before is None or all(a <= b for a, b in zip(before, cycles)), (key, value)
         before = cycles
 

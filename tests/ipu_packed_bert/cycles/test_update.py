@@ -66,7 +66,7 @@ def test_an_update_of_a_pipeline_is_its_slowest_ipus_and_the_hosts(machine, load
     parameters = Parameters(1.0, 3.0, 0.01)
     pipeline = machine.pipeline(load(LARGE))
     cost = pipeline.update_cost(parameters)
-    parts = [pipeline.ipu_update(number, parameters) for number in range(4)]
+    parts = [pipeline._ipu_update(number, parameters) for number in range(4)]
     assert cost.device == max(part.device for part in parts) and all(part.host == 0.0 for part in parts)
     assert cost.host == pytest.approx(0.04)  # four replicas in one process
     step = pipeline.step(100, parameters)
