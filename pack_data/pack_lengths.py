@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Tuple
 
 import numpy as np
 
@@ -107,7 +107,8 @@ def pack(
             squared length. `.packing` then has no certificate; the proof of its bound is `.prices`.
         capacity: sum of the weights that a pack holds at most.
         groups: whole numbers [n]; sequences of one number share a pack, such as the two of a preference pair.
-            `.packing` and max_sequences_per_pack then count groups.
+            `.packing` and max_sequences_per_pack then count groups. longer="drop" leaves out every group that is longer
+            than a row, whole.
         keep_order: packs hold consecutive sequences, in the order given. Taking each while it fits is then optimal: by
             induction, the k-th pack of any such packing ends no later than the k-th of this one.
 
@@ -134,15 +135,20 @@ def pack(
     elif keep_order:
         packed = _in_order(fitted, sizes, slots, max_sequences_per_pack)
     else:
-        group = None if groups is None else _group_numbers(groups, fitted)
-        items = sizes if group is None else _group_sizes(sizes, group, slots)
+        group = None
+        items = sizes
+        if groups is not None:
+            fitted, group = _fit_groups(fitted, _group_numbers(groups, fitted), multiple_of)
+            sizes = rounded_up(fitted.lengths, multiple_of)
+            items = _group_sizes(sizes, group, fitted, slots)
         histogram = LengthHistogram.from_lengths(items, slots)
         packing = pack_optimally(
             histogram, max_sequences_per_pack=max_sequences_per_pack, budget=budget
         )
         pack, slot = assign(items, packing, seed)
         if group is not None:
-            pack, slot = pack[group], _places(pack[group], slot[group])
+            pack = pack[group]
+            slot = _places(pack, slot[group])
         packed = PackedLengths(pack, slot, packing, fitted)
     return replace(packed, multiple_of=multiple_of)
 
@@ -171,7 +177,7 @@ def _of_examples(name: str, values: Any, fitted: Fitted) -> np.ndarray:
 
 
 def _group_numbers(values: Any, fitted: Fitted) -> np.ndarray:
-    """Return the group of each piece, integers [n], numbered from 0 without a gap."""
+    """Return the group of each example, integers [examples], numbered from 0 without a gap."""
     groups = _one_each("groups", values)
     if groups.dtype == object:
         groups = np.array(groups.tolist())
@@ -179,18 +185,34 @@ def _group_numbers(values: Any, fitted: Fitted) -> np.ndarray:
     if groups.size and groups.dtype.kind not in "iu":
         raise ValueError(f"groups must be whole numbers, one for each sequence; got {groups.dtype}")
     groups = _of_examples("groups", groups, fitted)
-    return np.unique(groups[fitted.example], return_inverse=True)[1].reshape(-1)
+    return np.unique(groups, return_inverse=True)[1].reshape(-1)
 
 
-def _group_sizes(sizes: np.ndarray, group: np.ndarray, slots: int) -> np.ndarray:
+def _fit_groups(
+    fitted: Fitted, group_of_example: np.ndarray, multiple_of: int
+) -> Tuple[Fitted, np.ndarray]:
+    """Return the pieces to pack and the group of each; under "drop", no group that is longer than a row."""
+    if fitted.longer.rule == "drop":
+        sizes = rounded_up(fitted.example_lengths.astype(np.int64), multiple_of)
+        size_of_group = np.bincount(group_of_example, sizes)
+        is_too_long = size_of_group > fitted.longer.max_sequence_length
+        fitted = fitted.without_groups(group_of_example, is_too_long)
+
+    group = np.unique(group_of_example[fitted.example], return_inverse=True)[1]
+    return fitted, group.reshape(-1)
+
+
+def _group_sizes(sizes: np.ndarray, group: np.ndarray, fitted: Fitted, slots: int) -> np.ndarray:
     """Return the slots of each group, int64 [groups]."""
-    together = np.bincount(group, sizes).astype(np.int64)
-    if together.max(initial=0) > slots:
-        first = int(np.flatnonzero(together[group] > slots)[0])
+    size_of_group = np.bincount(group, sizes).astype(np.int64)
+    is_too_long = size_of_group[group] > slots
+    if is_too_long.any():
+        first = int(is_too_long.argmax())
         raise ValueError(
-            f"the group of sequence {first} has {together[group[first]]} tokens; a row has {slots}: drop or cut it"
+            f"the group of sequence {fitted.example[first]} has {size_of_group[group[first]]} tokens; "
+            f"a row has {slots}: cut its sequences, or pass longer='drop' to leave out the group"
         )
-    return together
+    return size_of_group
 
 
 def _places(pack: np.ndarray, within: np.ndarray) -> np.ndarray:

@@ -173,10 +173,11 @@ class _PackedRows:
         stop = start + int(self._fitted.lengths[number])
         columns = self._examples[example]
         tokens = len(columns[_TOKENS])
-        if tokens < stop:
+        packed_tokens = int(self._fitted.example_lengths[example])
+        if tokens != packed_tokens:
             raise ValueError(
-                f"example {example} has {tokens} tokens, it was packed as one of {stop} or more; pass the lengths of "
-                "these examples to pack"
+                f"example {example} has {tokens} tokens, but was packed as an example of {packed_tokens} tokens; "
+                "pass the lengths of these examples to pack"
             )
         values_of = token_columns(columns, f"example {example}")
         return {name: np.asarray(values)[start:stop] for name, values in values_of.items()}

@@ -9,12 +9,12 @@ The rules:
 - truncate: its first max_sequence_length tokens stay.
 - split: it becomes pieces of max_sequence_length tokens and a rest. No token is lost, but a piece does not see the
   pieces before it.
-- drop: the whole example is left out.
+- drop: the whole example is left out, and with `groups` its whole group.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -43,6 +43,7 @@ class Longer:
     pieces: int = 0  # made of those
     tokens: int = 0  # of all examples seen
     lost_tokens: int = 0  # cut off or left out
+    partners: int = 0  # examples that fit a row and were dropped with the rest of their group
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
@@ -92,9 +93,13 @@ class Longer:
             f"{self.longer:,} of {self.examples:,} examples {verb} longer than "
             f"{self.max_sequence_length:,} tokens"
         )
+        lost = f"{self.lost_tokens:,} of {self.tokens:,} tokens"
+        if self.partners:
+            return (
+                f"{sentence}: dropped with {self.partners:,} more of the same groups, {lost} in all"
+            )
         if not self.longer:
             return sentence
-        lost = f"{self.lost_tokens:,} of {self.tokens:,} tokens"
         outcomes = {
             "truncate": f"truncated, which cuts off {lost}",
             "split": f"split into {self.pieces:,} pieces",
@@ -109,6 +114,7 @@ class Fitted:
 
     lengths: np.ndarray  # integers [pieces], tokens of each piece
     longer: Longer  # the rule and its counts
+    example_lengths: np.ndarray  # integers [examples], tokens of each example before the rule
     # int64 [pieces]; None if piece i is the beginning of example i
     _example: Optional[np.ndarray] = None
     _start: Optional[np.ndarray] = None
@@ -134,6 +140,22 @@ class Fitted:
         """The token behind each piece, integers [pieces]."""
         return self.start + self.lengths.astype(np.int64)
 
+    def without_groups(self, group: np.ndarray, dropped: np.ndarray) -> Fitted:
+        """Drop groups of examples under the rule "drop", and count the examples.
+
+        Args:
+            group: group of each example, integers [examples], numbered from 0.
+            dropped: True for each group to drop, bool [groups].
+        """
+        counts = replace(self.longer)
+        is_dropped = dropped[group]
+        counts.partners = int(is_dropped.sum()) - counts.longer
+        counts.lost_tokens = int(self.example_lengths[is_dropped].sum(dtype=np.int64))
+        kept = ~is_dropped[self.example]
+        return Fitted(
+            self.lengths[kept], counts, self.example_lengths, self.example[kept], self.start[kept]
+        )
+
 
 def fit(lengths: Any, max_sequence_length: int, longer: str = "raise") -> Fitted:
     """Cut examples into pieces that fit a row.
@@ -149,7 +171,7 @@ def fit(lengths: Any, max_sequence_length: int, longer: str = "raise") -> Fitted
     counts = Longer(longer, max_sequence_length)
     lengths = np.asarray(lengths)
     if not lengths.size:
-        return Fitted(np.zeros(0, np.int64), counts)
+        return Fitted(np.zeros(0, np.int64), counts, np.zeros(0, np.int64))
     if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer):
         raise ValueError(
             f"lengths must be whole numbers of tokens, one for each sequence; got {lengths.dtype}"
@@ -159,7 +181,7 @@ def fit(lengths: Any, max_sequence_length: int, longer: str = "raise") -> Fitted
     counts.examples = len(lengths)
     counts.tokens = int(lengths.sum(dtype=np.int64))
     if not unusual:
-        return Fitted(lengths, counts)
+        return Fitted(lengths, counts, lengths)
 
     pieces = np.ones(len(lengths), np.int64)  # of each example
     pieces[unusual] = [len(spans[number]) for number in unusual]
@@ -171,4 +193,4 @@ def fit(lengths: Any, max_sequence_length: int, longer: str = "raise") -> Fitted
         for piece, span in enumerate(spans[number], start=int(firsts[number])):
             start[piece] = span.start
             fitted[piece] = span.stop - span.start
-    return Fitted(fitted, counts, example, start)
+    return Fitted(fitted, counts, lengths, example, start)

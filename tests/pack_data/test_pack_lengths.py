@@ -1,5 +1,7 @@
 """`pack`: plain lengths in, bins of indices out."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -125,6 +127,33 @@ def test_sequences_of_one_group_share_a_pack(pairs):
         changes = sum(groups[a] != groups[b] for a, b in zip(members, members[1:]))
         assert changes == len({groups[index] for index in members}) - 1
     assert packed.packing.sequences == len(set(groups))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 9)), min_size=1, max_size=30),
+    st.sampled_from([1, 4]),
+)
+def test_a_group_longer_than_a_row_is_dropped_whole_and_counted(pairs, multiple_of):
+    lengths, groups = [length for length, _ in pairs], [group for _, group in pairs]
+    taken = Counter()
+    for length, group in pairs:
+        taken[group] += -(-length // multiple_of) * multiple_of
+    kept = [number for number, group in enumerate(groups) if taken[group] <= 8]
+    packed = pack(lengths, max_sequence_length=8, groups=groups, longer="drop", multiple_of=multiple_of)
+    assert packed.fitted.example.tolist() == kept
+    assert packed.packing.sequences == len({groups[number] for number in kept})
+    counts = packed.fitted.longer
+    assert counts.longer + counts.partners == len(lengths) - len(kept)
+    assert counts.lost_tokens == sum(lengths) - sum(lengths[number] for number in kept)
+    alone = pack([lengths[number] for number in kept], max_sequence_length=8, groups=[groups[n] for n in kept])
+    if multiple_of == 1:
+        assert packed.pack.tolist() == alone.pack.tolist() and packed.slot.tolist() == alone.slot.tolist()
+
+
+def test_the_partner_of_a_dropped_sequence_is_named_in_the_counts():
+    packed = pack([9, 3, 4], max_sequence_length=8, groups=[0, 0, 1], longer="drop")
+    assert packed.fitted.example.tolist() == [2] and packed.fitted.longer.partners == 1
+    assert "1 of 3 examples" in str(packed.fitted.longer) and "12 of 16 tokens" in str(packed.fitted.longer)
 
 
 @pytest.mark.parametrize(

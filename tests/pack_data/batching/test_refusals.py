@@ -44,6 +44,11 @@ def rows(source=EXAMPLES, **options):
     return PackDataset(source, max_sequence_length=8, **options)
 
 
+def rows_packed_as(lengths, slots, longer="raise"):
+    data_set = PackDataset(EXAMPLES, packed=pack(lengths, max_sequence_length=slots, longer=longer))
+    return data_set.__getitems__(range(len(data_set)))
+
+
 def mixture(weights=None):
     return PackMixture([rows(), rows()], weights)
 
@@ -77,6 +82,10 @@ REFUSALS = [
     (lambda path: rows(lines(path, {"text": "x", "tokens": [1]})), ["a.jsonl", "input_ids"]),
     (lambda _: PackDataset(EXAMPLES, packed=pack([1], max_sequence_length=8)), ["packed", "3 examples", 1]),
     (lambda _: PackDataset([{"input_ids": [5, 6]}], packed=pack([3], max_sequence_length=8))[0], ["example 0", 2, 3]),
+    (lambda _: rows_packed_as([3, 1, 1], 3), ["example 2", 2, 1]),
+    (lambda _: rows_packed_as([3, 1, 1], 2, "drop"), ["example 2", 2, 1]),
+    (lambda _: rows_packed_as([9, 1, 2], 3, "truncate"), ["example 0", 3, 9]),
+    (lambda _: rows_packed_as([5, 1, 2], 3, "split"), ["example 0", 3, 5]),
     # mixtures
     (lambda _: PackMixture([]), ["data_sets", "row"]),
     (lambda _: mixture([1, 2, 3]), ["weights", r"\[1, 2, 3\]", "2 data sets"]),
