@@ -1,7 +1,7 @@
 """Memory of each IPU of a replica, counted from the network's sizes and its placement.
 
-Counted are weights, gradient accumulators, optimiser state on the chip, activations, and the temporary values of the
-product that takes most, as the cycle model plans it. The program and its exchange are not counted.
+The count includes weights, gradient accumulators, optimiser state on the chip, activations, and the temporary values of
+the largest product as the cycle model plans it. It excludes the program and its exchange.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ipu_packed_bert.settings.placement import Block, Placement
 from ipu_packed_bert.settings.schema import ModelConfig, mask_columns
 
 IPU_BYTES = MK2.memory_per_tile * MK2.tiles
-_WIDTH = {"float16": 2, "float32": 4}
-_PLANNER = Planner(MK2)  # of the tiles; Bow has the same
+_WIDTH = {"float16": 2, "float32": 4}  # bytes of an element
+_PLANNER = Planner(MK2)  # Bow has the same tiles
 
 
 class IpuMemory(NamedTuple):
@@ -29,13 +29,13 @@ class IpuMemory(NamedTuple):
     weights: float
     gradients: float
     optimizer: float
-    kept: float  # activations, from forward to backward, of all micro-batches under way
-    at_work: float  # activations of the layer, or of the logits, that is computed or recomputed
-    products: float  # temporary values of the product that takes most
+    kept: float  # activations from forward to backward, of all micro-batches in the pipeline
+    at_work: float  # activations of the layer, or of the logits, while it is computed or recomputed
+    products: float  # temporary values of the largest product
 
     @property
     def total(self) -> float:
-        """Bytes that must be there, whatever Poplar plans."""
+        """Counted bytes that do not depend on the plans of products."""
         return self.weights + self.gradients + self.optimizer + self.kept + self.at_work
 
     @property
@@ -45,14 +45,16 @@ class IpuMemory(NamedTuple):
 
     @property
     def share(self) -> float:
-        """All counted bytes as a fraction of an IPU's memory; of each tile's, if all are equally full."""
+        """All counted bytes as a fraction of an IPU's memory."""
         return self.together / IPU_BYTES
 
 
 def _parameters(block: Block, model: ModelConfig) -> int:
-    """Count the parameters of a block; the vocabulary projection's matrix is the embedding table, counted there."""
-    hidden, inner = model.hidden_size, model.intermediate_size
-    dense, norm = hidden * hidden + hidden, 2 * hidden
+    """Count the parameters of a block; the matrix of the vocabulary projection is the table of the embeddings."""
+    hidden = model.hidden_size
+    inner = model.intermediate_size
+    dense = hidden * hidden + hidden
+    norm = 2 * hidden
     if block.module == "bert.embeddings":
         rows = model.vocabulary_size + model.max_position_embeddings + model.type_vocabulary_size
         return rows * hidden + norm
@@ -72,13 +74,13 @@ def _is_layer(block: Block) -> bool:
 
 @dataclass(frozen=True)
 class ReplicaMemory:
-    """A network on the IPUs of a replica, and what it takes of their memory."""
+    """The memory of a network on the IPUs of a replica."""
 
     config: Config
     model: ModelConfig
     placement: Placement
-    depth: int  # sequences that a pack has room for
-    predictions: int  # masked tokens that a pack has room for
+    depth: int  # most sequences of a pack
+    predictions: int  # most masked tokens of a pack
 
     def counted(self) -> Tuple[IpuMemory, ...]:
         """Return the memory of each IPU."""
@@ -111,12 +113,15 @@ class ReplicaMemory:
     @property
     def _columns(self) -> int:
         """Columns of the mask in the query/key product; 0 for an additive mask."""
-        return mask_columns(self.model, self.depth) if self.config.engine.mask == "product" else 0
+        if self.config.engine.mask != "product":
+            return 0
+        return mask_columns(self.model, self.depth)
 
     # ---- bytes -------------------------------------------------------------------------------------------------------
 
     def _ipu(self, ipu: int) -> IpuMemory:
-        placement, engine = self.config.placement, self.config.engine
+        placement = self.config.placement
+        engine = self.config.engine
         blocks = self.placement.on(ipu)
         parameters = sum(_parameters(block, self.model) for block in blocks)
         optimizer = 0.0
@@ -137,7 +142,7 @@ class ReplicaMemory:
         )
 
     def _kept(self, ipu: int) -> float:
-        """Count what is kept from forward to backward for every micro-batch under way.
+        """Count the activations from forward to backward of all micro-batches in the pipeline.
 
         In a pipeline of f forward stages, stage i runs backwards 2 (f - 1 - i) micro-batches after it ran forwards.
         """
@@ -148,14 +153,12 @@ class ReplicaMemory:
         for index, stage in enumerate(stages):
             if stage.ipu != ipu:
                 continue
-            under_way = 2 * (len(stages) - 1 - index) + 1
+            micro_batches = 2 * (len(stages) - 1 - index) + 1
             layers = sum(map(_is_layer, stage.blocks))
-            # What comes into the stage, with the mask for its layers; and each layer's checkpoint, or all it computed.
+            # The input of the stage, the mask of its layers, and each layer's checkpoint or all its activations.
             mask = self.mask_bytes() if layers else 0.0
-            outputs = layers if recomputes else 0
-            kept += under_way * (hidden + mask + outputs * hidden)
-            if not recomputes:
-                kept += under_way * layers * self._layer()
+            per_layer = hidden if recomputes else self._layer()
+            kept += micro_batches * (hidden + mask + layers * per_layer)
         return kept
 
     def _at_work(self, block: Block) -> float:
@@ -164,29 +167,29 @@ class ReplicaMemory:
             return self._layer()
         if block.module == "cls.predictions":
             # Logits, and their soft-max and gradient.
-            of_loss = self._width if self.config.engine.half_logits else _WIDTH["float32"]
+            loss_width = self._width if self.config.engine.half_logits else _WIDTH["float32"]
             logits = self.config.batch.micro_batch * self.predictions * self.model.vocabulary_size
-            return (self._width + 2 * of_loss) * logits
+            return (self._width + 2 * loss_width) * logits
         return 0.0
 
     def _layer(self) -> float:
-        """Count all that one layer computes forwards (Korthikanti et al. 2022, arXiv 2205.05198, section 4.1)."""
+        """Count the activations of a layer's forward pass (Korthikanti et al. 2022, arXiv 2205.05198, section 4.1)."""
         model = self.model
         scores = 5 if model.attention_dropout else 2
         half_bytes = 34 * model.hidden_size + scores * model.num_heads * self._slots
         if self._columns:
-            # Query and key once more, joined with their codes.
+            # Query and key again, joined with their codes.
             half_bytes += 2 * 2 * (model.hidden_size + model.num_heads * self._columns)
         return half_bytes * self._rows * self._width / _WIDTH["float16"]
 
     def _temporary_values(self, ipu: int) -> float:
-        """Count the temporary values of the product of an IPU that takes most, forwards or backwards."""
+        """Count the temporary values of the largest product of an IPU, forwards or backwards."""
         engine = self.config.engine
         proportion = self.config.placement.available_memory_proportion[ipu]
         partial = _WIDTH["float16" if engine.half_weights and engine.half_partials else "float32"]
         most = 0
         for matrices, rows, inner, columns in self._products(ipu):
-            # Forwards, the gradient of the first operand, that of the second.
+            # The forward pass, the gradient of the first operand, and that of the second.
             for shape in ((rows, inner, columns), (rows, columns, inner), (inner, rows, columns)):
                 product = Product(
                     matrices,
@@ -199,13 +202,17 @@ class ReplicaMemory:
         return float(most * MK2.tiles)
 
     def _products(self, ipu: int) -> List[Tuple[int, int, int, int]]:
-        """Return matrices, rows, inner dimension and columns of an IPU's products of any size, forwards."""
-        model, slots, micro_batch = self.model, self._slots, self.config.batch.micro_batch
-        hidden, inner = model.hidden_size, model.intermediate_size
+        """Return matrices, rows, inner dimension and columns of the large products of an IPU's forward pass."""
+        model = self.model
+        slots = self._slots
+        micro_batch = self.config.batch.micro_batch
+        hidden = model.hidden_size
+        inner = model.intermediate_size
         blocks = self.placement.on(ipu)
         products = []
         if any(map(_is_layer, blocks)):
-            width, heads = hidden // model.num_heads, micro_batch * model.num_heads
+            width = hidden // model.num_heads
+            heads = micro_batch * model.num_heads
             dense = [
                 (1, self._rows, hidden, hidden),
                 (1, self._rows, hidden, inner),
@@ -215,7 +222,6 @@ class ReplicaMemory:
             products += dense + attention
         if any(block.module == "cls.predictions" for block in blocks):
             part = -(-model.vocabulary_size // self.config.placement.embedding_serialization_factor)
-            products += [
-                (1, micro_batch * self.predictions, hidden, columns) for columns in (hidden, part)
-            ]
+            rows = micro_batch * self.predictions
+            products += [(1, rows, hidden, hidden), (1, rows, hidden, part)]
         return products

@@ -1,7 +1,7 @@
-"""The plan of a run of any task: what sits on which IPU, how large an update is, how much memory and traffic it takes.
+"""The plan of a run of any task: its placement on IPUs, the size of an update, its memory and traffic.
 
-Everything is computed from the configuration and the data that exist: a data set's manifest, or files of examples,
-which are packed. No device is needed; torch loads for files of examples only.
+It is computed from the configuration and from existing data: the manifest of a data set, or files of examples, which
+are packed. It needs no device; torch is imported for files of examples only.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from pack_data.store.data_set import Manifest
 if TYPE_CHECKING:
     from ipu_packed_bert.tasks.examples import ExampleTask
 
-# Counted memory of the fullest IPU of the published runs, as a share of it: MLPerf v2.0's BERT-large on a Bow Pod64 (E4
-# of cycles/points.py). Beside that much, what is not counted, code and exchange, is known to fit.
+# The largest counted share of an IPU's memory in a published run: MLPerf v2.0's BERT-large on a Bow Pod64 (E4 of
+# cycles/points.py). Code and exchange, which are not counted, are known to fit into the rest.
 FULLEST_THAT_RAN = 0.88
-_GUESSED_DEPTH = 8  # sequences in a pack, if neither data nor configuration say
+_GUESSED_DEPTH = 8  # sequences in a pack, if neither data nor configuration define it
 
 
 class _Update(NamedTuple):
@@ -51,12 +51,12 @@ class _Update(NamedTuple):
 class _Words(NamedTuple):
     """The printed words that differ between pre-training and tasks with files of examples."""
 
-    row: str  # what an update is made of
+    row: str  # "pack" or "row"
     data: str
-    apart: str  # what the mask keeps apart
-    run: str  # "" while it is not known
-    unknown: str  # why an update is not known, and the way out
-    sizes: str = ""  # where the network's sizes come from, if the configuration does not have them
+    apart: str  # the sequences that the mask separates
+    run: str  # its length; "" while that is unknown
+    unknown: str  # why the size of an update is unknown, and the way out
+    sizes: str = ""  # the source of the network's sizes, if it is not the configuration
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class RunPlan:
     model: ModelConfig
     update: Optional[_Update]  # None while no packing factor is known
     placement: Placement
-    depth: int  # sequences that a pack has room for; a guess if neither configuration nor data set says it
-    predictions: int  # masked tokens that a pack has room for
+    depth: int  # most sequences of a pack; a guess if neither configuration nor data set define it
+    predictions: int  # most masked tokens of a pack
     bytes_per_pack: int  # host to device
     training_packs: Optional[int]  # None while the data are missing
     words: _Words
@@ -80,30 +80,33 @@ class RunPlan:
 
     @cached_property
     def memory(self) -> Tuple[IpuMemory, ...]:
+        """Counted memory of each IPU of a replica."""
         return self._replica.counted()
 
     @property
     def mask_bytes(self) -> float:
+        """Bytes of the mask of a micro-batch."""
         return self._replica.mask_bytes()
 
     @property
     def parameters(self) -> int:
+        """Elements of all weights."""
         return sum(memory.parameters for memory in self.memory)
 
     @property
     def host_memory(self) -> HostMemory:
         """Memory of a run on a CPU or a GPU."""
-        slots = self.config.data.max_sequence_length
         return host_memory(
             self.config,
             self.model,
             parameters=self.parameters,
-            slots=slots,
+            slots=self.config.data.max_sequence_length,
             predictions=self.predictions,
         )
 
     @property
     def updates_per_epoch(self) -> Optional[int]:
+        """Weight updates of an epoch, None while the data or the packing factor are unknown."""
         return _updates_per_epoch(self.training_packs, self.update)
 
     @property
@@ -118,9 +121,9 @@ class RunPlan:
 
     @property
     def fits(self) -> Optional[bool]:
-        """True up to `FULLEST_THAT_RAN`; on the host, whose is not planned here.
+        """True if the memory fits, False if it does not, None if that depends on code and exchange.
 
-        False if more is counted than an IPU has. None between the two, where code and exchange decide.
+        It fits up to `FULLEST_THAT_RAN` and on the host, and not if an IPU has less than is counted.
         """
         if self.config.engine.kind == "host" or self.fullest <= FULLEST_THAT_RAN:
             return True
@@ -129,8 +132,9 @@ class RunPlan:
     def micro_batch_that_fits(self) -> Optional[int]:
         """Return the largest micro-batch below the configured one that counts no more than `FULLEST_THAT_RAN`."""
         batch = self.config.batch
-        # Memory grows with the micro-batch, so that the largest is found by halving.
-        low, high = 0, batch.micro_batch
+        # Memory grows with the micro-batch, so bisection finds the largest.
+        low = 0
+        high = batch.micro_batch
         while high - low > 1:
             middle = (low + high) // 2
             config = replace(self.config, batch=replace(batch, micro_batch=middle))
@@ -151,14 +155,14 @@ def plan(
     """Plan the run of a configuration.
 
     Args:
-        config: of pre-training or of fine-tuning.
-        manifest: of the data set of packs, if it exists.
-        data_dir: directory in which files of examples are looked for first.
-        packing_factor: sequences of a pack, instead of what is known of the data.
+        config: configuration of pre-training or of fine-tuning.
+        manifest: manifest of the data set of packs, if it exists.
+        data_dir: the first directory in which files of examples are looked up.
+        packing_factor: sequences per pack, in place of that of the data.
 
     Raises:
-        ConfigError: if an update has fewer micro-batches than the pipeline has stages, or the placement does not fit
-            the network.
+        ConfigError: an update has fewer micro-batches than the pipeline has stages, or the placement does not fit the
+            network.
     """
     if config.command == FINETUNE:
         return _of_examples(config, data_dir, packing_factor)
@@ -166,13 +170,14 @@ def plan(
 
 
 def _update(config: Config, factor: PackingFactor, unpacked: Optional[int] = None) -> _Update:
-    return _Update(
-        factor, config.accumulation(factor.value), config.packs_per_update(factor.value), unpacked
-    )
+    accumulation = config.accumulation(factor.value)
+    return _Update(factor, accumulation, config.packs_per_update(factor.value), unpacked)
 
 
 def _updates_per_epoch(packs: Optional[int], update: Optional[_Update]) -> Optional[int]:
-    return None if packs is None or update is None else -(-packs // update.packs)
+    if packs is None or update is None:
+        return None
+    return -(-packs // update.packs)
 
 
 # ---- pre-training ----------------------------------------------------------------------------------------------------
@@ -188,15 +193,14 @@ def _of_packs(
         check_accumulation(config, factor.value)
         update = _update(config, factor, unpacked=config.batch.gradient_accumulation)
 
+    packs: Optional[int] = None
+    depth = data.max_sequences_per_pack or _GUESSED_DEPTH
+    # The published rule, unless a data set defines the number (see pack_data.store.packs.predictions_per_pack).
+    predictions = config.predictions_per_sequence + depth
     if manifest is not None:
-        packs: Optional[int] = manifest.packs
+        packs = manifest.packs
         depth = manifest.schema.max_sequences_per_pack
         predictions = manifest.schema.max_predictions_per_pack
-    else:
-        packs = None
-        depth = data.max_sequences_per_pack or _GUESSED_DEPTH
-        # The published rule, until a data set says otherwise (see pack_data.store.packs.predictions_per_pack).
-        predictions = config.predictions_per_sequence + depth
     # int32: four fields of slots, three of masked tokens, three of sequences; and two float32 scales.
     bytes_per_pack = 4 * (4 * data.max_sequence_length + 3 * predictions + 3 * depth + 2)
     return RunPlan(
@@ -217,21 +221,20 @@ def _words_of_packs(
 ) -> _Words:
     data = config.data
     limit = data.max_sequences_per_pack
-    sequences = {None: "any number of sequences", 1: "one sequence"}.get(
-        limit, f"up to {limit} sequences"
-    )
-    state = "packs still to be built" if packs is None else f"{packs:,} packs to train on"
-    known = packs is not None or limit is not None
+    texts = {None: "any number of sequences", 1: "one sequence"}
+    sequences = texts.get(limit, f"up to {limit} sequences")
+    state = "packs not built yet" if packs is None else f"{packs:,} packs to train on"
+    depth_known = packs is not None or limit is not None
+
     updates = _updates_per_epoch(packs, update)
-    if updates is None:
-        epochs = "an epoch's length is known once the data set is built"
-    else:
-        epochs = f"{updates:,} an epoch: {config.run.steps / updates:,.1f} epochs"
+    epochs = " (the length of an epoch is unknown until the data set is built)"
+    if updates is not None:
+        epochs = f", {updates:,} an epoch: {config.run.steps / updates:,.1f} epochs"
     return _Words(
         row="pack",
         data=f"{data.named}: {state}, {data.max_sequence_length} slots, {sequences} each",
-        apart=f"up to {depth} sequences" if known else "the data set's sequences",
-        run=f"{config.run.steps:,} updates, {epochs}",
+        apart=f"up to {depth} sequences" if depth_known else "the data set's sequences",
+        run=f"{config.run.steps:,} updates{epochs}",
         unknown=f"unknown: no data set yet and no published packing factor for {data.max_sequence_length} slots; "
         "give --packing-factor",
     )
@@ -243,15 +246,13 @@ def _words_of_packs(
 def _of_examples(
     config: Config, data_dir: Optional[Path], packing_factor: Optional[float]
 ) -> RunPlan:
-    """Plan from what exists: the checkpoint's sizes, and the files, which are packed."""
+    """Plan from the sizes of the checkpoint and the files, as far as they exist; the files are packed."""
+    # These import torch.
     from ipu_packed_bert.tasks.inputs import Tokenizer
-    from ipu_packed_bert.tasks.starting_weights import (
-        find_start,
-        is_there,
-        with_dropout,
-    )  # load torch
+    from ipu_packed_bert.tasks.starting_weights import find_start, is_there, with_dropout
 
-    task, start, missing = None, None, ""
+    start = None
+    missing = ""  # the first file that does not exist
     try:
         config = located(config, data_dir)
     except ValueError as error:
@@ -261,10 +262,12 @@ def _of_examples(
         missing = missing or checkpoint
     elif checkpoint is not None or not missing:
         start = find_start(config)
+
     on_ipus = config.engine.kind != "host"
     kind = task_class(config.task.name)
     model = with_dropout(config.model, config) if start is None else start.model
     config = config.for_model(model, ipus=on_ipus)
+    task = None
     if start is not None and not missing:
         task = kind(config, Tokenizer(start.vocabulary), start.model, start.labels)
 
@@ -276,15 +279,13 @@ def _of_examples(
             check_for_ipus(config, factor.value)
         update = _update(config, factor)
 
-    depth, slots = (
-        config.data.max_sequences_per_pack or _GUESSED_DEPTH,
-        config.data.max_sequence_length,
-    )
-    numbers = 4 * slots + 4 * depth + 1
-    data = f"{config.task.name}, rows of {slots} slots; "
+    slots = config.data.max_sequence_length
+    depth = config.data.max_sequences_per_pack or _GUESSED_DEPTH
+    numbers = 4 * slots + 4 * depth + 1  # of a row
     packs = None
+    data = f"{config.task.name}, rows of {slots} slots; "
     if task is None:
-        data += f"{missing} is not there"
+        data += f"{missing} is missing"
     else:
         depth = task.max_sequences_per_pack or depth
         batch = task.packs.batch(task.packs.order(0)[:1], 0)
@@ -298,7 +299,7 @@ def _of_examples(
         row="row",
         data=data,
         apart=f"up to {depth} sequences",
-        run="" if update is None else _epochs(config, task, _updates_per_epoch(packs, update)),
+        run=_epochs(config, task, update),
         unknown="unknown without the files; give --packing-factor, sequences in a row",
         sizes=f"; sizes: {sizes}",
     )
@@ -308,7 +309,7 @@ def _of_examples(
         update=update,
         placement=place(config.placement, kind.heads),
         depth=depth,
-        predictions=0,  # a head has a few outputs, and no masked tokens
+        predictions=0,  # a head has a few outputs and no masked tokens
         bytes_per_pack=4 * numbers,
         training_packs=packs,
         words=words,
@@ -316,27 +317,32 @@ def _of_examples(
     )
 
 
-def _epochs(config: Config, task: Optional[ExampleTask], updates: Optional[int]) -> str:
+def _epochs(config: Config, task: Optional[ExampleTask], update: Optional[_Update]) -> str:
+    """Describe the length of a run; "" while the size of an update is unknown."""
+    if update is None:
+        return ""
     epochs = config.run.epochs
-    run = f"{epochs} epoch{'' if epochs == 1 else 's'}"
+    plural = "" if epochs == 1 else "s"
+    run = f"{epochs} epoch{plural}"
     if task is not None and task.training_packs is not None:
-        return f"{run} of {updates:,} updates"
-    return run if config.data.training is not None else f"{run}; no training, only evaluation"
+        return f"{run} of {_updates_per_epoch(len(task.packs), update):,} updates"
+    if config.data.training is None:
+        return f"{run}; no training, only evaluation"
+    return run
 
 
 def _factor(
-    config: Config, task: Optional[ExampleTask], given: Optional[float]
+    config: Config, task: Optional[ExampleTask], option: Optional[float]
 ) -> Optional[PackingFactor]:
-    """Return the factor of the files if they exist, else the given one, else for SQuAD that of its histogram."""
+    """Return the factor of existing files, or of --packing-factor, or for SQuAD of its published histogram."""
     data = config.data
-    if given is not None:
-        checked_factor(given, data.max_sequences_per_pack)
+    if option is not None:
+        checked_factor(option, data.max_sequences_per_pack)
     if task is not None:
-        return PackingFactor(
-            task.packs.packing.packing_factor, f"{data.training or data.evaluation}"
-        )
-    if given is not None:
-        return PackingFactor(given, "--packing-factor")
+        files = data.training or data.evaluation
+        return PackingFactor(task.packs.packing.packing_factor, str(files))
+    if option is not None:
+        return PackingFactor(option, "--packing-factor")
     if not config.packed:
         return PackingFactor(1.0, "one sequence in a row")
     published = published_for(data.max_sequence_length)

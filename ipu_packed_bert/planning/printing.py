@@ -1,4 +1,4 @@
-"""A plan as text, with its verdict on memory."""
+"""The text of a plan, with its verdict on memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ipu_packed_bert.settings.schema import FINETUNE, mask_columns
 from pack_data.display.table import text_table
 
 _MIB = 1024.0 * 1024.0
-_NOTHING_FITS = "no micro-batch fits: more IPUs a replica, or other placement.layers_per_ipu"
+_NOTHING_FITS = "no micro-batch fits: use more IPUs a replica, or change placement.layers_per_ipu"
 
 
 def print_plan(run: RunPlan, options: Sequence[str] = ()) -> int:
@@ -22,15 +22,16 @@ def print_plan(run: RunPlan, options: Sequence[str] = ()) -> int:
 
     Args:
         run: the plan.
-        options: of the command that starts the run, see :func:`launch_lines.start_lines`.
+        options: options of the command that starts the run, see :func:`launch_lines.start_lines`.
 
     Returns:
         The exit status, 1 if the memory does not fit.
     """
     text = _lines(run)
     if run.config.engine.kind != "host":
-        first, *rest = memory_words(run, None if run.fits else run.micro_batch_that_fits())
-        text += [f"  verdict   {first}", *(f"            {line}" for line in rest)]
+        smaller = None if run.fits else run.micro_batch_that_fits()
+        verdict = "\n            ".join(memory_words(run, smaller))
+        text.append(f"  verdict   {verdict}")
     if run.fits is not False:
         micro_batches = None
         if run.update is not None and run.config.command != FINETUNE:
@@ -41,7 +42,7 @@ def print_plan(run: RunPlan, options: Sequence[str] = ()) -> int:
 
 
 def memory_words(run: RunPlan, smaller: Optional[int]) -> List[str]:
-    """Say whether the counted memory fits and, if that is not sure, what to change.
+    """Return lines that state whether the counted memory fits and, if that is not certain, what to change.
 
     Args:
         run: the plan.
@@ -49,8 +50,8 @@ def memory_words(run: RunPlan, smaller: Optional[int]) -> List[str]:
     """
     if run.fits:
         return [
-            f"fits: at most {run.fullest:.0%} of a tile is counted, no more than in the published run that counts "
-            f"most ({FULLEST_THAT_RAN:.0%})"
+            f"fits: at most {run.fullest:.0%} of a tile is counted; the fullest published run has "
+            f"{FULLEST_THAT_RAN:.0%}"
         ]
     fullest = max(run.memory, key=lambda memory: memory.share)
     counted = f"{fullest.share:.1%} of IPU {fullest.ipu} is counted"
@@ -58,61 +59,66 @@ def memory_words(run: RunPlan, smaller: Optional[int]) -> List[str]:
         verdict = f"does not fit: {counted}, {fullest.total / IPU_BYTES:.0%} without temporary values of products"
     else:
         verdict = (
-            f"tight, unknown: {counted}; the published run that counts most has {FULLEST_THAT_RAN:.1%}; code and "
-            "exchange are not counted"
+            f"tight, unknown: {counted}, without code and exchange; the fullest published run has "
+            f"{FULLEST_THAT_RAN:.1%}"
         )
-    return [verdict, _NOTHING_FITS if smaller is None else run.config.on_micro_batch(smaller)]
+    way_out = _NOTHING_FITS if smaller is None else run.config.on_micro_batch(smaller)
+    return [verdict, way_out]
 
 
 def _lines(run: RunPlan) -> List[str]:
-    """Return the plan without the verdict: of the host if the configuration names it, else of the IPUs."""
-    config, model, words = run.config, run.model, run.words
+    """Return the plan without the verdict, for the engine of the configuration."""
+    config = run.config
+    model = run.model
     host = config.engine.kind == "host"
-    kept = "float32" if host or not config.engine.half_weights else "float16"
+    dtype = "float32" if host or not config.engine.half_weights else "float16"
     text = [
         f"{config.path}",
         f"  model     BERT, {model.num_layers} layers of {model.hidden_size:,}, {model.num_heads} heads,"
-        f" vocabulary {model.vocabulary_size:,}: {run.parameters / 1e6:,.1f} M parameters in {kept}{words.sizes}",
-        f"  data      {words.data}",
+        f" vocabulary {model.vocabulary_size:,}: {run.parameters / 1e6:,.1f} M parameters in {dtype}{run.words.sizes}",
+        f"  data      {run.words.data}",
     ]
     if host:
         text += _host_lines(run)
     else:
         text += [*_device_lines(run), "", *_memory_lines(run)]
     text += ["", *_update_lines(run)]
-    if words.run:
-        text.append(f"  run       {words.run}")
+    if run.words.run:
+        text.append(f"  run       {run.words.run}")
     if not host and run.update is not None:
-        sent = run.update.packs * run.bytes_per_pack / _MIB
+        sent = run.update.packs * run.bytes_per_pack
+        digits = 1 if sent >= _MIB else 2
         text.append(
-            f"  traffic   {sent:{',.1f' if sent >= 1 else ',.2f'}} MiB an update from host to device"
-            f" ({run.update.packs:,} {words.row}s of {run.bytes_per_pack:,} bytes)"
+            f"  traffic   {sent / _MIB:,.{digits}f} MiB an update from host to device"
+            f" ({run.update.packs:,} {run.words.row}s of {run.bytes_per_pack:,} bytes)"
         )
     return text
 
 
 def _update_lines(run: RunPlan) -> List[str]:
-    update, config, row = run.update, run.config, run.words.row
+    """Return the size of a weight update and its packing factor."""
+    update = run.update
     if update is None:
         return [f"  update    {run.words.unknown}"]
+    row = run.words.row
+    factor = update.factor
     divided = ""
     if update.unpacked not in (None, update.accumulation):
-        divided = f" ({update.unpacked:,} / {update.factor.value:.3f}, rounded up)"
+        divided = f" ({update.unpacked:,} / {factor.value:.3f}, rounded up)"
     return [
-        f"  update    {update.packs:,} {row}s, about {update.packs * update.factor.value:,.0f} sequences"
-        f" = micro-batch {config.batch.micro_batch} x accumulation {update.accumulation:,}{divided}"
-        f" x replicas {config.placement.replicas}",
-        f"  packing   {update.factor.value:.3f} sequences in a {row}, from {update.factor.source}",
+        f"  update    {update.packs:,} {row}s, about {update.packs * factor.value:,.0f} sequences"
+        f" = micro-batch {run.config.batch.micro_batch} x accumulation {update.accumulation:,}{divided}"
+        f" x replicas {run.config.placement.replicas}",
+        f"  packing   {factor.value:.3f} sequences in a {row}, from {factor.source}",
     ]
 
 
 def _host_lines(run: RunPlan) -> List[str]:
+    """Return the device, the precision and the memory of the host engine."""
     engine = run.config.engine
-    threads = (
-        "as many threads as torch chooses"
-        if engine.threads is None
-        else _count(engine.threads, "thread")
-    )
+    threads = "torch's number of threads"
+    if engine.threads is not None:
+        threads = _count(engine.threads, "thread")
     device = {
         "auto": f"a CUDA device if there is one, else the CPU with {threads}",
         "cpu": f"the CPU with {threads}",
@@ -121,37 +127,40 @@ def _host_lines(run: RunPlan) -> List[str]:
     recomputed = ", layers recomputed" if engine.recomputes(ipus=False) else ""
     compiled = ", compiled" if engine.compile else ""
     memory = run.host_memory
-    process = (
-        "" if engine.device == "cuda" else f"; a process on a CPU {_mib(memory.most + TORCH)} MiB"
-    )
+    process = ""
+    if engine.device != "cuda":
+        process = f"; a process on a CPU {_mib(memory.most + TORCH)} MiB"
+    micro_batch = _count(run.config.batch.micro_batch, "pack")
     return [
         f"  devices   the host: {device}; no IPU",
         f"  engine    {engine.precision}, attention {engine.attention}{recomputed}{compiled}",
         f"  memory    {_mib(memory.held)} MiB of weights, gradients and optimiser state; {_mib(memory.activations)} MiB"
-        f" kept of {_count(run.config.batch.micro_batch, 'pack')} at a time; {_mib(memory.most)} MiB in a step,"
-        f" computed{process}",
+        f" of activations of {micro_batch}; {_mib(memory.most)} MiB in a step (computed){process}",
     ]
 
 
 def _device_lines(run: RunPlan) -> List[str]:
     """Return the mask, the IPUs and the pipeline."""
-    config, stages = run.config, run.placement.stages
-    pipeline = "no pipeline"
+    placement = run.config.placement
+    stages = run.placement.stages
+    pipeline = "1 forward stage, no pipeline"
     if len(stages) > 1:
         ipus = ", ".join(str(stage.ipu) for stage in stages)
-        pipeline = f"on IPUs {ipus}; {run.training_stages} in training{_waiting(run)}"
-    between = " " if len(stages) > 1 else ", "
-    target = TARGETS[config.placement.machine]
+        pipeline = (
+            f"{len(stages)} forward stages on IPUs {ipus}; {run.training_stages} in training"
+            f"{_waiting(run)}"
+        )
+    target = TARGETS[placement.machine]
     return [
         f"  mask      {_mask_words(run)}",
-        f"  devices   {_count(config.placement.replicas, 'replica')} of {_count(run.placement.ipus, 'IPU')}"
-        f" = {_count(config.ipus, 'IPU')}, {target.name.capitalize()}, {target.clock_hz / 1e9:.2f} GHz",
-        f"  pipeline  {_count(len(stages), 'forward stage')}{between}{pipeline}",
+        f"  devices   {_count(placement.replicas, 'replica')} of {_count(run.placement.ipus, 'IPU')}"
+        f" = {_count(run.config.ipus, 'IPU')}, {target.name.capitalize()}, {target.clock_hz / 1e9:.2f} GHz",
+        f"  pipeline  {pipeline}",
     ]
 
 
 def _waiting(run: RunPlan) -> str:
-    """Say how long a stage waits while the pipeline fills and drains; the stages are taken as equally long."""
+    """Describe the share of time that a stage waits while the pipeline fills and drains, for equally long stages."""
     if run.update is None:
         return ""
     waiting = run.training_stages - 1
@@ -160,80 +169,80 @@ def _waiting(run: RunPlan) -> str:
 
 
 def _memory_lines(run: RunPlan) -> List[str]:
-    """Return the table of what each IPU holds."""
-    config = run.config
-    parts = ("weights", "gradients", "state", "kept", "at work", "products", "together")
-    rows = [["IPU", "blocks", "parameters", *parts, "KiB/tile", "of it"]]
+    """Return the table of the memory of each IPU, in MiB."""
+    parts = ("weights", "gradients", "optimizer", "kept", "at_work", "products", "together")
+    titles = ("weights", "gradients", "state", "kept", "at work", "products", "together")
+    rows = [["IPU", "blocks", "parameters", *titles, "KiB/tile", "used"]]
     for memory in run.memory:
-        held = (
-            memory.weights,
-            memory.gradients,
-            memory.optimizer,
-            memory.kept,
-            memory.at_work,
-            memory.products,
-        )
-        rows.append(
-            [
-                str(memory.ipu),
-                _blocks(memory.blocks),
-                f"{memory.parameters / 1e6:,.1f} M",
-                *map(_mib, (*held, memory.together)),
-                f"{memory.share * MK2.memory_per_tile / 1024:,.0f}",
-                f"{memory.share:.0%} {_bar(memory.share)}",
-            ]
-        )
-    beside = config.placement.optimizer_state_off_chip
-    state = "in the memory beside the chip" if beside else "on the chip"
-    shared = (
-        ", shared out among the replicas" if config.placement.replicated_tensor_sharding else ""
-    )
-    recomputes = config.engine.recomputes(ipus=True)
+        row = [
+            str(memory.ipu),
+            _blocks(memory.blocks),
+            f"{memory.parameters / 1e6:,.1f} M",
+            *(_mib(getattr(memory, part)) for part in parts),
+            f"{memory.share * MK2.memory_per_tile / 1024:,.0f}",
+            f"{memory.share:.0%} {_bar(memory.share)}",
+        ]
+        rows.append(row)
+
+    placement = run.config.placement
+    state = "off the chip" if placement.optimizer_state_off_chip else "on the chip"
+    if placement.replicated_tensor_sharding:
+        state += ", shared out among the replicas"
+    recomputes = run.config.engine.recomputes(ipus=True)
     layers = "recomputed from their checkpoints" if recomputes else "kept whole"
-    return text_table(rows, left=(1, len(rows[0]) - 1), indent="  ") + [
-        f"  MiB of {IPU_BYTES / _MIB:,.0f} ({MK2.memory_per_tile // 1024} KiB x {MK2.tiles:,} tiles); computed."
-        " Code and exchange come on top.",
-        f"  Optimiser state is {state}{shared}; layers are {layers}.",
+    return [
+        *text_table(rows, left=(1, len(rows[0]) - 1), indent="  "),
+        f"  MiB of {IPU_BYTES / _MIB:,.0f} ({MK2.memory_per_tile // 1024} KiB x {MK2.tiles:,} tiles); computed,"
+        " without code and exchange.",
+        f"  Optimiser state is {state}; layers are {layers}.",
     ]
 
 
 def _mask_words(run: RunPlan) -> str:
+    """Describe the mask and its bytes."""
     slots = run.config.data.max_sequence_length
-    travels = f"{_mib(run.mask_bytes)} MiB to each IPU"
+    copied = f"{_mib(run.mask_bytes)} MiB to each IPU"
     if run.config.engine.mask == "additive":
-        return f"additive: {slots:,} x {slots:,} for each pack, added to every head's scores; {travels}"
+        return (
+            f"additive: {slots:,} x {slots:,} for each pack, added to every head's scores; {copied}"
+        )
     head = run.model.hidden_size // run.model.num_heads
     columns = mask_columns(run.model, run.depth)
     return (
         f"in the query/key product: heads of {head} + {columns} columns keep {run.words.apart} and padding apart; "
-        f"{travels}"
+        f"{copied}"
     )
 
 
 def _blocks(blocks: Tuple[Block, ...]) -> str:
     """Name the blocks of an IPU: embeddings, layers 0-2, MLM head."""
-    layers = [int(block.module.rsplit(".", 1)[1]) for block in blocks if ".layer." in block.module]
     names: List[str] = []
+    layers: List[str] = []
     for block in blocks:
         if ".layer." not in block.module:
             names.append(block.name)
-        elif block.module.endswith(f".{layers[0]}"):
-            names.append(
-                f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
-            )
+            continue
+        layers.append(block.module.rsplit(".", 1)[1])
+        if len(layers) == 1:
+            names.append(f"layer {layers[0]}")
+        else:
+            names[-1] = f"layers {layers[0]}-{layers[-1]}"
     return ", ".join(names) or "nothing"
 
 
 def _bar(share: float) -> str:
-    """Draw ten characters, one for each tenth that is used; an exclamation mark if it is more than there is."""
-    tenths = min(10, int(round(10 * share)))
-    return "#" * tenths + "." * (10 - tenths) + ("!" if share > 1 else "")
+    """Draw ten characters, one for each tenth that is used, and an exclamation mark above 100 %."""
+    tenths = min(10, round(10 * share))
+    excess = "!" if share > 1 else ""
+    return "#" * tenths + "." * (10 - tenths) + excess
 
 
-def _mib(value: float) -> str:
-    if value >= 10 * _MIB or not value:
-        return f"{value / _MIB:,.0f}"
-    return f"{value / _MIB:.1f}" if value >= _MIB / 10 else f"{value / _MIB:.2f}"
+def _mib(num_bytes: float) -> str:
+    """Format bytes in MiB, with more digits for small numbers."""
+    if num_bytes >= 10 * _MIB or not num_bytes:
+        return f"{num_bytes / _MIB:,.0f}"
+    digits = 1 if num_bytes >= _MIB / 10 else 2
+    return f"{num_bytes / _MIB:.{digits}f}"
 
 
 def _count(number: int, name: str) -> str:

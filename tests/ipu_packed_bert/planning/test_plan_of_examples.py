@@ -68,7 +68,7 @@ def command(*arguments):
 def test_the_committed_ones_without_files(name, factor, rows, capsys):
     assert command("plan", "--config", name, "--packing-factor", factor) == 0
     text = capsys.readouterr().out
-    assert rows in text and "is not there" in text and "sizes: the configuration's" in text
+    assert rows in text and "is missing" in text and "sizes: the configuration's" in text
     assert "traffic " in text and "verdict " in text
     assert command("plan", "--config", name, "--set", "run.epochs=1", "--set", "data.packer=none") == 0
     assert "1.000 sequences in a row" in capsys.readouterr().out
