@@ -28,7 +28,7 @@ import torch
 from ipu_packed_bert.run_files.safetensors_files import file_bytes, read_tensors, tensor_bytes
 from ipu_packed_bert.run_files.vocabulary_identity import Identity
 from pack_data.reading.fields import Fields, parse_json
-from pack_data.reading.files import sync_folder
+from pack_data.reading.files import free_bytes, sync_folder
 
 _FORMAT = "ipu_packed_bert checkpoint 2"
 MANIFEST, STATE = "manifest.json", "state.json"
@@ -140,8 +140,8 @@ def _write(path: Path, checkpoint: Checkpoint) -> None:
     plain, tensors = split(checkpoint.engine)
     state = _json({**checkpoint._asdict(), "engine": plain})
     needed = len(state) + sum(map(tensor_bytes, tensors.values()))
-    free = shutil.disk_usage(str(path.parent)).free
-    if needed > free:
+    free = free_bytes(path.parent)
+    if free is not None and needed > free:
         raise OSError(errno.ENOSPC, f"needs {needed:,} bytes, {free:,} are free")
     partial, replaced = _hidden(path, "partial"), _hidden(path, "replaced")
     try:

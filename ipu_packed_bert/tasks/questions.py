@@ -139,6 +139,16 @@ class QuestionsTask(ExampleTask):
         return (example.paragraph, example.text)
 
     def begin(self, read: Dict[str, List[Question]], labels: Optional[Sequence[str]]) -> None:
+        for what, questions in read.items():
+            unplaced = sum(question.unplaced for question in questions)
+            if unplaced:
+                self.notes.append(
+                    f"{self.sources[what]}: {unplaced:,} answers with answer_start -1 are left out"
+                )
+                kept = [
+                    question for question in questions if question.labelled or not question.unplaced
+                ]
+                self._keep(read, what, kept or questions, "with no other answers are left out")
         if not self._squad.null_answers and self.asked is None:
             for what, questions in read.items():
                 kept = [
@@ -255,6 +265,7 @@ class Question(NamedTuple):
     paragraph: str
     answers: Tuple[Answer, ...]  # empty if there is no answer, or the file does not tell
     labelled: bool  # the file has its answers, or says that there is none
+    unplaced: int = 0  # answers left out because they have no place in the paragraph
 
 
 class _QuestionReader:
@@ -299,14 +310,16 @@ class _QuestionReader:
         self._ids.add(name)
         answers: Tuple[Answer, ...] = ()
         is_impossible = False
+        unplaced = 0
         if self.labels:
-            answers, is_impossible = _answers(entry, name, context, where)
+            all_answers, is_impossible = _answers(entry, name, context, where)
+            answers = tuple(answer for answer in all_answers if answer.start >= 0)
+            unplaced = len(all_answers) - len(answers)
         labelled = bool(answers) or is_impossible
-        self.questions.append(
-            Question(
-                name, _text(entry, "question"), context, () if is_impossible else answers, labelled
-            )
-        )
+        if is_impossible:
+            answers = ()
+        text = _text(entry, "question")
+        self.questions.append(Question(name, text, context, answers, labelled, unplaced))
 
 
 def _id(entry: Fields) -> str:
@@ -322,7 +335,10 @@ def _text(fields: Fields, key: str) -> str:
 
 
 def _answers(entry: Fields, name: str, context: str, where: str) -> Tuple[Tuple[Answer, ...], bool]:
-    """Return the answers of a question, and whether the file says that there is none."""
+    """Return the answers of a question, and whether the file says that there is none.
+
+    The start of an answer that does not stand in its context is -1, as in CMRC2018.
+    """
     entries: List[Fields] = []
     if isinstance(entry.values.get("answers") if isinstance(entry.values, dict) else None, dict):
         lists = entry.object("answers")  # as the data sets of Hugging Face write it
@@ -341,7 +357,10 @@ def _answers(entry: Fields, name: str, context: str, where: str) -> Tuple[Tuple[
     answers = []
     for fields in entries:
         text = _text(fields, "text")
-        start = fields.integer("answer_start", least=0, most=len(context))
+        start = fields.integer("answer_start", least=-1, most=len(context))
+        if start == -1:
+            answers.append(Answer(text, start))
+            continue
         actual = context[start : start + len(text)]
         if actual != text or not text:
             raise ValueError(

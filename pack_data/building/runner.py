@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from multiprocessing.synchronize import Event
 from typing import Any, Callable, Dict, Iterable, Iterator, Optional
 
-from pack_data.cli.command import available_cores, most_processes
+from pack_data.cli.command import available_cores, most_processes, starting_workers
 from pack_data.reading.fields import whole_number
 from pack_data.reading.packages import load_package
 
@@ -86,10 +86,10 @@ class _ProcessRunner(TaskRunner):
 
         self.workers = workers
         context = multiprocessing.get_context("spawn")
-        self._begun = context.Event()  # a worker is ready for tasks
-        self._pool = ProcessPoolExecutor(
-            workers, mp_context=context, initializer=_begin, initargs=(os.getpid(), self._begun)
-        )
+        with starting_workers(workers):
+            self._begun = context.Event()  # a worker is ready for tasks
+            arguments = (os.getpid(), self._begun)
+            self._pool = ProcessPoolExecutor(workers, context, _begin, arguments)
 
     def map(self, function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         from concurrent.futures import FIRST_COMPLETED, wait
@@ -100,7 +100,8 @@ class _ProcessRunner(TaskRunner):
         try:
             while True:
                 for task in source:
-                    with _ctrl_c_later():  # the pool starts its processes as tasks come
+                    # The pool starts its processes as tasks come.
+                    with _ctrl_c_later(), starting_workers(self.workers):
                         waiting.add(self._pool.submit(function, task))
                     if len(waiting) >= 2 * self.workers:
                         break

@@ -6,7 +6,6 @@ plan -> examples -> packing -> assignment -> sorted by shard -> shards -> ready 
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 from contextlib import contextmanager
@@ -52,7 +51,7 @@ from pack_data.packers import get_packer
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.packing.packing import Packing
 from pack_data.reading.fields import Fields, read_object
-from pack_data.reading.files import sha256_of, write_atomically
+from pack_data.reading.files import free_bytes, sha256_of, write_atomically
 from pack_data.reading.npy import map_array, read_array
 from pack_data.solver.free_slots import longest_first
 from pack_data.store.data_set import PackStore, StoredFile, finish_data_set
@@ -249,8 +248,8 @@ class Stages:
         """Refuse a build that the disk cannot hold: at its end, sorted sequences and shards are there together."""
         already = sum(path.stat().st_size for path in self.work.rglob("*"))
         needed = self.input.need() - already
-        free = shutil.disk_usage(self.work).free
-        if needed > free:
+        free = free_bytes(self.work)
+        if free is not None and needed > free:
             raise ValueError(
                 f"{self.out}: the build needs about {needed / 1e6:,.0f} MB of disk, {free / 1e6:,.0f} MB "
                 "are free; make room or choose another --out"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import os
 import re
 import shlex
 import sys
 import textwrap
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence, Set, Union
+from typing import Any, Callable, Iterator, List, Mapping, NoReturn, Optional, Sequence, Set, Union
 
 from pack_data.reading.packages import package_of, require
 
@@ -230,9 +232,10 @@ def _print_error(error: Exception) -> None:
     text = str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         # The message of the system names no way out.
-        text = (
-            f"{error.filename}: {error.strerror}; choose another file or directory, or fix this one"
-        )
+        way_out = "choose another file or directory, or fix this one"
+        if error.errno == errno.EMFILE:
+            way_out = "raise the limit of this shell with ulimit -n"
+        text = f"{error.filename}: {error.strerror}; {way_out}"
     separator = "\n" if isinstance(error, Problems) else " "
     print("error: " + separator.join(map(_escaped, text.splitlines())), file=sys.stderr)
 
@@ -296,14 +299,27 @@ def positive_ints(text: str) -> List[int]:
 
 def available_cores() -> int:
     """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
+    try:
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    except (AttributeError, OSError):  # macOS has no such call, and a sandbox may refuse it
+        return os.cpu_count() or 1
 
 
 def most_processes() -> int:
     """Return the number of processes beyond which more only take memory and wait for each other."""
     return max(64, 4 * available_cores())
+
+
+@contextmanager
+def starting_workers(workers: int) -> Iterator[None]:
+    """Raise ValueError, with a way out, if the system cannot start worker processes in the block."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"--workers {workers}: the processes cannot be started ({error.strerror}); they need a writable /dev/shm "
+            "and about ten open files each (ulimit -n): pass --workers 1"
+        ) from None
 
 
 def process_count(text: str) -> int:

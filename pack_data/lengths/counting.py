@@ -14,21 +14,22 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
-from typing import IO, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.cli.bad_records import MOST_RECORD_BYTES
-from pack_data.cli.command import progress_bar
+from pack_data.cli.command import progress_bar, starting_workers
 from pack_data.display.picture import Axis, Bars, Series
 from pack_data.display.table import Table, account, facts_table
-from pack_data.packing.histogram import PUBLISHED, LengthHistogram
-from pack_data.reading.files import COMPRESSED, open_regular, open_unpacked, short_lines
+from pack_data.packing.histogram import PUBLISHED, LengthHistogram, is_heading, whole_of
+from pack_data.reading.encodings import HEAD_BYTES, check_encoding
+from pack_data.reading.files import COMPRESSED, open_unpacked, short_lines
 from pack_data.reading.npy import map_array
 from pack_data.store.data_set import MANIFEST, read_manifest
 from pack_data.store.sequences import LONGEST
 
-_TEXT = (".txt", ".lengths", ".csv")
+_TEXT = (".txt", ".lengths", ".csv", ".tsv")
 _HEADINGS = ("length", "lengths")  # of a table with one column
 _BLOCK = 1 << 20  # lengths held in memory at a time
 _WORTH_PROCESSES = 1 << 25  # bytes; less is counted before the first process has started
@@ -83,8 +84,12 @@ def _map(
         return
     has_forkserver = "forkserver" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if has_forkserver else "spawn")
-    with ProcessPoolExecutor(workers, context) as pool:
-        yield from pool.map(count_part, parts)
+    with starting_workers(workers):
+        pool = ProcessPoolExecutor(workers, context)
+    with pool:
+        with starting_workers(workers):
+            histograms = pool.map(count_part, parts)
+        yield from histograms
 
 
 def _name(source: str) -> str:
@@ -134,12 +139,8 @@ def _count_part(path: str, S: Optional[int], max_record_bytes: int) -> LengthHis
 
 def _begins_as_histogram(path: str) -> bool:
     """Return True if the first line of a file is that of a CSV histogram."""
-    with open_regular(path, way_out="pass a file of lengths") as file:
-        return _is_heading(file.readline(_HEADING_BYTES).decode("utf-8", "replace"))
-
-
-def _is_heading(line: str) -> bool:
-    return line.lstrip("\ufeff").strip().replace(" ", "") == "length,count"
+    with open_unpacked(path, way_out="pass a file of lengths") as file:
+        return is_heading(file.readline(_HEADING_BYTES).decode("utf-8-sig", "replace"))
 
 
 def _blocks(path: str, max_record_bytes: int) -> Iterator[np.ndarray]:
@@ -166,8 +167,10 @@ def _blocks(path: str, max_record_bytes: int) -> Iterator[np.ndarray]:
 def _opened(path: str) -> Iterator[IO[str]]:
     """Open a text file, decompressed by its suffix; ValueError, which names the file, if it cannot be read as text."""
     with open_unpacked(path, way_out="pass a text file with a length in each line") as raw:
+        buffered: Any = raw
+        check_encoding(path, buffered.peek(HEAD_BYTES)[:HEAD_BYTES])
         try:
-            with io.TextIOWrapper(raw, encoding="utf-8") as file:
+            with io.TextIOWrapper(buffered, encoding="utf-8-sig") as file:
                 yield file
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: cannot be read as text ({error})") from None
@@ -179,13 +182,10 @@ def _lines(path: str) -> Iterator[np.ndarray]:
     with _opened(path) as file:
         lines = short_lines(file, path, way_out="write one whole number in each line")
         for block in iter(lambda: list(islice(lines, _BLOCK)), []):
-            if first == 1:
-                if _is_heading(block[0]):
-                    raise ValueError(f"{path}: a compressed CSV histogram; decompress it first")
-                if block[0].lstrip("\ufeff").strip().lower() in _HEADINGS:
-                    block[0] = ""
+            if first == 1 and block[0].strip().lower() in _HEADINGS:
+                block[0] = ""
             try:
-                yield np.array([int(line) for line in block if line.strip()], np.int64)
+                yield np.array([whole_of(line) for line in block if line.strip()], np.int64)
             except (ValueError, OverflowError):
                 wrong = next(number for number, line in enumerate(block) if not _is_length(line))
                 text = ascii(block[wrong].strip()[:_SHOWN_LETTERS])
@@ -198,7 +198,7 @@ def _lines(path: str) -> Iterator[np.ndarray]:
 
 def _is_length(line: str) -> bool:
     try:
-        return not line.strip() or abs(int(line)) <= LONGEST
+        return not line.strip() or abs(whole_of(line)) <= LONGEST
     except ValueError:
         return False
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
 
 import numpy as np
 
 from pack_data.reading.fields import Fields, said_of, shown, whole_number
-from pack_data.reading.files import open_regular, short_lines, write_atomically
+from pack_data.reading.files import open_unpacked, short_lines, write_atomically
 from pack_data.store.sequences import LONGEST, check_multiple, rounded_up
 
 PUBLISHED = (
@@ -24,6 +26,8 @@ PUBLISHED = (
 )  # shipped with this package; the number at the end is S
 
 _DIRECTORY = Path(__file__).parents[1] / "published"
+_COLUMNS = ["count", "length"]  # of a table, sorted
+_ZERO_FRACTION = re.compile(r"(?<=\d)\.0*\s*$")  # spreadsheets and pandas write 11 as 11.0
 _SHOWN_LETTERS = 60  # of a wrong line, so that the message stays one line
 _MOST_SLOTS = 1 << 62  # of all sequences, each padded to S; they are counted in int64
 
@@ -107,7 +111,9 @@ class LengthHistogram:
     def from_csv(
         cls, path: Union[str, os.PathLike], max_sequence_length: int, name: Optional[str] = None
     ) -> LengthHistogram:
-        """Read a table with the header `length,count`, each length at most once, in any order.
+        """Read a table with the columns length and count in its header, each length at most once, in any order.
+
+        Commas or tabs separate the columns; a file whose name ends in .gz, .xz or .bz2 is decompressed.
 
         Args:
             path: the file.
@@ -121,7 +127,8 @@ class LengthHistogram:
         counts: Dict[int, int] = {}
         rows = _csv_rows(path)
         header = next(rows, [])
-        if [field.strip() for field in header] != ["length", "count"]:
+        names = _names(header)
+        if sorted(names) != _COLUMNS:
             text = ascii(",".join(header)[:_SHOWN_LETTERS])
             raise ValueError(
                 f"{path}: the first line is {text}; a histogram starts with the line 'length,count'"
@@ -130,12 +137,13 @@ class LengthHistogram:
             if not row:
                 continue
             try:
-                length, count = map(int, row)
+                first, second = map(whole_of, row)
             except ValueError:
                 text = ascii(",".join(row)[:_SHOWN_LETTERS])
                 raise ValueError(
                     f"{path} line {line}: {text} is not two whole numbers 'length,count'"
                 ) from None
+            length, count = (first, second) if names[0] == "length" else (second, first)
             problem = ""
             if not 1 <= length <= S:
                 problem = f"length {shown(length)}; lengths go from 1 to max_sequence_length = {S}"
@@ -345,13 +353,36 @@ def _as_array(name: str, values: Any) -> np.ndarray:
         ) from None
 
 
+def is_heading(line: str) -> bool:
+    """Return True if a line is the header of a histogram: length and count, in any order and case."""
+    return sorted(_names(line.split(_delimiter(line)))) == _COLUMNS
+
+
+def _delimiter(header: str) -> str:
+    return "\t" if "\t" in header else ","
+
+
+def _names(header: List[str]) -> List[str]:
+    return [name.strip().lower() for name in header]
+
+
+def whole_of(text: str) -> int:
+    """Return the whole number in a text, such as 11 or 11.0. ValueError if there is none."""
+    try:
+        return int(text)
+    except ValueError:
+        return int(_ZERO_FRACTION.sub("", text))
+
+
 def _csv_rows(path: Union[str, os.PathLike]) -> Iterator[List[str]]:
     """Yield the rows of a table; ValueError if it is not text, or has a line too long for a histogram."""
     way_out = "a histogram is a CSV file 'length,count'"
-    with open_regular(path, way_out=way_out) as raw, io.TextIOWrapper(
+    with open_unpacked(path, way_out=way_out) as raw, io.TextIOWrapper(
         raw, "utf-8-sig", newline=""
     ) as file:
         try:
-            yield from csv.reader(short_lines(file, path, way_out=way_out))
+            lines = short_lines(file, path, way_out=way_out)
+            first = next(lines, "")
+            yield from csv.reader(chain([first], lines), delimiter=_delimiter(first))
         except (UnicodeDecodeError, csv.Error) as error:
             raise ValueError(f"{path}: not a text table ({error}); {way_out}") from None

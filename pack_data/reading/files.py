@@ -180,15 +180,30 @@ class _Unpacked(io.RawIOBase):
         return size
 
 
+# Errors of file systems that cannot sync a directory, such as SMB and FUSE.
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
+
+
 def sync_folder(folder: Path) -> None:
-    """Make renames in this directory survive a power cut; Windows has no such call."""
+    """Make renames in this directory survive a power cut, if its file system and the system can."""
     if os.name == "nt":
         return
     descriptor = os.open(str(folder), os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
     finally:
         os.close(descriptor)
+
+
+def free_bytes(folder: Path) -> Optional[int]:
+    """Return the free bytes of a file system; None if they are unknown, as on object stores, which report 0."""
+    try:
+        return shutil.disk_usage(str(folder)).free or None
+    except OSError:
+        return None
 
 
 def write_atomically(path: Path, data: bytes) -> None:

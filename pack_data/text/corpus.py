@@ -39,6 +39,7 @@ from typing import (
 
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.cli.command import counted
+from pack_data.reading.encodings import HEAD_BYTES, check_encoding
 from pack_data.reading.files import COMPRESSED, open_regular, open_unpacked, sha256_of
 from pack_data.reading.npy import refuse_sequences
 from pack_data.store.data_set import MANIFEST
@@ -48,21 +49,12 @@ EMBEDDED = "embedded"
 LONGEST_DOCUMENT = 1 << 20
 # Lines at the beginning of a text that are tried as JSON.
 _LINES_FOR_DETECTION = 3
-# Bytes at the beginning of a file that show another encoding or a data format.
-_HEAD_BYTES = 4096
 
 _JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
 # Files of a directory that are read; a number as in part.0001 is no suffix.
 _TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".rst")
 _TABLE_SUFFIXES = (".csv", ".tsv")
 _AS_JSONL = 'write JSONL, a text a line as {"text": ...}'
-# UTF-32 first: its mark begins with that of UTF-16.
-_ENCODINGS = (
-    (codecs.BOM_UTF32_LE, "UTF-32"),
-    (codecs.BOM_UTF32_BE, "UTF-32"),
-    (codecs.BOM_UTF16_LE, "UTF-16"),
-    (codecs.BOM_UTF16_BE, "UTF-16"),
-)
 _AS_SEQUENCES = "pass sequences of tokens with --from"
 _EXTRACTED = "extract its text, or move it out of the corpus"
 # The first bytes of formats that are no text, in lower case.
@@ -194,7 +186,7 @@ def corpus_files(source: Corpus) -> CorpusFiles:
             else:
                 _refuse_table(file)
                 with open_regular(file) as content:
-                    _check_head(file, content.read(_HEAD_BYTES))
+                    _check_head(file, content.read(HEAD_BYTES))
                 left_out.append(file)
     root = os.path.commonpath(roots) if roots else ""
     names = [Path(os.path.relpath(os.path.abspath(path), root)).as_posix() for path in read]
@@ -241,16 +233,7 @@ def _check_head(path: Path, head: bytes) -> None:
     for first_bytes, kind, way_out in _DATA_FORMATS:
         if beginning.startswith(first_bytes):
             raise ValueError(f"{path}: {kind}, which is not read as text; {way_out}")
-    for mark, encoding in _ENCODINGS:
-        if head.startswith(mark):
-            raise ValueError(_in_another_encoding(path, encoding))
-    # Texts have no zero bytes; half of the bytes of an English text in UTF-16 are zero.
-    if head.count(0) > len(head) // 4:
-        raise ValueError(_in_another_encoding(path, "UTF-16"))
-
-
-def _in_another_encoding(path: Path, encoding: str) -> str:
-    return f"{path}: {encoding}, not UTF-8 text; convert it: iconv -f {encoding} -t UTF-8"
+    check_encoding(path, head)
 
 
 @contextmanager
@@ -258,7 +241,7 @@ def _opened(path: Path) -> Iterator[IO[str]]:
     """Open a text file. ValueError if it is in another encoding or of a data format."""
     with open_unpacked(path) as file:
         buffered: Any = file
-        _check_head(path, buffered.peek(_HEAD_BYTES)[:_HEAD_BYTES])
+        _check_head(path, buffered.peek(HEAD_BYTES)[:HEAD_BYTES])
         # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
         with io.TextIOWrapper(buffered, "utf-8-sig", "surrogateescape") as handle:
             yield handle

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -290,6 +291,12 @@ def test_the_room_is_looked_at_before_anything_is_written(tmp_path, monkeypatch)
     monkeypatch.setattr(module, "_write_file", lambda *_: pytest.fail("written"))
     with pytest.raises(OSError, match=r"needs [\d,]+ bytes, 5,000 are free"):
         save_checkpoint(tmp_path, a_checkpoint(6), keep=2)
+
+
+@pytest.mark.parametrize("disk_usage", [shutil._ntuple_diskusage(0, 0, 0), OSError(errno.ENOSYS, "no such call")])
+def test_unknown_room_is_not_a_full_disk(tmp_path, monkeypatch, disk_usage):
+    monkeypatch.setattr(shutil, "disk_usage", mock.Mock(side_effect=[disk_usage]))
+    assert load_checkpoint(save_checkpoint(tmp_path, a_checkpoint(3), keep=2)).step == 3
 
 
 @pytest.mark.parametrize("failing, after", [("rename", 0), ("rename", 1), ("fsync", 0), ("fsync", 5)])

@@ -327,6 +327,21 @@ def test_squad_files_of_both_versions_and_packed(tmp_path):
     assert [each.labelled for each in read(path).windows.questions] == [True] * 4 + [False] * 2
 
 
+def test_answers_without_a_place_are_left_out_and_counted(tmp_path):
+    """CMRC2018's dev.json as published has answers with answer_start -1."""
+    path = tiny_squad(tmp_path / "dev.json", questions=3)
+    content = json.loads(path.read_text())
+    entries = [
+        entry for article in content["data"] for paragraph in article["paragraphs"] for entry in paragraph["qas"]
+    ]
+    entries[0]["answers"].append({"text": "elsewhere", "answer_start": -1})
+    entries[1]["answers"] = [{"text": "elsewhere", "answer_start": -1}]
+    path.write_text(json.dumps(content))
+    task = read(path)
+    assert [(question.id, len(question.answers)) for question in task.windows.questions] == [("q0", 1), ("q2", 1)]
+    assert "dev.json: 2 answers" in task.notes[0] and "dev.json: 1 questions" in task.notes[1]
+
+
 def broken(path, change):
     content = json.loads(tiny_squad(path, questions=2).read_text())
     change(content["data"][0]["paragraphs"][1]["qas"][0])

@@ -1,13 +1,17 @@
 """A build that is stopped at any point loses nothing: run again, it ends with the bytes of an undisturbed one."""
 
+import errno
 import json
+import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 from itertools import product
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -160,6 +164,33 @@ def test_a_disk_too_small_is_said_before_anything_is_made(corpus, tmp_path, monk
     with refused(tmp_path / "data", "MB of disk", "0 MB are free"):
         build_small(corpus, tmp_path / "data")
     assert not (tmp_path / "data").exists()
+
+
+def test_a_disk_that_states_no_room_and_syncs_no_directory_is_built_on(corpus, tmp_path, monkeypatch):
+    """FUSE, SMB and object stores."""
+    sync = os.fsync
+
+    def sync_files_only(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync_files_only)
+    for number, usage in enumerate([SimpleNamespace(free=0), OSError(errno.ENOSYS, "no such call")]):
+        monkeypatch.setattr(shutil, "disk_usage", mock.Mock(side_effect=[usage]))
+        build_small(corpus, tmp_path / f"data{number}").close()
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EMFILE])
+@pytest.mark.parametrize("failing", ["synchronize.SemLock.__init__", "popen_spawn_posix.Popen.__init__"])
+def test_workers_that_the_system_cannot_start_are_refused_with_the_way_out(
+    corpus, tmp_path, monkeypatch, error, failing
+):
+    """A read-only /dev/shm, or `ulimit -n 16`."""
+    monkeypatch.setattr(f"multiprocessing.{failing}", mock.Mock(side_effect=OSError(error, os.strerror(error))))
+    with refused("--workers 2", os.strerror(error), "/dev/shm", "ulimit -n", "--workers 1"):
+        build_small(corpus, tmp_path / "data", workers=2)
+    assert not list(tmp_path.iterdir())
 
 
 def test_kill_9_at_random_moments(tmp_path):

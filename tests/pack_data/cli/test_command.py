@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -16,6 +17,7 @@ from pack_data.cli.command import (
     ArgumentParser,
     NotFinite,
     Problems,
+    available_cores,
     byte_count,
     count_from_zero,
     list_commands,
@@ -173,3 +175,12 @@ def test_what_the_system_refuses_names_the_file_and_a_way_out(tmp_path, capsys):
     assert run_main(lambda argv: open(tmp_path / "file" / "y", "w").close()) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"error: {tmp_path / 'file' / 'y'}: ") and "choose another" in told and "Errno" not in told
+
+
+def test_cores_are_counted_without_affinity(monkeypatch):
+    """macOS has no sched_getaffinity, and a sandbox may refuse it."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(os, "sched_getaffinity", mock.Mock(side_effect=OSError("not permitted")), raising=False)
+    assert available_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert available_cores() == 3

@@ -104,12 +104,14 @@ def array_file(*values, **options):
         ("x.txt", b"3\n0\n", ["sequence 1", "length 0", "max_sequence_length = 10"]),
         ("x.txt", b"3\n11\n", ["sequence 1", "length 11"]),
         ("x.txt", b"3\n99999999999999999999\n", ["line 2", "'99999999999999999999'"]),
-        ("x.txt", b"\xff\xfe\x00", ["text"]),
+        ("x.txt", b"\xff\xfe\x00", ["UTF-16"]),
+        ("x.txt", "3\n4\n".encode("utf-16"), ["UTF-16"]),
+        ("x.txt", b"3\n4.5\n", ["line 2", "'4.5'"]),
+        ("x.csv", b"count,length\n3,1\n1,11\n", ["line 3", "length 11"]),
         ("x.txt.xz", b"nonsense", ["text"]),
         ("x.txt.gz", b"nonsense", ["text"]),
         ("x.txt.gz", gzip.compress(b"3\n" * 1000, mtime=0)[:-9], []),
         ("x.txt.bz2", b"nonsense", ["text"]),
-        ("x.csv.gz", gzip.compress(b"length,count\n3,1\n", mtime=0), ["CSV histogram"]),
         ("x.csv", b"length,count\n3\n", ["line 2"]),
         ("x.npy", b"nonsense", [".npy"]),
         ("x.npy", array_file([1.5]), ["float64"]),
@@ -130,6 +132,24 @@ def test_bad_files_are_told_with_the_place(tmp_path, name, content, names):
         path.write_bytes(content)
     with refused(name, *names, unchanged=tmp_path):
         count([str(tmp_path if content == b"{}" else path)], 10)
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("x.txt", b"\xef\xbb\xbf3\n4\n4\n"),
+        ("x.txt", b"3.0\n4.\n4.00\n"),
+        ("x.tsv", b"Length\n3\n4\n4\n"),
+        ("x.CSV", b"Length,Count\n3,1\n4,2\n"),
+        ("x.csv", b"\xef\xbb\xbfcount,length\n1,3\n2,4\n"),
+        ("x.tsv", b"length\tcount\n3\t1\n4.0\t2.0\n"),
+        ("x.csv.gz", gzip.compress(b"length, count\n3,1\n4,2\n", mtime=0)),
+        ("x.data", b"COUNT,LENGTH\n2,4\n1,3\n"),
+    ],
+)
+def test_lengths_as_spreadsheets_and_pandas_write_them(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    assert count([str(tmp_path / name)], 10) == LengthHistogram.from_lengths([3, 4, 4], 10)
 
 
 def test_the_summary_and_the_table_of_lengths():
