@@ -14,6 +14,7 @@ from typing import Iterator, Optional, Sequence, Tuple
 from pack_data.building.work_folder import check_out, only_writer_of_packs
 from pack_data.cli.bad_records import add_reading_options
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
+from pack_data.formats import parquet_output
 from pack_data.formats.detect import FORMATS, Source, module_of, open_source
 from pack_data.formats.records import NO_COLUMNS, UNPACKED, Record, RowWidths
 from pack_data.reading.files import only_writer
@@ -130,7 +131,7 @@ def _convert(
             return to_format, kind, module.write(destination, records, widths)
     with only_writer(path):
         if FORMATS[to_format] == "parquet":
-            return to_format, kind, module.write(destination, records(), to_format)
+            return to_format, kind, parquet_output.write(destination, records(), to_format)
         return to_format, kind, module.write(destination, records(), widths, to_format)
 
 

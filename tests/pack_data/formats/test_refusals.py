@@ -9,7 +9,7 @@ pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc
 
 from pack_data.building import convert
 from pack_data.cli.bad_records import Origin
-from pack_data.formats import parquet
+from pack_data.formats import parquet_output
 from pack_data.formats.detect import open_source
 from pack_data.formats.records import Record, RowWidths, integers
 from pack_data.store.data_set import read_manifest
@@ -32,7 +32,7 @@ def token_record(number, **foreign):
 )
 def test_a_table_that_cannot_be_written_leaves_no_file(tmp_path, rows, names):
     with refused(*names, unchanged=tmp_path):
-        parquet.write(str(tmp_path / "a.parquet"), rows, "parquet")
+        parquet_output.write(str(tmp_path / "a.parquet"), rows, "parquet")
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
