@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -298,40 +298,47 @@ def assign_on_disk(
     parts: the totals of each part of the examples. What a killed call has finished is kept. The packing in recipe.json
     must place the sequences exactly (Packing.check).
     """
-    numbers = NUMBERS
-    lists = _lists(_places(work), numbers)
-
-    def tasks(list_numbers: Iterable[int]) -> Iterator[_ListTask]:
-        for number in list_numbers:
-            start, end = lists[number]
-            for part in range(-(-(end - start) // numbers)):
-                yield _ListTask(work, seed, number, start, end, part, numbers)
-
-    def deal_tasks() -> Iterator[_DealTask]:
-        dealt = np.zeros_like(_places(work).starts[:-1])
-        for group in parts_groups(parts):
-            if not (work / places_names(group.number)[1]).exists():
-                totals = tuple(parts[part] for part in group.parts)
-                yield _DealTask(work, group, totals, dealt.copy(), schema)
-            for part in group.parts:
-                lengths, _ = lengths_of_part(work, part, parts[part], schema)
-                dealt += np.bincount(lengths, minlength=len(dealt))
+    lists = _lists(_places(work), NUMBERS)
+    list_tasks = []
+    for number, (start, end) in enumerate(lists):
+        for part in range(-(-(end - start) // NUMBERS)):
+            list_tasks.append(_ListTask(work, seed, number, start, end, part, NUMBERS))
 
     # Every list is shuffled, a long one is scattered before; then the places are dealt.
     steps = sum(part.sequences for part in parts)
     for start, end in lists:
-        passes = 2 if end - start > numbers else 1
+        passes = 2 if end - start > NUMBERS else 1
         steps += passes * (end - start)
     with progress_bar(steps, "assignment", unit=" numbers") as bar:
-        for list_numbers in ([0], range(1, len(lists))):
-            unshuffled = [task for task in tasks(list_numbers) if not task.is_shuffled]
-            long = (task for task in unshuffled if task.parts > 1 and not task.is_scattered)
-            for count in runner.map(_scatter, long):
-                bar.update(count)
-            for count in runner.map(_shuffle, unshuffled):
-                bar.update(count)
-        for count in runner.map(_deal, deal_tasks()):
+        # The other lists take their packs from list 0.
+        _shuffle_lists([task for task in list_tasks if task.number == 0], runner, bar)
+        _shuffle_lists([task for task in list_tasks if task.number > 0], runner, bar)
+        for count in runner.map(_deal, _deal_tasks(work, schema, parts)):
             bar.update(count)
     for pattern in ("scattered-*", "shuffled-*"):
         for path in work.glob(pattern):
             path.unlink()
+
+
+def _shuffle_lists(tasks: Sequence[_ListTask], runner: TaskRunner, bar: Any) -> None:
+    """Scatter the long lists, then shuffle all; finished tasks are left out."""
+    unshuffled = [task for task in tasks if not task.is_shuffled]
+    long = [task for task in unshuffled if task.parts > 1 and not task.is_scattered]
+    for count in runner.map(_scatter, long):
+        bar.update(count)
+    for count in runner.map(_shuffle, unshuffled):
+        bar.update(count)
+
+
+def _deal_tasks(
+    work: Path, schema: PackSchema, parts: Sequence[RunningTotals]
+) -> Iterator[_DealTask]:
+    """Yield the groups of parts whose places are not dealt yet."""
+    dealt = np.zeros_like(_places(work).starts[:-1])
+    for group in parts_groups(parts):
+        if not (work / places_names(group.number)[1]).exists():
+            totals = tuple(parts[part] for part in group.parts)
+            yield _DealTask(work, group, totals, dealt.copy(), schema)
+        for part in group.parts:
+            lengths, _ = lengths_of_part(work, part, parts[part], schema)
+            dealt += np.bincount(lengths, minlength=len(dealt))

@@ -12,6 +12,8 @@ from pack_data.store.data_set import MANIFEST, PackStore, read_manifest
 from pack_data.store.packs import default_predictions
 from pack_data.text.vocabulary import TOKENIZER
 
+_WAY_OUT = "add --overwrite to replace it, or choose another --out"
+
 
 def is_built(side: BuildSide, plan: Mapping[str, Any], given_files: Sequence[Path]) -> bool:
     """Return True if the data set of this plan is there and whole. ValueError if another one is in its place.
@@ -20,46 +22,53 @@ def is_built(side: BuildSide, plan: Mapping[str, Any], given_files: Sequence[Pat
     in the directory.
     """
     out = side.out
-    way_out = "add --overwrite to replace it, or choose another --out"
     if not (out / MANIFEST).exists():
-        for name in ("recipe.json", "vocab.txt", TOKENIZER):
-            if (out / name).exists() and not any(
-                os.path.samefile(out / name, path) for path in given_files
-            ):
-                raise ValueError(f"{out}: holds a file {name} but no data set; {way_out}")
+        _refuse_files_of_a_data_set(out, given_files)
         return False
     try:
         manifest = read_manifest(out)
     except ValueError:
         raise ValueError(
-            f"{out}: holds a {MANIFEST} that is no data set's, or a damaged one; {way_out}"
+            f"{out}: holds a {MANIFEST} that is no data set's, or a damaged one; {_WAY_OUT}"
         ) from None
-    made_with = manifest.made_with
 
-    def another(difference: str) -> ValueError:
-        return ValueError(
-            f"{out}: holds a data set made {difference} ({manifest.packs:,} packs); {way_out}"
+    difference = _difference(side, plan, manifest.made_with)
+    if difference:
+        raise ValueError(
+            f"{out}: holds a data set made {difference} ({manifest.packs:,} packs); {_WAY_OUT}"
         )
-
-    if "options" not in made_with or made_with.get("side") != side.name:
-        raise another("in another way")
-    if sorted(made_with["sources"]) != sorted(plan["sources"]):
-        raise another("from another corpus")
-    if made_with.get("given", {}) != plan["given"]:
-        raise another("from another vocabulary, tokenizer or recipe")
-    before = _meant(made_with["options"])
-    now = _meant(plan["options"])
-    differing = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-    if differing == ["epoch"]:  # another pairing of the same sequences
-        return False
-    if differing:
-        changes = [f"{name} {before.get(name)} (now {now.get(name)})" for name in differing]
-        raise another(f"with {', '.join(changes)}")
+    if manifest.made_with["options"].get("epoch") != plan["options"].get("epoch"):
+        return False  # another pairing of the same sequences
     try:
         PackStore.open(out).close()
     except ValueError:  # damaged: it is built again
         return False
     return True
+
+
+def _refuse_files_of_a_data_set(out: Path, given_files: Sequence[Path]) -> None:
+    """Raise ValueError if a directory without a data set holds files that a build would replace."""
+    for name in ("recipe.json", "vocab.txt", TOKENIZER):
+        path = out / name
+        if path.exists() and not any(os.path.samefile(path, file) for file in given_files):
+            raise ValueError(f"{out}: holds a file {name} but no data set; {_WAY_OUT}")
+
+
+def _difference(side: BuildSide, plan: Mapping[str, Any], made_with: Mapping[str, Any]) -> str:
+    """Describe how a data set was made otherwise than planned; "" for the planned one, but for the epoch."""
+    if "options" not in made_with or made_with.get("side") != side.name:
+        return "in another way"
+    if sorted(made_with["sources"]) != sorted(plan["sources"]):
+        return "from another corpus"
+    if made_with.get("given", {}) != plan["given"]:
+        return "from another vocabulary, tokenizer or recipe"
+    before = _meant(made_with["options"])
+    now = _meant(plan["options"])
+    differing = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    if differing in ([], ["epoch"]):
+        return ""
+    changes = [f"{name} {before.get(name)} (now {now.get(name)})" for name in differing]
+    return f"with {', '.join(changes)}"
 
 
 def _meant(options: Dict[str, Any]) -> Dict[str, Any]:
