@@ -47,16 +47,19 @@ class Places(NamedTuple):
         repeats = np.array(packing.repeats, dtype=np.int64)
         packs = int(repeats.sum())
         deepest = max(packing.largest_depth, 1)
-        slot = np.arange(int(depths.sum())) - np.repeat(np.cumsum(depths) - depths, depths)
+        first_packs = np.cumsum(repeats) - repeats
+        first_entries = np.cumsum(depths) - depths
+        slot = np.arange(int(depths.sum())) - np.repeat(first_entries, depths)
         lengths = np.fromiter(chain.from_iterable(packing.strategies), np.int64, len(slot))
         order = np.argsort(lengths, kind="stable")
         repeat = np.repeat(repeats, depths)[order]
+        place_type = np.int32 if packs * deepest < 1 << 31 else np.int64
         return cls(
             deepest,
             packs,
-            np.dtype(np.int32 if packs * deepest < 1 << 31 else np.int64),
+            np.dtype(place_type),
             starts=np.concatenate([[0], np.cumsum(packing.placed())]),
-            base=np.repeat(np.cumsum(repeats) - repeats, depths)[order],
+            base=np.repeat(first_packs, depths)[order],
             repeat=repeat,
             ends=np.cumsum(repeat),
             slot=slot[order],
@@ -86,22 +89,25 @@ def assign(lengths: np.ndarray, packing: Packing, seed: Union[int, Sequence[int]
     place_type = all_places.dtype.type
     deepest = place_type(all_places.deepest)
     repeat = all_places.repeat
-    places = np.repeat((all_places.base - (all_places.ends - repeat)).astype(place_type), repeat)
+    first_places = all_places.ends - repeat
+    packs_before = (all_places.base - first_places).astype(place_type)
+    places = np.repeat(packs_before, repeat)
     places += np.arange(len(places), dtype=place_type)
     places = _shuffled_numbers(all_places.packs, place_type, rng)[places]
     places *= deepest
     places += np.repeat(all_places.slot.astype(place_type), repeat)
 
     # The places of each length are shuffled; the sequences of that length then take them in order.
-    several = np.flatnonzero(np.diff(all_places.starts) > 1)  # a single one needs no random number
-    for start, end in zip(
-        all_places.starts[several].tolist(), all_places.starts[several + 1].tolist()
-    ):
-        rng.shuffle(places[start:end])
+    starts = all_places.starts.tolist()
+    for start, end in zip(starts, starts[1:]):
+        if end - start > 1:  # a single one needs no random number
+            rng.shuffle(places[start:end])
+
     # NumPy sorts numbers of 16 bits by radix, four times as fast as by comparison.
     key_type = np.uint16 if S < 1 << 16 else np.uint32
     pack: np.ndarray = np.empty(len(lengths), dtype=place_type)
     slot = np.empty(len(lengths), dtype=smallest_type(all_places.deepest - 1))
+
     next_place = all_places.starts[:-1].copy()
     for start in range(0, len(lengths), _BLOCK):
         keys = lengths[start : start + _BLOCK].astype(key_type)

@@ -43,18 +43,21 @@ def _draw(specification: str) -> np.ndarray:
     if kind not in _KINDS:
         raise ValueError(f"no kind is called {kind!r}; use one of {', '.join(_KINDS)}")
     draw, required, optional = _KINDS[kind]
+    allowed = required + optional
     values: Dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         if kind == "sample" and "=" not in part and not values.get("histogram"):
             values["histogram"] = part
         else:
             values[part.partition("=")[0]] = _number(part)
+
+    takes = f"{kind} takes {', '.join(allowed)}"
     for key in values:
-        if key not in required + optional:
-            raise ValueError(f"no key {key!r}; {kind} takes {', '.join(required + optional)}")
+        if key not in allowed:
+            raise ValueError(f"no key {key!r}; {takes}")
     for key in required:
         if key not in values:
-            raise ValueError(f"{key} is missing; {kind} takes {', '.join(required + optional)}")
+            raise ValueError(f"{key} is missing; {takes}")
     random = np.random.default_rng(values.pop("seed", 0))
     return draw(random, **values)
 
@@ -94,13 +97,15 @@ def _uniform(rng: np.random.Generator, *, max: int, n: int, min: int = 1) -> np.
 
 
 def _sample(rng: np.random.Generator, *, histogram: str, n: int) -> np.ndarray:
-    whole = LengthHistogram.published(histogram)
-    if n > whole.sequences:
-        raise ValueError(f"n={n} must be at most {whole.sequences}, the sequences of {histogram}")
-    counts = whole.counts[whole.lengths]
-    lengths = np.repeat(whole.lengths.astype(np.int32), counts)
+    published = LengthHistogram.published(histogram)
+    if n > published.sequences:
+        raise ValueError(
+            f"n={n} must be at most {published.sequences}, the sequences of {histogram}"
+        )
+    counts = published.counts[published.lengths]
+    lengths = np.repeat(published.lengths.astype(np.int32), counts)
     drawn = rng.permutation(lengths)[:n]
-    return np.bincount(drawn, minlength=len(whole.counts))
+    return np.bincount(drawn, minlength=len(published.counts))
 
 
 _Kind = Tuple[Callable[..., np.ndarray], Tuple[str, ...], Tuple[str, ...]]

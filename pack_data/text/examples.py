@@ -19,6 +19,10 @@ from pack_data.store.sequences import Sequences, ragged_copy, ragged_index, star
 from pack_data.text.corpus import Document, split_sentences
 from pack_data.text.vocabulary import AnyVocabulary
 
+# Of the chosen tokens 80 % become [MASK], 10 % stay, and 10 % become random tokens (Devlin et al. 2019, section 3.1).
+_MASKED = 0.8
+_MASKED_OR_KEPT = 0.9
+
 
 @dataclass(frozen=True)
 class ExampleOptions:
@@ -60,26 +64,28 @@ class _TokenisedDocuments:
 
 
 def tokenise(documents: Sequence[Document], vocabulary: AnyVocabulary) -> _TokenisedDocuments:
-    """Cuts documents into sentences and sentences into tokens; a sentence without tokens is left out."""
+    """Cut documents into sentences and sentences into tokens; a sentence without tokens is left out."""
     sentences: List[str] = []
-    counts: List[int] = []
+    counts: List[int] = []  # sentences of each document
     for document in documents:
         before = len(sentences)
         for line in document.lines:
             sentences.extend(split_sentences(line))
         counts.append(len(sentences) - before)
+
     ids, lengths = vocabulary.encode(sentences)
-    owner = np.repeat(np.arange(len(counts)), counts)[lengths > 0]
-    kept = np.bincount(owner, minlength=len(counts))
-    return _TokenisedDocuments(
-        ids, np.cumsum(lengths[lengths > 0]).tolist(), np.cumsum(kept[kept > 0]).tolist()
-    )
+    has_tokens = lengths > 0
+    document = np.repeat(np.arange(len(counts)), counts)[has_tokens]
+    kept = np.bincount(document, minlength=len(counts))
+    sentence_ends = np.cumsum(lengths[has_tokens])
+    document_ends = np.cumsum(kept[kept > 0])
+    return _TokenisedDocuments(ids, sentence_ends.tolist(), document_ends.tolist())
 
 
 def masked_count(
     lengths: np.ndarray, max_predictions_per_sequence: int, masked_lm_probability: float
 ) -> np.ndarray:
-    """How many tokens the reference masks in sequences of these lengths, int64."""
+    """Return the number of tokens that the reference masks in sequences of these lengths, int64."""
     wanted = np.rint(np.asarray(lengths) * masked_lm_probability).astype(np.int64)
     return np.minimum(np.maximum(wanted, 1), max_predictions_per_sequence)
 
@@ -87,7 +93,7 @@ def masked_count(
 def _segment_pairs(
     documents: _TokenisedDocuments, options: ExampleOptions, rng: random.Random
 ) -> np.ndarray:
-    """One pass over the documents, int64 [examples, 5]: start and length of A and of B (in ids), label."""
+    """Draw the examples of a pass, int64 [examples, 5]: start and length of A and of B (in ids), label."""
     most = options.max_sequence_length - 3
     sentence_starts = [0] + documents.sentence_ends
     document_starts = [0] + documents.document_ends
@@ -95,7 +101,9 @@ def _segment_pairs(
     pairs: List[Tuple[int, int, int, int, int]] = []
     for number in range(count):
         last = document_starts[number + 1]
-        target = rng.randint(2, most) if rng.random() < options.short_sequence_probability else most
+        target = most
+        if rng.random() < options.short_sequence_probability:
+            target = rng.randint(2, most)
         first = sentence = document_starts[number]
         while sentence < last:
             begin = sentence_starts[first]
@@ -103,7 +111,9 @@ def _segment_pairs(
                 sentence += 1
                 continue
             # Sentences first..sentence are the collected chunk; A ends before sentence `cut`.
-            cut = first + (rng.randint(1, sentence - first) if sentence > first else 1)
+            cut = first + 1
+            if sentence > first:
+                cut = first + rng.randint(1, sentence - first)
             length = sentence_starts[cut] - begin
             if sentence == first or rng.random() < 0.5:
                 # Ten tries to find another document, as in the reference; a single document is paired with itself.
@@ -111,40 +121,26 @@ def _segment_pairs(
                     other = rng.randint(0, count - 1)
                     if other != number:
                         break
-                start = rng.randint(document_starts[other], document_starts[other + 1] - 1)
+                other_end = document_starts[other + 1]
+                start = rng.randint(document_starts[other], other_end - 1)
+                other_begin = sentence_starts[start]
                 end = start + 1
-                while (
-                    end < document_starts[other + 1]
-                    and sentence_starts[end] - sentence_starts[start] < target - length
-                ):
+                while end < other_end and sentence_starts[end] - other_begin < target - length:
                     end += 1
-                pairs.append(
-                    (
-                        begin,
-                        length,
-                        sentence_starts[start],
-                        sentence_starts[end] - sentence_starts[start],
-                        1,
-                    )
-                )
+                pairs.append((begin, length, other_begin, sentence_starts[end] - other_begin, 1))
                 first = sentence = cut
             else:
-                pairs.append(
-                    (
-                        begin,
-                        length,
-                        sentence_starts[cut],
-                        sentence_starts[sentence + 1] - sentence_starts[cut],
-                        0,
-                    )
-                )
+                second_begin = sentence_starts[cut]
+                second_length = sentence_starts[sentence + 1] - second_begin
+                pairs.append((begin, length, second_begin, second_length, 0))
                 first = sentence = sentence + 1
     return np.array(pairs, dtype=np.int64).reshape(-1, 5)
 
 
 def _trim(pairs: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
     """Cut the pairs A and B to `most` tokens together, one token at a time from a random end of the longer part."""
-    a, b = pairs[:, 1].copy(), pairs[:, 3].copy()
+    a = pairs[:, 1].copy()
+    b = pairs[:, 3].copy()
     excess = np.maximum(a + b - most, 0)
     # The longer part loses a token at a time (B where equal): first the difference, then both in turns, B first.
     from_longer = np.minimum(excess, np.abs(a - b))
@@ -169,50 +165,60 @@ def _mask(
     options: ExampleOptions,
     rng: np.random.Generator,
 ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Masks `ids` (flat, in place): counts [n], positions and original ids of the masked tokens (flat).
+    """Mask `ids` (flat, in place); return counts [n], positions and original ids of the masked tokens (flat).
 
-    special: places of [CLS] and [SEP], int64. inside: whether a token goes on with the word of the token before it,
+    special: places of [CLS] and [SEP], int64. inside: True for a token that continues the word of the token before it,
     bool [tokens]; these are masked with the word's first token, or not at all. Without any, every token is a word.
     """
-    most = np.minimum(
-        masked_count(lengths, options.max_predictions_per_sequence, options.masked_lm_probability),
-        lengths - 3,
+    wanted = masked_count(
+        lengths, options.max_predictions_per_sequence, options.masked_lm_probability
     )
-    keys, rows = rng.random(len(ids)), np.repeat(np.arange(len(lengths)), lengths)
-    word = ~inside
-    word[special] = False
-    # Tokens of each word: up to the next token that does not go on with it.
+    most = np.minimum(wanted, lengths - 3)
+    keys = rng.random(len(ids))
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+
+    # Tokens of each word: up to the next token that does not continue it.
+    is_special = np.zeros(len(ids), bool)
+    is_special[special] = True
     begin = np.flatnonzero(~inside)
-    first, sizes = begin[word[begin]], np.diff(np.append(begin, len(ids)))[word[begin]]
+    all_sizes = np.diff(np.append(begin, len(ids)))
+    is_word = ~is_special[begin]
+    first = begin[is_word]
+    sizes = all_sizes[is_word]
+
     order = np.argsort(keys[first] + rows[first], kind="stable")
     words = order[_fitting(sizes[order], rows[first[order]], most)]
     chosen = np.sort(ragged_index(first[words], sizes[words]))
     counts = np.bincount(rows[chosen], minlength=len(lengths))
     labels = ids[chosen].copy()
-    fate = rng.random(len(chosen))
-    drawn = rng.integers(0, vocabulary_size, len(chosen))
-    ids[chosen] = np.where(fate < 0.8, mask_id, np.where(fate < 0.9, labels, drawn))
+
+    draw = rng.random(len(chosen))
+    random_ids = rng.integers(0, vocabulary_size, len(chosen))
+    kept_or_random = np.where(draw < _MASKED_OR_KEPT, labels, random_ids)
+    ids[chosen] = np.where(draw < _MASKED, mask_id, kept_or_random)
     return counts, chosen - np.repeat(starts_of(lengths), counts), labels
 
 
 def _fitting(sizes: np.ndarray, rows: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Which words a row takes that goes through its words in order and takes each that still fits: their indices.
+    """Return the indices of the words that rows take if each goes through its words in order and takes what fits.
 
     sizes int64 [words]: tokens of each; rows int64 [words]: the row of each, ascending; most int64 [rows]: tokens that
     a row takes at most.
     """
-    room, taken = most, []
+    room = most
+    taken = []
     waiting = np.arange(len(sizes))
     while len(waiting):
         # All up to the first that does not fit are taken. Behind it, only those that fit what is left then can follow.
-        size, row = sizes[waiting], rows[waiting]
+        size = sizes[waiting]
+        row = rows[waiting]
         total = np.cumsum(size)
-        before = np.concatenate([[0], total])[np.searchsorted(row, np.arange(len(room)))]
+        first_of_row = np.searchsorted(row, np.arange(len(room)))
+        before = np.concatenate([[0], total])[first_of_row]
         fits = total <= (before + room)[row]
         taken.append(waiting[fits])
-        room = room - np.bincount(row[fits], weights=size[fits], minlength=len(room)).astype(
-            np.int64
-        )
+        used = np.bincount(row[fits], weights=size[fits], minlength=len(room))
+        room = room - used.astype(np.int64)
         waiting = waiting[~fits & (size <= room[row])]
     return np.concatenate(taken) if taken else waiting
 
@@ -232,18 +238,10 @@ def make_examples(
         if not documents.document_ends:
             break
         rng = np.random.default_rng([options.seed, part, repetition])
-        pairs = _segment_pairs(
-            documents, options, random.Random(f"{options.seed} {part} {repetition}")
-        )
-        passes.append(
-            _with_masks(
-                documents,
-                _trim(pairs, options.max_sequence_length - 3, rng),
-                vocabulary,
-                options,
-                rng,
-            )
-        )
+        draws = random.Random(f"{options.seed} {part} {repetition}")
+        pairs = _segment_pairs(documents, options, draws)
+        trimmed = _trim(pairs, options.max_sequence_length - 3, rng)
+        passes.append(_with_masks(documents, trimmed, vocabulary, options, rng))
     return Sequences.concatenate(passes) if passes else Sequences.from_examples([])
 
 
@@ -258,7 +256,8 @@ def _with_masks(
     lengths = a_length + b_length + 3
     starts = starts_of(lengths)
     ids = np.empty(int(lengths.sum()), dtype=np.int32)
-    middle, end = starts + 1 + a_length, starts + lengths - 1
+    middle = starts + 1 + a_length
+    end = starts + lengths - 1
     ids[starts] = vocabulary.special.first
     ids[middle] = ids[end] = vocabulary.special.separator
     ragged_copy(ids, starts + 1, documents.ids, a_start, a_length)
@@ -266,7 +265,7 @@ def _with_masks(
     special = np.concatenate([starts, middle, end])
     inside = np.zeros(len(ids), dtype=bool)
     if options.whole_word_masking:
-        # What trimming left of a word at the beginning of a part is a word of its own.
+        # The rest of a word that trimming left at the beginning of a part is a word of its own.
         inside = vocabulary.continues[ids]
         inside[starts + 1] = inside[middle + 1] = False
     counts, positions, labels = _mask(
