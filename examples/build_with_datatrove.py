@@ -1,10 +1,10 @@
-"""Packs token sequences as three steps of datatrove, here on this machine.
+"""Pack token sequences in three steps of datatrove on this machine.
 
     python examples/build_with_datatrove.py --from /data/tokens --out /data/packed --logs /data/logs --tasks 64
 
-On a cluster take SlurmPipelineExecutor, with `depends=` the step before, in place of LocalPipelineExecutor. Started
-again, it goes on: the build knows what is done, not the logs. The local pool waits for ever for a process that was
-killed; end it and start it again.
+On a cluster replace LocalPipelineExecutor by SlurmPipelineExecutor, with the previous step as `depends=`. If you start
+the script again, it continues; the state is in the build, not in the logs. The local pool waits for ever for a process
+that was killed: stop the script and start it again.
 """
 
 import argparse
@@ -31,24 +31,26 @@ class BuildStage(PipelineStep):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Packs token sequences as steps of datatrove.")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--from", dest="source", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--logs", required=True)
     parser.add_argument("--tasks", type=int, default=64)
     parser.add_argument("--max-sequence-length", type=int, default=512)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     options = BuildOptions(
-        out=given.out, source=given.source, max_sequence_length=given.max_sequence_length
+        out=arguments.out,
+        source=arguments.source,
+        max_sequence_length=arguments.max_sequence_length,
     )
     step = None
-    for stage, tasks in (("count", given.tasks), ("recipe", 1), ("deal", given.tasks)):
+    for stage, tasks in (("count", arguments.tasks), ("recipe", 1), ("deal", arguments.tasks)):
         step = LocalPipelineExecutor(
             pipeline=[BuildStage(options, stage)],
             tasks=tasks,
             workers=2,
-            skip_completed=False,  # a task whose work is done ends at once
-            logging_dir=f"{given.logs}/{stage}",
+            skip_completed=False,  # a task that is already done ends at once
+            logging_dir=f"{arguments.logs}/{stage}",
             depends=step,
         )
     step.run()

@@ -1,9 +1,9 @@
-"""Packs token sequences on a Ray cluster, whose machines see the files under the same paths.
+"""Pack token sequences on a Ray cluster.
 
     python examples/build_with_ray.py --from /data/tokens --out /data/packed --tasks 64 [--address auto]
 
-Two tasks at a time on this machine without --address. A task whose machine dies runs again elsewhere; started again,
-the script goes on with what is missing.
+All machines need the files under the same paths. Without --address, two tasks at a time run on this machine. If a
+machine fails, its tasks run on another one. If you start the script again, it runs the missing tasks.
 """
 
 import argparse
@@ -19,27 +19,29 @@ def run(options: BuildOptions, stage: str, task: int, tasks: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Packs token sequences on a Ray cluster.")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--from", dest="source", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--tasks", type=int, default=64)
     parser.add_argument("--max-sequence-length", type=int, default=512)
-    parser.add_argument("--address", help="of the cluster's head, or auto")
-    given = parser.parse_args()
+    parser.add_argument("--address", help="address of the head of the cluster, or auto")
+    arguments = parser.parse_args()
     options = BuildOptions(
-        out=given.out, source=given.source, max_sequence_length=given.max_sequence_length
+        out=arguments.out,
+        source=arguments.source,
+        max_sequence_length=arguments.max_sequence_length,
     )
     ray.init(
-        address=given.address,
-        **({} if given.address else {"num_cpus": 2, "include_dashboard": False}),
+        address=arguments.address,
+        **({} if arguments.address else {"num_cpus": 2, "include_dashboard": False}),
     )
     while True:
-        stage, tasks = missing_tasks(options, given.tasks)
+        stage, tasks = missing_tasks(options, arguments.tasks)
         if not stage:
             break
-        print(f"{stage}: {len(tasks)} of {given.tasks} tasks", flush=True)
-        ray.get([run.remote(options, stage, task, given.tasks) for task in tasks])
-    print(f"{given.out}: complete")
+        print(f"{stage}: {len(tasks)} of {arguments.tasks} tasks", flush=True)
+        ray.get([run.remote(options, stage, task, arguments.tasks) for task in tasks])
+    print(f"{arguments.out}: complete")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Hugging Face's Trainer on packs, beside the same Trainer on padded batches.
+"""Compare Hugging Face's Trainer on packs with the same Trainer on padded batches.
 
     pip install '.[trainers]'
     python examples/hf_trainer.py [--model NAME]
 
-The line that matters is `pack_into(trainer, ...)`.
+The only additional line is `pack_into(trainer, ...)`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A task of your own: a label for each text, from the mean of its tokens (docs/how_to/add_task.md)."""
+"""A user-defined task: classify each text by the mean of its tokens (docs/how_to/add_task.md)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Optional, Tuple
@@ -19,7 +19,7 @@ from ipu_packed_bert.tasks.files import read_records
 
 @dataclass(frozen=True)
 class MeanConfig(TaskConfig):
-    column: str = setting("text", "of the text")
+    column: str = setting("text", "column of the text")
 
 
 class Output(NamedTuple):
@@ -27,7 +27,7 @@ class Output(NamedTuple):
     correct: torch.Tensor
 
 
-# B rows, S slots, D places for sequences in a row, H features of a token, C classes.
+# Suffixes: B rows, S slots, up to D sequences in a row, H features of a token, C classes.
 class MeanBert(PackedBert):
     def __init__(self, model, classes, depth, attention):
         super().__init__(model, attention=attention, pooler=False)
@@ -36,37 +36,34 @@ class MeanBert(PackedBert):
 
     def predictions(self, input_ids, input_mask, segment_ids, positions):
         hidden_BSH = self.hidden(input_ids, input_mask, segment_ids, positions)
-        places = torch.arange(1, self.depth + 1, dtype=input_mask.dtype, device=input_mask.device)
-        own_BDS = (input_mask[:, None, :] == places[:, None]).to(
-            hidden_BSH.dtype
-        )  # which slots are whose
-        mean_BDH = own_BDS @ hidden_BSH / own_BDS.sum(2, keepdim=True).clamp(min=1)
+        numbers = torch.arange(1, self.depth + 1, dtype=input_mask.dtype, device=input_mask.device)
+        # 1 for each slot of each sequence
+        slots_BDS = (input_mask[:, None, :] == numbers[:, None]).to(hidden_BSH.dtype)
+        mean_BDH = slots_BDS @ hidden_BSH / slots_BDS.sum(2, keepdim=True).clamp(min=1)
         return self.classifier(mean_BDH).to(torch.promote_types(hidden_BSH.dtype, torch.float32))
 
     def forward(
         self, input_ids, input_mask, segment_ids, positions, sequence_numbers, labels, scale
     ):
         logits_BDC = self.predictions(input_ids, input_mask, segment_ids, positions)
-        there_BD = (sequence_numbers > 0).to(logits_BDC.dtype)
-        loss_BD, right_BD = cross_entropy(logits_BDC, labels), correct(logits_BDC, labels)
-        return Output(
-            ((loss_BD * there_BD).sum(1) * scale).sum(),
-            (right_BD.to(there_BD.dtype) * there_BD).sum(),
-        )
+        used_BD = (sequence_numbers > 0).to(logits_BDC.dtype)
+        loss_BD = cross_entropy(logits_BDC, labels) * used_BD
+        correct_BD = correct(logits_BDC, labels).to(used_BD.dtype) * used_BD
+        return Output((loss_BD.sum(1) * scale).sum(), correct_BD.sum())
 
 
 class Text(NamedTuple):
     text: str
-    labels: Optional[Tuple[str, ...]]  # None where the file does not tell
+    labels: Optional[Tuple[str, ...]]  # None if the file has no labels
     where: str
 
 
 class MeanTask(LabelTask):
     settings = MeanConfig
-    architecture = "BertModel"  # that transformers loads of the exported folder
+    architecture = "BertModel"  # of the exported directory, for transformers
     fields = (*LabelTask.prediction_fields, "sequence_numbers", "labels", "scale")
     heads = (PlacedPart("classifier", "classifier"),)
-    of_slots = False  # predictions are of sequences
+    of_slots = False  # one prediction per sequence
     label_setting = "column"
     scores = ("accuracy",)
 
@@ -75,8 +72,9 @@ class MeanTask(LabelTask):
         column = config.of_task(MeanConfig).column
 
         def text(record, where):
-            told = labels and "label" in record.values
-            return Text(record.values[column], (record.values["label"],) if told else None, where)
+            has_label = labels and "label" in record.values
+            label = (record.values["label"],) if has_label else None
+            return Text(record.values[column], label, where)
 
         return read_records(source, text, what="text", columns=(column,))
 
@@ -85,17 +83,15 @@ class MeanTask(LabelTask):
         return (example.text,)
 
     def inputs(self, examples, what):
-        cut = [
-            each.ids[: self.max_sequence_length - 2]
-            for each in self.tokenizer.encode([each.text for each in examples])
-        ]
-        ids, segments = zip(*(self.tokenizer.joined([each]) for each in cut))
-        numbers = [
-            self.number_of(*each.labels, each.where) if each.labels else 0 for each in examples
-        ]
-        return Inputs.of(
-            ids, np.concatenate(segments), targets={"labels": np.array(numbers, np.int32)}
-        )
+        longest = self.max_sequence_length - 2  # without [CLS] and [SEP]
+        texts = self.tokenizer.encode([example.text for example in examples])
+        joined = [self.tokenizer.joined([text.ids[:longest]]) for text in texts]
+        ids, segments = zip(*joined)
+        numbers = np.zeros(len(examples), np.int32)
+        for index, example in enumerate(examples):
+            if example.labels:
+                numbers[index] = self.number_of(*example.labels, example.where)
+        return Inputs.of(ids, np.concatenate(segments), targets={"labels": numbers})
 
     def network(self, attention):
         return MeanBert(self.model, len(self.labels), self.max_sequences_per_pack, attention)
@@ -104,9 +100,7 @@ class MeanTask(LabelTask):
         answers = [{"prediction": self.labels[int(logits.argmax())]} for logits in outputs]
         metrics = {}
         if self.scorable:
-            right = [
-                (answer["prediction"],) == each.labels
-                for answer, each in zip(answers, self.examples)
-            ]
-            metrics = {"accuracy": 100.0 * sum(right) / len(right)}
+            pairs = zip(answers, self.examples)
+            hits = [(answer["prediction"],) == example.labels for answer, example in pairs]
+            metrics = {"accuracy": 100.0 * sum(hits) / len(hits)}
         return Scored(metrics, {"predictions.json": answers}, answers)

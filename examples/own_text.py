@@ -1,9 +1,9 @@
-"""Text to a trained BERT that fills in a word: build, train, go on after a stop, export, ask.
+"""Train a BERT on texts and fill in a word: build, train, resume, export, predict.
 
     python examples/own_text.py [--text FILE|FOLDER] [--steps N] [--sentence "... [MASK] ..."]
 
-Without --text it learns from the documentation inside this Python. The last step needs `pip install transformers`.
-The four commands that this program gives are those that one types: `packed-bert build`, and so on.
+Without --text it trains on the English documentation that comes with Python. The last step needs `pip install
+transformers`. The steps are the same as those of the commands `packed-bert build`, `pretrain` and `export`.
 """
 
 from __future__ import annotations
@@ -22,32 +22,28 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument(
         "--text",
         default="embedded",
-        help="texts, each file a document; or a JSONL file; default: Python's",
+        help="a directory of texts, one document per file, or a JSONL file; default: Python's",
     )
     parser.add_argument("--slots", type=positive_int, default=128, help="tokens of a packed row")
     parser.add_argument(
         "--words",
         type=positive_int,
         default=4096,
-        help="size of the vocabulary, learnt from the text",
+        help="size of the vocabulary, trained on the texts",
     )
     parser.add_argument("--steps", type=positive_int, default=300, help="weight updates")
     parser.add_argument("--sentence", default="The function returns a [MASK] of strings.")
     parser.add_argument(
-        "--out", type=Path, default=Path("own_text"), help="folder for all that is made"
+        "--out", type=Path, default=Path("own_text"), help="directory of all outputs"
     )
     options = parser.parse_args(argv)
     if options.steps < 2:
-        parser.error(
-            "--steps 1: half of them come before the stop and half after it; give at least 2"
-        )
+        parser.error("--steps 1: must be at least 2, half before the stop and half after it")
     if options.sentence.count("[MASK]") != 1:
-        parser.error(
-            f"--sentence {options.sentence!r}: must have one [MASK], which the model fills in"
-        )
+        parser.error(f"--sentence {options.sentence!r}: must contain [MASK] exactly once")
     data, run, exported = (str(options.out / name) for name in ("data", "run", "hugging_face"))
 
-    # Pieces of the text in rows of --slots tokens, at most three in a row.
+    # Pack pieces of the texts into rows of --slots tokens, up to three per row.
     sizes = {
         "vocabulary_size": options.words,
         "max_sequence_length": options.slots,
@@ -59,20 +55,10 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     changed += [f"optimizer.schedule_steps={options.steps}"]
     settings = [word for change in changed for word in ("--set", change)]
     config = str(config_file("packed_host"))
-    # Half of the updates, a checkpoint, and the other half: the losses are those of one run without the stop.
-    pretrain.main(
-        [
-            "--config",
-            config,
-            "--data",
-            data,
-            "--out",
-            run,
-            "--steps",
-            str(options.steps // 2),
-            *settings,
-        ]
-    )
+    # Train half of the updates, stop, and resume: the losses equal those of one run without the stop.
+    first_half = ["--config", config, "--data", data, "--out", run]
+    first_half += ["--steps", str(options.steps // 2)]
+    pretrain.main(first_half + settings)
     pretrain.main(["--resume", run, "--steps", str(options.steps)])
 
     export_run(Path(run), Path(exported))

@@ -1,9 +1,9 @@
-"""A training loop of one's own on packs, beside padded batches.
+"""Compare a plain training loop on packs with the same loop on padded batches.
 
     python examples/plain_loop.py [--model NAME]
 
-Started by torchrun, with the model in DistributedDataParallel or sharded by fully_shard, the same lines train on many
-ranks: give the sampler the number of ranks and this process's rank.
+For several ranks, start it with torchrun, wrap the model in DistributedDataParallel or shard it with fully_shard, and
+pass the sampler the number of ranks and the rank of this process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     dataset = tiny.examples(options.examples)
     lengths = [len(example["input_ids"]) for example in dataset]
     seconds = {}
-    # A packed row of 1,024 tokens holds as much as 16 of these examples.
+    # A packed row of 1,024 tokens holds about 16 of these examples.
     for name, way, batch_size in [
         ("unpacked", "RandomSampling+Padding", 16),
         ("packed", "OptimalPacking+PosID", 1),
@@ -48,7 +48,7 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
         optimizer = torch.optim.AdamW(model.parameters())
         started = time.perf_counter()
         for inputs in loader:
-            # One update from any number of micro-batches: its loss is the mean over the predicted tokens of them all.
+            # One update from any number of micro-batches; the loss is the mean over their predicted tokens.
             result = take_step(model, optimizer, [inputs], learning_rate=1e-3)
         seconds[name] = time.perf_counter() - started
         print(f"{name:9} last loss {result.loss:.3f}")

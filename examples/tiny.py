@@ -1,4 +1,4 @@
-"""The default model and data of the examples: a small random Llama and random tokens of very different lengths."""
+"""The default model and data of the examples: a small random Llama and random tokens of varied lengths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def options(argv: Optional[Sequence[str]], about: str, *packages: str) -> argpar
     """Parse the options that all examples share; exit with status 2 and one line if a package is missing."""
     parser = ArgumentParser(description=about.splitlines()[0])
     parser.add_argument(
-        "--model", default="", help="a Hugging Face model; by default a small random one"
+        "--model", default="", help="a Hugging Face model; default: a small random one"
     )
     parser.add_argument("--examples", type=positive_int, default=400)
     parser.add_argument("--row", type=positive_int, default=1024, help="tokens per packed row")

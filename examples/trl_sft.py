@@ -1,9 +1,9 @@
-"""TRL's SFTTrainer on packs, beside the same SFTTrainer on padded batches; only completions are trained on.
+"""Compare TRL's SFTTrainer on packs with the same SFTTrainer on padded batches; train on completions only.
 
     pip install '.[trainers]'
     python examples/trl_sft.py [--model NAME]
 
-The line that matters is `pack_into(trainer)`.
+The only additional line is `pack_into(trainer)`.
 """
 
 from __future__ import annotations
