@@ -1,4 +1,4 @@
-"""Where the cycles go: the overhead by cause, the cycles of each IPU, and the time of an update by part."""
+"""The table of the breakdown: the overhead by cause, the cycles of each IPU, the time of an update by part."""
 
 from __future__ import annotations
 
@@ -6,24 +6,13 @@ from functools import partial
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from ipu_packed_bert.cycles.calibration import Calibration, Interval
-from ipu_packed_bert.cycles.lowering import (
-    CLS,
-    COPIES,
-    ENCODER,
-    LOSS,
-    MASK_APPLICATION,
-    MASK_BUILD,
-    MLM,
-    POSITIONS,
-    SCORES,
-)
+from ipu_packed_bert.cycles.lowering import CATEGORIES, SCORES
 from ipu_packed_bert.cycles.pipeline import Ipu, Parameters, Pipeline
 from ipu_packed_bert.report.fields import INTERVALS, Field, in_percent, rows_of
 from ipu_packed_bert.report.paper import ModelledOverhead
 from pack_data.display.table import CONFIGURED, MODEL, Column, Part, Table, modelled
 
-_CATEGORIES = (MASK_BUILD, MASK_APPLICATION, SCORES, POSITIONS, CLS, LOSS, MLM, COPIES, ENCODER)
-# The fields of `UpdateCost`, in words.
+# Titles of the fields of `UpdateCost`.
 _ONCE = {
     "optimizer": "optimiser",
     "links": "gradients over IPU-Links",
@@ -49,38 +38,40 @@ _OVERHEAD = Field(
 
 
 def breakdown(comparison: ModelledOverhead, depth: int, packing_factor: float) -> Table:
-    """Return one table of three parts, of the packed graph: its overhead, its IPUs, its weight update.
+    """Return one table of three parts for the packed graph: its overhead, its IPUs, its weight update.
 
     Args:
         comparison: the packed and the unpacked graph.
-        depth: sequences that a pack has room for.
-        packing_factor: sequences of a pack, from which the packed update's accumulation follows.
+        depth: most sequences of a pack.
+        packing_factor: mean sequences per pack, which determines the accumulation of a packed update.
     """
-    config, calibration = comparison.config, comparison.calibration
+    config = comparison.config
+    calibration = comparison.calibration
     packed = comparison.packed(depth)
     accumulation = config.accumulation(packing_factor)
     full = config.batch.gradient_accumulation
 
     ipu_fields = _ipu_fields(packed, calibration)
     update_fields = (
+        _WHAT,
         Field(
             modelled("packed", f"packed, accumulation {accumulation:,}", ",.1f"),
-            lambda it: it.values["packed"],
+            lambda share: share.values["packed"],
         ),
         Field(
             modelled("unpacked", f"unpacked, accumulation {full:,}", ",.1f"),
-            lambda it: it.values["unpacked"],
+            lambda share: share.values["unpacked"],
         ),
     )
+    update_shares = _update_shares((packed, accumulation), (comparison.unpacked, full), calibration)
     rows = (
-        *rows_of((_WHAT, _OVERHEAD), overhead_shares(comparison, depth)),
+        *rows_of((_WHAT, _OVERHEAD), _overhead_shares(comparison, depth)),
         *rows_of(ipu_fields, packed.ipus),
-        *rows_of(
-            (_WHAT, *update_fields),
-            _update_shares((packed, accumulation), (comparison.unpacked, full), calibration),
-        ),
+        *rows_of(update_fields, update_shares),
     )
-    columns = tuple(field.column for field in (_WHAT, _OVERHEAD, *ipu_fields[1:], *update_fields))
+    columns = tuple(
+        field.column for field in (_WHAT, _OVERHEAD, *ipu_fields[1:], *update_fields[1:])
+    )
     parts = (
         Part(
             f"Overhead at depth {depth}, percent of the unpacked micro-batch's cycles",
@@ -94,56 +85,50 @@ def breakdown(comparison: ModelledOverhead, depth: int, packing_factor: float) -
     )
     step = packed.step(accumulation, calibration.parameters)
     notes = (
-        f"{SCORES}: what its columns for the mask cost (engine.mask: product), beside joining them to query "
-        "and key (mask application).",
-        "layout: rearranging query and key with these columns, or an additive mask into the scores' layout; "
-        "the atom size is the unknown.",
-        "A pipeline cycle is what the slowest IPU takes: the first IPU's heads hide behind the encoder.",
+        f"{SCORES}: the cost of its columns for the mask (engine.mask: product); joining them to query and key is "
+        "mask application.",
+        "layout: rearranging query and key with these columns, or an additive mask into the scores' layout; its "
+        "atom size is unknown.",
+        "A pipeline cycle is that of the slowest IPU, so the heads on the first IPU cost no time while another is "
+        "slower.",
         f"pipeline cycle {step.pipeline_cycle:,.0f} cycles, weight update {step.update:,.0f}, step of "
         f"{accumulation} accumulations {step.cycles:,.0f} cycles = {step.seconds:.3f} s "
         f"({packed.target.name}, {MODEL}); the pipeline has {packed.placement.stages} stages.",
         *INTERVALS,
     )
-    return Table("breakdown", f"Where the cycles of {config.name} go", columns, rows, notes, parts)
+    title = f"Breakdown of the cycles of {config.name}"
+    return Table("breakdown", title, columns, rows, notes, parts)
 
 
-def overhead_shares(comparison: ModelledOverhead, depth: int) -> List[_Share]:
-    """Return the overhead by cause, as fractions of the unpacked micro-batch's cycles; then both kinds of sum."""
-    packed, unpacked = comparison.packed(depth), comparison.unpacked
+def _overhead_shares(comparison: ModelledOverhead, depth: int) -> List[_Share]:
+    """Return the overhead by cause, as fractions of the unpacked micro-batch's cycles, and two totals."""
+    packed = comparison.packed(depth)
+    unpacked = comparison.unpacked
 
     def share(parameters: Parameters, category: str) -> float:
-        after, before = packed.category_cycles(parameters), unpacked.category_cycles(parameters)
-        extra = after.get(category, 0.0) - before.get(category, 0.0)
-        return extra / unpacked.micro_batch_cycles(parameters)
+        packed_cycles = packed.category_cycles(parameters).get(category, 0.0)
+        unpacked_cycles = unpacked.category_cycles(parameters).get(category, 0.0)
+        return (packed_cycles - unpacked_cycles) / unpacked.micro_batch_cycles(parameters)
 
     def layout(parameters: Parameters) -> float:
-        return sum(share(parameters, f"{category}, layout") for category in _CATEGORIES)
+        return sum(share(parameters, f"{category}, layout") for category in CATEGORIES)
 
     def cycle(parameters: Parameters) -> float:
         return packed.pipeline_cycle(parameters) / unpacked.pipeline_cycle(parameters) - 1.0
 
     interval = comparison.calibration.interval
-    overheads = {category: interval(partial(share, category=category)) for category in _CATEGORIES}
-    order = (
-        MASK_BUILD,
-        MASK_APPLICATION,
-        SCORES,
-        "layout",
-        POSITIONS,
-        CLS,
-        LOSS,
-        MLM,
-        COPIES,
-        ENCODER,
-    )
-    overheads["layout"] = interval(layout)
-    shares = [_Share(name, {"overhead": overheads[name]}) for name in order]
-    shares.append(_Share("sum: a micro-batch (OH)", {"overhead": comparison.overhead(depth)}))
-    shares.append(_Share("a pipeline cycle", {"overhead": interval(cycle)}))
-    return shares
+    overheads = {}
+    for category in CATEGORIES:
+        overheads[category] = interval(partial(share, category=category))
+        if category == SCORES:  # it has most of the rearrangements
+            overheads["layout"] = interval(layout)
+    overheads["sum: a micro-batch (OH)"] = comparison.overhead(depth)
+    overheads["a pipeline cycle"] = interval(cycle)
+    return [_Share(name, {"overhead": overhead}) for name, overhead in overheads.items()]
 
 
 def _ipu_fields(pipeline: Pipeline, calibration: Calibration) -> Tuple[Field, ...]:
+    """Return the fields of an IPU's row: its layers, and its cycles by kind."""
     parameters = calibration.parameters
     factor = parameters.factor
     slowest = pipeline.bottleneck(parameters)
@@ -171,16 +156,21 @@ def _ipu_fields(pipeline: Pipeline, calibration: Calibration) -> Tuple[Field, ..
 def _update_shares(
     packed: Tuple[Pipeline, int], unpacked: Tuple[Pipeline, int], calibration: Calibration
 ) -> List[_Share]:
-    """Return the parts of an update that take time on either side, in milliseconds; each side with its accumulation."""
+    """Return the parts of an update that take time, in milliseconds.
+
+    Args:
+        packed: the packed pipeline and its accumulation.
+        unpacked: the same of the unpacked one.
+        calibration: the fitted parameters.
+    """
     shares = []
     for part in ("micro-batches", "pipeline fills and drains", *_ONCE, "together"):
         values = {
             "packed": calibration.interval(partial(_milliseconds, *packed, part)),
             "unpacked": calibration.interval(partial(_milliseconds, *unpacked, part)),
         }
-        if any(
-            side.value for side in values.values()
-        ):  # one pod has no gateways, one replica sums nothing
+        # Left out: gateways of one pod, the sum of gradients of one replica.
+        if any(side.value for side in values.values()):
             shares.append(_Share(_ONCE.get(part, part), values))
     return shares
 

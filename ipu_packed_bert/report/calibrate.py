@@ -1,6 +1,6 @@
 """Fit the cycle model's parameters to the published points and store them: `python profiling/calibrate.py`.
 
-`--check` fits again and compares with what is stored, bit for bit, instead of writing.
+With `--check` the new fit is compared with the stored fit bit for bit, and nothing is written.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         help="compare with the stored fit; exit status 1 if it differs",
     )
     args = parser.parse_args(argv)
+
     machine_of = calibration.machines(matmul.cache_folder())
     fitted = calibration.calibrate(calibration.observe(machine_of))
     for machine in machine_of.values():
@@ -30,12 +31,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     text = calibration.to_json(fitted)
     print(text, end="")
     if args.check:
-        same = calibration.STORED.read_text(encoding="utf-8") == text
-        print(
-            "stored fit reproduced bit for bit" if same else f"differs from {calibration.STORED}",
-            file=sys.stderr,
-        )
-        return 0 if same else 1
+        if calibration.STORED.read_text(encoding="utf-8") == text:
+            print("stored fit reproduced bit for bit", file=sys.stderr)
+            return 0
+        print(f"the new fit differs from {calibration.STORED}", file=sys.stderr)
+        return 1
     write_atomically(calibration.STORED, text.encode())
     print(f"wrote {calibration.STORED}", file=sys.stderr)
     return 0

@@ -5,17 +5,17 @@ cycle model (no IPU needed) and the published Wikipedia histogram. Every column 
 with PopTorch's cycle counter), profile (PopVision), predicted and fitted (analytic model), paper, published (measured
 by others), computed (arithmetic), config.
 
-  --config A           what packing gains of the runs of this configuration (--set changes it)
-  --table 1            Table 1 of the packedBERT paper, of --config; the same answer stands below it
+  --config A           the gain of packing for the runs of this configuration (--set changes it)
+  --table 1            Table 1 of the packedBERT paper for --config, and the gain below it
   --table 2            Table 2: base and large, 128 and 384
   --table breakdown    the overhead by cause, the cycles of each IPU, the time of an update by part
   --table points       published measurements and the model's errors
   --all                all of these
-  --html FILE          one page with what you name, or with all tables if you name none
-  --measured SOURCE    measured cycles beside the model's: of an update and, from a profile, of each IPU
+  --html FILE          one page with the tables that you name, or with all tables if you name none
+  --measured SOURCE    measured and modelled cycles of an update and, from a profile, of each IPU
 
 A SOURCE is the directory of a run, a bundle of ipu-check, or a profile.pop (with the Poplar SDK).
-If the counted memory of a configuration exceeds an IPU's, no sequences/s are given and the exit status is 1.
+If the counted memory of a configuration exceeds an IPU's, no sequences/s are printed and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ def _parser() -> ArgumentParser:
         choices=_TABLES,
         action="append",
         default=[],
-        help="several may be given; --help-all explains",
+        help="a table, described by --help-all; repeat for more",
     )
-    what.add_argument("--all", action="store_true", help="all of these")
-    where = parser.add_argument_group("of what")
-    where.add_argument("--config", metavar="FILE|NAME", help=f"configuration; default {DEFAULT}")
-    where.add_argument(
+    what.add_argument("--all", action="store_true", help="all tables")
+    model = parser.add_argument_group("what to model")
+    model.add_argument("--config", metavar="FILE|NAME", help=f"configuration; default {DEFAULT}")
+    model.add_argument(
         "--set",
         dest="overrides",
         metavar="SECTION.KEY=VALUE",
@@ -75,10 +75,10 @@ def _parser() -> ArgumentParser:
         default=[],
         help="override a setting",
     )
-    where.add_argument(
+    model.add_argument(
         "--packing-factor",
         type=parse_factor,
-        help="sequences per pack instead of what the histogram gives",
+        help="mean sequences per pack, in place of the histogram's",
     )
     add_histogram_arguments(parser)
     runs = parser.add_argument_group("runs and profiles")
@@ -88,15 +88,15 @@ def _parser() -> ArgumentParser:
         metavar="SOURCE",
         action="append",
         default=[],
-        help="beside the model",
+        help="compare the cycles of a run, a bundle or a profile with the model; repeat for more",
     )
-    out = parser.add_argument_group("how")
-    out.add_argument("--json", action="store_true", help="one JSON object in place of text")
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="print one JSON object in place of text")
     out.add_argument(
         "--html",
         type=Path,
         metavar="FILE",
-        help="one page with all tables and pictures, in place of text",
+        help="write one page with all tables and pictures in place of text",
     )
     parser.rare("--synthetic", "--max-sequence-length", "--packing-factor", "--measured")
     return parser
@@ -105,6 +105,11 @@ def _parser() -> ArgumentParser:
 def _load(name: str, overrides: Sequence[str] = ()) -> Config:
     """Load a configuration for IPUs."""
     return load_config(config_file(name), ["without_ipus=null", *overrides], command="pretrain")
+
+
+def _load_shipped(file: str) -> Config:
+    """Load a file of configs/ for IPUs."""
+    return _load(str(FOLDER / file))
 
 
 class _Report:
@@ -116,15 +121,14 @@ class _Report:
         self.calibration = calibration.load()
         self.config = _load(args.config or DEFAULT, args.overrides)
         self.machine = Machine(TARGETS[self.config.placement.machine], self.folder)
-        self.too_large: Optional[str] = None  # why the configuration does not fit
-        self.answer: Optional[Table] = (
-            None  # what packing gains: first in a page, last on a terminal
-        )
+        self.too_large: Optional[str] = None  # the reason why the configuration does not fit
+        # The gain of packing: first in a page, last on a terminal.
+        self.answer: Optional[Table] = None
         self.tables: List[Table] = []
         self.about: List[str] = []  # the configurations of the tables, for the title of a page
 
     def run(self) -> None:
-        """Make the tables that the options name."""
+        """Compute the tables that the options name."""
         args = self.args
         for number, path in enumerate(args.measured, start=1):
             table = self._measured(path)
@@ -135,8 +139,8 @@ class _Report:
             self.tables.append(table)
 
         bare = not (args.table or args.measured or args.all)
-        everything = args.all or (bare and args.html is not None)
-        names = _TABLES if everything else tuple(name for name in _TABLES if name in args.table)
+        all_tables = args.all or (bare and args.html is not None)
+        names = [name for name in _TABLES if all_tables or name in args.table]
         if bare or _OF_THE_CONFIGURATION & set(names):
             self.too_large = self._too_large()
             self.about.insert(0, self.config.name)
@@ -148,46 +152,51 @@ class _Report:
         self.machine.save()
 
     def _table(self, name: str) -> Table:
+        """Compute a table by its name on the command line."""
         if name == "1":
             return self._table1()
         if name == "2":
-            return paper.table2(
-                self.machine, lambda file: _load(str(FOLDER / file)), self.calibration
-            )
+            return paper.table2(self.machine, _load_shipped, self.calibration)
         if name == "breakdown":
             return breakdown(self._comparison, self._depth, self._packing_factor)
         return paper.points(self.calibration)
 
     def _table1(self) -> Table:
-        histogram, config = histogram_from(self.args), self.config
+        config = self.config
+        histogram = histogram_from(self.args)
         if config.data.max_sequence_length != histogram.max_sequence_length:
             raise ValueError(
-                f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}, the histogram "
-                f"{histogram.name} is of {histogram.max_sequence_length}; pass a matching --config"
+                f"{config.path}: data.max_sequence_length is {config.data.max_sequence_length}, that of the histogram "
+                f"{histogram.name} is {histogram.max_sequence_length}; pass a matching --config"
             )
         packings = {key: packing(histogram, *key, folder=self.folder) for key in paper.ROWS}
         batching = sort.batch(histogram, batch_size=_SORT_BATCH)
         return paper.table1(self._comparison, packings, batching, histogram.name)
 
     def _measured(self, path: Path) -> Table:
-        given = self.config if self.args.config else None
-        source = measured.read(path, ipus=given.placement.ipus_per_replica if given else None)
-        config = measured.configuration(source, given)
+        """Compare a measured source with the model."""
+        named_config = self.config if self.args.config else None
+        ipus = named_config.placement.ipus_per_replica if named_config else None
+        source = measured.read(path, ipus=ipus)
+        config = measured.configuration(source, named_config)
         self.about.append(config.name)
-        number = source.micro_batches or config.accumulation(
-            self._factor(config, config.data.max_sequences_per_pack)
-        )
+
+        micro_batches = source.micro_batches
+        if micro_batches is None:
+            factor = self._factor(config, config.data.max_sequences_per_pack)
+            micro_batches = config.accumulation(factor)
         target = TARGETS[config.placement.machine]
         machine = self.machine
         if target is not machine.target:
             machine = Machine(target, self.folder, machine.traces)
-        return measured.beside(source, config, number, machine.pipeline(config), self.calibration)
+        pipeline = machine.pipeline(config)
+        return measured.beside(source, config, micro_batches, pipeline, self.calibration)
 
     # ---- of the configuration ----------------------------------------------------------------------------------------
 
     @property
     def _depth(self) -> int:
-        """The packing depth of tables that compare packed with unpacked; 3 if the configuration names none."""
+        """Most sequences of a pack in tables that compare packed with unpacked; 3 if the configuration has no packs."""
         depth = self.config.data.max_sequences_per_pack
         return depth if depth and depth > 1 else 3
 
@@ -200,12 +209,12 @@ class _Report:
         return paper.ModelledOverhead(self.machine, self.config, self.calibration)
 
     def _factor(self, config: Config, depth: Optional[int]) -> float:
-        """Return the sequences of a pack."""
+        """Return the mean sequences per pack."""
         return factor_of(
             config,
             config.data.packer,
             depth,
-            given=self.args.packing_factor,
+            option=self.args.packing_factor,
             histogram=histogram_from(self.args),
             folder=self.folder,
         ).value
@@ -213,58 +222,60 @@ class _Report:
     def _too_large(self) -> Optional[str]:
         """Return a line if the configuration's counted memory exceeds an IPU's, else None."""
         data = replace(self.config.data, max_sequences_per_pack=self._depth)
-        counted = plan(
-            replace(self.config, data=data), packing_factor=1.0
-        )  # which no memory depends on
+        # No memory depends on the packing factor.
+        counted = plan(replace(self.config, data=data), packing_factor=1.0)
         if counted.fits is not False:
             return None
-        return f"{self.config.name}: {'; '.join(memory_words(counted, counted.micro_batch_that_fits()))}"
+        words = "; ".join(memory_words(counted, counted.micro_batch_that_fits()))
+        return f"{self.config.name}: {words}"
 
     # ---- output ------------------------------------------------------------------------------------------------------
 
     @property
     def _all_tables(self) -> List[Table]:
-        answer = [] if self.answer is None else [self.answer]
-        return answer + self.tables
+        return self.tables if self.answer is None else [self.answer, *self.tables]
 
     def _words(self) -> List[str]:
-        """Return what holds for all tables."""
-        parameters, errors = self.calibration.parameters, self.calibration.report
-        unknown = ", ".join(
-            f"{operator} x{times}" for operator, times in sorted(self.machine.unknown.items())
-        )
+        """Return notes that apply to all tables."""
+        parameters = self.calibration.parameters
+        errors = self.calibration.report
+        operators = [f"{name} x{calls}" for name, calls in sorted(self.machine.unknown.items())]
+        unknown = ", ".join(operators) or "none"
         return [
             f"Model: 4 fitted parameters (factor {parameters.factor}, {parameters.framework} times that of PopART's "
             f"graphs; layout {parameters.layout} cycles/byte; host "
-            f"{1e3 * parameters.replica_seconds:.1f} ms a call and replica). {len(errors['points'])} published "
-            f"throughputs, each left out of its own fit: {100 * errors['mean_error']['left_out']:.1f} % off on "
+            f"{1e3 * parameters.replica_seconds:.1f} ms per call and replica). Error of {len(errors['points'])} "
+            f"published throughputs, each left out of its own fit: {100 * errors['mean_error']['left_out']:.1f} % on "
             f"average, {100 * errors['worst_error']['left_out']:.1f} % at worst.",
-            f"Operators without an estimator, costed as elementwise work: {unknown or 'none'}.",
+            f"Operators without an estimator, costed as elementwise work: {unknown}.",
         ]
 
     def page(self) -> Page:
+        """Return the report as a page."""
         name = ", ".join(dict.fromkeys(self.about))
         lead = (
-            f"What packing costs on an IPU and what it brings, {name}: cycles of the analytic model beside what the "
-            "paper and others measured."
+            f"Cost and gain of packing on an IPU, {name}: cycles of the analytic model and measurements of the paper "
+            "and of others."
         )
         return pictures.page_of(name, lead, self._all_tables, self._words())
 
     def text(self) -> str:
-        """Return the tables, what holds for all of them if there are any, and the answer."""
+        """Return the tables with the notes that apply to all of them, and the answer."""
         printed_notes: Set[str] = set()
         parts = [table.text(printed_notes) for table in self.tables]
         if parts:
-            parts.append("\n".join(line for words in self._words() for line in wrapped(words)))
+            lines: List[str] = []
+            for words in self._words():
+                lines += wrapped(words)
+            parts.append("\n".join(lines))
         if self.answer is not None:
             parts.append(self.answer.text())
         return "\n\n".join(parts)
 
     def tree(self) -> Any:
-        """Return the report as JSON has it."""
-        parameters = self.calibration.parameters
+        """Return the report in types of JSON."""
         return {
-            "calibration": calibration.named(parameters),
+            "calibration": calibration.named(self.calibration.parameters),
             "unknown_operators": self.machine.unknown,
             "does_not_fit": [self.too_large] if self.too_large else [],
             "tables": [table.to_json() for table in self._all_tables],
@@ -277,9 +288,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if args.html is not None:
         check_page("--html", args.html, reads=[args.histogram])
     report = _Report(args)
-    with progress_bar(
-        None, "cycles of the graph", at_once=True
-    ):  # seconds, if no earlier call has kept them
+    # It takes seconds unless an earlier call stored the graphs in the cache.
+    with progress_bar(None, "cycles of the graph", at_once=True):
         report.run()
 
     if args.json:

@@ -1,4 +1,4 @@
-"""Tables as lists of fields: a column, and how its value is computed from the item that a row is about."""
+"""Tables as lists of fields: a column and the function that computes its value from the item of a row."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pack_data.display.table import Column, Part, Table
 # Printed below every table that has intervals.
 INTERVALS = (
     "A number is at the fitted parameters. Its interval is the range over the fits that leave one of the published "
-    "numbers out (docs/cycle_model.md), and holds no other error of the model.",
+    "numbers out (docs/cycle_model.md); it includes no other error of the model.",
 )
 
 
 class Field(NamedTuple):
-    """A column of a table and the value that it shows of an item: a number, a text, an `Interval` or None."""
+    """A column of a table and its value for an item: a number, a text, an `Interval` or None."""
 
     column: Column
     value: Callable[[Any], Any]
 
     def cells(self, item: Any) -> Dict[str, Any]:
-        """Return the value of the item by its key, and the ends of an interval by theirs."""
+        """Return the value of an item by the key of the column, and the ends of an interval by their keys."""
         value = self.value(item)
         if not isinstance(value, Interval):
             return {self.column.key: value}
@@ -30,7 +30,7 @@ class Field(NamedTuple):
 
 
 def rows_of(fields: Sequence[Field], items: Iterable[Any]) -> Tuple[Dict[str, Any], ...]:
-    """Return one row for each item."""
+    """Return one row for each item, with the values of all fields."""
     rows = []
     for item in items:
         row: Dict[str, Any] = {}

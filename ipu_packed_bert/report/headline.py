@@ -1,4 +1,4 @@
-"""The report's answer, in ten lines: what packing gains of a whole run, and what the kernel alone would."""
+"""The report's answer in ten lines: the gain of packing for a whole run and for the kernel alone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _DAY = 86_400.0  # seconds
 
 
 class _Row(NamedTuple):
+    """A line of the answer."""
+
     what: str
     both: Sequence[Any]  # packed and unpacked
     ratio: Optional[Interval] = None
@@ -39,13 +41,13 @@ class _Work(NamedTuple):
     packing_factor: float
 
     def rate(self, parameters: Parameters) -> float:
-        """Sequences per second of all replicas."""
+        """Return the sequences per second of all replicas."""
         return self.pipeline.sequences_per_second(
             self.accumulation, self.packing_factor, parameters
         )
 
     def kernel_rate(self, parameters: Parameters) -> float:
-        """Sequences per million cycles of the kernel."""
+        """Return the sequences per million cycles of the kernel."""
         sequences = self.packing_factor * self.pipeline.micro_batch
         return 1e6 * sequences / self.pipeline.micro_batch_cycles(parameters)
 
@@ -59,14 +61,15 @@ def headline(
 ) -> Table:
     """Return the answer as a table.
 
-    The unpacked run is the same configuration without packing: as many sequences in an update, as many updates.
+    The unpacked run is the same configuration without packing, with the same number of sequences in an update and the
+    same number of updates.
 
     Args:
         comparison: the packed and the unpacked graph.
         config: the run's configuration.
-        depth: sequences that a pack has room for.
-        packing_factor: sequences of a pack.
-        too_large: why the configuration does not fit, if so; then no rate is given.
+        depth: most sequences of a pack.
+        packing_factor: mean sequences per pack.
+        too_large: the reason why the configuration does not fit, or None; if it does not fit, no rate is computed.
     """
     calibration = comparison.calibration
     accumulation = config.accumulation(packing_factor)
@@ -75,7 +78,10 @@ def headline(
     unpacked = _Work(comparison.unpacked, full, 1.0)
     works = (packed, unpacked)
 
-    kernel = calibration.interval(lambda p: packed.kernel_rate(p) / unpacked.kernel_rate(p))
+    def kernel_speed_up(parameters: Parameters) -> float:
+        return packed.kernel_rate(parameters) / unpacked.kernel_rate(parameters)
+
+    kernel = calibration.interval(kernel_speed_up)
     whole = comparison.speed_up(depth, packing_factor)
     kernel_rates = [work.kernel_rate(calibration.parameters) for work in works]
     rows: List[_Row] = [_Row("kernel: sequences a million cycles", kernel_rates, kernel)]
@@ -91,12 +97,12 @@ def headline(
 
     note = too_large or (
         f"A packed row takes {percent(comparison.overhead(depth).value):.2f} % longer. An update has {accumulation:,} "
-        f"micro-batches in place of {full:,}; what is paid once takes {percent(1 - whole.value / kernel.value):.1f} % "
-        f"of the kernel's {kernel.value:.3f} and leaves {whole.value:.3f}."
+        f"micro-batches in place of {full:,}; costs once per update reduce the kernel's speed-up of "
+        f"{kernel.value:.3f} by {percent(1 - whole.value / kernel.value):.1f} % to {whole.value:.3f}."
     )
     ipus = config.placement.replicas * len(packed.pipeline.ipus)
     title = (
         f"What packing gains, {config.name} on {ipus} IPUs ({packed.pipeline.target.name}): {packing_factor:.3f} "
-        "sequences a pack"
+        "sequences per pack"
     )
     return table_of("headline", title, _FIELDS, rows, (note,))

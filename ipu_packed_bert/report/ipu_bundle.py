@@ -1,7 +1,7 @@
-"""The bundle of `packed-bert ipu-check`: what was measured on IPUs beside what was predicted, as JSON that can be sent.
+"""The bundle of `packed-bert ipu-check`: measured and predicted figures of a run on IPUs, as JSON to send.
 
-docs/ipu_check.md describes its format. It holds no path, no host name and no user name: of the configuration only
-numbers, switches and choices are taken, and every text passes `clean`.
+docs/ipu_check.md describes its format. It contains no path, no host name and no user name: its settings are numbers,
+switches and choices, and `_clean` edits every text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple, Union, get_type_hints
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union, get_type_hints
 
 from ipu_packed_bert.cycles.calibration import Interval
 from ipu_packed_bert.report.popvision import Memory, Work
@@ -28,20 +28,25 @@ from pack_data.reading.files import write_atomically
 
 FORMAT = 1
 KIND = "packed-bert ipu-check"
-DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
+# Statuses of a stage.
+DONE = "done"
+FAILED = "failed"
+INTERRUPTED = "interrupted"
 _MIB = 1024.0 * 1024.0
-# The first loss beside the host's, which has no dropout and float32: at the beginning both are nearly that of guessing.
+# Relative difference of the first loss from the host's, in float32 without dropout; both are close to that of a guess.
 _LOSS_DIFFERS = 0.02
-# Cycles outside the model's interval by more than this; the same task differs by 13 % between frameworks.
+# Relative distance of cycles from the model's interval; those of the same task differ by 13 % between frameworks.
 _CYCLES_DIFFER = 0.25
 
 
 # ------------------------------------------------------------------------------------------------------------- content
-# The fields are the keys of the file (docs/ipu_check.md); one that has a default is left out while it has no value.
+# The fields are the keys of the file (docs/ipu_check.md); a field with a default is left out while it has no value.
 
 
 @dataclass
 class Stage:
+    """A stage of the check and its outcome."""
+
     name: str
     status: str  # DONE, FAILED or INTERRUPTED
     seconds: float
@@ -52,6 +57,8 @@ class Stage:
 
 @dataclass
 class Checked:
+    """The sizes of the checked configuration."""
+
     name: str
     micro_batches: int
     micro_batch: int
@@ -63,12 +70,16 @@ class Checked:
 
 @dataclass
 class CheckedDevice:
+    """The IPU."""
+
     architecture: Optional[int]
     bytes_per_tile: int
 
 
 @dataclass
 class Versions:
+    """Versions of the software; None: unknown."""
+
     commit: Optional[str]
     python: Optional[str]
     torch: Optional[str]
@@ -80,12 +91,16 @@ class Versions:
 
 @dataclass
 class PlannedMemory:
+    """Planned bytes on one IPU."""
+
     ipu: int
     together: float
 
 
 @dataclass
 class Predicted:
+    """Predicted figures, as far as the check computed them."""
+
     fits: Optional[bool] = dataclasses.field(default=None, metadata={"null": True})
     memory: Optional[List[PlannedMemory]] = None
     loss: Optional[float] = None
@@ -97,6 +112,8 @@ class Predicted:
 
 @dataclass
 class MeasuredUpdates:
+    """Measured figures, as far as the check measured them."""
+
     compile_seconds: Optional[float] = None
     losses: Optional[List[Optional[float]]] = None
     seconds: Optional[List[float]] = None
@@ -107,6 +124,8 @@ class MeasuredUpdates:
 
 @dataclass
 class Verdict:
+    """The exit status, and the reasons for it with their way out."""
+
     status: int
     problems: List[str]
     way_out: List[str]
@@ -114,6 +133,8 @@ class Verdict:
 
 @dataclass
 class Bundle:
+    """The content of the file."""
+
     stages: List[Stage]
     configuration: Checked
     device: CheckedDevice
@@ -129,64 +150,55 @@ _PATH = re.compile(r"""(?<![\w.:])(?:~|[A-Za-z]:)?[/\\][^\s'"`,;:()\[\]]+""")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b")
 
 
-def _own_names() -> List[str]:
-    names = [
-        socket.gethostname(),
-        socket.gethostname().partition(".")[0],
-        os.path.basename(os.path.expanduser("~")),
-    ]
-    with contextlib.suppress(
-        KeyError, OSError, ImportError
-    ):  # a user whom the system has no name for
-        names.append(getpass.getuser())
-    # "root" and "user" are nobody's name, and a name of one or two letters would hide every word that holds it.
-    found = {name for name in names if len(name) > 2 and name not in ("root", "user", "localhost")}
-    return sorted(found, key=len, reverse=True)
+def _local_names() -> List[str]:
+    """Return the names of this host and user, the longest first."""
+    host = socket.gethostname()
+    names = {host, host.partition(".")[0], os.path.basename(os.path.expanduser("~"))}
+    # The system may have no name for the user.
+    with contextlib.suppress(KeyError, OSError, ImportError):
+        names.add(getpass.getuser())
+    # These identify nobody, and names of one or two letters are parts of other words.
+    names -= {"root", "user", "localhost"}
+    return sorted((name for name in names if len(name) > 2), key=len, reverse=True)
 
 
-def clean(text: str) -> str:
+def _clean(text: str) -> str:
     """Remove absolute paths, internet addresses, and the names of host and user from a text."""
     text = _ADDRESS.sub("<address>", _PATH.sub("<path>", text))
-    for name in _own_names():
+    for name in _local_names():
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "<name>", text)
     return text
 
 
 def public_settings(config: Config) -> Dict[str, Dict[str, Any]]:
-    """Return the numbers, the switches and the texts that are one of several choices; no name of a file."""
-    return nested(
-        {
-            key: config.value(key)
-            for key, setting in config.settings.items()
-            if "str" not in str(setting.kind)
-            or setting.rule.choices  # the type: <class 'str'>, typing.Optional[str]
-        }
-    )
+    """Return the settings that are numbers, switches or one of several choices, by section; no name of a file."""
+    settings = {}
+    for key, setting in config.settings.items():
+        is_text = "str" in str(setting.kind)  # <class 'str'>, typing.Optional[str]
+        if not is_text or setting.rule.choices:
+            settings[key] = config.value(key)
+    return nested(settings)
 
 
 # ------------------------------------------------------------------------------------------------- writing and reading
 
 
 def write_bundle(path: Path, bundle: Bundle) -> None:
-    """Write a bundle; texts are cleaned, and numbers that are not finite are null."""
+    """Write a bundle without paths and names in its texts; numbers that are not finite are written as null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tree = {"format": FORMAT, "kind": KIND, **_tree(bundle)}
-    write_atomically(
-        path, (json.dumps(tree, indent=1, allow_nan=False, default=float) + "\n").encode()
-    )
+    text = json.dumps(tree, indent=1, allow_nan=False, default=float)
+    write_atomically(path, f"{text}\n".encode())
 
 
 def _tree(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value in types of JSON."""
     if dataclasses.is_dataclass(value):
         tree = {}
         for field in dataclasses.fields(value):
             member = getattr(value, field.name)
-            if (
-                member is not None
-                or field.default is dataclasses.MISSING
-                or field.metadata.get("null")
-            ):
+            written_as_null = field.default is dataclasses.MISSING or field.metadata.get("null")
+            if member is not None or written_as_null:
                 tree[field.name] = _tree(member)
         return tree
     if isinstance(value, dict):
@@ -195,22 +207,19 @@ def _tree(value: Any) -> Any:
         return [_tree(member) for member in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return clean(value) if isinstance(value, str) else value
+    return _clean(value) if isinstance(value, str) else value
 
 
 def read_bundle(path: Path) -> Bundle:
     """Read a bundle.
 
     Raises:
-        ValueError: if the file is no bundle, one of another format, or damaged.
+        ValueError: the file is not a bundle, has another format, or is damaged.
     """
-    fields = read_object(
-        Path(path), way_out="pass the bundle.json that packed-bert ipu-check wrote"
-    )
-    if not all(key in fields for key in ("kind", "format")) or fields.any("kind") != KIND:
-        raise ValueError(
-            f"{path}: no bundle of packed-bert ipu-check; pass the bundle.json that it wrote"
-        )
+    way_out = "pass the bundle.json that packed-bert ipu-check wrote"
+    fields = read_object(Path(path), way_out=way_out)
+    if "kind" not in fields or "format" not in fields or fields.any("kind") != KIND:
+        raise ValueError(f"{path}: not a bundle of packed-bert ipu-check; {way_out}")
     fields.one_of("format", [FORMAT])
     return _read(fields, Bundle)
 
@@ -229,9 +238,8 @@ def _value(fields: Fields, key: Any, hint: Any) -> Any:
     if origin is list:
         return fields.list_of(key, _value, inner[0])
     if origin is dict:
-        return {
-            name: section.tree for name, section in fields.values_of(key, Fields.object).items()
-        }
+        sections = fields.values_of(key, Fields.object)
+        return {name: section.tree for name, section in sections.items()}
     if hint is Interval:
         return Interval(*fields.list_of(key, Fields.number, length=3))
     if hint is str:
@@ -246,100 +254,115 @@ def _value(fields: Fields, key: Any, hint: Any) -> Any:
 
 
 def problems(bundle: Bundle) -> List[str]:
-    """Return what does not fit or differs, a line each; stages that failed are not repeated."""
+    """Return a line for each figure that does not fit or differs; failed stages are not repeated."""
     lines: List[str] = []
-    measured, predicted = bundle.measured, bundle.predicted
+    measured = bundle.measured
+    predicted = bundle.predicted
     limit = bundle.device.bytes_per_tile
     for memory in measured.memory or ():
         if memory.fullest_tile > limit:
             lines.append(
-                f"does not fit: the fullest tile of IPU {memory.ipu} wants {memory.fullest_tile:,} bytes of {limit:,}"
+                f"does not fit: the fullest tile of IPU {memory.ipu} needs {memory.fullest_tile:,} bytes of {limit:,}"
             )
+
     losses = measured.losses or []
-    broken = [number for number, loss in enumerate(losses, start=1) if loss is None]
-    if broken:
-        lines.append(f"differs: the loss of update {broken[0]} is not finite")
+    if None in losses:
+        lines.append(f"differs: the loss of update {losses.index(None) + 1} is not finite")
     elif losses and predicted.loss is not None:
         first = float(losses[0] or 0.0)
         if abs(first / predicted.loss - 1) > _LOSS_DIFFERS:
             lines.append(
-                f"differs: the first loss is {first:.4f}, the host's {predicted.loss:.4f};"
-                f" more than {_LOSS_DIFFERS:.0%}"
+                f"differs: the first loss is {first:.4f}, more than {_LOSS_DIFFERS:.0%} from the host's "
+                f"{predicted.loss:.4f}"
             )
-    # A profile's cycles hold its own overhead, which is no difference.
+
+    # The cycles of a profile are not compared, because they include the overhead of profiling.
     cycles = measured.update_cycles
     if cycles and predicted.update_cycles and not measured.work:
         low, _, high = predicted.update_cycles
         if not low * (1 - _CYCLES_DIFFER) <= cycles <= high * (1 + _CYCLES_DIFFER):
             lines.append(
-                f"differs: an update takes {cycles:,.0f} cycles, the model says {low:,.0f} to {high:,.0f};"
-                f" more than {_CYCLES_DIFFER:.0%} outside"
+                f"differs: an update takes {cycles:,.0f} cycles, more than {_CYCLES_DIFFER:.0%} outside the model's "
+                f"{low:,.0f} to {high:,.0f}"
             )
     return lines
 
 
 def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> List[str]:
-    """Return the changes for a program that does not fit, the cheapest first, as --set options.
+    """Return changes for a program that does not fit, the cheapest first, as --set options.
 
-    ipu: the one that is too full, None where it is not known. smaller: a micro-batch that fits by the plan.
+    Args:
+        config: the configuration that does not fit.
+        ipu: the full IPU, None if it is unknown.
+        smaller: a micro-batch that fits according to the plan, if there is one.
     """
-    found = []
-    engine, placement = config.engine, config.placement
+    engine = config.engine
+    placement = config.placement
+    changes = []
     if not engine.recomputes(ipus=True):
-        found.append("recompute the layers: --set engine.recompute_layers=true")
+        changes.append("recompute the layers: --set engine.recompute_layers=true")
     if not engine.half_logits and ipu in (0, None):
-        found.append("the loss of masked tokens in half, on IPU 0: --set engine.half_logits=true")
-    # On the IPU Model the block without_ipus is checked, whose placement has names of its own.
-    block = (
-        "without_ipus." if config.origins.get("placement.layers_per_ipu") == "without_ipus" else ""
-    )
+        changes.append(
+            "compute the loss of masked tokens in half, on IPU 0: --set engine.half_logits=true"
+        )
+
+    # On the IPU Model the placement of the block without_ipus is checked.
+    on_model = config.origins.get("placement.layers_per_ipu") == "without_ipus"
+    section = "without_ipus.placement" if on_model else "placement"
     proportions = list(placement.available_memory_proportion)
-    lower = [
-        round(share * (0.75 if ipu in (number, None) else 1.0), 3)
-        for number, share in enumerate(proportions)
-    ]
-    found.append(
-        f"less temporary memory for products, which makes them slower: --set {block}placement."
-        "available_memory_proportion=" + str(lower).replace(" ", "")
+    for number, proportion in enumerate(proportions):
+        if ipu in (number, None):
+            proportions[number] = proportion * 0.75
+    rounded = ",".join(str(round(proportion, 3)) for proportion in proportions)
+    changes.append(
+        f"give products less temporary memory, which makes them slower: --set {section}."
+        f"available_memory_proportion=[{rounded}]"
     )
     if not placement.optimizer_state_off_chip:
-        found.append(
-            "optimiser state beside the chip: --set placement.optimizer_state_off_chip=true"
+        changes.append(
+            "keep the optimiser state off the chip: --set placement.optimizer_state_off_chip=true"
         )
+
     micro_batch = config.batch.micro_batch
-    if smaller is None and micro_batch > 1:
+    if smaller is None:
         smaller = micro_batch // 2
     if smaller:
         accumulation = -(-micro_batch * config.batch.gradient_accumulation // smaller)
-        found.append(
-            f"a smaller micro-batch, with updates as large: --set batch.micro_batch={smaller} --set"
-            f" batch.gradient_accumulation={accumulation}"
+        changes.append(
+            f"reduce the micro-batch at the same size of an update: --set batch.micro_batch={smaller} "
+            f"--set batch.gradient_accumulation={accumulation}"
         )
-    layers = list(placement.layers_per_ipu)
-    if len(layers) > 1 and max(layers):
-        full = layers.index(max(layers))
-        if ipu is not None and any(layers[ipu : ipu + 1]):
-            full = ipu
-        # The first IPU holds embeddings and heads: it takes a layer only where there is no other.
-        other = min(
-            (number for number in range(len(layers)) if number != full),
-            key=lambda n: (n == 0, layers[n]),
-        )
-        layers[full], layers[other] = layers[full] - 1, layers[other] + 1
-        found.append(
-            f"fewer layers on the IPU that is too full: --set {block}placement.layers_per_ipu="
-            + str(layers).replace(" ", "")
-        )
-    return found
+
+    layers = _with_a_layer_moved(placement.layers_per_ipu, ipu)
+    if layers is not None:
+        words = ",".join(map(str, layers))
+        changes.append(f"move a layer from the full IPU: --set {section}.layers_per_ipu=[{words}]")
+    return changes
+
+
+def _with_a_layer_moved(layers_per_ipu: Sequence[int], ipu: Optional[int]) -> Optional[List[int]]:
+    """Move a layer from the full IPU, or else the one with the most layers, to another; None if there is no other."""
+    layers = list(layers_per_ipu)
+    if len(layers) < 2 or not any(layers):
+        return None
+    full = layers.index(max(layers))
+    if ipu is not None and any(layers[ipu : ipu + 1]):
+        full = ipu
+    # The first IPU also has embeddings and heads, so it gets a layer only if there is no other IPU.
+    others = [number for number in range(len(layers)) if number != full]
+    other = min(others, key=lambda number: (number == 0, layers[number]))
+    layers[full] -= 1
+    layers[other] += 1
+    return layers
 
 
 # ---------------------------------------------------------------------------------------------------------------- page
 
 
 def page(bundle: Bundle) -> List[str]:
-    """Return measured beside predicted, and the verdict, as lines for a terminal."""
+    """Return measured and predicted figures, and the verdict, as lines for a terminal."""
     checked = bundle.configuration
-    problems, ways = bundle.verdict.problems, bundle.verdict.way_out
+    verdict = bundle.verdict
     failed = [stage.name for stage in bundle.stages if stage.status == FAILED]
     lines = [
         f"{checked.name}: {checked.micro_batches} micro-batches of {checked.micro_batch} packs in an update,"
@@ -352,51 +375,47 @@ def page(bundle: Bundle) -> List[str]:
     ]
     if failed:
         lines.append(f"failed    {', '.join(failed)}")
-    lines += [f"verdict   {problem}" for problem in problems]
-    lines += [f"{'' if number else 'try':<10}{line}" for number, line in enumerate(ways)]
-    if not (problems or failed):
-        lines.append("verdict   nothing differs from what was predicted")
+    lines += [f"verdict   {problem}" for problem in verdict.problems]
+    for number, change in enumerate(verdict.way_out):
+        label = "" if number else "try"
+        lines.append(f"{label:<10}{change}")
+    if not (verdict.problems or failed):
+        lines.append("verdict   nothing differs from the prediction")
     return lines
 
 
 def _rows(bundle: Bundle) -> List[List[str]]:
-    """Return name, measured, predicted and their quotient of each number that either side has."""
-    measured, predicted = bundle.measured, bundle.predicted
+    """Return name, measured, predicted and their quotient for each number that was measured or predicted."""
+    measured = bundle.measured
+    predicted = bundle.predicted
     rows: List[List[str]] = []
 
-    def add(
-        what: str, found: Optional[float], expected: Optional[float], form: str, interval: str = ""
-    ) -> None:
-        if found is None and expected is None:
+    def add(name: str, value: Optional[float], expected: Optional[float], form: str) -> None:
+        if value is None and expected is None:
             return
-        quotient = f"{found / expected:.3f}" if found is not None and expected else "-"
-        shown = ["-" if number is None else format(number, form) for number in (found, expected)]
-        rows.append([what, shown[0], shown[1] + interval, quotient])
+        texts = ["-" if number is None else format(number, form) for number in (value, expected)]
+        quotient = f"{value / expected:.3f}" if value is not None and expected else "-"
+        rows.append([name, *texts, quotient])
 
-    losses, seconds = measured.losses or [None], measured.seconds
+    losses = measured.losses or [None]
     add("first loss", losses[0], predicted.loss, ".4f")
     if len(losses) > 1:
         add(f"loss of update {len(losses)}", losses[-1], None, ".4f")
-    if predicted.update_cycles is None:
-        add("cycles of an update", measured.update_cycles, None, ",.0f")
-    else:
-        low, value, high = predicted.update_cycles
-        add(
-            "cycles of an update",
-            measured.update_cycles,
-            value,
-            ",.0f",
-            f", {low:,.0f} to {high:,.0f}",
-        )
-    median = sorted(seconds)[len(seconds) // 2] if seconds else None
+    cycles = predicted.update_cycles
+    add("cycles of an update", measured.update_cycles, cycles.value if cycles else None, ",.0f")
+    if cycles is not None:
+        rows[-1][2] += f", {cycles.lower:,.0f} to {cycles.upper:,.0f}"
+    median = None
+    if measured.seconds:
+        median = sorted(measured.seconds)[len(measured.seconds) // 2]
     add("seconds of an update", median, predicted.seconds, ".4f")
 
     planned = {memory.ipu: memory.together / _MIB for memory in predicted.memory or ()}
     for memory in measured.memory or ():
-        what = f"MiB on IPU {memory.ipu}, code and exchange not predicted"
-        add(what, memory.bytes / _MIB, planned.get(memory.ipu), ",.1f")
-    expected = {work.ipu: work.cycles / 1000.0 for work in predicted.work or ()}
+        name = f"MiB on IPU {memory.ipu}, code and exchange not predicted"
+        add(name, memory.bytes / _MIB, planned.get(memory.ipu), ",.1f")
+    modelled = {work.ipu: work.cycles / 1000.0 for work in predicted.work or ()}
     for work in measured.work or ():
-        what = f"thousand cycles that IPU {work.ipu} works"
-        add(what, work.cycles / 1000.0, expected.get(work.ipu), ",.1f")
+        name = f"thousand cycles of work of IPU {work.ipu}"
+        add(name, work.cycles / 1000.0, modelled.get(work.ipu), ",.1f")
     return rows

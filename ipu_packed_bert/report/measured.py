@@ -1,7 +1,7 @@
-"""Measured cycles of an update beside those of the model.
+"""Measured cycles of an update compared with the model's.
 
 A source is the directory of a run, the bundle of `packed-bert ipu-check` (or its directory), or a PopVision profile.
-Settings that a source states must agree with the configuration's; the first that differs is refused by name.
+Settings that a source states must be equal to the configuration's; the first that differs is refused by name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pack_data.display.table import (
 from pack_data.reading.fields import Fields, named, shown
 
 _POD = ("machine", "replicas", "ipus_per_replica", "layers_per_ipu", "available_memory_proportion")
-# What must agree: (section, settings, what that is called); no settings: all of them.
+# Settings that must be equal: section, settings (none: all of the section), and their name in a message.
 _SAME_PROGRAM = (
     ("data", ("max_sequence_length", "max_sequences_per_pack"), "length and packing depth"),
     ("model", (), "model"),
@@ -45,13 +45,13 @@ _SAME_PROGRAM = (
 
 
 class Measured(NamedTuple):
-    """What a source says of the updates of one configuration."""
+    """The measured updates of one configuration."""
 
     source: str  # HARDWARE or PROFILE
-    detail: str  # what was read
+    detail: str  # the path of the source
     cycles: float  # of an update, the median over updates
     quartiles: Optional[Tuple[float, float]] = None  # of `cycles`
-    settings: Dict[str, Any] = {}  # by section, as far as the source states them
+    settings: Dict[str, Any] = {}  # by section, those that the source states
     micro_batches: Optional[int] = None  # of a replica in an update
     work: Tuple[Work, ...] = ()  # of each IPU, without waiting for others
 
@@ -63,11 +63,11 @@ def read(path: Path, *, ipus: Optional[int] = None) -> Measured:
     """Read a source.
 
     Args:
-        path: a run's directory, a bundle.json, a profile.pop, or a directory that holds one of the files.
-        ipus: IPUs of a replica, which a profile does not say; None: all that it has.
+        path: a run's directory, a bundle.json, a profile.pop, or a directory with one of these files.
+        ipus: IPUs of a replica, which a profile does not state; None: all IPUs of the profile.
 
     Raises:
-        ValueError: if the path is none of these or states no cycles.
+        ValueError: the path is none of these, or has no cycles.
     """
     if path.suffix == ".json" or (path / "bundle.json").is_file():
         return _of_bundle(path if path.suffix == ".json" else path / "bundle.json")
@@ -77,16 +77,16 @@ def read(path: Path, *, ipus: Optional[int] = None) -> Measured:
 
 
 def _of_run(folder: Path) -> Measured:
-    """Read the steps of a run without the first, which compiles and warms up."""
+    """Read the steps of a run except the first, which compiles and warms up."""
     steps = _steps(folder / LOG)[1:]
     if not steps:
         raise ValueError(
-            f"{folder / LOG}: has fewer than 2 steps, of which the first is a warm-up; train for at least 2 steps"
+            f"{folder / LOG}: fewer than 2 steps, and the first is a warm-up; train for at least 2 steps"
         )
     if any(step.get("cycles") is None for step in steps):
         raise ValueError(
-            f"{folder / LOG}: has seconds but no cycles; run on IPUs with engine.log_cycles=true, or compare seconds "
-            "with run.compare_unpacked"
+            f"{folder / LOG}: steps without cycles; run on IPUs with engine.log_cycles=true, or compare seconds with "
+            "run.compare_unpacked"
         )
     packs = int(median(step["packs"] for step in steps))
     cycles = sorted(step["cycles"] / step["packs"] * packs for step in steps)
@@ -94,14 +94,16 @@ def _of_run(folder: Path) -> Measured:
     settings = _settings(folder / CONFIG)
     micro_batch = settings.get("batch", {}).get("micro_batch")
     replicas = settings.get("placement", {}).get("replicas")
-    micro_batches = -(-packs // (micro_batch * replicas)) if micro_batch and replicas else None
+    micro_batches = None
+    if micro_batch and replicas:
+        micro_batches = -(-packs // (micro_batch * replicas))
     quarter = len(cycles) // 4
-    quartiles = cycles[quarter], cycles[-1 - quarter]
+    quartiles = (cycles[quarter], cycles[-1 - quarter])
     return Measured(HARDWARE, str(folder), median(cycles), quartiles, settings, micro_batches)
 
 
 def _steps(log: Path) -> List[Dict[str, Any]]:
-    """Return the lines of a log that are steps; their packs and cycles are checked."""
+    """Return the lines of a log that are steps, with checked packs and cycles."""
     if not log.is_file():
         raise ValueError(
             f"{log}: no such file; pass the directory of a run, a bundle.json of packed-bert ipu-check, or a "
@@ -126,24 +128,22 @@ def _settings(path: Path) -> Dict[str, Any]:
         return {}
     fields = Fields.of(load_yaml(path), path, f"it must be the {CONFIG} that the run wrote")
     fields.object("data")
-    for name, setting in (
-        ("model", None),
-        ("engine", None),
-        ("batch", "micro_batch"),
-        ("placement", "replicas"),
-    ):
+    fields.optional("model", Fields.object)
+    fields.optional("engine", Fields.object)
+    for name, setting in (("batch", "micro_batch"), ("placement", "replicas")):
         section = fields.optional(name, Fields.object)
-        if section is not None and setting is not None:
+        if section is not None:
             section.optional(setting, Fields.integer, least=1)
     return {name: values for name, values in fields.tree.items() if isinstance(values, dict)}
 
 
 def _of_bundle(path: Path) -> Measured:
     bundle = read_bundle(path)
-    checked, measured = bundle.configuration, bundle.measured
+    checked = bundle.configuration
+    measured = bundle.measured
     if measured.update_cycles is None:
         raise ValueError(
-            f"{path}: has no measured cycles; run packed-bert ipu-check until its updates are done"
+            f"{path}: no measured cycles; run packed-bert ipu-check until its updates are done"
         )
     return Measured(
         PROFILE if measured.work else HARDWARE,
@@ -159,54 +159,57 @@ def _of_profile(path: Path, ipus: Optional[int]) -> Measured:
     profile = read_profile(path, ipus=ipus)
     if not profile.work:
         raise ValueError(
-            f"{path}: has no execution; profile a run of the program, not only its compilation"
+            f"{path}: no execution; profile a run of the program, not only its compilation"
         )
-    return Measured(
-        PROFILE, str(path), max(work.cycles for work in profile.work), work=profile.work
-    )
+    slowest = max(work.cycles for work in profile.work)
+    return Measured(PROFILE, str(path), slowest, work=profile.work)
 
 
-# What belongs together ------------------------------------------------------------------------------------------------
+# Configurations -------------------------------------------------------------------------------------------------------
 
 
-def configuration(measured: Measured, given: Optional[Config]) -> Config:
-    """Return the configuration that a source was measured with: the given one, or as the source states it.
+def configuration(measured: Measured, named_config: Optional[Config]) -> Config:
+    """Return the configuration of a source.
+
+    Args:
+        measured: the source.
+        named_config: the configuration of --config; None: that of the source.
 
     Raises:
-        ValueError: if a setting differs between both, or neither states the settings.
+        ValueError: a setting differs between both, or neither states the settings.
     """
-    if given is not None:
-        _check_settings(measured, given)
-        return given
+    if named_config is not None:
+        _check_settings(measured, named_config)
+        return named_config
     if "model" not in measured.settings:
         raise ValueError(
-            f"{measured.detail}: does not state its settings; name the configuration with --config"
+            f"{measured.detail}: no settings in it; name the configuration with --config"
         )
-    tree = {
-        section: dict(values)
-        for section, values in measured.settings.items()
-        if section != "without_ipus"
-    }
+    tree = {section: dict(values) for section, values in measured.settings.items()}
+    tree.pop("without_ipus", None)
     return config_from_tree(tree, measured.detail, command="pretrain")
 
 
 def _check_settings(measured: Measured, config: Config) -> None:
-    """Raise ValueError for the first setting in which a source and a configuration differ, if both state it."""
+    """Raise ValueError for the first setting that differs between a source and a configuration."""
     sections = config.as_dict()
     for section, names, what in _SAME_PROGRAM:
-        theirs, ours = measured.settings.get(section) or {}, sections.get(section) or {}
-        for name in names or sorted(set(theirs) & set(ours)):
+        theirs = measured.settings.get(section) or {}
+        ours = sections.get(section) or {}
+        for name in names or sorted(theirs):
             if name in theirs and name in ours and plain(theirs[name]) != plain(ours[name]):
                 raise ValueError(
-                    f"{measured.detail} has {section}.{named(name)} {shown(theirs[name])}, {config.path} "
-                    f"{shown(ours[name])}; compare runs of the same {what}"
+                    f"{measured.detail}: {section}.{named(name)} is {shown(theirs[name])}, but {shown(ours[name])} in "
+                    f"{config.path}; compare runs of the same {what}"
                 )
 
 
-# Beside the model -----------------------------------------------------------------------------------------------------
+# Comparison with the model --------------------------------------------------------------------------------------------
 
 
 class _Compared(NamedTuple):
+    """The cycles of an update or of an IPU."""
+
     what: str
     measured: float
     model: Interval
@@ -215,37 +218,35 @@ class _Compared(NamedTuple):
 def beside(
     measured: Measured, config: Config, micro_batches: int, pipeline: Pipeline, fitted: Calibration
 ) -> Table:
-    """Return measured and predicted cycles of an update and, from a profile, of each IPU.
+    """Compare measured and predicted cycles of an update and, from a profile, of each IPU.
 
     Args:
         measured: the source.
-        config: the configuration that it was measured with.
-        micro_batches: of a replica in an update; used if the source names none.
-        pipeline: the configuration's.
+        config: the configuration of the source.
+        micro_batches: micro-batches of a replica in an update, used if the source does not state them.
+        pipeline: the pipeline of the configuration.
         fitted: the fitted parameters.
+
+    Raises:
+        ValueError: the source has more IPUs than the pipeline.
     """
     number = measured.micro_batches or micro_batches
-    rows = [
-        _Compared(
-            "update", measured.cycles, fitted.duration(lambda p: pipeline.step(number, p).cycles)
-        )
-    ]
+    update = fitted.duration(lambda parameters: pipeline.step(number, parameters).cycles)
+    rows = [_Compared("update", measured.cycles, update)]
     for work in measured.work:
         if work.ipu >= len(pipeline.ipus):
             raise ValueError(
-                f"{measured.detail}: has IPU {work.ipu}, {config.path} {len(pipeline.ipus)} IPUs a replica; compare "
-                "runs of the same pod"
+                f"{measured.detail}: cycles of IPU {work.ipu}, but {config.path} has {len(pipeline.ipus)} IPUs per "
+                "replica; compare runs of the same pod"
             )
         predicted = fitted.duration(partial(pipeline.work_cycles, pipeline.ipus[work.ipu], number))
         rows.append(_Compared(f"IPU {work.ipu}", work.cycles, predicted))
 
-    taken = (
-        ""
-        if measured.micro_batches
-        else f"; the source names no micro_batches: these are {config.name}'s"
-    )
+    origin = ""
+    if not measured.micro_batches:
+        origin = f"; the source names no micro_batches: these are {config.name}'s"
     notes = [
-        f"{measured.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update{taken}."
+        f"{measured.detail}: {number:,} micro-batches of {config.batch.micro_batch} packs in an update{origin}."
     ]
     if measured.quartiles is not None:
         low, high = measured.quartiles
@@ -255,10 +256,10 @@ def beside(
         )
     if measured.work:
         notes.append(
-            "Of an IPU only what it works counts, not its waiting; a profile's own overhead is in its numbers."
+            "Cycles of an IPU exclude waiting for other IPUs; those of a profile include the overhead of profiling."
         )
     notes.append(
-        "The interval is what the errors of the published throughputs allow, each left out of its own fit."
+        "The interval has the width of the errors of the published throughputs, each left out of its own fit."
     )
     fields = (
         Field(Column("what", "of", CONFIGURED), lambda row: row.what),
@@ -269,5 +270,5 @@ def beside(
             lambda row: percent(row.measured / row.model.value - 1.0),
         ),
     )
-    title = f"Measured beside predicted: {config.name}, cycles of an update"
+    title = f"Measured and predicted: {config.name}, cycles of an update"
     return table_of("measured_beside", title, fields, rows, tuple(notes))

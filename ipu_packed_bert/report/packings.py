@@ -1,4 +1,4 @@
-"""Packings of a histogram, kept in the cache (a packer's result never changes), and the packing factors they give."""
+"""Packings of a histogram, kept in the cache (a packer is deterministic), and their packing factors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PackingKey = Tuple[str, Optional[int]]  # packer, packing depth (None: unlimited
 
 
 class PackingSummary(NamedTuple):
-    """What the report needs of a packing."""
+    """The figures of a packing in a report."""
 
     efficiency: float
     packing_factor: float
@@ -28,16 +28,23 @@ class PackingSummary(NamedTuple):
 def packing(
     histogram: LengthHistogram, packer: str, depth: Optional[int], *, folder: Path
 ) -> PackingSummary:
-    """One packing, from the cache in `folder` where it is known."""
+    """Return the summary of a packing, from the cache if it is there.
+
+    Args:
+        histogram: the lengths to pack.
+        packer: name of the packer.
+        depth: most sequences of a pack; None: unlimited.
+        folder: directory of the cache.
+    """
     key = repr((_sources_digest(), [int(count) for count in histogram.counts], packer, depth))
     path = folder / f"packing_{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
     try:
         return PackingSummary(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):  # absent or damaged: pack again
-        made = get_packer(packer)(histogram, max_sequences_per_pack=depth)
-        found = PackingSummary(made.efficiency, made.packing_factor, made.largest_depth)
-        write_cache(path, json.dumps(found._asdict()))
-        return found
+        result = get_packer(packer)(histogram, max_sequences_per_pack=depth)
+        summary = PackingSummary(result.efficiency, result.packing_factor, result.largest_depth)
+        write_cache(path, json.dumps(summary._asdict()))
+        return summary
 
 
 def factor_of(
@@ -45,13 +52,22 @@ def factor_of(
     packer: str,
     depth: Optional[int],
     *,
-    given: Optional[float],
+    option: Optional[float],
     histogram: Optional[LengthHistogram],
     folder: Path,
 ) -> PackingFactor:
-    """Sequences of a pack: given, of the histogram if it has the configuration's length, or the paper's.
+    """Return the packing factor of a run: of --packing-factor, of the histogram, or of the paper.
 
-    histogram: None: the published one of this length.
+    Args:
+        config: the configuration of the run.
+        packer: name of the packer.
+        depth: most sequences of a pack; None: unlimited.
+        option: the value of --packing-factor, which goes first.
+        histogram: used if it has the configuration's length; None: the published histogram of this length.
+        folder: directory of the cache.
+
+    Raises:
+        ValueError: there is none for the configuration's length.
     """
     slots = config.data.max_sequence_length
     if depth == 1:
@@ -60,16 +76,19 @@ def factor_of(
     def packed(histogram: LengthHistogram, packer: str, depth: Optional[int]) -> float:
         return packing(histogram, packer, depth, folder=folder).packing_factor
 
-    made = planned_factor(slots, packer, depth, given=given, histogram=histogram, factor_of=packed)
-    if made is None:
+    factor = planned_factor(
+        slots, packer, depth, given=option, histogram=histogram, factor_of=packed
+    )
+    if factor is None:
         raise ValueError(
-            f"{config.path}: no histogram of length {slots} is known; give --packing-factor or --histogram"
+            f"{config.path}: data.max_sequence_length is {slots}, for which there is no published histogram; pass "
+            "--packing-factor or --histogram"
         )
-    return made
+    return factor
 
 
 def _sources_digest() -> str:
-    """Return a digest that changes whenever a packer's source does."""
+    """Return a digest of the sources of pack_data."""
     digest = hashlib.sha256()
     for path in sorted(Path(pack_data.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())

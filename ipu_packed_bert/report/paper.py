@@ -1,7 +1,8 @@
-"""Tables 1 and 2 of the packedBERT paper beside the cycle model, and the published throughputs."""
+"""Tables 1 and 2 of the packedBERT paper compared with the cycle model, and the published throughputs."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ipu_packed_bert.cycles.calibration import Calibration, Interval, overhead
@@ -28,12 +29,23 @@ from pack_data.display.table import (
 )
 from pack_data.sort import Batching
 
-# The rows of Table 1: (packer, packing depth), and the paper's figures: EFF %, p, OH %, realised speed-up.
+# The rows of Table 1, as packer and packing depth.
 ROWS: Tuple[PackingKey, ...] = (
-    *(("none", 1), ("greedy", None)),
-    *(("spfhp", 2), ("spfhp", 3), ("nnlshp", 3), ("spfhp", 4), ("spfhp", 8), ("spfhp", None)),
-    *(("optimal", depth) for depth in (2, 3, 4, 8, None)),
+    ("none", 1),
+    ("greedy", None),
+    ("spfhp", 2),
+    ("spfhp", 3),
+    ("nnlshp", 3),
+    ("spfhp", 4),
+    ("spfhp", 8),
+    ("spfhp", None),
+    ("optimal", 2),
+    ("optimal", 3),
+    ("optimal", 4),
+    ("optimal", 8),
+    ("optimal", None),
 )
+# The paper's figures of its rows: EFF %, p, OH %, realised speed-up.
 _PAPER_ROWS: Dict[PackingKey, Tuple[Any, Any, Any, Any]] = {
     ("none", 1): (50.0, 1.00, 0.0, 1.0),
     ("sort", 1): (99.9, 2.00, ">>100", "<<1.000"),
@@ -58,7 +70,14 @@ class ModelledOverhead:
         *,
         packed: Optional[str] = None,
     ):
-        """packed: the arrangement of the packed graph; None: that of the IPU engine with this configuration."""
+        """Lower the unpacked graph.
+
+        Args:
+            machine: the modelled IPUs.
+            config: the configuration.
+            calibration: the fitted parameters.
+            packed: the arrangement of the packed graph; None: that of the IPU engine with this configuration.
+        """
         self.machine = machine
         self.config = config
         self.calibration = calibration
@@ -66,35 +85,33 @@ class ModelledOverhead:
         self.unpacked = machine.pipeline(config, arrangement=UNPACKED, depth=1)
 
     def packed(self, depth: int) -> Pipeline:
-        """Return the pipeline of packs with room for `depth` sequences."""
+        """Return the pipeline of packs of up to `depth` sequences."""
         return self.machine.pipeline(self.config, arrangement=self.arrangement, depth=depth)
 
     def overhead(self, depth: int) -> Interval:
-        """Return the extra cycles of a micro-batch (kernel), a fraction."""
-        pipeline = self.packed(depth)
-        return self.calibration.interval(
-            lambda parameters: overhead(pipeline, self.unpacked, parameters)
-        )
+        """Return the extra cycles of a micro-batch (kernel) as a fraction."""
+        return self.calibration.interval(partial(overhead, self.packed(depth), self.unpacked))
 
     def speed_up(self, depth: int, packing_factor: float) -> Interval:
-        """Return packed by unpacked throughput of whole updates, as Table 2 compares throughputs.
+        """Return packed / unpacked throughput of whole updates, as Table 2 compares throughputs.
 
-        A packed update has fewer micro-batches, so that its pipeline's fill and drain and its weight update count more.
+        A packed update has fewer micro-batches, so fill and drain of the pipeline and the weight update count more.
         """
         packed = self.packed(depth)
         full = self.config.batch.gradient_accumulation
         accumulation = self.config.accumulation(packing_factor)
 
         def ratio(parameters: Parameters) -> float:
-            rate = packed.sequences_per_second(accumulation, packing_factor, parameters)
-            return rate / self.unpacked.sequences_per_second(full, 1.0, parameters)
+            packed_rate = packed.sequences_per_second(accumulation, packing_factor, parameters)
+            unpacked_rate = self.unpacked.sequences_per_second(full, 1.0, parameters)
+            return packed_rate / unpacked_rate
 
         return self.calibration.interval(ratio)
 
-    def training_overhead(self, depth: int, packing_factor: float) -> Interval:
-        """Return p / `speed_up` - 1: the overhead of whole updates, a fraction."""
-        slower, value, faster = self.speed_up(depth, packing_factor)
-        return Interval(*(packing_factor / speed_up - 1.0 for speed_up in (faster, value, slower)))
+    def _training_overhead(self, depth: int, packing_factor: float) -> Interval:
+        """Return p / `speed_up` - 1: the overhead of whole updates as a fraction."""
+        ends = reversed(self.speed_up(depth, packing_factor))
+        return Interval(*(packing_factor / speed_up - 1.0 for speed_up in ends))
 
 
 class _PaperComparison(NamedTuple):
@@ -102,9 +119,9 @@ class _PaperComparison(NamedTuple):
 
     labels: Mapping[str, Any]
     packing_factor: float
-    paper: Mapping[str, Any]  # what the paper says, by key
-    papers_overhead: Optional[Interval] = None  # of the paper's graph; a fraction
-    overhead: Any = None  # of this engine's graph; a fraction, or a text in its place
+    paper: Mapping[str, Any]  # the paper's figures, by key
+    papers_overhead: Optional[Interval] = None  # of the paper's graph, as a fraction
+    overhead: Any = None  # of this engine's graph, as a fraction; or a text in its place
 
 
 def _compared_fields(source: str) -> Tuple[Field, ...]:
@@ -113,9 +130,7 @@ def _compared_fields(source: str) -> Tuple[Field, ...]:
     def speed_up(item: _PaperComparison, extra: Any) -> Optional[Interval]:
         if not isinstance(extra, Interval):
             return None
-        return Interval(
-            *(item.packing_factor / (1 + end) for end in (extra.upper, extra.value, extra.lower))
-        )
+        return Interval(*(item.packing_factor / (1 + end) for end in reversed(extra)))
 
     def shown(extra: Any) -> Any:
         return in_percent(extra) if isinstance(extra, Interval) else extra
@@ -137,15 +152,17 @@ def _compared_fields(source: str) -> Tuple[Field, ...]:
 
 
 def _of_paper(key: str, form: str) -> Field:
+    """Return the field of a figure of the paper."""
     return Field(Column(key, "paper", PAPER, form), lambda item: item.paper.get(key))
 
 
 def _label(key: str, title: str, source: str = CONFIGURED, form: str = "") -> Field:
+    """Return the field of a label of a row."""
     return Field(Column(key, title, source, form), lambda item: item.labels[key])
 
 
 def _parts(labels: Tuple[str, ...], mask: str) -> Tuple[Part, ...]:
-    """Return two parts: the paper's graph beside the paper, and this engine's, which nobody has measured."""
+    """Return two parts: the paper's graph, and this engine's, which nobody has measured."""
     theirs = (
         "paper_packing_factor",
         "papers_overhead",
@@ -155,9 +172,7 @@ def _parts(labels: Tuple[str, ...], mask: str) -> Tuple[Part, ...]:
     )
     ours = ("efficiency", "paper_efficiency", "overhead", "realised")
     return (
-        Part(
-            "The paper's graph: modelled, and beside it what the paper measured", (*labels, *theirs)
-        ),
+        Part("The paper's graph: modelled, and measured by the paper", (*labels, *theirs)),
         Part(f"This engine's graph (engine.mask: {mask}): modelled", (*labels, *ours)),
     )
 
@@ -168,7 +183,14 @@ def table1(
     sort: Batching,
     histogram_name: str,
 ) -> Table:
-    """Return Table 1 of the paper: packings of a histogram, and SORT's batches."""
+    """Return Table 1 of the paper: packings of a histogram, and SORT's batches.
+
+    Args:
+        comparison: this engine's graph, packed and unpacked.
+        packings: the packings of the histogram, by packer and depth.
+        sort: the batches of SORT.
+        histogram_name: the name of the histogram.
+    """
     papers = ModelledOverhead(
         comparison.machine, comparison.config, comparison.calibration, packed=POPART
     )
@@ -181,21 +203,16 @@ def table1(
             "algorithm": packer.upper(),
             "efficiency": percent(summary.efficiency),
         }
+        item = _PaperComparison(labels, summary.packing_factor, _paper_row(key))
         if packer == "none":
-            items.append(
-                _PaperComparison(
-                    labels, summary.packing_factor, _paper_row(key), *[Interval(0.0, 0.0, 0.0)] * 2
-                )
-            )
+            zero = Interval(0.0, 0.0, 0.0)
+            items.append(item._replace(papers_overhead=zero, overhead=zero))
             items.append(_sorted(sort))
             continue
-        # The paper's own graph is counted in the rows that the paper has.
-        theirs = papers.overhead(depth) if key in _PAPER_ROWS else None
-        items.append(
-            _PaperComparison(
-                labels, summary.packing_factor, _paper_row(key), theirs, comparison.overhead(depth)
-            )
-        )
+        item = item._replace(overhead=comparison.overhead(depth))
+        if key in _PAPER_ROWS:
+            item = item._replace(papers_overhead=papers.overhead(depth))
+        items.append(item)
 
     fields = (
         _label("depth", "depth"),
@@ -207,13 +224,13 @@ def table1(
         *_compared_fields(FITTED_MODEL),
     )
     notes = (
-        "EFF and p are computed from the histogram. OH is extra cycles of a micro-batch against unpacked BERT of the "
-        "same length. Realised speed-up = p / (1 + OH), as in the paper.",
-        f"The paper's graph makes the mask in every layer (PopART). Its overhead at depth {FITTED_DEPTH} is fitted; "
-        "the other depths repeat it, plus what deeper heads cost.",
+        "EFF and p are computed from the histogram. OH is the share of extra cycles of a micro-batch over unpacked "
+        "BERT of the same length. Realised speed-up = p / (1 + OH), as in the paper.",
+        f"The paper's graph builds the mask in every layer (PopART). Its overhead at depth {FITTED_DEPTH} is fitted; "
+        "other depths add the cost of deeper heads.",
         *INTERVALS,
         f"SORT needs one engine for each of {sort.shapes} lengths: {sort.shapes} compilations instead of 1, "
-        "which is no percentage of a run.",
+        "a cost that is not a percentage of a run.",
     )
     title = f"Table 1: packing {histogram_name}, {comparison.config.name}"
     parts = _parts(("depth", "algorithm", "packing_factor"), comparison.config.engine.mask)
@@ -221,6 +238,7 @@ def table1(
 
 
 def _sorted(sort: Batching) -> _PaperComparison:
+    """Return the row of SORT."""
     labels = {"depth": "1", "algorithm": "SORT", "efficiency": percent(sort.efficiency)}
     return _PaperComparison(
         labels, sort.speedup, _paper_row(("sort", 1)), overhead=f"{sort.shapes} engines"
@@ -228,17 +246,18 @@ def _sorted(sort: Batching) -> _PaperComparison:
 
 
 def _paper_row(key: PackingKey) -> Dict[str, Any]:
+    """Return the paper's figures of a row of Table 1, by the keys of their columns."""
     keys = ("paper_efficiency", "paper_packing_factor", "paper_overhead", "paper_realised")
     return dict(zip(keys, _PAPER_ROWS.get(key, ())))
 
 
 _TABLE2_NOTES = (
-    "Speed-up is the quotient of throughputs over whole updates, as in the paper; OH = p / speed-up - 1, the paper's "
-    "from its rounded columns. The paper's graph makes the mask in every layer (PopART).",
-    "At 384 the paper's graph comes out above the paper's range. No smooth law in the length gives 4.29 % at 512 "
-    "(Table 1) and at most 1.2 % at 384: Table 1 counts the kernel's cycles, Table 2 throughputs of the whole, and the "
-    "two contradict each other. Host traffic does not explain it: the overhead is per row, and a packed row carries as "
-    "many bytes as an unpacked one. Nothing was tuned to it.",
+    "Speed-up is the quotient of throughputs over whole updates, as in the paper; OH = p / speed-up - 1, for the paper "
+    "from its rounded columns. The paper's graph builds the mask in every layer (PopART).",
+    "At 384 the modelled overhead of the paper's graph is above the paper's range. No smooth law in the length gives "
+    "4.29 % at 512 (Table 1) and at most 1.2 % at 384: Table 1 counts the cycles of the kernel, Table 2 the throughput "
+    "of the whole run, and the two contradict each other. Host traffic is no explanation: the overhead is per row, and "
+    "a packed row has the same bytes as an unpacked one. The model was not tuned to it.",
 )
 
 
@@ -246,13 +265,14 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
     """Return Table 2 of the paper: base and large at 128 and 384, with the paper's packing factors.
 
     Args:
-        machine: the IPUs that are modelled.
-        load: returns the configuration in a file of configs/.
+        machine: the modelled IPUs.
+        load: loads a file of configs/ by its name.
         calibration: the fitted parameters.
     """
     items = []
     for row in TABLE2:
-        config, p = load(row.packed), row.packing_factor
+        config = load(row.packed)
+        p = row.packing_factor
         depth = shape_of(config).depth
 
         # Both of the paper's numbers are rounded to two decimals.
@@ -270,8 +290,8 @@ def table2(machine: Machine, load: Callable[[str], Config], calibration: Calibra
                 labels,
                 p,
                 paper,
-                theirs.training_overhead(depth, p),
-                ours.training_overhead(depth, p),
+                theirs._training_overhead(depth, p),
+                ours._training_overhead(depth, p),
             )
         )
 
@@ -298,15 +318,16 @@ _POINTS: Tuple[Field, ...] = (
 
 
 def points(calibration: Calibration) -> Table:
-    """Return D1 to D12 and E1 to E6: how far the model is off what others measured."""
+    """Return the published throughputs D1 to D12 and E1 to E6 and the model's errors."""
     report = calibration.report
-    mean, worst = report["mean_error"], report["worst_error"]
-    over = report["overhead_fitted_depth"]["left_out"] / PAPER_OVERHEAD[FITTED_DEPTH] - 1.0
+    mean = report["mean_error"]
+    worst = report["worst_error"]
+    error = report["overhead_fitted_depth"]["left_out"] / PAPER_OVERHEAD[FITTED_DEPTH] - 1.0
     notes = (
         f"Error of the throughputs, each left out of its own fit: {percent(mean['left_out']):.1f} % on average, "
         f"{percent(worst['left_out']):.1f} % at worst; fitted {percent(mean['fitted']):.1f} and "
         f"{percent(worst['fitted']):.1f} %.",
-        f"The overhead at depth {FITTED_DEPTH} of a fit on throughputs alone is {percent(over):+.1f} % off.",
+        f"Error of the overhead at depth {FITTED_DEPTH} in a fit to throughputs alone: {percent(error):+.1f} %.",
     )
-    title = "D1 to D12, E1 to E6: published throughputs, and how far off the model is"
+    title = "D1 to D12, E1 to E6: published throughputs and the errors of the model"
     return table_of("points", title, _POINTS, report["points"], notes)

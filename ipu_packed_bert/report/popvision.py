@@ -1,6 +1,6 @@
-"""What a PopVision profile holds, read by the SDK's analysis library (pva): memory and cycles of each IPU.
+"""Memory and cycles of each IPU in a PopVision profile, read by the SDK's analysis library (pva).
 
-The names of pva that are used are those of Graphcore's published applications and tutorials:
+The names of pva are taken from Graphcore's published applications and tutorials:
 compilation.target.numIPUs, compilation.tiles[].memory.total.includingGaps and .alwaysLiveBytes,
 execution.runs[].steps[].ipus[].cycles.
 """
@@ -32,65 +32,78 @@ class Work:
 
 
 class Profile(NamedTuple):
-    poplar: str
+    """The memory and the cycles of a program."""
+
+    poplar: str  # version
     memory: Tuple[Memory, ...]
-    runs: int
-    work: Tuple[Work, ...]  # empty where nothing was executed
+    runs: int  # updates
+    work: Tuple[Work, ...]  # empty if the program was only compiled
 
 
 def find_profile(folder: Path) -> Path:
-    """Find the newest profile.pop in a directory or below it; raise ValueError if there is none."""
-    found = sorted(Path(folder).rglob("profile.pop"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    """Find the newest profile.pop in a directory or below it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    profiles = sorted(Path(folder).rglob("profile.pop"), key=lambda path: path.stat().st_mtime)
+    if not profiles:
         raise ValueError(
-            f"{folder}: no profile.pop in it; Poplar writes one where the program ran with profiling on"
+            f"{folder}: no profile.pop; pass the directory in which the program ran with profiling enabled"
         )
-    return found[-1]
+    return profiles[-1]
 
 
 def _open_report(path: Path) -> Any:
-    """Open the report of pva; raise ValueError, in one line, if the library or the file is missing."""
+    """Open a profile with pva; raise ValueError if the library or the file is missing."""
     if not Path(path).is_file():
-        raise ValueError(f"{path}: no such profile; give a profile.pop or the folder that holds it")
+        raise ValueError(f"{path}: no such file; pass a profile.pop or its directory")
     try:
         import pva
     except ImportError:
         raise ValueError(
-            f"{path}: to read a PopVision profile needs the Poplar SDK's analysis library (pva); enable the SDK "
+            f"{path}: reading a PopVision profile requires the Poplar SDK's analysis library (pva); enable the SDK "
             "in this shell"
         ) from None
     return pva.openReport(str(path))
 
 
 def read_profile(path: Path, *, ipus: Optional[int] = None) -> Profile:
-    """Return the first `ipus` IPUs of a profile, which are those of the first replica; None for all."""
+    """Read a profile.
+
+    Args:
+        path: the profile.pop.
+        ipus: IPUs of a replica, to read the first replica only; None: all IPUs.
+
+    Raises:
+        ValueError: the file or the analysis library is missing.
+    """
     report = _open_report(path)
     ipus = ipus or int(report.compilation.target.numIPUs)
-    return Profile(
-        str(report.poplarVersion.string), _memory(report, ipus), *_execution(report, ipus)
-    )
+    runs, work = _execution(report, ipus)
+    return Profile(str(report.poplarVersion.string), _memory(report, ipus), runs, work)
 
 
 def _memory(report: Any, ipus: int) -> Tuple[Memory, ...]:
-    tiles = list(report.compilation.tiles)
+    """Return the memory of the first IPUs; nothing if the program has fewer."""
+    tiles = [tile.memory for tile in report.compilation.tiles]
     number = int(report.compilation.target.numIPUs)
     if not tiles or number < ipus:
         return ()
-    each = len(tiles) // number
-    found = []
+    tiles_per_ipu = len(tiles) // number
+    memories = []
     for ipu in range(ipus):
-        here = [tile.memory for tile in tiles[ipu * each : (ipu + 1) * each]]
-        used = [int(memory.total.includingGaps) for memory in here]
-        found.append(
-            Memory(ipu, sum(used), sum(int(memory.alwaysLiveBytes) for memory in here), max(used))
-        )
-    return tuple(found)
+        of_ipu = tiles[ipu * tiles_per_ipu : (ipu + 1) * tiles_per_ipu]
+        used = [int(memory.total.includingGaps) for memory in of_ipu]
+        always_live = sum(int(memory.alwaysLiveBytes) for memory in of_ipu)
+        memories.append(Memory(ipu, sum(used), always_live, max(used)))
+    return tuple(memories)
 
 
 def _execution(report: Any, ipus: int) -> Tuple[int, Tuple[Work, ...]]:
-    """Return the number of updates, and the work of each IPU in them.
+    """Return the number of updates and the work of each IPU in them.
 
-    Updates are the runs at least half as long as the longest; the others carry weights to the device and back.
+    Updates are the runs that are at least half as long as the longest; other runs copy weights to or from the device.
     """
     runs: List[List[float]] = []  # cycles of each IPU
     for run in report.execution.runs:
@@ -103,6 +116,5 @@ def _execution(report: Any, ipus: int) -> Tuple[int, Tuple[Work, ...]]:
     updates = [cycles for cycles in runs if longest and max(cycles) >= longest / 2]
     if not updates:
         return 0, ()
-    return len(updates), tuple(
-        Work(ipu, median(cycles)) for ipu, cycles in enumerate(zip(*updates))
-    )
+    work = [Work(ipu, median(cycles)) for ipu, cycles in enumerate(zip(*updates))]
+    return len(updates), tuple(work)

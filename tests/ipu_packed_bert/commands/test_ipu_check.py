@@ -137,7 +137,7 @@ def test_all_stages_are_done_and_nothing_differs(whole):
     for found in profiled["measured"]["memory"]:
         assert found["bytes"] == found["always_live"] + 8 * profiles.CODE_BYTES
     page = ipu_bundle.page(whole.read())
-    assert len(page) <= 10 and page[-1] == "verdict   nothing differs from what was predicted"
+    assert len(page) <= 10 and page[-1] == "verdict   nothing differs from the prediction"
     assert any(f"{bundle['measured']['update_cycles']:,}" in line for line in page)
 
 
@@ -390,5 +390,5 @@ def test_no_profile_is_one_line(tmp_path):
 
 def test_texts_are_cleaned_and_nothing_else():
     names = SimpleNamespace(text="layers.0/attention is 3/4 of model.network.bert at 1.5e-3, IPU 0: 12 %")
-    assert ipu_bundle.clean(names.text) == names.text
-    assert ipu_bundle.clean('open("/data/x/y.bin") failed') == 'open("<path>") failed'
+    assert ipu_bundle._clean(names.text) == names.text
+    assert ipu_bundle._clean('open("/data/x/y.bin") failed') == 'open("<path>") failed'

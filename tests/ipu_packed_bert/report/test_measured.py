@@ -145,13 +145,13 @@ def test_a_profile_on_the_stand_in(tmp_path, config, beside, monkeypatch):
 @pytest.mark.parametrize(
     "override, words",
     [
-        ("data.max_sequence_length=64", "data.max_sequence_length 128"),
-        ("model.num_heads=2", "model.num_heads 4"),
-        ("batch.micro_batch=4", "batch.micro_batch 2"),
+        ("data.max_sequence_length=64", "data.max_sequence_length is 128"),
+        ("model.num_heads=2", "model.num_heads is 4"),
+        ("batch.micro_batch=4", "batch.micro_batch is 2"),
         ("placement.layers_per_ipu=[0,1,1,2]", "placement.layers_per_ipu"),
-        ("placement.machine=bow", "placement.machine 'mk2'"),
-        ("engine.mask=additive", "engine.mask 'product'"),
-        ("data.max_sequences_per_pack=2", "data.max_sequences_per_pack 3"),
+        ("placement.machine=bow", "placement.machine is 'mk2'"),
+        ("engine.mask=additive", "engine.mask is 'product'"),
+        ("data.max_sequences_per_pack=2", "data.max_sequences_per_pack is 3"),
     ],
 )
 def test_what_differs_is_refused_by_its_name(override, words, tmp_path, config, work, cycles, load):
@@ -165,8 +165,8 @@ def test_what_differs_is_refused_by_its_name(override, words, tmp_path, config, 
 @pytest.mark.parametrize(
     "name, text, words",
     [
-        ("x.json", "{}", "no bundle of packed-bert ipu-check"),
-        ("x.json", '{"update_cycles": 3}', "no bundle of packed-bert ipu-check"),
+        ("x.json", "{}", "not a bundle of packed-bert ipu-check"),
+        ("x.json", '{"update_cycles": 3}', "not a bundle of packed-bert ipu-check"),
         ("x.csv", "ipu,class,cycles\n,,2\n", "log.jsonl"),
         ("x.txt", "3", "log.jsonl"),
     ],
@@ -221,7 +221,7 @@ def test_micro_batches_that_no_source_names_are_those_of_the_packed_update(
 def test_the_command_names_what_was_measured(tmp_path, config, work, cycles, report):
     page = tmp_path / "page.html"
     mine = ("--measured", as_bundle(tmp_path / "mine_3.json", config, work, cycles))
-    assert report(*mine, *mine, "--html", page)[0] == 0 and "Measured beside predicted, source 2" in page.read_text()
+    assert report(*mine, *mine, "--html", page)[0] == 0 and "Measured and predicted, source 2" in page.read_text()
     status, (table,), _ = report(*mine, "--html", page)
     # Of what the file says, and not of the default configuration.
     assert "speed-up: mine_3</title>" in page.read_text() and command.DEFAULT not in page.read_text()

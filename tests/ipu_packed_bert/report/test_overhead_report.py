@@ -11,7 +11,7 @@ from ipu_packed_bert.cycles.lowering import SCORES
 from ipu_packed_bert.cycles.parameters import Parameters
 from ipu_packed_bert.cycles.tracing import POPART
 from ipu_packed_bert.report import calibrate, command, packings, paper, pictures
-from ipu_packed_bert.report.breakdown import breakdown, overhead_shares
+from ipu_packed_bert.report.breakdown import _overhead_shares, breakdown
 from pack_data import sort
 from pack_data.cli.command import run_main
 from pack_data.packing.histogram import LengthHistogram
@@ -142,7 +142,7 @@ def test_the_throughput_of_an_update_by_hand(comparison):
         for n, each in ((1027, packed), (2048, unpacked))
     ]
     rates = [sequences / c for sequences, c in zip((1027 * 1.995, 2048), cycles)]
-    found = comparison.training_overhead(3, 1.995).value
+    found = comparison._training_overhead(3, 1.995).value
     assert found == pytest.approx(1.995 / (rates[0] / rates[1]) - 1)
 
 
@@ -173,7 +173,7 @@ def test_decomposition_adds_up(machine, load, mask):
         machine, load("packed_phase2_pod16.yml", "engine.mask=" + mask), calibration.load()
     )
     over = comparison.overhead(3)
-    parts = {name: values["overhead"] for name, values in overhead_shares(comparison, 3)}
+    parts = {name: values["overhead"] for name, values in _overhead_shares(comparison, 3)}
     assert parts.pop("sum: a micro-batch (OH)") == over
     assert parts.pop("a pipeline cycle").value < over.value
     assert sum(part.value for part in parts.values()) == pytest.approx(over.value)
