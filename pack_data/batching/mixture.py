@@ -3,18 +3,21 @@
     mixture = PackMixture([PackDataset("data/web"), PackDataset("data/code")], weights=[3, 1], seed=1)
     batches = mixture.batches(64, rank=rank, ranks=8)                      # 64 rows an update, 8 of them on each rank
     loader = DataLoader(mixture, batch_sampler=batches, collate_fn=mixture.collate, num_workers=4)
-    state = mixture.state_at(updates * 64)                                 # save it; batches(..., state=state) goes on
+    state = batches.state_dict()                                           # save it; batches(..., state=state) goes on
 
-Nothing is kept of the order, and nothing is shuffled in memory: any place is computed at once, for any number of rows.
+The order is not kept in memory: the row at any place is computed directly, for any number of rows.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+from functools import cached_property
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from pack_data.batching.delivered import DeliveredBatches
 from pack_data.batching.pack_dataset import PackDataset
 from pack_data.reading.fields import named, whole_number
 
@@ -143,14 +146,14 @@ class PackMixture:
         rank: int = 0,
         ranks: int = 1,
         state: Optional[Mapping[str, Any]] = None,
-    ) -> Iterator[List[int]]:
-        """Yield the rows of one rank, update after update, without end: the `batch_sampler` of a DataLoader.
+    ) -> MixedBatches:
+        """Return the rows of one rank, update after update, without end: the `batch_sampler` of a DataLoader.
 
         Args:
             rows: rows of an update, on all ranks together; which they are does not depend on the ranks.
             rank: number of this process, from 0.
             ranks: processes that share each update.
-            state: where to begin, from `state_at`.
+            state: where to begin, from `MixedBatches.state_dict` or `state_at`.
 
         Raises:
             ValueError: the rows cannot be shared equally, or the state is of another mixture.
@@ -161,32 +164,84 @@ class PackMixture:
             raise ValueError(
                 f"{rows} rows on rank {rank} of {ranks}: pass a multiple of the ranks, and a rank below them"
             )
-        place = 0
+        batches = MixedBatches(self, rows, rank, ranks)
         if state is not None:
-            mixture = self.state_at(0)["mixture"]
-            mixture_of_state = state.get("mixture")
-            if mixture_of_state != mixture:
-                raise ValueError(
-                    f"the state is of mixture {named(mixture_of_state)}, this one is {mixture}: other data sets, "
-                    "weights or seed; pass those that the state was taken with"
-                )
-            place = whole_number("place of the state", state.get("place"), least=0)
-        share = rows // ranks
-        return self._batches(place + rank * share, rows, share)
-
-    def _batches(self, place: int, step: int, share: int) -> Iterator[List[int]]:
-        while True:
-            yield self.order(place, share).tolist()
-            place += step
+            batches.load_state_dict(state)
+        return batches
 
     def state_at(self, place: int) -> Dict[str, Any]:
         """Return the state after `place` rows of all ranks together, in plain values."""
+        return {"place": whole_number("place", place, least=0), "mixture": self.identity}
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of everything that the rows follow from: seed, shares, content and packing of the data sets."""
         shares = [share.hex() for share in self._shares.tolist()]
-        identity = repr((self.seed, self._sizes.tolist(), shares))
-        return {
-            "place": whole_number("place", place, least=0),
-            "mixture": hashlib.sha256(identity.encode()).hexdigest()[:16],
-        }
+        data_sets = [data_set.identity for data_set in self._data_sets]
+        identity = repr((self.seed, self._sizes.tolist(), shares, data_sets))
+        return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
+class MixedBatches(DeliveredBatches):
+    """The batches of one rank of a mixture, without end, from `PackMixture.batches`.
+
+    A new iteration goes on behind the last batch that the DataLoader delivered, whatever its workers had read in
+    advance. `len` is the number of updates in an epoch of `len(mixture)` rows.
+    """
+
+    def __init__(self, mixture: PackMixture, rows: int, rank: int, ranks: int) -> None:
+        self._mixture = mixture
+        self._rows = rows
+        self._rank = rank
+        self._share = rows // ranks
+        self._first_place = 0  # of the latest iteration
+
+    @property
+    def _place(self) -> int:
+        """Rows of all ranks before the next update."""
+        return self._first_place + self._delivered * self._rows
+
+    def __len__(self) -> int:
+        return -(-len(self._mixture) // self._rows)
+
+    def __next__(self) -> List[int]:
+        batch = self._batch(self._place)
+        self._go_to(self._place + self._rows)
+        return batch
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Return the state after the updates that were delivered, in plain values, the same on every rank."""
+        return self._mixture.state_at(self._place)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at the place of `state`.
+
+        Args:
+            state: from `state_dict` or `PackMixture.state_at`, taken with any number of rows and ranks.
+
+        Raises:
+            ValueError: the state is of other data sets, or of other weights or another seed.
+        """
+        mixture = self._mixture.identity
+        mixture_of_state = state.get("mixture")
+        if mixture_of_state != mixture:
+            raise ValueError(
+                f"the state is of mixture {named(mixture_of_state)}, this one is {mixture}: the content or packing of "
+                "a data set, the weights or the seed differ; pass those that the state was taken with"
+            )
+        self._go_to(whole_number("place of the state", state.get("place"), least=0))
+
+    def _go_to(self, place: int) -> None:
+        self._first_place = place
+        self._reading = None
+
+    def _begin(self) -> Iterator[List[int]]:
+        self._go_to(self._place)
+        return map(self._batch, itertools.count(self._first_place, self._rows))
+
+    def _batch(self, place: int) -> List[int]:
+        first = place + self._rank * self._share
+        return self._mixture.order(first, self._share).tolist()
 
 
 def _columns_of(data_set: PackDataset) -> Dict[str, Any]:

@@ -8,8 +8,10 @@ An `IndexBatchSampler` over `rows.lengths` adds ranks, epochs and resume.
 
 from __future__ import annotations
 
+import hashlib
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from pack_data.store.packs import BERT, decode
 from pack_data.store.sequences import Sequences, starts_of
 
 _TOKENS = "input_ids"
+_IDENTIFYING_EXAMPLES = 1024  # read for the identity: 0.1 s of a data set on disk
 _Row = Dict[str, np.ndarray]
 
 
@@ -81,6 +84,15 @@ class PackDataset:
         return self._rows.lengths
 
     @property
+    def identity(self) -> str:
+        """Digest of content and packing, computed at first use: equal for the same rows in the same order.
+
+        A built data set is identified by the checksums of its shards and a file by all its tokens. Of a sequence of
+        examples, all lengths and the content of up to 1,024 evenly spaced examples count.
+        """
+        return self._rows.identity
+
+    @property
     def is_bert(self) -> bool:
         """True if the rows have the fields of BERT, all of one shape."""
         return self._rows.of_bert
@@ -127,6 +139,11 @@ class _StoredRows:
             {name: values[row] for name, values in batch.items()} for row in range(len(numbers))
         ]
 
+    @property
+    def identity(self) -> str:
+        parts = repr((self._store.manifest.digest, self._packs()))
+        return hashlib.sha256(parts.encode()).hexdigest()[:16]
+
     def _packs(self) -> List[str]:
         """Return the checksums of the shards; the digest of the data set does not depend on how it is packed."""
         return [shard.sha256 for shard in self._store.manifest.shards]
@@ -168,6 +185,23 @@ class _PackedRows:
             rows.append(_joined(pieces, self.multiple_of))
         return rows
 
+    @cached_property
+    def identity(self) -> str:
+        fitted = self._fitted
+        depths = [len(bin_) for bin_ in self._bins]
+        pieces = np.concatenate([*self._bins, np.zeros(0, np.int64)])
+        digest = hashlib.sha256(f"{self.multiple_of} {len(self._examples)}".encode())
+        for values in (fitted.example_lengths, fitted.example, fitted.start, fitted.lengths):
+            digest.update(_bytes_of(values))
+        digest.update(_bytes_of(depths))
+        digest.update(_bytes_of(pieces))
+
+        for columns in _identifying_content(self._examples):
+            for name in sorted(columns):
+                digest.update(name.encode())
+                digest.update(_bytes_of(columns[name]))
+        return digest.hexdigest()[:16]
+
     def _piece(self, number: int) -> _Row:
         example, start = self._fitted.beginning(number)
         stop = start + int(self._fitted.lengths[number])
@@ -188,7 +222,7 @@ class _Examples:
 
     def __init__(self, sequences: Sequences) -> None:
         self.lengths = sequences.lengths
-        self._tokens = sequences.tokens
+        self.tokens = sequences.tokens
         self._starts = starts_of(sequences.lengths)
 
     def __len__(self) -> int:
@@ -197,7 +231,28 @@ class _Examples:
     def __getitem__(self, number: int) -> _Row:
         start = int(self._starts[number])
         stop = start + int(self.lengths[number])
-        return {name: values[start:stop] for name, values in self._tokens.items()}
+        return {name: values[start:stop] for name, values in self.tokens.items()}
+
+
+def _identifying_content(examples: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the columns of examples by which their content is identified."""
+    if isinstance(examples, _Examples):
+        yield examples.tokens
+        return
+    count = len(examples)
+    for number in np.unique(
+        np.linspace(0, count - 1, min(count, _IDENTIFYING_EXAMPLES)).astype(int)
+    ):
+        example = int(number)
+        yield token_columns(examples[example], f"example {example}")
+
+
+def _bytes_of(values: Any) -> bytes:
+    """Return bytes that are equal for equal values, whatever the type of the numbers."""
+    array = np.asarray(values)
+    if array.dtype.kind in "biu":
+        return array.astype(np.int64).tobytes()
+    return repr(array.tolist()).encode()
 
 
 def _read(path: str) -> Sequences:

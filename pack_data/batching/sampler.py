@@ -1,4 +1,4 @@
-"""The batches of an epoch, epoch after epoch, as lists of numbers for a DataLoader; continued after any batch."""
+"""Batches of an epoch, epoch after epoch, as lists of numbers for a DataLoader, which continue after any batch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-from pack_data.batching.plans import BatchOptions, get_way
+from pack_data.batching.delivered import DeliveredBatches
+from pack_data.batching.plans import BatchOptions, EpochPlan, get_way
 from pack_data.lengths.overlong import Longer, fit
 from pack_data.reading.fields import named, whole_number
 
 
-class IndexBatchSampler:
+class IndexBatchSampler(DeliveredBatches):
     """The batches of one rank by one of the nine ways, as lists of numbers: the `batch_sampler` of a DataLoader.
 
     Example::
@@ -21,15 +22,20 @@ class IndexBatchSampler:
         sampler = IndexBatchSampler("OptimalPacking+PosID", lengths, BatchOptions(4, 4096, ranks=8), rank=3)
         loader = DataLoader(sampler.view(dataset), batch_sampler=sampler, collate_fn=collator, num_workers=4)
         for epoch in range(3):
-            sampler.set_epoch(epoch)      # without it each iteration is the next epoch
+            sampler.set_epoch(epoch)      # begins the epoch anew
             for inputs in loader: ...
+
+    Without set_epoch, a loop that was left early goes on behind the last batch that it got, and a loop that ran to its
+    end is followed by the next epoch.
 
     A number below the number of examples is a whole example of the data set. If examples are cut, by `longer` or by a
     way that breaks them, only `sampler.view(dataset)` can read the numbers.
 
     Args:
         way: name of one of the nine ways, see `WAYS`.
-        lengths: tokens of every example of a map-style data set, integers [examples], the same on every rank.
+        lengths: tokens of every example of a map-style data set, integers [examples], the same on every rank. Or the
+            data set itself, if it has `lengths` and an `identity` as `PackDataset` does: a state is then refused if the
+            data set has other content, even of the same lengths.
         options: batch size, longest sequence, ranks and seed.
         rank: number of this process, from 0. None gives the batches of all ranks in turn, step by step, for Accelerate,
             which deals them out itself.
@@ -54,12 +60,15 @@ class IndexBatchSampler:
         self.way = get_way(way)
         self.options = options
         self.rank = rank
+        self._data_set: Any = None
+        if hasattr(type(lengths), "identity"):  # a PackDataset or PackMixture
+            self._data_set = lengths
+            lengths = lengths.lengths
         self._fitted = fit(lengths, options.max_sequence_length, longer)
         self._lengths = np.asarray(lengths, np.int64)  # of the data set
         self._longest = int(self._lengths.max(initial=0))
-        self._pending = (
-            False  # True if a place inside an epoch was loaded, and no batch taken since
-        )
+        # True if a place inside an epoch was loaded, and no batch was requested since.
+        self._pending = False
         self._epoch = -1
         self._go_to(0, 0)
 
@@ -67,7 +76,14 @@ class IndexBatchSampler:
         if epoch != self._epoch:
             self._plan = self.way.plan(self._fitted.lengths, self.options, epoch)
         self._epoch = epoch
-        self._step = step
+        self._first_step = step  # of the latest iteration
+        self._reading = None
+
+    @property
+    def _step(self) -> int:
+        """Steps of this epoch that were delivered."""
+        batches_per_step = self.options.ranks if self.rank is None else 1
+        return self._first_step + self._delivered // batches_per_step
 
     @property
     def epoch(self) -> int:
@@ -97,23 +113,28 @@ class IndexBatchSampler:
         return self._plan.steps * (self.options.ranks if self.rank is None else 1)
 
     def __iter__(self) -> Iterator[List[int]]:
-        """Yield the batches of this epoch from its beginning or from the place that was loaded; then go to the next.
+        """Yield the batches of this epoch that were not delivered yet; after its last one, those of the next epoch.
 
         A last batch is empty if fewer examples than ranks are left.
         """
-        if not self._pending:
-            all_taken = self._step == self._plan.steps
-            self._go_to(self._epoch + all_taken, 0)
+        return super().__iter__()
+
+    def _begin(self) -> Iterator[List[int]]:
+        if self._step == self._plan.steps and not self._pending:
+            self._go_to(self._epoch + 1, 0)
+        else:
+            self._go_to(self._epoch, self._step)
         self._pending = False
-        epoch = self._epoch
-        plan = self._plan
+        return self._batches(self._plan, self._first_step)
+
+    def _batches(self, plan: EpochPlan, first_step: int) -> Iterator[List[int]]:
         ranks = range(self.options.ranks) if self.rank is None else (self.rank,)
-        for step in range(self._step, plan.steps):
+        for step in range(first_step, plan.steps):
             for rank in ranks:
-                # Counted before the batch is used: a state taken while it is in use continues with the next one.
-                self._step = step + (rank == ranks[-1])
                 yield [self._number(*piece) for row in plan.batch(step, rank) for piece in row]
-        self._go_to(epoch + 1, 0)
+
+    def _end(self) -> None:
+        self._go_to(self._epoch + 1, 0)
 
     def _number(self, piece: int, start: int, stop: int) -> int:
         example, begin = self._fitted.beginning(piece)
@@ -124,6 +145,9 @@ class IndexBatchSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of an epoch. A place inside this epoch that was loaded before is kept.
+
+        Args:
+            epoch: number of the epoch, from 0.
 
         Raises:
             ValueError: a place in another epoch was loaded and no batch was taken since. A caller that counts its
@@ -141,9 +165,8 @@ class IndexBatchSampler:
     def state_dict(self) -> Dict[str, Any]:
         """Return the place of the next batch, and everything that the batches follow from, in plain values.
 
-        The state is the same on every rank. A DataLoader with workers, and Accelerate, take batches before they are
-        used. torchdata's StatefulDataLoader takes the state at the right moment; elsewhere use `state_at` with the
-        number of steps made.
+        The state is the same on every rank. Batches that the workers of a DataLoader have read in advance are not
+        counted. Accelerate reads batches in advance in its own way: use `state_at` with the number of steps made.
         """
         return self.state_at(self._epoch, self._step)
 
@@ -170,7 +193,7 @@ class IndexBatchSampler:
             raise ValueError(
                 f"the state is at step {step} of epoch {epoch}, which has {self._plan.steps} steps; pass another state"
             )
-        self._step = step
+        self._go_to(epoch, step)
         self._pending = True
 
     def _identity(self) -> Dict[str, Any]:
@@ -182,6 +205,7 @@ class IndexBatchSampler:
             **asdict(self.options),
             "lengths_crc32": zlib.crc32(self._lengths.tobytes()),
             "longer": self._fitted.longer.rule,
+            "data_set": self._data_set and self._data_set.identity,
         }
 
 

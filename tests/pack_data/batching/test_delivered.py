@@ -1,0 +1,191 @@
+"""Batch samplers go on behind what a DataLoader delivered; states name the data they were taken with."""
+
+import json
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pack_data import BuildOptions, PackDataset, PackMixture, build, pack
+from pack_data.batching.plans import BatchOptions
+from pack_data.batching.sampler import IndexBatchSampler
+from tests.refusals import refused
+from tests.token_sequences import random_sequences
+
+torch_data = pytest.importorskip("torch.utils.data")
+
+S = 16
+SEQUENCES = random_sequences(40, S)
+
+
+def mixture(seed=0):
+    rows = [PackDataset([{"input_ids": tokens} for tokens in part], max_sequence_length=S) for part in parts()]
+    return PackMixture(rows, seed=seed)
+
+
+def parts():
+    return SEQUENCES[:25], SEQUENCES[25:]
+
+
+def sampler(ranks=1, rank=0):
+    return IndexBatchSampler("RandomPacking+PosID", list(map(len, SEQUENCES)), BatchOptions(2, S, ranks, 3), rank)
+
+
+class Numbers:
+    """A data set whose items are their numbers."""
+
+    def __len__(self):
+        return 10**6
+
+    def __getitem__(self, number):
+        return number
+
+
+class InOneProcess:
+    """Requests batches in the order in which a DataLoader with workers does."""
+
+    def __init__(self, batch_sampler, num_workers, prefetch_factor):
+        self.batch_sampler, self.num_workers, self.prefetch_factor = batch_sampler, num_workers, prefetch_factor
+
+    def __iter__(self):
+        return Requests(self)
+
+
+class Requests:
+    def __init__(self, loader):
+        iter(loader.batch_sampler)
+        self.source, self.waiting = iter(loader.batch_sampler), []
+        for _ in range(loader.num_workers * loader.prefetch_factor):
+            self.request()
+
+    def request(self):
+        self.waiting += islice(self.source, 1)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.waiting:
+            raise StopIteration
+        self.request()
+        return self.waiting.pop(0)
+
+
+def in_processes(batch_sampler, workers, prefetched=None):
+    options = dict(prefetch_factor=prefetched, persistent_workers=prefetched == 3) if workers else {}
+    return torch_data.DataLoader(
+        Numbers(), batch_sampler=batch_sampler, collate_fn=list, num_workers=workers, **options
+    )
+
+
+def delivered(loader, loops):
+    """All batches of loops over one loader, each left after so many batches; yielded after each loop."""
+    seen = []
+    for count in loops:
+        seen += [batch for _, batch in zip(range(count), loader)]
+        yield seen
+
+
+def check_mixture(load, loops):
+    mixed = mixture()
+    expected = list(islice(mixed.batches(4), 40))
+    batches = mixed.batches(4)
+    for seen in delivered(load(batches), loops):
+        assert seen == expected[: len(seen)]
+        state = json.loads(json.dumps(batches.state_dict()))
+        assert state == mixed.state_at(4 * len(seen))
+        assert next(mixture().batches(4, state=state)) == expected[len(seen)]
+    assert len(seen) == sum(loops)
+
+
+def check_sampler(load, loops):
+    fresh, batches = sampler(), sampler()
+    expected = list(chain.from_iterable(list(fresh) for _ in range(8)))
+    for seen in delivered(load(batches), loops):
+        assert seen == expected[: len(seen)]
+        again = sampler()
+        again.load_state_dict(json.loads(json.dumps(batches.state_dict())))
+        following = list(again) or list(again)
+        assert following and following == expected[len(seen) :][: len(following)]
+
+
+@pytest.mark.parametrize("check", [check_mixture, check_sampler])
+@given(
+    in_advance=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+    loops=st.lists(st.integers(0, 7), min_size=1, max_size=4),
+)
+def test_loops_go_on_behind_what_was_delivered(check, in_advance, loops):
+    check(lambda batches: InOneProcess(batches, *in_advance), loops)
+
+
+@pytest.mark.parametrize("check", [check_mixture, check_sampler])
+@pytest.mark.parametrize("in_advance", [(0,), (1, 3), (2, 2)])
+def test_loops_over_workers_go_on_behind_what_was_delivered(check, in_advance):
+    check(lambda batches: in_processes(batches, *in_advance), [3, 6, 1])
+
+
+def test_lengths_of_loaders_are_those_of_an_epoch():
+    mixed = mixture()
+    assert len(torch_data.DataLoader(mixed, batch_sampler=mixed.batches(4))) == -(-len(mixed) // 4)
+    assert len(torch_data.DataLoader(mixed, batch_sampler=mixed.batches(4, rank=1, ranks=2))) == -(-len(mixed) // 4)
+    one = sampler()
+    assert len(torch_data.DataLoader(Numbers(), batch_sampler=one)) == len(list(one))
+
+
+def written(path, sequences):
+    path.write_text("".join(json.dumps({"input_ids": tokens}) + "\n" for tokens in sequences))
+    return path
+
+
+ROTATED = [*SEQUENCES[1:], SEQUENCES[0]]
+OTHER_TOKEN = [*SEQUENCES[:-1], [*SEQUENCES[-1][:-1], 9999]]
+CHANGES = {
+    "shuffled": (ROTATED, {}),
+    "one token": (OTHER_TOKEN, {}),
+    "lengthened": ([*SEQUENCES, [5]], {}),
+    "seed of the packing": (SEQUENCES, {"seed": 1}),
+    "packing": (SEQUENCES, {"max_sequences_per_pack": 2}),
+    "length of a row": (SEQUENCES, {"max_sequence_length": S + 1}),
+}
+
+
+@pytest.mark.parametrize("kind", ["file", "examples", "built"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_state_of_other_data_is_refused(tmp_path, kind, change):
+    def rows(sequences, **options):
+        options = {"max_sequence_length": S, **options}
+        if kind == "examples":
+            return PackDataset([{"input_ids": tokens} for tokens in sequences], **options)
+        path = written(tmp_path / "a.jsonl", sequences)
+        if kind == "file":
+            return PackDataset(path, **options)
+        depth = {"max_sequences_per_pack": None, **options}
+        return PackDataset(build(BuildOptions(tmp_path / "built", source=path, overwrite=True, **depth)))
+
+    def over(data_set):
+        return IndexBatchSampler("RandomSampling+Padding", data_set, BatchOptions(2, S + 1))
+
+    data_set = rows(SEQUENCES)
+    state = PackMixture([data_set]).state_at(8)
+    state_of_sampler = over(data_set).state_at(0, 1)
+    sequences, options = CHANGES[change]
+    same = rows(SEQUENCES)
+    PackMixture([same]).batches(4, state=state)
+    over(same).load_state_dict(state_of_sampler)
+    changed = rows(sequences, **options)
+    with refused("mixture", PackMixture([changed]).identity):
+        PackMixture([changed]).batches(4, state=state)
+    with refused("the state was taken with"):
+        over(changed).load_state_dict(state_of_sampler)
+
+
+def test_an_identity_does_not_depend_on_the_type_of_the_numbers():
+    lists = [{"input_ids": tokens, "words": ["x"] * len(tokens)} for tokens in SEQUENCES]
+    arrays = [{**row, "input_ids": np.array(row["input_ids"], np.int32)} for row in lists]
+    packed = pack(list(map(len, SEQUENCES)), max_sequence_length=S)
+    identities = {PackDataset(rows, packed=packed).identity for rows in (lists, arrays)}
+    assert len(identities) == 1
+    with_mask = [{**row, "loss_mask": [1] * len(row["input_ids"])} for row in lists]
+    assert PackDataset(with_mask, packed=packed).identity not in identities
