@@ -1,4 +1,4 @@
-"""What every test shares: seeds, threads, hypothesis profiles, the folder of larger data, IPU devices."""
+"""Fixtures of all tests: seeds, threads, hypothesis profiles, the directory of larger data, IPU devices."""
 
 import gc
 import os
@@ -53,7 +53,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_finish(session):
-    """What is loaded by now stays: garbage collection, which some tests ask for often, need not look at it again."""
+    """Exclude loaded modules from garbage collection, which some tests call often."""
     gc.collect()
     gc.freeze()
 
@@ -133,7 +133,7 @@ def nothing_waits_for_the_disk():
 
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory):
-    """What a user trusts, and what is trusted in a test, do not know of each other; nor do processes of tests."""
+    """Separate the trusted tasks of the user, of tests and of their processes."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 

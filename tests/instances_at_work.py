@@ -53,7 +53,7 @@ class Job(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a job has to work with."""
+    """Arguments of a job."""
 
     sdk: Any
     folder: Path
@@ -63,7 +63,7 @@ class Work(NamedTuple):
 
 
 def at_work(folder: Path, jobs: List[Job]) -> Dict[str, List[Any]]:
-    """What the instances said of each job, by its name."""
+    """Return the results of all instances by name of the job."""
     run_all(folder, [partial(_work, rank, folder, jobs) for rank in range(4)])
     return {job.name: [torch.load(folder / f"{job.name}-{rank}") for rank in range(job.size)] for job in jobs}
 

@@ -76,7 +76,7 @@ def weights_of(state):
 
 
 def plain(value):
-    """What an option of PopTorch holds, to compare: an enumeration's member as its number, a function as a word."""
+    """Return an option of PopTorch for comparison: a member of an enumeration as number, a function as word."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, dict):

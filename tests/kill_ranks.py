@@ -129,7 +129,7 @@ def undisturbed(config: Path, out: Path, *, ranks: int, steps: int) -> Ended:
 
 
 def differences(one: Path, other: Path) -> List[str]:
-    """What the two runs do not have in common, but for the clock."""
+    """Return the differences between two runs, times excluded."""
     records: List[List[Dict[str, Any]]] = [
         [{name: value for name, value in record.items() if name != "seconds"} for record in read_log(run / LOG)]
         for run in (one, other)

@@ -48,7 +48,7 @@ class Drive(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a drive came to. signals: how many of each reached the work; finished: pieces of work compared."""
+    """Result of a drive. signals: number of each signal that reached the work; finished: compared pieces of work."""
 
     signals: Counter[str]
     finished: int

@@ -1,4 +1,4 @@
-"""What `make test-ipu` runs, in an environment that has the Poplar SDK: python tests/on_ipus.py [pytest options]
+"""Run the IPU tests in an environment with the Poplar SDK (make test-ipu): python tests/on_ipus.py [pytest options]
 
 First the IPU suite as everywhere, on the stand-in, then the tests marked `ipu` on the PopTorch that is installed: on
 IPUs where they are attached, else on the Poplar IPU Model with 4 tiles an IPU (POPTORCH_IPU_MODEL=1: with all 1,472).

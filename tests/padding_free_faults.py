@@ -26,7 +26,7 @@ _IGNORED = -100
 
 
 class Wrong(NamedTuple):
-    """What is trained: a model, and how it is fed and called where that is not the usual way."""
+    """A model with its collator and loss, if they are not the usual ones."""
 
     model: Any
     forward: Optional[Callable[..., torch.Tensor]] = None  # model, inputs -> logits

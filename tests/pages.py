@@ -16,7 +16,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 class ReadPage(HTMLParser):
-    """What stands in a page's HTML.
+    """Content of the HTML of a page.
 
     tables: by name, a row a dictionary of the columns' keys to the values that the cells hold. shown: the same with
     the words of the cells. references: every place that the page names.
@@ -72,7 +72,7 @@ class ReadPage(HTMLParser):
 
 
 def check_page(text: str) -> ReadPage:
-    """What every page obeys: it names nothing outside itself, and no two pictures have one title."""
+    """Check the rules of every page: no external resources, and unique titles of pictures."""
     page = ReadPage(text)
     assert page.references and all(each.startswith(("#", "data:")) for each in page.references)
     assert len(set(page.pictures)) == len(page.pictures)
@@ -134,7 +134,7 @@ class Browser:
         return found
 
     def tell(self, method: str, **parameters: Any) -> Any:
-        """What the browser answers."""
+        """Return the answer of the browser."""
         self._number += 1
         session = {"sessionId": self._session} if self._session else {}
         message = {"id": self._number, "method": method, "params": parameters, **session}
@@ -165,5 +165,5 @@ class Browser:
         return self.tell("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
 
     def picture(self, path: Path) -> None:
-        """What the window shows, as a PNG."""
+        """Return the content of the window as PNG."""
         path.write_bytes(base64.b64decode(self.tell("Page.captureScreenshot")["data"]))

@@ -117,7 +117,7 @@ def at_work(folder: Path, jobs: List[Job], *, ranks: int = 4) -> Dict[str, Any]:
 
 
 def forking() -> Any:
-    """What starts processes at once: a server that has loaded what runs need, and has no threads, forks them."""
+    """Start processes by forking a server that has loaded the modules and has no threads."""
     context = multiprocessing.get_context("forkserver")
     commands = ("pretrain", "finetune")
     context.set_forkserver_preload(

@@ -6,7 +6,7 @@ from typing import Any, Callable, List
 
 
 def together(rank: Callable[[int, Callable[[int], int]], Any], ranks: int) -> List[Any]:
-    """What `rank(number, least)` returns for each; all call `least` equally often."""
+    """Run `rank(number, least)` in one thread per rank and return the results; all call `least` equally often."""
     barrier, given = threading.Barrier(ranks, timeout=20), [0] * ranks
 
     def run(number: int) -> Any:

@@ -24,7 +24,7 @@ NOTEBOOK = EXAMPLES / "paper_in_an_hour.ipynb"
 
 
 def run_here(name, monkeypatch, *arguments, status=0):
-    """What an example prints, run in this process as a script is; it ends with this exit status."""
+    """Run an example as a script in this process, check its exit status, and return its output."""
     monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
     printed = io.StringIO()
     with redirect_stdout(printed), pytest.raises(SystemExit) as ended:

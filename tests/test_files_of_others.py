@@ -1,4 +1,4 @@
-"""What the commands do with files that somebody else made: no option runs one, waits for one or fills the memory.
+"""Foreign files: no option executes one, waits for one or fills the memory.
 
 The options are those of the commands' parsers, so that a new one is seen: READS or NO_FILE must have it.
 """

@@ -1,4 +1,4 @@
-"""What the program and its pages tell a user to type is taken: each `--set`, each command, on the configurations that
+"""Every `--set` and command that the program and its pages print is accepted, on the configurations that
 come with the program. Commands are parsed by their own parsers and stop there.
 
 `python -m tests.test_printed_lines FILE` writes the list of what was executed.
@@ -137,7 +137,7 @@ class _Parsed(Exception):
 
 
 def parse(words, monkeypatch):
-    """What a command's own parser makes of its words; the command does not run."""
+    """Parse the words with the parser of the command, without running it."""
     original = argparse.ArgumentParser.parse_args
 
     def parse_args(self, args=None, namespace=None):

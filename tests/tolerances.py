@@ -1,4 +1,4 @@
-"""How close two computations of the same thing must be, by dtype; measured worst cases are far below."""
+"""Tolerances between two computations of the same value, by dtype; measured worst cases are far below."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def padded_run(kind, folder, ranks, rows, accumulation, way="OptimalPacking+PosI
 
 
 def loss_by_token(trainer):
-    """Of the training examples, one at a time."""
+    """Return the mean loss over the tokens of the training examples, computed one by one."""
     return mean_loss(trainer.model, (trainer.data_collator([example]) for example in trainer.train_dataset))
 
 
@@ -191,7 +191,7 @@ def weights(trainer):
 
 
 def losses(trainer):
-    """Of each update, as logged."""
+    """Return the logged loss of every update."""
     return [float(line["loss"]) for line in trainer.state.log_history if "loss" in line]
 
 

@@ -22,7 +22,7 @@ TESTS = {
 
 
 def last(folder, arm, seed, name):
-    """What a run ended with, over all scored sequences."""
+    """Return the final scores of a run over all scored sequences."""
     row = json.loads((folder / "cells" / f"{arm}-{seed}.json").read_text())["rows"][-1]
     return row.get(f"all_{name}", row[name])
 

@@ -1,4 +1,4 @@
-"""What the page claims: written before the runs; shown only where A/A passes and the control fails."""
+"""Claims of the page: written before the runs, shown only if A/A passes and the control fails."""
 
 import json
 import re
@@ -264,7 +264,7 @@ def test_others_compute_the_same_intervals():
 
 
 def test_a_finished_run_is_taken_into_the_page(tmp_path, capsys):
-    """Of committed cells: the same table, the same block; the claims of other runs are not measured."""
+    """Committed cells give the same table and the same block; the claims of other runs are not measured."""
     page, name = tmp_path / figures.PAGE, "order_topics"
     page.parent.mkdir()
     page.write_text((ROOT / figures.PAGE).read_text(encoding="utf-8"))

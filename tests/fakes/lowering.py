@@ -1,4 +1,4 @@
-"""What PopTorch 3.4 would see of a forward pass: its operators under PopTorch's names, and the rules they must keep.
+"""Operators of a forward pass under the names of PopTorch 3.4, and the rules for them.
 
 PopTorch intercepts operators before they are decomposed, so its list has `dropout`, `to` or `linear` where a dispatch
 mode of torch sees `native_dropout`, `_to_copy` or `addmm`; :data:`POPTORCH_NAMES` translates.  `ALLOWED` is read from

@@ -18,7 +18,7 @@ _SECONDS = 600.0  # beyond which somebody has not come, also on a busy machine
 
 
 class Exchange:
-    """What several instances exchange, by a group of their own.
+    """Exchange between instances, in a process group of their own.
 
     seconds: how long one waits for the others in an exchange; until they have met, however busy the machine is.
     """
@@ -50,7 +50,7 @@ class Exchange:
 
 
 class PopRun:
-    """What poprun tells a process: instance `index` of `instances`, which have `replicas` in all.
+    """Environment of a process under poprun: instance `index` of `instances` with `replicas` in total.
 
     store: of torch.distributed, the same in all instances; None: they are never to exchange anything.
     """

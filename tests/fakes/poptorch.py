@@ -348,7 +348,7 @@ class Options(_Settings):
         return other
 
     def toDict(self):
-        """What the backend is given, under PopTorch's own names (its options.py); a setting left alone is not in it."""
+        """Return the options for the backend under PopTorch's names (its options.py), without defaults."""
         assert not self.defaultOutputMode(), "An output mode must be picked before serialisation"
         own, training, precision = self._values, self._training._values, self._precision._values
         merged = {
@@ -429,7 +429,7 @@ class PipelinedExecution:
 
 
 class _Graph:
-    """What is being traced: blocks in the order they begin, losses, checkpoints."""
+    """State of a trace: blocks in the order they begin, losses, checkpoints."""
 
     def __init__(self, first_ipu=0):
         self.blocks, self.losses, self.checkpoints, self.serialised = [], [], 0, []
@@ -567,7 +567,7 @@ _GROUP_ATTRIBUTES = ("lr", "betas", "eps", "weight_decay", "max_weight_norm")
 
 
 def _snapshot(optimizer):
-    """What the device knows of an optimiser: taken when it is set, never read from the host's object later."""
+    """Values of an optimiser on the device, copied when it is set and never read from the host again."""
     if not isinstance(optimizer, optim.Optimizer):
         raise Error(f"the stand-in takes optimisers of poptorch.optim, not {type(optimizer).__name__}")
     groups = [{name: group[name] for name in _GROUP_ATTRIBUTES if name in group} for group in optimizer.param_groups]
@@ -739,7 +739,7 @@ class PoplarExecutor:
             _pickle.dump({"poptorch": __version__, "inputs": self._sample, **self._program()}, file)
 
     def _program(self):
-        """What a compiled program is: its options, weights and operators.
+        """Return the identity of a compiled program: its options, weights and operators.
 
         Settings of the backend are in it; where a device comes from is not, nor the random seed, which is sent there.
         """

@@ -15,12 +15,12 @@ RUN_COUNT = "autoReport.executionProfileProgramRunCount"
 
 
 def engine_option(options, name):
-    """What the program was told, else the environment."""
+    """Return an engine option of the program, or of the environment."""
     return {**json.loads(os.environ.get("POPLAR_ENGINE_OPTIONS") or "{}"), **options.get("engineOptions", {})}.get(name)
 
 
 class Profile:
-    """Of one program; written anew after each run."""
+    """Profile of one program; rewritten after each run."""
 
     def __init__(self, options, *, name, homes, weights, operators, stages, ipus):
         self.folder = engine_option(options, "autoReport.directory")

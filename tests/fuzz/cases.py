@@ -51,7 +51,7 @@ class Target(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was read. `must`: what no damage may change; `may`: what the format holds once and nothing checks."""
+    """Values that were read. `must`: no damage may change them; `may`: the format stores them once, unchecked."""
 
     must: Any
     may: Any = None
@@ -112,7 +112,7 @@ def digest(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As nested tuples that say every type."""
+    """Convert a value to nested tuples with the type of every part."""
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
         return array.dtype.descr, array.shape, _plain(array.tolist()) if array.dtype.hasobject else array.tobytes()
@@ -305,7 +305,7 @@ class Sample:
         return Result(SILENT, "another value was read", words)
 
     def wrong_message(self, error: BaseException) -> str:
-        """What is wrong with the words of a refusal; "" where nothing is."""
+        """Describe the fault of an error message, or return ""."""
         return self._wrong_lines(str(error).split("\n"), several=isinstance(error, Problems))
 
     def _wrong_lines(self, lines: Sequence[str], several: bool) -> str:

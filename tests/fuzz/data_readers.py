@@ -77,7 +77,7 @@ def _verified(folder: Path) -> Found:
 
 
 def _loaded(folder: Path) -> Found:
-    """What training reads, without verify."""
+    """Read a data set as training does, without verify."""
     with PackStore.open(folder / "data") as store:
         return Found(_content(store), typed(store.manifest))
 

@@ -154,7 +154,7 @@ def _report(folder: Path) -> Found:
 
 
 def _resumed(folder: Path) -> Found:
-    """What --resume does before the first update."""
+    """Run the checks of --resume before the first update."""
     run = folder / "run"
     config = load_config(run / "config.yml")
     begin = _beginning(str(run), None)

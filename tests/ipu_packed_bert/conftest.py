@@ -1,4 +1,4 @@
-"""What tests of the training package share: a modelled machine, and runs that end without a picture.
+"""Fixtures of the training package: a modelled machine, and runs without a picture.
 
 Plans and traces of the machine are made once and shared through a folder of this test run.
 """

@@ -31,7 +31,7 @@ LOSSES = [
 
 
 class Update(NamedTuple):
-    """What an update over micro-batches computes: means over the update, and gradients by parameter."""
+    """Return the means over an update of micro-batches, and the gradients by parameter."""
 
     loss: float
     mlm_loss: float
@@ -146,7 +146,7 @@ def test_packed_update_is_the_unpacked_update(loss, seed, sequences, depth, micr
 
 
 class SequenceScores(NamedTuple):
-    """What each sequence of each pack scores [B, D]; 0 where there is none."""
+    """Return the score of each sequence of each pack [B, D]; 0 for unused numbers."""
 
     mlm_loss: torch.Tensor  # means over its masked tokens
     mlm_accuracy: torch.Tensor

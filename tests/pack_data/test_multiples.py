@@ -164,7 +164,7 @@ def test_rows_of_a_data_set(tmp_path, way):
 
 
 def sequences_of_batch(batch):
-    """Those that are predicted, of a padding-free batch whose examples begin at multiples."""
+    """Return the predicted tokens of a padding-free batch whose examples begin at multiples."""
     ends = batch["cumulative_lengths"].tolist()
     ids, labels, positions = (batch[name][0] for name in ("input_ids", "labels", "position_ids"))
     assert len(ids) % M == 0 and int(batch["max_length"]) == max(np.diff(ends))

@@ -1,4 +1,4 @@
-"""What holds for every packer on every histogram."""
+"""Laws of every packer on every histogram."""
 
 import numpy as np
 import pytest

@@ -31,7 +31,7 @@ from tests.tolerances import assert_same
 
 
 def options_of(folder, counts, more):
-    """Of sequences of at most 64 tokens. counts: "LENGTH,COUNT ..."."""
+    """Return the options for sequences of at most 64 tokens. counts: "LENGTH,COUNT ..."."""
     lengths = folder / "lengths.csv"
     lengths.write_text("\n".join(["length,count", *counts.split(), ""]), encoding="utf-8")
     options = f"--size tiny --rounds 7 --histogram {lengths} --max-sequence-length 64 --vocabulary-size 50 {more}"
@@ -125,7 +125,7 @@ def test_sequences_end_to_end_are_the_same_work(work):
 
 
 def test_rivals_are_timed_in_turn_with_the_packs_and_do_the_same_work(work, monkeypatch, capsys):
-    """What is measured on a GPU, with what a CPU has of it; other work is an error."""
+    """The rivals of a GPU, mocked on a CPU; other work is an error."""
     pytest.importorskip("transformers", minversion="4.48", reason="needs transformers 4.48 or newer")
     monkeypatch.setitem(packed.RIVALS, "cpu", packed.RIVALS["cuda"])
     config = config_of("tiny", work, EngineConfig(kind="host", threads=1), micro_batch=2, dropout=0.0)

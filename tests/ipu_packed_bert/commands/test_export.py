@@ -232,7 +232,7 @@ def test_transformers_scores_the_same(tmp_path):
 
 
 def test_the_way_from_transformers(tmp_path):
-    """What transformers itself saves reads as the same weights."""
+    """Weights saved by transformers are read unchanged."""
     transformers = pytest.importorskip("transformers", reason="the outside reference: pip install transformers")
     run = a_run(tmp_path)
     export_run(run, tmp_path / "hf")

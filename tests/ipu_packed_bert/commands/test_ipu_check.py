@@ -35,7 +35,7 @@ STAGES = ["predicted", "compiled", "updates"]
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Of the cycle model: each network is traced once."""
+    """Return a directory for the cache of the cycle model, so that each network is traced once."""
     return tmp_path_factory.mktemp("cache")
 
 

@@ -58,7 +58,7 @@ def _run(tiny, out, processes, steps=STEPS):
 
 
 def test_ranks_that_are_told_to_end_save_and_end_within_ten_seconds(tmp_path):
-    """So that torchrun, which waits for 30, kills none."""
+    """torchrun kills ranks after 30 seconds."""
     run = tmp_path / "run"
     tiny = tiny_config(tmp_path / "tiny.yml", tiny_data(tmp_path / "data"))
     assert ended(partial(_told_to_end, tiny, run)) == [(143, ""), (143, "")]

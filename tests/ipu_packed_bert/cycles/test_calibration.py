@@ -66,7 +66,7 @@ def test_throughputs_imply_the_reference_cycles(observations):
 
 
 def test_within_6_percent_on_average_and_10_at_worst_when_left_out(fitted):
-    """Of every published throughput, short accumulation and large pods included."""
+    """All published throughputs, including short accumulation and large pods."""
     mean, worst = fitted.report["mean_error"], fitted.report["worst_error"]
     assert mean["left_out"] < 0.06 and worst["left_out"] < 0.10
     assert mean["fitted"] <= mean["left_out"]

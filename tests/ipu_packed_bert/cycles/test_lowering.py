@@ -1,4 +1,4 @@
-"""What each operator becomes, on graphs of one operation written by hand: compute sets, exchanges and syncs.
+"""Lowering of each operator, on hand-written graphs of one operation: compute sets, exchanges and syncs.
 
 The machine has 10 tiles, a sync of 101 cycles and a dispatch of 53, so that no two parts look alike. How PopART lowers
 each operator: poplibs (popnn NonLinearity, GroupNorm; popops) and popart's lowering, SDK 3.4 line. A compute set costs

@@ -99,7 +99,7 @@ CARRIED = sets(2 * vertices.dynamic_slice(500))  # the mask, which every layer r
 
 
 def alone(graph, operator, phase):
-    """What one operation of the graph costs; each is worked out by hand in test_lowering.py."""
+    """Return the cost of one operation of the graph; test_lowering.py works out each by hand."""
     found = [o for o in graph.operations if o.operator == f"aten.{operator}.default" and o.phase == phase]
     return Lowering(graph, Planner(HAND), memory_proportion=0.2).operation(found[0])
 

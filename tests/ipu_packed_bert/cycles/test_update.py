@@ -1,4 +1,4 @@
-"""What a weight update costs beyond its pipeline: worked by hand from bytes, bandwidths and steps, and its laws."""
+"""Costs of a weight update outside the pipeline: worked by hand from bytes, bandwidths and steps; and laws."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a model must beat, by hand."""
+"""The constant baseline of a model, worked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a data set says about itself need not be typed again; what both say must agree."""
+"""Settings come from the data set if they are missing, and must agree with it otherwise."""
 
 import json
 import re
@@ -294,7 +294,7 @@ def test_what_one_cannot_evaluate_on(corpus, tmp_path, change, words):
 
 
 def test_sides_of_two_builds_are_no_pair(corpus, tmp_path):
-    """What a run reads that starts between the two renames of a build; a data set named by the user may be of any."""
+    """A run that starts between the two renames of a build; a data set named by the user may be of any build."""
     build_small(corpus, tmp_path / "data", held_out=0.3).close()
     build_small(corpus, tmp_path / "other", held_out=0.3, seed=4, vocabulary=tmp_path / "data" / "vocab.txt").close()
     theirs = held_out_folder(tmp_path / "other")
@@ -316,7 +316,7 @@ def test_sides_of_two_builds_are_no_pair(corpus, tmp_path):
 
 
 def test_a_smaller_share_held_out_elsewhere_can_be_evaluated_on(corpus, tmp_path):
-    """What another build with a smaller share held out is on no training side of a larger one."""
+    """A smaller held-out share of another build contains no training documents of a larger share."""
     build_small(corpus, tmp_path / "data", held_out=0.5).close()
     build_small(corpus, tmp_path / "other", held_out=0.3, vocabulary=tmp_path / "data" / "vocab.txt").close()
     for training, evaluation, fits in (("data", "other", True), ("other", "data", False)):

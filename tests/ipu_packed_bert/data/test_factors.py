@@ -1,4 +1,4 @@
-"""Where a packing factor comes from before there is a data set."""
+"""The packing factor before the data set is built."""
 
 import argparse
 

@@ -69,7 +69,7 @@ def gradient(made, update):
 
 
 def apart(one, other):
-    """Of the gradients, relative."""
+    """Return the relative difference of two gradients."""
     return float((one - other).norm() / other.norm())
 
 

@@ -160,7 +160,7 @@ def test_no_object_has_a_public_attribute_of_the_stand_ins_own():
 
 
 def test_errors_are_of_published_kinds():
-    """What the stand-in raises, by its source: PopTorch's own exceptions, and those of Python."""
+    """Return the exceptions that the source of the mock raises: PopTorch's and Python's."""
     kinds = set()
     for module in (poptorch, poptorch.optim):
         for node in ast.walk(ast.parse(inspect.getsource(module))):

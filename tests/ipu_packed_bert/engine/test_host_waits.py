@@ -1,4 +1,4 @@
-"""How often an update waits for the device, and how often it casts a weight, counted."""
+"""The number of times that an update waits for the device and casts a weight."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Tolerance(NamedTuple):
 
     @property
     def change(self) -> float:
-        """Of what an update adds to the weights, L2."""
+        """Tolerance of the change of the weights, L2."""
         return 2 * self.gradient**0.5
 
 
@@ -64,14 +64,14 @@ TOLERANCES = {
 
 
 class Tier(NamedTuple):
-    """Where a test runs."""
+    """Modules and devices of a test."""
 
     ipu: Any  # the modules of engine/ipu
     poptorch: Any
     real: bool
 
     def ipus(self, number: int) -> bool:
-        """Whether there are so many."""
+        """Return True if this number of IPUs is available."""
         return self.poptorch.ipuHardwareIsAvailable(number)
 
     def placed(self, config):
@@ -142,7 +142,7 @@ def same_update(tier, config, engine, host, batch, rate=0.01):
 
 
 def test_poptorch_has_the_published_interface(tier):
-    """What the stand-in has of the published interface, which is all that the engine uses, this PopTorch has too."""
+    """The installed PopTorch has every published name that the mock has, which are all that the engine uses."""
     poptorch, published = tier.poptorch, API["modules"]["poptorch"]
     assert poptorch.__version__.rsplit(".", 1)[0] in ("3.3", "3.4")  # their interface is the same
     names = sorted(set(dir(stand_in)) & set(published))
@@ -161,7 +161,7 @@ def test_poptorch_has_the_published_interface(tier):
 
 
 def options_of_all(ipu):
-    """What the backend is given for each configuration that comes with the program, training and evaluation."""
+    """Collect the options of the backend for each bundled configuration, training and evaluation."""
     found = {}
     for name in shipped_names():
         # Of pre-training; a Bow pod has the program of the other.
@@ -259,7 +259,7 @@ def test_a_program_compiled_without_a_device(tier, tmp_path, monkeypatch):
 
 
 def test_a_run_is_saved_and_resumed(tier, tmp_path, capsys):
-    """As people type it: half weights, dropout, stochastic rounding, batches read ahead by another process, held-out
+    """The command as users run it: half weights, dropout, stochastic rounding, asynchronous loading, held-out
     loss; then two more updates from the checkpoint."""
     from ipu_packed_bert.commands import pretrain
 

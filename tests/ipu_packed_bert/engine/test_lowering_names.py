@@ -130,7 +130,7 @@ def test_the_program_does_not_depend_on_the_data():
     ids=["nonzero", "masked_select", "tril", "unique", "item"],
 )
 def test_of_the_test(refused):
-    """What PopTorch refuses is noticed on both levels."""
+    """Operators that PopTorch refuses are detected on both levels."""
     tensor = torch.eye(3)
     for recorder in (Functions(), Decomposed()):
         with torch.no_grad(), recorder:

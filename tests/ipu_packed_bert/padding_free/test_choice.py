@@ -1,4 +1,4 @@
-"""What is chosen for a model is right to rounding against plain calls; windows, chunks, soft caps and all."""
+"""The attention chosen for a model equals plain calls up to rounding, with windows, chunks and soft caps."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_plain_batches_and_generation_are_not_taken_for_rows_of_examples():
 
 
 def test_an_autocast_inside_forward_is_measured_in_its_type():
-    """As Accelerate wraps `forward` once a trainer has evaluated with bf16: ours is chosen, and no dense mask."""
+    """Accelerate wraps `forward` after a bf16 evaluation: our attention is chosen, and no dense mask."""
     model = a_model(dtype=torch.float32)
     inner = model.forward
 

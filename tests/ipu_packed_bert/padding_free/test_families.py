@@ -69,7 +69,7 @@ def test_the_page_counts_families_of_two_versions(tmp_path, capsys):
 
 
 def test_a_model_whose_layers_see_a_mask_alone_refuses_it():
-    """As GPT-2 of Transformers 4.57: the boundaries do not reach the layers, and an all-ones mask hides them."""
+    """GPT-2 of Transformers 4.57: the boundaries do not reach the layers, and an all-ones mask hides them."""
 
     class Dropping(transformers.GPT2LMHeadModel):
         def forward(self, input_ids, attention_mask=None, position_ids=None, **others):

@@ -54,7 +54,7 @@ def test_models_that_keep_examples_apart_pass(kind, dtype):
 
 
 def test_a_loss_may_call_the_model_on_other_tokens_too():
-    """As `loss_sum` does once, to try the output layer."""
+    """`loss_sum` does so once, to try the output layer."""
     model = a_model("llama", "padding_free", torch.float64)
 
     def loss(model, inputs):
@@ -248,7 +248,7 @@ def test_what_goes_far_is_found_by_any_name():
 
 
 class Adapted(torch.nn.Module):
-    """As PEFT wraps a model."""
+    """Wrap a model as PEFT does."""
 
     def __init__(self, model):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What padding-free training refuses, in one line that names the cause: trainers, collators, models, batches."""
+"""Padding-free training refuses trainers, collators, models and batches in one line that names the cause."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class FullyShardedDataParallel(torch.nn.Linear):
 
 class Shard(torch.nn.Linear):
     def set_requires_gradient_sync(self, on, *, recurse=True):
-        """As FSDP2 gives it to a module."""
+        """State of a module under FSDP2."""
 
 
 def accumulated(part):

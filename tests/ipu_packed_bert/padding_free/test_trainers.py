@@ -119,7 +119,7 @@ def test_the_loss_in_blocks_never_asks_for_whole_logits(tmp_path, capsys):
 
 
 def test_the_blocks_of_sft_trainer_are_small_on_a_cpu(tmp_path, monkeypatch):
-    """Of TRL from 1.16 on: its loss, entropy and accuracy are the same as in blocks of 4,096 tokens."""
+    """TRL 1.16 and newer: loss, entropy and accuracy are the same as in blocks of 4,096 tokens."""
     tiles = pytest.importorskip("trl.kernels.chunked_logprob", reason="TRL before 1.16 has no blocks")
     found, most = [], tiles.TOKEN_CHUNK_SIZE
     for block in (padding_free_trainers.BLOCK, 2 * 50):  # the vocabulary has 50
@@ -137,7 +137,7 @@ def test_the_blocks_of_sft_trainer_are_small_on_a_cpu(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_are_those_of_the_masks(kind, tmp_path):
-    """Of every example: what a mask leaves out is not predicted, and everything else but its first token is."""
+    """For every example, masked tokens are not predicted, and all others but the first are."""
     trainer, _ = packed_run(kind, tmp_path)
     found = {}
     for inputs in trainer.get_train_dataloader():

@@ -47,7 +47,7 @@ def micro_batches(model, cuts):
 
 @pytest.mark.parametrize("cuts", [[], [1, 4]], ids=["whole", "three micro-batches"])
 def test_the_loss_is_the_mean_over_the_predicted_tokens(cuts):
-    """Of an update and of an evaluation, against plain calls of the model with one example each."""
+    """An update and an evaluation equal plain calls of the model with one example each."""
     model = ours()
     expected = torch.cat([alone(a_model(), example) for example in some_examples(3, LENGTHS)])
     batches = micro_batches(model, cuts)
@@ -91,7 +91,7 @@ def test_the_loss_in_pieces_is_the_cross_entropy(dtype, allowed, monkeypatch):
 
 
 def test_an_update_takes_one_step_at_its_rate_and_clears_the_gradients():
-    """Of plain gradient descent: the weights move by rate times gradient, twice in a row."""
+    """Plain gradient descent: the weights move by rate times gradient, twice in a row."""
     model, reference = ours(), ours()
     optimizer = torch.optim.SGD(model.parameters(), lr=100.0)
     for rate in (0.5, 0.25):

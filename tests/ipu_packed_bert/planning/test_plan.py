@@ -35,7 +35,7 @@ def planned(name, *overrides, factor=FACTOR):
 
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path, monkeypatch):
-    """What a plan says of speed depends on what was traced before."""
+    """Give each test a fresh cache of traces, on which the speed in a plan depends."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

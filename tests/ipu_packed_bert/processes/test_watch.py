@@ -295,7 +295,7 @@ def test_a_held_out_loss_shows_that_a_checkpoint_is_good(store, tmp_path, evalua
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks the file's name up in /proc")
 def test_a_kill_while_a_checkpoint_is_saved_leaves_the_log_of_all_its_updates(store, tmp_path, monkeypatch):
-    """What was not written through to the disk is lost in the test, as it may be when a machine goes down."""
+    """Data that was not synced to disk is lost, as when a machine fails."""
     synced, original = {}, os.fsync
 
     def fsync(descriptor):

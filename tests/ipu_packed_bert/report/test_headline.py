@@ -1,4 +1,4 @@
-"""What a user gets: throughputs of whole runs beside the kernel's ratio."""
+"""Throughputs of whole runs and the ratio of kernel cycles."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a resumed run may change: every setting in one class, every difference named at once, and what was allowed."""
+"""Changes on resuming: every setting is in one class, and all differences are reported at once."""
 
 import shutil
 

@@ -391,7 +391,7 @@ def test_a_size_beyond_every_network_is_refused_before_anything_is_allocated(tmp
 
 
 def test_a_meaning_is_more_than_the_machine_that_reads_the_setting():
-    """As --show-config prints it: `host` alone, or `host, of products`, says nothing of what is decided."""
+    """The meanings of --show-config are sentences, not `host` or `host, of products`."""
     for field in dataclasses.fields(EngineConfig):
         left = re.sub(r"\b(host|IPUs?|CPUs?|CUDA|GPU|only|and|of|products)\b|\W+", "", field.metadata["meaning"])
         assert len(left) > 3, field.name

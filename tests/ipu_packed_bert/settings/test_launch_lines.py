@@ -1,4 +1,4 @@
-"""What the plan says to type is what starts the run: parsed again, it has the instances, replicas and ranks."""
+"""The commands that the plan prints start the run: parsed again, they have its instances, replicas and ranks."""
 
 import shlex
 from pathlib import Path

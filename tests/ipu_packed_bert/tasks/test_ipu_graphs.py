@@ -156,7 +156,7 @@ def test_one_at_full_depth(sdk, tmp_path):
 
 
 class Called(TorchFunctionMode):
-    """What the model's code calls, before torch decomposes it: PopTorch takes some operators whole there."""
+    """Record the operators before torch decomposes them, because PopTorch lowers some of them whole."""
 
     def __init__(self):
         super().__init__()

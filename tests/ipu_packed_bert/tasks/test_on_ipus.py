@@ -137,7 +137,7 @@ def test_a_program_stays_on_the_ipus_for_all_batches(sdk, checkpoint, tmp_path):
 
 
 def predictions(made, host):
-    """Of every sequence that is held out, by both engines; those of the first."""
+    """Return the predictions for all held-out sequences, and check that both engines agree."""
     found, expected = (made.task.predict(each, made.batches.held_out()).outputs for each in (made.engine, host))
     assert len(found) == len(made.task.evaluation)
     assert max(np.abs(one - other).max() for one, other in zip(found, expected)) <= 1e-12

@@ -359,7 +359,7 @@ def test_a_task_keeps_its_contract(checkpoint, tmp_path, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_can_compare_itself_with_its_sequences_unpacked(checkpoint, tmp_path, kind):
-    """What --compare-unpacked does, for every task, in the engine's own precision."""
+    """Run the comparison of --compare-unpacked for every task, in the precision of the engine."""
     made = prepared(checkpoint, tmp_path, kind, dtype=torch.float32)
     found = compare_unpacked(made.engine, made.batches, updates=2)
     assert found is not None and found.packing_factor > 1.2

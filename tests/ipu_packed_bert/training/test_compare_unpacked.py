@@ -161,7 +161,7 @@ def test_it_changes_nothing_bit_for_bit(store):
 
 
 class OtherProgram(Engine):
-    """As an engine whose device would need another program for unpacked rows."""
+    """Mock an engine whose device needs another program for unpacked rows."""
 
     description = "no such device"
 

@@ -1,4 +1,4 @@
-"""What a run writes down, and what it forgets when it is resumed from before."""
+"""The log of a run, and the lines that resuming from an earlier checkpoint removes."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""What a run's picture and its page show is what its log and its summary say."""
+"""The picture and the page of a run show the numbers of its log and summary."""
 
 from __future__ import annotations
 

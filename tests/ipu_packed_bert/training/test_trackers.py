@@ -16,7 +16,7 @@ from tests.tiny_runs import tiny_config, tiny_data
 
 
 class Service:
-    """What both packages have of what is used here; the calls stand in a list."""
+    """Mock of both packages that records calls in a list."""
 
     def __init__(self, monkeypatch, name):
         self.curves, self.begun, self.finished, self.settings = [], [], 0, []

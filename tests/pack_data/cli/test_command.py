@@ -1,4 +1,4 @@
-"""What every command shares: how mistakes are printed, and the list of commands."""
+"""Errors of commands, and the list of commands."""
 
 import argparse
 import contextlib
