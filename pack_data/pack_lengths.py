@@ -112,6 +112,9 @@ def pack(
         keep_order: packs hold consecutive sequences, in the order given. Taking each while it fits is then optimal: by
             induction, the k-th pack of any such packing ends no later than the k-th of this one.
 
+    Returns:
+        The pack and the slot of each sequence, with the packing and its proof.
+
     Raises:
         ValueError: a length does not fit, which names the sequence, or the options do not go together.
     """

@@ -28,6 +28,9 @@ def get_packer(name: str) -> Callable[..., Packing]:
     Args:
         name: one of `PACKERS`.
 
+    Returns:
+        A function of a histogram and a packing depth that returns a :class:`Packing`.
+
     Raises:
         ValueError: no packer has this name.
     """

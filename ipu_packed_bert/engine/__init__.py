@@ -48,6 +48,9 @@ def choose_engine(config: Config, *, simulated: bool = True) -> EngineChoice:
         config: settings of any task.
         simulated: whether `auto` may choose the IPU Model.
 
+    Returns:
+        The kind of the engine, and the reason for the choice.
+
     Raises:
         ValueError: the configuration requires IPUs and there are none, or IPUs are attached but too few. A run meant
             for hardware is not simulated, which would take months.

@@ -55,6 +55,9 @@ def load_config(
         command: ``"pretrain"`` or ``"finetune"``: refuse the configuration of the other one.
         stored: True if a run wrote the file, which must then name a task of the user's by its full path.
 
+    Returns:
+        The configuration, checked.
+
     Raises:
         ConfigError: with every problem of the file.
     """

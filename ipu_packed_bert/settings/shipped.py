@@ -40,9 +40,13 @@ def derived_tree(path: Union[str, Path]) -> Optional[Any]:
 
 
 def config_file(name: str) -> Path:
-    """Return the file of a --config option, a path or the bare name of a configuration of the program.
+    """Return the file of a --config option.
 
-    A configuration that is derived from others has no file; its path is where the file would be.
+    Args:
+        name: the path of a file, or the bare name of a configuration of the program.
+
+    Returns:
+        The path. A configuration that is derived from others has no file; its path is where the file would be.
 
     Raises:
         ValueError: if a bare name is unknown, or a path does not exist but is similar to a known name.

@@ -459,10 +459,16 @@ WAYS = {
 
 
 def get_way(name: str) -> Way:
-    """Return the way of this name.
+    """Return a batching strategy.
+
+    Args:
+        name: one of `WAYS`.
+
+    Returns:
+        The strategy, which plans the batches of an epoch.
 
     Raises:
-        ValueError: there is no such way.
+        ValueError: no strategy has this name.
     """
     if name not in WAYS:
         raise ValueError(f"unknown batching strategy {name!r}; choose from {', '.join(WAYS)}")

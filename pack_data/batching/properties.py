@@ -98,6 +98,9 @@ def report(way: Way, lengths: np.ndarray, options: BatchOptions, epoch: int = 0)
         options: batch size, longest sequence, ranks and seed.
         epoch: number of the epoch, from 0.
 
+    Returns:
+        Padding, attention work and balance over the ranks.
+
     Raises:
         ValueError: a token is missing or comes twice.
     """

@@ -50,6 +50,9 @@ def verify(folder: Union[str, Path], workers: Optional[int] = 1) -> Verified:
         workers: Processes, None for one per core; with more than one, a script calls this function under
             `if __name__ == "__main__":`.
 
+    Returns:
+        The manifest and the number of bytes read.
+
     Raises:
         ValueError: If there is a fault; the message names the file, the pack and the rule.
     """

@@ -43,10 +43,13 @@ _M_MMAP_MAX = -4
 
 
 def keep_buffers() -> bool:
-    """Let this process keep freed memory for its next buffers, and return whether the C library (glibc) agreed.
+    """Let this process keep freed memory for its next buffers.
 
     Otherwise glibc maps every buffer above 32 MiB anew and returns it after use, and each use begins with a fault for
     every page. The memory of the process then stays at its peak; this cannot be undone.
+
+    Returns:
+        True if the C library is glibc and accepted the setting.
     """
     try:
         library = ctypes.CDLL(None)

@@ -347,6 +347,9 @@ def prove(packing: Packing) -> Proof:
     Args:
         packing: has a certificate; the packings of the optimal packer do.
 
+    Returns:
+        The lower bound, derived anew from the certificate.
+
     Raises:
         ValueError: the packing has no certificate, or one that does not prove its bounds, or a pack breaks a limit.
     """

@@ -121,6 +121,9 @@ def packed_rows(
         longer: rule of `pack_data.lengths.overlong` for longer examples.
         options: further options of `PackStream`.
 
+    Yields:
+        Rows in the order in which they are full.
+
     Raises:
         ValueError: an option is out of range, or an example does not fit the rule.
     """
