@@ -57,9 +57,8 @@ class _Verdict(NamedTuple):
 
     plain: str
     ones: str  # with an all-ones attention_mask
-    error: float = (
-        0.0  # largest difference of a token's loss from that of its example alone, over the largest
-    )
+    # Largest difference of a token's loss from that of its example alone, over the largest.
+    error: float = 0.0
     why: str = ""  # it is refused; else what keeps examples apart
 
     def wrong(self, attention: str) -> bool:

@@ -88,9 +88,8 @@ Regroup = Callable[[List[np.ndarray], Sequences], List[np.ndarray]]
 class Size(NamedTuple):
     """The size of an experiment."""
 
-    corpus: (
-        str  # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus
-    )
+    # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus.
+    corpus: str
     amount: int  # documents of topics, or characters of text
     held_out: float  # share of the documents
     max_sequence_length: int

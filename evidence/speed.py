@@ -67,9 +67,8 @@ WIDTHS = {"base": Width(768, 12), "large": Width(1024, 16), "tiny": Width(32, 2)
 class SpeedSize(NamedTuple):
     """The size of the experiment."""
 
-    corpus: (
-        str  # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus
-    )
+    # "topics" (topics.py), or "text": wikipedia/ of --data-dir, else the embedded corpus.
+    corpus: str
     amount: int  # documents of topics, or characters of text
     rows: Tuple[Tuple[int, int, int], ...]  # slots, packing depth, rounds that are timed
     slots_at_once: int  # of a micro-batch, which has one row at least

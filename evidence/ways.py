@@ -29,9 +29,8 @@ WORDS = {
 }
 TRAINING, INFERENCE = "training", "inference"
 
-_SORTED = (
-    3  # the stream of random numbers that orders the sequences of equal length, and the updates
-)
+# The stream of random numbers that orders the sequences of equal length, and the updates.
+_SORTED = 3
 
 
 class Pass(NamedTuple):

@@ -84,9 +84,8 @@ QUANTILES = {
         487,
     ],
 }
-LONG_TAILED = (
-    "long-tailed"  # log-normal: half of the examples below 100 tokens, one in a hundred above 1,600
-)
+# Log-normal: half of the examples below 100 tokens, one in a hundred above 1,600.
+LONG_TAILED = "long-tailed"
 PADDED, SORTED, DENSE, OURS = "padded", "sorted", "dense", "ours"
 
 

@@ -95,9 +95,8 @@ def _figures(sides: SideBySide) -> Dict[str, Any]:
 
 # The ways that our packs are compared with, by the kind of device.
 RIVALS = {"cpu": ("sorted",), "cuda": ("sorted", "dense", "flash")}
-_LOSS_TOLERANCE = (
-    0.02  # relative; dropout differs between sides, the sequences and their number do not
-)
+# Relative; dropout differs between sides, the sequences and their number do not.
+_LOSS_TOLERANCE = 0.02
 
 
 def _compare_rivals(

@@ -21,9 +21,8 @@ class StepResult(NamedTuple):
     metrics: Mapping[str, float]  # of the task, `loss` first, each normalised over the whole update
     seconds: float  # wall clock of the call
     cycles: Optional[int] = None  # device cycles of the call; None if the device has no counter
-    gradient_norm: Optional[float] = (
-        None  # of all parameters, before clipping; None if the device does not return it
-    )
+    # Of all parameters, before clipping; None if the device does not return it.
+    gradient_norm: Optional[float] = None
     counts: Optional[Counts] = None  # of the parts of all processes; None if the batch is whole
 
     @property
@@ -93,9 +92,8 @@ class Engine(abc.ABC):
     """One device, or several that act as one. One training program serves the whole data set."""
 
     task: Task
-    processes: Processes = (
-        ONE  # make each update together; all call the methods here in the same order
-    )
+    # Make each update together; all call the methods here in the same order.
+    processes: Processes = ONE
     # IPUs keep a random state: processes, replicas of each, IPUs per replica, 1 on the IPU Model. In a state saved by
     # other streams, dropout draws anew.
     streams: Sequence[int] = ()

@@ -40,13 +40,11 @@ class _Settings(NamedTuple):
     scale: Optional[float] = None  # None: one over the root of the width
     dropout: float = 0.0
     causal: bool = True
-    window: Optional[int] = (
-        None  # a token sees others at less than this distance before and, if not causal, after it
-    )
+    # A token sees others at less than this distance before and, if not causal, after it.
+    window: Optional[int] = None
     softcap: Optional[float] = None
-    sinks: Optional[torch.Tensor] = (
-        None  # [N], a score that takes a share of each softmax and adds nothing
-    )
+    # [N], a score that takes a share of each softmax and adds nothing.
+    sinks: Optional[torch.Tensor] = None
 
     @property
     def scored(self) -> bool:

@@ -60,9 +60,8 @@ class PackedStream(IterableDataset):
     ) -> None:
         super().__init__()
         self._share = Share(source)
-        self._share_state: Optional[Dict[str, Any]] = (
-            None  # loaded, for the share of the next iteration
-        )
+        # Loaded, for the share of the next iteration.
+        self._share_state: Optional[Dict[str, Any]] = None
         if (rank is None) != (ranks is None):
             raise ValueError(
                 f"rank = {rank}, ranks = {ranks}; pass both, or neither to use those of torch.distributed"
@@ -80,9 +79,8 @@ class PackedStream(IterableDataset):
         self._S = max_sequence_length
         self._rule = longer
         self._options = options
-        self._place: Optional[Tuple[int, int]] = (
-            None  # of the process whose state this is; None: not started
-        )
+        # Of the process whose state this is; None: not started.
+        self._place: Optional[Tuple[int, int]] = None
         self._loaded = False
         self._begin()
 

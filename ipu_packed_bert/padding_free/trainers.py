@@ -235,9 +235,8 @@ def _choose_attention(trainer: Any, row_tokens: int) -> None:
         trainer.model, longest=row_tokens, row=trainer._train_batch_size * row_tokens
     )
     if _takes_use_cache(trainer.model):
-        config.use_cache = (
-            use_cache  # each batch has use_cache=False, and the configuration is saved unchanged
-        )
+        # Each batch has use_cache=False, and the configuration is saved unchanged.
+        config.use_cache = use_cache
     _print_once(trainer, str(probed))
 
 

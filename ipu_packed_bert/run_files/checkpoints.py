@@ -51,9 +51,8 @@ class Checkpoint(NamedTuple):
     batches: Dict[str, Any]  # GlobalBatches.state()
     config: str  # YAML, as resolved
     vocabulary: str = ""  # sha256 of vocab.txt; empty where it is not known
-    lower_case: Optional[bool] = (
-        None  # what the vocabulary is applied to; None where it is not known
-    )
+    # What the vocabulary is applied to; None where it is not known.
+    lower_case: Optional[bool] = None
 
     @property
     def identity(self) -> Identity:

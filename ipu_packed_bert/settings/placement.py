@@ -20,9 +20,8 @@ class PlacedPart(NamedTuple):
 
     name: str
     module: str  # path inside the network
-    with_table: bool = (
-        False  # on the first IPU, where the embedding table is; otherwise where the last layer is
-    )
+    # On the first IPU, where the embedding table is; otherwise where the last layer is.
+    with_table: bool = False
 
 
 class Block(NamedTuple):

@@ -37,9 +37,8 @@ _TASK = "a run goes on with the task it has"
 _MAX_SEED = 2**31 - 1
 # LAMB and AdamW, as published for BERT; nobody has asked for other values.
 EPSILON = 1.0e-6  # added to the root of the second moment
-MAX_WEIGHT_NORM = (
-    65500.0  # LAMB: bound of a tensor's norm in its trust ratio, the largest that float16 holds
-)
+# LAMB: bound of a tensor's norm in its trust ratio, the largest that float16 holds.
+MAX_WEIGHT_NORM = 65500.0
 # Settings of version 1.0 that are constants now. A file may still state them, with these values.
 FIXED: Mapping[str, Any] = {
     "optimizer.eps": EPSILON,

@@ -41,9 +41,8 @@ class WayReport(NamedTuple):
     tokens: int  # real ones
     slots: int  # token positions that the model computes, padding included
     efficiency: float  # real tokens / slots
-    fill: (
-        float  # real tokens / slots if every batch had bs rows of msl tokens, as a static shape has
-    )
+    # Real tokens / slots if every batch had bs rows of msl tokens, as a static shape has.
+    fill: float
     attention_balance: float  # sum of squared lengths of the busiest rank over the ranks' mean; mean over the steps
 
 

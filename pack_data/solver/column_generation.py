@@ -47,9 +47,8 @@ FULL_ROWS = 4200
 # lengths.
 _MIN_MEAN_COUNT = 40
 _MAX_ROWS_SCARCE_TOKENS = 1000
-_INTERIOR_ROWS = (
-    150  # rows from which the interior-point method, with crossover to a vertex, is faster
-)
+# Rows from which the interior-point method, with crossover to a vertex, is faster.
+_INTERIOR_ROWS = 150
 _CANDIDATES = 512  # strategies sought in a round
 _STRATEGIES_PER_LENGTH = 3  # strategies that are kept after a round
 _STRATEGIES_COARSE = 1500  # the same while knots are added, in all
@@ -66,14 +65,12 @@ _GAP_ON_KNOTS = 1e-5  # relative gap at which a programme on knots ends
 _SPARE_GAP_ON_KNOTS = 0.2  # or this share of what rounding the bound up to whole packs adds
 _GAP_COARSE = 1e-7  # relative gap at which knots are added
 _MAX_ROUNDS = 60
-_ROUNDS_WITHOUT_GAIN = (
-    3  # additions of knots without a higher bound, after which the programme ends
-)
+# Additions of knots without a higher bound, after which the programme ends.
+_ROUNDS_WITHOUT_GAIN = 3
 _FIRST_KNOTS = 24
 _NEW_KNOTS = 24  # added at a time
-_SPECIAL_LENGTHS = (
-    8  # shortest lengths: prices often bend at them and at the lengths that fill a pack with them
-)
+# Shortest lengths: prices often bend at them and at the lengths that fill a pack with them.
+_SPECIAL_LENGTHS = 8
 _ROUNDS_BEFORE_ROUNDING = 8  # after these the programme ends if no whole pack can be saved
 _NEAR_ONE = 1e-3  # strategies worth more than 1 - this are kept for the full programme
 _NOISE = 1e-6  # on the prices, relative, to find other strategies that are equally good
@@ -418,9 +415,8 @@ class Relaxation:
     """The solution of the linear programme."""
 
     value: float  # of its strategies: an upper bound of the programme's optimum
-    bound: (
-        float  # of its prices: a lower bound of it (up to rounding; the certificate makes it exact)
-    )
+    # Of its prices: a lower bound of it (up to rounding; the certificate makes it exact).
+    bound: float
     prices: (
         np.ndarray
     )  # float64 [lengths], non-decreasing, no pack worth more than 1 (up to rounding)

@@ -21,9 +21,8 @@ SECONDS_PER_STRATEGY = 4e-5  # measured mean time for one strategy, on one core
 _MAX_SPARE_SLOTS = 2  # that a pair of sequences may leave empty
 # Pairs looked at first, from the middle of the room outwards: nearly always one of these windows has a pair.
 _WINDOWS_OF_PAIRS = (32, 512, 8192)
-_SPARSE_SLOTS = (
-    16  # slots per occurring length, above which pairs are searched by length instead of by slot
-)
+# Slots per occurring length, above which pairs are searched by length instead of by slot.
+_SPARSE_SLOTS = 16
 _SHALLOW_SHARE = 0.45  # if a mean pack has fewer sequences than this share of the limit, the limit hardly matters
 # Depths that are tried, in sequences of a mean pack.
 _DEPTHS_TRIED = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25)

@@ -321,9 +321,8 @@ _OTHERS_LOOKED_AT = 192
 # Pairs looked at: first sequences, and second ones for each, by tokens and by weight.
 _FIRST_OF_PAIR = 64
 _SECOND_OF_PAIR = 32
-_PAIRS_FROM = (
-    3.0  # mean sequences that what is left of a pack has room for, from which pairs are tried
-)
+# Mean sequences that what is left of a pack has room for, from which pairs are tried.
+_PAIRS_FROM = 3.0
 _NO_FIT = 9.0  # cost of a pair that does not fit; both capacities together cost 2
 
 # A capacity of which 1 / this less than of the other is needed does not matter.

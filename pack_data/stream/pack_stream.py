@@ -31,9 +31,8 @@ _CLOSED_AT_ONCE = 32
 # some seconds, so the period is the larger of two numbers of sequences; the first programmes come earlier.
 _PERIOD_SEQUENCES = 1 << 17
 _PERIOD_BUFFERS = 128
-_PERIOD_GROWTH = (
-    4  # the first programmes: each after this many times the sequences of the one before
-)
+# The first programmes: each after this many times the sequences of the one before.
+_PERIOD_GROWTH = 4
 # Sequences that arrive between the start of a programme and the use of its prices. The number is fixed, so that the
 # packs do not depend on the machine's speed.
 _SEQUENCES_WHILE_SOLVING = 1 << 14
@@ -43,9 +42,8 @@ _SEQUENCES_WHILE_SOLVING = 1 << 14
 _BEHIND_PACKS = 1.0
 _BEHIND_PACKS_LIMITED_DEPTH = 4.0
 _BEHIND_SHARE = 1 / 2048
-_TURN_BUFFERS = (
-    4  # buffers of sequences for which it then packs by best fit, doubled with every turn
-)
+# Buffers of sequences for which it then packs by best fit, doubled with every turn.
+_TURN_BUFFERS = 4
 
 _READ_AHEAD = 64  # items that the thread of a source with `flush_after` reads in advance
 
@@ -161,9 +159,8 @@ class PackStream:
             int(self._steps[-1]) + 1
         )  # sequences seen, by step of the grid of lengths
         self._prices: Dict[int, Prices] = {}  # by scarcity of seats, computed when needed
-        self._from: Optional[Tuple[np.ndarray, np.ndarray]] = (
-            None  # counts and worth that the prices come from
-        )
+        # Counts and worth that the prices come from.
+        self._from: Optional[Tuple[np.ndarray, np.ndarray]] = None
         self._solving: Optional[_Solving] = None
         self._next = 0  # sequences that have arrived when the programme is solved next
         self._ready: Deque[Pack] = deque()  # closed packs that have not been handed out

@@ -77,9 +77,8 @@ class Attention(NamedTuple):
 
     kind: str  # "eager", "sdpa" or "varlen"
     kernel: bool = False  # varlen: one call of torch's kernel, else a block for each sequence
-    mask: bool = (
-        False  # varlen: or a mask over whole rows, for micro-batches in which it takes less time
-    )
+    # Varlen: or a mask over whole rows, for micro-batches in which it takes less time.
+    mask: bool = False
     note: str = ""  # why it is not the kernel, or the alternative
 
 

@@ -121,9 +121,8 @@ class IpuEngine(Engine):
             str, _Inference
         ] = {}  # by "evaluation" and "prediction", once they were asked for
         self._updates = 0
-        self._waiting: Optional[Dict[str, Any]] = (
-            None  # optimiser state for a program not yet compiled
-        )
+        # Optimiser state for a program not yet compiled.
+        self._waiting: Optional[Dict[str, Any]] = None
         self._waiting_rng: Optional[List[int]] = None
         self._host_is_behind = False  # the device has weights that were not read back
 
