@@ -21,7 +21,7 @@ class StepResult(NamedTuple):
     metrics: Mapping[str, float]  # of the task, `loss` first, each normalised over the whole update
     seconds: float  # wall clock of the call
     cycles: Optional[int] = None  # device cycles of the call; None if the device has no counter
-    # Of all parameters, before clipping; None if the device does not return it.
+    # Norm over all parameters before clipping; None if the device does not return it.
     gradient_norm: Optional[float] = None
     counts: Optional[Counts] = None  # of the parts of all processes; None if the batch is whole
 
@@ -92,7 +92,7 @@ class Engine(abc.ABC):
     """One device, or several that act as one. One training program serves the whole data set."""
 
     task: Task
-    # Make each update together; all call the methods here in the same order.
+    # These processes make each update together; all call the methods here in the same order.
     processes: Processes = ONE
     # IPUs keep a random state: processes, replicas of each, IPUs per replica, 1 on the IPU Model. In a state saved by
     # other streams, dropout draws anew.

@@ -40,10 +40,10 @@ class _Settings(NamedTuple):
     scale: Optional[float] = None  # None: one over the root of the width
     dropout: float = 0.0
     causal: bool = True
-    # A token sees others at less than this distance before and, if not causal, after it.
+    # A token attends to tokens less than this far before it and, if not causal, after it.
     window: Optional[int] = None
     softcap: Optional[float] = None
-    # [N], a score that takes a share of each softmax and adds nothing.
+    # [N], a score per head that takes a share of each softmax and adds nothing.
     sinks: Optional[torch.Tensor] = None
 
     @property

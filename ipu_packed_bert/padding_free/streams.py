@@ -60,7 +60,7 @@ class PackedStream(IterableDataset):
     ) -> None:
         super().__init__()
         self._share = Share(source)
-        # Loaded, for the share of the next iteration.
+        # State that was loaded for the share of the next iteration.
         self._share_state: Optional[Dict[str, Any]] = None
         if (rank is None) != (ranks is None):
             raise ValueError(
@@ -79,7 +79,7 @@ class PackedStream(IterableDataset):
         self._S = max_sequence_length
         self._rule = longer
         self._options = options
-        # Of the process whose state this is; None: not started.
+        # Place of the process among all of them; None before the start.
         self._place: Optional[Tuple[int, int]] = None
         self._loaded = False
         self._begin()

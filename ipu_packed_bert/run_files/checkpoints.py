@@ -51,7 +51,7 @@ class Checkpoint(NamedTuple):
     batches: Dict[str, Any]  # GlobalBatches.state()
     config: str  # YAML, as resolved
     vocabulary: str = ""  # sha256 of vocab.txt; empty where it is not known
-    # What the vocabulary is applied to; None where it is not known.
+    # True if texts are lower-cased before the vocabulary is applied; None if not known.
     lower_case: Optional[bool] = None
 
     @property

@@ -20,7 +20,7 @@ class PlacedPart(NamedTuple):
 
     name: str
     module: str  # path inside the network
-    # On the first IPU, where the embedding table is; otherwise where the last layer is.
+    # True: on the first IPU, with the embedding table; False: with the last layer.
     with_table: bool = False
 
 

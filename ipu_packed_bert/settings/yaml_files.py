@@ -13,7 +13,7 @@ from pack_data.reading.fields import MOST_DIGITS, is_plain_name, named, one_line
 from pack_data.reading.files import read_regular
 
 _MAX_BYTES = 1 << 20  # a configuration has a few kB
-# That `<<` brings into one section: an alias of an alias may stand for millions.
+# Keys that `<<` may merge into one section: aliases of aliases may stand for millions.
 _MAX_MERGED_KEYS = 10_000
 _MAX_EXTENDS = 8  # files that extend one another, in a chain
 

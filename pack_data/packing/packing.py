@@ -65,7 +65,7 @@ class Packing:
         default=0.0, compare=False
     )  # from histogram and strategies to the plan, as in the paper
     lower_bound: Optional[int] = None  # no packing of this depth has fewer packs
-    # The value of the linear programme; lower_bound is this, rounded up and certified.
+    # Value of the linear programme; lower_bound is this, rounded up and certified.
     lp_bound: Optional[float] = None
     certificate: Optional[Certificate] = None  # the exact prices that prove lower_bound
 

@@ -415,7 +415,7 @@ class Relaxation:
     """The solution of the linear programme."""
 
     value: float  # of its strategies: an upper bound of the programme's optimum
-    # Of its prices: a lower bound of it (up to rounding; the certificate makes it exact).
+    # Lower bound from the prices, up to rounding; the certificate makes it exact.
     bound: float
     prices: (
         np.ndarray

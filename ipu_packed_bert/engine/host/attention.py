@@ -77,7 +77,7 @@ class Attention(NamedTuple):
 
     kind: str  # "eager", "sdpa" or "varlen"
     kernel: bool = False  # varlen: one call of torch's kernel, else a block for each sequence
-    # Varlen: or a mask over whole rows, for micro-batches in which it takes less time.
+    # True if varlen may use a mask over whole rows for micro-batches in which that takes less time.
     mask: bool = False
     note: str = ""  # why it is not the kernel, or the alternative
 
