@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pack_data.building.options import BuildOptions as BuildOptions
     from pack_data.building.verify import Verified as Verified
     from pack_data.building.verify import verify as verify
-    from pack_data.formats.detect import open_source as open_source
+    from pack_data.formats.source import open_source as open_source
     from pack_data.pack_lengths import PackedLengths as PackedLengths
     from pack_data.pack_lengths import pack as pack
     from pack_data.packers import PACKERS as PACKERS
@@ -61,7 +61,7 @@ _PLACES = {
     "Verified": "building.verify",
     "build": "building.command",
     "get_packer": "packers",
-    "open_source": "formats.detect",
+    "open_source": "formats.source",
     "pack": "pack_lengths",
     "prove": "packing.packing",
     "verify": "building.verify",

@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 
-from pack_data.formats.detect import open_source
+from pack_data.formats.source import open_source
 
 
 def random_sequences(count, longest=16, seed=0):

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import numpy as np
 
 from pack_data.batching.collators import alike, padding_free_batch, token_columns
-from pack_data.formats.detect import open_source
+from pack_data.formats.source import open_source
 from pack_data.pack_lengths import PackedLengths, pack
 from pack_data.reading import hugging_face
 from pack_data.reading.fields import shown

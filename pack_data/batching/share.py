@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Dict, Iterator, Mapping, Tuple
 
 from pack_data.batching.shard_files import ShardFiles
-from pack_data.formats.detect import files_of
+from pack_data.formats.data_files import data_files
 from pack_data.reading import hugging_face
 from pack_data.reading.fields import Fields, whole_number
 
@@ -151,7 +151,7 @@ def splits_over_workers(source: Any) -> bool:
 def _as_source(source: Any) -> Any:
     """Return paths as files, and any other source as it is; one that is used up after one pass raises ValueError."""
     if isinstance(source, (str, os.PathLike)):
-        return ShardFiles(files_of(str(source)))
+        return ShardFiles(data_files(str(source)))
     if (
         isinstance(source, (list, tuple))
         and source

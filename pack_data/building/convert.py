@@ -15,8 +15,9 @@ from pack_data.building.work_folder import check_out, only_writer_of_packs
 from pack_data.cli.bad_records import add_reading_options
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
 from pack_data.formats import parquet_output
-from pack_data.formats.detect import FORMATS, Source, module_of, open_source
+from pack_data.formats.detect import FORMATS
 from pack_data.formats.records import NO_COLUMNS, UNPACKED, Record, RowWidths
+from pack_data.formats.source import Source, module_of, open_source
 from pack_data.reading.files import only_writer
 from pack_data.store.data_set import MANIFEST
 

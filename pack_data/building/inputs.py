@@ -44,7 +44,7 @@ from pack_data.building.tasks import (
 from pack_data.building.work_folder import READY
 from pack_data.cli.bad_records import BadRecords
 from pack_data.cli.command import progress_bar
-from pack_data.formats.detect import Source, integer_columns, open_source
+from pack_data.formats.source import Source, integer_columns, open_source
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.reading.fields import Fields, read_object, said_of
 from pack_data.reading.files import COMPRESSED, sha256_of, sync_folder, write_atomically

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, field
 from itertools import count
-from typing import IO, Any, Iterator, List, NamedTuple, Tuple
+from typing import Any, Iterator, List, NamedTuple, Tuple
 
 from pack_data.cli.command import byte_count, count_from_zero
 from pack_data.reading.fields import one_line
@@ -66,12 +66,14 @@ class BadRecords:
         """Return the reason for a record of more than `longest` bytes."""
         return f"it is longer than {self.longest:,} bytes; raise --max-record-bytes if the memory suffices"
 
-    def short_lines(self, file: IO, path: str, more: str = "") -> Iterator[Tuple[Origin, Any]]:
+    def short_lines(
+        self, file: Any, path: str, more: str = "", first: int = 1
+    ) -> Iterator[Tuple[Origin, Any]]:
         """Yield the lines of a text or binary file that are not blank; a line above `longest` bytes is a bad record.
 
-        `more` is added to the reason of that record.
+        `more` is added to the reason of that record.  `first` is the number of the first line.
         """
-        for number in count(1):
+        for number in count(first):
             line = file.readline(self.longest + 1)
             if not line:
                 return

@@ -1,24 +1,32 @@
-"""JSONL with tokenised sequences: one object per line, or just a list of token ids; plain, or compressed by gzip.
+"""JSONL, one object per line or just a list of token ids, and JSON arrays of such records; plain or compressed.
 
-The lists of integers in the first line are the columns of the token sequences, as in Parquet (parquet.py), unless the
-user chooses some. An attention_mask only marks padding. All other fields are foreign. A list alone is the column
-input_ids.
+A list alone is the column input_ids. An attention_mask only marks padding. Fields that hold no tokens are foreign.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from itertools import islice
-from typing import Any, Dict, Iterator, Sequence, Tuple
+from typing import Any, BinaryIO, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.formats.records import Record, RecordError, token_columns, tokens_from_columns
+from pack_data.formats.columns import COMPANIONS, TOKENS, Row, token_columns
+from pack_data.formats.records import Record, RecordError, tokens_from_columns
 from pack_data.reading.files import open_unpacked
 
+_WAY_OUT = "pass a JSONL file"
 _LINES_FOR_DETECTION = 100_000  # the most that are tried to find a valid one
 _MOST_DIGITS = 20  # Python 3.8 takes hours for a number of millions of digits, and 3.11 refuses it
+_BLOCK = 1 << 20  # bytes, or characters of an array, read at a time
+# A line of JSONL cannot begin like this: its lists hold token ids.
+_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*[\[{]")
+_BETWEEN = re.compile(r"[\s,]*")
+# The fields of pandas' to_json(orient="split").
+_SPLIT_TABLE = {"columns", "index", "data"}
 
 
 def _integer(digits: str) -> int:
@@ -27,21 +35,123 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _row(line: bytes) -> Dict[str, Any]:
-    """Return the fields of a line; lists of integers as arrays.  Raises RecordError."""
+_DECODER = json.JSONDecoder(parse_int=_integer)
+
+
+class _CountedLines:
+    """A file that counts the bytes of the lines read from it."""
+
+    def __init__(self, file: BinaryIO, place: int) -> None:
+        self._file = file
+        self.place = place
+
+    def readline(self, most: int) -> bytes:
+        line = self._file.readline(most)
+        self.place += len(line)
+        return line
+
+
+def rows(path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0) -> Iterator[Row]:
+    """Yield the records from a place on: the byte of a line, or the number of an element of an array."""
+    with open_unpacked(path, way_out=_WAY_OUT) as file:
+        if _ARRAY.match(file.peek(_BLOCK)):  # type: ignore[attr-defined]
+            values = islice(_elements(file, path, bad), start, None)
+        else:
+            values = _lines(file, path, bad, start)
+        for origin, value, after in values:
+            try:
+                fields = _fields(value)
+            except RecordError as error:
+                bad.add(origin, str(error))
+                continue
+            if columns:
+                fields = {name: fields[name] for name in columns if name in fields}
+            yield Row(origin, fields, after)
+
+
+def _lines(
+    file: BinaryIO, path: str, bad: BadRecords, start: int
+) -> Iterator[Tuple[Origin, Any, int]]:
+    """Yield place, value and end of each line that is not blank."""
+    lines_before = 0
+    left = start
+    while left:
+        block = file.read(min(left, _BLOCK))
+        if not block:
+            raise ValueError(f"{path}: ends before byte {start}, where reading is to continue")
+        left -= len(block)
+        lines_before += block.count(b"\n")
+    counted = _CountedLines(file, start)
+    for origin, line in bad.short_lines(counted, path, first=lines_before + 1):
+        try:
+            yield origin, _parsed(line), counted.place
+        except RecordError as error:
+            bad.add(origin, str(error))
+
+
+def _parsed(line: bytes) -> Any:
     try:
-        row = json.loads(line.decode("utf-8-sig"), parse_int=_integer)
+        return _DECODER.decode(line.decode("utf-8-sig"))
     except RecursionError:
         raise RecordError("its JSON is nested too deeply to be read") from None
     except RecordError:
         raise
     except ValueError as error:
         raise RecordError(f"not JSON ({error})") from None
-    if isinstance(row, list):
-        row = {"input_ids": row}
-    if not isinstance(row, dict):
-        raise RecordError(f"is a {type(row).__name__}, must be an object or a list of token ids")
-    return {name: _array(value) for name, value in row.items()}
+
+
+def _elements(file: BinaryIO, path: str, bad: BadRecords) -> Iterator[Tuple[Origin, Any, int]]:
+    """Yield place, value and number of the next one for each element of an array.
+
+    An element is tried as soon as a part of it is read, and again with twice as much.
+    """
+    text = io.TextIOWrapper(file, "utf-8-sig")
+    number = 0
+    buffer = ""
+    place = -1  # of the next element; -1 before the bracket
+    problem = ""
+    try:
+        while True:
+            more = text.read(max(_BLOCK, len(buffer) - place))
+            buffer = buffer[max(place, 0) :] + more
+            place = 0 if place >= 0 else buffer.index("[") + 1
+            is_end = not more
+            while True:
+                place = _BETWEEN.match(buffer, place).end()  # type: ignore[union-attr]
+                if buffer.startswith("]", place):
+                    return
+                try:
+                    value, end = _DECODER.raw_decode(buffer, place)
+                except json.JSONDecodeError as error:
+                    problem = f"not JSON ({error.msg})"
+                    break
+                yield Origin(path, number), value, number + 1
+                number += 1
+                place = end
+            if is_end:
+                problem += ", or the array is cut"
+                break
+            if len(buffer) - place > bad.longest:
+                problem = bad.too_long()
+                break
+    except RecursionError:
+        problem = "its JSON is nested too deeply to be read"
+    except ValueError as error:
+        problem = str(error)
+    bad.stop(Origin(path, number), problem)
+
+
+def _fields(value: Any) -> Dict[str, Any]:
+    """Return the fields of a record.  Raises RecordError."""
+    if isinstance(value, list):
+        return {TOKENS: value}
+    if not isinstance(value, dict):
+        raise RecordError(f"is a {type(value).__name__}, must be an object or a list of token ids")
+    if value.keys() == _SPLIT_TABLE:
+        raise RecordError(
+            "a table of pandas, orient='split'; write it with orient='records', lines=True"
+        )
+    return value
 
 
 def _array(value: Any) -> Any:
@@ -54,48 +164,68 @@ def _array(value: Any) -> Any:
     return np.int64(value) if type(value) is int and -(2**63) <= value < 2**63 else value
 
 
-def _lines(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
-    """Yield the lines that are not blank.  Raises ValueError if compressed data is damaged."""
-    with open_unpacked(path, way_out="pass a JSONL file") as file:
-        yield from bad.short_lines(file, path)
+def _type_of(value: Any) -> str:
+    """Return the type of a value, for messages and `column_types`."""
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, list):
+        types = sorted({type(item).__name__ for item in value[:1000]})
+        return f"list of {' and '.join(types) or 'nothing'}"
+    return "null" if value is None else type(value).__name__
 
 
 def _columns_of(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple[str, ...]:
     """Return the fields that hold the token sequences, from the first record.  Raises ValueError."""
-    lists = [name for name, value in row.items() if isinstance(value, np.ndarray)]
-    return token_columns(path, list(row), lists, columns)
+    lists: List[str] = []
+    for name, value in row.items():
+        # An empty list may be one of anything, unless its name or the user says what it holds.
+        is_known = name == TOKENS or name in COMPANIONS or name in columns
+        if not isinstance(value, list) or not (value or is_known):
+            continue
+        if all(type(item) is int for item in value):
+            lists.append(name)
+    types = {name: _type_of(value) for name, value in row.items()}
+    return token_columns(path, types, lists, columns)
 
 
-def kind(path: str, columns: Sequence[str] = ()) -> str:
-    """Return "tokens"; raise ValueError unless one of the first lines holds token sequences."""
+def _first_row(path: str) -> Row:
+    """Return the first readable record.  Raises ValueError if there is none."""
+    bad = BadRecords(allowed=_LINES_FOR_DETECTION)
+    for row in rows(path, bad):
+        return row
     problem = "holds no record"
-    for _, line in islice(_lines(path, BadRecords(allowed=2**62)), _LINES_FOR_DETECTION):
-        try:
-            _columns_of(path, _row(line), columns)
-            return "tokens"
-        except RecordError as error:
-            problem = (
-                f"none of its first {_LINES_FOR_DETECTION:,} lines can be read; the last: {error}"
-            )
+    if bad.found:
+        problem = f"none of its {bad.count:,} lines can be read; the last: {bad.found[-1].reason}"
     raise ValueError(f"{path}: {problem}; expected JSONL, one object per line")
 
 
+def column_types(path: str) -> Dict[str, str]:
+    """Return the type of each field of the first readable record, as `read_rows` names them (rows.py)."""
+    types = {name: _type_of(value) for name, value in _first_row(path).fields.items()}
+    known = {"text": "text", "list of int": "integers"}
+    return {name: known.get(type, "other") for name, type in types.items()}
+
+
+def kind(path: str, columns: Sequence[str] = ()) -> str:
+    """Return "tokens"; raise ValueError unless the first readable record holds a token sequence."""
+    _columns_of(path, _first_row(path).fields, columns)
+    return "tokens"
+
+
 def read(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[Record]:
-    """Yield the records of one file, in file order.  Lines count from 1."""
+    """Yield the token sequences of one file, in file order.  Lines count from 1, elements of an array from 0."""
     chosen: Tuple[str, ...] = ()
-    for origin, line in _lines(path, bad):
+    for row in rows(path, bad):
         try:
-            row = _row(line)
-            chosen = chosen or _columns_of(path, row, columns)
+            chosen = chosen or _columns_of(path, row.fields, columns)
+            fields = {name: _array(value) for name, value in row.fields.items()}
             for name in chosen:
-                if not isinstance(row.get(name), (np.ndarray, np.int64)):
+                if not isinstance(fields.get(name), np.ndarray):
                     raise RecordError(
                         f"{name} is not a list of integers, unlike in the first record"
                     )
-            value = tokens_from_columns({name: np.atleast_1d(row[name]) for name in chosen})
+            value = tokens_from_columns({name: fields.pop(name) for name in chosen})
         except RecordError as error:
-            bad.add(origin, str(error))
+            bad.add(row.origin, str(error))
             continue
-        yield Record(
-            origin, value, {name: value for name, value in row.items() if name not in chosen}
-        )
+        yield Record(row.origin, value, fields)

@@ -1,6 +1,6 @@
 """Parquet and Arrow files with tokenised columns, as Hugging Face data sets hold them; written by `parquet_output`.
 
-Every column of integer lists is a column of the token sequences, unless the user chooses some. An attention_mask only
+The column input_ids holds the token sequences, unless the user chooses others (columns.py). An attention_mask only
 marks padding: its zeros are removed, and it is not kept. seq_start_id with input_ids makes packs of token sequences
 (packed Parquet). All other columns are foreign and are passed on with their types.
 
@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
+from pack_data.formats.columns import Row, token_columns
 from pack_data.formats.records import (
     STARTS,
     Record,
@@ -24,15 +25,15 @@ from pack_data.formats.records import (
     Tokens,
     fits,
     integers,
-    token_columns,
     tokens_from_columns,
 )
-from pack_data.reading.fields import one_line
+from pack_data.reading.fields import one_line, said_of
 from pack_data.reading.files import open_regular
 from pack_data.reading.packages import load_package
 from pack_data.store.sequences import Sequences
 
 _ROWS = 1024  # read at a time
+_BATCH_BYTES = 64 << 20  # of the rows read at a time
 _PARQUET_MAGIC = b"PAR1"
 _FILE_MAGIC = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -81,28 +82,40 @@ def _schema(path: str):
         else:
             with _arrow().OSFile(path) as file:
                 schema = _ipc_reader(path, file).schema
-        _ = schema.names  # decoded only here
+        names = schema.names  # decoded only here
+    if len(set(names)) != len(names):
+        raise ValueError(f"{path}: two columns have the same name")
     return schema
 
 
-def _integer_lists(schema) -> List[str]:
+def _is_integer_list(type) -> bool:
     types = _arrow().types
-    names = []
-    for column in schema:
-        kind = column.type
-        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        if is_list and types.is_integer(kind.value_type):
-            names.append(column.name)
-    return names
+    checks = (
+        "is_list",
+        "is_large_list",
+        "is_fixed_size_list",
+        "is_list_view",
+        "is_large_list_view",
+    )
+    # Old versions of Arrow have no views.
+    is_list = any(getattr(types, check, bool)(type) for check in checks)
+    return is_list and types.is_integer(type.value_type)
+
+
+def _is_text(type) -> bool:
+    types = _arrow().types
+    if types.is_dictionary(type):
+        type = type.value_type
+    checks = ("is_string", "is_large_string", "is_string_view")
+    return any(getattr(types, check, bool)(type) for check in checks)
 
 
 def _columns_of(path: str, columns: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
     """Return the kind of the records and the columns that hold them.  Raises ValueError."""
     schema = _schema(path)
-    if len(set(schema.names)) != len(schema.names):
-        raise ValueError(f"{path}: two columns have the same name")
-    lists = _integer_lists(schema)
-    chosen = token_columns(path, schema.names, lists, columns)
+    lists = [column.name for column in schema if _is_integer_list(column.type)]
+    types = {column.name: str(column.type) for column in schema}
+    chosen = token_columns(path, types, lists, columns)
     is_packed = not columns and _TOKENS in lists and STARTS in lists
     return "token_packs" if is_packed else "tokens", chosen
 
@@ -112,44 +125,94 @@ def kind(path: str, columns: Sequence[str] = ()) -> str:
     return _columns_of(path, columns)[0]
 
 
-def _parquet_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
-    """Yield the first row and the rows of each batch.
+def column_types(path: str) -> Dict[str, str]:
+    """Return the type of each column, as `read_rows` names them (rows.py)."""
+    types = {}
+    for column in _schema(path):
+        is_text = _is_text(column.type)
+        types[column.name] = "text" if is_text else "other"
+        if _is_integer_list(column.type):
+            types[column.name] = "integers"
+    return types
 
-    A row group that cannot be read is read again row by row, up to its damage.
-    """
+
+def rows(path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0) -> Iterator[Row]:
+    """Yield rows as Python values, from row `start` on."""
+    names = _schema(path).names
+    for name in columns:
+        if name not in names:
+            raise ValueError(
+                f"{path}: has no column {name}; its columns are {', '.join(names)[:150]}"
+            )
+    for first, batch in _batches(path, bad, columns, start):
+        with said_of(path):
+            values = batch.to_pylist()
+        for number, fields in enumerate(values, first):
+            yield Row(Origin(path, number), fields, number + 1)
+
+
+def _batches(
+    path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0
+) -> Iterator[Tuple[int, Any]]:
+    """Yield the number of the first row and the rows of each batch, from row `start` on."""
+    is_parquet = _has_magic(path, _PARQUET_MAGIC)
+    batches = _parquet_batches if is_parquet else _arrow_batches
+    for first, batch in batches(path, bad, columns, start):
+        if first + batch.num_rows > start:
+            skipped = max(0, start - first)
+            yield first + skipped, batch.slice(skipped)
+
+
+def _parquet_batches(
+    path: str, bad: BadRecords, columns: Sequence[str], start: int
+) -> Iterator[Tuple[int, Any]]:
+    """Yield the first row and the rows of each batch, from the row group of row `start` on."""
     with _opening(path), _parquet().ParquetFile(path, page_checksum_verification=True) as file:
-        start = 0
+        first = 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
-            done = 0
-            for size in (_ROWS, 1):
-                try:
-                    end = 0
-                    for batch in file.iter_batches(
-                        batch_size=size, row_groups=[group], use_threads=False
-                    ):
-                        batch.validate(full=True)
-                        end += batch.num_rows
-                        if end > done:
-                            yield start + end - batch.num_rows, batch
-                            done = end
-                    if done < rows:
-                        raise OSError(f"the row group ends after {done} of {rows} rows")
-                    break
-                except _damage() as error:
-                    reason = one_line(error, 200)
-            else:
-                bad.add(
-                    Origin(path, start + done),
-                    f"row group {group} cannot be read further ({reason})",
-                    rows - done,
-                )
-            start += rows
+            if first + rows > start:
+                yield from _group_batches(path, file, group, first, columns, bad)
+            first += rows
 
 
-def _arrow_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
+def _group_batches(
+    path: str, file, group: int, first: int, columns: Sequence[str], bad: BadRecords
+) -> Iterator[Tuple[int, Any]]:
+    """Yield the rows of a row group, which begins with row `first`; after an error row by row, up to the damage."""
+    metadata = file.metadata.row_group(group)
+    rows = metadata.num_rows
+    bytes_per_row = metadata.total_byte_size // max(1, rows) + 1
+    done = 0
+    for size in (min(_ROWS, _BATCH_BYTES // bytes_per_row + 1), 1):
+        try:
+            end = 0
+            for batch in file.iter_batches(
+                batch_size=size, row_groups=[group], columns=columns or None, use_threads=False
+            ):
+                batch.validate(full=True)
+                end += batch.num_rows
+                if end > done:
+                    yield first + end - batch.num_rows, batch
+                    done = end
+            if done < rows:
+                raise OSError(f"the row group ends after {done} of {rows} rows")
+            return
+        except _damage() as error:
+            reason = one_line(error, 200)
+    bad.add(
+        Origin(path, first + done),
+        f"row group {group} cannot be read further ({reason})",
+        rows - done,
+    )
+
+
+def _arrow_batches(
+    path: str, bad: BadRecords, columns: Sequence[str], start: int
+) -> Iterator[Tuple[int, Any]]:
+    """Yield the first row and the rows of each batch; those before row `start` too."""
     is_file = _has_magic(path, _FILE_MAGIC)
-    start = 0
+    first = 0
     with _opening(path), _arrow().OSFile(path) as file:
         reader = _ipc_reader(path, file)
         numbers = iter(range(reader.num_record_batches if is_file else 0))
@@ -161,19 +224,21 @@ def _arrow_batches(path: str, bad: BadRecords) -> Iterator[Tuple[int, Any]]:
                 break
             except _damage() as error:
                 bad.stop(
-                    Origin(path, start),
-                    f"Arrow cannot read on ({one_line(error, 200)}): the {start} records before it were read, but how "
+                    Origin(path, first),
+                    f"Arrow cannot read on ({one_line(error, 200)}): the {first} records before it were read, but how "
                     "many follow cannot be known",
                 )
+            if columns:
+                batch = batch.select(list(columns))
             for row in range(0, batch.num_rows, _ROWS):
-                yield start + row, batch.slice(row, _ROWS)
-            start += batch.num_rows
+                yield first + row, batch.slice(row, _ROWS)
+            first += batch.num_rows
     if not is_file:
         # Arrow takes the end of the file for the end of the stream, so a file cut between batches would look complete.
         with open(path, "rb") as raw:
             raw.seek(-len(_END_OF_STREAM), 2)
             if raw.read() != _END_OF_STREAM:
-                bad.add(Origin(path, start), "the stream has no end mark, the file is cut short")
+                bad.add(Origin(path, first), "the stream has no end mark, the file is cut short")
 
 
 class _Lists:
@@ -181,7 +246,7 @@ class _Lists:
 
     def __init__(self, name: str, column):
         arrow = _arrow()
-        if arrow.types.is_fixed_size_list(column.type):
+        if not (arrow.types.is_list(column.type) or arrow.types.is_large_list(column.type)):
             column = column.cast(arrow.list_(column.type.value_type))
         self._name = name
         self._null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
@@ -211,8 +276,7 @@ class _Lists:
 def blocks(path: str, bad: BadRecords, columns: Sequence[str] = ()) -> Iterator[RecordBlock]:
     """Yield the records of one file in blocks, in file order."""
     content, chosen = _columns_of(path, columns)
-    batches = _parquet_batches if _has_magic(path, _PARQUET_MAGIC) else _arrow_batches
-    for start, batch in batches(path, bad):
+    for start, batch in _batches(path, bad):
         arrays = dict(zip(batch.schema.names, batch.columns))
         lists = {name: _Lists(name, arrays[name]) for name in chosen}
         foreign = {name: values for name, values in arrays.items() if name not in chosen}

@@ -22,7 +22,6 @@ from typing import (
     Mapping,
     NamedTuple,
     Optional,
-    Sequence,
     Tuple,
 )
 
@@ -58,16 +57,6 @@ NO_COLUMNS = (
 )
 STARTS = "seq_start_id"  # with the columns of a pack of token sequences: the first slot of each
 
-# Two of these columns, or a list of `positions`, mark BERT's examples or packs, which are not read from columns.
-_OF_BERT = (
-    "positions",
-    "next_sentence_positions",
-    "next_sentence_weights",
-    "masked_lm_positions",
-    "masked_lm_ids",
-    "next_sentence_labels",
-)
-
 Pack = Dict[str, np.ndarray]  # the ten fields, int32
 Tokens = Dict[str, np.ndarray]  # column name -> integers, all of one length
 Value = Any  # an Example, a Pack or Tokens, depending on the kind of the file
@@ -75,39 +64,6 @@ Value = Any  # an Example, a Pack or Tokens, depending on the kind of the file
 
 class RecordError(ValueError):
     """A problem of one record; the reader that catches it knows the record's origin."""
-
-
-def token_columns(
-    path: str, names: Sequence[str], lists: Sequence[str], columns: Sequence[str]
-) -> Tuple[str, ...]:
-    """Return the columns that hold the token sequences of a file.
-
-    names: all its columns.  lists: those of integer lists.  columns: those that the user chose, if any.
-    Raises ValueError if there is none, and for BERT's examples and packs, which are no longer read from columns.
-    """
-    for name in columns:
-        if name not in lists:
-            raise ValueError(
-                f"{path}: {name} is not a column of integer lists; those are {', '.join(lists) or 'none'}"
-            )
-    if columns:
-        mask = (
-            ("attention_mask",)
-            if "attention_mask" in lists and "attention_mask" not in columns
-            else ()
-        )
-        return tuple(columns) + mask
-    of_bert = [name for name in _OF_BERT if name in names]
-    if "positions" in lists or len(of_bert) >= 2:
-        raise ValueError(
-            f"{path}: {', '.join(of_bert)}: {NO_COLUMNS}, or choose columns of token sequences with --columns"
-        )
-    if not lists:
-        raise ValueError(
-            f"{path}: has no column of integer lists; its columns are {', '.join(names)[:200] or 'none'} "
-            "(for text use --corpus)"
-        )
-    return tuple(lists)
 
 
 class Record(NamedTuple):

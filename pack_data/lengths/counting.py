@@ -109,9 +109,9 @@ def _files(source: str) -> List[str]:
     lengths = sorted(path for path in os.listdir(source) if _is_text(path) or path.endswith(".npy"))
     if lengths:
         return [os.path.join(source, path) for path in lengths]
-    from pack_data.formats.detect import files_of
+    from pack_data.formats.data_files import data_files
 
-    return files_of(source)
+    return data_files(source)
 
 
 def _is_text(path: str) -> bool:
@@ -157,7 +157,7 @@ def _blocks(path: str, max_record_bytes: int) -> Iterator[np.ndarray]:
         for begin in range(0, len(lengths), _BLOCK):
             yield lengths[begin : begin + _BLOCK]
     else:
-        from pack_data.formats.detect import open_source
+        from pack_data.formats.source import open_source
 
         for block in open_source(path, max_record_bytes=max_record_bytes).blocks():
             yield block.lengths

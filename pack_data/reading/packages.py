@@ -11,7 +11,7 @@ _INSTALLED_AS = {"yaml": "pyyaml", "google.protobuf": "protobuf", "google_crc32c
 # Everything else of ours that can be missing.
 _PACKAGES = (
     "numpy scipy tokenizers tqdm torch tensorboard safetensors transformers matplotlib jinja2 h5py pyarrow dask "
-    "distributed"
+    "distributed zstandard"
 ).split()
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from ipu_packed_bert.commands.look import main as look_main
 from pack_data import optimal
 from pack_data.building.verify import verify
-from pack_data.formats.detect import open_source
 from pack_data.formats.records import RowWidths
+from pack_data.formats.source import open_source
 from pack_data.inspection.verify_command import main as verify_main
 from pack_data.lengths.counting import count
 from pack_data.packing.histogram import LengthHistogram

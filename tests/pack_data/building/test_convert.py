@@ -19,8 +19,8 @@ from pack_data.building import convert
 from pack_data.building.work_folder import only_writer_of_packs
 from pack_data.cli.bad_records import Origin
 from pack_data.cli.command import run_main
-from pack_data.formats.detect import open_source
 from pack_data.formats.records import Record, RowWidths
+from pack_data.formats.source import open_source
 from pack_data.reading import files
 from pack_data.reading.files import only_writer
 from pack_data.store.data_set import PackStore, StoreWriter
@@ -265,7 +265,7 @@ import os, signal, sys
 from pack_data.building import convert
 from pack_data.store import data_set
 from pack_data.formats import store as target
-from pack_data.formats.detect import Source
+from pack_data.formats.source import Source
 data_set.StoreWriter.__init__.__defaults__, target._PACKS = (1,), 1
 read, passes = Source.read, [0]
 def killed(self):

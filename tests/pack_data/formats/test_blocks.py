@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pack_data.formats import megatron
-from pack_data.formats.detect import Source, open_source
+from pack_data.formats.source import Source, open_source
 from pack_data.store.sequences import Sequences
 from tests.refusals import refused
 from tests.token_sequences import random_sequences, write_megatron

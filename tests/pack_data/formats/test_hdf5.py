@@ -9,8 +9,8 @@ import pytest
 h5py = pytest.importorskip("h5py", reason="needs the formats extra (h5py)")
 
 from pack_data.formats import hdf5
-from pack_data.formats.detect import open_source
 from pack_data.formats.records import RowWidths
+from pack_data.formats.source import open_source
 from tests.format_samples import example, mlperf_row, random_examples, write_hdf5
 from tests.refusals import refused
 

@@ -6,7 +6,8 @@ import lzma
 
 import pytest
 
-from pack_data.formats.detect import files_of, open_source
+from pack_data.formats.data_files import data_files
+from pack_data.formats.source import open_source
 from pack_data.lengths.counting import count
 from pack_data.lengths.options import named_histogram
 from tests.refusals import refused
@@ -33,7 +34,7 @@ def test_each_line_is_a_sequence_of_its_integer_lists(tmp_path, name):
     path = write(tmp_path / name, ROWS)
     source = open_source(path)
     assert (source.format, source.kind) == ("jsonl", "tokens")
-    assert "jsonl" not in name or files_of(str(tmp_path)) == [path]
+    assert "jsonl" not in name or data_files(str(tmp_path)) == [path]
     assert values(source) == [{name: row[name] for name in ("input_ids", "labels")} for row in ROWS]
     assert [record.foreign["id"] for record in source.read()] == [11, 12, 13]
     assert values(open_source(path, columns=("labels",))) == [{"labels": row["labels"]} for row in ROWS]

@@ -7,8 +7,8 @@ pa = pytest.importorskip("pyarrow", reason="needs the formats extra (pyarrow)")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the formats extra (pyarrow)")
 
 from pack_data.formats import parquet, parquet_output
-from pack_data.formats.detect import open_source
 from pack_data.formats.records import EXAMPLE_FIELDS
+from pack_data.formats.source import open_source
 from pack_data.store.packs import FIELDS
 from tests.format_samples import records
 from tests.refusals import refused

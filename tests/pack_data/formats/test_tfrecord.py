@@ -14,8 +14,8 @@ pytest.importorskip("google_crc32c", reason="needs the formats extra (google-crc
 
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats import tfrecord
-from pack_data.formats.detect import open_source
 from pack_data.formats.records import Record, RowWidths
+from pack_data.formats.source import open_source
 from pack_data.store.packs import FIELDS
 from tests.format_samples import (
     CLS_LAST,

@@ -1,0 +1,83 @@
+"""Rows of other people's files, and which of their columns hold token sequences."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
+
+from pack_data.cli.bad_records import Origin
+from pack_data.formats.records import NO_COLUMNS
+
+TOKENS = "input_ids"
+MASK = "attention_mask"
+# Columns with a value for each token that tokenizers and trainers write beside the tokens.
+COMPANIONS = (
+    MASK,
+    "assistant_masks",
+    "completion_mask",
+    "labels",
+    "loss_mask",
+    "position_ids",
+    "seq_start_id",
+    "special_tokens_mask",
+    "token_type_ids",
+)
+# Two of these columns, or a list of `positions`, mark BERT's examples or packs, which are not read from columns.
+_OF_BERT = (
+    "positions",
+    "next_sentence_positions",
+    "next_sentence_weights",
+    "masked_lm_positions",
+    "masked_lm_ids",
+    "next_sentence_labels",
+)
+# Integers under such a name describe tokens or texts.
+_NO_TOKENS = re.compile(r"(tags?|labels?|label_ids|masks?|weights?|positions?)$", re.IGNORECASE)
+
+
+class Row(NamedTuple):
+    """A row of a file as Python values; `after` is the place of the next row (rows.py)."""
+
+    origin: Origin
+    fields: Dict[str, Any]
+    after: int
+
+
+def token_columns(
+    path: str, types: Mapping[str, str], lists: Sequence[str], columns: Sequence[str]
+) -> Tuple[str, ...]:
+    """Return the columns that hold the token sequences of a file: those that the user chose, or input_ids.
+
+    types: the type of each column, for messages.  lists: the columns of integer lists.  Raises ValueError if nothing
+    says which column holds tokens, and for BERT's examples and packs, which are no longer read from columns.
+    """
+    for name in columns:
+        if name not in lists:
+            raise ValueError(
+                f"{path}: {name} is {types.get(name, 'no column')}, not a column of integer lists; those are "
+                f"{', '.join(lists) or 'none'}"
+            )
+    if columns:
+        masks = [name for name in (MASK,) if name in lists and name not in columns]
+        return (*columns, *masks)
+
+    of_bert = [name for name in _OF_BERT if name in types]
+    if "positions" in lists or len(of_bert) >= 2:
+        raise ValueError(
+            f"{path}: {', '.join(of_bert)}: {NO_COLUMNS}, or choose columns of token sequences with --columns"
+        )
+    candidates = [name for name in lists if name not in COMPANIONS]
+    if TOKENS in types:
+        candidates = [TOKENS] if TOKENS in lists else []
+    if not candidates:
+        described = ", ".join(f"{name} ({type})" for name, type in types.items())
+        raise ValueError(
+            f"{path}: has no column of integer lists for tokens; its columns are {described[:150] or 'none'} "
+            "(for text use --corpus)"
+        )
+    if len(candidates) > 1 or _NO_TOKENS.search(candidates[0]):
+        raise ValueError(
+            f"{path}: has no column {TOKENS}, and {', '.join(candidates)[:150]} may hold something else than tokens; "
+            "choose with --columns"
+        )
+    return tuple(name for name in lists if name in (*candidates, *COMPANIONS))

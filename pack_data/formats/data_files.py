@@ -1,0 +1,197 @@
+"""The data files of a directory: what its metadata lists, or the files whose names reveal a format.
+
+Names are believed: `train-00000-of-00003` demands two more files, and train and test are not mixed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Dict, List, Set
+
+from pack_data.formats.detect import SUFFIXES, suffix_format
+from pack_data.reading.fields import Fields, read_object
+from pack_data.reading.files import check_regular, without_compression
+
+_PART = re.compile(r"part-\d+(-of-\d+)?")  # as MLPerf's scripts write them
+_SHARD = re.compile(r"(?P<before>.*?)(?P<number>\d+)(?P<of>-of-)(?P<total>\d+)(?P<after>.*)")
+_SPLIT = re.compile(
+    r"(?<![a-z])(train|training|validation|valid|val|dev|test|testing|eval)(_[a-z]+)*(?![a-z])",
+    re.IGNORECASE,
+)
+# Results of map and filter, which datasets keep beside the data.
+_CACHE = re.compile(r"cache-[0-9a-f]+(_\d+_of_\d+)?\.arrow")
+# Missing shards that a message names.
+_MISSING_LISTED = 3
+_AGAIN = "save the data set again with save_to_disk"
+
+
+def data_files(path: str, split: str = "") -> List[str]:
+    """Return the data files of a path in the order of their numbers.
+
+    Args:
+        path: a file, or a directory. state.json and dataset_dict.json, which save_to_disk writes, list the files of a
+            directory. Without them, its files are those with a suffix of a format, and `part-00000`.
+        split: which split to take, such as "train", if there are several.
+
+    Raises:
+        ValueError: there is no data file, a shard is missing, or several splits or copies are there.
+    """
+    if not os.path.exists(path):
+        raise ValueError(f"{path}: no such file or directory")
+    if os.path.isdir(path):
+        return _files_of_directory(path, split)
+    if split:
+        raise ValueError(f"{path}: a file; --split {split} chooses among the files of a directory")
+    index = path[:-4] + ".idx"
+    # The tokens of Megatron do not show their type; the index does.
+    file = index if path.lower().endswith(".bin") and os.path.isfile(index) else path
+    check_regular(file)
+    return [file]
+
+
+def _files_of_directory(path: str, split: str) -> List[str]:
+    if os.path.isfile(os.path.join(path, "dataset_dict.json")):
+        listing = read_object(Path(path, "dataset_dict.json"), way_out=_AGAIN)
+        splits = listing.list_of("splits", Fields.plain_name)
+        return data_files(os.path.join(path, _chosen(path, splits, split)))
+    if os.path.isfile(os.path.join(path, "state.json")):
+        return _saved_files(path, split)
+
+    names = _named_files(path)
+    if not names:
+        return _files_below(path, split)
+    splits = defaultdict(list)
+    for name in names:
+        splits[_split_of(name)].append(name)
+    if split or sum(bool(_SPLIT.search(name)) for name in splits) > 1:
+        names = splits[_chosen(path, list(splits), split)]
+    _check_copies(path, names)
+    _check_shards(path, names)
+    formats = sorted({suffix_format(name) for name in names} - {""})
+    if len(formats) > 1:
+        raise ValueError(
+            f"{path}: holds files of {' and '.join(formats)}; pass one of them, or move the others"
+        )
+    return [os.path.join(path, name) for name in names]
+
+
+def _saved_files(path: str, split: str) -> List[str]:
+    """Return the files of a data set of save_to_disk."""
+    state = read_object(Path(path, "state.json"), way_out=_AGAIN)
+    for name in ("_indices_files", "_indices_data_files"):
+        if state.values.get(name):
+            raise ValueError(
+                f"{path}: state.json: {name}: rows are selected by indices, which are not supported; "
+                "save the result of flatten_indices() with save_to_disk"
+            )
+    saved_split = state.values.get("_split")
+    if split and split != saved_split:
+        raise ValueError(f"{path}: state.json: _split is {saved_split}, --split asks for {split}")
+    entries = state.list_of("_data_files", Fields.object)
+    files = [os.path.join(path, entry.plain_name("filename")) for entry in entries]
+    missing = [os.path.basename(file) for file in files if not os.path.isfile(file)]
+    if missing or not files:
+        raise ValueError(
+            f"{path}: state.json lists {', '.join(missing)[:150] or 'no file'}, which is not there; copy it again"
+        )
+    return files
+
+
+def _named_files(path: str) -> List[str]:
+    """Return the files whose names reveal a format; .json only if there are no others, as it may hold settings."""
+    every_name = {name for name in os.listdir(path) if os.path.isfile(os.path.join(path, name))}
+    names = []
+    for name in sorted(every_name, key=_natural):
+        is_index = name.endswith(".idx") and name[:-4] + ".bin" in every_name
+        is_part = _PART.fullmatch(without_compression(name))
+        is_hidden = name.startswith((".", "_")) or _CACHE.fullmatch(name)
+        if (suffix_format(name) or is_index or is_part) and not is_hidden:
+            names.append(name)
+    if any(name.endswith(".mds") for name in every_name) and "index.json" in every_name:
+        raise ValueError(
+            f"{path}: MosaicML's MDS is not read; write its samples as JSONL, one for each sample of "
+            "streaming.StreamingDataset(local=...)"
+        )
+    return [name for name in names if not name.lower().endswith(".json")] or names
+
+
+def _files_below(path: str, split: str) -> List[str]:
+    """Return the files of `data`, as on the Hugging Face Hub, or of the directory of a split."""
+    below = sorted(name for name in os.listdir(path) if os.path.isdir(os.path.join(path, name)))
+    if "data" in below:
+        return data_files(os.path.join(path, "data"), split)
+    splits = [name for name in below if _SPLIT.fullmatch(name)]
+    if splits:
+        return data_files(os.path.join(path, _chosen(path, splits, split)))
+    raise ValueError(
+        f"{path}: no data file in this directory; expected {', '.join('.' + suffix for suffix in SUFFIXES)}, "
+        ".idx with .bin, or part-NNNNN (for plain text use packed-bert build --corpus)"
+    )
+
+
+def _natural(name: str) -> List[object]:
+    """Return a sort key that puts part-2 before part-10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _split_of(name: str) -> str:
+    """Return the split in a file name, else what stands before the number of a shard."""
+    shard = _SHARD.fullmatch(name)
+    stem = shard["before"] if shard else without_compression(name).rpartition(".")[0]
+    split = _SPLIT.search(stem)
+    if split:
+        return split[0]
+    return stem.rstrip("-_.") if shard else ""
+
+
+def _chosen(path: str, splits: List[str], split: str) -> str:
+    """Return the split to read: the chosen or the only one.  Raises ValueError with the list of splits."""
+    if split in splits:
+        return split
+    if not split and len(splits) == 1:
+        return splits[0]
+    listed = ", ".join(sorted(filter(None, splits)))[:150] or "none"
+    problem = f"has no split {split}" if split else "holds several splits"
+    raise ValueError(f"{path}: {problem}; choose with --split: {listed}")
+
+
+def _check_copies(path: str, names: List[str]) -> None:
+    """Raise ValueError if a file is there plain and compressed, or compressed twice."""
+    seen: Dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(without_compression(name), name)
+        if other != name:
+            raise ValueError(
+                f"{path}: {other} and {name} are copies by their names; move one of them"
+            )
+
+
+def _check_shards(path: str, names: List[str]) -> None:
+    """Raise ValueError if a shard is missing: the number in `-of-00003` counts them."""
+    numbers: Dict[str, Set[int]] = defaultdict(set)
+    shards: Dict[str, re.Match] = {}
+    for name in names:
+        shard = _SHARD.fullmatch(name)
+        if shard:
+            series = f"{shard['before']}*{shard['of']}{shard['total']}{shard['after']}"
+            numbers[series].add(int(shard["number"]))
+            shards[series] = shard
+    for series, present in numbers.items():
+        shard = shards[series]
+        total = int(shard["total"])
+        if len(present) >= total:
+            continue
+        first = 1 if total in present else 0  # some count from 1
+        digits = len(shard["number"])
+        absent = []
+        for number in range(first, first + len(present) + _MISSING_LISTED):
+            if number not in present and number < first + total:
+                absent.append(series.replace("*", f"{number:0{digits}}", 1))
+        listed = ", ".join(absent[:_MISSING_LISTED])
+        raise ValueError(
+            f"{path}: {total - len(present)} of {total} shards are missing: {listed}; copy them there, or rename the "
+            "others if they are all"
+        )

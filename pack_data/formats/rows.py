@@ -1,0 +1,63 @@
+"""Rows of JSONL, JSON arrays, Parquet and Arrow files, one after another, in bounded memory.
+
+for row in read_rows("wiki/train-00000-of-00041.parquet", BadRecords(), ["text"]):
+    row.fields["text"], str(row.origin), row.after
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Dict, Iterator, Sequence
+
+from pack_data.cli.bad_records import BadRecords
+from pack_data.formats import jsonl, parquet
+from pack_data.formats.columns import Row
+from pack_data.formats.detect import content_format, suffix_format
+from pack_data.reading.files import open_regular
+
+# Bytes at each end of a file that identify it; the footer of a Parquet file is among them.
+_DIGEST_BYTES = 1 << 16
+
+
+def read_rows(
+    path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0
+) -> Iterator[Row]:
+    """Yield the rows of a file.
+
+    Args:
+        path: a file of JSONL, a JSON array, Parquet or Arrow, also compressed.
+        bad: counts rows that cannot be read; a row of more than `bad.longest` bytes is one of them.
+        columns: the fields of each row; all if empty. JSON objects may lack some of them.
+        start: the place of the first row, `after` of the row before it.
+
+    Raises:
+        ValueError: the file has another format, lacks a column, or has more bad rows than allowed.
+    """
+    module = parquet if _is_table(path) else jsonl
+    return module.rows(path, bad, columns, start)
+
+
+def column_types(path: str) -> Dict[str, str]:
+    """Return "text", "integers" (a list for each row) or "other" for each column of a file of `read_rows`."""
+    module = parquet if _is_table(path) else jsonl
+    return module.column_types(path)
+
+
+def identity(path: str) -> str:
+    """Return the size of a file and a digest of both its ends; a file that was written again has another identity."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = hashlib.sha256(file.read(_DIGEST_BYTES))
+        file.seek(max(0, size - _DIGEST_BYTES))
+        content.update(file.read(_DIGEST_BYTES))
+    return f"{size}:{content.hexdigest()[:32]}"
+
+
+def _is_table(path: str) -> bool:
+    """Return True for Parquet and Arrow, False for JSON.  Raises ValueError for any other format."""
+    format = content_format(path) or suffix_format(path)
+    if format not in ("parquet", "arrow", "jsonl"):
+        name = f"is {format}" if format else "is in no known format"
+        raise ValueError(f"{path}: {name}; pass JSONL, Parquet or Arrow")
+    return format != "jsonl"
