@@ -70,7 +70,7 @@ def _files_of_directory(path: str, split: str) -> List[str]:
         names = splits[_chosen(path, list(splits), split)]
     _check_copies(path, names)
     _check_shards(path, names)
-    formats = sorted({suffix_format(name) for name in names} - {""})
+    formats = sorted({suffix_format(name) or Path(name).suffix[1:] for name in names} - {""})
     if len(formats) > 1:
         raise ValueError(
             f"{path}: holds files of {' and '.join(formats)}; pass one of them, or move the others"

@@ -42,13 +42,13 @@ def _masked_crc(data: bytes) -> int:
 
 
 def is_start_of_file(head: bytes) -> bool:
-    """Return True if the first 12 bytes of a file are a gzip header or the header of a frame."""
+    """Return True if the first bytes of a file are a gzip header or the header of a frame."""
     if head.startswith(_GZIP_MAGIC):
         return True
     # The upper bytes of a length are 0; only if they are is the package for the checksum needed.
     if len(head) < _HEADER.size or head[5:8] != b"\0\0\0":
         return False
-    _, checksum = _HEADER.unpack(head)
+    _, checksum = _HEADER.unpack_from(head)
     return _masked_crc(head[:8]) == checksum
 
 

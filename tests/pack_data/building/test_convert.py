@@ -113,8 +113,8 @@ def test_a_folder_is_read_in_the_order_of_its_numbers(tmp_path):
 def test_an_empty_part_is_no_obstacle(tmp_path):
     folder = tmp_path / "parts"
     folder.mkdir()
-    (folder / "part-00000-of-00500").write_bytes(b"")
-    (folder / "part-00001-of-00500").write_bytes(frame(tf_example(mlperf_row(example(), S, P))))
+    (folder / "part-00000-of-00002").write_bytes(b"")
+    (folder / "part-00001-of-00002").write_bytes(frame(tf_example(mlperf_row(example(), S, P))))
     source = open_source(folder)
     assert (source.format, source.shape()) == ("mlperf_tfrecord", RowWidths(S, P, None))
     assert [record.value for record in source.read()] == [example()]
@@ -128,7 +128,7 @@ def test_an_empty_part_is_no_obstacle(tmp_path):
         ("a.bin", b"something else", "mlperf_tfrecord, packed_tfrecord"),
         ("a.npy", b"\x93NUMPY and so on", "a NumPy array: lengths, neither text nor sequences"),
         ("a.tfrecord", b"something else", "record 0: the checksum of its length is wrong"),
-        ("a.gz", b"\x1f\x8bxxxxxxxxxxxxxxxx", "gzip stream is damaged"),
+        ("a.gz", b"\x1f\x8bxxxxxxxxxxxxxxxx", "compressed file is cut or damaged"),
         ("a.parquet", b"PAR1", "Arrow"),
         ("a.arrow", b"\xff\xff\xff\xff", "Arrow"),
         ("a.hdf5", b"\x89HDF\r\n\x1a\n", "HDF5 cannot open it"),

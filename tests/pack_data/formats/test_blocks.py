@@ -78,7 +78,8 @@ def test_a_longer_sequence_and_other_columns_are_named(tmp_path):
     given[2000] = [7] * 40
     with refused("record 2000", 40, 30, "--max-sequence-length"):
         list(open_source(write_megatron(tmp_path / "a", given)).blocks(longest=30))
-    parquet_file(tmp_path / "1.parquet", given, more=given)
-    parquet_file(tmp_path / "2.parquet", given)
-    with refused("2.parquet: record 0", "input_ids, more", "--columns"):
-        list(open_source(tmp_path).blocks())
+    (tmp_path / "b").mkdir()
+    parquet_file(tmp_path / "b" / "1.parquet", given, labels=given)
+    parquet_file(tmp_path / "b" / "2.parquet", given)
+    with refused("2.parquet: record 0", "input_ids, labels", "--columns"):
+        list(open_source(tmp_path / "b").blocks())
