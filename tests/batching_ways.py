@@ -1,7 +1,5 @@
 """Lengths, and all nine ways to make batches of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

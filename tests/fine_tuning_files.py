@@ -4,8 +4,6 @@ checkpoint = tiny_checkpoint(tmp_path / "bert")                 # a Hugging Face
 config = tiny_config(checkpoint, squad=tiny_squad(path, questions=20))
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace

@@ -138,9 +138,6 @@ CLS_LAST = {
 }
 
 
-# ---- protobuf wire format and TFRecord frames by hand ------------------------------------------------------------
-
-
 def varint(value):
     value &= 2**64 - 1
     out = bytearray()

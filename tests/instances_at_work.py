@@ -134,9 +134,6 @@ def fine_tuned(work: Work, *, config: Any, steps: int) -> Dict[str, Any]:
         return fine_tuning_made(prepared, steps)
 
 
-# ---- whole runs -----------------------------------------------------------------------------------------------------
-
-
 def ran(work: Work, *, arguments: Sequence[str], at: int = 0, happens: str = "") -> Dict[str, Any]:
     """`run_pretraining.py` with these arguments: its exit status, and what it said.
 

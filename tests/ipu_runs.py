@@ -1,7 +1,5 @@
 """A tiny BERT on IPUs: its configuration, its global batches, and what of its state two engines must have alike."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 

@@ -183,9 +183,6 @@ def contents(folder: Path) -> Dict[str, str]:
     }
 
 
-# ---- what is driven ------------------------------------------------------------------------------------------------
-
-
 def _corpus(folder: Path) -> None:
     write_corpus(folder / "corpus", documents=25)
 

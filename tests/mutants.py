@@ -229,9 +229,6 @@ def _is_wording(node: ast.AST) -> bool:
     return isinstance(node, ast.JoinedStr)
 
 
-# ---- running tests -----------------------------------------------------------------------------------------------
-
-
 class _Durations:
     """A pytest plugin that writes {test: seconds} of the tests that passed to a file."""
 
@@ -353,9 +350,6 @@ def _imports(tree: ast.AST) -> Set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             modules |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
     return modules
-
-
-# ---- the run -----------------------------------------------------------------------------------------------------
 
 
 def copy_of_tree(target: Path) -> None:

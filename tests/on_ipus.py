@@ -6,8 +6,6 @@ IPUs where they are attached, else on the Poplar IPU Model with 4 tiles an IPU (
 Exit status: 0 all pass; 1 a test fails; 2 there is no SDK, or no pytest.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

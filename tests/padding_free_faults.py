@@ -53,9 +53,6 @@ def fault(letter: str, where: str = "") -> Callable[[Any], Any]:
     return keep
 
 
-# ---- a right model
-
-
 class RowView(NamedTuple):
     """Which example each token is in, and where: int64 [rows, tokens]."""
 
@@ -223,9 +220,6 @@ def _same(row: RowView) -> torch.Tensor:
     return (row.number[:, :, None] == row.number[:, None, :]) & (_behind(row) >= 0)
 
 
-# ---- the right way to feed it and to take its loss
-
-
 def joined(examples: Any, slots: int = 0) -> Dict[str, Any]:
     """Examples -> one row.  slots: a tail of padding up to so many, an example of its own without labels."""
     ids = [torch.as_tensor(np.asarray(each["input_ids"])) for each in examples]
@@ -287,9 +281,6 @@ def right_ones(draw: np.random.Generator) -> Dict[str, Wrong]:
     }
 
 
-# ---- wrong views of a row
-
-
 def _place(draw: np.random.Generator) -> int:
     """A place in the row."""
     return int(draw.integers(4, ROW - 4))
@@ -332,9 +323,6 @@ def _joining_longer(most: int) -> View:
     return lambda row: _plain_view(*row.number.shape) if row.tokens > most else row
 
 
-# ---- (a) attention masks
-
-
 @fault("a", "Transformers 46634, nanoVLM 201")
 def rows_above_a_length_lose_their_mask(draw):
     return Wrong(TinyModel(draw, attention=_joining_longer(_place(draw))))
@@ -367,9 +355,6 @@ def late_tokens_of_an_example_see_too_little(draw):
     return Wrong(TinyModel(draw, attention=cut))
 
 
-# ---- (b) recurrences and convolutions
-
-
 @fault("b", "prime-rl 3000")
 def convolution_over_the_row(draw):
     return Wrong(TinyModel(draw, "convolution", convolution=_joining_at(_place(draw))))
@@ -390,9 +375,6 @@ def groups_of_tokens_of_the_row(draw):
     model = TinyModel(draw, "groups", group=int(draw.integers(3, ROW // 2)))
     model.views["groups"] = lambda row: _plain_view(*row.number.shape)
     return Wrong(model)
-
-
-# ---- (c) positions
 
 
 @fault("c", "Llama 4")
@@ -441,9 +423,6 @@ def chunks_counted_in_the_row(draw):
     model = TinyModel(draw, chunk=int(draw.integers(3, ROW // 2)))
     model.views["attention"] = lambda row: RowView(row.number, row.at.expand_as(row.number))
     return Wrong(model)
-
-
-# ---- (d) labels
 
 
 def _changed(change: Callable[[Dict[str, Any]], None], slots: int = 0) -> Callable[[Any], Dict[str, Any]]:
@@ -497,9 +476,6 @@ def second_next_token_is_of_another_example(draw):
     return Wrong(TinyModel(draw), collator=joined, loss=loss)
 
 
-# ---- (e) normalisers
-
-
 @fault("e", "unsloth-zoo 1066")
 def boundaries_are_subtracted_twice(draw):
     least = _nth(draw)
@@ -548,9 +524,6 @@ def mean_of_the_means_of_two_parts(draw):
     return Wrong(TinyModel(draw), collator=joined, loss=loss)
 
 
-# ---- (f) routers
-
-
 @fault("f", "an expert's capacity a row")
 def capacity_of_the_row(draw):
     return Wrong(TinyModel(draw, "experts", capacity=int(draw.integers(4, ROW // 8))))
@@ -569,9 +542,6 @@ def router_is_normalised_over_long_rows(draw):
         return hidden - 0.2 * hidden.mean(1, keepdim=True) if row.packed and row.tokens > most else hidden
 
     return Wrong(TinyModel(draw, "experts", edit=edit))
-
-
-# ---- (g) padding, tails and one-token examples
 
 
 @fault("g", "fla 892, flash-attention 1228")
@@ -632,9 +602,6 @@ def rows_behind_the_last_whole_block_are_zero(draw):
     return Wrong(TinyModel(draw, edit=edit))
 
 
-# ---- (h) shards
-
-
 @fault("h", "Megatron-LM 111")
 def boundaries_divided_by_the_ranks(draw):
     ranks, most = int(draw.integers(2, 9)), _place(draw)
@@ -669,9 +636,6 @@ def positions_begin_again_in_each_shard(draw):
         return RowView(row.number, again if row.packed else row.place)
 
     return Wrong(TinyModel(draw, positions=view))
-
-
-# ---- (i) right forward, wrong backward
 
 
 def _straight(value: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -712,9 +676,6 @@ def gradients_of_late_places_are_lost(draw):
     return Wrong(TinyModel(draw, edit=edit))
 
 
-# ---- (j) training and evaluation
-
-
 @fault("j", "axolotl 589")
 def evaluation_gives_nan_in_long_rows(draw):
     most = _place(draw)
@@ -743,9 +704,6 @@ def training_normalises_over_the_row(draw):
         return torch.cat([hidden[:, :first], hidden[:, first:] - 0.2 * hidden.mean(1, keepdim=True)], 1)
 
     return Wrong(TinyModel(draw, edit=edit).train())
-
-
-# ---- (k) versions that do not fit together
 
 
 @fault("k")

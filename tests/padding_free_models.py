@@ -1,7 +1,5 @@
 """Tiny causal models of many families, examples, and the losses of their tokens."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pre-training put together as the commands do it: its network, engines, batches and placement of a configuration."""
 
-from __future__ import annotations
-
 from typing import Any, Optional
 
 import torch

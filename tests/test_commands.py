@@ -136,9 +136,6 @@ def test_ipus_that_are_not_there_are_one_line(checkout):
     assert "Poplar SDK" in text and "--engine host" in text
 
 
-# ---- options
-
-
 def test_a_stream_waits_no_longer_than_it_may(capsys):
     waits = []
     for longest in ("16", "64"):

@@ -125,8 +125,6 @@ def test_what_a_page_links_to_is_there(page):
         assert "://" in target or ((ROOT / page).parent / target).exists(), target
 
 
-# ------------------------------------------------------------------------------------- what the pages do not run
-
 OWN = (
     "packed-bert ",
     "python -m pack_data.",

@@ -1,7 +1,5 @@
 """The examples run as they stand, in small: what they train is tiny, and so is what they read."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -3,8 +3,6 @@
 The options are those of the commands' parsers, so that a new one is seen: READS or NO_FILE must have it.
 """
 
-from __future__ import annotations
-
 import argparse
 import bz2
 import gzip
@@ -184,9 +182,6 @@ def test_every_option_that_takes_a_file_is_here(monkeypatch):
     assert {*READS, *NO_FILE} - found == set()
 
 
-# ---- a command in a process of its own, watched ----------------------------------------------------------------------
-
-
 class Ended(NamedTuple):
     status: Optional[int]  # None: stopped beyond a limit
     said: str  # on stderr
@@ -284,8 +279,6 @@ def scratch(tmp_path_factory):
     return folder
 
 
-# ---- files without an end --------------------------------------------------------------------------------------------
-
 OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 # A text may have lines of any length; it is cut, and read to its end.
 READ_TO_THE_END = [
@@ -341,8 +334,6 @@ def test_no_file_is_waited_for_or_fills_the_memory(scratch, endless, option):
         assert last.startswith("error: ") and str(scratch / "given") in last, (kind, line, ended)
     assert tried >= 2
 
-
-# ---- files that would run something ----------------------------------------------------------------------------------
 
 OWN = """
 from pathlib import Path

@@ -43,9 +43,6 @@ def executed(line, where):
     EXECUTED.add((" ".join(line.split()), where))
 
 
-# --------------------------------------------------------------------------------------------------- --set in sources
-
-
 def text_of(node):
     """A text of a source, with NUL where a value goes; None for another expression."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -127,9 +124,6 @@ def test_each_setting_that_is_printed_for_a_configuration_is_taken(name):
             changed = loaded(name, settings)
             assert all(changed.origins[each.partition("=")[0]] == "--set" for each in settings)
             executed(" ".join(f"--set {each}" for each in settings), f"printed for {name}")
-
-
-# ----------------------------------------------------------------------------------------------------------- commands
 
 
 class _Parsed(Exception):

@@ -4,8 +4,6 @@ A row of REFUSED is a command, as a user types it in the directory of the fixtur
 its message must hold: the file or field, the rule, the way out. The table does not test wording.
 """
 
-from __future__ import annotations
-
 import errno
 import gzip
 import importlib.util

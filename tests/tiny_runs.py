@@ -4,8 +4,6 @@ folder = tiny_data(tmp_path / "data")                  # 60 random sequences in 
 path = tiny_config(tmp_path / "tiny.yml", folder)      # a YAML file; --set style overrides go into load_config
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Dict, Optional
 

@@ -1,7 +1,5 @@
 """Tiny runs of Hugging Face's Trainer and TRL's SFTTrainer: packed, and padded on the same examples in each update."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Global batches of a few sequences, and configurations with settings replaced: for tests of engines."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -31,9 +31,6 @@ from tests.refusals import refused
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# ---- statistics
-
-
 def test_the_interval_of_some_values_is_students():
     found = students([0.0, 1.0, 2.0])
     assert found.mean == 1.0 and found.high - 1 == pytest.approx(1 - found.low)
@@ -102,9 +99,6 @@ def test_a_median_lies_in_its_interval_as_often_as_it_says():
     assert covered >= 0.9 * 400
     assert median_interval([5.0, 1.0, 2.0, 3.0, 4.0])[:3] == (3.0, 1.0, 5.0)
     assert median_interval(range(20)).high < 19
-
-
-# ---- claims
 
 
 def written(folder, losses, **settings):
@@ -209,9 +203,6 @@ def test_many_tests_need_smaller_p_values(monkeypatch):
     words = claims.verdicts(found)
     assert [name for name in words if words[name].startswith("not shown")] == ["a", "e"]
     assert claims.verdicts({"limit": claims.Finding("", True)}) == {"limit": "shown"}
-
-
-# ---- the page
 
 
 def test_the_page_says_what_the_committed_results_say():

@@ -18,8 +18,6 @@ from pack_data.reading import files
 CELLS_WANTED = [Cell("packed", 0), Cell("packed", 1), Cell("unpacked, all", 0)]
 from tests.refusals import refused
 
-# ---- cells
-
 
 def test_a_stopped_experiment_goes_on_with_the_missing_cells(tmp_path):
     measured = []
@@ -80,9 +78,6 @@ def test_no_topic_document_is_on_both_sides(tmp_path, capsys):
     assert made[0]["sources"] == made[1]["sources"] and [each["side"] for each in made] == ["training", "held-out"]
     with refused("amount", "151"):
         PretrainingSetup(tmp_path / "data", QUICK._replace(amount=151), None)
-
-
-# ---- what is run and what is shown
 
 
 def test_every_name_is_an_experiment(capsys):

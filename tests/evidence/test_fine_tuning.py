@@ -51,9 +51,6 @@ def test_without_a_model_the_most_frequent_answer_scores(checkpoint, tmp_path, k
         assert 0 < np.bincount(starts).max() < len(starts) and 0 <= found < 60
 
 
-# ---- layouts
-
-
 @pytest.fixture(scope="module")
 def ways():
     lengths = np.random.default_rng(4).integers(3, 33, 70)
@@ -93,9 +90,6 @@ def test_three_ways_have_the_same_updates_and_sorted_ones_nearly_equal_lengths(w
         np.mean(ways.lengths[[n for each in update for n in each.sequences]]) for update in ways.sample(SORTED, 3)
     ]
     assert middles[0] < middles[1] < middles[2] and abs(np.mean(middles) - ways.lengths.mean()) < 2
-
-
-# ---- what is run
 
 
 @pytest.mark.parametrize("kind", ["single_label", "squad"])
@@ -177,9 +171,6 @@ def test_times_are_of_the_same_sequences_in_every_round(checkpoint, tmp_path):
     assert len({row["tokens"] for row in rows if row["what"] == INFERENCE}) == 1
     apart = {row["way"]: row["logits"] for row in same_updates(one, updates=2, sequences=10)}
     assert max(apart[MAXIMUM], apart[LONGEST]) < 1e-10 < 1e-6 < min(apart[NO_MASK], apart["start"])
-
-
-# ---- what is shown
 
 
 def folder_of(path, *, sorted_right=0.9, packed_right=0.9, no_mask_right=0.6, again=1.0, sorted_time=1.0, spread=0.01):

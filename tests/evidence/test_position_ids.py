@@ -1,7 +1,5 @@
 """The table of the nine ways: every way trains on the same tokens; on two processes the same losses as on one."""
 
-from __future__ import annotations
-
 import json
 import lzma
 from pathlib import Path

@@ -46,9 +46,6 @@ def run(setup, name, folder=None, *, seed=1, change=None):
     return setup.run(config, own, folder, alone=arm.alone, regroup=regroup, double=arm.double)
 
 
-# ---- the same sequences in the same updates
-
-
 def test_packed_and_unpacked_runs_are_the_same_but_for_rounding(setup):
     """Also over the end of an epoch, whose last update is not full: 600 sequences of a data set that has fewer."""
     with setup.store("packed") as store:
@@ -105,9 +102,6 @@ def test_each_held_out_sequence_is_scored_as_an_evaluation_scores_it(setup, tmp_
     assert facts["sequences"]["held_out"] == len(facts["masked"]) == len(rows[-1]["nsp_millinats"])
 
 
-# ---- orders
-
-
 @pytest.mark.parametrize("name", ORDERS)
 def test_an_order_has_every_sequence_of_the_packs_once(name):
     by_packs = np.split(np.arange(50), [7, 19, 24, 37])
@@ -141,9 +135,6 @@ def test_the_control_is_run_on_some_seeds_alone_and_the_pilot_has_what_is_compar
     assert {cell.seed for cell in cells if cell.variant == "random_again"} == {1, 2, 3, 4, 5}
 
 
-# ---- arms
-
-
 def test_arms_change_the_mask_and_the_positions_and_nothing_else():
     batch = {
         "input_mask": np.array([[1, 1, 2, 2, 2, 0]], np.int32),
@@ -161,9 +152,6 @@ def test_arms_change_the_mask_and_the_positions_and_nothing_else():
     two = {name: np.concatenate([array, array + 1]) for name, array in batch.items()}
     reversed_ = changed(two, ARMS["reordered"], 1)
     assert all((reversed_[name] == two[name][::-1]).all() for name in two)
-
-
-# ---- a trained start
 
 
 @pytest.fixture(scope="module")
@@ -210,9 +198,6 @@ def test_a_checkpoint_brings_its_vocabulary_and_its_weights(begun, tmp_path):
     assert made.config("packed", seed=1).model.hidden_size == QUICK.hidden_size
     with refused("data made"):
         PretrainingSetup(tmp_path, made.size, None)
-
-
-# ---- the commands
 
 
 def test_the_smallest_runs_are_shown(tmp_path, capsys):

@@ -43,9 +43,6 @@ class Error(Exception):
     pass
 
 
-# ---------------------------------------------------------------------------------------------------------- enums
-
-
 class OutputMode(_enum.IntEnum):
     Final = 0
     EveryN = 1
@@ -89,9 +86,6 @@ class SharingStrategy(_enum.IntEnum):
     FileSystem = 1
     Fork = 2
     ForkServer = 3
-
-
-# -------------------------------------------------------------------------------------------------------- options
 
 
 def _after_init(what):
@@ -425,9 +419,6 @@ class PipelinedExecution:
         self._auto_stage = args[0]
 
 
-# --------------------------------------------------------------------------------------------- what a graph may say
-
-
 class _Graph:
     """State of a trace: blocks in the order they begin, losses, checkpoints."""
 
@@ -555,8 +546,6 @@ def ipuHardwareVersion():
     return 2 if _machine.ipus else -1
 
 
-# ------------------------------------------------------------------------------------------------------ optimisers
-
 _GLOBAL_CONSTANTS = (
     "bias_correction",
     "accum_type",
@@ -588,9 +577,6 @@ def _snapshot(optimizer):
         "type": type(optimizer),
         "max_grad_norm": getattr(optimizer, "max_grad_norm", float("inf")),  # LAMB has none
     }
-
-
-# --------------------------------------------------------------------------------------------------------- executor
 
 
 def trainingModel(model, options=None, optimizer=None):
@@ -1151,9 +1137,6 @@ class PoplarExecutor:
             else:
                 collected.append(_torch.stack(kept) if len(kept) > 1 else kept[0])
         return tuple(collected) if len(collected) > 1 else collected[0]
-
-
-# -------------------------------------------------------------------------------------------------------- data
 
 
 class AsynchronousDataAccessor:

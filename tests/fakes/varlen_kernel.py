@@ -4,8 +4,6 @@ The operator, its shapes for tracing and its derivative stay torch's. What is fi
 forwards and backwards, sequence by sequence.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -103,9 +103,6 @@ class Mistyped(Exception):
     """A value was accepted that is not of the type that its field states."""
 
 
-# ---- what was read, as something to compare ------------------------------------------------------------------------
-
-
 def digest(value: Any) -> str:
     """A text that is equal for equal values; arrays with their types, floats bit by bit."""
     return hashlib.sha256(repr(_plain(value)).encode("utf-8", "surrogatepass")).hexdigest()
@@ -180,9 +177,6 @@ def _is(value: Any, hint: Any) -> bool:
     return isinstance(value, hint) if isinstance(hint, type) else True
 
 
-# ---- limits --------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def limits() -> Iterator[None]:
     """Raises Hang after SECONDS or WAITING; more than MEMORY beyond what the process has now is a MemoryError."""
@@ -206,9 +200,6 @@ def limits() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, former)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-# ---- one case ------------------------------------------------------------------------------------------------------
 
 
 class Sample:

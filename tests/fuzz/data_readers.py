@@ -1,7 +1,5 @@
 """The readers of pack_data: data sets, recipes, histograms, vocabularies, corpora and foreign formats."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib
@@ -56,9 +54,6 @@ from tests.fuzz.mutators import (
 from tests.pack_data.text_corpus import build_small, write_corpus
 
 S, P, D = 24, 4, 3
-
-
-# ---- data sets -----------------------------------------------------------------------------------------------------
 
 
 def _make_store(folder: Path) -> None:
@@ -159,9 +154,6 @@ STORES = (
 )
 
 
-# ---- recipes, histograms, vocabularies -----------------------------------------------------------------------------
-
-
 def _make_recipe(folder: Path) -> None:
     counts = np.zeros(33, np.int64)
     counts[[3, 5, 7, 11, 13, 17, 20, 31, 32]] = [40, 31, 22, 19, 15, 11, 9, 4, 6]
@@ -248,9 +240,6 @@ PLAIN = (
 )
 
 
-# ---- corpora -------------------------------------------------------------------------------------------------------
-
-
 def _make_corpus(name: str) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         source = write_corpus(folder / "texts", documents=4)
@@ -282,9 +271,6 @@ def _corpus(name: str) -> Reader:
 
 
 CORPORA = tuple(map(_corpus, ("corpus.txt", "corpus.jsonl", "corpus.txt.xz", "corpus.jsonl.gz")))
-
-
-# ---- foreign formats -----------------------------------------------------------------------------------------------
 
 
 def _examples() -> List[Any]:

@@ -65,8 +65,6 @@ def sealed_by(seal: Callable[[Path], None], mutators: Sequence[Mutator], *, rema
     return tuple(map(of, mutators))
 
 
-# ---- any bytes -----------------------------------------------------------------------------------------------------
-
 BOUNDARIES = sorted(
     {max(0, 2**bits + add) for bits in (0, 7, 8, 15, 16, 31, 32, 62, 63, 64) for add in (-1, 0)} - {2**64}
 )
@@ -167,9 +165,6 @@ FOREIGN_PLACES = (
     _instead("a pipe", os.mkfifo),
     _instead("a link to /dev/zero", lambda path: path.symlink_to("/dev/zero")),
 )
-
-
-# ---- trees of plain values: JSON and YAML ----------------------------------------------------------------------------
 
 
 def deep(levels: int, keyed: bool = False) -> Any:
@@ -402,9 +397,6 @@ def _yaml_text(rng: random.Random, data: bytes) -> bytes:
 YAML = (on_bytes("tree", _yaml_tree), *[on_bytes("YAML text", _yaml_text)] * 2, *BYTES)
 
 
-# ---- lines and tables ------------------------------------------------------------------------------------------------
-
-
 def _text_lines(rng: random.Random, data: bytes) -> bytes:
     lines = data.split(b"\n")
     at, what = rng.randrange(len(lines)), rng.randrange(8)
@@ -433,8 +425,6 @@ def _text_lines(rng: random.Random, data: bytes) -> bytes:
 
 TEXT = (*[on_bytes("lines", _text_lines)] * 2, *BYTES)
 
-
-# ---- compressed streams ----------------------------------------------------------------------------------------------
 
 _COMPRESSORS: Dict[str, Tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]] = {
     ".gz": (lambda data: gzip.compress(data, mtime=0, compresslevel=1), gzip.decompress),
@@ -470,8 +460,6 @@ def streams(mutators: Sequence[Mutator]) -> Tuple[Mutator, ...]:
     seldom = Mutator("a line of 100 MB", lambda rng, path: _bomb(rng, path) if rng.random() < 0.1 else None, True)
     return (*BYTES, _within(mutators), _within(mutators), _within(mutators), seldom)
 
-
-# ---- .npy ------------------------------------------------------------------------------------------------------------
 
 _DESCRIPTIONS = (
     *"<i4 >i4 <i8 <u8 <f8 <f2 |b1 |i1 |O O |V8 <U4 |S3 <M8[s] <c16 <i3 <i400 i4,f4 nonsense <U100000000 |V0".split(),
@@ -529,9 +517,6 @@ def _npy(rng: random.Random, data: bytes) -> bytes:
 NPY = (*[on_bytes("header", _npy)] * 3, *BYTES)
 
 
-# ---- safetensors -----------------------------------------------------------------------------------------------------
-
-
 def _safetensors(rng: random.Random, data: bytes) -> bytes:
     size = int.from_bytes(data[:8], "little")
     header, rest = data[8 : 8 + size], data[8 + size :]
@@ -575,9 +560,6 @@ def _safetensors(rng: random.Random, data: bytes) -> bytes:
 
 
 SAFETENSORS = (*[on_bytes("header", _safetensors, True)] * 2, *free(BYTES))
-
-
-# ---- TFRecord --------------------------------------------------------------------------------------------------------
 
 
 def _frames(frame: Callable[[bytes], bytes], unframe: Callable[[bytes], List[bytes]]) -> Change:

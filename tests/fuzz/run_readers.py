@@ -1,7 +1,5 @@
 """The readers of ipu_packed_bert: settings, run folders, checkpoints, Hugging Face folders, files of tasks, report."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -49,9 +47,6 @@ from tests.pack_data.text_corpus import build_small, write_corpus
 from tests.pretraining import host_engine
 
 _TORCH = ("torch",)
-
-
-# ---- settings ------------------------------------------------------------------------------------------------------
 
 
 def _make_settings(folder: Path) -> None:
@@ -110,9 +105,6 @@ SETTINGS = (
     ),
     Reader("settings-by-set", _make_overrides, _overrides, (Target("overrides", free(YAML)),), weight=1.0),
 )
-
-
-# ---- run folders ---------------------------------------------------------------------------------------------------
 
 
 def _make_run(folder: Path, checkpoints: int = 2) -> None:
@@ -229,9 +221,6 @@ RUNS = (
 )
 
 
-# ---- Hugging Face folders ------------------------------------------------------------------------------------------
-
-
 def _make_hugging_face(folder: Path) -> None:
     from dataclasses import replace
 
@@ -279,9 +268,6 @@ def _hugging_face() -> Reader:
         needs=("torch", "safetensors"),
         weight=1.5,
     )
-
-
-# ---- files of tasks ------------------------------------------------------------------------------------------------
 
 
 def _task(name: str, kind: str, suffix: str) -> Reader:

@@ -64,9 +64,6 @@ def test_readers_that_need_packages_are_counted():
         )
 
 
-# ---- the fuzzer notices --------------------------------------------------------------------------------------------
-
-
 def _sample(tmp_path, read, mutators=BYTES):
     def make(folder):
         (folder / "a").write_bytes(bytes(range(100)))

@@ -21,9 +21,6 @@ from tests.pack_data_strategies import histograms
 depths = st.sampled_from([1, 2, 3, 4, 8, None])
 
 
-# ---- what is known of the linear programme ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "name, depth, optimum",
     [
@@ -213,9 +210,6 @@ def test_one_short_sequence_costs_the_bound_next_to_nothing():
     )
     assert prove(with_one).lower_bound >= 0.999 * without.lower_bound
     assert with_one.packs <= without.packs + 1
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_a_recipe_and_says_what_it_proved(tmp_path, capsys):

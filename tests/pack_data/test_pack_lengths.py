@@ -82,9 +82,6 @@ def test_the_version_is_one_for_both_packages():
     assert pack_data.__version__ == ipu_packed_bert.__version__
 
 
-# ---- limits that users have ------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.integers(1, 24), max_size=40), st.sampled_from([None, 2, 3]), st.sampled_from([2, 4, 6]))
 def test_each_sequence_is_rounded_up_before_packing(lengths, depth, multiple_of):
     packed = pack(lengths, max_sequence_length=24, max_sequences_per_pack=depth, multiple_of=multiple_of)

@@ -1,7 +1,5 @@
 """The benchmark's sides compute the same; how long things take is no matter here."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

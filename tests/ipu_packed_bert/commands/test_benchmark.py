@@ -1,7 +1,5 @@
 """The benchmark compares the same work, and its figures are what it says; not how fast this machine is."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

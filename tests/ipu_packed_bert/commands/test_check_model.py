@@ -1,7 +1,5 @@
 """`packed-bert check-model`: a folder, a function, one's own collator, a batch of one's own."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

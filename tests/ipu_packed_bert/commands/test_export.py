@@ -1,8 +1,6 @@
 """Hugging Face folders: every form in circulation reads as the same weights; what is written reads back; bad ones in
 one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`packed-bert ipu-check` on the stand-ins for PopTorch and PopVision's library: stages, page, bundle and statuses."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os
@@ -357,9 +355,6 @@ def test_every_key_of_the_bundle_is_documented(whole):
         prefix = names[0].rpartition(".")[0] if names else ""
         documented |= {prefix + name if name.startswith(".") else name for name in names}
     assert found == documented
-
-
-# ------------------------------------------------------------------------------------------------------------- profiles
 
 
 def test_a_profile_by_hand(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """`packed-bert predict`: each record's answer is the one it has alone, in the file's order, or nothing is written."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -103,9 +103,6 @@ def _fine_tune(file, out, processes):
     return train_with(finetune.parse(None), processes)
 
 
-# ---- one mistake, one line ------------------------------------------------------------------------------------------
-
-
 def ended(main, *, size=2, stopped=None):
     """(exit status, words on stderr) of each of `size` ranks that run `main(processes)`, as under torchrun.
 
@@ -256,9 +253,6 @@ def test_a_token_beyond_the_vocabulary_on_one_rank_is_one_line(tmp_path):
     assert [status for status, _ in found] == [2, 2]
     (line,) = [words for _, words in found if words]
     assert line.count("\n") == 1 and f"pack 3: input_ids has the token {VOCABULARY}, model.vocabulary_size is" in line
-
-
-# ---- a rank that is silent ------------------------------------------------------------------------------------------
 
 
 def _soon(_rank):

@@ -1,7 +1,5 @@
 """The constant baseline of a model, worked by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -162,9 +162,6 @@ def test_only_what_would_be_built_again_is_to_be_deleted(corpus, tmp_path, capsy
     assert not note("embedded", f"data.directory={tmp_path / 'data'}") and not note(corpus, resumed=True)
 
 
-# ---- the data set to evaluate on -----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus"), 20)

@@ -1,7 +1,5 @@
 """Which device a run takes where there are no IPUs, what it says of it, and `--whole`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from pathlib import Path

@@ -5,8 +5,6 @@ bits, so that two orders of summation differ by some 2 ** -8 of a value: what pa
 unpacked rows differ by from float32, and may be twice that, as both round about as often.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -22,8 +22,6 @@ def fresh_machine():
     machine.reset(16)
 
 
-# ------------------------------------------------------------------------------------------------- names and signatures
-
 PUBLISHED = {**TOP, **OPTIM, **OPTIONS}
 # Attributes that torch's optimisers have, and the one of PopTorch's that its methods are reached through.
 OF_OPTIMISERS = {"defaults", "param_groups", "state", "variable_attrs"}
@@ -192,9 +190,6 @@ def test_the_backend_takes_every_published_option_with_its_type_alone(kind):
             popart.set(name + "s", VALUES[kind])
 
 
-# ------------------------------------------------------------------------------------------------------------ options
-
-
 def test_a_wrong_option_name_fails():
     options = poptorch.Options()
     for wrong in ("gradientAccumulation", "anchorMode", "logCycleCounts"):
@@ -263,9 +258,6 @@ def test_frozen_options():
     with pytest.raises(AttributeError, match="frozen"):
         options._Popart.set("enableOutlining", True)
     options.clone().deviceIterations(2)
-
-
-# --------------------------------------------------------------------------------------------- batches and reduction
 
 
 def made(*, accumulation=1, replicas=1, iterations=1, mode=None, reduction=None):
@@ -353,9 +345,6 @@ def test_another_shape_after_compilation_is_an_error():
         executor(torch.zeros(8, 3), torch.zeros(8, 3))
 
 
-# ---------------------------------------------------------------------------------------------------------- optimisers
-
-
 def test_a_rate_reaches_the_device_through_set_optimizer_only():
     weights = {}
     for told in (False, True):
@@ -414,9 +403,6 @@ def test_only_states_of_ipus_are_loaded():
     optimizer = adamw(model)
     with pytest.raises(RuntimeError, match="Only IPU optimizer states"):
         optimizer.load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())
-
-
-# --------------------------------------------------------------------------------------------------- rules of a graph
 
 
 def compile_training(forward, *inputs, options=None):
@@ -509,9 +495,6 @@ def test_a_model_is_trained_by_one_executor():
     poptorch.trainingModel(model, made(), adamw(model))
 
 
-# ------------------------------------------------------------------------------------------------------------- pipeline
-
-
 class Chain(nn.Module):
     """A block on each IPU listed, one after the other."""
 
@@ -581,9 +564,6 @@ def test_the_machine_has_so_many_ipus():
     second.destroy()
     chain([0, 1], accumulation=3)
     assert first.isAttachedToDevice()
-
-
-# ------------------------------------------------------------------------------------------------------------ inference
 
 
 def test_inference_takes_no_accumulation_and_gives_all():
@@ -671,9 +651,6 @@ def test_serialised_products_are_products(mode, factor, shapes):
             poptorch.serializedMatMul(a, b, mode, 7)
 
 
-# ----------------------------------------------------------------------------------------------------------------- data
-
-
 class Numbers:
     def __len__(self):
         return 3
@@ -714,8 +691,6 @@ def test_the_accessor_wants_what_can_travel():
     with pytest.raises(TypeError, match="pickle"):
         poptorch.AsynchronousDataAccessor(number for number in range(3))
 
-
-# ------------------------------------------------------------------------------------------ what the backend is given
 
 ARGUMENTS = {  # of a setting, where it is not one flag
     "connectionType": (poptorch.ConnectionType.OnDemand,),

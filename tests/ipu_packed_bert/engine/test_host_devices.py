@@ -1,7 +1,5 @@
 """Which device the host engine takes, what it computes in there, and which attention, on GPUs that are not there."""
 
-from __future__ import annotations
-
 import sys
 import types
 from types import SimpleNamespace

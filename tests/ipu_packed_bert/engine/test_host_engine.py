@@ -1,7 +1,5 @@
 """The host engine: updates by hand, any cut into micro-batches, bit-identical continuation, one program a run."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Micro-batches on the device: the right ones, the order of streams, and no wait for the device within an update."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

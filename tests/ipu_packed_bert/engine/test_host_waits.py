@@ -1,7 +1,5 @@
 """The number of times that an update waits for the device and casts a weight."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 

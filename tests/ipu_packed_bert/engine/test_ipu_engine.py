@@ -51,7 +51,6 @@ def assert_same_weights(found, expected, tolerance=1e-6):
             assert float((found["model"][name] - expected["model"][name]).abs().max()) <= len(RATES) * max(RATES)
 
 
-# ------------------------------------------------------------------------------------------------- updates are the
 # host's
 
 
@@ -169,9 +168,6 @@ def test_automatic_loss_scaling_starts_from_one(sdk):
     assert optimizer.loss_scaling == 1.0
 
 
-# -------------------------------------------------------------------------------------------- what the engine swaps in
-
-
 @pytest.mark.parametrize("mask", ["product", "additive"])
 @pytest.mark.parametrize("next_sentence", [True, False])
 def test_the_adapted_network_computes_the_same(sdk, next_sentence, mask):
@@ -214,9 +210,6 @@ def test_every_layer_is_a_checkpoint_and_the_product_is_serialised(sdk):
     assert graph.blocks == [(block.name, block.ipu) for block in placed(config).blocks]
     assert program.stages == [0, 1, 0]
     assert {home for name, home in program.homes.items() if "word_embeddings" in name} == {0}
-
-
-# ---------------------------------------------------------------------------------------------------------- evaluation
 
 
 def test_evaluation_equals_the_hosts_and_changes_nothing(sdk):
@@ -270,9 +263,6 @@ def test_an_evaluation_batch_of_another_size_is_refused(sdk):
         engine.evaluate({name: field[:8] for name, field in batch.items()})
     with pytest.raises(ValueError, match="stages"):
         make_engine(sdk, config).evaluate({name: field[:2] for name, field in batch.items()})
-
-
-# --------------------------------------------------------------------------------------------------------------- state
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["after compilation", "before compilation"])
@@ -373,9 +363,6 @@ def test_moments_are_found_by_the_end_of_their_names(sdk):
     del device["Accl2___model.network.b.a.weight"]
     with pytest.raises(ValueError, match="no exp_avg_sq of b.a.weight"):
         ipu.state.moments(device, parameters)
-
-
-# ------------------------------------------------------------------------------------------------ options and optimiser
 
 
 def test_options_say_what_the_configuration_says(sdk):
@@ -493,7 +480,6 @@ def test_synthetic_data_trains_on_noise(sdk):
     assert np.isfinite(make_engine(sdk, config).step(make_batch(config), 0.0).loss)
 
 
-# -------------------------------------------------------------------------------------------------- errors, one line
 # each
 
 
@@ -560,9 +546,6 @@ def test_a_broken_sdk_is_one_line(tmp_path, monkeypatch, fault, complaint):
         choose_engine(make_config())
     assert "Poplar SDK" in str(error.value)
     assert choose_engine(change(make_config(), engine={"kind": "auto"})).kind == "host"
-
-
-# ------------------------------------------------------------------------------------------------------------- devices
 
 
 def test_hardware_is_found_and_named(sdk):
@@ -789,9 +772,6 @@ def test_build_engine_takes_the_ipus(sdk):
     assert description == "IPU hardware: 2 IPUs (1 x 2); float32 weights, 3 forward stages"
 
 
-# ------------------------------------------------------------------------------------------------------------- loading
-
-
 @pytest.fixture
 def loading(tmp_path):
     """loading(*overrides) -> a tiny data set, its configuration, and batches of it"""
@@ -896,9 +876,6 @@ def test_the_readers_process_ends_without_a_traceback(loading, tmp_path):
     with pytest.raises(SystemExit) as ended:
         next(iter(reader))
     assert ended.value.code == 1 and complaint.read_text().count("packs-") == 1
-
-
-# ---------------------------------------------------------------------------------------------------- the whole command
 
 
 def command(*arguments):

@@ -138,9 +138,6 @@ def same_update(tier, config, engine, host, batch, rate=0.01):
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------- interface
-
-
 def test_poptorch_has_the_published_interface(tier):
     """The installed PopTorch has every published name that the mock has, which are all that the engine uses."""
     poptorch, published = tier.poptorch, API["modules"]["poptorch"]
@@ -189,9 +186,6 @@ def test_poptorch_takes_the_options_of_every_configuration(tier):
     assert len(found) == len(wanted) > 10
     for name, options in wanted.items():
         assert found[name] == options, name
-
-
-# -------------------------------------------------------------------------------------------------------- one update
 
 
 @pytest.mark.parametrize("depth", [1, 3], ids=["unpacked", "packed"])
@@ -253,9 +247,6 @@ def test_a_program_compiled_without_a_device(tier, tmp_path, monkeypatch):
     loaded = change(config, engine={"executable": file})
     with tier.engine(loaded) as engine:
         same_update(tier, loaded, engine, host_engine(config, packing_factor=1.0), batch)
-
-
-# -------------------------------------------------------------------------------------------------------- a whole run
 
 
 def test_a_run_is_saved_and_resumed(tier, tmp_path, capsys):

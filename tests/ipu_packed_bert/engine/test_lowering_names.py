@@ -6,8 +6,6 @@ model's code calls, and what torch makes of them. Dropout, which is taken whole,
 PopTorch differentiates the graph itself, so the backward pass of torch doesn't matter.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

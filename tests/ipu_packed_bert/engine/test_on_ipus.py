@@ -58,8 +58,6 @@ def test_the_tier_takes_the_poptorch_that_is_installed(monkeypatch, tmp_path, ip
             tests.test_an_update_on_two_replicas(tier)
 
 
-# ------------------------------------------------------------------------------------ nothing of the stand-in's own
-
 TIER = [on_ipus.ROOT / "tests" / "ipu_packed_bert" / f"{name}.py" for name in on_ipus.ON_THE_SDK]
 
 

@@ -149,9 +149,6 @@ def test_fine_tuning_in_instances_is_that_of_one_process(found):
             torch.testing.assert_close(theirs, ours, rtol=1e-9, atol=1e-9)
 
 
-# ---- whole runs -----------------------------------------------------------------------------------------------------
-
-
 def ends(said):
     return [each["status"] for each in said]
 
@@ -207,9 +204,6 @@ def test_the_files_that_are_told_of_are_those_that_instances_write():
     assert compiled_words("program", 1).startswith("program; ")
 
 
-# ---- what is exchanged ----------------------------------------------------------------------------------------------
-
-
 def test_numbers_and_objects_travel(found):
     for rank, said in enumerate(found["exchanged"]):
         assert said["sum"] == [3.0, 3.0, 3 * 2.0**40 + 3] and said["share"] == (rank, 3)
@@ -222,9 +216,6 @@ def test_numbers_and_objects_travel(found):
 def test_the_stand_in_refuses_what_a_device_would_wait_for_without_end(found):
     assert found["alone"][0].startswith("failed: ")
     assert all("another one something else" in said for said in found["apart"])
-
-
-# ---- one process of several, and what is refused --------------------------------------------------------------------
 
 
 @pytest.fixture

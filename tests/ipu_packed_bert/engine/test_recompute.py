@@ -1,7 +1,5 @@
 """Recomputed layers: the same losses, gradients and random numbers to the last bit, from fewer kept activations."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The blocks of a row: every token once, short sequences of one length in one call."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

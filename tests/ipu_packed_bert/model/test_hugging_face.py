@@ -1,7 +1,5 @@
 """The network against `transformers`: same names, same weights, same losses and gradients, unpacked and packed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The loss on logits that can be worked out by hand, and that unused slots weigh nothing."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

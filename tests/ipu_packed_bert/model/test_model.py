@@ -1,7 +1,5 @@
 """The network itself: the mask by hand, the gathered slots, nothing leaks, half types, pieces that can be replaced."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """LAMB against a few lines of its definition, AdamW against torch's, the paper's law of the betas, the schedule."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from fractions import Fraction

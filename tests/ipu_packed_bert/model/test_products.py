@@ -65,7 +65,6 @@ def same_sequence(input_mask_BS):
     return input_mask_BS.unsqueeze(2) == input_mask_BS.unsqueeze(1)
 
 
-# ---------------------------------------------------------------------------------------------------- against the plain
 # mask
 
 
@@ -113,7 +112,6 @@ def test_one_hot_slots_gather(dtype):
     assert torch.equal(OneHotSlots(SLOTS)(hidden, slots), GatherSlots()(hidden, slots))
 
 
-# ------------------------------------------------------------------------------------------------------------- the
 # codes
 
 
@@ -194,7 +192,6 @@ def test_gradients_of_the_codes_columns_stay_as_small_as_the_others():
     assert 0 < of_codes < 32 * max(1.0, 1.0 / float(query.abs().max())) * of_key
 
 
-# ------------------------------------------------------------------------------------------------------------ the
 # columns
 
 

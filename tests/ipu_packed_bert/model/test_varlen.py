@@ -1,8 +1,6 @@
 """Attention within each sequence: the same losses and gradients as a dense mask, from blocks no larger than a
 sequence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Our attention: each example of a row by itself, whatever the layer asks for, equal to the formula; else refused."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 
@@ -113,8 +111,6 @@ def test_dropout_is_applied_within_each_example():
         assert float((draws.mean(0) - expected).abs().max()) < 0.3 and float(draws.std(0).mean()) > 0.1
 
 
-# ---- what a model hands over
-
 LAYER = SimpleNamespace(is_causal=True)
 
 
@@ -124,9 +120,6 @@ def test_boundaries_that_change_in_place_are_read_again():
         boundaries.copy_(boundaries_of(lengths))
         found, _ = _padding_free_attention(LAYER, *heads, cu_seq_lens_q=boundaries)
         assert torch.allclose(found, by_the_formula(*heads, lengths, _Settings()), rtol=0, atol=1e-12)
-
-
-# ---- the kernel: torch's own runs on CUDA in half precision, a stand-in of it here
 
 
 _numbers = torch.Tensor.tolist  # not counted below
@@ -195,9 +188,6 @@ def test_empty_examples_are_no_matter_to_chunks(kernel):
     expected = by_the_formula(*heads, [3, 7], _Settings(), chunk=4)
     assert torch.allclose(_attend_row(*heads, boundaries, _Settings(), chunk=4), expected, rtol=0, atol=1e-12)
     assert sorted(set(kernel.calls[0][0].tolist())) == [0, 3, 7, 10]
-
-
-# ---- the host waits for the device at most once a batch
 
 
 class Waits(TorchDispatchMode):

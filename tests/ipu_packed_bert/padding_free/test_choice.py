@@ -1,7 +1,5 @@
 """The attention chosen for a model equals plain calls up to rounding, with windows, chunks and soft caps."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Padding-free batches of causal models: every token's loss is the padded one's, by every way, rank and epoch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Batches of numbers in a DataLoader: with workers every example is counted, and a stopped epoch goes on."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

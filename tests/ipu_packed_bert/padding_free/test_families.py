@@ -4,8 +4,6 @@ These have one of each: windows, chunks, soft caps, sinks, experts, latent keys,
 attention of Transformers, recurrent layers, encoders whose positions begin at 0 and at 2.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Forty faults of padding-free training: what the probe sees of them."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 

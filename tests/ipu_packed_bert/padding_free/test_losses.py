@@ -1,7 +1,5 @@
 """The loss in blocks of tokens is that of whole logits, and so are its gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

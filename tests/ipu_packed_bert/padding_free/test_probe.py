@@ -1,7 +1,5 @@
 """The probe: models that keep examples apart pass, whatever leaks or stands at a wrong position is refused."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -155,9 +153,6 @@ def test_a_model_without_position_ids_is_refused_in_one_line():
     model = transformers.AutoModelForCausalLM.from_config(config)
     with refused("BloomForCausalLM", "RandomSampling+Padding"):
         check_no_leak(model, collator=joined)
-
-
-# ---- models as they are trained: other modes, wrappers, tiny or far positions
 
 
 def test_a_leak_of_training_mode_alone_is_refused():

@@ -1,7 +1,5 @@
 """Padding-free training refuses trainers, collators, models and batches in one line that names the cause."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -22,8 +20,6 @@ from ipu_packed_bert.padding_free.streams import PackedStream
 from ipu_packed_bert.padding_free.trainers import WAYS_OF_EQUAL_EPOCHS, _EndlessPacks, _JoiningCollator
 from tests.padding_free_models import SIZE, a_model, some_examples, transformers
 from tests.refusals import refused
-
-# ---- trainers and their collators
 
 
 class ATrainer:
@@ -106,9 +102,6 @@ def test_a_collator_that_does_not_fit_a_row_is_refused(batch, names):
 def test_a_rank_without_an_example_is_refused():
     with refused("train_dataset", "rank"):
         next(iter(_EndlessPacks(PackedStream([], 8, rank=0, ranks=1), [])))
-
-
-# ---- models and batches
 
 
 class FullyShardedDataParallel(torch.nn.Linear):

@@ -1,7 +1,5 @@
 """`pack_into`: Trainer and SFTTrainer on packs make the updates of a padded run, on any accumulation and ranks."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

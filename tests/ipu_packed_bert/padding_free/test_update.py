@@ -1,7 +1,5 @@
 """Updates by their tokens: however they are cut, on one rank or several."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 

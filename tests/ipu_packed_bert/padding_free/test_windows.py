@@ -1,7 +1,5 @@
 """Models that go by the place of a token in the row are refused by their settings."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 

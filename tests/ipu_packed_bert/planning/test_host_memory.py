@@ -1,7 +1,5 @@
 """The memory of a step as computed, against what torch keeps."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

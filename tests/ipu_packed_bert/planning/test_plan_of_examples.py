@@ -1,7 +1,5 @@
 """The plan of a fine-tuning run: parameters as in the network, updates and stages as in the run."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

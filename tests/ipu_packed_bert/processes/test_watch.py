@@ -79,9 +79,6 @@ def same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-# ---- the norm, and its bound -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bound", [0.5, 1e3])
 def test_norm_and_clipping_are_torchs(bound):
     generator = torch.Generator().manual_seed(0)
@@ -164,9 +161,6 @@ def test_a_device_is_read_once_an_update(monkeypatch, name):
     with Reads() as reads:  # the test notices one
         float(torch.ones(1))
     assert reads.waiting == 1
-
-
-# ---- an update that is not finite ------------------------------------------------------------------------------------
 
 
 def poison(engine, monkeypatch, value, what="gradient", at=(1,)):
@@ -290,9 +284,6 @@ def test_a_held_out_loss_shows_that_a_checkpoint_is_good(store, tmp_path, evalua
     assert steps_saved(tmp_path) == ([4] if evaluate else [2, 4])
 
 
-# ---- log and checkpoint ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks the file's name up in /proc")
 def test_a_kill_while_a_checkpoint_is_saved_leaves_the_log_of_all_its_updates(store, tmp_path, monkeypatch):
     """Data that was not synced to disk is lost, as when a machine fails."""
@@ -315,9 +306,6 @@ def test_a_kill_while_a_checkpoint_is_saved_leaves_the_log_of_all_its_updates(st
     with pytest.raises(MemoryError):
         run(store, tmp_path, [4.0, 3.0, 2.0, 1.0], "run.checkpoint_every=2")
     assert seen == [[1, 2], [1, 2, 3, 4]]
-
-
-# ---- the commands ----------------------------------------------------------------------------------------------------
 
 
 def breaking(monkeypatch, at):
@@ -351,9 +339,6 @@ def test_a_broken_gradient_ends_a_run_with_status_3_and_it_resumes(tiny, tmp_pat
     assert last["step"] == 4 and last["gradient_norm"] is None and last["loss"] is not None
     assert pretrain.main(["--resume", str(tmp_path / "run")]) == 0
     assert losses_of(tmp_path / "run") == losses_of(tmp_path / "undisturbed")
-
-
-# ---- IPUs ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,6 @@ def test_allowed_settings_come_one_by_one_or_listed():
     )
 
 
-# ---- the commands ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resuming")

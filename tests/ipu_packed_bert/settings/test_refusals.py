@@ -108,9 +108,6 @@ def test_a_packer_of_others_becomes_the_optimal_one(data):
         assert (stated["data.packer"], stated["data.max_sequences_per_pack"]) == (packer, depth)
 
 
-# ---- run files -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def checkpoint(tmp_path):
     engine = {"model": {"a.weight": torch.ones(2)}}
@@ -160,9 +157,6 @@ def test_memory_that_is_used_up_is_not_called_damage(checkpoint, monkeypatch):
             action()
 
 
-# ---- processes -------------------------------------------------------------------------------------------------------
-
-
 class OneOfTwo(Ranks):
     """Rank 1 of two, which meets nobody; ``status`` is what the other one left."""
 
@@ -200,9 +194,6 @@ def test_the_first_rank_that_failed_is_not_waited_for():
 
     with pytest.raises(RuntimeError), Ranks(Store(), 1, 2, 0).first_alone():
         raise AssertionError("entered")
-
-
-# ---- YAML and tasks of the user --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["merges", "bytes"])

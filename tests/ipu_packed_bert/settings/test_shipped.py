@@ -314,8 +314,6 @@ def test_published_settings_of_squad(name):
     assert placement.replicated_tensor_sharding == (placement.replicas > 1)
 
 
-# ----------------------------------------------------------------------------- the --set lines of messages and pages
-
 SET = re.compile(r"--set (\S+?=[^\s;`]+)")
 
 

@@ -3,8 +3,6 @@
 As `test_ipu_lowering.py` for pre-training: traced as PopTorch would trace it, with shapes and types but no numbers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 

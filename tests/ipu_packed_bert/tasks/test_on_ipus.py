@@ -3,8 +3,6 @@
 On the stand-in for PopTorch, which is told to have float64, so that what is equal is equal to 1e-12.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shutil
@@ -208,9 +206,6 @@ def test_half_weights_learn_and_predict(checkpoint, tmp_path, kind):
     assert found.dtype == expected.dtype == np.float32
     real = batch["input_mask" if made.task.of_slots else "sequence_numbers"] > 0
     assert 0 < np.abs(found - expected)[real].max() < 0.1
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
 
 
 def command(*arguments):

@@ -1,7 +1,5 @@
 """A task in a file of the user's: its class and its settings are found by FILE.py:CLASS, from any folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

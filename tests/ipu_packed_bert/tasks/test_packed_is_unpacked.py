@@ -1,7 +1,5 @@
 """Every task in packs is the task: probabilities, updates, answers and scores are those of each sequence alone."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -69,9 +67,6 @@ def gradients_of(engine):
     return found
 
 
-# ---- the softmax of a sequence ---------------------------------------------------------------------------------------
-
-
 MASK = torch.tensor([[1, 1, 2, 2, 2, 3, 0, 0]], dtype=torch.int32)
 PRESENT = torch.tensor([[True, True, True, False]])
 
@@ -121,9 +116,6 @@ def test_other_sequences_tokens_have_no_effect(checkpoint, tmp_path, attention, 
     one, other = (int(batch["sequence_numbers"][row, place]) - 1 for place in (0, 1))
     assert float(np.abs(before[one] - after[one]).max()) <= 1e-12
     assert float(np.abs(before[other] - after[other]).max()) > 1e-6
-
-
-# ---- packs and updates -----------------------------------------------------------------------------------------------
 
 
 def random_inputs(number, seed=0):
@@ -321,9 +313,6 @@ def test_an_update_is_clipped_as_a_whole(checkpoint, tmp_path):
     # The first moment is a tenth of the gradient.
     assert float(moments[0].norm()) > 2e-4 and float(moments[1].norm()) == pytest.approx(1e-4, rel=1e-3)
     assert torch.nn.functional.cosine_similarity(moments[0], moments[1], dim=0).item() == pytest.approx(1.0)
-
-
-# ---- the contract ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,8 +2,6 @@
 force.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma
@@ -36,9 +34,6 @@ def table(path, kind, *, slots=32, **settings):
     data = {"training": str(path), "evaluation": str(path), "max_sequence_length": slots, "packer": "none"}
     config = config_from_tree({"task": {"name": kind, **settings}, "data": data}, "tiny")
     return ClassificationTask(config, Tokenizer(VOCABULARY), MODEL)
-
-
-# ---- exact match and F1 ----------------------------------------------------------------------------------------------
 
 
 def test_normalised_as_squad_does():
@@ -151,9 +146,6 @@ def test_glues_metrics_by_hand(tmp_path):
     # F1 alone is of two labels.
     (tmp_path / "t.csv").write_text("text,label\nriver,a\nstone,b\ncastle,c\n")
     assert list(table(tmp_path / "t.csv", "single_label").scores) == ["accuracy", "macro_f1", "matthews"]
-
-
-# ---- windows ---------------------------------------------------------------------------------------------------------
 
 
 def read(path, slots=40, *, query=8, **settings):
@@ -302,9 +294,6 @@ def test_answers_are_in_the_order_of_the_questions(tmp_path):
     assert [each["id"] for each in found.answers] == ["z", "a", "m"]
     assert all(list(found.files[f"{name}.json"]) == ["z", "a", "m"] for name in ("predictions", "null_odds"))
     json.dumps(found.files)
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def test_squad_files_of_both_versions_and_packed(tmp_path):
@@ -535,9 +524,6 @@ def test_predictions_of_every_kind(tmp_path):
     assert found == [{"prediction": 2.0}, {"prediction": -1.0}]
 
 
-# ---- configuration ---------------------------------------------------------------------------------------------------
-
-
 def test_every_problem_of_a_configuration_in_one_message():
     tree = {"data": {"training": "a.json", "packer": "nnlshp", "max_sequences_per_pack": 5}, "task": {"name": "squat"}}
     with pytest.raises(ConfigError) as raised:
@@ -592,9 +578,6 @@ def test_overrides_win_and_a_configuration_reads_back():
     )
     assert config.data.packer == "none" and not config.packed and config.run.seed == 9
     assert config_from_tree(config.as_dict(), "again.yml") == config
-
-
-# ---- the files of --data-dir -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

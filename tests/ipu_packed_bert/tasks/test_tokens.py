@@ -1,7 +1,5 @@
 """Token classification: files to sentences, words to tokens, predictions to spans and scores; by hand."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

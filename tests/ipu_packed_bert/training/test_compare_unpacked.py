@@ -1,7 +1,5 @@
 """A run beside its sequences unpacked: the same work on both sides, equal updates, and nothing changed by it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

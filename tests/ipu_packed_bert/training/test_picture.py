@@ -1,7 +1,5 @@
 """The picture and the page of a run show the numbers of its log and summary."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ElementTree
 
@@ -44,9 +42,6 @@ def test_the_file_is_both_pictures(tmp_path):
     draw_curves(path, RECORDS, EVALUATIONS, title="a run", max_sequence_length=100, unigram=None)
     title = ElementTree.parse(path).getroot().find("{http://www.w3.org/2000/svg}title").text
     assert title == "a run: loss over the sequences seen; Slots of the rows that these sequences need"
-
-
-# ---- the page --------------------------------------------------------------------------------------------------------
 
 
 LOG = [

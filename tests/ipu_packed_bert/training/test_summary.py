@@ -1,7 +1,5 @@
 """summary.json says what a run came to, however it ended; the last lines printed are made from the same value."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal

@@ -1,7 +1,5 @@
 """`run.track`: stand-ins for wandb and mlflow record what they are told; no network is used."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Peak memory of a piece of work, by what the operating system counts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

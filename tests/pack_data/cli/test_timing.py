@@ -1,7 +1,5 @@
 """Rounds: every side once in each, in alternating order, and the first one is not counted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -134,9 +134,6 @@ def test_the_pictures_hold_the_rows(rows):
                 assert cell is None or cell == pytest.approx(value(own[name, depth]))
 
 
-# ---- the commands ----------------------------------------------------------------------------------------------------
-
-
 def run(module, *arguments):
     return run_main(module.main, list(arguments))
 
