@@ -63,7 +63,8 @@ from pack_data.reading.files import write_atomically
 from pack_data.store.data_set import MANIFEST, PackStore
 from pack_data.store.packs import FIELDS, disassemble
 from pack_data.store.sequences import Sequences
-from pack_data.text.corpus import EMBEDDED, documents
+from pack_data.text.corpus import documents
+from pack_data.text.corpus_files import EMBEDDED
 from pack_data.text.vocabulary import load_either, vocabulary_in
 
 SCORED = 2048  # held-out sequences at most, the same in all runs

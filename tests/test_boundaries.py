@@ -40,9 +40,9 @@ run_pretraining
 PACK_DATA = """
 reading
 cli display store
-packing text
+packing
 formats packers solver
-lengths
+lengths text
 best_fit first_fit greedy lpfhp nnlshp none optimal sort spfhp
 building
 pack_lengths

@@ -21,7 +21,7 @@ from pack_data.building.options import stated
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.store.data_set import MANIFEST, Manifest, PackStore, StoredFile, read_manifest
 from pack_data.store.packs import BERT, PackSchema
-from pack_data.text.corpus import EMBEDDED, corpus_files
+from pack_data.text.corpus_files import corpus_files
 
 # Settings under `data` that are options of a build too, and stand in a manifest.
 _BUILT_WITH = tuple(
@@ -400,8 +400,6 @@ def built_otherwise(config: Config, manifest: Manifest) -> List[str]:
 def of_the_same_corpus(config: Config, manifest: Manifest) -> bool:
     """Return True if a build with this configuration would read files of the names that the data set was built from."""
     made_from = sorted(name for name, _ in manifest.made_with.get("sources", ()))
-    if config.data.corpus == EMBEDDED:
-        return made_from == [EMBEDDED]
     try:
         files = corpus_files(config.data.corpus)
     except (OSError, ValueError):

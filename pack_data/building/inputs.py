@@ -43,7 +43,7 @@ from pack_data.building.tasks import (
 )
 from pack_data.building.work_folder import READY
 from pack_data.cli.bad_records import BadRecords
-from pack_data.cli.command import progress_bar
+from pack_data.cli.command import counted, progress_bar
 from pack_data.formats.source import Source, integer_columns, open_source
 from pack_data.packing.histogram import LengthHistogram
 from pack_data.reading.fields import Fields, read_object, said_of
@@ -52,14 +52,8 @@ from pack_data.store.data_set import MANIFEST
 from pack_data.store.packs import BERT, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 from pack_data.store.sequences import Sequences
 from pack_data.text.copies import DocumentHashes
-from pack_data.text.corpus import (
-    EMBEDDED,
-    Corpus,
-    Document,
-    content_digest,
-    corpus_files,
-    documents,
-)
+from pack_data.text.corpus import Document, content_digest, described, documents
+from pack_data.text.corpus_files import corpus_files
 from pack_data.text.vocabulary import TOKENIZER, load_either, train_vocabulary
 
 # Characters of text in one part: about 8 of the longest documents, thousands of ordinary ones.
@@ -75,8 +69,8 @@ GROUP_BYTES = 1 << 26
 _CHARACTERS_PER_TOKEN = 3.5
 # A token takes 2.6 bytes sorted and about as many in its pack.
 _BYTES_PER_TOKEN = 5.5
-# Compressed text unpacks to about this many times its size.
-_COMPRESSION = 4
+# Compressed files have about this many times their size of text; in Parquet, a column of several.
+_EXPANSION = {**dict.fromkeys(COMPRESSED, 4), ".parquet": 2}
 # A smaller share of copies among the documents is not remarked on.
 _FEW_COPIES = 0.01
 # Columns of token ids, which all have one type.
@@ -219,13 +213,17 @@ class _TextInput(_BuildInput):
     def __init__(self, options: BuildOptions, sides: Sequence[BuildSide]) -> None:
         super().__init__(options, sides)
         self.make = make_part
+        self._files = corpus_files(options.corpus, options.split)
+        # A single text, such as a book, is divided at blank lines if a part of it is held out.
+        self._is_divided = options.held_out > 0 and self._files.is_one_text
 
     def files(self) -> _Files:
         with progress_bar(None, "checking the corpus", unit="B") as bar:
-            return [list(entry) for entry in content_digest(self.options.corpus, bar.update)]
+            digests = content_digest(self.options.corpus, self.options.split, bar.update)
+        return [list(entry) for entry in digests]
 
     def need(self) -> float:
-        characters = _characters(self.options.corpus)
+        characters = self._characters()
         tokens = characters / _CHARACTERS_PER_TOKEN * self.options.duplication_factor
         return characters + tokens * _BYTES_PER_TOKEN
 
@@ -262,13 +260,17 @@ class _TextInput(_BuildInput):
         return {"skipped": skipped} if skipped else {}
 
     def remarks(self) -> Iterator[str]:
-        """Yield lines about files that are left out, the division of a book, and copies."""
+        """Yield lines about what is read and left out, the division of a book, and copies."""
         options = self.options
-        if str(options.corpus) != EMBEDDED:
-            yield from corpus_files(options.corpus).remarks()
-        if self._separator != options.document_separator:
-            yield f"{options.corpus}: one file, which --held-out divides into documents at blank lines"
         copies, count = self._spread_text()["copies"]
+        read = self._files.read
+        columns = described(read, options.json_field, options.columns)
+        if read:
+            name = str(read[0]) if len(read) == 1 else f"{len(read):,} files such as {read[0]}"
+            yield f"text from {name}{columns}; {counted(count, 'document')}"
+        yield from self._files.remarks()
+        if self._is_divided:
+            yield f"{read[0]}: one text, which --held-out divides into documents at blank lines"
         if copies and options.drop_copies:
             yield f"left out: {copies:,} of {count:,} documents, copies (by hash) of others"
         elif copies > _FEW_COPIES * count:
@@ -294,22 +296,26 @@ class _TextInput(_BuildInput):
             "copies": note.optional("copies", Fields.integers, 2, least=0, most=1 << 62) or [0, 0],
         }
 
-    @property
-    def _separator(self) -> str:
-        """The separator of documents in a text file: a single one of which a part is held out has blank lines."""
-        options = self.options
-        is_split = options.held_out and str(options.corpus) != EMBEDDED
-        if is_split and corpus_files(options.corpus).is_one_text:
-            return "blank-line"
-        return options.document_separator
-
     def _documents(self, bad: BadRecords) -> Iterator[Document]:
+        options = self.options
         return documents(
-            self.options.corpus,
-            json_field=self.options.json_field,
-            separator=self._separator,
+            options.corpus,
+            json_field=options.json_field,
+            columns=options.columns,
+            split=options.split,
+            separator="blank-line" if self._is_divided else options.document_separator,
             bad=bad,
         )
+
+    def _characters(self) -> float:
+        """Estimate the characters of text to read."""
+        if not self._files.read:
+            texts = documents(self.options.corpus)
+            return sum(len(line) for document in texts for line in document.lines)
+        characters = 0
+        for path in self._files.read:
+            characters += path.stat().st_size * _EXPANSION.get(path.suffix.lower(), 1)
+        return characters
 
     def _write_text(self, note_file: Path) -> None:
         """Write every document to a part of its side drawn at random, then the note.
@@ -319,7 +325,7 @@ class _TextInput(_BuildInput):
         """
         options = self.options
         shares = [1 - options.held_out, options.held_out] if options.held_out else [1.0]
-        characters = _characters(options.corpus)
+        characters = self._characters()
         paths: List[List[Path]] = []
         for side, share in zip(self.sides, shares):
             parts = max(1, round(share * characters / PART_CHARACTERS))
@@ -615,13 +621,3 @@ def _append_lines(waiting: Mapping[Path, Sequence[str]]) -> None:
     for path, lines in waiting.items():
         with open(path, "a", encoding="utf-8") as out:
             out.write("\n".join(lines) + "\n")
-
-
-def _characters(corpus: Corpus) -> float:
-    """Estimate the characters of text to read."""
-    if str(corpus) == EMBEDDED:
-        return sum(len(line) for document in documents(corpus) for line in document.lines)
-    return sum(
-        path.stat().st_size * (_COMPRESSION if path.suffix.lower() in COMPRESSED else 1)
-        for path in corpus_files(corpus).read
-    )

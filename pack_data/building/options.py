@@ -14,7 +14,7 @@ from pack_data.packing.histogram import PUBLISHED
 from pack_data.reading.fields import packing_depth, whole_number
 from pack_data.store.packs import default_predictions
 from pack_data.store.sequences import check_multiple
-from pack_data.text.corpus import EMBEDDED, Corpus
+from pack_data.text.corpus_files import EMBEDDED, Corpus
 from pack_data.text.examples import ExampleOptions
 
 # Options that name files: the manifest has the sha256 of each file instead of its path.
@@ -22,14 +22,19 @@ _FILES = ("vocabulary", "tokenizer", "recipe")
 # Options that do not change the data set.
 _NOT_DECIDING = ("out", "overwrite", "workers", "on", "corpus", "source", *_FILES)
 # The manifest omits these options at these values, so that data sets built before the options existed keep their bytes.
-_OMITTED = {"held_out": 0.0, "whole_word_masking": False, "multiple_of": 1, "drop_copies": False}
+_OMITTED = {
+    "held_out": 0.0,
+    "whole_word_masking": False,
+    "multiple_of": 1,
+    "drop_copies": False,
+    "split": "",
+}
 # Options that say how one kind of input is read: field, and the option that names the input.
 _OF_INPUT = {
     "json_field": "--corpus",
     "document_separator": "--corpus",
     "drop_copies": "--corpus",
     "source_format": "--from",
-    "columns": "--from",
     "sequences": "--synthetic",
 }
 
@@ -69,8 +74,8 @@ class BuildOptions:
     out: Union[str, Path]
     corpus: Corpus = _option(
         EMBEDDED,
-        "text or JSONL, plain or compressed: files, directories or patterns; 'embedded': the documentation inside "
-        "this Python",
+        "texts, JSONL, Parquet or Arrow, plain or compressed: files, directories or patterns; 'embedded': the "
+        "documentation inside this Python",
         nargs="+",
         metavar="PATH|embedded",
     )
@@ -178,14 +183,15 @@ class BuildOptions:
         metavar="NAME",
         rare=True,
     )
-    # Empty: all columns of integers.
+    # Empty: input_ids, or text.
     columns: Tuple[str, ...] = _option(
         (),
-        "--from Parquet, Arrow or JSONL: the integer columns that make the sequences",
+        "of Parquet, Arrow or JSONL: the column with the text (--corpus), or those with the tokens (--from)",
         type=_split_names,
         metavar="A,B",
         rare=True,
     )
+    split: str = ""
     skip_bad: int = 0
     max_record_bytes: int = MOST_RECORD_BYTES
     held_out: float = _option(
@@ -229,6 +235,12 @@ class BuildOptions:
                 raise ValueError(
                     f"{flag} says how {of_input} is read, the input is {self._input()}; leave {flag} out"
                 )
+        if self.columns and self.synthetic is not None:
+            raise ValueError("--columns: --synthetic has none; leave one of them out")
+        if self.source is None and len(self.columns) > 1:
+            raise ValueError(
+                f"--columns {','.join(self.columns)}: the text of a --corpus is in one column; name one"
+            )
         if self.tokenizer is not None:
             self._check_tokenizer()
         if self.whole_word_masking and self._input() != "--corpus":
@@ -300,9 +312,8 @@ class BuildOptions:
         if self.synthetic is None:
             omitted |= {"synthetic", "sequences"}
         if self.source is None:
-            omitted |= {"source_format", "columns"}
-            if not self.skip_bad:
-                omitted.add("skip_bad")
+            omitted.add("source_format")
+            omitted |= {name for name in ("columns", "skip_bad") if not getattr(self, name)}
         if not self.skip_bad or self.max_record_bytes == MOST_RECORD_BYTES:
             omitted.add("max_record_bytes")
         omitted |= {name for name, default in _OMITTED.items() if getattr(self, name) == default}

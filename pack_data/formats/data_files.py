@@ -23,6 +23,8 @@ _SPLIT = re.compile(
 )
 # Results of map and filter, which datasets keep beside the data.
 _CACHE = re.compile(r"cache-[0-9a-f]+(_\d+_of_\d+)?\.arrow")
+# Files of datasets and of its Hub, which describe the data.
+METADATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
 # Missing shards that a message names.
 _MISSING_LISTED = 3
 _AGAIN = "save the data set again with save_to_disk"
@@ -68,7 +70,7 @@ def _files_of_directory(path: str, split: str) -> List[str]:
         splits[_split_of(name)].append(name)
     if split or sum(bool(_SPLIT.search(name)) for name in splits) > 1:
         names = splits[_chosen(path, list(splits), split)]
-    _check_copies(path, names)
+    check_copies(path, names)
     _check_shards(path, names)
     formats = sorted({suffix_format(name) or Path(name).suffix[1:] for name in names} - {""})
     if len(formats) > 1:
@@ -107,7 +109,7 @@ def _named_files(path: str) -> List[str]:
     for name in sorted(every_name, key=_natural):
         is_index = name.endswith(".idx") and name[:-4] + ".bin" in every_name
         is_part = _PART.fullmatch(without_compression(name))
-        is_hidden = name.startswith((".", "_")) or _CACHE.fullmatch(name)
+        is_hidden = name.startswith((".", "_")) or name in METADATA or _CACHE.fullmatch(name)
         if (suffix_format(name) or is_index or is_part) and not is_hidden:
             names.append(name)
     if any(name.endswith(".mds") for name in every_name) and "index.json" in every_name:
@@ -126,10 +128,19 @@ def _files_below(path: str, split: str) -> List[str]:
     splits = [name for name in below if _SPLIT.fullmatch(name)]
     if splits:
         return data_files(os.path.join(path, _chosen(path, splits, split)))
+    nested = [os.path.join(path, name) for name in below if not name.startswith(".")]
+    files = [file for folder in nested if _holds_data(folder) for file in data_files(folder, split)]
+    if files:
+        return files
     raise ValueError(
         f"{path}: no data file in this directory; expected {', '.join('.' + suffix for suffix in SUFFIXES)}, "
         ".idx with .bin, or part-NNNNN (for plain text use packed-bert build --corpus)"
     )
+
+
+def _holds_data(folder: str) -> bool:
+    """Return True if a file below a directory has the suffix of a format."""
+    return any(suffix_format(name) for _, _, names in os.walk(folder) for name in names)
 
 
 def _natural(name: str) -> List[object]:
@@ -158,7 +169,7 @@ def _chosen(path: str, splits: List[str], split: str) -> str:
     raise ValueError(f"{path}: {problem}; choose with --split: {listed}")
 
 
-def _check_copies(path: str, names: List[str]) -> None:
+def check_copies(path: str, names: List[str]) -> None:
     """Raise ValueError if a file is there plain and compressed, or compressed twice."""
     seen: Dict[str, str] = {}
     for name in names:

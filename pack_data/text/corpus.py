@@ -1,15 +1,13 @@
-"""Documents of files and directories of text or JSONL, plain or compressed, or of Python's own documentation.
+"""Documents of files and directories of text, JSONL, Parquet or Arrow, or of Python's own documentation.
 
-One document is in memory at a time, and one of more than a million characters is split into several, so that memory
-does not grow with the corpus. A line that cannot be read is an error that names file and line; or it is left out and
-counted (`BadRecords`).
+One document is in memory at a time (of Parquet and Arrow, a block of rows), and one of more than a million characters
+is split into several, so that memory does not grow with the corpus. A line or row that cannot be read is an error that
+names it; or it is left out and counted (`BadRecords`).
 """
 
 from __future__ import annotations
 
 import ast
-import codecs
-import glob
 import hashlib
 import inspect
 import io
@@ -18,7 +16,6 @@ import os
 import re
 import sysconfig
 import warnings
-from collections import Counter
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, groupby
@@ -34,46 +31,28 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
-    Union,
 )
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.cli.command import counted
-from pack_data.reading.encodings import HEAD_BYTES, check_encoding
-from pack_data.reading.files import COMPRESSED, open_regular, open_unpacked, sha256_of
-from pack_data.reading.npy import refuse_sequences
-from pack_data.store.data_set import MANIFEST
+from pack_data.formats.rows import column_types, read_rows
+from pack_data.reading.encodings import HEAD_BYTES
+from pack_data.reading.files import open_unpacked, sha256_of
+from pack_data.text.corpus_files import (
+    EMBEDDED,
+    TABLES,
+    Corpus,
+    check_head,
+    corpus_files,
+    format_of,
+)
 
-EMBEDDED = "embedded"
 # A document of more characters continues as another document, and a line of more as another line.
 LONGEST_DOCUMENT = 1 << 20
 # Lines at the beginning of a text that are tried as JSON.
 _LINES_FOR_DETECTION = 3
 
-_JSON_SUFFIXES = (".json", ".jsonl", ".ndjson")
-# Files of a directory that are read; a number as in part.0001 is no suffix.
-_TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".rst")
-_TABLE_SUFFIXES = (".csv", ".tsv")
-_AS_JSONL = 'write JSONL, a text a line as {"text": ...}'
-_AS_SEQUENCES = "pass sequences of tokens with --from"
-_EXTRACTED = "extract its text, or move it out of the corpus"
-# The first bytes of formats that are no text, in lower case.
-_DATA_FORMATS = (
-    (b"par1", "Parquet", _AS_SEQUENCES),
-    (b"arrow1", "Arrow", _AS_SEQUENCES),
-    (b"\xff\xff\xff\xff", "Arrow", _AS_SEQUENCES),
-    (b"\x89hdf\r\n", "HDF5", _AS_SEQUENCES),
-    (b"%pdf-", "PDF", _EXTRACTED),
-    (b"<!doctype html", "HTML", _EXTRACTED),
-    (b"<html", "HTML", _EXTRACTED),
-    (b"<?xml", "XML", _EXTRACTED),
-    (b"<mediawiki", "XML", _EXTRACTED),
-    (b"{\\rtf", "RTF", _EXTRACTED),
-    (b"pk\x03\x04", "ZIP", "unpack it"),
-)
-
-# A file, a directory, a pattern, or several of these.
-Corpus = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
+# Columns that hold the text of published data sets; others are taken only if they are the only texts.
+_TEXT_COLUMNS = ("text", "content")
 
 
 class Document(NamedTuple):
@@ -88,152 +67,78 @@ def documents(
     source: Corpus,
     *,
     json_field: str = "text",
+    columns: Sequence[str] = (),
+    split: str = "",
     separator: str = "file",
     bad: Optional[BadRecords] = None,
 ) -> Iterator[Document]:
     """Yield the documents of the files of a corpus (`corpus_files`), or of the `embedded` corpus.
 
-    JSONL (.json, .jsonl, .ndjson, or lines of JSON under any name): each line is an object with a text in `json_field`.
-    Any other file is UTF-8 text; each line is a paragraph or a sentence.
+    Each row of Parquet or Arrow, and each object of JSONL (by its suffix or its lines), is a document. Any other file
+    is UTF-8 text; each line is a paragraph or a sentence.
 
     Args:
         source: the corpus.
         json_field: the field of JSONL that holds the text.
+        columns: the column that holds the text; empty for `json_field` in JSONL, and for `text`, `content` or the only
+            column of texts in Parquet and Arrow.
+        split: the split of a published data set, such as "train".
         separator: "file" if a text file is a document, "blank-line" if blank lines separate its documents, as in the
             input of BERT's reference code.
-        bad: counts the lines that are left out.
+        bad: counts the lines and rows that are left out.
 
     Raises:
-        ValueError: a file or a line cannot be read as text, and `bad` allows no more such lines.
+        ValueError: a file or a record cannot be read as text, and `bad` allows no more of them.
     """
     if str(source) == EMBEDDED:
         yield from _embedded_documents()
         return
     bad = BadRecords() if bad is None else bad
-    for path in corpus_files(source).read:
-        with _opened(path) as handle:
-            lines = _lines(handle)
-            head: List[Tuple[int, str]] = []
-            is_json = _suffix(path) in _JSON_SUFFIXES
-            if not is_json:
+    for path in corpus_files(source, split).read:
+        column = _column_of(path, json_field, columns)
+        if not column:
+            with _opened(path) as handle:
+                lines = _lines(handle)
                 head = _first_lines(lines)
                 texts = [line for _, line in head if line]
-                is_json = bool(texts) and all(map(_is_json_object, texts))
-            if not is_json:
-                yield from _text_documents(path, chain(head, lines), separator, bad)
-        if is_json:
-            with _opened(path) as handle:
-                yield from _json_documents(path, handle, json_field, bad)
+                if texts and all(map(_is_json_object, texts)):
+                    column = columns[0] if columns else json_field
+                else:
+                    yield from _text_documents(path, chain(head, lines), separator, bad)
+        if column:
+            yield from _row_documents(path, column, bad)
 
 
-class CorpusFiles(NamedTuple):
-    """The files of a corpus, in a fixed order.
-
-    read: the files with text. names: a name of each that does not depend on the place of the corpus. left_out: the
-    files of its directories with other suffixes than those of texts.
-    """
-
-    read: List[Path]
-    names: List[str]
-    left_out: List[Path]
-
-    @property
-    def is_one_text(self) -> bool:
-        """Whether the corpus is a single file of text, such as a book."""
-        return len(self.read) == 1 and _suffix(self.read[0]) not in _JSON_SUFFIXES
-
-    def remarks(self) -> Iterator[str]:
-        """Yield a line about the files that are left out, if there are any."""
-        if self.left_out:
-            suffixes = Counter(map(_suffix, self.left_out)).most_common()
-            listed = ", ".join(f"{suffix} {count:,}" for suffix, count in suffixes)[:200]
-            yield (
-                f"left out of the corpus: {counted(len(self.left_out), 'file')} with other suffixes than text "
-                f"({listed}); name them to read them, as in --corpus 'DIR/*{suffixes[0][0]}'"
-            )
+def described(files: Sequence[Path], json_field: str, columns: Sequence[str]) -> str:
+    """Return the column or field with the text, and the others, which are ignored; "" for text files."""
+    column = _column_of(files[0], json_field, columns) if files else ""
+    if not column:
+        return ""
+    others = [name for name in column_types(str(files[0])) if name != column]
+    ignored = f"; ignored: {', '.join(others)[:150]}" if others else ""
+    return f", column {column}{ignored}"
 
 
-def corpus_files(source: Corpus) -> CorpusFiles:
-    """Return the files of a corpus.
-
-    All files below a directory belong to it, except hidden ones, whose names start with a dot.
-
-    Args:
-        source: a file, a directory, a pattern such as `wiki/*.txt`, or several of these.
-
-    Raises:
-        ValueError: there is no such file, a directory holds no text, or it holds data of another format.
-    """
-    sources = [source] if isinstance(source, (str, os.PathLike)) else source
-    read: List[Path] = []
-    left_out: List[Path] = []
-    roots: List[str] = []
-    for path in chain.from_iterable(map(_matching, sources)):
-        roots.append(os.path.abspath(path if path.is_dir() else path.parent))
-        if not path.is_dir():
-            if not path.exists():
-                raise ValueError(
-                    f"{path}: no such file or directory; pass texts, JSONL, a directory of them, or '{EMBEDDED}'"
-                )
-            _refuse_table(path)
-            read.append(path)
-            continue
-        if (path / MANIFEST).is_file():
-            raise ValueError(f"{path}: a packed data set; pass it with --from, or texts")
-        for file in _visible_files(path):
-            if _suffix(file) in (*_TEXT_SUFFIXES, *_JSON_SUFFIXES):
-                read.append(file)
-            else:
-                _refuse_table(file)
-                with open_regular(file) as content:
-                    _check_head(file, content.read(HEAD_BYTES))
-                left_out.append(file)
-    root = os.path.commonpath(roots) if roots else ""
-    names = [Path(os.path.relpath(os.path.abspath(path), root)).as_posix() for path in read]
-    files = CorpusFiles(read, names, left_out)
-    if not read:
-        raise ValueError(f"{source}: the directory holds no text file; " + "".join(files.remarks()))
-    return files
-
-
-def _matching(source: Union[str, os.PathLike[str]]) -> List[Path]:
-    """Return the paths that match a pattern, or the path itself."""
-    name = os.fspath(source)
-    matches = [] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))
-    return [Path(path) for path in matches or [name]]
-
-
-def _visible_files(folder: Path) -> List[Path]:
-    files = []
-    for path in folder.rglob("*"):
-        parts = path.relative_to(folder).parts
-        if path.is_file() and not any(part.startswith(".") for part in parts):
-            files.append(path)
-    return sorted(files)
-
-
-def _suffix(path: Path) -> str:
-    """Return the suffix in lower case, without that of a compressed file."""
-    name, suffix = os.path.splitext(path.name.lower())
-    if suffix in COMPRESSED:
-        suffix = os.path.splitext(name)[1]
-    return "" if suffix[1:].isdecimal() else suffix
-
-
-def _refuse_table(path: Path) -> None:
-    if _suffix(path) in _TABLE_SUFFIXES:
-        raise ValueError(f"{path}: a table, which is not read as text; {_AS_JSONL}")
-
-
-def _check_head(path: Path, head: bytes) -> None:
-    """Raise ValueError if the first bytes of a file are those of another encoding or of a data format."""
-    if head.startswith(b"\x93NUMPY"):
-        refuse_sequences(path)
-    beginning = head.lstrip(codecs.BOM_UTF8 + b" \t\r\n").lower()
-    for first_bytes, kind, way_out in _DATA_FORMATS:
-        if beginning.startswith(first_bytes):
-            raise ValueError(f"{path}: {kind}, which is not read as text; {way_out}")
-    check_encoding(path, head)
+def _column_of(path: Path, json_field: str, columns: Sequence[str]) -> str:
+    """Return the column or field with the text of a file of records, "" for a text file. ValueError if unclear."""
+    format = format_of(path)
+    if format == "jsonl":
+        return columns[0] if columns else json_field
+    if format not in TABLES:
+        return ""
+    types = column_types(str(path))
+    texts = [name for name, type in types.items() if type == "text"]
+    candidates = list(columns) or [name for name in _TEXT_COLUMNS if name in texts] or texts
+    if len(candidates) == 1 and candidates[0] in texts:
+        return candidates[0]
+    listed = ", ".join(texts)[:150] or "none"
+    way_out = "choose one with --columns"
+    if not texts and "integers" in types.values():
+        way_out = "pass sequences of tokens with --from"
+    raise ValueError(
+        f"{path}: no single column of texts{' ' + ', '.join(columns) if columns else ''}; its columns of texts are "
+        f"{listed}; {way_out}"
+    )
 
 
 @contextmanager
@@ -241,7 +146,7 @@ def _opened(path: Path) -> Iterator[IO[str]]:
     """Open a text file. ValueError if it is in another encoding or of a data format."""
     with open_unpacked(path) as file:
         buffered: Any = file
-        _check_head(path, buffered.peek(HEAD_BYTES)[:HEAD_BYTES])
+        check_head(path, buffered.peek(HEAD_BYTES)[:HEAD_BYTES])
         # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
         with io.TextIOWrapper(buffered, "utf-8-sig", "surrogateescape") as handle:
             yield handle
@@ -270,44 +175,24 @@ def _not_text(text: str) -> str:
     return ""
 
 
-def _json_documents(
-    path: Path, handle: IO[str], json_field: str, bad: BadRecords
-) -> Iterator[Document]:
-    for origin, line in bad.short_lines(handle, str(path), ", or cut it into several documents"):
-        try:
-            text = _json_text(line, json_field)
-        except ValueError as error:
-            bad.add(origin, str(error))
+def _row_documents(path: Path, column: str, bad: BadRecords) -> Iterator[Document]:
+    """Yield the texts of a column of Parquet or Arrow, or of a field of JSONL."""
+    is_table = format_of(path) in TABLES
+    if not is_table:
+        with _opened(path):
+            pass  # another encoding is refused by name
+    for row in read_rows(str(path), bad, [column] if is_table else []):
+        text = row.fields.get(column)
+        if not isinstance(text, str):
+            known = ", ".join(sorted(row.fields))[:200]
+            problem = f"no text in field {column!r} (there is: {known}); name it with --columns or --json-field"
+        else:
+            problem = _not_text(text)
+        if problem:
+            bad.add(row.origin, problem)
             continue
-        yield from _cut(
-            f"{path.name}:{origin.record}", (part for _, part in _lines(io.StringIO(text)))
-        )
-
-
-def _json_text(line: str, json_field: str) -> str:
-    """Return the text in a line of JSONL; raise ValueError if there is none."""
-    problem = _not_text(line)
-    if problem:
-        raise ValueError(problem)
-    try:
-        # No number is wanted here. Python 3.8 takes hours for one of millions of digits, and 3.11 refuses it.
-        record = json.loads(line, parse_int=lambda digits: None)
-    except RecursionError:
-        raise ValueError("the JSON in it is nested too deeply to be read") from None
-    except ValueError as error:
-        raise ValueError(f"not a JSON object a line ({error}); JSONL is needed") from None
-    text = record.get(json_field) if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        known = (
-            ", ".join(sorted(record))[:200] if isinstance(record, dict) else type(record).__name__
-        )
-        raise ValueError(
-            f"no text in field {json_field!r} (there is: {known}); name it with --json-field"
-        )
-    problem = _not_text(text)
-    if problem:
-        raise ValueError(problem)
-    return text
+        lines = (line for _, line in _lines(io.StringIO(text)))
+        yield from _cut(f"{path.name}:{row.origin.record}", lines)
 
 
 def _is_json_object(line: str) -> bool:
@@ -489,12 +374,13 @@ def split_sentences(line: str) -> List[str]:
 
 
 def content_digest(
-    source: Corpus, seen: Callable[[int], Any] = lambda count: None
+    source: Corpus, split: str = "", seen: Callable[[int], Any] = lambda count: None
 ) -> List[Tuple[str, str]]:
     """Return (name, sha256) of every file of a corpus; the embedded corpus counts as one file.
 
     Args:
         source: the corpus.
+        split: the split of a published data set.
         seen: called with the number of bytes read since its last call.
     """
     if str(source) == EMBEDDED:
@@ -504,5 +390,5 @@ def content_digest(
                 "\n".join((document.name, *document.lines, "")).encode("utf-8", "surrogatepass")
             )
         return [(EMBEDDED, text.hexdigest())]
-    files = corpus_files(source)
+    files = corpus_files(source, split)
     return [(name, sha256_of(path, seen=seen)) for path, name in zip(files.read, files.names)]

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from pack_data.building.command import main
+from pack_data.building.held_out import held_out_folder
 from pack_data.cli.bad_records import BadRecords
 from pack_data.cli.command import run_main
 from pack_data.store.data_set import read_manifest
 from pack_data.text import corpus
 from pack_data.text.copies import DocumentHashes
-from pack_data.text.corpus import Document, content_digest, corpus_files, documents, split_sentences
+from pack_data.text.corpus import Document, content_digest, documents, split_sentences
+from pack_data.text.corpus_files import corpus_files
 from tests.pack_data.text_corpus import build_small, document, write_corpus
 from tests.refusals import refused
 
@@ -59,7 +61,7 @@ BAD_LINES = [
     ('{"text": "' + "long " * 200 + '"}\n', "longer than 500 bytes; raise --max-record-bytes"),
     ('{"text": "' + "long " * 400 + '"}', "longer than 500 bytes; raise --max-record-bytes"),
     ('{"text": "\udcff"}\n', "byte 0xff"),
-    ("{broken\n", "not a JSON object"),
+    ("{broken\n", "not JSON"),
     ('{"text": 3}\n', "no text in field 'text'"),
     ('{"body": "ok"}\n', "there is: body"),
     ("[1]\n", "no text"),
@@ -180,7 +182,7 @@ def test_names_in_capitals_marks_of_byte_order_and_numbered_names(tmp_path, name
         ("a.pdf", b"%PDF-1.7\n\x00\x01", ["PDF"]),
         ("a.xml", b"<?xml version='1.0'?>", ["XML"]),
         ("enwiki", b'<mediawiki xml:lang="en">', ["XML"]),
-        ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(200), ["HDF5", "--from"]),
+        ("a.h5", b"\x89HDF\r\n\x1a\n" + bytes(200), ["hdf5", "--from"]),
         ("a.npy", b"\x93NUMPY\x01\x00" + bytes(200), ["NumPy"]),
     ],
 )
@@ -205,6 +207,137 @@ def test_files_with_other_suffixes_are_left_out_unless_they_are_named(tmp_path):
     (tmp_path / "a.txt").unlink()
     with refused(tmp_path, ".story 2, .log 1"):
         corpus_files(tmp_path)
+
+
+TEXTS = ["One. Two.\nThree.", "Four.", "", "\u00c4h \u2013 five."]
+
+
+def write_tables(folder, columns):
+    """Write the same rows in every form that is read as a table; return the path and options of each."""
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    table = pa.table(columns)
+    hub = folder / "hub"
+    (hub / "data").mkdir(parents=True)
+    (hub / "README.md").write_text("# About these data")
+    (hub / "dataset_infos.json").write_text("{}")
+    for number in range(2):
+        path = hub / "data" / f"train-{number:05d}-of-00002.parquet"
+        parquet.write_table(table.slice(2 * number, 2), path, row_group_size=1)
+    parquet.write_table(table.slice(0, 1), hub / "data" / "test-00000-of-00001.parquet")
+    fineweb = folder / "fineweb" / "data" / "CC-MAIN-2024-10"
+    fineweb.mkdir(parents=True)
+    parquet.write_table(table, fineweb / "000_00000.parquet", compression="zstd")
+    for name, new in (("stream", pa.ipc.new_stream), ("file", pa.ipc.new_file)):
+        with new(str(folder / f"{name}.arrow"), table.schema) as writer:
+            writer.write_table(table)
+    saved = folder / "saved"
+    saved.mkdir()
+    shutil.copy(folder / "stream.arrow", saved / "data-00000-of-00001.arrow")
+    shutil.copy(folder / "stream.arrow", saved / "cache-1234567890abcdef.arrow")
+    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    (saved / "dataset_info.json").write_text("{}")
+    return [
+        (hub, {"split": "train"}),
+        (folder / "fineweb", {}),
+        (fineweb / "000_00000.parquet", {}),
+        (str(hub / "data" / "train-*.parquet"), {}),
+        ([hub / "data" / f"train-{number:05d}-of-00002.parquet" for number in range(2)], {}),
+        (folder / "stream.arrow", {}),
+        (folder / "file.arrow", {}),
+        (saved, {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"id": ["1", "2", "3", "4"], "url": list("abcd"), "title": list("efgh"), "text": TEXTS},
+        {"content": TEXTS, "size": [1, 2, 3, 4], "path": list("abcd")},
+        {"body": TEXTS, "score": [0.5] * 4, "tokens": [[1]] * 4},
+    ],
+    ids=["Wikipedia", "The Stack", "one column of texts"],
+)
+def test_documents_of_tables(tmp_path, columns):
+    for source, options in write_tables(tmp_path, columns):
+        lines = [document.lines for document in documents(source, **options)]
+        assert lines == [["One. Two.", "Three."], ["Four."], ["\u00c4h \u2013 five."]], source
+
+
+def test_tables_build_the_same_packs_as_text_files(tmp_path):
+    texts = write_corpus(tmp_path / "texts", 30)
+    rows = [path.read_text() for path in sorted(texts.iterdir())]
+    options = dict(held_out=0.3, whole_word_masking=True)
+    build_small(texts, tmp_path / "from-texts", **options).close()
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    table = pa.table({"id": list(range(30)), "text": rows, "title": rows})
+    parquet.write_table(table, tmp_path / "wiki.parquet", row_group_size=7)
+    (tmp_path / "wiki.jsonl").write_text("".join(json.dumps({"title": row}) + "\n" for row in rows))
+    for name, columns in (("wiki.parquet", ()), ("wiki.parquet", ("title",)), ("wiki.jsonl", ("title",))):
+        out = tmp_path / "out"
+        build_small(tmp_path / name, out, columns=columns, overwrite=True, **options).close()
+        for side in (out, held_out_folder(out)):
+            other = read_manifest(tmp_path / side.name.replace("out", "from-texts", 1))
+            manifest = read_manifest(side)
+            assert (manifest.shards, manifest.files, manifest.digest) == (other.shards, other.files, other.digest)
+
+
+@pytest.mark.parametrize(
+    "columns, options, names",
+    [
+        ({"title": TEXTS, "body": TEXTS}, {}, ["title, body", "--columns"]),
+        ({"text": TEXTS, "content": TEXTS}, {}, ["text, content", "--columns"]),
+        ({"text": TEXTS}, {"columns": ["body"]}, ["body", "text", "--columns"]),
+        ({"text": TEXTS, "n": [1, 2, 3, 4]}, {"columns": ["n"]}, ["n", "text", "--columns"]),
+        ({"input_ids": [[1]] * 4}, {}, ["none", "--from"]),
+        ({"text": ["a", None, "b", "c"]}, {}, ["record 1", "'text'", "--skip-bad"]),
+    ],
+)
+def test_tables_without_one_column_of_texts_are_refused(tmp_path, columns, options, names):
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with refused("a.parquet", *names):
+        list(documents(tmp_path / "a.parquet", **options))
+
+
+@pytest.mark.parametrize(
+    "files, options, names",
+    [
+        (["train.jsonl", "test.jsonl"], {}, ["train", "test", "--split"]),
+        (["train-00000-of-00003.jsonl", "train-00002-of-00003.jsonl"], {}, ["train-00001-of-00003.jsonl"]),
+        (["a.jsonl", "a.jsonl.gz"], {}, ["a.jsonl", "a.jsonl.gz"]),
+        (["a.txt", "a.txt.gz"], {}, ["a.txt", "a.txt.gz"]),
+        (["a.txt", "b.parquet"], {}, ["b.parquet", "*.parquet"]),
+        (["a.txt"], {"split": "train"}, ["--split train"]),
+        (["manifest.json", "a.txt"], {}, ["--from"]),
+    ],
+)
+def test_directories_that_contradict_themselves_are_refused(tmp_path, files, options, names):
+    for name in files:
+        opener = gzip.open if name.endswith(".gz") else open
+        with opener(tmp_path / name, "wt") as file:
+            file.write(GOOD if "json" in name else "One.")
+    with refused(tmp_path, *names):
+        list(documents(tmp_path, **options))
+
+
+def test_a_split_and_texts_in_json_beside_jsonl(tmp_path):
+    for name in ("train.jsonl", "test.jsonl", "notes.json", "dataset_info.json"):
+        (tmp_path / name).write_text(json.dumps({"text": name}))
+    files = corpus_files(tmp_path, "train")
+    assert files.names == ["train.jsonl"] and [path.name for path in files.left_out] == ["notes.json"]
+    with refused("train.jsonl", "--split test"):
+        corpus_files(tmp_path / "train.jsonl", "test")
+
+
+def test_a_build_says_which_column_is_read(tmp_path, capsys):
+    rows = [{"id": str(number), "text": f"Words of row {number}. And more.", "n": 1} for number in range(9)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = f"--corpus {tmp_path / 'a.jsonl'} --workers 1 --max-sequence-length 64 --vocabulary-size 90"
+    assert run_main(main, [*options.split(), "--out", str(tmp_path / "out")]) == 0
+    assert f"text from {tmp_path / 'a.jsonl'}, column text; ignored: id, n; 9 documents" in capsys.readouterr().err
 
 
 def test_copies_are_counted_and_dropped_on_request(tmp_path, capsys):

@@ -1,0 +1,227 @@
+"""The files of a corpus: texts, JSONL, Parquet and Arrow, found below directories or named by patterns."""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import os
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple, Union
+
+from pack_data.cli.command import counted
+from pack_data.formats.data_files import METADATA, check_copies, data_files
+from pack_data.formats.detect import content_format, suffix_format
+from pack_data.reading.encodings import HEAD_BYTES, check_encoding
+from pack_data.reading.files import COMPRESSED, open_regular
+from pack_data.reading.npy import refuse_sequences
+from pack_data.store.data_set import MANIFEST
+
+EMBEDDED = "embedded"
+# Formats of tables, of which a column holds the texts.
+TABLES = ("parquet", "arrow")
+# Files of a directory that are read; a number as in part.0001 is no suffix.
+_TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".rst")
+_TABLE_SUFFIXES = (".csv", ".tsv")
+_AS_JSONL = 'write JSONL, a text a line as {"text": ...}'
+_EXTRACTED = "extract its text, or move it out of the corpus"
+# The first bytes of documents that are not plain text, in lower case.
+_DATA_FORMATS = (
+    (b"%pdf-", "PDF", _EXTRACTED),
+    (b"<!doctype html", "HTML", _EXTRACTED),
+    (b"<html", "HTML", _EXTRACTED),
+    (b"<?xml", "XML", _EXTRACTED),
+    (b"<mediawiki", "XML", _EXTRACTED),
+    (b"{\\rtf", "RTF", _EXTRACTED),
+    (b"pk\x03\x04", "ZIP", "unpack it"),
+)
+
+# Files beside the data of a published data set.
+_ABOUT_THE_DATA = ("readme.md", "readme.txt", "readme", "license", "license.txt", "license.md")
+
+# A file, a directory, a pattern, or several of these.
+Corpus = Union[str, "os.PathLike[str]", Sequence[Union[str, "os.PathLike[str]"]]]
+
+
+class CorpusFiles(NamedTuple):
+    """The files of a corpus, in a fixed order.
+
+    read: the files with text, none for the embedded corpus. names: a name of each that does not depend on the place of
+    the corpus. left_out: the files of its directories with other suffixes than those of texts.
+    """
+
+    read: List[Path]
+    names: List[str]
+    left_out: List[Path]
+
+    @property
+    def is_one_text(self) -> bool:
+        """Whether the corpus is a single file of text, such as a book."""
+        return len(self.read) == 1 and not format_of(self.read[0])
+
+    def remarks(self) -> Iterator[str]:
+        """Yield a line about the files that are left out, if there are any."""
+        if self.left_out:
+            suffixes = Counter(map(_suffix, self.left_out)).most_common()
+            listed = ", ".join(f"{suffix} {count:,}" for suffix, count in suffixes)[:200]
+            yield (
+                f"left out of the corpus: {counted(len(self.left_out), 'file')} with other suffixes than text "
+                f"({listed}); name them to read them, as in --corpus 'DIR/*{suffixes[0][0]}'"
+            )
+
+
+def corpus_files(source: Corpus, split: str = "") -> CorpusFiles:
+    """Return the files of a corpus.
+
+    A directory has files of texts and JSONL, all below it except hidden ones (the name starts with a dot), or it is a
+    published data set of Parquet, Arrow or JSONL (`data_files`).
+
+    Args:
+        source: a file, a directory, a pattern such as `wiki/*.txt`, or several of these.
+        split: the split of a published data set, such as "train".
+
+    Raises:
+        ValueError: there is no such file, a directory holds no text, or it holds data of another format.
+    """
+    if str(source) == EMBEDDED:
+        return CorpusFiles([], [EMBEDDED], [])
+    sources = [source] if isinstance(source, (str, os.PathLike)) else source
+    read: List[Path] = []
+    left_out: List[Path] = []
+    roots: List[str] = []
+    for path in chain.from_iterable(map(_matching, sources)):
+        roots.append(os.path.abspath(path if path.is_dir() else path.parent))
+        if path.is_dir():
+            of_directory = _files_below(path, split)
+            read += of_directory[0]
+            left_out += of_directory[1]
+        elif not path.exists():
+            raise ValueError(
+                f"{path}: no such file or directory; pass texts, JSONL, Parquet, a directory of them, or '{EMBEDDED}'"
+            )
+        elif split:
+            raise ValueError(f"{path}: a file; --split {split} chooses among those of a directory")
+        else:
+            _refuse_table(path)
+            read.append(path)
+    root = os.path.commonpath(roots) if roots else ""
+    names = [Path(os.path.relpath(os.path.abspath(path), root)).as_posix() for path in read]
+    check_copies(root, names)
+    files = CorpusFiles(read, names, left_out)
+    if not read:
+        raise ValueError(f"{source}: the directory holds no text file; " + "".join(files.remarks()))
+    return files
+
+
+def _matching(source: Union[str, os.PathLike[str]]) -> List[Path]:
+    """Return the paths that match a pattern, or the path itself."""
+    name = os.fspath(source)
+    matches = [] if os.path.exists(name) else sorted(glob.glob(name, recursive=True))
+    return [Path(path) for path in matches or [name]]
+
+
+def _files_below(folder: Path, split: str) -> Tuple[List[Path], List[Path]]:
+    """Return the files of a directory that are read, and those that are left out."""
+    if (folder / MANIFEST).is_file():
+        raise ValueError(f"{folder}: a packed data set; pass it with --from, or texts")
+    kinds: Dict[str, List[Path]] = {"table": [], "jsonl": [], "text": [], "about": [], "other": []}
+    for path in _visible_files(folder):
+        kinds[_kind_of(path)].append(path)
+    for path in kinds["other"]:
+        _check_no_data(path)
+    tables = kinds["table"]
+    records = tables + kinds["jsonl"]
+    if records and not kinds["text"]:
+        read = _files_of_data_set(folder, records, split)
+        # Splits that are not chosen are no surprise, but texts in .json beside .jsonl would be.
+        unread = [path for path in kinds["jsonl"] if path not in read and _suffix(path) == ".json"]
+        return read, kinds["other"] + [path for path in unread if path.name not in METADATA]
+    if tables:
+        raise ValueError(
+            f"{tables[0]}: a table among texts; pass the tables alone, as in --corpus '{folder}/*{tables[0].suffix}', "
+            "or move them"
+        )
+    if split:
+        raise ValueError(f"{folder}: texts, which have no splits; leave --split {split} out")
+    return sorted([*kinds["text"], *kinds["about"], *records]), kinds["other"]
+
+
+def _kind_of(path: Path) -> str:
+    """Return the kind of a file of a directory by its name."""
+    format = suffix_format(path.name)
+    if format == "jsonl":
+        return "jsonl"
+    if format in TABLES:
+        return "table"
+    if _suffix(path) not in _TEXT_SUFFIXES:
+        return "other"
+    return "about" if path.name.lower() in _ABOUT_THE_DATA else "text"
+
+
+def _files_of_data_set(folder: Path, records: Sequence[Path], split: str) -> List[Path]:
+    """Return the files of a published data set: those of its directory, or of each directory below it."""
+    # Beside other data, a .json file holds settings.
+    data = [path for path in records if _suffix(path) != ".json"] or records
+    parents = sorted({path.parent for path in data})
+    if folder not in parents:
+        parents = [folder]
+    files = [file for parent in parents for file in data_files(str(parent), split)]
+    return sorted(map(Path, files))
+
+
+def _visible_files(folder: Path) -> List[Path]:
+    files = []
+    for path in folder.rglob("*"):
+        parts = path.relative_to(folder).parts
+        if path.is_file() and not any(part.startswith(".") for part in parts):
+            files.append(path)
+    return sorted(files)
+
+
+def _check_no_data(path: Path) -> None:
+    """Raise ValueError if a file that would be left out holds data."""
+    _refuse_table(path)
+    format = format_of(path)
+    if format in TABLES:
+        raise ValueError(f"{path}: {format} among texts; pass it alone, or move it")
+    with open_regular(path) as content:
+        check_head(path, content.read(HEAD_BYTES))
+
+
+def _suffix(path: Path) -> str:
+    """Return the suffix in lower case, without that of a compressed file."""
+    name, suffix = os.path.splitext(path.name.lower())
+    if suffix in COMPRESSED:
+        suffix = os.path.splitext(name)[1]
+    return "" if suffix[1:].isdecimal() else suffix
+
+
+def _refuse_table(path: Path) -> None:
+    if _suffix(path) in _TABLE_SUFFIXES:
+        raise ValueError(f"{path}: a table, which is not read as text; {_AS_JSONL}")
+
+
+def check_head(path: Path, head: bytes) -> None:
+    """Raise ValueError if the first bytes of a file are not those of a text in UTF-8."""
+    beginning = head.lstrip(codecs.BOM_UTF8 + b" \t\r\n").lower()
+    for first_bytes, kind, way_out in _DATA_FORMATS:
+        if beginning.startswith(first_bytes):
+            raise ValueError(f"{path}: {kind}, which is not read as text; {way_out}")
+    check_encoding(path, head)
+
+
+def format_of(path: Path) -> str:
+    """Return the format of a file of records, "" for text. ValueError for a format of tokens."""
+    format = content_format(str(path))
+    if format == "npy":
+        refuse_sequences(path)
+    if format in ("hdf5", "megatron", "tfrecord"):
+        raise ValueError(
+            f"{path}: {format}, which is not read as text; pass sequences of tokens with --from"
+        )
+    if format in TABLES:
+        return format
+    # Content shows only that a text begins with a bracket.
+    format = suffix_format(path.name)
+    return format if format in (*TABLES, "jsonl") else ""
