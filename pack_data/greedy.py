@@ -55,9 +55,8 @@ def pack(
     starts = _pack_starts(
         lengths, S, len(lengths) if max_sequences_per_pack is None else max_sequences_per_pack
     )
-    packs = sorted(
-        _count_strategies(lengths, starts, S), reverse=True
-    )  # already merged: Packing.of would do it again
+    # The strategies are merged already, so Packing.of, which would merge them again, is not needed.
+    packs = sorted(_count_strategies(lengths, starts, S), reverse=True)
     return Packing(
         "greedy",
         S,
@@ -106,9 +105,8 @@ def _count_strategies(
 def _count_rows(rows: np.ndarray, S: int) -> Iterator[Tuple[Tuple[int, ...], int]]:
     """Return the distinct rows of int32 [packs, depth], each with its count."""
     bits = S.bit_length()
-    in_a_key = (
-        62 // bits
-    )  # lengths that fit into one int64: comparing keys is much faster than comparing rows
+    # Rows are compared by keys of int64, which is much faster; a key holds this many lengths.
+    in_a_key = 62 // bits
     keys = []
     for column in range(0, rows.shape[1], in_a_key):
         key = np.zeros(len(rows), np.int64)

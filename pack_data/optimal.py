@@ -38,9 +38,8 @@ def pack(
     start = time.perf_counter()
     found = found_quickly(histogram, Limits.of(histogram, max_sequences_per_pack, budget))
     if found.pays(found.programme_seconds):
-        from pack_data.solver.programmes import (
-            improved,
-        )  # SciPy takes longer to load than most packings take
+        # Imported here because loading SciPy takes longer than most packings.
+        from pack_data.solver.programmes import improved
 
         found = improved(found)
     return Packing.of(

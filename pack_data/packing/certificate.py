@@ -203,9 +203,8 @@ def _best_of_unlimited(pairs: Sequence[_Pair], S: int) -> int:
 
 def _best_of_limited(pairs: Sequence[_Pair], S: int, depth: int) -> int:
     """Return the value of the best pack of at most ``depth`` sequences."""
-    worth = np.zeros(
-        S + 1, np.int64
-    )  # [c]: the best pack of at most c tokens, and of one sequence more each round
+    # worth[c] is the value of the best pack of at most c tokens; each round allows one more sequence.
+    worth = np.zeros(S + 1, np.int64)
     for _ in range(depth):
         deeper = worth.copy()
         for length, price in pairs:

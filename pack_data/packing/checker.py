@@ -111,9 +111,8 @@ def _worth(placed, certificate, S, D):
 
 def _exactly(priced, S, D):
     """Return the value of the most valuable pack."""
-    best = [0] * (
-        S + 1
-    )  # [c]: of at most c tokens, and of at most as many sequences as there were rounds
+    # best[c] is the value of the best pack of at most c tokens; each round allows one more sequence.
+    best = [0] * (S + 1)
     shortest = min((length for length, _ in priced), default=1)
     if D is None or D * shortest >= S:
         for length, price in priced:
@@ -153,9 +152,8 @@ def _beside_long(priced, S):
 
 def _by_hull(priced, S, D):
     """Return the least bound of this kind: rate * S + D * (the most that a price exceeds rate * length), rate >= 0."""
-    corners = [
-        (0, 0)
-    ]  # of the least concave function above all prices; the best rate is one of its slopes
+    # Corners of the least concave function above all prices; the best rate is one of its slopes.
+    corners = [(0, 0)]
     for pair in sorted(priced):
         while len(corners) > 1:
             before, last = corners[-2:]

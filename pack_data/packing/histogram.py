@@ -20,10 +20,8 @@ from pack_data.reading.fields import Fields, said_of, shown, whole_number
 from pack_data.reading.files import open_unpacked, short_lines, write_atomically
 from pack_data.store.sequences import LONGEST, check_multiple, rounded_up
 
-PUBLISHED = (
-    "wikipedia_512",
-    "squad_1_1_384",
-)  # shipped with this package; the number at the end is S
+# Histograms shipped with this package; the number at the end is S.
+PUBLISHED = ("wikipedia_512", "squad_1_1_384")
 
 _DIRECTORY = Path(__file__).parents[1] / "published"
 _COLUMNS = ["count", "length"]  # of a table, sorted
@@ -43,9 +41,8 @@ class LengthHistogram:
     name: str = ""  # for tables
 
     def __post_init__(self) -> None:
-        counts = np.array(
-            _as_array("counts", self.counts)
-        )  # a copy: the caller's array stays writable
+        # A copy, so that the caller's array stays writable.
+        counts = np.array(_as_array("counts", self.counts))
         if counts.ndim != 1 or len(counts) < 2 or not np.issubdtype(counts.dtype, np.integer):
             raise ValueError(
                 f"a histogram needs whole numbers for the lengths 0 to S, S >= 1; got {counts.dtype} of shape "

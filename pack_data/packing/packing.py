@@ -57,15 +57,13 @@ class Packing:
     algorithm: str
     max_sequence_length: int  # S: slots in one pack
     max_sequences_per_pack: Optional[int]  # D: the depth asked for, None = unlimited
-    strategies: Tuple[
-        Tuple[int, ...], ...
-    ]  # lengths in tokens, longest first; each strategy once, in descending order
+    # Lengths in tokens, longest first; each strategy once, in descending order.
+    strategies: Tuple[Tuple[int, ...], ...]
     repeats: Tuple[int, ...]  # packs made with each strategy, > 0
-    solve_seconds: float = field(
-        default=0.0, compare=False
-    )  # from histogram and strategies to the plan, as in the paper
+    # Seconds from histogram and strategies to the plan, as the paper measures them.
+    solve_seconds: float = field(default=0.0, compare=False)
     lower_bound: Optional[int] = None  # no packing of this depth has fewer packs
-    # Value of the linear programme; lower_bound is this, rounded up and certified.
+    # Value of the linear programme; lower_bound is this value, rounded up and certified.
     lp_bound: Optional[float] = None
     certificate: Optional[Certificate] = None  # the exact prices that prove lower_bound
 

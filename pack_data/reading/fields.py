@@ -58,9 +58,8 @@ _SHORT = reprlib.Repr()
 
 def shown(value: Any) -> str:
     """Return a value for a message: short, printable and on one line, however large or deep it is."""
-    if (
-        type(value) is int and value.bit_length() > 256
-    ):  # Python 3.11 does not write out the largest
+    # Python 3.11 refuses to write out the largest numbers.
+    if type(value) is int and value.bit_length() > 256:
         return f"a number of about {int(value.bit_length() * 0.30103) + 1} digits"
     text = " ".join(_SHORT.repr(value).split())[:200]
     return text.encode("ascii", "backslashreplace").decode()
@@ -339,10 +338,8 @@ def whole_number(
     A float is refused even where it is whole: it comes from a division or from a file that was read without its types,
     and the next value would not be whole. So are truth values and texts.
     """
-    refused = isinstance(value, bool) or type(value).__name__ in (
-        "bool_",
-        "bool",
-    )  # NumPy's has the index 0 or 1
+    # NumPy's truth values pass `operator.index`.
+    refused = isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
     try:
         number = None if refused else operator.index(value)
     except TypeError:

@@ -393,9 +393,8 @@ def locked(
                 f"note: {path.parent} cannot be locked ({error.strerror}); start no second process on it",
                 file=sys.stderr,
             )
-        if not _leads_to(
-            path, file
-        ):  # its holder has removed it meanwhile; another process may lock a new one
+        # If the holder has removed the file meanwhile, another process may lock a new one.
+        if not _leads_to(path, file):
             raise LockRemovedError(complaint)
         if shared:
             yield

@@ -47,7 +47,7 @@ FULL_ROWS = 4200
 # lengths.
 _MIN_MEAN_COUNT = 40
 _MAX_ROWS_SCARCE_TOKENS = 1000
-# Rows from which the interior-point method, with crossover to a vertex, is faster.
+# Number of rows from which the interior-point method, with crossover to a vertex, is faster.
 _INTERIOR_ROWS = 150
 _CANDIDATES = 512  # strategies sought in a round
 _STRATEGIES_PER_LENGTH = 3  # strategies that are kept after a round
@@ -55,21 +55,18 @@ _STRATEGIES_COARSE = 1500  # the same while knots are added, in all
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------
 
-_SMOOTHING = (
-    0.8,
-    0.4,
-    0.0,
-)  # share of the best prices so far, tried in turn until a strategy improves the programme
+# Weights of the best prices so far, tried in turn until a strategy improves the programme.
+_SMOOTHING = (0.8, 0.4, 0.0)
 _MAX_ROUNDS_ON_KNOTS = 40
 _GAP_ON_KNOTS = 1e-5  # relative gap at which a programme on knots ends
 _SPARE_GAP_ON_KNOTS = 0.2  # or this share of what rounding the bound up to whole packs adds
 _GAP_COARSE = 1e-7  # relative gap at which knots are added
 _MAX_ROUNDS = 60
-# Additions of knots without a higher bound, after which the programme ends.
+# The programme ends after this many additions of knots without a higher bound.
 _ROUNDS_WITHOUT_GAIN = 3
 _FIRST_KNOTS = 24
 _NEW_KNOTS = 24  # added at a time
-# Shortest lengths: prices often bend at them and at the lengths that fill a pack with them.
+# Number of the shortest lengths: prices often bend at them and at the lengths that fill a pack with them.
 _SPECIAL_LENGTHS = 8
 _ROUNDS_BEFORE_ROUNDING = 8  # after these the programme ends if no whole pack can be saved
 _NEAR_ONE = 1e-3  # strategies worth more than 1 - this are kept for the full programme
@@ -93,9 +90,8 @@ class _Piece(NamedTuple):
 
     def add_to(self, table: np.ndarray, before: np.ndarray) -> None:
         """Raise `table` to the best that one sequence of these lengths adds to `before`, both float64 [S + 1]."""
-        capacities = (
-            len(before) - self.shortest
-        )  # number of capacities that the shortest leaves: 0, 1, ...
+        # The shortest length leaves capacities of 0, 1, ... tokens: this many.
+        capacities = len(before) - self.shortest
         line = self.slope * np.arange(capacities)
         window = self.longest - self.shortest + 1
         best = before[:capacities] - line
@@ -167,18 +163,16 @@ class _PackTables:
         most_sequences: int,
     ) -> None:
         slots = max_sequence_length + 1
-        fitting = np.zeros(
-            slots, np.int64
-        )  # by capacity: the index of the longest length that fits, from 1
+        # By capacity: the 1-based index of the longest length that fits.
+        fitting = np.zeros(slots, np.int64)
         fitting[lengths] = np.arange(1, len(lengths) + 1)
         fitting = np.maximum.accumulate(fitting)
         self._longest = np.concatenate([[0], lengths])[fitting]  # 0 if none fits
         values = np.concatenate([[0.0], prices])[fitting]
         nothing = np.zeros(slots)
         self._tables: Dict[int, np.ndarray] = {0: nothing, 1: values}
-        self._steps = np.flatnonzero(
-            np.diff(values, prepend=0.0)
-        )  # the shortest length of each price
+        # The shortest length of each price.
+        self._steps = np.flatnonzero(np.diff(values, prepend=0.0))
         self._most_fitting = 1
         if len(self._steps):
             shortest = max(1, int(self._steps[0]))
@@ -250,9 +244,8 @@ class _PackTables:
         if self._single:
             shares = np.concatenate([[0], self._steps])
             a = a[shares]
-            padded = np.concatenate(
-                [b, np.full(len(b), -np.inf)]
-            )  # a negative index is a step above the capacity
+            # A negative index means a step above the capacity, which is worth -inf.
+            padded = np.concatenate([b, np.full(len(b), -np.inf)])
         else:
             shares = np.arange(len(a))
             windows = _windows(b)
@@ -415,11 +408,10 @@ class Relaxation:
     """The solution of the linear programme."""
 
     value: float  # of its strategies: an upper bound of the programme's optimum
-    # Lower bound from the prices, up to rounding; the certificate makes it exact.
+    # Bound that the prices prove: at most the optimum (up to rounding; the certificate makes it exact).
     bound: float
-    prices: (
-        np.ndarray
-    )  # float64 [lengths], non-decreasing, no pack worth more than 1 (up to rounding)
+    # float64 [lengths], non-decreasing; no pack is worth more than 1 (up to rounding).
+    prices: np.ndarray
     strategies: np.ndarray  # int64 [n, depth]: the strategies in use, longest first, 0 = empty slot
     packs: np.ndarray  # float64 [n]: packs made with each
     exact: bool  # True if they have a slot for every sequence, False if they fit in total only (`_solve_coarse`)
@@ -507,9 +499,8 @@ class Programme:
         tables = [self._bound(prices) for prices in _first_prices(lengths, counts, self._S, depth)]
         self._first_bound = self.bound
         mean_depth = int(self._weights.sum() / self.bound)
-        self._reach = min(
-            depth, max(4, mean_depth + 2)
-        )  # sequences of the strategies that are sought
+        # Depth of the strategies that are sought.
+        self._reach = min(depth, max(4, mean_depth + 2))
         self._add_longest()
         for table in tables:
             self._pool.add(self._packs(table, self._reach))
@@ -534,9 +525,8 @@ class Programme:
         """Return best packs of at most `reach` sequences that contain certain lengths."""
         lengths = self._lengths
         S = self._S
-        if (
-            len(lengths) > _CANDIDATES and reach > 1
-        ):  # the lengths with the best packs, and other lengths in turn
+        # If there are many lengths, take those with the best packs, and others in turn.
+        if len(lengths) > _CANDIDATES and reach > 1:
             value = tables.value(1, lengths) + tables.value(reach - 1, S - lengths)
             order = np.argsort(-value, kind="stable")
             best = lengths[order[: _CANDIDATES // 2]]

@@ -21,7 +21,7 @@ SECONDS_PER_STRATEGY = 4e-5  # measured mean time for one strategy, on one core
 _MAX_SPARE_SLOTS = 2  # that a pair of sequences may leave empty
 # Pairs looked at first, from the middle of the room outwards: nearly always one of these windows has a pair.
 _WINDOWS_OF_PAIRS = (32, 512, 8192)
-# Slots per occurring length, above which pairs are searched by length instead of by slot.
+# Slots per occurring length above which pairs are searched by length instead of by slot.
 _SPARSE_SLOTS = 16
 _SHALLOW_SHARE = 0.45  # if a mean pack has fewer sequences than this share of the limit, the limit hardly matters
 # Depths that are tried, in sequences of a mean pack.
@@ -59,9 +59,8 @@ def depths_tried(counts: np.ndarray, depth: int) -> List[int]:
     shortest = int(np.flatnonzero(counts)[0])
     if sequences <= depth or (depth + 1) * shortest > S:
         return [0]
-    mean = (
-        sequences * S / int(counts @ np.arange(S + 1))
-    )  # sequences of a pack without an empty slot
+    # Mean number of sequences in a pack without an empty slot.
+    mean = sequences * S / int(counts @ np.arange(S + 1))
     if mean < _SHALLOW_SHARE * depth:
         return [0]
     depths = {0, depth}
@@ -77,9 +76,8 @@ class _Filling:
         self._S = len(counts) - 1
         self._depth = depth
         self._left: List[int] = counts.tolist()
-        self._present = bytearray(
-            (counts > 0).tobytes()
-        )  # 1 for a length of which sequences are left
+        # By length: 1 if sequences are left, else 0.
+        self._present = bytearray((counts > 0).tobytes())
         self._present_array = np.frombuffer(self._present, np.uint8)  # the same memory
         self._lengths = np.flatnonzero(counts)
         self._sparse = _SPARSE_SLOTS * len(self._lengths) < self._S

@@ -77,9 +77,8 @@ def fit_decreasing(
     """Return runs of equal packs, in the order in which their first packs were opened."""
     S = histogram.max_sequence_length
     depth = S if max_sequences_per_pack is None else max_sequences_per_pack
-    runs = _Runs(
-        4 * len(histogram.lengths) + 1
-    )  # a length makes at most two splits, and one new run or two
+    # Each length makes at most two splits and two new runs.
+    runs = _Runs(4 * len(histogram.lengths) + 1)
     for length in histogram.lengths[::-1].tolist():
         left = int(histogram.counts[length])
         has_room = (runs.free >= length) & (runs.seats > 0)
@@ -88,9 +87,8 @@ def fit_decreasing(
         fitting = fitting[order]
         times = np.minimum(runs.free[fitting] // length, runs.seats[fitting])  # for each pack
         placed = np.concatenate([[0], np.cumsum(times * runs.packs[fitting])])
-        filled = (
-            int(np.searchsorted(placed, left, side="right")) - 1
-        )  # runs of which every pack is filled
+        # Number of runs whose packs are all filled.
+        filled = int(np.searchsorted(placed, left, side="right")) - 1
         for run, number in zip(fitting[:filled].tolist(), times[:filled].tolist()):
             runs.fill(run, length, number)
         left -= int(placed[filled])

@@ -30,11 +30,8 @@ _MAX_STAGES = 24  # times that the programme is solved
 _STAGES_BEFORE_FILLING = 2  # after which a stage may be the last
 _MIN_PROGRESS = 0.02  # share of the packs that a stage makes at least, or it is the last
 _KNOTS = 40  # of each of three kinds
-_REACHES = (
-    1 / 256,
-    1 / 32,
-    1 / 4,
-)  # distances from the wanted length in which a pair is sought, in packs
+# Distances from the wanted length within which a pair is sought, in packs.
+_REACHES = (1 / 256, 1 / 32, 1 / 4)
 _MIN_REACH = 16  # tokens
 _MAX_SUMS = 64  # tokens that a pair may leave, up to which its sums are tried one after another
 _THINNED = 0.3  # share of the sequences near a length that one strategy takes
@@ -125,9 +122,8 @@ class _Supply:
         run = []
         taken = 0
         for near, end in enumerate(below[first : last + 1].tolist(), start=first):
-            reached = (
-                (min(end, stop) - start) * wanted // width
-            )  # in Python's integers: counts go to 10^15
+            # Python integers do not overflow; counts go to 10^15.
+            reached = (min(end, stop) - start) * wanted // width
             if reached > taken:
                 run.append((near, reached - taken))
                 taken = reached

@@ -101,9 +101,8 @@ def _interior_point(
                 break
             try:
                 factor = cho_factor(gram(x / s), overwrite_a=True, check_finite=False)
-            except (
-                LinAlgError
-            ):  # x / s spans more digits than a float has: no step improves x any more
+            except LinAlgError:
+                # x / s spans more digits than a float has, so no step improves x any more.
                 break
             solve = partial(direction, factor, primal, dual, x, s)
 

@@ -80,12 +80,10 @@ def mend(
                 won * most_strategies / gap if most_strategies < math.inf else opened_strategies
             )
         else:
-            patience = (
-                patience - 1 if before < number else 0
-            )  # if all packs were opened, the next round is the same
-            most_worst = (
-                worst // 2 if worst > 2 * _MIN_WORST else first_most_worst
-            )  # fewer packs may be easier
+            # If all packs were opened, the next round would be the same: end.
+            patience = patience - 1 if before < number else 0
+            # A round with fewer packs may succeed.
+            most_worst = worst // 2 if worst > 2 * _MIN_WORST else first_most_worst
         if won < 0:
             continue
         number -= won
@@ -126,8 +124,7 @@ def _opened(
     ends = np.cumsum(repeats - opened)
     if others >= ends[-1]:
         return worst, repeats
-    drawn = np.unique(
-        random.integers(0, ends[-1], others)
-    )  # a pack that is drawn twice is opened once
+    # A pack that is drawn twice is opened once only.
+    drawn = np.unique(random.integers(0, ends[-1], others))
     strategies_drawn = np.searchsorted(ends, drawn, side="right")
     return worst, opened + np.bincount(strategies_drawn, minlength=len(repeats))

@@ -97,9 +97,8 @@ def _follow(
         for lengths, count in merge_runs(runs, wanted) if runs else [((), wanted)]:
             room = S - sum(lengths)
             wished = sum(slots) - sum(lengths)
-            worth = (
-                prices[list(lengths)].sum() + prices
-            )  # of the pack, by the length in its last slot
+            # Worth of the pack by the length in its last slot, float64 [S + 1].
+            worth = prices[list(lengths)].sum() + prices
             while count:
                 last = _longest_worth(left, (min(room, wished), room), worth, least_worth)
                 if not last:
@@ -265,8 +264,7 @@ def _round(relaxation: Relaxation, counts: np.ndarray) -> np.ndarray:
             left = left - needed
             repeats[index] += 1
             total += 1
-    if (
-        not total
-    ):  # every strategy has more slots of a length than sequences; `_fill` puts shorter ones there
+    # If every strategy has more slots of a length than there are sequences, `_fill` puts shorter ones there.
+    if not total:
         repeats[int(np.argmax(fractions))] = 1
     return repeats

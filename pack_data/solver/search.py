@@ -155,9 +155,8 @@ class FoundPacks(NamedTuple):
         elif sequences <= _SMALL_CALL_SEQUENCES:
             most = _SMALL_CALL_SEQUENCES * _SECONDS_PER_SEQUENCE_SMALL_CALL
             return min(max(worth, sequences * _SECONDS_PER_SEQUENCE_SMALL_CALL), most)
-        elif (
-            long_rows and not self.limits._binding
-        ):  # the decreasing fit is nearly always at the optimum
+        elif long_rows and not self.limits._binding:
+            # The decreasing fit is nearly always optimal here.
             return sequences * _SECONDS_PER_SEQUENCE
         return max(
             worth,

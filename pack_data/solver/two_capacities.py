@@ -17,12 +17,11 @@ import numpy as np
 from pack_data.packing.certificate import Certificate, Proof, plain_certificate, proven_bound
 from pack_data.packing.histogram import LengthHistogram, whole_slots
 from pack_data.reading.fields import packing_depth, whole_number
-from pack_data.solver.free_slots import (
-    Packs,
-    count_packs,
-)  # here the strategies are of groups, not of lengths
+from pack_data.solver.free_slots import Packs, count_packs
 
-_MAX_CAPACITY = 1 << 36
+# In this module the strategies of `Packs` hold groups of sequences, not lengths.
+
+_MAX_CAPACITY = 1 << 36  # so that length x (capacity + 1) + weight fits int64
 _UNITS = 1 << 18  # of the capacity of a mix; its sizes are rounded down to them
 _PARTS = 1 << 20  # of a unit in the multipliers of a mix
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the tokens in a mix
@@ -321,7 +320,7 @@ _OTHERS_LOOKED_AT = 192
 # Pairs looked at: first sequences, and second ones for each, by tokens and by weight.
 _FIRST_OF_PAIR = 64
 _SECOND_OF_PAIR = 32
-# Mean sequences that what is left of a pack has room for, from which pairs are tried.
+# Pairs are tried once the rest of a pack has room for at most this many mean sequences.
 _PAIRS_FROM = 3.0
 _NO_FIT = 9.0  # cost of a pair that does not fit; both capacities together cost 2
 

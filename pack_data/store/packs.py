@@ -450,12 +450,10 @@ def decode(schema: PackSchema, records: np.ndarray) -> Dict[str, np.ndarray]:
     lengths = records["lengths"].astype(np.int64)
     taken = schema.taken(lengths)
     starts = _starts_in_rows(taken)
-    numbers = np.arange(
-        1, schema.max_sequences_per_pack + 1
-    )  # of the sequences in a pack; 0 is padding
-    rounding = (
-        [] if schema.multiple_of == 1 else [(0, taken - lengths)]
-    )  # padding after each sequence
+    # Numbers of the sequences in a pack; 0 is padding.
+    numbers = np.arange(1, schema.max_sequences_per_pack + 1)
+    # The padding behind each sequence that rounds it up.
+    rounding = [] if schema.multiple_of == 1 else [(0, taken - lengths)]
 
     def derive(name: str) -> np.ndarray:
         if name == "input_mask":
