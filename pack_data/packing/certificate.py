@@ -65,10 +65,10 @@ class Certificate:
 
     @classmethod
     def from_json(cls, value: Union[Mapping[str, Any], Fields]) -> Certificate:
-        """Read what `to_json` returned.
+        """Read a certificate.
 
         Args:
-            value: an object with the keys of `to_json`.
+            value: an object that `to_json` returned.
 
         Raises:
             ValueError: a field is missing, or its value is out of range.

@@ -14,9 +14,12 @@ import numpy as np
 
 from pack_data.packing.histogram import LengthHistogram
 
-_MOST_PARTS = 48  # largest k that is tried for u^(k)
-_MOST_COUNTED = 64  # sequences of a pack in phi; more distinct prices would take long to check
-_MOST_STEPS = 1 << 33  # additions that checking prices may cost: seconds
+# Largest k tried for u^(k). The functions approach the length itself, so larger ones seldom give a higher bound.
+_MOST_PARTS = 48
+# Most sequences per pack in phi. More would give more distinct prices, which take long to check.
+_MOST_COUNTED = 64
+# Additions that checking prices may cost: some seconds.
+_MOST_STEPS = 1 << 33
 
 
 class FunctionPrices(NamedTuple):
@@ -29,21 +32,25 @@ class FunctionPrices(NamedTuple):
 def best_prices(
     histogram: LengthHistogram, max_sequences_per_pack: Optional[int]
 ) -> FunctionPrices:
-    """Return the prices with the highest bound; of equal ones, the first.
+    """Return the prices with the highest bound; of equal bounds, the first.
 
     Args:
-        histogram: has at least one sequence.
+        histogram: lengths to pack, at least one.
         max_sequences_per_pack: packing depth; None for unlimited.
+
+    Returns:
+        Prices of the lengths that occur.
     """
     S = histogram.max_sequence_length
     lengths = histogram.lengths
-    depth = room = S // int(lengths[0])
+    shortest = int(lengths[0])
+    depth = S // shortest
     if max_sequences_per_pack is not None:
-        depth = min(max_sequences_per_pack, room)
+        depth = min(max_sequences_per_pack, depth)
 
-    if histogram.tokens * depth >= histogram.sequences * S:  # slots are scarcer than the depth
-        plain = FunctionPrices(lengths, S)
-    else:
+    plain = FunctionPrices(lengths, S)
+    depth_is_scarcer = histogram.tokens * depth < histogram.sequences * S
+    if depth_is_scarcer:
         plain = FunctionPrices(np.ones_like(lengths), depth)
     candidates = [plain, _long_are_whole(histogram)]
     if max_sequences_per_pack is not None and S * depth**2 <= _MOST_STEPS:
@@ -57,7 +64,7 @@ def best_prices(
 
 
 def _bound(prices: FunctionPrices, counts: np.ndarray) -> int:
-    """Return the packs that sequences need, by exact arithmetic: counts, int64 [lengths], may go to 10^15."""
+    """Return the number of packs that the prices prove, in exact arithmetic: counts, int64 [lengths], reach 10^15."""
     worth = 0
     for count, price in zip(counts.tolist(), prices.by_length.tolist()):
         worth += count * price
@@ -65,9 +72,9 @@ def _bound(prices: FunctionPrices, counts: np.ndarray) -> int:
 
 
 def _long_are_whole(histogram: LengthHistogram) -> FunctionPrices:
-    """L2: for the best k, a sequence is worth 1 above S - k tokens, tokens / S from k tokens on, and 0 below.
+    """Compute L2: a sequence is worth 1 above S - k tokens, tokens / S from k tokens on, 0 below, for the best k.
 
-    What still fits beside one that is worth 1 is worth nothing.
+    A sequence that fits beside one of worth 1 is worth nothing.
     """
     S = histogram.max_sequence_length
     lengths = histogram.lengths
@@ -75,14 +82,18 @@ def _long_are_whole(histogram: LengthHistogram) -> FunctionPrices:
     sequences_below = np.append(0, np.cumsum(counts))
     tokens_below = np.append(0, np.cumsum(counts * lengths))
 
+    # Of all k between two lengths, the longer length is best.
+    half = (S + 1) // 2
     short = lengths[2 * lengths <= S]
-    candidates = np.append(short, (S + 1) // 2)  # between two lengths the longer one is better
+    candidates = np.append(short, half)
+
     first = np.searchsorted(lengths, candidates)
-    first_whole = np.searchsorted(lengths, S - candidates, side="right")
-    whole = sequences_below[-1] - sequences_below[first_whole]
-    tokens = tokens_below[first_whole] - tokens_below[first]
-    worth = S * whole + tokens
-    k = candidates[worth.argmax()]
+    first_long = np.searchsorted(lengths, S - candidates, side="right")
+    long_sequences = sequences_below[-1] - sequences_below[first_long]
+    tokens = tokens_below[first_long] - tokens_below[first]
+    worth = S * long_sequences + tokens
+    best = worth.argmax()
+    k = candidates[best]
 
     prices = lengths.copy()
     prices[lengths < k] = 0
@@ -91,19 +102,20 @@ def _long_are_whole(histogram: LengthHistogram) -> FunctionPrices:
 
 
 def _many_beside_long(lengths: np.ndarray, S: int, depth: int) -> FunctionPrices:
-    """Up to S / 2 a sequence is worth 1 / depth; a longer one, of which a pack has one, what its companions leave."""
+    """Price a sequence of up to S / 2 tokens at 1 / depth, and a longer one at what its companions leave of 1."""
     shortest = int(lengths[0])
     fitting = (S - lengths) // shortest
     companions = np.minimum(depth - 1, fitting)
     is_long = 2 * lengths > S
-    return FunctionPrices(np.where(is_long, depth - companions, 1), depth)
+    prices = np.where(is_long, depth - companions, 1)
+    return FunctionPrices(prices, depth)
 
 
 def _rounded_to_parts(histogram: LengthHistogram) -> FunctionPrices:
-    """u^(k) for the best k: a length is rounded down to (k + 1)-ths of a pack, which are worth 1 / k.
+    """Compute u^(k) for the best k: a length is rounded down to (k + 1)-ths of a pack, which are worth 1 / k.
 
-    A whole number of such parts keeps its worth. All k are tried at once: a sequence counts once for each j with
-    j (k + 1)-ths of a pack below its length, and for the j that meets it.
+    A length of exactly j such parts keeps its own worth. All k are tried at once: a sequence counts once for each j
+    with j (k + 1)-ths of a pack below or at its length.
     """
     S = histogram.max_sequence_length
     counts = histogram.counts
@@ -111,13 +123,16 @@ def _rounded_to_parts(histogram: LengthHistogram) -> FunctionPrices:
     k = np.repeat(every_k, every_k)
     j = np.concatenate([np.arange(1, parts + 1) for parts in every_k])
 
+    # Sequences of at least j parts, each worth 1 / k more; exact multiples are worth less than that.
     least, rest = np.divmod(j * S, k + 1)
+    is_exact = rest == 0
     shorter = np.cumsum(counts) - counts
-    is_met = rest == 0
-    longer = histogram.sequences - shorter[least + ~is_met]
-    overrated = counts[least] * (j / (k * (k + 1)))
-    worth = longer / k - np.where(is_met, overrated, 0.0)
-    best = 2 + int(np.bincount(k, worth)[2:].argmax())
+    longer = histogram.sequences - shorter[least + ~is_exact]
+    excess_share = j / (k * (k + 1))
+    excess = np.where(is_exact, counts[least] * excess_share, 0.0)
+    worth = longer / k - excess
+    worth_of_k = np.bincount(k, worth)
+    best = 2 + int(worth_of_k[2:].argmax())
 
     lengths = histogram.lengths
     parts, rest = np.divmod((best + 1) * lengths, S)
@@ -126,30 +141,33 @@ def _rounded_to_parts(histogram: LengthHistogram) -> FunctionPrices:
 
 
 def _counted(histogram: LengthHistogram) -> List[FunctionPrices]:
-    """phi^(p / S) for the best p, none if no length suits.
+    """Compute phi^(p / S) for the best p; return an empty list if no length suits.
 
-    From p to S / 2 tokens a sequence counts as one of the S // p that fit; a longer one as many as it leaves no room
-    for.
+    A sequence of p to S / 2 tokens counts as one of the S // p that fit into a pack. A longer one counts as the number
+    for which it leaves no room.
     """
     S = histogram.max_sequence_length
     lengths = histogram.lengths
     is_short = 2 * lengths <= S
-    p = lengths[is_short & (_MOST_COUNTED * lengths >= S)]
+    is_counted = _MOST_COUNTED * lengths >= S
+    p = lengths[is_short & is_counted]
     if not len(p):
         return []
 
     up_to = np.cumsum(histogram.counts)
-    short = int(up_to[S // 2])
+    short_sequences = int(up_to[S // 2])
+    long_sequences = histogram.sequences - short_sequences
     fitting = S // p
-    long = histogram.sequences - short
-    worth = fitting * long + short - up_to[p - 1]
+    worth = fitting * long_sequences + short_sequences - up_to[p - 1]
     for j in range(1, _MOST_COUNTED // 2 + 1):
-        longest = S - j * p  # of those that leave room for j
-        leave_room = up_to[np.maximum(longest, 0)] - short
+        longest = S - j * p  # longest length that leaves room for j sequences of p tokens
+        leave_room = up_to[np.maximum(longest, 0)] - short_sequences
         worth -= np.where(2 * longest > S, leave_room, 0)
-    best = int(p[(worth / fitting).argmax()])
+    bounds = worth / fitting
+    best = int(p[bounds.argmax()])
 
     most = S // best
     long_prices = most - (S - lengths) // best
     short_prices = np.where(lengths < best, 0, 1)
-    return [FunctionPrices(np.where(is_short, short_prices, long_prices), most)]
+    prices = np.where(is_short, short_prices, long_prices)
+    return [FunctionPrices(prices, most)]

@@ -176,10 +176,10 @@ class LengthHistogram:
 
     @classmethod
     def from_json(cls, value: Union[Dict[str, Any], Fields]) -> LengthHistogram:
-        """Read what `to_json` returned.
+        """Read a histogram.
 
         Args:
-            value: an object with the keys of `to_json`.
+            value: an object that `to_json` returned.
 
         Raises:
             ValueError: a field is missing, or its value is out of range.

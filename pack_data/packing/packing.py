@@ -50,8 +50,8 @@ _LITTLE_GAIN = 1.1
 class Packing:
     """A plan: which lengths share a pack, and how many such packs to make.
 
-    It is normalised: the sum of repeats x strategies is exactly the histogram it was made for. Two packings are equal
-    if they pack the same; solve_seconds does not count.
+    It is normalised: the sum of repeats x strategies is exactly the packed histogram. Two packings are equal if their
+    fields are; solve_seconds is not compared.
     """
 
     algorithm: str
@@ -82,13 +82,13 @@ class Packing:
         packs: Iterable[Tuple[Sequence[int], int]],
         **others: Any,
     ) -> Packing:
-        """Make a packing of packs in any order.
+        """Return the packing that consists of these packs.
 
         Args:
             algorithm: name of the packer.
-            histogram: what is packed.
+            histogram: the lengths that are packed.
             max_sequences_per_pack: packing depth; None for unlimited.
-            packs: (lengths, count) pairs, which are sorted and merged; empty ones are left out.
+            packs: (lengths, count) pairs in any order, which are sorted and merged; empty ones are left out.
             **others: further fields of the packing.
         """
         repeats: Counter = Counter()
@@ -179,7 +179,7 @@ class Packing:
         """Check that the plan places exactly the histogram and obeys S and D.
 
         Args:
-            histogram: what was packed.
+            histogram: the lengths that were packed.
 
         Raises:
             ValueError: a strategy breaks a limit, or the packs do not hold the histogram.
@@ -204,22 +204,24 @@ class Packing:
         for number in chain(self.repeats, chain.from_iterable(self.strategies)):
             if type(number) is not int:
                 raise self._error(
-                    f"{shown(number)} is no whole number; lengths and repeats must be"
+                    f"{shown(number)} is not a whole number; pass int for lengths and repeats"
                 )
         if len(self.strategies) != len(self.repeats):
             raise self._error(
                 f"{len(self.strategies)} strategies, but {len(self.repeats)} repeats; pass one for each"
             )
         if self.slots >= _MOST_SLOTS:
-            raise self._error("the packs have 2^62 slots or more, too many to account for")
+            raise self._error(
+                "the packs have 2^62 slots or more, too many for int64; use smaller repeats"
+            )
         for strategy, repeat in zip(self.strategies, self.repeats):
             problem = self._problem(strategy, repeat)
             if problem:
                 raise self._error(f"strategy {strategy} {problem}")
-        for before, strategy in zip(self.strategies, self.strategies[1:]):
-            if strategy >= before:
+        for previous, strategy in zip(self.strategies, self.strategies[1:]):
+            if strategy >= previous:
                 raise self._error(
-                    f"strategy {strategy} follows {before}; each must stand once, in descending order"
+                    f"strategy {strategy} follows {previous}; list each once, in descending order"
                 )
 
     def _problem(self, strategy: Tuple[int, ...], repeat: int) -> str:
@@ -245,15 +247,17 @@ class Packing:
         return {**accounting, "strategies": len(self.strategies)}
 
     def table(self, name: str = "") -> str:
-        """Return the accounting as text. name: of the histogram."""
+        """Return the accounting as text.
+
+        Args:
+            name: of the histogram, for the title.
+        """
         D = self.max_sequences_per_pack
-        depth = (
-            "any number of sequences"
-            if D is None
-            else "one sequence"
-            if D == 1
-            else f"at most {D} sequences"
-        )
+        depth = f"at most {D} sequences"
+        if D is None:
+            depth = "any number of sequences"
+        elif D == 1:
+            depth = "one sequence"
         title = f"{self.algorithm.upper()}  {depth} in a pack of {self.max_sequence_length} slots"
         if name:
             title += f"  ({name})"
@@ -287,7 +291,7 @@ class Packing:
         return account(title, rows)
 
     def save(self, path: Union[str, os.PathLike]) -> None:
-        """Write the recipe as JSON, atomically: what `load` needs, and the accounting.
+        """Write the recipe as JSON, atomically: the strategies, their repeats, the certificate and the accounting.
 
         Args:
             path: the file; it is replaced if it exists.
@@ -303,13 +307,13 @@ class Packing:
 
     @classmethod
     def load(cls, path: Union[str, os.PathLike]) -> Packing:
-        """Read what `save` wrote.
+        """Read a recipe that `save` wrote.
 
         Args:
             path: the file.
 
         Raises:
-            ValueError: it is not a recipe, or a strategy breaks a limit.
+            ValueError: the file is not a recipe, or a strategy breaks a limit.
         """
         fields = read_object(path, way_out="write the recipe again with a packer's --out")
         fields.one_of("format", (_FORMAT,))
@@ -329,7 +333,7 @@ class Packing:
         with fields.refusing():
             packing._check_form()
         if packing.to_json() != accounting.tree:
-            raise fields.error("accounting", "it is not that of the strategies and repeats")
+            raise fields.error("accounting", "must match the strategies and repeats")
         return packing
 
 
@@ -361,7 +365,7 @@ def prove(packing: Packing) -> Proof:
         packed = getattr(packing, limit)
         if certified != packed:
             raise ValueError(
-                f"certificate: it is for {limit} {certified}, the recipe for {packed}; make the recipe again"
+                f"certificate: {limit} is {certified}, in the recipe {packed}; make the recipe again"
             )
     proof = proven_bound(certificate, packing.placed())
     if packing.lower_bound != proof.lower_bound:

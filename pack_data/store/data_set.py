@@ -138,13 +138,16 @@ class StoredFile:
         size = path.stat().st_size
         if size != self.bytes:
             raise ValueError(
-                f"{path}: has {size} bytes, the manifest says {self.bytes}; the file is cut or was replaced, {REBUILD}"
+                f"{path}: {size} bytes, but {self.bytes} in the manifest; the file was cut or replaced, {REBUILD}"
             )
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The description of a data set. histogram[l]: sequences of l tokens; digest: of all sequences (sequences.py)."""
+    """The description of a data set.
+
+    histogram[l] is the number of sequences of l tokens; digest is that of all sequences (sequences.py).
+    """
 
     schema: PackSchema
     sequences: int
@@ -213,7 +216,14 @@ class Manifest:
 
     @classmethod
     def from_json(cls, value: Union[Mapping[str, Any], Fields]) -> Manifest:
-        """Read what `to_json` returns. ValueError if a field breaks its rule or contradicts another field."""
+        """Read a manifest.
+
+        Args:
+            value: An object that `to_json` returned.
+
+        Raises:
+            ValueError: If a field is missing, breaks its rule or contradicts another field.
+        """
         fields = Fields.of(value, "manifest", REBUILD)
         fields.one_of("format", (FORMAT,))
         schema = PackSchema.from_json(fields.object("schema"))
@@ -327,7 +337,7 @@ def checksum(data: Mapping[str, Any]) -> str:
 def _write_table(
     folder: Path, stem: str, dtype: np.dtype, tables: Iterable[np.ndarray], records: int
 ) -> StoredFile:
-    """Write `records` records, given in several tables, as a structured .npy named by its hash: `stem-1f2e3d4c.npy`."""
+    """Write tables of together `records` records as one structured .npy named by its hash: `stem-1f2e3d4c.npy`."""
     header = io.BytesIO()
     shape = {
         "descr": np.lib.format.dtype_to_descr(dtype),
@@ -543,7 +553,7 @@ def map_table(folder: Path, entry: StoredFile, dtype: np.dtype) -> np.ndarray:
     records = map_array(path, way_out=REBUILD)
     if (records.dtype, records.shape) != (dtype, (entry.packs,)):
         raise ValueError(
-            f"{path}: holds {records.shape} records of another type than the manifest says; {REBUILD}"
+            f"{path}: type or number of records ({records.shape}) differ from the manifest; {REBUILD}"
         )
     return records
 
@@ -578,7 +588,14 @@ class PackStore:
 
     @classmethod
     def open(cls, folder: Path) -> PackStore:
-        """Open a data set. ValueError, one line, if there is none or a shard has not the size in the manifest."""
+        """Open a data set.
+
+        Args:
+            folder: Its directory.
+
+        Raises:
+            ValueError: If there is no data set, or the size of a shard is not that in the manifest.
+        """
         folder = Path(folder)
         manifest = read_manifest(folder)
         shards = [
@@ -596,7 +613,14 @@ class PackStore:
         self.close()
 
     def records(self, indices: np.ndarray) -> np.ndarray:
-        """Return copies of the stored records of packs `indices` int64 [n]. ValueError if one is damaged."""
+        """Return copies of stored records, [n] of schema.record_dtype.
+
+        Args:
+            indices: Pack numbers, integers [n], in any order.
+
+        Raises:
+            ValueError: If a number is out of range, or a pack is damaged.
+        """
         indices = _pack_numbers(indices)
         if len(indices):
             lowest = int(indices.min())
@@ -644,14 +668,27 @@ class PackStore:
         self._check(np.full(len(rows), table), rows)
 
     def batch(self, indices: np.ndarray) -> Dict[str, np.ndarray]:
-        """Return the fields of packs `indices` int64 [n]: name -> int32 [n, S | P | D] (`PackSchema.fields`)."""
+        """Return the fields of packs: name -> int32 [n, S], [n, P] or [n, D] (`PackSchema.fields`).
+
+        Args:
+            indices: Pack numbers, integers [n], in any order.
+
+        Raises:
+            ValueError: If a number is out of range, or a pack is damaged.
+        """
         return decode(self.schema, self.records(indices))
 
     def lengths(self, indices: Optional[np.ndarray] = None) -> np.ndarray:
-        """Return lengths and masked counts of the sequences of packs `indices` int64 [n], without reading the packs.
+        """Return lengths and masked counts of the sequences of packs, without reading the packs.
 
-        The result has records [n] of schema.lengths_dtype. None: of all packs, mapped. ValueError if the table is
-        damaged.
+        Args:
+            indices: Pack numbers, integers [n]; None for all packs, memory-mapped.
+
+        Returns:
+            Records [n] of schema.lengths_dtype.
+
+        Raises:
+            ValueError: If the table of lengths is damaged.
         """
         table = self._table_of_lengths()
         number = len(self._shards)
@@ -695,6 +732,6 @@ def _check_block(
         start = first + block * entry.blocks.packs
         end = min(start + entry.blocks.packs, first + len(records)) - 1
         raise ValueError(
-            f"{folder / entry.file}: pack {first + row}: the checksum of its block {block} (packs {start} to {end}) is "
-            f"not the manifest's; a byte was changed, {REBUILD}"
+            f"{folder / entry.file}: pack {first + row}: the checksum of its block {block} (packs {start} to {end}) differs "
+            f"from the manifest; a byte was changed, {REBUILD}"
         )

@@ -59,7 +59,7 @@ def smallest_type(largest: int, smallest: int = 0) -> str:
             return name
     value = largest if largest >= 1 << 31 else smallest
     raise ValueError(
-        f"a column holds {value}; a batch is int32, so values up to 2147483647 can be stored"
+        f"a column holds {value}, beyond int32; store values from -2147483648 to 2147483647"
     )
 
 
@@ -131,7 +131,7 @@ class PackSchema:
         ).items():
             if uses > 1:
                 raise ValueError(
-                    f"column {name}: the schema names it twice, or every pack has one of that name"
+                    f"column {name}: the schema names it twice, or the name is reserved; rename it"
                 )
         if self.kind == BERT:
             self._check_bert()
@@ -174,8 +174,13 @@ class PackSchema:
     ) -> PackSchema:
         """Return the schema of BERT pre-training packs.
 
-        An `extra` column with the name of a derived field is stored instead of derived. Any other is stored in addition
-        to the fields and is part of every batch.
+        Args:
+            max_sequence_length: Slots of a pack, S.
+            max_sequences_per_pack: Packing depth, D.
+            max_predictions_per_pack: Masked tokens of a pack, P.
+            vocabulary_size: Number of token ids; it decides the type of their columns.
+            extra: Further columns. If one has the name of a derived field, it is stored instead of derived; any other
+                is an additional field of every batch.
         """
         return cls(
             max_sequence_length,
@@ -189,15 +194,29 @@ class PackSchema:
     def of_tokens(
         cls, max_sequence_length: int, max_sequences_per_pack: int, columns: Iterable[StoredColumn]
     ) -> PackSchema:
-        """Return the schema of packs of any integer columns, with a value for each token (SLOT) or sequence."""
+        """Return the schema of packs of any integer columns.
+
+        Args:
+            max_sequence_length: Slots of a pack, S.
+            max_sequences_per_pack: Packing depth, D.
+            columns: Columns with a value for each token (axis "slot") or each sequence (axis "sequence").
+        """
         return cls(max_sequence_length, max_sequences_per_pack, 0, TOKENS, tuple(columns))
 
     def on(self, axis: str) -> Tuple[StoredColumn, ...]:
-        """Return the columns with a value for each slot, sequence or prediction."""
+        """Return the columns on one axis.
+
+        Args:
+            axis: "slot", "sequence" or "prediction".
+        """
         return tuple(column for column in self.columns if column.axis == axis)
 
     def width(self, axis: str) -> int:
-        """Return the number of values of a pack on an axis: its slots, sequences or predictions."""
+        """Return the number of values of a pack on an axis: S, D or P.
+
+        Args:
+            axis: "slot", "sequence" or "prediction".
+        """
         return {
             SLOT: self.max_sequence_length,
             SEQUENCE: self.max_sequences_per_pack,
@@ -205,11 +224,22 @@ class PackSchema:
         }[axis]
 
     def taken(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the slots that sequences of these lengths take, in the same shape."""
+        """Return the slots that sequences take, with the padding up to a multiple of `multiple_of`.
+
+        Args:
+            lengths: Tokens of sequences, integers of any shape.
+
+        Returns:
+            int64 in the same shape.
+        """
         return rounded_up(lengths, self.multiple_of)
 
     def real_slots(self, lengths: np.ndarray) -> np.ndarray:
-        """Return bool [n, S]: the slots with a token, in packs with sequences of lengths [n, D]."""
+        """Return the slots that hold a token, bool [n, S].
+
+        Args:
+            lengths: Tokens of the sequences of n packs, integers [n, D], 0 for absent sequences.
+        """
         taken = self.taken(lengths)
         if self.multiple_of > 1:
             return _rows([(1, lengths), (0, taken - lengths)], self.max_sequence_length) > 0
@@ -266,7 +296,14 @@ class PackSchema:
 
     @classmethod
     def from_json(cls, value: Union[Mapping[str, Any], Fields]) -> PackSchema:
-        """Read what `to_json` returns. ValueError for anything else."""
+        """Read a schema.
+
+        Args:
+            value: An object that `to_json` returned.
+
+        Raises:
+            ValueError: If a field is missing or breaks its rule.
+        """
         fields = Fields.of(value, "schema", "make it with `to_json`")
         widths = [
             fields.integer(name, least=0, most=_LARGEST_WIDTH)
@@ -336,7 +373,7 @@ def _starts_in_rows(counts: np.ndarray) -> np.ndarray:
 def assemble(
     schema: PackSchema, sequences: Sequences, pack: np.ndarray, slot: np.ndarray, packs: int
 ) -> np.ndarray:
-    """Put sequences into packs.
+    """Put sequences into packs; nothing is cut.
 
     Args:
         schema: The shape of the packs.
@@ -349,61 +386,91 @@ def assemble(
         Records [packs] of schema.record_dtype.
 
     Raises:
-        ValueError: If a pack would have more tokens, sequences or masked tokens than fit; nothing is cut.
+        ValueError: If a pack would have more tokens, sequences or masked tokens than fit.
     """
-    D = schema.max_sequences_per_pack
-    if len(slot) and int(slot.max()) >= D:
-        raise ValueError(f"a pack holds {int(slot.max()) + 1} sequences, at most {D} fit")
+    depth = schema.max_sequences_per_pack
+    deepest = int(slot.max(initial=0)) + 1
+    if deepest > depth:
+        raise ValueError(f"a pack holds {deepest} sequences, at most {depth} fit; assign fewer")
     pack = np.asarray(pack, dtype=np.int64)
-    place = pack * D + slot
+    place = pack * depth + slot
     if len(place) and np.bincount(place).max() > 1:
-        raise ValueError("two sequences were given the same place in a pack")
-
-    def by_place(values: np.ndarray) -> np.ndarray:
-        table = np.zeros(packs * D, dtype=np.int64)
-        table[place] = values
-        return table.reshape(packs, D)
-
-    def starts_of_sequences(counts: np.ndarray, most: int, unit: str) -> np.ndarray:
-        used = counts.sum(axis=1)
-        if packs and int(used.max()) > most:
-            raise ValueError(f"a pack holds {int(used.max())} {unit}, at most {most} fit")
-        return _starts_in_rows(counts).reshape(-1)[place]
+        raise ValueError("two sequences have the same place in a pack; number its sequences from 0")
 
     records = np.zeros(packs, dtype=schema.record_dtype)
-    lengths = by_place(sequences.lengths)
+    lengths = _by_place(sequences.lengths, place, records["lengths"].shape)
     records["lengths"] = lengths
-    starts = starts_of_sequences(schema.taken(lengths), schema.max_sequence_length, "tokens")
-    ragged = [(SLOT, starts, sequences.lengths, sequences.tokens)]
+    taken = schema.taken(lengths)
+    starts = _starts_of_sequences(taken, place, schema.max_sequence_length, "tokens")
+    first_slots = pack * schema.max_sequence_length + starts
+    for column in schema.on(SLOT):
+        values = sequences.tokens[column.name]
+        _store_ragged(records, column, values, first_slots, sequences.lengths, starts)
+
     if schema.on(PREDICTION):
-        counts = by_place(sequences.prediction_counts)
+        P = schema.max_predictions_per_pack
+        counts = _by_place(sequences.prediction_counts, place, lengths.shape)
         records["prediction_counts"] = counts
-        masked_starts = starts_of_sequences(
-            counts, schema.max_predictions_per_pack, "masked tokens"
-        )
-        ragged.append(
-            (PREDICTION, masked_starts, sequences.prediction_counts, sequences.predictions)
-        )
-    for axis, starts_in_pack, sizes, columns in ragged:
-        width = schema.width(axis)
-        for column in schema.on(axis):
-            values = columns[column.name]
-            if column.slot_index:
-                values = values + np.repeat(starts, sizes)
-            rows = np.zeros(packs * width, dtype=column.dtype)
-            targets = pack * width + starts_in_pack
-            ragged_copy(
-                rows, targets, values.astype(column.dtype, copy=False), starts_of(sizes), sizes
+        masked_starts = _starts_of_sequences(counts, place, P, "masked tokens")
+        first_masked = pack * P + masked_starts
+        for column in schema.on(PREDICTION):
+            values = sequences.predictions[column.name]
+            _store_ragged(
+                records, column, values, first_masked, sequences.prediction_counts, starts
             )
-            records[column.name] = rows.reshape(packs, width)
+
     for column in schema.on(SEQUENCE):
         values = sequences.scalars[column.name]
-        records[column.name] = by_place(values + starts if column.slot_index else values)
+        if column.slot_index:
+            values = values + starts
+        records[column.name] = _by_place(values, place, lengths.shape)
     return records
 
 
+def _by_place(values: np.ndarray, place: np.ndarray, shape: Tuple[int, ...]) -> np.ndarray:
+    """Return one value of each sequence as a table, int64 [packs, D], 0 for absent sequences."""
+    table = np.zeros(shape, dtype=np.int64)
+    table.reshape(-1)[place] = values
+    return table
+
+
+def _starts_of_sequences(counts: np.ndarray, place: np.ndarray, most: int, unit: str) -> np.ndarray:
+    """Return where each sequence's values start in its pack, int64 [n]; counts: of its values, [packs, D]."""
+    fullest = int(counts.sum(axis=1).max(initial=0))
+    if fullest > most:
+        raise ValueError(
+            f"a pack holds {fullest} {unit}, at most {most} fit; assign fewer sequences"
+        )
+    return _starts_in_rows(counts).reshape(-1)[place]
+
+
+def _store_ragged(
+    records: np.ndarray,
+    column: StoredColumn,
+    values: np.ndarray,
+    first: np.ndarray,
+    sizes: np.ndarray,
+    starts: np.ndarray,
+) -> None:
+    """Copy the values of each sequence into its pack.
+
+    Per sequence, [n]: first, its place among the values of all packs; sizes, its values; starts, its first slot.
+    """
+    if column.slot_index:
+        values = values + np.repeat(starts, sizes)
+    values = values.astype(column.dtype, copy=False)
+    rows = np.zeros(records[column.name].shape, dtype=column.dtype)
+    ragged_copy(rows.reshape(-1), first, values, starts_of(sizes), sizes)
+    records[column.name] = rows
+
+
 def disassemble(schema: PackSchema, records: np.ndarray) -> Sequences:
-    """Return the sequences of the packs, in order of pack and slot: the inverse of `assemble`."""
+    """Return the sequences of packs, in order of pack and slot: the inverse of `assemble`.
+
+    Args:
+        schema: The shape of the packs.
+        records: Packs, [n] of schema.record_dtype.
+    """
     lengths = records["lengths"].astype(np.int64)
     is_present = lengths > 0
     starts = _starts_in_rows(schema.taken(lengths))[is_present]
@@ -445,7 +512,12 @@ def _rows(runs: Sequence[Tuple[Any, np.ndarray]], width: int) -> np.ndarray:
 
 
 def decode(schema: PackSchema, records: np.ndarray) -> Dict[str, np.ndarray]:
-    """Return the batch of these records: every field of the schema, int32 [n, S], [n, P] or [n, D]."""
+    """Return the batch of these records: every field of the schema, int32 [n, S], [n, P] or [n, D].
+
+    Args:
+        schema: The shape of the packs.
+        records: Packs, [n] of schema.record_dtype.
+    """
     S = schema.max_sequence_length
     lengths = records["lengths"].astype(np.int64)
     taken = schema.taken(lengths)

@@ -49,7 +49,7 @@ def check_multiple(slots: int, multiple_of: int) -> None:
     """Raise ValueError unless rows of `slots` slots can hold sequences rounded up to multiples."""
     if slots % multiple_of:
         raise ValueError(
-            f"max_sequence_length = {slots} is no multiple of {multiple_of} = multiple_of; choose another"
+            f"max_sequence_length = {slots} is not a multiple of multiple_of = {multiple_of}; choose one that is"
         )
 
 
@@ -129,13 +129,23 @@ class Sequences:
         tokens: Mapping[str, np.ndarray],
         scalars: Optional[Mapping[str, np.ndarray]] = None,
     ) -> Sequences:
-        """Return sequences of any integer columns of equal length, without masked tokens."""
+        """Return sequences of any integer columns, without masked tokens.
+
+        Args:
+            lengths: Tokens of each sequence, integers [n].
+            tokens: Columns with one value for each token, flat [sum of lengths], by name.
+            scalars: Columns with one value for each sequence, [n], by name.
+        """
         lengths = np.asarray(lengths)
         return cls(lengths, dict(tokens), np.zeros(len(lengths), np.int64), {}, dict(scalars or {}))
 
     @classmethod
     def from_examples(cls, examples: Iterable[Example]) -> Sequences:
-        """Return the columns of examples, in their order."""
+        """Return the columns of examples, in their order.
+
+        Args:
+            examples: BERT pre-training examples.
+        """
         examples = list(examples)
 
         def column(name: str) -> np.ndarray:
@@ -179,7 +189,12 @@ class Sequences:
         return examples
 
     def part(self, first: int, end: int) -> Sequences:
-        """Return the sequences from number `first` to `end`, exclusive; not copied."""
+        """Return a range of the sequences, as views.
+
+        Args:
+            first: Number of the first sequence.
+            end: Number after the last sequence.
+        """
         tokens = _values_of_rows(self.lengths, first, end)
         predictions = _values_of_rows(self.prediction_counts, first, end)
         return Sequences(
@@ -191,7 +206,11 @@ class Sequences:
         )
 
     def take(self, order: np.ndarray) -> Sequences:
-        """Return the sequences with the numbers `order` [m], in that order; a number may occur any number of times."""
+        """Return copies of some sequences.
+
+        Args:
+            order: Numbers of the sequences, integers [m], in the order of the result; a number may be repeated.
+        """
         lengths = self.lengths[order]
         counts = self.prediction_counts[order]
 
@@ -211,7 +230,11 @@ class Sequences:
 
     @staticmethod
     def concatenate(blocks: Sequence[Sequences]) -> Sequences:
-        """Return the blocks as one; all have the same columns, and there is at least one."""
+        """Join blocks of sequences.
+
+        Args:
+            blocks: At least one block; all have the same columns.
+        """
 
         def joined(columns: Sequence[Mapping[str, np.ndarray]]) -> Dict[str, np.ndarray]:
             return {

@@ -142,7 +142,7 @@ def test_the_command_says_what_rounding_adds(tmp_path, capsys):
     added = sum(-len(each) % M for each in GIVEN)
     assert f"rounded up to multiples of {M}: {added} slots of the tokens above are rounding" in capsys.readouterr().out
     assert run_main(build_main, [*arguments, "--multiple-of", "5", "--overwrite"]) == 2
-    assert "max_sequence_length = 24 is no multiple of 5" in capsys.readouterr().err
+    assert "max_sequence_length = 24 is not a multiple of multiple_of = 5" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("way", ["examples", "built"])
