@@ -732,6 +732,6 @@ def _check_block(
         start = first + block * entry.blocks.packs
         end = min(start + entry.blocks.packs, first + len(records)) - 1
         raise ValueError(
-            f"{folder / entry.file}: pack {first + row}: the checksum of its block {block} (packs {start} to {end}) differs "
-            f"from the manifest; a byte was changed, {REBUILD}"
+            f"{folder / entry.file}: pack {first + row}: the checksum of its block {block} (packs {start} to {end}) "
+            f"differs from the manifest; a byte was changed, {REBUILD}"
         )
