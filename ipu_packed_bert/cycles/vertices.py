@@ -17,12 +17,12 @@ from ipu_packed_bert.cycles.target import FLOAT, HALF
 _WORKERS = 6  # hardware threads of a tile, which take turns
 
 
-def busiest(n: float) -> int:
+def _busiest(n: float) -> int:
     """Return the elements of the busiest of the six workers."""
     return ceil(n / _WORKERS)
 
 
-def vectors(w: float, element_bytes: int) -> int:
+def _vectors(w: float, element_bytes: int) -> int:
     """Count the 64-bit accesses to `w` elements."""
     return ceil(w * element_bytes / 8)
 
@@ -92,20 +92,20 @@ def binary(n: float, operation: str, kind: str) -> float:
     """Count the cycles of an elementwise operation on two full operands, not in place."""
     overhead = 26 if kind == "half" else 29
     loop = BINARY[operation, kind]
-    return 11 + 6 * (overhead + loop(busiest(n)))
+    return 11 + 6 * (overhead + loop(_busiest(n)))
 
 
 def scalar(n: float, operation: str, kind: str) -> float:
     """Count the cycles of an elementwise operation with one value for all elements."""
     loop = SCALAR[operation, kind]
-    return 11 + 6 * (20 + loop(busiest(n)))
+    return 11 + 6 * (20 + loop(_busiest(n)))
 
 
 def unary(n: float, operation: str, kind: str) -> float:
     """Count the cycles of an elementwise function."""
     start = 33 if operation in ("exp", "tanh", "log") else 20
     loop = UNARY[operation, kind]
-    return 6 * (start + loop(busiest(n)))
+    return 6 * (start + loop(_busiest(n)))
 
 
 def add_row_vector(length: int, repeats: int, element_bytes: int = HALF) -> float:
@@ -138,54 +138,54 @@ def row_values(rows: int, columns: int, element_bytes: int = HALF) -> float:
     """Count the cycles of applying one value per row (x - row maximum, x * scale) to a [rows, columns] block."""
     aligned = columns * element_bytes % 8 == 0
     per_row = 7 if aligned else 25
-    loop = ceil(rows / _WORKERS) * (per_row + vectors(columns, element_bytes) * 2)
+    loop = ceil(rows / _WORKERS) * (per_row + _vectors(columns, element_bytes) * 2)
     return 11 + 6 * (15 + loop)
 
 
 def scaled_add(n: float, element_bytes: int = HALF) -> float:
     """Count the cycles of A += s * B: gradient accumulation, momentum."""
-    further_vectors = max(0, vectors(busiest(n), element_bytes) - 1)
+    further_vectors = max(0, _vectors(_busiest(n), element_bytes) - 1)
     return 57 + 6 * (15 + 6 + 3 * further_vectors)
 
 
 def gelu(n: float, element_bytes: int = HALF) -> float:
     """Count the cycles of GELU (tanh form, which PopTorch uses for both forms)."""
     per_vector = 5 if element_bytes == HALF else 10
-    further_vectors = max(0, vectors(busiest(n), element_bytes) - 1)
+    further_vectors = max(0, _vectors(_busiest(n), element_bytes) - 1)
     return 9 + 6 * (22 + 5 + further_vectors * per_vector + 6)
 
 
 def gelu_gradient(n: float, element_bytes: int = HALF) -> float:
     """Count the cycles of GELU's gradient: 5 worker cycles per half vector (the 9 in the same table are SWISH's)."""
     per_vector = 5 if element_bytes == HALF else 10
-    further_vectors = max(0, vectors(busiest(n), element_bytes) - 1)
+    further_vectors = max(0, _vectors(_busiest(n), element_bytes) - 1)
     return 9 + 6 * (24 + further_vectors * per_vector)
 
 
 def tanh_gradient(n: float, element_bytes: int = HALF) -> float:
     """Count the cycles of the gradient of tanh."""
-    return 9 + 6 * (24 + vectors(busiest(n), element_bytes) * 3)
+    return 9 + 6 * (24 + _vectors(_busiest(n), element_bytes) * 3)
 
 
 def select(n: float) -> float:
     """Count the cycles of where(condition, a, b) with three full operands, which has no vector path."""
-    return 6 * (11 + 5 * busiest(n))
+    return 6 * (11 + 5 * _busiest(n))
 
 
 def select_scalars(n: float) -> float:
     """Count the cycles of where(condition, scalar, scalar)."""
-    return 6 * (30 + 4 * busiest(n))
+    return 6 * (30 + 4 * _busiest(n))
 
 
 def cast(n: float, from_bytes: int, to_bytes: int) -> float:
     """Count the cycles of a conversion between half and float: one 64-bit store a cycle."""
-    stores = vectors(busiest(n), max(from_bytes, to_bytes))
+    stores = _vectors(_busiest(n), max(from_bytes, to_bytes))
     return 12 + 6 * (19 + 18 + stores)
 
 
 def cast_integer(n: float) -> float:
     """Count the cycles of a conversion between bool or int and a floating type: 2 cycles an element."""
-    return 12 + 6 * (19 + 18 + 2 * busiest(n))
+    return 12 + 6 * (19 + 18 + 2 * _busiest(n))
 
 
 def copy(num_bytes: float) -> float:
@@ -203,8 +203,8 @@ def reduce_rows(rows: float, run: float, element_bytes: int = HALF) -> float:
     """Count the cycles of the sum or maximum of each of `rows` contiguous runs of `run` elements."""
     if rows <= 1:
         rest = run % (8 // element_bytes)
-        return 6 * (22 + vectors(busiest(run), element_bytes) + rest)
-    return 6 * (17 + busiest(rows) * (12 + vectors(run, element_bytes)))
+        return 6 * (22 + _vectors(_busiest(run), element_bytes) + rest)
+    return 6 * (17 + _busiest(rows) * (12 + _vectors(run, element_bytes)))
 
 
 def reduce_columns(outputs: float, strides: float) -> float:
@@ -212,18 +212,18 @@ def reduce_columns(outputs: float, strides: float) -> float:
 
     Gradients of a bias, and of gamma and beta of a LayerNorm, are such sums.
     """
-    vectors_of_outputs = ceil(busiest(outputs) / 4)
+    vectors_of_outputs = ceil(_busiest(outputs) / 4)
     return 6 * (16 + vectors_of_outputs * (11 + 3 * strides))
 
 
 def reduce_generic(outputs: float, strides: float) -> float:
     """Count the cycles of the column sums of a [strides, outputs] block without a vector path."""
-    return 6 * (30 + busiest(outputs) * (24 + strides))
+    return 6 * (30 + _busiest(outputs) * (24 + strides))
 
 
 def inverse_deviation(rows: float) -> float:
     """Count the cycles of 1 / sigma of the rows on the tile, in float."""
-    return 6 * (10 + 5 * ceil(busiest(rows) / 2))
+    return 6 * (10 + 5 * ceil(_busiest(rows) / 2))
 
 
 def gather(
@@ -231,7 +231,7 @@ def gather(
 ) -> float:
     """Count the cycles of a multi-slice: the tile holds one of `row_split` parts of the table and reads all indices."""
     hits = ceil(indices / row_split / _WORKERS)
-    misses = busiest(indices) - hits
+    misses = _busiest(indices) - hits
     half_vectors = ceil(row_elements / 2) if element_bytes == HALF else ceil(row_elements)
     return 6 * (30 + hits * (19 + half_vectors * 2) + misses * 8)
 
@@ -252,7 +252,7 @@ def gather_gradient(
 
 def dynamic_slice(elements: float, element_bytes: int = HALF) -> float:
     """Count the cycles of reading or writing a slice at a run-time position: pipeline stashes, serial loops."""
-    accesses = floor(busiest(elements) * element_bytes / 8)
+    accesses = floor(_busiest(elements) * element_bytes / 8)
     return 25 + 6 * (39 + 24 + 2 * accesses)
 
 
@@ -263,7 +263,7 @@ def one_hot(indices: float) -> float:
 
 def argmax(n: float) -> float:
     """Count the cycles of the position of the largest element."""
-    return 9 + 6 * (27 + 3 * busiest(n))
+    return 9 + 6 * (27 + 3 * _busiest(n))
 
 
 # Rearranging data inside a tile: poplibs' regression over ten thousand random cases, 587 + bytes * factor.

@@ -20,7 +20,7 @@ class Field(NamedTuple):
     column: Column
     value: Callable[[Any], Any]
 
-    def cells(self, item: Any) -> Dict[str, Any]:
+    def _cells(self, item: Any) -> Dict[str, Any]:
         """Return the value of an item by the key of the column, and the ends of an interval by their keys."""
         value = self.value(item)
         if not isinstance(value, Interval):
@@ -35,7 +35,7 @@ def rows_of(fields: Sequence[Field], items: Iterable[Any]) -> Tuple[Dict[str, An
     for item in items:
         row: Dict[str, Any] = {}
         for field in fields:
-            row.update(field.cells(item))
+            row.update(field._cells(item))
         rows.append(row)
     return tuple(rows)
 

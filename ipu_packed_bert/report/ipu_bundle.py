@@ -308,14 +308,14 @@ def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> Li
 
     # On the IPU Model the placement of the block without_ipus is checked.
     on_model = config.origins.get("placement.layers_per_ipu") == "without_ipus"
-    section = "without_ipus.placement" if on_model else "placement"
+    block = "without_ipus." if on_model else ""
     proportions = list(placement.available_memory_proportion)
     for number, proportion in enumerate(proportions):
         if ipu in (number, None):
             proportions[number] = proportion * 0.75
     rounded = ",".join(str(round(proportion, 3)) for proportion in proportions)
     changes.append(
-        f"give products less temporary memory, which makes them slower: --set {section}."
+        f"give products less temporary memory, which makes them slower: --set {block}placement."
         f"available_memory_proportion=[{rounded}]"
     )
     if not placement.optimizer_state_off_chip:
@@ -336,7 +336,9 @@ def way_out(config: Config, *, ipu: Optional[int], smaller: Optional[int]) -> Li
     layers = _with_a_layer_moved(placement.layers_per_ipu, ipu)
     if layers is not None:
         words = ",".join(map(str, layers))
-        changes.append(f"move a layer from the full IPU: --set {section}.layers_per_ipu=[{words}]")
+        changes.append(
+            f"move a layer from the full IPU: --set {block}placement.layers_per_ipu=[{words}]"
+        )
     return changes
 
 

@@ -1,6 +1,6 @@
-"""The differences between the configuration of a resumed run and the one in its checkpoint, and which are allowed.
+"""Differences between the configuration of a resumed run and that of its checkpoint, and the rules for them.
 
-Each setting states its rule itself (`ipu_packed_bert.settings.declare`).  Loads no torch.
+The declaration of a setting states its rule (`ipu_packed_bert.settings.declare`).  Loads no torch.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from ipu_packed_bert.settings.reader import DEFAULT, FILE, problems_message, sug
 from ipu_packed_bert.settings.schema import PRETRAIN, SAME_SIZES
 from ipu_packed_bert.settings.yaml_files import ConfigError, parse_yaml
 
-# The settings that decide the shapes of the weights, and how they are read.
+# The settings that determine the shapes of the weights and the way to read them.
 SIZES = frozenset(
     key for key, setting in settings_of(PRETRAIN).items() if setting.resume == SAME_SIZES
 )
 
+# Prefixes of the settings that may change the number of packs of an update.
 _BATCH = ("batch.", "placement.replicas", "optimizer.packing_adjustment")
 
 
 class Changes(NamedTuple):
-    """The differences of a resumed run, none of them refused."""
+    """The differences of a resumed run that are not refused."""
 
     noted: Tuple[Change, ...] = ()
     allowed: Tuple[Change, ...] = ()
@@ -34,12 +35,13 @@ class Changes(NamedTuple):
         lines = []
         for label, changes in (("noted", self.noted), ("allowed", self.allowed)):
             if changes:
-                lines.append(f"{label:<9} {', '.join(map(_arrow, changes))}")
+                words = ", ".join(map(_arrow, changes))
+                lines.append(f"{label:<9} {words}")
         return lines
 
     @property
     def other_batch(self) -> bool:
-        """True if an update may hold another number of packs."""
+        """True if the number of packs of an update may change."""
         return any(change.key.startswith(_BATCH) for change in self.allowed)
 
 
@@ -48,10 +50,14 @@ def _arrow(change: Change) -> str:
 
 
 def check_allowed(texts: Sequence[str], config: Config) -> Tuple[str, ...]:
-    """Return the settings named by texts `KEY` or `KEY,KEY`.
+    """Return the settings of --allow-change.
+
+    Args:
+        texts: texts `KEY` or `KEY,KEY`.
+        config: the configuration of the resumed run.
 
     Raises:
-        ConfigError: if one is not a setting of the configuration, or can never change.
+        ConfigError: a text is not a setting of the configuration, or the setting can never change.
     """
     names = [name.strip() for name in ",".join(texts).split(",")]
     keys = tuple(name for name in names if name)
@@ -76,13 +82,13 @@ def compare(run: str, stored: str, config: Config, *, allowed: Collection[str] =
         run: the run's directory, for messages.
         stored: YAML text of all settings.
         config: the configuration of the resumed run.
-        allowed: settings whose change is wanted.
+        allowed: settings that may change.
 
     Raises:
-        ConfigError: with every difference that is neither harmless nor allowed.
+        ConfigError: a difference is neither harmless nor allowed; the message lists all of them.
     """
     noted: List[Change] = []
-    wanted: List[Change] = []
+    accepted: List[Change] = []
     refused: List[str] = []
     for change in _differences(stored_config(run, stored, config), config):
         rule = config.settings[change.key].resume
@@ -91,21 +97,26 @@ def compare(run: str, stored: str, config: Config, *, allowed: Collection[str] =
         elif rule != ASK:
             refused.append(f"{_stated(change, config)}; {rule}")
         elif change.key in allowed:
-            wanted.append(change)
+            accepted.append(change)
         else:
             refused.append(
-                f"{_stated(change, config)}; take it back, or allow it: --allow-change {change.key}"
+                f"{_stated(change, config)}; undo the change, or allow it with --allow-change {change.key}"
             )
     if refused:
         raise ConfigError(problems_message(run, refused))
-    return Changes(tuple(noted), tuple(wanted))
+    return Changes(tuple(noted), tuple(accepted))
 
 
 def stored_config(run: str, stored: str, config: Config) -> Config:
-    """Return the configuration in the checkpoint of ``run``, with the settings that ``config`` has.
+    """Return the configuration in the checkpoint of ``run``, with the settings of ``config`` only.
+
+    Args:
+        run: the run's directory, for messages.
+        stored: YAML text of all settings.
+        config: the configuration that defines the settings.
 
     Raises:
-        ConfigError: if ``stored`` is not a configuration.
+        ConfigError: ``stored`` is not a configuration.
     """
     try:
         tree = parse_yaml(stored, run)
@@ -113,7 +124,7 @@ def stored_config(run: str, stored: str, config: Config) -> Config:
         tree = None
     if not isinstance(tree, Mapping):
         raise ConfigError(
-            f"{run}: the configuration in its checkpoint is not YAML with sections; it is damaged"
+            f"{run}: the configuration in its checkpoint is damaged (not YAML with sections); resume another run"
         )
     values = {}
     for key, setting in config.settings.items():
@@ -127,6 +138,7 @@ def stored_config(run: str, stored: str, config: Config) -> Config:
 
 
 def _differences(stored: Config, config: Config) -> List[Change]:
+    """Return the settings of ``config`` with other values than in ``stored``."""
     changes = []
     for key in config.settings:
         before = plain(stored.value(key))
@@ -139,13 +151,20 @@ def _differences(stored: Config, config: Config) -> List[Change]:
 def _stated(change: Change, config: Config) -> str:
     """Return a difference with its source."""
     origin = config.origins.get(change.key, FILE)
-    source = f"in {config.path}" if origin == FILE or origin.startswith(DEFAULT) else f"by {origin}"
+    is_override = origin != FILE and not origin.startswith(DEFAULT)
+    source = f"by {origin}" if is_override else f"in {config.path}"
     return f"{change.key} is {shown(change.before)} there, {shown(change.after)} {source}"
 
 
 def stated_differences(run: str, stored: str, config: Config, keys: Sequence[str]) -> List[str]:
-    """Return the differences of these settings between the checkpoint of ``run`` and ``config``, for a message."""
-    changes = {
-        change.key: change for change in _differences(stored_config(run, stored, config), config)
-    }
+    """Return the differences between a checkpoint and a configuration in some settings, for a message.
+
+    Args:
+        run: the run's directory, for messages.
+        stored: YAML text of all settings in the checkpoint.
+        config: the configuration.
+        keys: full names of the settings, in the order of the result.
+    """
+    differences = _differences(stored_config(run, stored, config), config)
+    changes = {change.key: change for change in differences}
     return [_stated(changes[key], config) for key in keys if key in changes]

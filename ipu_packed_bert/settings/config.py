@@ -1,8 +1,8 @@
-"""The configuration of a run: one type for both commands, and the batch arithmetic that follows from it.
+"""The configuration of a run, one type for both commands, with the arithmetic of its batch.
 
 Settings are declared in `ipu_packed_bert.settings.schema`, the rules between them in `ipu_packed_bert.settings.rules`;
-`ipu_packed_bert.settings.loading` reads them.  What follows from the settings (accumulation, packs per update, betas,
-pipeline stages) is a method of :class:`Config` and is never stored.  Loads neither torch nor poptorch.
+`ipu_packed_bert.settings.loading` reads them.  Methods of :class:`Config` compute what follows from the settings
+(accumulation, packs per update, betas, pipeline stages); it is never stored.  Loads neither torch nor poptorch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """A whole, checked configuration of pre-training or fine-tuning; ``task.name`` decides which.
+    """A complete, checked configuration of pre-training or fine-tuning, depending on ``task.name``.
 
     Settings of the other command have their defaults and are not written.
     """
@@ -92,18 +92,17 @@ class Config:
     run: RunConfig = RunConfig()
     without_ipus: Tuple[Tuple[str, Any], ...] = ()  # ("batch.micro_batch", 4), ...
     path: str = field(default="config", compare=False)  # the file, for messages
-    origins: Mapping[str, str] = field(
-        default_factory=dict, compare=False
-    )  # "batch.micro_batch" -> "file"
+    # "batch.micro_batch" -> "file"
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def command(self) -> str:
-        """The command that makes such a run."""
+        """The command that starts the run."""
         return PRETRAIN if self.task.name == PRETRAINING else FINETUNE
 
     @property
     def name(self) -> str:
-        """The file's name without its ending, which names the run directory."""
+        """The file's name without its suffix, which names the run directory."""
         return Path(self.path).stem
 
     # ---------------------------------------------------------------------------------------------- values as settings
@@ -120,7 +119,7 @@ class Config:
         return getattr(getattr(self, setting.attribute), setting.name)
 
     def of_task(self, kind: Type[_Task]) -> _Task:
-        """Return the section `task`, which has this class."""
+        """Return the section `task` as an object of its class ``kind``."""
         assert isinstance(self.task, kind)
         return self.task
 
@@ -145,7 +144,7 @@ class Config:
                 lines += ["", f"{section}:"]
                 last_section = section
             value = yaml.safe_dump(plain(self.value(key)), default_flow_style=True, width=10**6)
-            value = value.replace("\n...", "").strip()  # the mark of YAML's end
+            value = value.replace("\n...", "").strip()  # without YAML's end marker
             stated = f"  {setting.name}: {value}"
             comment = "; ".join(filter(None, [self.origins.get(key, ""), setting.meaning]))
             lines.append(f"{stated:<44} # {comment}".rstrip(" #"))
@@ -155,28 +154,28 @@ class Config:
         return text
 
     def with_settings(self, values: Mapping[str, Any], origin: str) -> Config:
-        """Return a copy with some settings, by full name, replaced; nothing is checked."""
+        """Return an unchecked copy with other values of some settings, by full name, and their origin."""
         changed: Dict[str, Dict[str, Any]] = {}
         for key, value in values.items():
             setting = self.settings[key]
             changed.setdefault(setting.attribute, {})[setting.name] = value
-        parts = {
-            attribute: dataclasses.replace(getattr(self, attribute), **part)
-            for attribute, part in changed.items()
-        }
-        origins = (
-            {**self.origins, **dict.fromkeys(values, origin)} if self.origins else self.origins
-        )
+        parts = {}
+        for attribute, part in changed.items():
+            parts[attribute] = dataclasses.replace(getattr(self, attribute), **part)
+        origins = self.origins
+        if origins:
+            origins = {**origins, **dict.fromkeys(values, origin)}
         return dataclasses.replace(self, origins=origins, **parts)
 
     def applied_without_ipus(self) -> Tuple[Config, Tuple[Change, ...]]:
         """Return the configuration for a machine without IPUs, and its changes."""
-        changes = [Change(key, self.value(key), value) for key, value in self.without_ipus]
+        changes = []
+        for key, value in self.without_ipus:
+            before = self.value(key)
+            if before != value:
+                changes.append(Change(key, before, value))
         applied = self.with_settings(dict(self.without_ipus), BLOCK)
-        return (
-            dataclasses.replace(applied, without_ipus=()),
-            tuple(change for change in changes if change.before != change.after),
-        )
+        return dataclasses.replace(applied, without_ipus=()), tuple(changes)
 
     # -------------------------------------------------------------------------------------------- data and its command
 
@@ -188,15 +187,17 @@ class Config:
     @property
     def predictions_per_sequence(self) -> int:
         """The maximum number of masked tokens of a sequence."""
-        stated = self.data.max_predictions_per_sequence
-        return default_predictions(self.data.max_sequence_length) if stated is None else stated
+        predictions = self.data.max_predictions_per_sequence
+        if predictions is None:
+            predictions = default_predictions(self.data.max_sequence_length)
+        return predictions
 
     @property
     def evaluation_directory(self) -> Optional[str]:
-        """Directory of the data set to evaluate on: the stated one, else the held-out documents', else None."""
-        if self.data.evaluation_directory is not None:
-            return self.data.evaluation_directory
-        return str(held_out_folder(self.data.directory)) if self.data.held_out else None
+        """Directory of the data set to evaluate on: the stated one, that of the held-out documents, or None."""
+        if self.data.evaluation_directory is None and self.data.held_out:
+            return str(held_out_folder(self.data.directory))
+        return self.data.evaluation_directory
 
     def build_line(self, *, overwrite: bool = False) -> str:
         """Return the command that builds the data set, with held-out documents."""
@@ -215,12 +216,15 @@ class Config:
             ("vocabulary-size", None if data.vocabulary else data.vocabulary_size),
             ("json-field", None if data.json_field == "text" else data.json_field),
         ]
-        words = [
-            f"--{name} {shlex.quote(str(value))}" for name, value in options if value is not None
-        ]
-        words += ["--whole-word-masking"] * data.whole_word_masking
-        words += ["--overwrite"] * overwrite
-        return " ".join(["packed-bert build", *words])
+        words = ["packed-bert build"]
+        for name, value in options:
+            if value is not None:
+                words += [f"--{name}", shlex.quote(str(value))]
+        if data.whole_word_masking:
+            words.append("--whole-word-masking")
+        if overwrite:
+            words.append("--overwrite")
+        return " ".join(words)
 
     # ----------------------------------------------------------------------------------------------------- an update
 
@@ -236,19 +240,20 @@ class Config:
 
     @property
     def schedule_steps(self) -> int:
-        """Updates of the learning rate's schedule; in fine-tuning stated once the data are known."""
-        return self.optimizer.schedule_steps or (self.run.steps if self.command == PRETRAIN else 1)
+        """Updates of the learning rate's schedule; fine-tuning states them once the data are known."""
+        updates = self.run.steps if self.command == PRETRAIN else 1
+        return self.optimizer.schedule_steps or updates
 
     def rows_of_replica(self, packing_factor: float) -> int:
-        """Return the rows of one replica in an update of fine-tuning."""
+        """Return the rows of one replica in an update of fine-tuning, at a mean of sequences per row."""
         rows = max(1, round(self.batch.sequences_per_update / packing_factor))
         return math.ceil(rows / self.placement.replicas)
 
     def accumulation(self, packing_factor: float) -> int:
         """Return the micro-batches per update and replica.
 
-        Fine-tuning: as many as the rows need. Pre-training: the unpacked value, divided by the packing factor and
-        rounded up if ``optimizer.packing_adjustment`` is "accumulation" (packedBERT, section 3.3).
+        In fine-tuning it follows from the rows. In pre-training it is the unpacked value, divided by the packing factor
+        and rounded up if ``optimizer.packing_adjustment`` is "accumulation" (packedBERT, section 3.3).
         """
         if self.command == FINETUNE:
             return math.ceil(self.rows_of_replica(packing_factor) / self.batch.micro_batch)
@@ -269,69 +274,66 @@ class Config:
         return self.packs_per_update(packing_factor) * packing_factor
 
     def betas(self, packing_factor: float) -> Tuple[float, float]:
-        """Return (beta1, beta2), each to the power of the packing factor if "betas" is the adjustment."""
-        power = packing_factor if self.optimizer.packing_adjustment == "betas" else 1.0
-        return self.optimizer.beta1**power, self.optimizer.beta2**power
+        """Return beta1 and beta2, raised to the power of the packing factor if ``packing_adjustment`` is "betas"."""
+        optimizer = self.optimizer
+        power = packing_factor if optimizer.packing_adjustment == "betas" else 1.0
+        return optimizer.beta1**power, optimizer.beta2**power
 
     # ------------------------------------------------------------------------------------- the same on another machine
 
     def on_replicas(self, replicas: int) -> str:
-        """Return the --set options for fewer replicas with as many sequences per update."""
-        options = {"placement.replicas": f"{replicas}"}
+        """Return the --set options for fewer replicas with the same number of sequences per update."""
+        options = [f"--set placement.replicas={replicas}"]
         if replicas == 1:
-            options["placement.replicated_tensor_sharding"] = "false"
+            options.append("--set placement.replicated_tensor_sharding=false")
         if self.command == PRETRAIN:
             micro_batches = self.batch.gradient_accumulation * self.placement.replicas
-            options["batch.gradient_accumulation"] = f"{-(-micro_batches // replicas)}"
-        return " ".join(f"--set {key}={value}" for key, value in options.items())
+            accumulation = -(-micro_batches // replicas)
+            options.append(f"--set batch.gradient_accumulation={accumulation}")
+        return " ".join(options)
 
     def on_micro_batch(self, rows: int) -> str:
-        """Return the advice for a smaller micro-batch that fits, with as many sequences per update."""
-        fits = f"--set batch.micro_batch={rows} fits;"
+        """Return advice for a smaller micro-batch that fits, with the same number of sequences per update."""
+        option = f"--set batch.micro_batch={rows}"
         if self.command == FINETUNE:
-            return f"{fits} an update stays as large"
+            return f"{option} fits; the size of an update stays the same"
         accumulation = -(-self.batch.micro_batch * self.batch.gradient_accumulation // rows)
-        return (
-            f"{fits} with --set batch.gradient_accumulation={accumulation} an update stays as large"
-        )
+        return f"{option} fits; add --set batch.gradient_accumulation={accumulation} to keep the size of an update"
 
     def on_engine(self, kind: str) -> Config:
-        """Return the configuration for an engine (host, ipu, ipu_model), as it is written: a resumed run keeps it."""
-        engine = dataclasses.replace(
-            self.engine, kind="host" if kind == "host" else "ipu", ipu_model=kind == "ipu_model"
-        )
+        """Return a copy for an engine (host, ipu, ipu_model), which a resumed run keeps."""
+        settings_kind = "host" if kind == "host" else "ipu"
+        engine = dataclasses.replace(self.engine, kind=settings_kind, ipu_model=kind == "ipu_model")
         return dataclasses.replace(self, engine=engine)
 
     def with_schedule(self, steps: Optional[int] = None) -> Config:
         """Return a copy that states the length of the schedule, so that a run resumed with other steps keeps it."""
         steps = self.schedule_steps if steps is None else steps
-        return dataclasses.replace(
-            self, optimizer=dataclasses.replace(self.optimizer, schedule_steps=steps)
-        )
+        optimizer = dataclasses.replace(self.optimizer, schedule_steps=steps)
+        return dataclasses.replace(self, optimizer=optimizer)
 
     def with_micro_batch(self, packing_factor: float) -> Config:
         """Return a copy of fine-tuning whose micro-batch, at most the stated one, divides an update evenly.
 
-        The packs that hold `batch.sequences_per_update` sequences on average are divided among as few micro-batches as
-        they need, so that an update holds hardly more packs than stated; a pipeline gets at least as many
-        micro-batches as it has stages.
+        The packs of `batch.sequences_per_update` sequences, on average, are divided among the fewest possible
+        micro-batches, so an update has hardly more packs than stated; a pipeline gets at least one micro-batch for each
+        of its stages.
         """
         rows = self.rows_of_replica(packing_factor)
         micro_batch = math.ceil(rows / math.ceil(rows / self.batch.micro_batch))
         micro_batch = max(1, min(micro_batch, rows // self.pipeline_stages))
-        return dataclasses.replace(
-            self, batch=dataclasses.replace(self.batch, micro_batch=micro_batch)
-        )
+        batch = dataclasses.replace(self.batch, micro_batch=micro_batch)
+        return dataclasses.replace(self, batch=batch)
 
     def for_model(self, model: ModelConfig, *, ipus: bool) -> Config:
-        """Return a copy for a network of these sizes, which a checkpoint decides: one IPU has all its layers.
+        """Return a copy for a network of the sizes of a checkpoint; a single IPU gets all its layers.
 
         Args:
             model: sizes of the network.
             ipus: True if IPUs compute the updates.
 
         Raises:
-            ConfigError: if the placement is for another number of layers.
+            ConfigError: the placement is for another number of layers.
         """
         placement = self.placement
         if placement.ipus_per_replica == 1:
@@ -346,16 +348,15 @@ class Config:
 
     def for_simulation(self, packing_factor: float) -> Config:
         """Return a copy for a simulated device: one replica, and the fewest micro-batches that fill its pipeline."""
-        # floor(stages x p) is the largest unpacked value that the packing factor p >= 1 divides to no more than stages.
-        divided = self.optimizer.packing_adjustment == "accumulation"
-        accumulation = int(self.pipeline_stages * (packing_factor if divided else 1.0))
-        return dataclasses.replace(
-            self,
-            batch=dataclasses.replace(self.batch, gradient_accumulation=accumulation),
-            placement=dataclasses.replace(
-                self.placement, replicas=1, replicated_tensor_sharding=False
-            ),
+        accumulation = self.pipeline_stages
+        if self.optimizer.packing_adjustment == "accumulation":
+            # The largest unpacked value that, divided by the packing factor, is at most the number of stages.
+            accumulation = int(accumulation * packing_factor)
+        batch = dataclasses.replace(self.batch, gradient_accumulation=accumulation)
+        placement = dataclasses.replace(
+            self.placement, replicas=1, replicated_tensor_sharding=False
         )
+        return dataclasses.replace(self, batch=batch, placement=placement)
 
 
 def _yaml(tree: Any) -> str:

@@ -14,9 +14,9 @@ import re
 import sys
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, get_type_hints
 
-# What a resumed run may do with a setting. Any other text is the reason why the setting never changes.
-ASK = ""  # it changes the updates to come: refused unless --allow-change names it
-FREE = "free"  # it changes no update, or only rounding, or when a run ends: noted in one line
+# Rules for a setting that differs in a resumed run. Any other text is the reason why the setting never changes.
+ASK = ""  # it changes the following updates: refused unless --allow-change names it
+FREE = "free"  # it changes no update, or only rounding or the end of the run: noted in one line
 
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _MAX_TEXT = 4096  # characters, the longest path of Linux
@@ -25,7 +25,7 @@ _LIST_EXAMPLES = {int: "3, 7", float: "0.1, 0.15", str: "data/a, data/b"}
 
 
 class Rule(NamedTuple):
-    """The range of a setting; None leaves a side open."""
+    """The range of a setting; None: unbounded."""
 
     minimum: Optional[float] = None  # value >= minimum
     above: Optional[float] = None  # value > above
@@ -36,7 +36,11 @@ class Rule(NamedTuple):
     pattern: str = ""  # regular expression of further values
 
     def violation(self, value: Any) -> Optional[str]:
-        """Return the rule as a phrase if ``value`` (a number, a text or a tuple of numbers) breaks it, else None."""
+        """Return the rule as a phrase if ``value`` breaks it, else None.
+
+        Args:
+            value: a number, a text or a tuple of numbers.
+        """
         if self.choices:
             if shown(value) in self.choices or (self.pattern and re.fullmatch(self.pattern, value)):
                 return None
@@ -60,7 +64,9 @@ class Rule(NamedTuple):
             bounds.append(f"below {_bound(self.below)}")
         if holds:
             return None
-        return f"{'each ' if several else ''}must be {' and '.join(bounds)}"
+        subject = "each " if several else ""
+        words = " and ".join(bounds)
+        return f"{subject}must be {words}"
 
 
 def _bound(bound: float) -> str:
@@ -83,7 +89,7 @@ def setting(
         meaning: a few words for --show-config and docs/configuration.md.
         of: the command that has the setting; empty: both.
         default_of: the default of a command in place of ``default``.
-        resume: what a resumed run may do with it, ASK, FREE or the reason why it never changes.
+        resume: the rule for a resumed run: ASK, FREE, or the reason why the setting never changes.
         rule: the fields of :class:`Rule`.
     """
     metadata = {
@@ -97,10 +103,10 @@ def setting(
 
 
 class Setting(NamedTuple):
-    """A setting as one command has it."""
+    """A setting of one command."""
 
-    attribute: str  # of the configuration: the dataclass that holds the value
-    name: str  # the dataclass's field
+    attribute: str  # of the configuration: the dataclass with the value
+    name: str  # field of the dataclass
     kind: Any  # the type of the value
     default: Any
     meaning: str
@@ -119,24 +125,31 @@ def declared(parts: Sequence[Tuple[str, str, type]], command: str) -> Dict[str, 
     for attribute, section, part in parts:
         types = get_type_hints(part)
         for field in dataclasses.fields(part):
-            about = field.metadata
-            if about["of"] in ("", command):
+            metadata = field.metadata
+            if metadata["of"] in ("", command):
                 settings[f"{section}.{field.name}"] = Setting(
                     attribute,
                     field.name,
                     types[field.name],
-                    about["default_of"].get(command, field.default),
-                    about["meaning"],
-                    about["resume"],
-                    about["rule"],
+                    metadata["default_of"].get(command, field.default),
+                    metadata["meaning"],
+                    metadata["resume"],
+                    metadata["rule"],
                 )
     return settings
 
 
 def typed_value(raw: Any, kind: Any) -> Any:
-    """Return ``raw`` as the type ``kind``; raise ValueError with the rule if it has another type.
+    """Convert a value of YAML to the type of a setting.
 
-    YAML 1.1 reads 1e-3 and 6.0e5 as texts: they are accepted as numbers.
+    YAML 1.1 reads 1e-3 and 6.0e5 as texts; they are accepted as numbers.
+
+    Args:
+        raw: the value.
+        kind: the type, such as ``int`` or ``Optional[Tuple[float, ...]]``.
+
+    Raises:
+        ValueError: the value has another type; the message is the rule.
     """
     arguments: Tuple[Any, ...] = getattr(kind, "__args__", ())
     if type(None) in arguments:
@@ -155,6 +168,7 @@ def typed_value(raw: Any, kind: Any) -> Any:
 
 
 def _number(raw: Any, kind: type) -> Any:
+    """Convert a value to int or float, and check its size."""
     number = raw
     if isinstance(raw, str) and "e" in raw.lower() and _NUMBER.fullmatch(raw):
         number = float(raw)
@@ -165,12 +179,12 @@ def _number(raw: Any, kind: type) -> Any:
     if kind is int and number != int(number):
         raise ValueError(f"must be {_TYPE_NAMES[kind]}")
     if kind is int and abs(number) >= 2**63:
-        raise ValueError("must be a number of 64 bits")
+        raise ValueError("must fit into 64 bits")
     return kind(number)
 
 
 def plain(value: Any) -> Any:
-    """Return the value of a setting as YAML holds it."""
+    """Return the value of a setting in types of YAML."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -184,7 +198,7 @@ def nested(values: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
 
 
 def shown(value: Any) -> str:
-    """Return the value of a setting for a message, spelled as in YAML."""
+    """Return the value of a setting for a message, in the spelling of YAML."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The tasks of fine-tuning: the settings of each, in the section `task`, and its class.  Loads no torch."""
+"""The tasks of fine-tuning: the settings of each in the section `task`, and its class.  Loads no torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import NamedTuple, Optional, Type
 
 from ipu_packed_bert.settings.declare import FREE, setting
 from ipu_packed_bert.settings.schema import MULTI_LABEL, REGRESSION, SINGLE_LABEL, SQUAD, TOKENS
-from ipu_packed_bert.settings.schema import (
-    TaskConfig as TaskConfig,
-)  # users' tasks import it from here
+from ipu_packed_bert.settings.schema import TaskConfig as TaskConfig  # users' tasks import it
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class TokensConfig(TaskConfig):
 
 
 class _Task(NamedTuple):
-    """A task that comes with the program."""
+    """A task of the program."""
 
     settings: Type[TaskConfig]
     implementation: str  # module.class in ipu_packed_bert.tasks, loaded late because it needs torch

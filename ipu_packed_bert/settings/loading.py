@@ -29,7 +29,7 @@ from ipu_packed_bert.settings.yaml_files import ConfigError, load_yaml
 from pack_data.cli.command import typed
 from pack_data.reading.fields import named, said_of
 
-# Settings of the block that are those of one IPU unless it states them.
+# Settings of a block `without_ipus` with the values of one IPU unless it states them.
 _ONE_IPU = (
     "placement.replicas",
     "placement.ipus_per_replica",
@@ -49,17 +49,17 @@ def load_config(
     """Read, override and check a configuration file.
 
     Args:
-        path: a YAML file with the sections of :class:`Config`; a setting that is left out has its default.
-        overrides: ``"section.key=value"`` texts, the value in YAML; they win over the file, and over its
-            ``without_ipus`` except for the placement, which the block has its own of.
-        command: ``"pretrain"`` or ``"finetune"``: refuse the configuration of the other one.
-        stored: True if a run wrote the file, which must then name a task of the user's by its full path.
+        path: a YAML file with the sections of :class:`Config`; omitted settings have their defaults.
+        overrides: ``"section.key=value"`` texts with values in YAML. They override the file and its block
+            ``without_ipus``, except for the placement of that block.
+        command: ``"pretrain"`` or ``"finetune"``, to refuse the configuration of the other command.
+        stored: True if a run wrote the file, which must then name a task of the user by its full path.
 
     Returns:
         The configuration, checked.
 
     Raises:
-        ConfigError: with every problem of the file.
+        ConfigError: the file has problems; the message lists all of them.
     """
     return config_from_tree(load_yaml(path), str(path), overrides, command=command, stored=stored)
 
@@ -72,7 +72,7 @@ def config_from_tree(
     command: Optional[str] = None,
     stored: bool = False,
 ) -> Config:
-    """Check parsed YAML as :func:`load_config` does a file; ``path`` is for messages."""
+    """Check parsed YAML in the same way as :func:`load_config`; messages name ``path``."""
     name = _task_name(tree, overrides, command)
     of_task = PRETRAIN if name == PRETRAINING else FINETUNE
     if command not in (None, of_task):
@@ -98,16 +98,20 @@ def config_from_tree(
 
 
 def filled_in(config: Config, facts: Mapping[str, Any], origin: str) -> Config:
-    """Return a copy in which settings that nobody stated have the values of ``facts``, by full name.
+    """Return a copy in which ``facts`` replace the defaults of settings that nobody stated.
+
+    Args:
+        config: the configuration.
+        facts: values by the full names of their settings.
+        origin: the source of the values, for messages.
 
     Raises:
-        ConfigError: if these values break a rule.
+        ConfigError: these values break a rule.
     """
-    values = {
-        key: value
-        for key, value in facts.items()
-        if config.origins.get(key, FILE).startswith(DEFAULT)
-    }
+    values = {}
+    for key, value in facts.items():
+        if config.origins.get(key, FILE).startswith(DEFAULT):
+            values[key] = value
     filled = config.with_settings(values, origin)
     problems = cross_check(filled)
     if problems:
@@ -118,67 +122,74 @@ def filled_in(config: Config, facts: Mapping[str, Any], origin: str) -> Config:
 def _of_pretraining(
     reader: SettingsReader, tree: Any, overrides: Sequence[str]
 ) -> Tuple[Config, List[str]]:
-    """Return a configuration of pre-training with its block `without_ipus`, and the broken rules between settings."""
+    """Return a configuration of pre-training with its block `without_ipus`, and the problems between settings."""
     block = reader.block(BLOCK)
     if isinstance(tree, Mapping):
         block.read(tree.get(BLOCK), FILE)
         tree = {section: values for section, values in tree.items() if section != BLOCK}
     reader.read(tree, FILE)
     for override in overrides:
-        key = override.partition("=")[0].strip()
-        if key.startswith(f"{BLOCK}."):
-            block.override(override.strip()[len(BLOCK) + 1 :])
-        elif key != BLOCK:
-            reader.override(override)
-        elif reader.split(override) == (BLOCK, None):
-            block.values.clear()
-        else:
-            reader.problems.append(
-                f"--set {override}: the block as a whole can only be switched off, with null"
-            )
+        _override(reader, block, override)
 
     _derive(reader)
     if block.values:
         _derive_block(block, reader)
-    # A --set wins over the block, except for a placement: that is the pod's, and the block has one of its own.
-    kept = tuple(
-        (key, block.values[key])
-        for key in reader.settings
-        if key in block.values
-        and (reader.origins.get(key) != OVERRIDE or key.startswith("placement."))
-    )
-    config = _built(reader, TaskConfig, kept)
+    # A --set overrides the block, except for the placement: --set placement is that of the pod.
+    kept = []
+    for key in reader.settings:
+        overridden = reader.origins.get(key) == OVERRIDE and not key.startswith("placement.")
+        if key in block.values and not overridden:
+            kept.append((key, block.values[key]))
+    config = _built(reader, TaskConfig, tuple(kept))
     problems = cross_check(config, reader.broken)
-    applied = cross_check(config.applied_without_ipus()[0], reader.broken)
-    return config, problems + [
-        f"{BLOCK}: {problem}" for problem in applied if problem not in problems
-    ]
+    without_ipus, _ = config.applied_without_ipus()
+    for problem in cross_check(without_ipus, reader.broken):
+        if problem not in problems:
+            problems.append(f"{BLOCK}: {problem}")
+    return config, problems
+
+
+def _override(reader: SettingsReader, block: SettingsReader, override: str) -> None:
+    """Read a --set of pre-training, which may name a setting of the block or remove the block."""
+    key = override.partition("=")[0].strip()
+    if key.startswith(f"{BLOCK}."):
+        block.override(override.strip()[len(BLOCK) + 1 :])
+    elif key != BLOCK:
+        reader.override(override)
+    elif reader.split(override) == (BLOCK, None):
+        block.values.clear()
+    else:
+        reader.problems.append(
+            f"--set {override}: set {BLOCK} to null to remove the block, or set one of its settings"
+        )
 
 
 def _task_name(tree: Any, overrides: Sequence[str], command: Optional[str]) -> Any:
-    """Return the name of the task; a file of pre-training, and one of questions, need not state it."""
+    """Return the name of the task; files of pre-training and of SQuAD may omit it."""
     stated = peek("task.name", tree, overrides)
     if stated:
         return stated
     if command is None:
-        files = (peek(f"data.{name}", tree, overrides) for name in ("training", "evaluation"))
-        return PRETRAINING if all(file is None for file in files) else SQUAD
+        files = [peek(f"data.{name}", tree, overrides) for name in ("training", "evaluation")]
+        return PRETRAINING if files == [None, None] else SQUAD
     if command == FINETUNE and peek("data.directory", tree, ()) is None:
         return SQUAD
     return PRETRAINING
 
 
 def _task_class(name: Any, tree: Any, path: str, *, stored: bool) -> Type[TaskConfig]:
-    """Return the class of the section `task`, that of no task if the name, which the reader reports, is unknown."""
+    """Return the class of the section `task`; TaskConfig if the name is unknown, which the reader reports."""
     if is_own(name):
-        # Runs write full paths. Another path could name a file that came with the directory.
+        # Runs write full paths. A relative path could name a file that was sent with the directory.
         if stored and full_name(name) != name and name == peek("task.name", tree, ()):
             raise ConfigError(
-                f"{path}: task.name is {name}; a run keeps the full path of a task's file: use that"
+                f"{path}: task.name is {name}; must be the full path of the task's file in the configuration of a run"
             )
         with said_of(path):
             return own_class(name).settings
-    return TASKS[name].settings if isinstance(name, str) and name in TASKS else TaskConfig
+    if isinstance(name, str) and name in TASKS:
+        return TASKS[name].settings
+    return TaskConfig
 
 
 def _built(
@@ -186,38 +197,42 @@ def _built(
 ) -> Config:
     """Return the configuration of the values that were read."""
     values: Dict[str, Dict[str, Any]] = {}
+    origins = {}
     for key, setting in reader.settings.items():
         values.setdefault(setting.attribute, {})[setting.name] = reader.value(key)
-    classes = {"task": task, **{attribute: part for attribute, _, part in PARTS}}
-    parts: Dict[str, Any] = {
-        attribute: classes[attribute](**part) for attribute, part in values.items()
-    }
-    return Config(without_ipus=block, path=reader.path, origins=reader.all_origins(), **parts)
+        origins[key] = reader.origins.get(key, DEFAULT)
+
+    parts: Dict[str, Any] = {"task": task(**values["task"])}
+    for attribute, _, part in PARTS:
+        if attribute in values:
+            parts[attribute] = part(**values[attribute])
+    return Config(without_ipus=block, path=reader.path, origins=origins, **parts)
 
 
 def _derive(reader: SettingsReader) -> None:
     """Set defaults that follow from other settings."""
-    if reader.value("data.vocabulary") is None:  # one is trained: its size is stated once
+    # If the vocabulary is trained, one of both sizes is enough.
+    if reader.value("data.vocabulary") is None:
         sizes = ("model.vocabulary_size", "data.vocabulary_size")
         for key, other in (sizes, sizes[::-1]):
             if reader.stated(other) and reader.value(other) >= 128:
                 reader.derive(key, reader.value(other), other)
-    slots, positions = "data.max_sequence_length", "model.max_position_embeddings"
-    if reader.value(slots) > reader.value(positions):  # the one that was left out fits the other
+
+    slots = "data.max_sequence_length"
+    positions = "model.max_position_embeddings"
+    if reader.value(slots) > reader.value(positions):  # only the omitted one of both changes
         reader.derive(positions, reader.value(slots), slots)
         reader.derive(slots, reader.value(positions), positions)
     if reader.value("placement.ipus_per_replica") == 1:
-        reader.derive(
-            "placement.layers_per_ipu", (reader.value("model.num_layers"),), "model.num_layers"
-        )
+        layers = reader.value("model.num_layers")
+        reader.derive("placement.layers_per_ipu", (layers,), "model.num_layers")
 
 
 def _derive_block(block: SettingsReader, whole: SettingsReader) -> None:
-    """Set defaults of a `without_ipus` block: as many rows as its vocabulary has tokens, and one replica of one IPU."""
+    """Set defaults of a `without_ipus` block: the model's vocabulary is that of the data, on one IPU."""
     if block.stated("data.vocabulary_size"):
-        block.derive(
-            "model.vocabulary_size", block.value("data.vocabulary_size"), "data.vocabulary_size"
-        )
+        size = block.value("data.vocabulary_size")
+        block.derive("model.vocabulary_size", size, "data.vocabulary_size")
     overridden = whole.origins.get("model.num_layers") == OVERRIDE
     source = block if block.stated("model.num_layers") and not overridden else whole
     block.derive("placement.layers_per_ipu", (source.value("model.num_layers"),), "one IPU")

@@ -1,10 +1,10 @@
-"""Which block of the network sits on which IPU of a replica, as data; an engine applies it from outside the model.
+"""The placement of the network's blocks on the IPUs of a replica, as data; an engine applies it to the model.
 
 The embeddings are on the first IPU; the encoder's layers follow `placement.layers_per_ipu`.  Pre-training's heads are
 on the first IPU too, because the vocabulary projection uses the embedding table and tied weights must not be on two
-IPUs; the heads of other tasks are where the last layer is.  A pipeline stage is a run of blocks on one IPU, so four
-IPUs make five forward stages in pre-training (0, 1, 2, 3 and 0 again) and nine with the backward pass, in fine-tuning
-four and seven: every stage but the last also runs backwards.
+IPUs; the heads of other tasks are on the IPU of the last layer.  A pipeline stage is a run of blocks on one IPU, so
+four IPUs have five forward stages in pre-training (0, 1, 2, 3 and 0 again) and nine with the backward pass, in
+fine-tuning four and seven: every stage except the last also runs backwards.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ class PlacedPart(NamedTuple):
 
     name: str
     module: str  # path inside the network
-    # True: on the first IPU, with the embedding table; False: with the last layer.
-    with_table: bool = False
+    with_table: bool = False  # on the first IPU, with the embedding table, not with the last layer
 
 
 class Block(NamedTuple):
-    """A part of the network: everything from the first operator of `module` to the next block runs on `ipu`."""
+    """A part of the network: all operators from the first of `module` to the next block run on `ipu`."""
 
     name: str
     module: str  # path inside the network
@@ -48,12 +47,11 @@ class Placement(NamedTuple):
     @property
     def stages(self) -> Tuple[_Stage, ...]:
         """Stages of the forward pass."""
-        return tuple(
-            _Stage(ipu, tuple(blocks))
-            for ipu, blocks in groupby(self.blocks, key=lambda block: block.ipu)
-        )
+        by_ipu = groupby(self.blocks, key=lambda block: block.ipu)
+        return tuple(_Stage(ipu, tuple(blocks)) for ipu, blocks in by_ipu)
 
     def on(self, ipu: int) -> Tuple[Block, ...]:
+        """Return the blocks of an IPU."""
         return tuple(block for block in self.blocks if block.ipu == ipu)
 
 
@@ -72,5 +70,6 @@ def place(placement: PlacementConfig, heads: Sequence[PlacedPart]) -> Placement:
             blocks.append(Block(f"layer {layer}", f"bert.encoder.layer.{layer}", ipu))
             layer += 1
             last = ipu
-    blocks += [Block(head.name, head.module, 0 if head.with_table else last) for head in heads]
+    for head in heads:
+        blocks.append(Block(head.name, head.module, 0 if head.with_table else last))
     return Placement(tuple(blocks), placement.ipus_per_replica)

@@ -1,6 +1,6 @@
-"""Reading settings from YAML trees and `--set` texts, with every problem in one message.
+"""Reading settings from YAML trees and `--set` texts, with all problems in one message.
 
-The settings themselves are declared elsewhere (`ipu_packed_bert.settings.declare`), like the rules between them.
+Settings and the rules between them are declared elsewhere (`ipu_packed_bert.settings.declare`).
 Loads neither torch nor poptorch.
 
     reader = SettingsReader(declared([("batch", "batch", Batch)], "pretrain"), "configs/a.yml")
@@ -23,14 +23,16 @@ from ipu_packed_bert.settings.yaml_files import ConfigError, parse_yaml
 from pack_data.reading import fields as decoding
 from pack_data.reading.fields import named
 
-# Origins of values. Those that begin with DEFAULT belong to settings that nobody stated.
-DEFAULT, FILE, OVERRIDE = "default", "file", "--set"
+# Origins of values. The origin of a setting that nobody stated begins with DEFAULT.
+DEFAULT = "default"
+FILE = "file"
+OVERRIDE = "--set"
 
 _SHAPE = "one `key: value` per line"
 
 
 def peek(key: str, tree: Any, overrides: Sequence[str]) -> Any:
-    """Return the value of one setting before its declaration is known, None if nobody states it; check nothing."""
+    """Return the unchecked value of a setting before its declaration is known, None if nobody states it."""
     section, _, name = key.partition(".")
     settings = tree.get(section) if isinstance(tree, Mapping) else None
     value = settings.get(name) if isinstance(settings, Mapping) else None
@@ -43,7 +45,7 @@ def peek(key: str, tree: Any, overrides: Sequence[str]) -> Any:
 
 
 class SettingsReader:
-    """Values of settings from several sources, of which a later one wins.
+    """Values of settings from several sources; later ones override earlier ones.
 
     Problems are collected; :meth:`refuse_problems` raises all of them at once.
     """
@@ -55,21 +57,25 @@ class SettingsReader:
         *,
         fixed: Optional[Mapping[str, Any]] = None,
     ) -> None:
-        """Read ``settings``; ``fixed`` has the only values of former settings, by full name."""
+        """Start without values.
+
+        Args:
+            settings: the declared settings, by full name.
+            path: the file, for messages.
+            fixed: the only valid values of former settings, by full name.
+        """
         self.settings = settings
         self.path = path
         self.values: Dict[str, Any] = {}
         self.origins: Dict[str, str] = {}
         self.problems: List[str] = []
-        self.broken: Set[str] = (
-            set()
-        )  # settings known to be wrong: what follows from them is not reported again
+        self.broken: Set[str] = set()  # settings with a problem; rules about them are skipped
         self._fixed = fixed or {}
         self._prefix = ""
         self._blocks: List[str] = []
 
     def block(self, name: str) -> SettingsReader:
-        """Return a reader of the same settings in a block of their own, whose problems are reported with this one's."""
+        """Return a reader of the same settings in a block; it shares the list of problems with this reader."""
         self._blocks.append(name)
         block = SettingsReader(self.settings, self.path, fixed=self._fixed)
         block.problems = self.problems
@@ -78,14 +84,14 @@ class SettingsReader:
         return block
 
     def read(self, tree: Any, origin: str) -> None:
-        """Take the values of nested settings, {section: {name: value}}."""
+        """Read the values of nested settings, {section: {name: value}}."""
         source = "" if origin == FILE else f"{origin} "
         if tree is None:
             return
         if not isinstance(tree, Mapping):
             subject = self._prefix.rstrip(".") or "the file"
             self.problems.append(
-                f"{source}{subject} is {decoding.shown(tree)}; must hold sections of settings, {_SHAPE}"
+                f"{source}{subject} is {decoding.shown(tree)}; must have sections of settings, {_SHAPE}"
             )
             return
         for section, values in tree.items():
@@ -94,25 +100,26 @@ class SettingsReader:
             elif isinstance(values, Mapping):
                 for name, raw in values.items():
                     self._take(f"{section}.{named(name)}", raw, origin, source)
-            elif values is not None:  # a section whose keys are all commented out is empty
+            elif values is not None:  # None: a section with only comments
                 self.problems.append(
-                    f"{source}{self._prefix}{section} is {decoding.shown(values)}; must hold settings, {_SHAPE}"
+                    f"{source}{self._prefix}{section} is {decoding.shown(values)}; must have settings, {_SHAPE}"
                 )
                 self.broken.update(self._keys_of(section))
 
     def override(self, text: str) -> None:
-        """Take the value of a text `section.name=value`, the value in YAML."""
+        """Read the value of a text `section.name=value`, with the value in YAML."""
         key, value = self.split(text)
         if key is not None:
             section, _, name = key.partition(".")
-            self.read({section: {name: value}} if name else {section: value}, OVERRIDE)
+            values = {name: value} if name else value
+            self.read({section: values}, OVERRIDE)
 
     def split(self, text: str) -> Tuple[Optional[str], Any]:
         """Split `section.name=value` into key and value; report a malformed text and return (None, None)."""
         key, _, value_text = text.partition("=")
         if not value_text.strip():
             self.problems.append(
-                f"{OVERRIDE} {named(text)}: must read section.key=value; no value is null"
+                f"{OVERRIDE} {named(text)}: must be section.key=value; write null for no value"
             )
             return None, None
         try:
@@ -122,7 +129,7 @@ class SettingsReader:
             return None, None
 
     def derive(self, key: str, value: Any, source: str) -> None:
-        """Set a default that follows from the setting ``source``, unless somebody stated the value."""
+        """Set a default that follows from the setting ``source``, unless the setting has a value."""
         if key not in self.values:
             self.values[key] = value
             self.origins[key] = f"{DEFAULT}, from {source}"
@@ -132,15 +139,11 @@ class SettingsReader:
         return key in self.values and not self.origins[key].startswith(DEFAULT)
 
     def value(self, key: str) -> Any:
-        """Return the value of a setting, its default if none was read."""
+        """Return the value of a setting, or its default."""
         return self.values.get(key, self.settings[key].default)
 
-    def all_origins(self) -> Dict[str, str]:
-        """Return the origin of every setting."""
-        return {key: self.origins.get(key, DEFAULT) for key in self.settings}
-
     def refuse_problems(self) -> None:
-        """Raise ConfigError with every problem found so far."""
+        """Raise ConfigError with all problems so far, if there are any."""
         if self.problems:
             raise ConfigError(problems_message(self.path, self.problems))
 
@@ -148,16 +151,9 @@ class SettingsReader:
         return [key for key in self.settings if key.partition(".")[0] == section]
 
     def _take(self, key: str, raw: Any, origin: str, source: str) -> None:
+        """Read the value of one setting, or report its problem."""
         if key in self._fixed:
-            try:
-                value = typed_value(raw, type(self._fixed[key]))
-            except ValueError:
-                value = None
-            if value != self._fixed[key]:
-                self.problems.append(
-                    f"{source}{self._prefix}{key} is {decoding.shown(raw)}; it is no longer a setting and is fixed at "
-                    f"{shown(self._fixed[key])}: remove it"
-                )
+            self._check_fixed(key, raw, source)
             return
         if key not in self.settings:
             self._report_unknown(source, key)
@@ -175,18 +171,38 @@ class SettingsReader:
             self.values[key] = value
             self.origins[key] = origin
 
+    def _check_fixed(self, key: str, raw: Any, source: str) -> None:
+        """Report a former setting unless it has its only valid value."""
+        fixed = self._fixed[key]
+        value = None
+        with contextlib.suppress(ValueError):
+            value = typed_value(raw, type(fixed))
+        if value != fixed:
+            self.problems.append(
+                f"{source}{self._prefix}{key} is {decoding.shown(raw)}; it is no longer a setting and is fixed at "
+                f"{shown(fixed)}: remove it"
+            )
+
     def _report_unknown(self, source: str, key: str) -> None:
+        """Report a name that is not a setting, with similar names."""
         near = suggestions(key, list(self.settings), self._blocks)
-        hint = (
-            f"; did you mean {' or '.join(self._prefix + name for name in near)}?" if near else ""
-        )
+        hint = ""
+        if near:
+            names = " or ".join(self._prefix + name for name in near)
+            hint = f"; did you mean {names}?"
         self.problems.append(f"{source}{self._prefix}{key} is not a setting{hint}")
         for name in near:
             self.broken.update(self._keys_of(name) or [name])
 
 
 def suggestions(key: str, known: Sequence[str], blocks: Sequence[str] = ()) -> List[str]:
-    """Return up to three sections, blocks or settings of ``known`` that an unknown ``key`` may mean, the best first."""
+    """Return up to three names that resemble an unknown one, the best first.
+
+    Args:
+        key: the unknown name of a section, a block or a setting.
+        known: full names of all settings.
+        blocks: names of the blocks.
+    """
     name = key.rpartition(".")[2]
     same_name = [setting for setting in known if setting.rpartition(".")[2] == name]
     if same_name:  # in another section
@@ -198,13 +214,12 @@ def suggestions(key: str, known: Sequence[str], blocks: Sequence[str] = ()) -> L
     if near:
         return near
     by_name = {setting.rpartition(".")[2]: setting for setting in known}
-    return [
-        by_name[close] for close in difflib.get_close_matches(name, list(by_name), n=1, cutoff=0.8)
-    ]
+    similar = difflib.get_close_matches(name, list(by_name), n=1, cutoff=0.8)
+    return [by_name[close] for close in similar]
 
 
 def problems_message(path: str, problems: Sequence[str]) -> str:
-    """Return one line for one problem, else a heading and one line per problem."""
+    """Return one line for a single problem, or a heading and one line for each problem."""
     if len(problems) == 1:
         return f"{path}: {problems[0]}"
     return "\n  ".join([f"{path}: {len(problems)} problems", *problems])

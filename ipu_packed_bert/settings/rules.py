@@ -1,4 +1,4 @@
-"""The rules between settings that are each in range.  Loads neither torch nor poptorch."""
+"""The rules between settings, each of which is in range.  Loads neither torch nor poptorch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from ipu_packed_bert.settings.schema import FINETUNE, EngineConfig, PlacementCon
 from ipu_packed_bert.settings.yaml_files import ConfigError
 from pack_data.packers import packs_at_depth
 
-_Problems = Iterator[
-    Tuple[str, str]
-]  # the settings that a rule is about, separated by spaces, and what is wrong
+# The settings of a broken rule, separated by spaces, and its message.
+_Problems = Iterator[Tuple[str, str]]
 
-_MIN_TRAINED_VOCABULARY = 128  # tokens: the special ones and single characters need that many
+_MIN_TRAINED_VOCABULARY = 128  # tokens, enough for the special tokens and single characters
 
 
 def cross_check(config: Config, broken: Container[str] = frozenset()) -> List[str]:
@@ -24,19 +23,23 @@ def cross_check(config: Config, broken: Container[str] = frozenset()) -> List[st
 
     Args:
         config: the configuration.
-        broken: settings known to be wrong; rules about them are left out.
+        broken: settings with a problem; rules about them are skipped.
     """
-    own_rules = _of_fine_tuning if config.command == FINETUNE else _of_pretraining
-    problems = [*own_rules(config), *_of_every_run(config)]
-    return [problem for keys, problem in problems if not any(key in broken for key in keys.split())]
+    rules = _of_fine_tuning if config.command == FINETUNE else _of_pretraining
+    problems = []
+    for keys, problem in [*rules(config), *_of_every_run(config)]:
+        if not any(key in broken for key in keys.split()):
+            problems.append(problem)
+    return problems
 
 
 def _of_every_run(config: Config) -> _Problems:
-    data, model = config.data, config.model
+    data = config.data
+    model = config.model
     if not packs_at_depth(data.packer, data.max_sequences_per_pack):
         yield (
             "data.packer data.max_sequences_per_pack",
-            f"data.max_sequences_per_pack is {data.depth_shown}; too deep for data.packer {data.packer}",
+            f"data.max_sequences_per_pack is {data.depth_shown}; too large for data.packer {data.packer}",
         )
     if model.hidden_size % model.num_heads != 0:
         yield (
@@ -53,11 +56,11 @@ def _of_placement(placement: PlacementConfig) -> _Problems:
     per_replica = placement.ipus_per_replica
     ipus = placement.replicas * per_replica
     for name in ("layers_per_ipu", "available_memory_proportion"):
-        values = len(getattr(placement, name))
-        if values != per_replica:
+        count = len(getattr(placement, name))
+        if count != per_replica:
             yield (
                 f"placement.{name} placement.ipus_per_replica",
-                f"placement.{name} has {values} values; must have one for each of the {per_replica} IPUs of a replica",
+                f"placement.{name} has {count} values; must have one for each of the {per_replica} IPUs of a replica",
             )
     if ipus & (ipus - 1) != 0:
         yield (
@@ -98,7 +101,9 @@ def _on_ipus(config: Config) -> _Problems:
 
 
 def _of_pretraining(config: Config) -> _Problems:
-    data, model, placement = config.data, config.model, config.placement
+    data = config.data
+    model = config.model
+    placement = config.placement
     slots = data.max_sequence_length
     if data.packer == "none" and data.max_sequences_per_pack != 1:
         yield (
@@ -137,7 +142,8 @@ def _of_pretraining(config: Config) -> _Problems:
             f"placement.embedding_serialization_factor is {parts}; must divide model.vocabulary_size, "
             f"{model.vocabulary_size}",
         )
-    accumulation, stages = config.batch.gradient_accumulation, config.pipeline_stages
+    accumulation = config.batch.gradient_accumulation
+    stages = config.pipeline_stages
     if accumulation < stages:
         yield (
             "batch.gradient_accumulation placement.layers_per_ipu",
@@ -153,13 +159,14 @@ def _of_pretraining(config: Config) -> _Problems:
     if config.run.evaluate_every and config.evaluation_directory is None:
         yield (
             "run.evaluate_every data.held_out data.evaluation_directory",
-            f"run.evaluate_every is {config.run.evaluate_every}; needs held-out data: set data.held_out above 0 and "
+            f"run.evaluate_every is {config.run.evaluate_every}; requires held-out data: set data.held_out above 0 and "
             f"build with `{config.build_line()}`, or name a data set in data.evaluation_directory",
         )
 
 
 def _of_fine_tuning(config: Config) -> _Problems:
-    data, task = config.data, config.task
+    data = config.data
+    task = config.task
     if data.training is None and data.evaluation is None:
         yield (
             "data.training data.evaluation",
@@ -168,17 +175,17 @@ def _of_fine_tuning(config: Config) -> _Problems:
     if data.training is None and config.start.checkpoint is None:
         yield (
             "data.training model.checkpoint",
-            "data.training is null; needs model.checkpoint, else there is nothing to evaluate",
+            "data.training is null; requires model.checkpoint, the model to evaluate",
         )
     if config.run.evaluate_every and data.evaluation is None:
         yield (
             "data.training run.evaluate_every data.evaluation",
-            f"run.evaluate_every is {config.run.evaluate_every}; needs data.evaluation",
+            f"run.evaluate_every is {config.run.evaluate_every}; requires data.evaluation",
         )
     if isinstance(task, SquadConfig) and task.drop_seen_paragraphs and data.training is None:
         yield (
             "data.evaluation task.drop_seen_paragraphs data.training",
-            "task.drop_seen_paragraphs is true; needs data.training, the file with these paragraphs",
+            "task.drop_seen_paragraphs is true; requires data.training, the file with these paragraphs",
         )
     if config.model.vocabulary_size < _MIN_TRAINED_VOCABULARY:
         yield (
@@ -193,7 +200,7 @@ def _of_fine_tuning(config: Config) -> _Problems:
 
 
 def check_on_ipus(config: Config) -> None:
-    """Raise ConfigError, with every problem, for settings that IPUs do not support."""
+    """Raise ConfigError for settings that IPUs do not support, with all problems."""
     problems = [problem for _, problem in _on_ipus(config)]
     if problems:
         raise ConfigError(problems_message(config.path, problems))
@@ -201,40 +208,42 @@ def check_on_ipus(config: Config) -> None:
 
 def check_accumulation(config: Config, packing_factor: float) -> None:
     """Raise ConfigError if a packed update has fewer micro-batches than the training pipeline has stages."""
-    accumulation, stages = config.accumulation(packing_factor), config.pipeline_stages
+    accumulation = config.accumulation(packing_factor)
+    stages = config.pipeline_stages
     if accumulation >= stages:
         return
-    batch, replicas = config.batch, config.placement.replicas
+    batch = config.batch
+    replicas = config.placement.replicas
     if config.command != FINETUNE:
         raise ConfigError(
             f"{config.path}: batch.gradient_accumulation is {batch.gradient_accumulation}, {accumulation} with a "
             f"packing factor of {packing_factor:.3f}; must be at least the {stages} stages of the training pipeline"
         )
-    fewer = f", or fewer than {replicas} replicas" if replicas > 1 else ""
+    sequences = math.ceil(stages * replicas * packing_factor)
+    fewer = f", or use fewer than {replicas} replicas" if replicas > 1 else ""
     raise ConfigError(
-        f"{config.path}: batch.sequences_per_update is {batch.sequences_per_update}, which with a packing factor of "
-        f"{packing_factor:.3f} makes {config.rows_of_replica(packing_factor)} rows for each replica; the training "
-        f"pipeline needs a row for each of its {stages} stages: --set "
-        f"batch.sequences_per_update={math.ceil(stages * replicas * packing_factor)}{fewer}"
+        f"{config.path}: batch.sequences_per_update is {batch.sequences_per_update}, with a packing factor of "
+        f"{packing_factor:.3f} {config.rows_of_replica(packing_factor)} rows for each replica; must be at least a row "
+        f"for each of the {stages} stages of the training pipeline: --set batch.sequences_per_update={sequences}{fewer}"
     )
 
 
 def check_for_ipus(config: Config, packing_factor: float) -> None:
-    """Raise ConfigError for settings that IPUs do not support, or an update that does not fill the pipeline."""
+    """Raise ConfigError for settings that IPUs do not support, and for an update that does not fill the pipeline."""
     check_on_ipus(config)
     check_accumulation(config, packing_factor)
 
 
 def schedule_too_short(setting: str, steps: int, schedule_steps: int) -> str:
-    """Return the problem of a run with more updates than its schedule has, and the way out.
+    """Return the message for a run with more updates than its schedule.
 
     Args:
-        setting: the setting that decides the number of updates, with its value.
+        setting: the setting that determines the number of updates, with its value.
         steps: updates of the run.
         schedule_steps: updates of the schedule.
     """
     return (
         f"{setting}; optimizer.schedule_steps is {schedule_steps}, after which the learning rate is 0; "
-        f"--set optimizer.schedule_steps={steps} makes the schedule longer, which changes the rates of the updates "
-        "to come"
+        f"--set optimizer.schedule_steps={steps} extends the schedule, which changes the rates of the following "
+        "updates"
     )

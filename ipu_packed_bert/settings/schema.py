@@ -1,7 +1,8 @@
-"""The sections of a configuration: each setting with its default, range, meaning, and what a resumed run may change.
+"""The sections of a configuration: each setting with its default, range, meaning, and rule for resumed runs.
 
-What must hold between settings, and what follows from them, is in `ipu_packed_bert.settings.config`; the sections
-`task` of fine-tuning are in `ipu_packed_bert.settings.finetuning`.  Loads neither torch nor poptorch.
+The rules between settings are in `ipu_packed_bert.settings.rules`, the values that follow from them in
+`ipu_packed_bert.settings.config`, the sections `task` of fine-tuning in `ipu_packed_bert.settings.finetuning`.
+Loads neither torch nor poptorch.
 """
 
 from __future__ import annotations
@@ -13,33 +14,31 @@ from ipu_packed_bert.settings.declare import FREE, setting
 from ipu_packed_bert.settings.user_task import PATTERN
 from pack_data.packers import PACKERS
 
-PRETRAIN, FINETUNE = (
-    "pretrain",
-    "finetune",
-)  # the commands, each with settings and defaults of its own
-PRETRAINING = "pretraining"  # the task of the first
-SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS = (
-    "squad",
-    "single_label",
-    "multi_label",
-    "regression",
-    "tokens",
-)
+# The commands, which differ in settings and defaults.
+PRETRAIN = "pretrain"
+FINETUNE = "finetune"
+PRETRAINING = "pretraining"  # the task of PRETRAIN
+# The tasks of FINETUNE.
+SQUAD = "squad"
+SINGLE_LABEL = "single_label"
+MULTI_LABEL = "multi_label"
+REGRESSION = "regression"
+TOKENS = "tokens"
 # The learning rate after its warm-up; `optimizer.learning_rate` computes it.
 SCHEDULES = ("linear", "polynomial", "cosine", "constant")
 
-# Why a resumed run never changes a setting.
-SAME_SIZES = "a run goes on with the sizes it has"
-_DATA = "a run goes on with the data it has"
-_ORDER = "the order of the packs follows from it, and a run goes on in that order"
-_TASK = "a run goes on with the task it has"
+# Reasons why a resumed run never changes a setting.
+SAME_SIZES = "a resumed run keeps its sizes"
+_DATA = "a resumed run keeps its data"
+_ORDER = "it determines the order of the packs, which a resumed run keeps"
+_TASK = "a resumed run keeps its task"
 
 _MAX_SEED = 2**31 - 1
-# LAMB and AdamW, as published for BERT; nobody has asked for other values.
+# LAMB and AdamW, as published for BERT.
 EPSILON = 1.0e-6  # added to the root of the second moment
-# LAMB: bound of a tensor's norm in its trust ratio, the largest that float16 holds.
+# LAMB: bound of a tensor's norm in its trust ratio, almost the largest number of float16.
 MAX_WEIGHT_NORM = 65500.0
-# Settings of version 1.0 that are constants now. A file may still state them, with these values.
+# Settings of version 1.0 that are constants now. A file may still state them with these values.
 FIXED: Mapping[str, Any] = {
     "optimizer.eps": EPSILON,
     "optimizer.max_weight_norm": MAX_WEIGHT_NORM,
@@ -49,11 +48,11 @@ FIXED: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """What is trained on packs; each task of fine-tuning adds settings of its own."""
+    """The task; each task of fine-tuning adds settings."""
 
     name: str = setting(
         PRETRAINING,
-        "which task",
+        "the task",
         default_of={FINETUNE: SQUAD},
         choices=(PRETRAINING, SQUAD, SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS),
         pattern=PATTERN,
@@ -64,15 +63,18 @@ class TaskConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The data, and how they are packed.
+    """The data and their packing.
 
-    Pre-training: the packed data set, and how it is built if its directory is empty. Fine-tuning: files of examples,
-    looked for in --data-dir first.
+    Pre-training: the packed data set, and the options of the build if its directory is empty. Fine-tuning: files of
+    examples, which are first looked up in --data-dir.
     """
 
     directory: str = setting("data/packed", "directory of the data set", of=PRETRAIN, resume=FREE)
     mixed_with: Optional[Tuple[str, ...]] = setting(
-        None, "further data sets, built alike; an epoch mixes all packs", of=PRETRAIN, resume=FREE
+        None,
+        "further data sets of the same build options; an epoch mixes all packs",
+        of=PRETRAIN,
+        resume=FREE,
     )
     shares: Optional[Tuple[float, ...]] = setting(
         None,
@@ -91,7 +93,7 @@ class DataConfig:
     )
     vocabulary_size: int = setting(
         30522,
-        "tokens of a vocabulary that is trained; default: model.vocabulary_size",
+        "size of a trained vocabulary; default: model.vocabulary_size",
         of=PRETRAIN,
         minimum=128,
         maximum=2**31 - 1,
@@ -108,7 +110,7 @@ class DataConfig:
     )
     evaluation_examples: Optional[int] = setting(
         None,
-        "drawn at random, the same for every seed; null: all",
+        "questions or texts drawn at random, the same for every seed; null: all",
         of=FINETUNE,
         minimum=1,
         resume=FREE,
@@ -125,7 +127,7 @@ class DataConfig:
     )
     packer: str = setting(
         "nnlshp",
-        "how sequences are packed; none: unpacked",
+        "packing algorithm; none: unpacked",
         default_of={FINETUNE: "optimal"},
         choices=PACKERS,
         resume=_DATA,
@@ -141,7 +143,7 @@ class DataConfig:
     )
     seed: int = setting(
         5,
-        "pre-training: segments, masks, order of the corpus; fine-tuning: which examples are drawn",
+        "pre-training: segments, masks, order of the corpus; fine-tuning: choice of examples",
         minimum=0,
         maximum=_MAX_SEED,
         resume=_DATA,
@@ -168,23 +170,19 @@ class DataConfig:
         """The directories for a message, with their shares if these are stated."""
         if self.shares is None:
             return " + ".join(self.folders)
-        return " + ".join(
-            f"{share:g} x {folder}" for share, folder in zip(self.shares, self.folders)
-        )
+        terms = [f"{share:g} x {folder}" for share, folder in zip(self.shares, self.folders)]
+        return " + ".join(terms)
 
     @property
     def depth_shown(self) -> str:
         """The packing depth for a message."""
-        return (
-            "null (unlimited)"
-            if self.max_sequences_per_pack is None
-            else str(self.max_sequences_per_pack)
-        )
+        depth = self.max_sequences_per_pack
+        return "null (unlimited)" if depth is None else str(depth)
 
 
 @dataclass(frozen=True)
 class StartConfig:
-    """The initial weights of fine-tuning. The sizes apply only to a model that is trained from scratch."""
+    """The initial weights of fine-tuning; the sizes apply only to a model that is trained from scratch."""
 
     checkpoint: Optional[str] = setting(
         None,
@@ -193,7 +191,7 @@ class StartConfig:
     )
     vocabulary: Optional[str] = setting(
         None,
-        "vocab.txt; null: the checkpoint's, or one trained on the texts",
+        "vocab.txt; null: the checkpoint's, or a new one of the texts",
         of=FINETUNE,
         resume=FREE,
     )
@@ -217,11 +215,11 @@ class StartConfig:
 class ModelConfig:
     """The sizes of a BERT; names as in the published configurations, spelled out."""
 
-    # The maxima are beyond every existing network: a slip of the keyboard is reported before anything is allocated.
+    # The maxima exceed those of all existing networks, so that a typing error is reported before anything is allocated.
     vocabulary_size: int = setting(
         30522,
-        "rows of the embedding table; pre-training, left out: the data set's vocabulary; fine-tuning: of one that is "
-        "trained",
+        "rows of the embedding table; default in pre-training: the data set's vocabulary; fine-tuning: size of a "
+        "trained vocabulary",
         default_of={FINETUNE: 4096},
         minimum=8,
         maximum=1 << 24,
@@ -261,7 +259,7 @@ class ModelConfig:
     )
     max_position_embeddings: int = setting(
         512,
-        "left out: at least data.max_sequence_length",
+        "positions; default: at least data.max_sequence_length",
         of=PRETRAIN,
         minimum=8,
         maximum=1 << 20,
@@ -298,10 +296,10 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimiser; in pre-training as for unpacked data, with what packing changes (packedBERT, section 3.3)."""
+    """The optimiser; pre-training states that of unpacked data and the adjustment to packing (packedBERT, 3.3)."""
 
     name: str = setting(
-        "lamb", "which optimiser", default_of={FINETUNE: "adamw"}, choices=("lamb", "adamw")
+        "lamb", "the optimiser", default_of={FINETUNE: "adamw"}, choices=("lamb", "adamw")
     )
     learning_rate: float = setting(
         2.828e-3, "the peak, reached after the warm-up", default_of={FINETUNE: 5.0e-5}, above=0.0
@@ -343,7 +341,7 @@ class OptimizerConfig:
     )
     packing_adjustment: str = setting(
         "accumulation",
-        "what the packing factor changes",
+        "the quantity that the packing factor changes",
         of=PRETRAIN,
         choices=("accumulation", "betas", "none"),
     )
@@ -351,14 +349,14 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """The size of an update, and of the forward passes that it is computed in, on which memory depends.
+    """The size of an update, and that of its forward passes, which determines memory.
 
-    Pre-training states the batch of the unpacked run; the packed one follows from it and the packing factor.
+    Pre-training states the batch of the unpacked run; that of the packed run follows from the packing factor.
     """
 
     micro_batch: int = setting(
         2,
-        "packs in one forward pass of one replica; fine-tuning: at most",
+        "packs in one forward pass of one replica; in fine-tuning the most",
         default_of={FINETUNE: 4},
         minimum=1,
         maximum=1 << 20,
@@ -377,9 +375,9 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The device that runs the steps.
+    """The device of the updates.
 
-    Only the IPU engine reads the settings after ``processes``, except ``recompute_layers``; they are always checked.
+    Only the IPU engine uses the settings after ``processes``, except ``recompute_layers``; they are always checked.
     """
 
     kind: str = setting(
@@ -405,20 +403,20 @@ class EngineConfig:
     )
     compile: bool = setting(False, "host: use torch.compile", resume=FREE)
     deterministic: bool = setting(
-        False, "CUDA: the same bits in every run, slower; CPUs always give them", resume=FREE
+        False, "CUDA: the same bits in every run, slower; always so on CPUs", resume=FREE
     )
     threads: Optional[int] = setting(
-        None, "host; null: as many as torch chooses", minimum=1, resume=FREE
+        None, "host: threads; null: torch's number", minimum=1, resume=FREE
     )
     processes: int = setting(
         1,
-        "host: the number of torchrun processes it is tuned for; any number works",
+        "host: the number of torchrun processes that the settings are tuned for; any number works",
         minimum=1,
         resume=FREE,
     )
     mask: str = setting(
         "product",
-        "inside the score product, or added to the scores",
+        "mask inside the score product, or added to the scores",
         choices=("product", "additive"),
         resume=FREE,
     )
@@ -438,12 +436,14 @@ class EngineConfig:
         "float16", "number type of the summed gradients", choices=("float16", "float32")
     )
     executable_cache: Optional[str] = setting(None, "directory of compiled programs", resume=FREE)
-    synthetic_data: bool = setting(False, "no batch leaves the host: to measure the device alone")
+    synthetic_data: bool = setting(False, "keep batches on the host, to measure the device alone")
     ipu_model: bool = setting(False, "the simulated IPU instead of hardware", resume=FREE)
-    offline_export: Optional[str] = setting(None, "file: compile into it, run nothing", resume=FREE)
+    offline_export: Optional[str] = setting(
+        None, "file: compile into it without running", resume=FREE
+    )
     executable: Optional[str] = setting(
         None,
-        "file written by engine.offline_export: run it, compile no training program",
+        "file of engine.offline_export: run it without compiling a training program",
         resume=FREE,
     )
     profile_directory: Optional[str] = setting(
@@ -464,20 +464,21 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class PlacementConfig:
-    """Replicas, and what each IPU of a replica holds; embeddings and heads are always on the first."""
+    """Replicas, and the layers of each IPU of a replica; embeddings and heads are always on the first."""
 
     machine: str = setting(
         "mk2",
-        "its clock: mk2 1.33 GHz, bow 1.85 GHz; the program is the same",
+        "IPU by its clock: mk2 1.33 GHz, bow 1.85 GHz; the program is the same",
         choices=("mk2", "bow"),
         resume=FREE,
     )
     replicas: int = setting(1, "copies of the model", minimum=1)
-    ipus_per_replica: int = setting(
-        1, "IPUs that hold one copy of the model", minimum=1, resume=FREE
-    )
+    ipus_per_replica: int = setting(1, "IPUs of one copy of the model", minimum=1, resume=FREE)
     layers_per_ipu: Tuple[int, ...] = setting(
-        (12,), "left out with one IPU: model.num_layers", minimum=0, resume=FREE
+        (12,),
+        "encoder layers of each IPU; default with one IPU: model.num_layers",
+        minimum=0,
+        resume=FREE,
     )
     available_memory_proportion: Tuple[float, ...] = setting(
         (0.28,), "memory for products, for each IPU", above=0.0, maximum=1.0, resume=FREE
@@ -485,7 +486,9 @@ class PlacementConfig:
     embedding_serialization_factor: int = setting(
         1, "parts of the vocabulary projection", minimum=1, resume=FREE
     )
-    optimizer_state_off_chip: bool = setting(True, "in the memory beside the chip", resume=FREE)
+    optimizer_state_off_chip: bool = setting(
+        True, "optimiser state in streaming memory", resume=FREE
+    )
     replicated_tensor_sharding: bool = setting(
         False, "divide the optimiser state among the replicas", resume=FREE
     )
@@ -493,7 +496,7 @@ class PlacementConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The length of a run, how often it is saved and evaluated, and its seed."""
+    """The length of a run, the intervals of checkpoints and evaluations, and its seed."""
 
     seed: int = setting(
         5,
@@ -504,7 +507,7 @@ class RunConfig:
     )
     evaluate_every: int = setting(
         0,
-        "updates between evaluations; 0: never, or for tasks with scores only at the end",
+        "updates between evaluations; 0: never, or only at the end for tasks with scores",
         minimum=0,
         resume=FREE,
     )
@@ -513,7 +516,7 @@ class RunConfig:
     )
     keep_checkpoints: int = setting(
         2,
-        "number of newest checkpoints to keep, and one known to be good",
+        "newest checkpoints to keep, in addition to one that is known to be good",
         default_of={FINETUNE: 1},
         minimum=1,
         resume=FREE,
@@ -525,7 +528,7 @@ class RunConfig:
         resume=FREE,
     )
     track: Optional[str] = setting(
-        None, "a service that also shows the curves", choices=("wandb", "mlflow"), resume=FREE
+        None, "service that also shows the curves", choices=("wandb", "mlflow"), resume=FREE
     )
     steps: int = setting(100, "weight updates", of=PRETRAIN, minimum=1, resume=FREE)
     epochs: int = setting(
@@ -534,21 +537,33 @@ class RunConfig:
 
 
 def training_stages(layers_per_ipu: Sequence[int], *, heads_return: bool = True) -> int:
-    """Stages of a training pipeline: 2 f - 1 with f forward stages.
+    """Return the stages of a training pipeline: 2 f - 1 with f forward stages.
 
-    A forward stage is a run of blocks on one IPU. heads_return: the heads are on the first IPU, where the embedding
-    table is, as in pre-training, so that four IPUs have 5 forward stages and 9 in training; otherwise 4 and 7.
+    A forward stage is a run of blocks on one IPU.
+
+    Args:
+        layers_per_ipu: encoder layers of each IPU.
+        heads_return: the heads are on the first IPU with the embedding table, as in pre-training: four IPUs then have
+            5 forward stages and 9 stages in training, otherwise 4 and 7.
     """
-    later = sum(1 for layers in layers_per_ipu[1:] if layers)
-    forward = 1 + later + bool(later and heads_return)
+    later = sum(layers > 0 for layers in layers_per_ipu[1:])
+    forward = 1 + later
+    if later and heads_return:
+        forward += 1
     return 2 * forward - 1
 
 
 def mask_columns(model: ModelConfig, depth: int) -> int:
-    """Columns that the product mask adds to query and key, for packs of up to ``depth`` sequences and padding.
+    """Return the columns that the product mask adds to query and key.
 
-    Two for each binary digit of a sequence's number (``model/products.py``), and as many more as make the inner
-    dimension of the score product a multiple of 16, the channels that a pass of the IPU's matrix unit takes.
+    There are two for each binary digit of a sequence's number (``model/products.py``), and more until the inner
+    dimension of the score product is a multiple of 16, the channels of a pass of the IPU's matrix unit.
+
+    Args:
+        model: sizes of the network.
+        depth: most sequences of a pack.
     """
+    channels = 16
     head = model.hidden_size // model.num_heads
-    return -(-(head + 2 * depth.bit_length()) // 16) * 16 - head
+    width = head + 2 * depth.bit_length()
+    return -(-width // channels) * channels - head

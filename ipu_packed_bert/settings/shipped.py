@@ -1,4 +1,4 @@
-"""The configurations that come with this package: in configs/ of a checkout, or installed with it."""
+"""The configurations of this package, in configs/ of a checkout or installed with it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from ipu_packed_bert.run_files.folder import CONFIG
 _PACKAGE = Path(__file__).resolve().parents[1]
 _INSTALLED = _PACKAGE / "configs"
 FOLDER = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "configs"
-_DERIVED = "derived"  # the file with the configurations that have no file of their own
+_DERIVED = "derived"  # the file of all configurations without a separate file
 
 
 @lru_cache(None)
 def _derived() -> Dict[str, Any]:
-    """Read the settings of the configurations without a file of their own, by name."""
+    """Read the settings of the configurations without a separate file, by name."""
     return yaml.safe_load((FOLDER / f"{_DERIVED}.yml").read_text(encoding="utf-8"))
 
 
 @lru_cache(None)
 def shipped_names() -> List[str]:
-    """Return the names of all configurations that come with the program, as --config takes them."""
-    names = {path.stem for path in FOLDER.glob("*.yml")} | set(_derived())
-    return sorted(name for name in names if name != _DERIVED and not name.startswith("_"))
+    """Return the names of all configurations of the program, which --config accepts."""
+    files = {path.stem for path in FOLDER.glob("*.yml")}
+    names = files.union(_derived()) - {_DERIVED}
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def derived_tree(path: Union[str, Path]) -> Optional[Any]:
-    """Return the settings of a configuration of FOLDER without a file of its own, None for any other path."""
+    """Return the settings of a configuration of FOLDER without a separate file, None for any other path."""
     path = Path(path)
-    if path.suffix != ".yml" or path.parent.resolve() != FOLDER.resolve() or path.is_file():
+    in_folder = path.suffix == ".yml" and path.parent.resolve() == FOLDER.resolve()
+    if path.is_file() or not in_folder:
         return None
     return _derived().get(path.stem)
 
@@ -43,13 +45,13 @@ def config_file(name: str) -> Path:
     """Return the file of a --config option.
 
     Args:
-        name: the path of a file, or the bare name of a configuration of the program.
+        name: a path, or the bare name of a configuration of the program.
 
     Returns:
-        The path. A configuration that is derived from others has no file; its path is where the file would be.
+        The path; a configuration that is derived from others has no file at its path.
 
     Raises:
-        ValueError: if a bare name is unknown, or a path does not exist but is similar to a known name.
+        ValueError: a bare name is unknown, or a path does not exist but is similar to a known name.
     """
     path = Path(name)
     if path.is_file():
@@ -60,15 +62,15 @@ def config_file(name: str) -> Path:
     if path.stem in shipped and (is_bare or is_in_configs):
         return FOLDER / f"{path.stem}.yml"
 
-    siblings = (
-        {} if is_bare else {sibling.stem: str(sibling) for sibling in path.parent.glob("*.yml")}
-    )
-    similar = difflib.get_close_matches(path.stem, [*siblings, *shipped], n=1, cutoff=0.8)
-    hint = f"did you mean {siblings.get(similar[0], similar[0])}?" if similar else ""
+    known = {stem: stem for stem in shipped}
+    if not is_bare:
+        known.update((sibling.stem, str(sibling)) for sibling in path.parent.glob("*.yml"))
+    similar = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.8)
+    hint = f"did you mean {known[similar[0]]}?" if similar else ""
     if is_bare:
-        hint = hint or f"these are {', '.join(shipped)}"
+        choices = ", ".join(shipped)
         raise ValueError(
-            f"--config {name}: neither a file nor a configuration that comes with the program; {hint}"
+            f"--config {name}: neither a file nor a configuration of the program; {hint or f'choose one of {choices}'}"
         )
     if hint and not path.exists():
         raise ValueError(f"--config {name}: no such file; {hint}")
@@ -78,13 +80,15 @@ def config_file(name: str) -> Path:
 def for_one_gpu(name: str) -> Optional[str]:
     """Return the configuration for one GPU with the model, length and phase of one for IPUs, None if there is none."""
     for_gpu = re.sub(r"_((bow_)?pod|ipu)[0-9]+$", "_gpu1", name)
-    return for_gpu if for_gpu != name and for_gpu in shipped_names() else None
+    if for_gpu == name or for_gpu not in shipped_names():
+        return None
+    return for_gpu
 
 
 def refuse_no_run(option: str, folder: Union[str, Path]) -> None:
-    """Raise ValueError if a directory holds no run's configuration."""
+    """Raise ValueError if the directory of an option is not that of a run."""
     if not Path(folder, CONFIG).is_file():
         raise ValueError(
-            f"{option} {folder}: not a run (no {CONFIG}); pass the directory of a run (by default in runs/), "
-            "or begin one with --config FILE"
+            f"{option} {folder}: not a run (no {CONFIG}); pass the directory of a run (by default in runs/), or start "
+            "a new one with --config FILE"
         )

@@ -1,7 +1,8 @@
-"""Tasks outside this package: a class in a file of the user's, named FILE.py:CLASS in `task.name`.
+"""Tasks outside this package: a class in a file of the user, named FILE.py:CLASS in `task.name`.
 
-A configuration or a run may come from somebody else, and so may the file that it names. A file is therefore run only
-if the user named it on a command line, now or before: its sha256 is kept in the user's state directory, never in a run.
+A configuration or a run may come from somebody else, and so may the file that it names. A file is therefore executed
+only if the user has named it on a command line, now or before. Its sha256 is kept in the user's state directory, never
+in a run.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from ipu_packed_bert.settings.reader import peek
 from pack_data.reading.files import read_regular, write_atomically
 
 PATTERN = r"(.+\.py):(\w+)"
-_MAX_BYTES = 1 << 24  # size of a Python file; nobody writes 16 MiB by hand
-_trusted: Set[str] = set()  # sha256 of the files that this process may run
+_MAX_BYTES = 1 << 24  # of a Python file; none that a person wrote has 16 MiB
+_trusted: Set[str] = set()  # sha256 of the files that this process may execute
 
 
 def is_own(name: Any) -> bool:
@@ -30,15 +31,15 @@ def is_own(name: Any) -> bool:
 
 
 def full_name(name: str) -> str:
-    """Return a task's name with the full path of its file, if it has one: a run finds it from any directory."""
+    """Return a task's name with the full path of its file, which is valid in any directory, if it has a file."""
     return os.path.abspath(name) if is_own(name) else name
 
 
 def trust(path: Union[str, os.PathLike]) -> None:
-    """Allow this process, and later ones of this user, to run a file with its present content.
+    """Allow this process and later processes of this user to execute a file with its current content.
 
     Raises:
-        ValueError: if there is no such file.
+        ValueError: there is no such file.
     """
     digest = _sha256(_content(os.path.abspath(path)))
     _trusted.add(digest)
@@ -49,7 +50,7 @@ def trust(path: Union[str, os.PathLike]) -> None:
             write_atomically(note, f"{os.path.abspath(path)}\n".encode("utf-8", "surrogateescape"))
     except OSError as error:
         print(
-            f"note: {note.parent} cannot be written ({error.strerror}): pass --trust-task {path} each time",
+            f"note: {note.parent}: cannot be written ({error.strerror}); pass --trust-task {path} each time",
             file=sys.stderr,
         )
 
@@ -63,35 +64,35 @@ def trust_what_was_named(files: Sequence[str], overrides: Sequence[str]) -> None
 
 
 def _state_folder() -> Path:
-    """Return the directory of the user's trusted files: names are sha256, contents the paths, for people."""
+    """Return the directory of the user's trusted files; each entry is named by a sha256 and contains the path."""
     base = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(base):  # XDG's rule; a relative path would depend on the current directory
+    if not os.path.isabs(base):  # the rule of XDG: ignore relative paths
         base = os.path.expanduser("~/.local/state")
     return Path(base, "packed_bert", "trusted_tasks")
 
 
 def own_class(name: str) -> Any:
-    """Return the class that a task's name FILE.py:CLASS names.
+    """Return the class of a task's name FILE.py:CLASS.
 
     Raises:
-        ValueError: if there is no such file or class, or the class is not a task.
+        ValueError: there is no such file or class, or the class is not a task.
     """
     path = _file_of(name)
     class_name = name.rpartition(":")[2]
     if not os.path.exists(path):
         raise ValueError(
-            f"task.name is {name}; there is no file {path}: put it there, a run keeps its full path"
+            f"task.name is {name}; there is no file {path}: restore it, because a run keeps its full path"
         )
     task = getattr(_loaded(path), class_name, None)
-    # The attribute identifies a task: `tasks.examples` imports the settings, which import this module.
+    # A task is identified by an attribute, because importing its base class would be circular.
     if not isinstance(task, type) or not isinstance(getattr(task, "settings", None), type):
         raise ValueError(
-            f"task.name is {name}; {path} has no class {class_name} that is an ExampleTask"
+            f"task.name is {name}; {path} has no class {class_name} that is an ExampleTask; define it"
         )
     missing = ", ".join(sorted(getattr(task, "__abstractmethods__", ())))
     if missing:
         raise ValueError(
-            f"task.name is {name}; the class {class_name} of {path} lacks {missing}: define what is missing"
+            f"task.name is {name}; the class {class_name} of {path} does not define {missing}; define them"
         )
     return task
 
@@ -109,22 +110,21 @@ def _sha256(content: bytes) -> str:
 
 
 def _loaded(path: str) -> ModuleType:
-    """Import a trusted file once per process; errors of the file itself are passed on unchanged."""
+    """Import a trusted file once per process; exceptions of the file itself are not caught."""
     name = f"{Path(path).stem}_{zlib.crc32(os.fsencode(path)):08x}"
     if name not in sys.modules:
         content = _content(path)
-        if _sha256(content) not in _trusted and not os.path.isfile(
-            _state_folder() / _sha256(content)
-        ):
+        digest = _sha256(content)
+        if digest not in _trusted and not os.path.isfile(_state_folder() / digest):
             raise ValueError(
-                f"task.name is of {path}, which this command would run; you have not trusted it, or it was changed "
-                f"since: read it, then add --trust-task {shlex.quote(path)} once"
+                f"task.name names {path}, which is not trusted, or was changed since; read it, then add "
+                f"--trust-task {shlex.quote(path)} once"
             )
         module = ModuleType(name)
-        sys.modules[name] = module  # dataclasses look their module up
+        sys.modules[name] = module  # dataclasses look up their module
         module.__file__ = path
         try:
-            # Python's own loader could run compiled code beside the file that was not checked.
+            # Python's own loader could execute compiled code next to the file, which was not checked.
             exec(compile(content, path, "exec"), module.__dict__)
         except BaseException:
             del sys.modules[name]

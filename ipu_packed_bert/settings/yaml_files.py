@@ -13,46 +13,47 @@ from pack_data.reading.fields import MOST_DIGITS, is_plain_name, named, one_line
 from pack_data.reading.files import read_regular
 
 _MAX_BYTES = 1 << 20  # a configuration has a few kB
-# Keys that `<<` may merge into one section: aliases of aliases may stand for millions.
+# Keys that `<<` merges into one section; an alias of an alias may stand for millions.
 _MAX_MERGED_KEYS = 10_000
-_MAX_EXTENDS = 8  # files that extend one another, in a chain
+_MAX_EXTENDS = 8  # files of a chain in which each extends the next
 
 
 class ConfigError(Problems):
-    """A configuration that cannot be used: all its problems, each with its setting, value and rule."""
+    """A configuration that cannot be used, with all its problems: setting, value and rule."""
 
 
 class _YamlLoader(yaml.SafeLoader):
     """PyYAML's safe loader, which also refuses duplicate keys, recursion, long numbers and huge merges."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        return super().construct_object(
-            node, deep=True
-        )  # deep: an alias inside its own anchor is then refused
+        """Construct a value with deep=True, which refuses an alias inside its own anchor."""
+        return super().construct_object(node, deep=True)
 
     def construct_yaml_int(self, node: Any) -> Any:
-        if len(node.value) > MOST_DIGITS:  # Python 3.8 takes seconds to convert a million digits
-            raise yaml.constructor.ConstructorError(
-                None, None, "a number with too many digits", node.start_mark
-            )
+        """Construct a number; Python 3.8 takes seconds to convert a million digits."""
+        if len(node.value) > MOST_DIGITS:
+            raise _refusal("a number with too many digits", node)
         return super().construct_yaml_int(node)
 
     def flatten_mapping(self, node: Any) -> None:
+        """Merge the keys of `<<`."""
         super().flatten_mapping(node)
         if len(node.value) > _MAX_MERGED_KEYS:
-            raise yaml.constructor.ConstructorError(
-                None, None, "a section with too many keys", node.start_mark
-            )
+            raise _refusal("a section with too many keys", node)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Construct a section."""
         keys: Set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=deep)
             if key in keys:
-                problem = f"{named(key)} stands twice in one section"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+                raise _refusal(f"{named(key)} is there twice in one section", key_node)
             keys.add(key)
         return super().construct_mapping(node, deep=deep)
+
+
+def _refusal(problem: str, node: Any) -> Exception:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 _YamlLoader.add_constructor("tag:yaml.org,2002:int", _YamlLoader.construct_yaml_int)
@@ -61,20 +62,20 @@ _YamlLoader.add_constructor("tag:yaml.org,2002:int", _YamlLoader.construct_yaml_
 def load_yaml(path: Union[str, Path], *, levels: int = _MAX_EXTENDS) -> Any:
     """Read a YAML file and merge it, section by section, into the configurations that its `extends` names.
 
-    `extends: NAME`, or a list of names, of which a later one wins: each is a file in the same directory or a
-    configuration that comes with the program.
+    `extends` is a name or a list of names; later ones override earlier ones. Each name is that of a file in the same
+    directory or of a configuration of the program, without .yml.
 
     Args:
         path: the file, or the path of a derived configuration of the program.
-        levels: how many files may still be extended in a chain.
+        levels: the number of files that may follow in a chain of `extends`.
 
     Raises:
-        ConfigError: in one line, if a file cannot be read.
+        ConfigError: a file cannot be read or extended; the message has one line.
     """
     tree = derived_tree(path)
     if tree is None:
         try:
-            text = read_regular(path, way_out="give a file of settings", most_bytes=_MAX_BYTES)
+            text = read_regular(path, way_out="pass a file of settings", most_bytes=_MAX_BYTES)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         tree = parse_yaml(text, path)
@@ -88,12 +89,13 @@ def load_yaml(path: Union[str, Path], *, levels: int = _MAX_EXTENDS) -> Any:
         base = _base_of(name, path)
         if base is None:
             raise ConfigError(
-                f"{path}: extends is {named(name)}; must name a configuration in the same directory, or one that comes "
-                "with the program, without .yml"
+                f"{path}: extends is {named(name)}; must be the name of a configuration in the same directory or of "
+                "the program, without .yml"
             )
         if not levels:
             raise ConfigError(
-                f"{path}: extends {name}; too many files extend one another, or they form a circle"
+                f"{path}: extends {name}; the chain of files is a circle or has more than {_MAX_EXTENDS}; remove an "
+                "extends"
             )
         bases.append(load_yaml(base, levels=levels - 1))
     merged: Any = {}
@@ -103,32 +105,46 @@ def load_yaml(path: Union[str, Path], *, levels: int = _MAX_EXTENDS) -> Any:
 
 
 def _base_of(name: Any, path: Union[str, Path]) -> Optional[Path]:
-    """Return the file of a configuration that ``path`` extends, None if there is none."""
+    """Return the file of a configuration that ``path`` extends, None if there is no such configuration."""
     if not isinstance(name, str) or not is_plain_name(name):
         return None
     sibling = Path(path).with_name(f"{name}.yml")
     if sibling.is_file():
         return sibling
     shipped = FOLDER / f"{name}.yml"
-    return shipped if shipped.is_file() or derived_tree(shipped) is not None else None
+    is_known = shipped.is_file() or derived_tree(shipped) is not None
+    return shipped if is_known else None
 
 
 def _merged(base: Any, tree: Any) -> Any:
-    """Return ``base`` with the values of ``tree`` in their places, section by section."""
+    """Return ``base`` with the values of ``tree``, section by section."""
     if not isinstance(base, dict) or not isinstance(tree, dict):
         return tree
-    return {**base, **{key: _merged(base.get(key), value) for key, value in tree.items()}}
+    merged = dict(base)
+    for key, value in tree.items():
+        merged[key] = _merged(base.get(key), value)
+    return merged
 
 
 def parse_yaml(text: Union[str, bytes], source: Union[str, Path]) -> Any:
-    """Parse a YAML text to plain values; raise ConfigError in one line, which names ``source``, if it is not valid."""
+    """Parse a YAML text to plain values.
+
+    Args:
+        text: the text.
+        source: the file or option, for messages.
+
+    Raises:
+        ConfigError: the text is not valid; the message has one line.
+    """
     try:
         if len(text) > _MAX_BYTES:
-            raise ValueError(f"more than {_MAX_BYTES:,} bytes, too large for settings")
-        return yaml.load(text if isinstance(text, str) else text.decode("utf-8"), _YamlLoader)
+            raise ValueError(f"more than {_MAX_BYTES:,} bytes, too many for settings")
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        return yaml.load(text, _YamlLoader)
     except RecursionError:
         problem = "it is nested too deeply"
-    # PyYAML's own errors, and those of its constructors for values that its patterns accept: 2001-13-45, !!int ''.
+    # The errors of PyYAML, and those of its constructors for values that its patterns accept: 2001-13-45, !!int ''.
     except (
         yaml.YAMLError,
         ValueError,

@@ -191,7 +191,7 @@ def test_a_resumed_run_may_change_what_is_harmless_or_allowed(tmp_path, checkpoi
     assert command(*longer, *changed, "--set", "data.packer=none", "--set", "data.max_sequences_per_pack=1") == 2
     error = capsys.readouterr().err
     assert f"{tmp_path / 'run'}: 3 problems\n" in error and "optimizer.weight_decay is 0.01 there, 0.02 by" in error
-    assert error.count("a run goes on with the data it has") == 2
+    assert error.count("a resumed run keeps its data") == 2
     assert command(*longer, *changed, "--allow-change", "optimizer.weight_decay") == 0
     text = capsys.readouterr().out
     noted = "noted     optimizer.schedule_steps 5 -> 1000, run.keep_checkpoints 1 -> 3, run.epochs 1 -> 2\n"

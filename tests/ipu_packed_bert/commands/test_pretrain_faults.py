@@ -85,7 +85,7 @@ def test_weights_of_another_network_are_refused_by_the_names_of_the_settings(
         setting,
         *placed,
     )
-    assert message == f"{trained}: {key} is {there} there, {here} by --set; a run goes on with the sizes it has"
+    assert message == f"{trained}: {key} is {there} there, {here} by --set; a resumed run keeps its sizes"
 
 
 def test_a_network_of_other_sizes_is_refused_before_its_data_set_is_built(tiny, trained, tmp_path, capsys):

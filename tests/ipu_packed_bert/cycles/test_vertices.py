@@ -121,9 +121,9 @@ PINNED = [
     (vertices.one_hot, (2.5,), 11 + 74 * 3),
     (vertices.argmax, (250,), 9 + 6 * (27 + 3 * 42)),
     (vertices.rearrange, (1000, 3.125), 587 + 3125),
-    (vertices.busiest, (250,), 42),
-    (vertices.vectors, (43, HALF), 11),
-    (vertices.vectors, (43, FLOAT), 22),
+    (vertices._busiest, (250,), 42),
+    (vertices._vectors, (43, HALF), 11),
+    (vertices._vectors, (43, FLOAT), 22),
 ]
 
 

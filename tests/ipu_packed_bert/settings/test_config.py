@@ -64,7 +64,7 @@ placement: {replicas: 3}
         ({"optimizer": {"learning_rate": "1e999"}}, "optimizer.learning_rate is '1e999'; must be finite"),
         ({"optimizer": {"learning_rate": "0.001"}}, "optimizer.learning_rate is '0.001'; must be a number"),
         ({"data": {"packer": "none"}}, "must be 1 if data.packer is none"),
-        ({"data": {"max_sequences_per_pack": 4}}, "data.max_sequences_per_pack is 4; too deep for data.packer nnlshp"),
+        ({"data": {"max_sequences_per_pack": 4}}, "data.max_sequences_per_pack is 4; too large for data.packer nnlshp"),
         (
             {"data": {"max_sequence_length": 1024}, "model": {"max_position_embeddings": 512}},
             "must be at most model.max_position_embeddings, 512",
@@ -89,7 +89,7 @@ placement: {replicas: 3}
             {"run": {"evaluate_every": 5}},
             "packed-bert build --corpus embedded --out data/packed --held-out 0.01",
         ),
-        ({"without_ipus": 3}, "without_ipus is 3; must hold sections of settings"),
+        ({"without_ipus": 3}, "without_ipus is 3; must have sections of settings"),
         (
             {"without_ipus": {"batch": {"micro_batches": 3}}},
             "without_ipus.batch.micro_batches is not a setting; did you mean without_ipus.batch.micro_batch?",
@@ -206,7 +206,7 @@ def test_overrides_win_over_the_file_and_over_without_ipus():
         ("without_ipus.micro_batch=4", "did you mean without_ipus.batch.micro_batch?"),
         ("micro_batches=4", "--set micro_batches is not a setting; did you mean batch.micro_batch?"),
         ("run.steps=3.5e0", "--set run.steps is '3.5e0'; must be a whole number"),
-        ("without_ipus=3", "only be switched off, with null"),
+        ("without_ipus=3", "set without_ipus to null"),
     ],
 )
 def test_wrong_overrides(override, words):

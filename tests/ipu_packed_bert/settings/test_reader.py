@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ipu_packed_bert.settings import loading as config
 from ipu_packed_bert.settings.config import ConfigError
 from ipu_packed_bert.settings.declare import declared, nested, typed_value
-from ipu_packed_bert.settings.reader import DEFAULT, FILE, SettingsReader, setting, suggestions
+from ipu_packed_bert.settings.reader import FILE, SettingsReader, setting, suggestions
 from ipu_packed_bert.settings.yaml_files import load_yaml
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -56,8 +56,7 @@ def test_a_later_source_wins_and_each_value_has_its_origin():
     found = reader({"tree": {"height": 4, "rings": [3]}, "owner": None}, "tree.height=1e1", "owner.name=Ada")
     found.refuse_problems()
     assert values(found) == {**DEFAULTS, "tree.height": 10.0, "tree.rings": (3,), "owner.name": "Ada"}
-    origins = {"tree.height": "--set", "tree.rings": "file", "owner.name": "--set"}
-    assert found.all_origins() == {key: origins.get(key, DEFAULT) for key in SETTINGS}
+    assert found.origins == {"tree.height": "--set", "tree.rings": "file", "owner.name": "--set"}
 
 
 def test_nothing_is_the_defaults():
@@ -92,8 +91,8 @@ def test_a_derived_default_gives_way_to_what_is_stated():
 @pytest.mark.parametrize(
     "tree, overrides, words",
     [
-        ([1], (), "the file is [1]; must hold sections of settings"),
-        ({"tree": 3}, (), "tree is 3; must hold settings, one `key: value`"),
+        ([1], (), "the file is [1]; must have sections of settings"),
+        ({"tree": 3}, (), "tree is 3; must have settings, one `key: value`"),
         ({"tree": {"height": 0.0}}, (), "tree.height is 0.0; must be above 0 and at most 120"),
         ({"tree": {"rings": []}}, (), "tree.rings is []; must be a list such as [3, 7]"),
         ({"tree": {"rings": [1, 0]}}, (), "tree.rings is [1, 0]; each must be at least 1"),
@@ -101,9 +100,9 @@ def test_a_derived_default_gives_way_to_what_is_stated():
         ({"tree": {"felled": 1}}, (), "tree.felled is 1; must be true or false"),
         ({"tree": {"leaves": True}}, (), "tree.leaves is True; must be a whole number"),
         ({"owner": {"name": 3}}, (), "owner.name is 3; must be a text"),
-        ({}, ("tree.height",), "--set tree.height: must read section.key=value"),
+        ({}, ("tree.height",), "--set tree.height: must be section.key=value"),
         ({}, ("tree.height=[",), "--set tree.height=[: the value is not valid YAML"),
-        ({}, ("tree=3",), "--set tree is 3; must hold settings"),
+        ({}, ("tree=3",), "--set tree is 3; must have settings"),
         ({}, ("tree.height=low",), "--set tree.height is 'low'; must be a number"),
     ],
 )
@@ -191,8 +190,8 @@ def test_what_is_written_is_read_back(stated):
 @pytest.mark.parametrize(
     "content, words",
     [
-        (b"tree: {height: 1}\nowner: {}\ntree: {}\n", "tree stands twice"),
-        (b"tree:\n  height: 1\n  height: 2\n", "height stands twice"),
+        (b"tree: {height: 1}\nowner: {}\ntree: {}\n", "tree is there twice"),
+        (b"tree:\n  height: 1\n  height: 2\n", "height is there twice"),
         (b"tree: [", "not valid YAML"),
         (b"\xff\xfe", "not valid YAML"),
         (b"? {a: b}\n: c\n", "not valid YAML"),

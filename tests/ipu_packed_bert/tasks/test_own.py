@@ -59,7 +59,7 @@ def test_class_and_settings_are_those_of_the_file(own, tmp_path, monkeypatch):
     [
         ("own_task.py:Own", 0, "task.words is 0; must be at least 1"),
         ("own_task.py:NoTask", 1, "own_task.py has no class NoTask that is an ExampleTask"),
-        ("own_task.py:Begun", 1, "own_task.py lacks "),
+        ("own_task.py:Begun", 1, "own_task.py does not define "),
         ("own_task.py:Missing", 1, "own_task.py has no class Missing"),
         ("missing.py:Own", 1, "missing.py:Own; there is no file"),
         ("own_task:Own", 1, "or FILE.py:CLASS"),
