@@ -10,7 +10,6 @@ The order is not kept in memory: the row at any place is computed directly, for 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from functools import cached_property
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -18,6 +17,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from pack_data.batching.delivered import DeliveredBatches
+from pack_data.batching.identity import digest_of_values
 from pack_data.batching.pack_dataset import PackDataset
 from pack_data.reading.fields import named, whole_number
 
@@ -176,10 +176,8 @@ class PackMixture:
     @cached_property
     def identity(self) -> str:
         """Digest of everything that the rows follow from: seed, shares, content and packing of the data sets."""
-        shares = [share.hex() for share in self._shares.tolist()]
         data_sets = [data_set.identity for data_set in self._data_sets]
-        identity = repr((self.seed, self._sizes.tolist(), shares, data_sets))
-        return hashlib.sha256(identity.encode()).hexdigest()[:16]
+        return digest_of_values(self.seed, self._shares, data_sets)
 
 
 class MixedBatches(DeliveredBatches):

@@ -8,14 +8,14 @@ An `IndexBatchSampler` over `rows.lengths` adds ranks, epochs and resume.
 
 from __future__ import annotations
 
-import hashlib
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import numpy as np
 
 from pack_data.batching.collators import alike, padding_free_batch, token_columns
+from pack_data.batching.identity import digest_of_examples, digest_of_values
 from pack_data.formats.source import open_source
 from pack_data.pack_lengths import PackedLengths, pack
 from pack_data.reading import hugging_face
@@ -141,8 +141,7 @@ class _StoredRows:
 
     @property
     def identity(self) -> str:
-        parts = repr((self._store.manifest.digest, self._packs()))
-        return hashlib.sha256(parts.encode()).hexdigest()[:16]
+        return digest_of_values(self._store.manifest.digest, self._packs())
 
     def _packs(self) -> List[str]:
         """Return the checksums of the shards; the digest of the data set does not depend on how it is packed."""
@@ -190,17 +189,22 @@ class _PackedRows:
         fitted = self._fitted
         depths = [len(bin_) for bin_ in self._bins]
         pieces = np.concatenate([*self._bins, np.zeros(0, np.int64)])
-        digest = hashlib.sha256(f"{self.multiple_of} {len(self._examples)}".encode())
-        for values in (fitted.example_lengths, fitted.example, fitted.start, fitted.lengths):
-            digest.update(_bytes_of(values))
-        digest.update(_bytes_of(depths))
-        digest.update(_bytes_of(pieces))
+        packing = [
+            fitted.example_lengths,
+            fitted.example,
+            fitted.start,
+            fitted.lengths,
+            depths,
+            pieces,
+        ]
 
-        for columns in _identifying_content(self._examples):
-            for name in sorted(columns):
-                digest.update(name.encode())
-                digest.update(_bytes_of(columns[name]))
-        return digest.hexdigest()[:16]
+        if isinstance(self._examples, _Examples):
+            content = [
+                values for column in sorted(self._examples.tokens.items()) for values in column
+            ]
+        else:
+            content = [digest_of_examples(self._examples, _IDENTIFYING_EXAMPLES)]
+        return digest_of_values(self.multiple_of, *packing, *content)
 
     def _piece(self, number: int) -> _Row:
         example, start = self._fitted.beginning(number)
@@ -232,27 +236,6 @@ class _Examples:
         start = int(self._starts[number])
         stop = start + int(self.lengths[number])
         return {name: values[start:stop] for name, values in self.tokens.items()}
-
-
-def _identifying_content(examples: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the columns of examples by which their content is identified."""
-    if isinstance(examples, _Examples):
-        yield examples.tokens
-        return
-    count = len(examples)
-    for number in np.unique(
-        np.linspace(0, count - 1, min(count, _IDENTIFYING_EXAMPLES)).astype(int)
-    ):
-        example = int(number)
-        yield token_columns(examples[example], f"example {example}")
-
-
-def _bytes_of(values: Any) -> bytes:
-    """Return bytes that are equal for equal values, whatever the type of the numbers."""
-    array = np.asarray(values)
-    if array.dtype.kind in "biu":
-        return array.astype(np.int64).tobytes()
-    return repr(array.tolist()).encode()
 
 
 def _read(path: str) -> Sequences:

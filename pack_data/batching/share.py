@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import os
 from collections import abc
+from functools import cached_property
 from itertools import islice
 from typing import Any, Dict, Iterator, Mapping, Tuple
 
+from pack_data.batching.identity import digest_of_example, digest_of_examples
 from pack_data.batching.shard_files import ShardFiles
 from pack_data.formats.data_files import data_files
 from pack_data.reading import hugging_face
 from pack_data.reading.fields import Fields, whole_number
+
+_IDENTIFYING_EXAMPLES = 64  # of a sequence, read when a state is taken or loaded
 
 
 class Share:
@@ -32,6 +36,8 @@ class Share:
     Nothing is read again after a state was loaded, as far as the source's own state allows it. A source without a state
     is read again up to there; so is a Hugging Face data set with a shuffle buffer, whose state would lose its contents
     (`buffer_size=1` shuffles the shards only, from datasets 5 on). `seen`: examples passed in what this process reads.
+    A state names the source: a sequence by its length and some of its examples, another source that is read again by
+    the last example seen. Files, and sources with a state, name it in their own state.
     A stream's `flush_after` reads ahead of what it packs: take the examples by `numbered` then, and set `seen`.
     """
 
@@ -49,6 +55,15 @@ class Share:
         self._state: Any = None  # of the source, that was loaded
         self._loaded = False
         self._ended = False
+        self._last: Tuple[int, Any] = (
+            -1,
+            None,
+        )  # number of the last example that was read, and the example
+        self._identity = ""  # of the source of the state that was loaded
+
+    @property
+    def _is_sequence(self) -> bool:
+        return isinstance(self._source, abc.Sequence) or hugging_face.is_data_set(self._source)
 
     @property
     def has_state(self) -> bool:
@@ -70,13 +85,14 @@ class Share:
         if self._ended:
             return
         source = self._source
-        if isinstance(source, abc.Sequence) or hugging_face.is_data_set(source):
+        if self._is_sequence:
             first = self.seen + (self._number - self.seen) % self._of
             for number in range(first, len(source), self._of):
                 yield number, source[number]
         else:
             for number, example in enumerate(self._read(), self.seen):
                 if self._by_shards or number % self._of == self._number:
+                    self._last = (number, example)
                     yield number, example
         # Without a state of the source, `seen` shows the end; a thread may have read ahead of it.
         self._ended = self.has_state
@@ -90,13 +106,43 @@ class Share:
                 part.set_epoch(source.epoch)
             source = part
         if not self.has_state:
-            return islice(source, self.seen, None)
+            return self._read_again(iter(source))
         if not hasattr(source, "load_state_dict"):  # a node of torchdata
             source.reset(self._state)
         elif self._state is not None:
             source.load_state_dict(self._state)
         self._reading = source
         return iter(source)
+
+    def _read_again(self, examples: Iterator[Any]) -> Iterator[Any]:
+        """Return the examples behind those seen, of which the last has to be that of the state."""
+        if not (self.seen and self._identity):
+            return islice(examples, self.seen, None)
+        last = next(islice(examples, self.seen - 1, None), None)
+        self._check_identity(digest_of_example(last))
+        return examples
+
+    def _check_identity(self, identity: str) -> None:
+        if identity != self._identity:
+            raise ValueError(
+                f"state of the source: taken with source {self._identity}, this one is {identity or 'shorter'}: other "
+                "examples, or another order; pass the same source, or begin without the state"
+            )
+
+    @cached_property
+    def _identity_of_sequence(self) -> str:
+        return digest_of_examples(self._source, _IDENTIFYING_EXAMPLES)
+
+    def _identity_of_source(self) -> str:
+        """Return the identity of the source up to the last example; "" if it is in the source's own state."""
+        if self._loaded:
+            return self._identity
+        if self._is_sequence:
+            return self._identity_of_sequence
+        number, example = self._last
+        if self.has_state or number + 1 != self.seen:
+            return ""
+        return digest_of_example(example)
 
     def state_dict(self) -> Dict[str, Any]:
         """Return the place of the next example of this process, in plain values if the source's state is such."""
@@ -110,6 +156,7 @@ class Share:
             "seen": self.seen,
             "ended": self._ended,
             "source": state,
+            "identity": self._identity_of_source(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -122,6 +169,9 @@ class Share:
                 "continue with as many ranks and workers"
             )
         seen = fields.integer("seen", least=0)
+        self._identity = fields.text("identity") if "identity" in fields else ""
+        if self._identity and self._is_sequence:
+            self._check_identity(self._identity_of_sequence)
         self._ended = fields.boolean("ended")
         self.seen = seen
         self._state = fields.any("source")

@@ -109,6 +109,7 @@ class PackStream:
         flush_after: seconds without a new sequence after which `packs` packs everything that waits. A thread then reads
             the source, up to 64 sequences ahead.
         multiple_of: each sequence takes a multiple of this many slots; `rounding` counts the slots that this adds.
+        source: identity of the sequences, a text such as `PackDataset.identity`; a state of another source is refused.
 
     Raises:
         ValueError: an option is out of range, or the histogram is empty.
@@ -128,6 +129,7 @@ class PackStream:
         share: str = _SHARE,
         flush_after: Optional[float] = None,
         multiple_of: int = 1,
+        source: Optional[str] = None,
     ) -> None:
         S = self.max_sequence_length = whole_slots(max_sequence_length)
         self.max_sequences_per_pack = packing_depth(max_sequences_per_pack)
@@ -151,6 +153,8 @@ class PackStream:
             )
         seconds = Fields.of({"flush_after": flush_after}, "PackStream", "pass seconds or None")
         self.flush_after = seconds.optional("flush_after", Fields.number, least=1e-3, most=1e6)
+
+        self.source = source
 
         self._most_tokens = _MAX_TOKENS if self.buffer_tokens is None else self.buffer_tokens
         self._buffer = Buffer(S, self.max_sequences_per_pack)
@@ -445,6 +449,7 @@ class PackStream:
             "ranks": self.ranks,
             "share": _SHARE,
             "multiple_of": self.multiple_of,
+            "source": self.source,
         }
 
     def state_dict(self) -> Dict[str, Any]:

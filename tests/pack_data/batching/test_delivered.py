@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pack_data import BuildOptions, PackDataset, PackMixture, build, pack
 from pack_data.batching.plans import BatchOptions
 from pack_data.batching.sampler import IndexBatchSampler
+from pack_data.batching.share import Share
 from tests.refusals import refused
 from tests.token_sequences import random_sequences
 
@@ -189,3 +190,29 @@ def test_an_identity_does_not_depend_on_the_type_of_the_numbers():
     assert len(identities) == 1
     with_mask = [{**row, "loss_mask": [1] * len(row["input_ids"])} for row in lists]
     assert PackDataset(with_mask, packed=packed).identity not in identities
+
+
+class Anew:
+    """Examples that are read again from the first one."""
+
+    def __init__(self, sequences):
+        self.sequences = sequences
+
+    def __iter__(self):
+        return ({"input_ids": tokens} for tokens in self.sequences)
+
+
+@pytest.mark.parametrize("kind", [Anew, lambda sequences: list(Anew(sequences))])
+@pytest.mark.parametrize("of", [1, 3])
+@pytest.mark.parametrize("other", [ROTATED, SEQUENCES[:5], random_sequences(40, S, 9)])
+def test_a_share_of_another_source_is_refused(kind, of, other):
+    first = Share(kind(SEQUENCES), of - 1, of)
+    begun = list(islice(first, 8))
+    state = json.loads(json.dumps(first.state_dict()))
+    again = Share(kind(SEQUENCES), of - 1, of)
+    again.load_state_dict(state)
+    assert begun + list(again) == list(Share(kind(SEQUENCES), of - 1, of))
+    changed = Share(kind(other), of - 1, of)
+    with refused("state of the source", state["identity"]):
+        changed.load_state_dict(state)
+        list(changed)

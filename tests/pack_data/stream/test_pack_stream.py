@@ -429,6 +429,8 @@ def test_a_state_of_another_stream_is_refused():
     state = PackStream(10, buffer_sequences=4).state_dict()
     with refused("buffer_sequences", 4, 5):
         PackStream(10, buffer_sequences=5).load_state_dict(state)
+    with refused("source", "3f0a", "None"):
+        PackStream(10, buffer_sequences=4, source="3f0a").load_state_dict(state)
     for broken in ({}, {**state, "taken": -1}, {**state, "waiting": [[0, 0, 11, "a"]]}, {**state, "learnt": [1.0]}):
         with refused("state of the stream"):
             PackStream(10, buffer_sequences=4).load_state_dict(broken)
