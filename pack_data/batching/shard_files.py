@@ -1,35 +1,43 @@
-"""Files of examples, JSONL or Parquet, as a source that is shared out by files and continues from its state."""
+"""Files of examples as a source that is shared out by files and continues from its state: `ShardFiles`."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, Iterable, Iterator, Mapping, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Union
 
-from pack_data.reading.fields import Fields, parse_json
-from pack_data.reading.files import open_unpacked
-from pack_data.reading.packages import load_package
+from pack_data.cli.bad_records import BadRecords, Origin
+from pack_data.formats.detect import content_format, suffix_format
+from pack_data.formats.rows import identity, read_rows
+from pack_data.reading.fields import Fields, one_line
 
-_ROWS = 1024  # of Parquet, in memory at a time
-_BLOCK = 1 << 20  # bytes of a compressed file that are skipped at a time
-_WAY_OUT = "pass files of JSONL (.jsonl, .jsonl.gz, .jsonl.xz) or Parquet (.parquet) with a column for each list"
+_FORMATS = ("jsonl", "parquet", "arrow")
+_WAY_OUT = "pass files of JSONL (.jsonl, .jsonl.gz, .jsonl.zst, ...), Parquet or Arrow with a column for each list"
 
 
 class ShardFiles:
     """The examples of files, one file after another; each is a mapping of columns.
 
-    It continues at the byte of a line, or in the row group of a Parquet file; of compressed lines those before are
-    unpacked again, but not read as JSON.
+    It continues in the row group of a Parquet file. Of other files, what stands before the next example is read or
+    unpacked again, but not as JSON.
+
+    Args:
+        paths: files of JSONL, JSON arrays, Parquet or Arrow, plain or compressed.
+
+    Raises:
+        ValueError: a file has another format.
     """
 
     def __init__(self, paths: Iterable[Union[str, os.PathLike]]) -> None:
         self._paths = [str(path) for path in paths]
         for path in self._paths:
-            if not _is_parquet(path) and ".json" not in os.path.basename(path).lower():
-                raise ValueError(
-                    f"{path}: its name ends neither in .jsonl nor in .parquet; {_WAY_OUT}"
-                )
+            format = suffix_format(path)
+            if not format and os.path.isfile(path):
+                format = content_format(path)
+            if format not in _FORMATS:
+                raise ValueError(f"{path}: is neither JSONL nor Parquet nor Arrow; {_WAY_OUT}")
         self._file = 0  # of the next example
         self._place = 0  # of the next example in its file
+        self._identities: Dict[str, str] = {}  # of files that were read, or that are in a state
 
     @property
     def num_shards(self) -> int:
@@ -46,21 +54,39 @@ class ShardFiles:
         self._file = self._place = 0
         for number in range(first, len(self._paths)):
             path = self._paths[number]
-            examples = _rows(path, place) if _is_parquet(path) else _lines(path, place)
-            for after, example in examples:
+            self._identity_of(path)
+            for row in read_rows(path, _NoBadRecords(), start=place):
                 self._file = number
-                self._place = after
-                yield example
+                self._place = row.after
+                yield row.fields
             place = 0
         self._file = len(self._paths)
         self._place = 0
 
+    def _identity_of(self, path: str) -> str:
+        if path not in self._identities:
+            self._identities[path] = identity(path)
+        return self._identities[path]
+
     def state_dict(self) -> Dict[str, Any]:
-        """Return the place of the next example."""
-        return {"files": self._paths, "file": self._file, "place": self._place}
+        """Return the place of the next example, and the identities of all files."""
+        identities = [self._identity_of(path) for path in self._paths]
+        return {
+            "files": self._paths,
+            "identities": identities,
+            "file": self._file,
+            "place": self._place,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next iteration at the place of `state`; a state of other files raises ValueError."""
+        """Begin the next iteration at the place of a state.
+
+        Args:
+            state: from `state_dict`.
+
+        Raises:
+            ValueError: the state is of other files, or a file was written again since.
+        """
         fields = Fields.of(
             dict(state),
             "state of the files",
@@ -69,45 +95,26 @@ class ShardFiles:
         if fields.texts("files") != self._paths:
             raise fields.error("files", "must be the files of this source")
         file = fields.integer("file", least=0, most=len(self._paths))
-        self._place = fields.integer("place", least=0)
+        place = fields.integer("place", least=0)
+        if "identities" in fields:
+            self._check_identities(fields.texts("identities"))
         self._file = file
+        self._place = place
+
+    def _check_identities(self, identities: List[str]) -> None:
+        for path, identity_of_state in zip(self._paths, identities):
+            if self._identity_of(path) != identity_of_state:
+                raise ValueError(
+                    f"state of the files: {path} is another file than when the state was taken, or was written again; "
+                    "put the same file back, or begin anew"
+                )
 
 
-def _is_parquet(path: str) -> bool:
-    return path.lower().endswith(".parquet")
+class _NoBadRecords(BadRecords):
+    """Every record that cannot be read is an error."""
 
+    def add(self, origin: Origin, reason: str, records: int = 1) -> None:
+        raise ValueError(f"{origin}: {one_line(reason, 150)}; repair the file, or leave it out")
 
-def _lines(path: str, place: int) -> Iterator[Tuple[int, Mapping[str, Any]]]:
-    """Yield the examples from a byte of the unpacked file on, each with the byte behind its line."""
-    with open_unpacked(path, way_out=_WAY_OUT) as file:
-        if file.seekable():
-            file.seek(place)
-        else:
-            left = place
-            while left and (skipped := len(file.read(min(left, _BLOCK)))):
-                left -= skipped
-        for line in file:
-            place += len(line)
-            if not line.strip():
-                continue
-            where = f"{path}, before byte {place}"
-            example = parse_json(line, where, _WAY_OUT)
-            if not isinstance(example, dict):
-                raise ValueError(f"{where}: the line is not a JSON object; {_WAY_OUT}")
-            yield place, example
-
-
-def _rows(path: str, place: int) -> Iterator[Tuple[int, Mapping[str, Any]]]:
-    """Yield the examples from a row on, each with the number of the next row; the first row group is read again."""
-    parquet = load_package("pyarrow.parquet", path)
-    first = 0  # row of the group or batch
-    with parquet.ParquetFile(path) as file:
-        for group in range(file.num_row_groups):
-            rows = file.metadata.row_group(group).num_rows
-            if first + rows <= place:
-                first += rows
-                continue
-            for batch in file.iter_batches(batch_size=_ROWS, row_groups=[group], use_threads=False):
-                skipped = max(0, place - first)
-                yield from enumerate(batch.slice(skipped).to_pylist(), first + skipped + 1)
-                first += batch.num_rows
+    def too_long(self) -> str:
+        return f"it is longer than {self.longest:,} bytes: split it into several examples"

@@ -97,12 +97,11 @@ REFUSALS = [
     # shares of a source
     (lambda _: Share(iter(EXAMPLES)), ["source", "iterator"]),
     (lambda _: Share(Endless(EXAMPLES)), ["source", "restart_on_stop_iteration=False"]),
-    (lambda path: Share([path / "a.csv"]), ["a.csv", ".jsonl", ".parquet"]),
+    (lambda path: Share([path / "a.csv"]), ["a.csv", ".jsonl", "Parquet"]),
     (lambda _: Share([], 2, 2), ["number", 2]),
     (lambda path: Share(str(path / "none")), ["none", "no such file"]),
     (lambda path: list(Share([lines(path, *EXAMPLES), path / "b.jsonl"])), ["b.jsonl"]),
-    (lambda path: list(Share([lines(path, EXAMPLES[0], [1, 2])])), ["a.jsonl, before byte"]),
-    (lambda path: list(Share([lines(path, EXAMPLES[0], 3)])), ["a.jsonl, before byte"]),
+    (lambda path: list(Share([lines(path, EXAMPLES[0], 3)])), ["a.jsonl: line 2"]),
     (lambda _: Share(EXAMPLES, 0, 2).load_state_dict(Share(EXAMPLES, 1, 2).state_dict()), ["process 1 of 2"]),
     (lambda path: ShardFiles([lines(path)]).load_state_dict(ShardFiles([]).state_dict()), ["files", "same files"]),
 ]
@@ -117,7 +116,7 @@ def test_invalid_input_is_refused(tmp_path, make, names):
 def test_a_line_that_is_no_json_is_named(tmp_path):
     path = lines(tmp_path, EXAMPLES[0])
     path.write_text(path.read_text() + "{\n")
-    with refused("a.jsonl, before byte"):
+    with refused("a.jsonl: line 2"):
         list(Share([path]))
 
 

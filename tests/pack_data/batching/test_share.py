@@ -10,7 +10,9 @@ from unittest.mock import MagicMock
 import pytest
 
 from pack_data import PackStream
+from pack_data.batching.shard_files import ShardFiles
 from pack_data.batching.share import Share
+from tests.refusals import refused
 
 COUNT = 23  # examples
 
@@ -204,14 +206,50 @@ def test_it_goes_on_after_a_hundred_million_examples_and_reads_none_of_them():
     numbers.__getitem__.assert_called_once_with(100_000_003)
 
 
-def test_lines_are_not_read_again(tmp_path, monkeypatch):
-    from pack_data.batching import shard_files
+def test_lines_are_not_parsed_again(tmp_path, monkeypatch):
+    from pack_data.formats import jsonl
 
     paths, read = files(tmp_path, "jsonl", 2), []
-    parse = shard_files.parse_json
-    monkeypatch.setattr(shard_files, "parse_json", lambda *given: (read.append(1), parse(*given))[1])
+    parse = jsonl._parsed
+    monkeypatch.setattr(jsonl, "_parsed", lambda line: (read.append(1), parse(line))[1])
     share = Share(paths)
     assert len(list(itertools.islice(share, 15))) == len(read) == 15
     again = Share(paths)
     again.load_state_dict(share.state_dict())
     assert len(list(again)) == COUNT - 15 and len(read) == COUNT
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet"])
+@pytest.mark.parametrize("rewritten", [0, 1, 2])  # the file that was read, that is being read, and one to come
+def test_a_state_is_refused_after_a_file_was_written_again(tmp_path, kind, rewritten):
+    paths = files(tmp_path, kind, 3)
+    source = ShardFiles(paths)
+    begun = list(itertools.islice(source, 10))
+    state = json.loads(json.dumps(source.state_dict()))
+    again = ShardFiles(paths)
+    again.load_state_dict(state)
+    assert begun + list(again) == list(ShardFiles(paths))
+    paths[rewritten].write_bytes(paths[rewritten - 1].read_bytes())
+    with refused("state of the files", paths[rewritten]):
+        ShardFiles(paths).load_state_dict(state)
+
+
+@pytest.mark.parametrize("damage", ["page", "cut"])
+def test_a_damaged_parquet_file_is_named(tmp_path, damage):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
+    arrow = pytest.importorskip("pyarrow")
+    path = tmp_path / "a.parquet"
+    options = dict(write_page_checksum=True, compression="none", use_dictionary=False)
+    parquet.write_table(arrow.Table.from_pylist(numbered(1000)), path, **options)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content if damage == "page" else content[: len(content) // 2])
+    with refused(path):
+        list(ShardFiles([path]))
+
+
+def test_a_line_longer_than_the_limit_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"input_ids": [1]}\n{"input_ids": [' + b"1, " * (22 << 20) + b"1]}\n")
+    with refused(path, "line 2", "67,108,864 bytes"):
+        list(ShardFiles([path]))
