@@ -35,7 +35,7 @@ _OF_BERT = (
 _NO_TOKENS = re.compile(r"(tags?|labels?|label_ids|masks?|weights?|positions?)$", re.IGNORECASE)
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     """A row of a file as Python values; `after` is the place of the next row (rows.py)."""
 
     origin: Origin

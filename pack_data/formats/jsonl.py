@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Dict, Iterator, List, Sequence, Tuple
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.formats.columns import COMPANIONS, TOKENS, Row, token_columns
+from pack_data.formats.columns import COMPANIONS, TOKENS, FileRow, token_columns
 from pack_data.formats.records import Record, RecordError, tokens_from_columns
 from pack_data.reading.files import open_unpacked
 
@@ -51,7 +51,7 @@ class _CountedLines:
         return line
 
 
-def rows(path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0) -> Iterator[Row]:
+def rows(path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0) -> Iterator[FileRow]:
     """Yield the records from a place on: the byte of a line, or the number of an element of an array."""
     with open_unpacked(path, way_out=_WAY_OUT) as file:
         if _ARRAY.match(file.peek(_BLOCK)):  # type: ignore[attr-defined]
@@ -66,7 +66,7 @@ def rows(path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0
                 continue
             if columns:
                 fields = {name: fields[name] for name in columns if name in fields}
-            yield Row(origin, fields, after)
+            yield FileRow(origin, fields, after)
 
 
 def _lines(
@@ -188,7 +188,7 @@ def _columns_of(path: str, row: Dict[str, Any], columns: Sequence[str]) -> Tuple
     return token_columns(path, types, lists, columns)
 
 
-def _first_row(path: str) -> Row:
+def _first_row(path: str) -> FileRow:
     """Return the first readable record.  Raises ValueError if there is none."""
     bad = BadRecords(allowed=_LINES_FOR_DETECTION)
     for row in rows(path, bad):

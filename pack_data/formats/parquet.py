@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Type
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
-from pack_data.formats.columns import Row, token_columns
+from pack_data.formats.columns import FileRow, token_columns
 from pack_data.formats.records import (
     STARTS,
     Record,
@@ -136,7 +136,7 @@ def column_types(path: str) -> Dict[str, str]:
     return types
 
 
-def rows(path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0) -> Iterator[Row]:
+def rows(path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0) -> Iterator[FileRow]:
     """Yield rows as Python values, from row `start` on."""
     names = _schema(path).names
     for name in columns:
@@ -148,7 +148,7 @@ def rows(path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0
         with said_of(path):
             values = batch.to_pylist()
         for number, fields in enumerate(values, first):
-            yield Row(Origin(path, number), fields, number + 1)
+            yield FileRow(Origin(path, number), fields, number + 1)
 
 
 def _batches(

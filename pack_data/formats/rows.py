@@ -12,7 +12,7 @@ from typing import Dict, Iterator, Sequence
 
 from pack_data.cli.bad_records import BadRecords
 from pack_data.formats import jsonl, parquet
-from pack_data.formats.columns import Row
+from pack_data.formats.columns import FileRow
 from pack_data.formats.detect import content_format, suffix_format
 from pack_data.reading.files import open_regular
 
@@ -22,7 +22,7 @@ _DIGEST_BYTES = 1 << 16
 
 def read_rows(
     path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0
-) -> Iterator[Row]:
+) -> Iterator[FileRow]:
     """Yield the rows of a file.
 
     Args:
