@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.training.picture import is_run, page_of_run
-from pack_data.cli.bad_records import add_record_limit
+from pack_data.cli.bad_records import add_choices, add_record_limit
 from pack_data.cli.command import (
     ArgumentParser,
     check_output,
@@ -23,7 +24,7 @@ from pack_data.cli.command import (
 from pack_data.display.page import Page
 from pack_data.display.picture import write
 from pack_data.inspection.page_sections import page_of_data_set, page_of_histogram
-from pack_data.lengths.counting import count, picture, summary
+from pack_data.lengths.counting import count, picture, summary, what_was_read
 from pack_data.packers import PACKERS, packs_at_depth
 from pack_data.packing.histogram import PUBLISHED
 from pack_data.store.data_set import MANIFEST, PackStore
@@ -112,6 +113,7 @@ def _parser() -> ArgumentParser:
         metavar="N",
         help="processes (default: one per file and core if there is much to read)",
     )
+    add_choices(parser)
     add_record_limit(parser)
     return parser
 
@@ -134,7 +136,11 @@ def _look_at_lengths(args: argparse.Namespace) -> None:
         getattr(args, "max_sequence_length", None),
         getattr(args, "workers", None),
         args.max_record_bytes,
+        args.columns,
+        args.split,
     )
+    for line in what_was_read(args.what, args.columns, args.split):
+        print(line, file=sys.stderr)
     if not histogram.sequences and (args.html or args.json):
         raise ValueError(f"{args.what[0]}: contains no sequences")
     if "out" in args:

@@ -230,11 +230,6 @@ def _report(built: Built) -> int:
         manifest = store.manifest
         print(built.packing.table(f"{store.folder}"))
         remarks = [f"skipped {line}" for line in manifest.made_with.get("skipped", ())]
-        if manifest.made_with.get("left_out"):
-            remarks.append(
-                f"left out: {', '.join(manifest.made_with['left_out'])} "
-                "(kept are the first record's lists of tokens and fields of one whole number)"
-            )
         for remark in (*remarks, *built.remarks):
             print(remark, file=sys.stderr)
         if manifest.schema.multiple_of > 1:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Iterator, Optional, Sequence, Tuple
 
 from pack_data.building.work_folder import check_out, only_writer_of_packs
-from pack_data.cli.bad_records import add_reading_options
+from pack_data.cli.bad_records import add_choices, add_reading_options
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
 from pack_data.formats import parquet_output
 from pack_data.formats.detect import FORMATS
@@ -166,13 +166,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument("--unpack", action="store_true", help="take packs apart into sequences")
     add_reading_options(parser)
-    parser.add_argument(
-        "--columns",
-        type=lambda text: tuple(text.split(",")),
-        default=(),
-        metavar="A,B",
-        help="Parquet, Arrow, JSONL: the integer columns of the sequences",
-    )
+    add_choices(parser)
     parser.add_argument(
         "--max-sequence-length",
         type=positive_int,
@@ -190,14 +184,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             "--from-format",
             "--max-record-bytes",
             "--columns",
+            "--split",
             "--max-sequence-length",
             "--max-predictions-per-sequence",
         )
     )
     args = parser.parse_args(argv)
     source = open_source(
-        args.source, args.from_format, args.skip_bad, args.columns, args.max_record_bytes
+        args.source,
+        args.from_format,
+        args.skip_bad,
+        args.columns,
+        args.max_record_bytes,
+        args.split,
     )
+    summary = source.summary(ignored=())
     widths = RowWidths(args.max_sequence_length, args.max_predictions_per_sequence)
     to_format, kind, written = _convert(
         source, args.destination, args.to_format, args.unpack, widths
@@ -206,6 +207,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         f"{args.source} ({source.format}, {_WORDS[source.kind]}) -> {args.destination} ({to_format}): "
         f"{written:,} {_WORDS[kind]}"
     )
+    print(summary, file=sys.stderr)
     if source.bad.count:
         print(source.report(), file=sys.stderr)
         print(f"{source.bad.count} bad records skipped of {args.skip_bad} allowed", file=sys.stderr)

@@ -425,6 +425,7 @@ class _SourceInput(_BuildInput):
             options.skip_bad,
             options.columns,
             options.max_record_bytes,
+            options.split,
         )
 
     def files(self) -> _Files:
@@ -461,6 +462,9 @@ class _SourceInput(_BuildInput):
         return (
             sum(path.stat().st_size for path in self._paths() if path.is_file()) * _BYTES_PER_TOKEN
         )
+
+    def remarks(self) -> Iterator[str]:
+        yield from filter(None, [self._source.summary()])
 
     def vocabulary(self) -> VocabularyFile:
         path = self.work / self.vocabulary_name

@@ -107,6 +107,23 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     add_record_limit(parser)
 
 
+def add_choices(parser: argparse.ArgumentParser) -> None:
+    """Add `--columns` and `--split`, which choose among the columns and files of a source."""
+    parser.add_argument(
+        "--columns",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        metavar="A,B",
+        help="Parquet, Arrow, JSONL: the integer columns of the sequences (default: input_ids)",
+    )
+    parser.add_argument(
+        "--split",
+        default="",
+        metavar="NAME",
+        help="which of several splits of a directory to read, such as train",
+    )
+
+
 def add_record_limit(parser: argparse.ArgumentParser) -> None:
     """Add `--max-record-bytes` only."""
     parser.add_argument(

@@ -16,6 +16,7 @@ import numpy as np
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.columns import COMPANIONS, TOKENS, FileRow, token_columns
 from pack_data.formats.records import Record, RecordError, tokens_from_columns
+from pack_data.reading.encodings import HEAD_BYTES, check_encoding
 from pack_data.reading.files import open_unpacked
 
 _WAY_OUT = "pass a JSONL file"
@@ -51,10 +52,14 @@ class _CountedLines:
         return line
 
 
-def rows(path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0) -> Iterator[FileRow]:
+def rows(
+    path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0
+) -> Iterator[FileRow]:
     """Yield the records from a place on: the byte of a line, or the number of an element of an array."""
     with open_unpacked(path, way_out=_WAY_OUT) as file:
-        if _ARRAY.match(file.peek(_BLOCK)):  # type: ignore[attr-defined]
+        head = file.peek(_BLOCK)  # type: ignore[attr-defined]
+        check_encoding(path, head[:HEAD_BYTES])
+        if _ARRAY.match(head):
             values = islice(_elements(file, path, bad), start, None)
         else:
             values = _lines(file, path, bad, start)

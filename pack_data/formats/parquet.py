@@ -136,7 +136,9 @@ def column_types(path: str) -> Dict[str, str]:
     return types
 
 
-def rows(path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0) -> Iterator[FileRow]:
+def rows(
+    path: str, bad: BadRecords, columns: Sequence[str] = (), start: int = 0
+) -> Iterator[FileRow]:
     """Yield rows as Python values, from row `start` on."""
     names = _schema(path).names
     for name in columns:

@@ -236,9 +236,36 @@ class Source:
         )
         return RowWidths(size, predictions or max(1, most - depth))
 
+    def summary(self, ignored: Optional[Sequence[str]] = None) -> str:
+        """Return a line that names the files and the columns of tokens; "" for a data set of this package.
+
+        Args:
+            ignored: The columns that are not used; None for those that are no tokens and no integers.
+        """
+        if self.format == "store":
+            return ""
+        line = f"{self.kind.replace('_', ' ')} from {_pattern(self.files)}"
+        first = next(self.examples(), None)
+        if first is None or self.unpacked_kind != "tokens":
+            return f"{line} ({self.format})"
+        noun = "column" if len(first.value) == 1 else "columns"
+        line += f", {noun} {', '.join(first.value)}"
+        if ignored is None:
+            ignored = sorted(set(first.foreign) - set(integer_columns(first)))
+        return f"{line}; ignored: {', '.join(ignored)}" if ignored else line
+
     def report(self) -> str:
         """Return the bad records of the last reading, one per line."""
         return "\n".join(f"skipped {bad}" for bad in self.bad.found)
+
+
+def _pattern(files: Sequence[str]) -> str:
+    """Return the name of a file, or one pattern for several."""
+    names = [os.path.basename(file) for file in files]
+    if len(names) == 1:
+        return names[0]
+    before = os.path.commonprefix(names).rstrip("0123456789")
+    return f"{before}*{os.path.splitext(names[0])[1]} ({len(names)} files)"
 
 
 def _integer_value(value: Any) -> Optional[int]:

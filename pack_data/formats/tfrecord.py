@@ -2,29 +2,28 @@
 
 A frame, little endian: uint64 length; uint32 masked CRC32C of those 8 bytes; data; uint32 masked CRC32C of the data;
 masked = rotate_right(crc, 15) + 0xa282ead8 mod 2**32 (tensorflow.org, TFRecord guide).  The data is a tf.train.Example
-message, whose schema is built here at run time.  A file may be gzipped, whatever its name.
+message, whose schema is built here at run time.  A file may be compressed.
 """
 
 from __future__ import annotations
 
 import gzip
-import os
 import struct
-import zlib
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, Mapping, Tuple
 
 import numpy as np
 
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.records import Record, RecordError, Value
-from pack_data.reading.files import open_regular, replacing
+from pack_data.reading.files import open_unpacked, replacing
 from pack_data.reading.packages import load_package
 
 _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
-_GZIP_MAGIC = b"\x1f\x8b"
+_SKIPPED = 1 << 20  # bytes read at a time of a record that is too long
 _LARGEST_MESSAGE = 2**31 - 1  # bytes, the limit of protobuf
 
 _Feature = Any  # int64 [n], float32 [n], or a list of byte strings
@@ -42,9 +41,7 @@ def _masked_crc(data: bytes) -> int:
 
 
 def is_start_of_file(head: bytes) -> bool:
-    """Return True if the first bytes of a file are a gzip header or the header of a frame."""
-    if head.startswith(_GZIP_MAGIC):
-        return True
+    """Return True if the first bytes of a file are the header of a frame."""
     # The upper bytes of a length are 0; only if they are is the package for the checksum needed.
     if len(head) < _HEADER.size or head[5:8] != b"\0\0\0":
         return False
@@ -56,62 +53,66 @@ def read_frames(path: str, bad: BadRecords) -> Iterator[Tuple[Origin, bytes]]:
     """Yield the data of each frame whose two checksums hold.
 
     A damaged record is one bad record, and so is an incomplete record at the end of a truncated file.  A damaged length
-    or gzip stream is always an error, raised after the records before it have been yielded: the start of the next
+    or compressed stream is always an error, raised after the records before it have been yielded: the start of the next
     record is unknown, so the lost records cannot be counted.
     """
-    number = 0
     position = 0
-    with open_regular(path) as raw:
-        is_gzip = raw.read(2) == _GZIP_MAGIC
-        raw.seek(0)
-        file: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
-        try:
-            while True:
-                origin = Origin(path, number)
-                cut_short = f"the file is cut short in this record, which begins at byte {position}"
-                header = file.read(_HEADER.size)
-                if not header:
+    with open_unpacked(path) as file:
+        for number in count():
+            origin = Origin(path, number)
+            cut_short = f"the file is cut short in this record, which begins at byte {position}"
+            header = file.read(_HEADER.size)
+            if not header:
+                return
+            if len(header) < _HEADER.size:
+                bad.add(origin, cut_short)
+                return
+            length = _checked_length(header, origin, position, bad)
+            frame_end = position + _HEADER.size + length + _CHECKSUM.size
+            if length > bad.longest:
+                bad.add(origin, f"{bad.too_long()}, at byte {position}")
+                if not _skip(file, length + _CHECKSUM.size):
                     return
-                if len(header) < _HEADER.size:
-                    bad.add(origin, cut_short)
-                    return
-                length, checksum = _HEADER.unpack(header)
-                if _masked_crc(header[:8]) != checksum:
-                    bad.stop(
-                        origin,
-                        f"the checksum of its length is wrong, at byte {position}: the {number} records before it were "
-                        "read, but where the next begins cannot be known (repair the file, or cut it there)",
-                    )
-                if length > _LARGEST_MESSAGE:
-                    bad.stop(
-                        origin,
-                        f"its length, at byte {position}, is {length} bytes: no message is that large",
-                    )
+                position = frame_end
+                continue
 
-                if length > bad.longest:
-                    bad.add(origin, f"{bad.too_long()}, at byte {position}")
-                    # Skip all but the last byte, which shows whether the file is complete.
-                    file.seek(length + _CHECKSUM.size - 1, os.SEEK_CUR)
-                    if not file.read(1):
-                        return
-                else:
-                    body = file.read(length + _CHECKSUM.size)
-                    if len(body) < length + _CHECKSUM.size:
-                        bad.add(origin, cut_short)
-                        return
-                    data = body[:length]
-                    if _CHECKSUM.unpack(body[length:])[0] == _masked_crc(data):
-                        yield origin, data
-                    else:
-                        bad.add(origin, f"the checksum of its data is wrong, at byte {position}")
+            body = file.read(length + _CHECKSUM.size)
+            if len(body) < length + _CHECKSUM.size:
+                bad.add(origin, cut_short)
+                return
+            data = body[:length]
+            if _CHECKSUM.unpack(body[length:])[0] == _masked_crc(data):
+                yield origin, data
+            else:
+                bad.add(origin, f"the checksum of its data is wrong, at byte {position}")
+            position = frame_end
 
-                number += 1
-                position += _HEADER.size + length + _CHECKSUM.size
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            bad.stop(
-                Origin(path, number),
-                f"the gzip stream is damaged ({error}): {number} records were read, those after them cannot be",
-            )
+
+def _checked_length(header: bytes, origin: Origin, position: int, bad: BadRecords) -> int:
+    """Return the length in the header of a frame.  Raises ValueError if it is damaged, whatever `bad` allows."""
+    length, checksum = _HEADER.unpack(header)
+    if _masked_crc(header[:8]) != checksum:
+        bad.stop(
+            origin,
+            f"the checksum of its length is wrong, at byte {position}: the {origin.record} records before it were "
+            "read, but where the next begins cannot be known (repair the file, or cut it there)",
+        )
+    if length > _LARGEST_MESSAGE:
+        bad.stop(
+            origin,
+            f"its length, at byte {position}, is {length} bytes: no message is that large",
+        )
+    return length
+
+
+def _skip(file: BinaryIO, size: int) -> bool:
+    """Skip some bytes; return False if the file has fewer."""
+    while size:
+        skipped = len(file.read(min(size, _SKIPPED)))
+        if not skipped:
+            return False
+        size -= skipped
+    return True
 
 
 def write_records(
@@ -121,7 +122,7 @@ def write_records(
 
     Return the number of records.  Raises ValueError that names the record.
     """
-    count = 0
+    written = 0
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(Path(path)) as temporary, open(temporary, "wb") as raw:
         # A fixed time and no name in the gzip header: same records, same bytes.
@@ -142,10 +143,10 @@ def write_records(
                 + data
                 + _CHECKSUM.pack(_masked_crc(data))
             )
-            count += 1
+            written += 1
         if file is not raw:
             file.close()
-    return count
+    return written
 
 
 # ---- tf.train.Example --------------------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ def count(
     max_sequence_length: Optional[int] = None,
     workers: Optional[int] = None,
     max_record_bytes: int = MOST_RECORD_BYTES,
+    columns: Sequence[str] = (),
+    split: str = "",
 ) -> LengthHistogram:
     """Count the lengths of all sources into one histogram.
 
@@ -54,17 +56,24 @@ def count(
         max_sequence_length: slots of a pack; None for the largest that a source states, or the longest sequence.
         workers: processes; None for one per file and core if there is much to read.
         max_record_bytes: longest record of a file of sequences that is read.
+        columns: of files of sequences, as for `open_source`.
+        split: of directories, as for `open_source`.
 
     Raises:
         ValueError: a source cannot be read, or a length is out of range; the message names file and place.
     """
-    parts = [path for source in sources for path in _files(source)]
+    parts = [path for source in sources for path in _files(source, split)]
     if workers is None:
         size = sum(os.path.getsize(part) for part in parts if os.path.isfile(part))
         workers = min(len(parts), os.cpu_count() or 1) if size > _WORTH_PROCESSES else 1
     histograms: List[LengthHistogram] = []
     with progress_bar(len(parts), "counting", unit=" files") as bar:
-        count_part = partial(_count_part, S=max_sequence_length, max_record_bytes=max_record_bytes)
+        count_part = partial(
+            _count_part,
+            S=max_sequence_length,
+            max_record_bytes=max_record_bytes,
+            columns=columns,
+        )
         for histogram in _map(count_part, parts, workers):
             histograms.append(histogram)
             bar.update()
@@ -96,7 +105,21 @@ def _name(source: str) -> str:
     return source if source in PUBLISHED else Path(source).name.split(".")[0] or source
 
 
-def _files(source: str) -> List[str]:
+def what_was_read(
+    sources: Sequence[str], columns: Sequence[str] = (), split: str = ""
+) -> Iterator[str]:
+    """Yield a line about the columns of each source of sequences (`Source.summary`)."""
+    from pack_data.formats.source import open_source
+
+    for source in sources:
+        file = _files(source, split)[0]
+        if os.path.isfile(file) and not (
+            file.endswith(".npy") or _is_text(file) or _begins_as_histogram(file)
+        ):
+            yield open_source(source, columns=columns, split=split).summary()
+
+
+def _files(source: str, split: str) -> List[str]:
     """Return what is counted on its own: the files of a directory, or the source itself."""
     if source in PUBLISHED or (Path(source) / MANIFEST).is_file():
         return [source]
@@ -111,7 +134,7 @@ def _files(source: str) -> List[str]:
         return [os.path.join(source, path) for path in lengths]
     from pack_data.formats.data_files import data_files
 
-    return data_files(source)
+    return data_files(source, split)
 
 
 def _is_text(path: str) -> bool:
@@ -122,7 +145,9 @@ def _is_text(path: str) -> bool:
     return name.endswith(_TEXT)
 
 
-def _count_part(path: str, S: Optional[int], max_record_bytes: int) -> LengthHistogram:
+def _count_part(
+    path: str, S: Optional[int], max_record_bytes: int, columns: Sequence[str]
+) -> LengthHistogram:
     """Count one source. S: slots of a pack; None for what the source states, or its longest sequence."""
     if path in PUBLISHED:
         histogram = LengthHistogram.published(path)
@@ -133,7 +158,7 @@ def _count_part(path: str, S: Optional[int], max_record_bytes: int) -> LengthHis
         histogram = LengthHistogram.from_csv(path, S or LONGEST)
         S = S or max(histogram.longest, 1)
     else:
-        return _count_blocks(path, _blocks(path, max_record_bytes), S)
+        return _count_blocks(path, _blocks(path, max_record_bytes, columns), S)
     return histogram if S is None else histogram.with_max_sequence_length(S)
 
 
@@ -143,7 +168,7 @@ def _begins_as_histogram(path: str) -> bool:
         return is_heading(file.readline(_HEADING_BYTES).decode("utf-8-sig", "replace"))
 
 
-def _blocks(path: str, max_record_bytes: int) -> Iterator[np.ndarray]:
+def _blocks(path: str, max_record_bytes: int, columns: Sequence[str]) -> Iterator[np.ndarray]:
     """Yield the lengths of a file in blocks, integers [n]."""
     if _is_text(path):
         yield from _lines(path)
@@ -159,7 +184,8 @@ def _blocks(path: str, max_record_bytes: int) -> Iterator[np.ndarray]:
     else:
         from pack_data.formats.source import open_source
 
-        for block in open_source(path, max_record_bytes=max_record_bytes).blocks():
+        source = open_source(path, columns=columns, max_record_bytes=max_record_bytes)
+        for block in source.blocks():
             yield block.lengths
 
 

@@ -139,7 +139,7 @@ def test_damage_anywhere_loses_no_record_before_it(tmp_path_factory, seed, damag
 def test_a_cut_gzip_stream_is_an_error_whatever_may_be_skipped(tmp_path):
     path = tmp_path / "a.tfrecord.gz"
     path.write_bytes(gzip.compress(frame(b"one") + frame(b"two"))[:-12])
-    with refused("a.tfrecord.gz", "gzip", "1 records?"):
+    with refused("a.tfrecord.gz", "compressed"):
         list(tfrecord.read_frames(str(path), BadRecords(9, 99)))
 
 
@@ -151,7 +151,7 @@ def test_damage_behind_a_record_that_is_too_long_is_an_error_too(tmp_path):
     assert [data for _, data in tfrecord.read_frames(str(path), BadRecords(1, 99))] == [b"one", b"two"]
     damaged = gzip.compress(frame(b"one") + frame(bytes(1000))[:500], 0)[:-8] + b"\xff" * 99
     path.write_bytes(damaged)
-    with refused("a.tfrecord.gz", "gzip", "1 records?"):
+    with refused("a.tfrecord.gz", "compressed"):
         list(tfrecord.read_frames(str(path), BadRecords(9, 99)))
 
 
