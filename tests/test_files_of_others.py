@@ -128,6 +128,7 @@ NO_FILE = {
     *((name, "--html") for name in ("report", "look")),
     ("compare", "--packers"),
     ("look", "--packer"),
+    *((name, "--split") for name in ("build", "convert", "look")),
     *((name, "--synthetic") for name in "benchmark report compare stream pack".split()),
     ("predict", "--output"),
     ("export", "target"),

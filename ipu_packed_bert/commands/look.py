@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from ipu_packed_bert.training.picture import is_run, page_of_run
-from pack_data.cli.bad_records import add_choices, add_record_limit
+from pack_data.cli.bad_records import add_columns, add_record_limit, add_split
 from pack_data.cli.command import (
     ArgumentParser,
     check_output,
@@ -113,7 +113,8 @@ def _parser() -> ArgumentParser:
         metavar="N",
         help="processes (default: one per file and core if there is much to read)",
     )
-    add_choices(parser)
+    add_columns(parser)
+    add_split(parser)
     add_record_limit(parser)
     return parser
 

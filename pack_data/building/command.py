@@ -127,7 +127,14 @@ def _parser() -> ArgumentParser:
     )  # of version 1, refused by `main`
     rare = [flag_of(item.name) for item in fields(BuildOptions) if item.metadata.get("rare")]
     parser.rare(
-        *rare, "--skip-bad", "--max-record-bytes", "--stage", "--missing", "--slurm", "--task"
+        *rare,
+        "--split",
+        "--skip-bad",
+        "--max-record-bytes",
+        "--stage",
+        "--missing",
+        "--slurm",
+        "--task",
     )
     return parser
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Iterator, Optional, Sequence, Tuple
 
 from pack_data.building.work_folder import check_out, only_writer_of_packs
-from pack_data.cli.bad_records import add_choices, add_reading_options
+from pack_data.cli.bad_records import add_columns, add_reading_options
 from pack_data.cli.command import ArgumentParser, positive_int, progress_bar, typed
 from pack_data.formats import parquet_output
 from pack_data.formats.detect import FORMATS
@@ -166,7 +166,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument("--unpack", action="store_true", help="take packs apart into sequences")
     add_reading_options(parser)
-    add_choices(parser)
+    add_columns(parser)
     parser.add_argument(
         "--max-sequence-length",
         type=positive_int,

@@ -96,7 +96,7 @@ def _ends(line: Any) -> bool:
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--skip-bad` and `--max-record-bytes`, which every command has that reads sequences or text."""
+    """Add `--skip-bad`, `--split` and `--max-record-bytes`, which every command has that reads sequences or text."""
     parser.add_argument(
         "--skip-bad",
         type=count_from_zero,
@@ -104,11 +104,12 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="skip up to N bad records or lines of text (default 0: the first is an error)",
     )
+    add_split(parser)
     add_record_limit(parser)
 
 
-def add_choices(parser: argparse.ArgumentParser) -> None:
-    """Add `--columns` and `--split`, which choose among the columns and files of a source."""
+def add_columns(parser: argparse.ArgumentParser) -> None:
+    """Add `--columns` for sequences of tokens."""
     parser.add_argument(
         "--columns",
         type=lambda text: tuple(text.split(",")),
@@ -116,6 +117,10 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="Parquet, Arrow, JSONL: the integer columns of the sequences (default: input_ids)",
     )
+
+
+def add_split(parser: argparse.ArgumentParser) -> None:
+    """Add `--split` only."""
     parser.add_argument(
         "--split",
         default="",
