@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+from array import array
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -25,6 +26,8 @@ from typing import (
     Sequence,
     Tuple,
 )
+
+import numpy as np
 
 from pack_data.building.held_out import split
 from pack_data.building.options import BuildOptions
@@ -51,7 +54,7 @@ from pack_data.reading.files import COMPRESSED, sha256_of, sync_folder, write_at
 from pack_data.store.data_set import MANIFEST
 from pack_data.store.packs import BERT, SEQUENCE, SLOT, PackSchema, StoredColumn, smallest_type
 from pack_data.store.sequences import Sequences
-from pack_data.text.copies import DocumentHashes
+from pack_data.text.copies import hashed, without_copies
 from pack_data.text.corpus import Document, content_digest, described, documents
 from pack_data.text.corpus_files import corpus_files
 from pack_data.text.vocabulary import TOKENIZER, load_either, train_vocabulary
@@ -263,19 +266,18 @@ class _TextInput(_BuildInput):
         """Yield lines about what is read and left out, the division of a book, and copies."""
         options = self.options
         copies, count = self._spread_text()["copies"]
-        read = self._files.read
-        columns = described(read, options.json_field, options.columns)
-        if read:
-            name = str(read[0]) if len(read) == 1 else f"{len(read):,} files such as {read[0]}"
-            yield f"text from {name}{columns}; {counted(count, 'document')}"
+        if self._files.read:
+            words = described(self._files.read, options.json_field, options.columns)
+            yield f"text from {words}; {counted(count, 'document')}"
         yield from self._files.remarks()
         if self._is_divided:
-            yield f"{read[0]}: one text, which --held-out divides into documents at blank lines"
-        if copies and options.drop_copies:
-            yield f"left out: {copies:,} of {count:,} documents, copies (by hash) of others"
-        elif copies > _FEW_COPIES * count:
+            yield f"{options.corpus}: one text, which --held-out divides into documents at blank lines"
+        share = copies / max(1, count)
+        if options.drop_copies:
+            yield f"left out: {counted(copies, 'document')}, copies (by hash) of others"
+        elif share > _FEW_COPIES:
             yield (
-                f"{100 * copies / count:.0f} % of the documents are copies (by hash); use --drop-copies to remove them"
+                f"{100 * share:.0f} % of the documents are copies (by hash); use --drop-copies to remove them"
             )
 
     def _training_documents(self) -> Iterator[Document]:
@@ -312,10 +314,10 @@ class _TextInput(_BuildInput):
         if not self._files.read:
             texts = documents(self.options.corpus)
             return sum(len(line) for document in texts for line in document.lines)
-        characters = 0
-        for path in self._files.read:
-            characters += path.stat().st_size * _EXPANSION.get(path.suffix.lower(), 1)
-        return characters
+        return sum(
+            path.stat().st_size * _EXPANSION.get(path.suffix.lower(), 1)
+            for path in self._files.read
+        )
 
     def _write_text(self, note_file: Path) -> None:
         """Write every document to a part of its side drawn at random, then the note.
@@ -336,14 +338,13 @@ class _TextInput(_BuildInput):
         # The 0 is part of the seed since data sets could be appended to; without it their bytes would change.
         draws = [random.Random(f"{options.seed} documents 0") for _ in self.sides]
         bad = BadRecords(options.skip_bad, options.max_record_bytes)
-        hashes = DocumentHashes()
+        hashes = array("Q")
+        corpus = hashed(self._documents(bad), hashes)
         if options.drop_copies:
-            first_reading = BadRecords(options.skip_bad, options.max_record_bytes)
-            for _ in hashes.recorded(self._documents(first_reading)):
+            for _ in corpus:
                 pass
-            corpus = hashes.without_copies(self._documents(bad))
-        else:
-            corpus = hashes.recorded(self._documents(bad))
+            bad = BadRecords(options.skip_bad, options.max_record_bytes)
+            corpus = without_copies(self._documents(bad), hashes)
         counts = [0] * len(paths)
         waiting: Dict[Path, List[str]] = {}
         waiting_characters = 0
@@ -366,7 +367,7 @@ class _TextInput(_BuildInput):
         note = {
             "parts": list(map(len, paths)),
             "skipped": list(map(str, bad.found)),
-            "copies": [hashes.copies, hashes.documents],
+            "copies": [len(hashes) - len(np.unique(hashes)), len(hashes)],
         }
         write_json(note_file, note)
 

@@ -35,6 +35,8 @@ _OF_INPUT = {
     "document_separator": "--corpus",
     "drop_copies": "--corpus",
     "source_format": "--from",
+    "columns": "--corpus or --from",
+    "split": "--corpus or --from",
     "sequences": "--synthetic",
 }
 
@@ -230,13 +232,11 @@ class BuildOptions:
             )
         for name, of_input in _OF_INPUT.items():
             is_given = getattr(self, name) != type(self).__dataclass_fields__[name].default
-            if is_given and of_input != self._input():
+            if is_given and self._input() not in of_input:
                 flag = flag_of(name)
                 raise ValueError(
                     f"{flag} says how {of_input} is read, the input is {self._input()}; leave {flag} out"
                 )
-        if self.columns and self.synthetic is not None:
-            raise ValueError("--columns: --synthetic has none; leave one of them out")
         if self.source is None and len(self.columns) > 1:
             raise ValueError(
                 f"--columns {','.join(self.columns)}: the text of a --corpus is in one column; name one"

@@ -5,12 +5,10 @@ Histograms of parts can be added: `packed-bert look FILES` counts files apart an
 
 from __future__ import annotations
 
-import csv
 import io
 import os
 import re
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Union
 
@@ -124,14 +122,14 @@ class LengthHistogram:
         counts: Dict[int, int] = {}
         rows = _csv_rows(path)
         header = next(rows, [])
-        names = _names(header)
+        names = [name.lower() for name in header]
         if sorted(names) != _COLUMNS:
             text = ascii(",".join(header)[:_SHOWN_LETTERS])
             raise ValueError(
                 f"{path}: the first line is {text}; a histogram starts with the line 'length,count'"
             )
         for line, row in enumerate(rows, start=2):
-            if not row:
+            if row == [""]:
                 continue
             try:
                 first, second = map(whole_of, row)
@@ -352,15 +350,13 @@ def _as_array(name: str, values: Any) -> np.ndarray:
 
 def is_heading(line: str) -> bool:
     """Return True if a line is the header of a histogram: length and count, in any order and case."""
-    return sorted(_names(line.split(_delimiter(line)))) == _COLUMNS
+    return sorted(_fields(line.lower())) == _COLUMNS
 
 
-def _delimiter(header: str) -> str:
-    return "\t" if "\t" in header else ","
-
-
-def _names(header: List[str]) -> List[str]:
-    return [name.strip().lower() for name in header]
+def _fields(line: str) -> List[str]:
+    """Return the fields of a line of a table, without quotation marks; commas or tabs separate them."""
+    unquoted = re.sub('"([^"]*)"', r"\1", line)
+    return [field.strip() for field in re.split("[,\t]", unquoted)]
 
 
 def whole_of(text: str) -> int:
@@ -374,12 +370,8 @@ def whole_of(text: str) -> int:
 def _csv_rows(path: Union[str, os.PathLike]) -> Iterator[List[str]]:
     """Yield the rows of a table; ValueError if it is not text, or has a line too long for a histogram."""
     way_out = "a histogram is a CSV file 'length,count'"
-    with open_unpacked(path, way_out=way_out) as raw, io.TextIOWrapper(
-        raw, "utf-8-sig", newline=""
-    ) as file:
+    with open_unpacked(path, way_out=way_out) as raw, io.TextIOWrapper(raw, "utf-8-sig") as file:
         try:
-            lines = short_lines(file, path, way_out=way_out)
-            first = next(lines, "")
-            yield from csv.reader(chain([first], lines), delimiter=_delimiter(first))
-        except (UnicodeDecodeError, csv.Error) as error:
+            yield from map(_fields, short_lines(file, path, way_out=way_out))
+        except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not a text table ({error}); {way_out}") from None

@@ -16,7 +16,6 @@ import os
 import re
 import sysconfig
 import warnings
-from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, groupby
 from pathlib import Path
@@ -35,13 +34,12 @@ from typing import (
 
 from pack_data.cli.bad_records import BadRecords, Origin
 from pack_data.formats.rows import column_types, read_rows
-from pack_data.reading.encodings import HEAD_BYTES
+from pack_data.reading.encodings import HEAD_BYTES, check_encoding
 from pack_data.reading.files import open_unpacked, sha256_of
 from pack_data.text.corpus_files import (
     EMBEDDED,
     TABLES,
     Corpus,
-    check_head,
     corpus_files,
     format_of,
 )
@@ -97,7 +95,10 @@ def documents(
     for path in corpus_files(source, split).read:
         column = _column_of(path, json_field, columns)
         if not column:
-            with _opened(path) as handle:
+            # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
+            with open_unpacked(path) as file, io.TextIOWrapper(
+                file, "utf-8-sig", "surrogateescape"
+            ) as handle:
                 lines = _lines(handle)
                 head = _first_lines(lines)
                 texts = [line for _, line in head if line]
@@ -110,46 +111,36 @@ def documents(
 
 
 def described(files: Sequence[Path], json_field: str, columns: Sequence[str]) -> str:
-    """Return the column or field with the text, and the others, which are ignored; "" for text files."""
-    column = _column_of(files[0], json_field, columns) if files else ""
-    if not column:
-        return ""
-    others = [name for name in column_types(str(files[0])) if name != column]
-    ignored = f"; ignored: {', '.join(others)[:150]}" if others else ""
-    return f", column {column}{ignored}"
+    """Return the files in words, with the column or field of the text and the others, which are ignored."""
+    name = str(files[0])
+    words = f"{len(files):,} files such as {name}" if len(files) > 1 else name
+    column = _column_of(files[0], json_field, columns)
+    if column:
+        words += f", column {column}"
+        ignored = [other for other in column_types(name) if other != column]
+        if ignored:
+            words += f"; ignored: {', '.join(ignored)[:150]}"
+    return words
 
 
 def _column_of(path: Path, json_field: str, columns: Sequence[str]) -> str:
     """Return the column or field with the text of a file of records, "" for a text file. ValueError if unclear."""
     format = format_of(path)
-    if format == "jsonl":
-        return columns[0] if columns else json_field
     if format not in TABLES:
-        return ""
+        with open_unpacked(path) as file:
+            check_encoding(path, file.read(HEAD_BYTES))
+        field = columns[0] if columns else json_field
+        return field if format == "jsonl" else ""
     types = column_types(str(path))
     texts = [name for name, type in types.items() if type == "text"]
     candidates = list(columns) or [name for name in _TEXT_COLUMNS if name in texts] or texts
     if len(candidates) == 1 and candidates[0] in texts:
         return candidates[0]
     listed = ", ".join(texts)[:150] or "none"
-    way_out = "choose one with --columns"
-    if not texts and "integers" in types.values():
-        way_out = "pass sequences of tokens with --from"
     raise ValueError(
-        f"{path}: no single column of texts{' ' + ', '.join(columns) if columns else ''}; its columns of texts are "
-        f"{listed}; {way_out}"
+        f"{path}: {', '.join(candidates) or 'no column'}: not one column of texts, which are {listed}; "
+        "choose one with --columns, or pass sequences of tokens with --from"
     )
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[str]]:
-    """Open a text file. ValueError if it is in another encoding or of a data format."""
-    with open_unpacked(path) as file:
-        buffered: Any = file
-        check_head(path, buffered.peek(HEAD_BYTES)[:HEAD_BYTES])
-        # Bytes that are not UTF-8 become lone surrogates, so that only the line they are in is bad.
-        with io.TextIOWrapper(buffered, "utf-8-sig", "surrogateescape") as handle:
-            yield handle
 
 
 def _not_text(text: str) -> str:
@@ -177,11 +168,9 @@ def _not_text(text: str) -> str:
 
 def _row_documents(path: Path, column: str, bad: BadRecords) -> Iterator[Document]:
     """Yield the texts of a column of Parquet or Arrow, or of a field of JSONL."""
-    is_table = format_of(path) in TABLES
-    if not is_table:
-        with _opened(path):
-            pass  # another encoding is refused by name
-    for row in read_rows(str(path), bad, [column] if is_table else []):
+    # The fields of JSON cost nothing, and are named in the message.
+    columns = [column] if format_of(path) in TABLES else []
+    for row in read_rows(str(path), bad, columns):
         text = row.fields.get(column)
         if not isinstance(text, str):
             known = ", ".join(sorted(row.fields))[:200]

@@ -8,13 +8,12 @@ import os
 from collections import Counter
 from itertools import chain
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple, Union
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Union
 
 from pack_data.cli.command import counted
 from pack_data.formats.data_files import METADATA, check_copies, data_files
 from pack_data.formats.detect import content_format, suffix_format
-from pack_data.reading.encodings import HEAD_BYTES, check_encoding
-from pack_data.reading.files import COMPRESSED, open_regular
+from pack_data.reading.files import open_unpacked, without_compression
 from pack_data.reading.npy import refuse_sequences
 from pack_data.store.data_set import MANIFEST
 
@@ -23,20 +22,19 @@ EMBEDDED = "embedded"
 TABLES = ("parquet", "arrow")
 # Files of a directory that are read; a number as in part.0001 is no suffix.
 _TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".rst")
-_TABLE_SUFFIXES = (".csv", ".tsv")
-_AS_JSONL = 'write JSONL, a text a line as {"text": ...}'
-_EXTRACTED = "extract its text, or move it out of the corpus"
-# The first bytes of documents that are not plain text, in lower case.
-_DATA_FORMATS = (
-    (b"%pdf-", "PDF", _EXTRACTED),
-    (b"<!doctype html", "HTML", _EXTRACTED),
-    (b"<html", "HTML", _EXTRACTED),
-    (b"<?xml", "XML", _EXTRACTED),
-    (b"<mediawiki", "XML", _EXTRACTED),
-    (b"{\\rtf", "RTF", _EXTRACTED),
-    (b"pk\x03\x04", "ZIP", "unpack it"),
-)
-
+_DELIMITED_SUFFIXES = (".csv", ".tsv")
+# Formats of tokens: name of `content_format`.
+_OF_TOKENS = ("hdf5", "megatron", "tfrecord")
+# The first bytes, in lower case, of documents that are not plain text.
+_DOCUMENTS = {
+    b"%pdf-": "PDF",
+    b"<!doctype html": "HTML",
+    b"<html": "HTML",
+    b"<?xml": "XML",
+    b"<mediawiki": "XML",
+}
+# Bytes at the beginning of a file that are looked at: white space and comments may come first.
+_HEAD_BYTES = 4096
 # Files beside the data of a published data set.
 _ABOUT_THE_DATA = ("readme.md", "readme.txt", "readme", "license", "license.txt", "license.md")
 
@@ -86,16 +84,11 @@ def corpus_files(source: Corpus, split: str = "") -> CorpusFiles:
     """
     if str(source) == EMBEDDED:
         return CorpusFiles([], [EMBEDDED], [])
+    files = CorpusFiles([], [], [])
     sources = [source] if isinstance(source, (str, os.PathLike)) else source
-    read: List[Path] = []
-    left_out: List[Path] = []
-    roots: List[str] = []
     for path in chain.from_iterable(map(_matching, sources)):
-        roots.append(os.path.abspath(path if path.is_dir() else path.parent))
         if path.is_dir():
-            of_directory = _files_below(path, split)
-            read += of_directory[0]
-            left_out += of_directory[1]
+            _add_directory(path, split, files)
         elif not path.exists():
             raise ValueError(
                 f"{path}: no such file or directory; pass texts, JSONL, Parquet, a directory of them, or '{EMBEDDED}'"
@@ -103,14 +96,11 @@ def corpus_files(source: Corpus, split: str = "") -> CorpusFiles:
         elif split:
             raise ValueError(f"{path}: a file; --split {split} chooses among those of a directory")
         else:
-            _refuse_table(path)
-            read.append(path)
-    root = os.path.commonpath(roots) if roots else ""
-    names = [Path(os.path.relpath(os.path.abspath(path), root)).as_posix() for path in read]
-    check_copies(root, names)
-    files = CorpusFiles(read, names, left_out)
-    if not read:
-        raise ValueError(f"{source}: the directory holds no text file; " + "".join(files.remarks()))
+            _refuse_delimited(path)
+            files.read.append(path)
+            files.names.append(path.name)
+    if not files.read:
+        raise ValueError(f"{source}: holds no text file; {''.join(files.remarks())}")
     return files
 
 
@@ -121,39 +111,46 @@ def _matching(source: Union[str, os.PathLike[str]]) -> List[Path]:
     return [Path(path) for path in matches or [name]]
 
 
-def _files_below(folder: Path, split: str) -> Tuple[List[Path], List[Path]]:
-    """Return the files of a directory that are read, and those that are left out."""
+def _add_directory(folder: Path, split: str, files: CorpusFiles) -> None:
+    """Add the files of a directory."""
     if (folder / MANIFEST).is_file():
         raise ValueError(f"{folder}: a packed data set; pass it with --from, or texts")
     kinds: Dict[str, List[Path]] = {"table": [], "jsonl": [], "text": [], "about": [], "other": []}
     for path in _visible_files(folder):
         kinds[_kind_of(path)].append(path)
     for path in kinds["other"]:
-        _check_no_data(path)
+        _refuse_delimited(path)
+        format_of(path)
+    files.left_out.extend(kinds["other"])
     tables = kinds["table"]
     records = tables + kinds["jsonl"]
     if records and not kinds["text"]:
         read = _files_of_data_set(folder, records, split)
-        # Splits that are not chosen are no surprise, but texts in .json beside .jsonl would be.
-        unread = [path for path in kinds["jsonl"] if path not in read and _suffix(path) == ".json"]
-        return read, kinds["other"] + [path for path in unread if path.name not in METADATA]
-    if tables:
+        # Another split is no surprise, but texts in .json beside .jsonl would be.
+        unread = {path for path in kinds["jsonl"] if _suffix(path) == ".json"} - {*read}
+        files.left_out.extend(path for path in unread if path.name not in METADATA)
+    elif tables:
         raise ValueError(
             f"{tables[0]}: a table among texts; pass the tables alone, as in --corpus '{folder}/*{tables[0].suffix}', "
             "or move them"
         )
-    if split:
+    elif split:
         raise ValueError(f"{folder}: texts, which have no splits; leave --split {split} out")
-    return sorted([*kinds["text"], *kinds["about"], *records]), kinds["other"]
+    else:
+        read = sorted([*kinds["text"], *kinds["about"], *records])
+    names = [path.relative_to(folder).as_posix() for path in read]
+    check_copies(str(folder), names)
+    files.read.extend(read)
+    files.names.extend(names)
 
 
 def _kind_of(path: Path) -> str:
     """Return the kind of a file of a directory by its name."""
     format = suffix_format(path.name)
-    if format == "jsonl":
-        return "jsonl"
     if format in TABLES:
         return "table"
+    if format == "jsonl":
+        return format
     if _suffix(path) not in _TEXT_SUFFIXES:
         return "other"
     return "about" if path.name.lower() in _ABOUT_THE_DATA else "text"
@@ -179,49 +176,36 @@ def _visible_files(folder: Path) -> List[Path]:
     return sorted(files)
 
 
-def _check_no_data(path: Path) -> None:
-    """Raise ValueError if a file that would be left out holds data."""
-    _refuse_table(path)
-    format = format_of(path)
-    if format in TABLES:
-        raise ValueError(f"{path}: {format} among texts; pass it alone, or move it")
-    with open_regular(path) as content:
-        check_head(path, content.read(HEAD_BYTES))
-
-
 def _suffix(path: Path) -> str:
     """Return the suffix in lower case, without that of a compressed file."""
-    name, suffix = os.path.splitext(path.name.lower())
-    if suffix in COMPRESSED:
-        suffix = os.path.splitext(name)[1]
+    suffix = os.path.splitext(without_compression(path.name))[1]
     return "" if suffix[1:].isdecimal() else suffix
 
 
-def _refuse_table(path: Path) -> None:
-    if _suffix(path) in _TABLE_SUFFIXES:
-        raise ValueError(f"{path}: a table, which is not read as text; {_AS_JSONL}")
-
-
-def check_head(path: Path, head: bytes) -> None:
-    """Raise ValueError if the first bytes of a file are not those of a text in UTF-8."""
-    beginning = head.lstrip(codecs.BOM_UTF8 + b" \t\r\n").lower()
-    for first_bytes, kind, way_out in _DATA_FORMATS:
-        if beginning.startswith(first_bytes):
-            raise ValueError(f"{path}: {kind}, which is not read as text; {way_out}")
-    check_encoding(path, head)
+def _refuse_delimited(path: Path) -> None:
+    if _suffix(path) in _DELIMITED_SUFFIXES:
+        raise ValueError(
+            f'{path}: a table, which is not read as text; write JSONL, a text a line as {{"text": ...}}'
+        )
 
 
 def format_of(path: Path) -> str:
-    """Return the format of a file of records, "" for text. ValueError for a format of tokens."""
+    """Return "parquet", "arrow" or "jsonl", "" for anything else. ValueError for formats that hold no plain text."""
     format = content_format(str(path))
-    if format == "npy":
-        refuse_sequences(path)
-    if format in ("hdf5", "megatron", "tfrecord"):
-        raise ValueError(
-            f"{path}: {format}, which is not read as text; pass sequences of tokens with --from"
-        )
     if format in TABLES:
         return format
+    if format == "npy":
+        refuse_sequences(path)
+    if format in _OF_TOKENS:
+        raise ValueError(f"{path}: {format}, not text; pass sequences of tokens with --from")
+    with open_unpacked(path) as file:
+        head = file.read(_HEAD_BYTES)
+    beginning = head.lstrip(codecs.BOM_UTF8 + b" \t\r\n").lower()
+    for first_bytes, kind in _DOCUMENTS.items():
+        if beginning.startswith(first_bytes):
+            raise ValueError(
+                f"{path}: {kind}, not text; extract its text, or move it out of the corpus"
+            )
     # Content shows only that a text begins with a bracket.
     format = suffix_format(path.name)
     return format if format in (*TABLES, "jsonl") else ""

@@ -144,6 +144,7 @@ def test_bad_files_are_told_with_the_place(tmp_path, name, content, names):
         ("x.csv", b"\xef\xbb\xbfcount,length\n1,3\n2,4\n"),
         ("x.tsv", b"length\tcount\n3\t1\n4.0\t2.0\n"),
         ("x.csv.gz", gzip.compress(b"length, count\n3,1\n4,2\n", mtime=0)),
+        ("x.csv", b'"Length","Count"\r\n"3","1"\r\n"4","2"\r\n'),
         ("x.data", b"COUNT,LENGTH\n2,4\n1,3\n"),
     ],
 )
