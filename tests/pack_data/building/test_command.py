@@ -239,7 +239,7 @@ def test_a_build_says_what_a_limit_on_depth_costs(tmp_path, capsys):
     command = ["--from", str(tmp_path / "short.jsonl"), "--max-sequence-length", "128", "--workers", "1"]
     for depth in ("unlimited", "12"):
         way_out = ["--max-sequences-per-pack", depth, "--out", str(tmp_path / depth)]
-        assert run_main(build_main, [*command, *way_out]) == 0 and not capsys.readouterr().err
+        assert run_main(build_main, [*command, *way_out]) == 0 and "depth" not in capsys.readouterr().err
     assert run_main(build_main, [*command, "--out", str(tmp_path / "three")]) == 0
     said = capsys.readouterr().err
     with PackStore.open(tmp_path / "three") as three, PackStore.open(tmp_path / "unlimited") as unlimited:
